@@ -80,12 +80,12 @@ def table(report: LatencyReport, baseline: dict[str, float]) -> list[str]:
     """Return the report as lines: ratios first, then the time of each stage on this machine."""
     lines = ["", "EVENT → NODE UNSCHEDULABLE, one run, one engine", ""]
     lines.append(f"  {'ratio':<36}{'p50':>7}  {'95 % interval':>14}{'p99':>8}{'baseline p50':>15}")
-    for name, seen in report.comparisons().items():
+    for name, ratio in report.comparisons().items():
         was = baseline.get(f"{name}, p50")
-        p99 = "" if name.endswith("cold") else f"{seen.p99:.2f}"
-        interval = f"{seen.p50_low:.2f} – {seen.p50_high:.2f}"
+        p99 = "" if name.endswith("cold") else f"{ratio.p99:.2f}"
+        interval = f"{ratio.p50_low:.2f} – {ratio.p50_high:.2f}"
         lines.append(
-            f"  {name:<36}{seen.p50:>7.2f}  {interval:>14}{p99:>8}{'none' if was is None else f'{was:.2f}':>15}"
+            f"  {name:<36}{ratio.p50:>7.2f}  {interval:>14}{p99:>8}{'none' if was is None else f'{was:.2f}':>15}"
         )
     aimed = report.comparisons()[AIMED]
     met = "met" if aimed.p50 <= AIM else "MISSED"

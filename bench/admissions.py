@@ -77,7 +77,7 @@ class AdmissionReport(Value):
     def figures(self) -> dict[str, Any]:
         """Return the figures, with the cycle's rate divided by that of the bare loop: above 1 the cycle is faster."""
         # Both lanes admit the same number of jobs, so the ratio of rates is the inverse ratio of seconds.
-        seen = ratio(self.seconds["bare"], self.seconds["cycle"])
+        lane_ratio = ratio(self.seconds["bare"], self.seconds["cycle"])
         return {
             "writers": self.writers,
             "admissions": self.admissions,
@@ -85,9 +85,9 @@ class AdmissionReport(Value):
             "items": self.items,
             "kilobytes": round(self.bytes / 1000),
             "rounds": len(self.seconds["cycle"]),
-            "ratio": round(seen.p50, 3),
-            "low": round(seen.p50_low, 3),
-            "high": round(seen.p50_high, 3),
+            "ratio": round(lane_ratio.p50, 3),
+            "low": round(lane_ratio.p50_low, 3),
+            "high": round(lane_ratio.p50_high, 3),
             "perSecond": {lane: round(self.per_second(lane), 1) for lane in LANES},
         }
 
@@ -108,7 +108,7 @@ class _Recorder:
 
     def transact_write_items(self, **request: Any) -> Any:
         answer = self.client.transact_write_items(**request)
-        if any(_is_charge(each) for each in request["TransactItems"]):
+        if any(_is_charge(write_item) for write_item in request["TransactItems"]):
             self.seen.append(request["TransactItems"])
             self.done_at = time.monotonic()
         return answer
@@ -175,8 +175,8 @@ def _run_bare_loop(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]
     quotas = _names(task.prefix)[Table.QUOTAS]
 
     def version() -> int:
-        found = client.get_item(TableName=quotas, Key=_tree(), ConsistentRead=True)
-        return int(found["Item"]["version"]["N"])
+        response = client.get_item(TableName=quotas, Key=_tree(), ConsistentRead=True)
+        return int(response["Item"]["version"]["N"])
 
     at = version()
     _START.wait(_START_TIMEOUT_SECONDS)
@@ -198,16 +198,16 @@ def _run_bare_loop(task: _Task) -> tuple[float, float, list[list[dict[str, Any]]
 def held_to(transaction: Sequence[dict[str, Any]], version: int) -> list[dict[str, Any]]:
     """Return a transaction that requires this version of the quota-tree row, and raises it."""
     tree = _tree()
-    found = []
+    writes = []
     for item in transaction:
         put = item.get("Put", {})
         if {name: put.get("Item", {}).get(name) for name in tree} == tree:
             raised = {**put["Item"], "version": {"N": str(version + 1)}}
             values = {**put["ExpressionAttributeValues"], ":version": {"N": str(version)}}
-            found.append({"Put": {**put, "Item": raised, "ExpressionAttributeValues": values}})
+            writes.append({"Put": {**put, "Item": raised, "ExpressionAttributeValues": values}})
         else:
-            found.append(item)
-    return found
+            writes.append(item)
+    return writes
 
 
 def moved(transaction: Sequence[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
@@ -278,10 +278,10 @@ class _AdmissionBench:
         if lane == "cycle":
             tasks = [_Task(self.credentials, prefix, nodes)] * writers
             ran = list(self.pools[writers].map(_run_cycles, tasks))
-            self.recorded = self.recorded or [documents for _, _, seen in ran for documents in seen]
+            self.recorded = self.recorded or [documents for _, _, task_documents in ran for documents in task_documents]
         else:
-            mine = [moved(documents, prefix) for documents in self.recorded]
-            tasks = [_Task(self.credentials, prefix, 0, mine[first::writers]) for first in range(writers)]
+            moved_documents = [moved(documents, prefix) for documents in self.recorded]
+            tasks = [_Task(self.credentials, prefix, 0, moved_documents[first::writers]) for first in range(writers)]
             ran = list(self.pools[writers].map(_run_bare_loop, tasks))
         self._check(prefix)
         return max(ended for _, ended, _ in ran) - min(began for began, _, _ in ran)
@@ -325,13 +325,13 @@ def run(rounds: int, jobs: int) -> list[AdmissionReport]:
         runs = [(lane, writers) for writers in WRITERS for lane in LANES]
         for lane, writers in runs:  # starts the processes, warms the code and records the transactions
             bench.take(lane, writers)
-        seconds: dict[tuple[str, int], list[float]] = {each: [] for each in runs}
+        seconds: dict[tuple[str, int], list[float]] = {lane_run: [] for lane_run in runs}
         before = Usage.now()
         for number in range(rounds):
-            for each in runs[number % len(runs) :] + runs[: number % len(runs)]:
-                seconds[each].append(bench.take(*each))
+            for lane_run in runs[number % len(runs) :] + runs[: number % len(runs)]:
+                seconds[lane_run].append(bench.take(*lane_run))
             print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-        others = Usage.now().others_since(before)
+        others_share = Usage.now().others_since(before)
     return [
         AdmissionReport(
             writers=writers,
@@ -340,7 +340,7 @@ def run(rounds: int, jobs: int) -> list[AdmissionReport]:
             items=sum(map(len, bench.recorded)),
             bytes=len(json.dumps(bench.recorded)),
             seconds={lane: tuple(seconds[lane, writers]) for lane in LANES},
-            others=round(others, 2),
+            others=round(others_share, 2),
         )
         for writers in WRITERS
     ]
@@ -357,15 +357,15 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=8, help="measured rounds of every lane (default 8)")
     parser.add_argument("--jobs", type=int, default=120, help="jobs per round and lane (default 120)")
     parser.add_argument("--output", type=Path, help="file to write the figures to, as JSON")
-    asked = parser.parse_args(words)
-    reports = run(asked.rounds, asked.jobs)
+    arguments = parser.parse_args(words)
+    reports = run(arguments.rounds, arguments.jobs)
     figures = [report.figures() for report in reports]
     print("\n".join(table(figures)))
     print(f"\nOther programs used {reports[0].others:.0%} of the processors meanwhile.")
-    others = reports[0].others
-    document = {**origin("bench.admissions", words, []), "aim": AIM, "othersShare": others, "lanes": figures}
-    write(asked.output, document)
-    return 0 if all(each["ratio"] >= AIM for each in figures) else 1
+    others_share = reports[0].others
+    document = {**origin("bench.admissions", words, []), "aim": AIM, "othersShare": others_share, "lanes": figures}
+    write(arguments.output, document)
+    return 0 if all(figure["ratio"] >= AIM for figure in figures) else 1
 
 
 def table(figures: Sequence[dict[str, Any]]) -> list[str]:
@@ -381,12 +381,12 @@ def table(figures: Sequence[dict[str, Any]]) -> list[str]:
         "",
         f"  {'writers':>7}{'cycle / bare':>13}{'95 % interval':>17}{'cycle/s':>9}{'bare/s':>9}{'aim':>8}",
     ]
-    for each in figures:
-        met = "met" if each["ratio"] >= AIM else "MISSED"
-        interval = f"{each['low']:.2f} – {each['high']:.2f}"
+    for figure in figures:
+        met = "met" if figure["ratio"] >= AIM else "MISSED"
+        interval = f"{figure['low']:.2f} – {figure['high']:.2f}"
         lines.append(
-            f"  {each['writers']:>7}{each['ratio']:>13.2f}{interval:>17}"
-            f"{each['perSecond']['cycle']:>9.1f}{each['perSecond']['bare']:>9.1f}{met:>8}"
+            f"  {figure['writers']:>7}{figure['ratio']:>13.2f}{interval:>17}"
+            f"{figure['perSecond']['cycle']:>9.1f}{figure['perSecond']['bare']:>9.1f}{met:>8}"
         )
     return lines
 

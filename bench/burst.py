@@ -60,8 +60,8 @@ _RESAMPLES = 2000
 
 def load_setup() -> Json:
     """Return the inputs that were fixed before the first run."""
-    found: Json = json.loads((HERE / "setups" / "burst.json").read_text(encoding="utf-8"))
-    return found
+    setup: Json = json.loads((HERE / "setups" / "burst.json").read_text(encoding="utf-8"))
+    return setup
 
 
 def setup_hash() -> str:
@@ -120,7 +120,7 @@ def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
     window = law["days"] * 86_400
     kinds = list(law["classes"])
     weights = [law["classes"][kind]["share"] for kind in kinds]
-    found = []
+    jobs = []
     for vc in sorted(arrivals):
         span = arrivals[vc][-1][0]
         if span < window:
@@ -139,15 +139,15 @@ def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
                 continue
             nodes = max(1, -(-gpus // 8))
             value = round(law["classes"][kind]["usdPerHourOfDelay"] * money.MICROS)
-            found.append(
+            jobs.append(
                 TraceJob(
                     "", vc, kind, moment, nodes, gpus if nodes == 1 else 8, run, max(60.0, run * wrong), saves, value
                 )
             )
-    found.sort(key=lambda job: job.at)
-    for number, job in enumerate(found):
+    jobs.sort(key=lambda job: job.at)
+    for number, job in enumerate(jobs):
         job.name = f"job-{number:05}"
-    return found
+    return jobs
 
 
 # ---------------------------------------------------------------- the market
@@ -226,12 +226,14 @@ def baselines(setup: Json) -> dict[str, list[BaselinePolicy]]:
     return {
         "committed": [BaselinePolicy("committed", order) for order in knobs["committed"]["orders"]],
         "always": [
-            BaselinePolicy("always", *each)
-            for each in itertools.product(always["orders"], [0.0], always["spot"], always["maxGpus"])
+            BaselinePolicy("always", *parameters)
+            for parameters in itertools.product(always["orders"], [0.0], always["spot"], always["maxGpus"])
         ],
         "greedy": [
-            BaselinePolicy("greedy", *each)
-            for each in itertools.product(greedy["orders"], greedy["patienceHours"], greedy["spot"], greedy["maxGpus"])
+            BaselinePolicy("greedy", *parameters)
+            for parameters in itertools.product(
+                greedy["orders"], greedy["patienceHours"], greedy["spot"], greedy["maxGpus"]
+            )
         ],
     }
 
@@ -529,7 +531,7 @@ class BurstSimulation:
             decision = choose_pool(self._facts(job, now, wait, opportunity))
             if decision.action is not PlacementAction.RENT:
                 return
-            pool = next(each for each in self.pools[_size(job)] if each.name == decision.pool)
+            pool = next(candidate for candidate in self.pools[_size(job)] if candidate.name == decision.pool)
             if self._rent(job, pool, now, waited):
                 self._unqueue(job)
                 return
@@ -658,9 +660,9 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
     market = setup["market"]
     median, sigma = market["launch"]["medianSeconds"], market["launch"]["sigma"]
     launch = LaunchDelay(p50_seconds=median, p90_seconds=median * math.exp(1.2815515655446004 * sigma))
-    found: dict[str, tuple[Pool, ...]] = {}
+    pools: dict[str, tuple[Pool, ...]] = {}
     for name, price in setup["prices"]["nodes"].items():
-        found[name] = tuple(
+        pools[name] = tuple(
             Pool(
                 name=f"{kind}-{name}-{zone}",
                 cluster="eks",
@@ -681,7 +683,7 @@ def _pools(setup: Json) -> dict[str, tuple[Pool, ...]]:
             )
             for zone in market["zones"]
         )
-    return found
+    return pools
 
 
 # ---------------------------------------------------------------- tuning and measuring
@@ -694,13 +696,13 @@ def tuned(
 
     All policies run on one seed, the best quarter on three, and the best four on every tuning seed.
     """
-    kept, seen = list(policies), dict[tuple[BaselinePolicy, int], float]()
+    kept, costs = list(policies), dict[tuple[BaselinePolicy, int], float]()
     for count, least in ((1, len(kept) // 4), (3, 4)):
         ranked = sorted(
-            ((_mean(setup, policy, seeds[:count], seen), policy) for policy in kept), key=lambda pair: pair[0]
+            ((_mean(setup, policy, seeds[:count], costs), policy) for policy in kept), key=lambda pair: pair[0]
         )
         kept = [policy for _, policy in ranked[: max(4, least)]]
-    final = sorted(((_mean(setup, policy, seeds, seen), policy) for policy in kept), key=lambda pair: pair[0])
+    final = sorted(((_mean(setup, policy, seeds, costs), policy) for policy in kept), key=lambda pair: pair[0])
     return final[0][1], final
 
 
@@ -718,7 +720,7 @@ def interval(ratios: Sequence[tuple[float, float]], seed: int = 1) -> tuple[floa
     dice = random.Random(seed)
 
     def ratio(pairs: Sequence[tuple[float, float]]) -> float:
-        return sum(ours for ours, _ in pairs) / sum(theirs for _, theirs in pairs)
+        return sum(evenkeel_usd for evenkeel_usd, _ in pairs) / sum(baseline_usd for _, baseline_usd in pairs)
 
     drawn = sorted(ratio(dice.choices(ratios, k=len(ratios))) for _ in range(_RESAMPLES))
     return ratio(ratios), drawn[int(0.025 * _RESAMPLES)], drawn[int(0.975 * _RESAMPLES) - 1]
@@ -727,21 +729,21 @@ def interval(ratios: Sequence[tuple[float, float]], seed: int = 1) -> tuple[floa
 def described(outcomes: Mapping[int, BurstOutcome]) -> Json:
     """Return the figures of one policy over its seeds."""
     every = list(outcomes.values())
-    delays = sorted(delay for each in every for delay in each.delays)
+    delays = sorted(delay for outcome in every for delay in outcome.delays)
     return {
-        "usd": round(statistics.fmean(each.usd for each in every)),
-        "rentUsd": round(statistics.fmean(each.rent_parts / money.PARTS for each in every)),
-        "delayUsd": round(statistics.fmean(each.delay_parts / money.PARTS for each in every)),
+        "usd": round(statistics.fmean(outcome.usd for outcome in every)),
+        "rentUsd": round(statistics.fmean(outcome.rent_parts / money.PARTS for outcome in every)),
+        "delayUsd": round(statistics.fmean(outcome.delay_parts / money.PARTS for outcome in every)),
         "meanDelayHours": round(statistics.fmean(delays) / HOUR, 3),
         "p90DelayHours": round(delays[int(0.9 * len(delays))] / HOUR, 3),
-        "rentals": round(statistics.fmean(each.rentals for each in every)),
-        "interruptions": round(statistics.fmean(each.interruptions for each in every)),
-        "moves": round(statistics.fmean(each.moves for each in every)),
-        "idleShare": round(statistics.fmean(each.idle_share for each in every), 3),
-        "maxFleetUsdPerHour": round(max(each.most_fleet_rate for each in every) / money.MICROS, 2),
-        "maxTeamUsdPerHour": round(max(each.most_team_rate for each in every) / money.MICROS, 2),
-        "cpuSeconds": round(sum(each.cpu_seconds for each in every), 1),
-        "bySeed": {str(seed): round(each.usd, 2) for seed, each in outcomes.items()},
+        "rentals": round(statistics.fmean(outcome.rentals for outcome in every)),
+        "interruptions": round(statistics.fmean(outcome.interruptions for outcome in every)),
+        "moves": round(statistics.fmean(outcome.moves for outcome in every)),
+        "idleShare": round(statistics.fmean(outcome.idle_share for outcome in every), 3),
+        "maxFleetUsdPerHour": round(max(outcome.most_fleet_rate for outcome in every) / money.MICROS, 2),
+        "maxTeamUsdPerHour": round(max(outcome.most_team_rate for outcome in every) / money.MICROS, 2),
+        "cpuSeconds": round(sum(outcome.cpu_seconds for outcome in every), 1),
+        "bySeed": {str(seed): round(outcome.usd, 2) for seed, outcome in outcomes.items()},
     }
 
 
@@ -778,48 +780,48 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, help="number of measured seeds (default all)")
     parser.add_argument("--quick", action="store_true", help="tune on one seed, leave out frontier and other estimates")
     parser.add_argument("--output", type=Path, help="file to write the figures to, as JSON")
-    asked = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     setup = load_setup()
-    tuning = setup["seeds"]["tuning"][: 1 if asked.quick else None]
-    seeds = setup["seeds"]["measured"][: asked.seeds]
+    tuning = setup["seeds"]["tuning"][: 1 if arguments.quick else None]
+    seeds = setup["seeds"]["measured"][: arguments.seeds]
     best: dict[str, BaselinePolicy] = {}
-    found: Json = {**origin("bench.burst", words, seeds), "setup": setup_hash(), "tuned": {}, "policies": {}}
+    document: Json = {**origin("bench.burst", words, seeds), "setup": setup_hash(), "tuned": {}, "policies": {}}
     groups = {
         **baselines(setup),
         "evenkeel": [BaselinePolicy("evenkeel", order) for order in ("backfill", "class", "value")],
     }
     for name, policies in groups.items():
         best[name], ranking = tuned(setup, policies, tuning)
-        found["tuned"][name] = {"tried": len(policies), **parameters(best[name]), "usd": round(ranking[0][0])}
-        print(f"  tuned {name:<10} {found['tuned'][name]}", flush=True)
+        document["tuned"][name] = {"tried": len(policies), **parameters(best[name]), "usd": round(ranking[0][0])}
+        print(f"  tuned {name:<10} {document['tuned'][name]}", flush=True)
     outcomes = {
         name: {seed: BurstSimulation(setup, policy, seed).play() for seed in seeds} for name, policy in best.items()
     }
     print(f"\n  {'policy':<10}{'$':>8}{'rent $':>9}{'delay $':>9}{'mean h':>8}{'90 % h':>8}{'rentals':>9}{'idle':>7}")
-    for name, each in outcomes.items():
-        shown = found["policies"][name] = described(each)
+    for name, outcome in outcomes.items():
+        shown = document["policies"][name] = described(outcome)
         print(
             f"  {name:<10}{shown['usd']:>8}{shown['rentUsd']:>9}{shown['delayUsd']:>9}{shown['meanDelayHours']:>8.2f}"
             f"{shown['p90DelayHours']:>8.2f}{shown['rentals']:>9}{shown['idleShare']:>7.1%}"
         )
     rivals = [name for name in outcomes if name != "evenkeel"]
-    found["ratios"] = {
+    document["ratios"] = {
         name: dict(
             zip(
                 ("ratio", "low", "high"),
-                (round(each, 3) for each in interval(_pairs(outcomes["evenkeel"], outcomes[name]))),
+                (round(bound, 3) for bound in interval(_pairs(outcomes["evenkeel"], outcomes[name]))),
                 strict=True,
             )
         )
         for name in rivals
     }
-    for name, each in found["ratios"].items():
-        print(f"  evenkeel / {name:<10} {each['ratio']:.3f}  ({each['low']:.3f} – {each['high']:.3f})", flush=True)
-    write(asked.output, found)
-    if not asked.quick:
-        rival = min(rivals, key=lambda name: found["policies"][name]["usd"])
-        _more(setup, best, rival, seeds, found)
-        write(asked.output, found)
+    for name, ratio in document["ratios"].items():
+        print(f"  evenkeel / {name:<10} {ratio['ratio']:.3f}  ({ratio['low']:.3f} – {ratio['high']:.3f})", flush=True)
+    write(arguments.output, document)
+    if not arguments.quick:
+        rival = min(rivals, key=lambda name: document["policies"][name]["usd"])
+        _more(setup, best, rival, seeds, document)
+        write(arguments.output, document)
     return 0
 
 
@@ -839,7 +841,7 @@ def _more(setup: Json, best: Mapping[str, BaselinePolicy], rival: str, seeds: Se
             )
             for seed in seeds[:_ESTIMATE_SEEDS]
         ]
-        ratio, low, high = (round(each, 3) for each in interval(pairs))
+        ratio, low, high = (round(bound, 3) for bound in interval(pairs))
         found["otherEstimates"][str(sigma)] = {
             "against": rival,
             "seeds": len(pairs),
@@ -855,7 +857,7 @@ _ESTIMATE_SEEDS = 8
 
 
 def _pairs(ours: Mapping[int, BurstOutcome], theirs: Mapping[int, BurstOutcome]) -> list[tuple[float, float]]:
-    return [(each.usd, theirs[seed].usd) for seed, each in ours.items()]
+    return [(outcome.usd, theirs[seed].usd) for seed, outcome in ours.items()]
 
 
 if __name__ == "__main__":

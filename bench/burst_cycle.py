@@ -550,23 +550,23 @@ def compared(
         site: Fields of `burst` beside prices and caps.
     """
     site = SITE if site is None else site
-    ours = {seed: CycleSimulation(setup, seed, delay_share=known_share, **site).play() for seed in seeds}
-    costs: Json = {"evenkeel": {**_shown_costs(ours), "site": dict(site)}}
+    outcomes = {seed: CycleSimulation(setup, seed, delay_share=known_share, **site).play() for seed in seeds}
+    costs: Json = {"evenkeel": {**_shown_costs(outcomes), "site": dict(site)}}
     played = {}
     for name, policy in best_rivals(setup, grid).items():
         played[name] = {seed: BurstSimulation(setup, policy, seed).play() for seed in seeds}
         costs[name] = {**_shown_costs(played[name]), "tunedTo": parameters(policy)}
     best = min(played, key=lambda name: float(costs[name]["usd"]))
-    ratio, low, high = interval([(ours[seed].usd, played[best][seed].usd) for seed in seeds])
+    ratio, low, high = interval([(outcomes[seed].usd, played[best][seed].usd) for seed in seeds])
     longest = {name: max(map(max, (run.delays for run in runs.values()))) for name, runs in played.items()}
     return {
         "best": best,
         "ratio": round(ratio, 3),
         "low": round(low, 3),
         "high": round(high, 3),
-        "wins": sum(ours[seed].usd < played[best][seed].usd for seed in seeds),
+        "wins": sum(outcomes[seed].usd < played[best][seed].usd for seed in seeds),
         "seeds": len(seeds),
-        "longestHours": round(max(max(run.delays) for run in ours.values()) / HOUR, 2),
+        "longestHours": round(max(max(run.delays) for run in outcomes.values()) / HOUR, 2),
         "longestHoursOfGreedy": round(longest["greedy"] / HOUR, 2),
         "policies": costs,
     }

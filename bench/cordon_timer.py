@@ -132,10 +132,10 @@ class CordonTimer:
         accepted = time.perf_counter()
         if answer["FailedEntryCount"]:
             raise BenchFailed(f"the bus refused an event: {answer['Entries'][0]}")
-        seen = self._watch.cordoned_at(node.name, CORDON_SECONDS)
-        if seen is None:
+        cordoned_at = self._watch.cordoned_at(node.name, CORDON_SECONDS)
+        if cordoned_at is None:
             raise BenchFailed(f"lane {lane}: {node.name} was not cordoned within {CORDON_SECONDS:.0f} s")
-        return Sample(lane, node.name, answer["Entries"][0]["EventId"], wall, accepted - began, seen - began)
+        return Sample(lane, node.name, answer["Entries"][0]["EventId"], wall, accepted - began, cordoned_at - began)
 
     def with_execution(self, sample: Sample, machine_arn: str) -> Sample:
         """Wait for the end of the workflow that an event started; return the sample with the marks of its history.
@@ -146,8 +146,12 @@ class CordonTimer:
 
         def ended() -> dict[str, Any] | None:
             newest = self._states.list_executions(stateMachineArn=machine_arn, maxResults=5)["executions"]
-            ours = [each for each in newest if each["startDate"].timestamp() >= sample.sent_at - _CLOCK_GRAIN_SECONDS]
-            return ours[0] if ours and ours[0]["status"] != "RUNNING" else None
+            executions = [
+                execution
+                for execution in newest
+                if execution["startDate"].timestamp() >= sample.sent_at - _CLOCK_GRAIN_SECONDS
+            ]
+            return executions[0] if executions and executions[0]["status"] != "RUNNING" else None
 
         execution = await_true(f"the execution after lane {sample.lane}", EXECUTION_SECONDS, ended)
         if execution["status"] != "SUCCEEDED":
@@ -192,11 +196,11 @@ def await_true(what: str, seconds: float, probe: Callable[[], Any]) -> Any:
         BenchFailed: The probe returned no true value in time.
     """
     deadline = time.monotonic() + seconds
-    while not (seen := probe()):
+    while not (answer := probe()):
         if time.monotonic() > deadline:
             raise BenchFailed(f"waited {seconds:.0f} s for {what}")
         time.sleep(_POLL_SECONDS)
-    return seen
+    return answer
 
 
 def _is_schedulable(node: dict[str, Any]) -> bool:

@@ -52,13 +52,13 @@ def shapes(setting: dict[str, Any], name: str, seed: int = 0) -> list[int]:
             most if (tick * setting["tickSeconds"]) // 3600 in (22, 23, 0, 1, 2, 3, 4, 5) else 0
             for tick in range(ticks)
         ]
-    dice, wander, found = random.Random(f"elastic/{seed}"), 0, []
+    dice, wander, sizes = random.Random(f"elastic/{seed}"), 0, []
     for tick in range(ticks):
         if dice.random() < setting["tickSeconds"] / 600:
             wander += dice.choice((-1, 1))
         level = (1 + math.cos(2 * math.pi * (tick * setting["tickSeconds"] - 2 * 3600) / DAY)) / 2
-        found.append(max(0, min(most, round(most * level) + wander)))
-    return found
+        sizes.append(max(0, min(most, round(most * level) + wander)))
+    return sizes
 
 
 def play(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
@@ -87,12 +87,12 @@ def play(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
         else:
             # Inference takes the longest idle GPUs last.
             since = since[: free - extra] + [seconds] * (free - extra - len(since))
-            stood = sum(seconds - each for each in since)
+            stood = sum(seconds - start for start in since)
             facts = GrowFacts(jobs=(job,), idle=IdleNodes(nodes=free - extra, idle_node_seconds=stood), now=now)
-            for each in plan_growth(facts).resizes if since else ():
-                since = since[: len(since) - (each.to_nodes - each.from_nodes)]
-                job = job.replace(nodes=each.to_nodes, resized_at=now)
-                gained, resizes = gained - cost * each.to_nodes * step, resizes + 1
+            for resize in plan_growth(facts).resizes if since else ():
+                since = since[: len(since) - (resize.to_nodes - resize.from_nodes)]
+                job = job.replace(nodes=resize.to_nodes, resized_at=now)
+                gained, resizes = gained - cost * resize.to_nodes * step, resizes + 1
         gained += (job.nodes - base) * step * tick_seconds
     return gained, resizes
 
@@ -124,9 +124,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """Play the days and print."""
     parser = argparse.ArgumentParser(prog="python -m bench.elastic", description="An elastic job on idle GPUs.")
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
-    asked = parser.parse_args(words)
+    arguments = parser.parse_args(words)
     setting = load_setup()["elasticDay"]
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         **origin("bench.elastic", words, range(setting["raggedSeeds"])),
         "setup": setup_hash(),
     }
@@ -144,12 +144,12 @@ def main(words: Sequence[str] | None = None) -> int:
             "resizes": round(statistics.fmean(day.resizes for day in days), 1),
             "bestResizes": round(statistics.fmean(day.best_resizes for day in days), 1),
         }
-        found[name] = row
+        document[name] = row
         print(
             f"  {name:<10}{row['idleGpuHours']:>11}{row['recovered']:>11.1%}{row['bound']:>8.1%}"
             f"{row['recovered'] / row['bound']:>10.1%}{row['resizes']:>9}{row['bestResizes']:>9}"
         )
-    write(asked.output, found)
+    write(arguments.output, document)
     return 0
 
 

@@ -102,8 +102,8 @@ class LatencyReport:
     def ratios(self) -> dict[str, float]:
         """Return the figures of a baseline: only ratios."""
         return {
-            f"{name}, {share}": round(getattr(seen, share), 3)
-            for name, seen in self.comparisons().items()
+            f"{name}, {share}": round(getattr(ratio, share), 3)
+            for name, ratio in self.comparisons().items()
             for share in ("p50", "p99")
             # There are too few cold samples for a p99.
             if share == "p50" or not name.endswith("cold")
@@ -114,11 +114,11 @@ class LatencyReport:
         return {
             "ratios": self.ratios(),
             "othersShare": round(self.others, 3),
-            "p50Intervals": {name: [seen.p50_low, seen.p50_high] for name, seen in self.comparisons().items()},
+            "p50Intervals": {name: [ratio.p50_low, ratio.p50_high] for name, ratio in self.comparisons().items()},
             "stages": [{"name": stage.name, EVENKEEL: stage.evenkeel, EMPTY: stage.empty} for stage in self.stages],
             "ownSeconds": {name: list(spent) for name, spent in self.own.items()},
             "samples": {
-                kind: {lane: [_as_json(sample) for sample in each] for lane, each in samples.items()}
+                kind: {lane: [_as_json(sample) for sample in lane_samples] for lane, lane_samples in samples.items()}
                 for kind, samples in (("warm", self.warm), ("cold", self.cold))
             },
         }
@@ -158,9 +158,9 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
         before = Usage.now()
         warm = measure("measuring", rounds)
         cold = measure("measuring cold starts", cold_rounds, is_cold=True)
-        others = Usage.now().others_since(before)
+        others_share = Usage.now().others_since(before)
         own = _own_seconds(centre, {sample.execution.rpartition("-r")[0] for sample in warm[EVENKEEL]})
-    return LatencyReport(warm, cold, tuple(_stages(warm)), own, others)
+    return LatencyReport(warm, cold, tuple(_stages(warm)), own, others_share)
 
 
 def _time_event(timer: CordonTimer, lane: str, machine: str | None, *, is_cold: bool) -> Sample:

@@ -40,14 +40,16 @@ def main() -> int:
                 measure = _seconds_to_first_byte if name.endswith("first byte") else _processor_seconds
                 seconds[name].append(measure(command))
     empty = statistics.median(seconds["imports alone"])
-    others = round(Usage.now().others_since(before), 2)
+    others_share = round(Usage.now().others_since(before), 2)
     write(
         arguments.output,
-        {**origin("bench.plan", None, [1]), "rounds": rounds, "othersShare": others, "seconds": seconds},
+        {**origin("bench.plan", None, [1]), "rounds": rounds, "othersShare": others_share, "seconds": seconds},
     )
-    for name, found in seconds.items():
-        middle = statistics.median(found)
-        print(f"{name:30} {middle:5.2f} s  ({min(found):.2f}–{max(found):.2f})  {middle / empty:5.2f} × imports alone")
+    for name, samples in seconds.items():
+        middle = statistics.median(samples)
+        print(
+            f"{name:30} {middle:5.2f} s  ({min(samples):.2f}–{max(samples):.2f})  {middle / empty:5.2f} × imports alone"
+        )
     return 0
 
 

@@ -149,7 +149,7 @@ def nominations(queued: int, wanted: int, *, fair: bool) -> QueueThroughput:
             scheduler.release(running.pop())
     speed.seconds = time.process_time() - began
     parked = (len(queue.by_state()[1]) - len(queue.parked_shapes) for queue in scheduler.pending.values())
-    speed.shape_parked = sum(max(0, each) for each in parked)
+    speed.shape_parked = sum(max(0, count) for count in parked)
     gc.unfreeze()
     return speed
 
@@ -182,8 +182,8 @@ class ReplayResult:
 def run(scheduler: Scheduler, arrivals: Iterable[Arrival]) -> ReplayResult:
     """Run every job of the trace. Decisions take no virtual time; an evicted job restarts from the beginning."""
     ran, clock = ReplayResult(), time.process_time()
-    coming = {each.workload.workload_id: each for each in arrivals}
-    agenda = [(each.at, 0, each.workload.workload_id) for each in coming.values()]
+    coming = {arrival.workload.workload_id: arrival for arrival in arrivals}
+    agenda = [(arrival.at, 0, arrival.workload.workload_id) for arrival in coming.values()]
     heapq.heapify(agenda)
     ends: dict[str, float] = {}
     while agenda:
@@ -302,7 +302,9 @@ def philly(*, shares: bool, load: float = 0.85, seed: int = 1) -> tuple[Schedule
         arrivals.append(Arrival(at, workload, seconds, vc))
         work[vc] += gpus * seconds
         span[vc] = max(span.get(vc, 1.0), at)
-    largest = {vc: max(each.workload.pod_sets[0].requests[GPU] for each in arrivals if each.kind == vc) for vc in work}
+    largest = {
+        vc: max(arrival.workload.pod_sets[0].requests[GPU] for arrival in arrivals if arrival.kind == vc) for vc in work
+    }
     held = {
         vc: max(8, largest[vc], -(-int(work[vc] / span[vc] / load) // 8) * 8 if span[vc] > 86_400 else 8) for vc in work
     }
@@ -329,18 +331,18 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--decisions", type=int, default=20_000, help="decisions per number of queued jobs")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each nominations lane; the best counts")
     parser.add_argument("--output", type=Path, help="where the figures go, as JSON")
-    asked = parser.parse_args(words)
-    lanes = asked.lanes or ["nominations", "generators", "philly"]
-    before, found = Usage.now(), origin("bench.queues", words, [1])
+    arguments = parser.parse_args(words)
+    lanes = arguments.lanes or ["nominations", "generators", "philly"]
+    before, document = Usage.now(), origin("bench.queues", words, [1])
     if "nominations" in lanes:
-        found["nominations"] = _print_nominations(asked.most, asked.decisions, asked.repeats)
+        document["nominations"] = _print_nominations(arguments.most, arguments.decisions, arguments.repeats)
     if "generators" in lanes:
-        found["generators"] = _print_generators()
+        document["generators"] = _print_generators()
     if "philly" in lanes:
-        found["philly"] = _print_philly()
-    found["othersShare"] = round(Usage.now().others_since(before), 2)
-    print(f"\nOther programs used {found['othersShare']:.0%} of the processors meanwhile.")
-    write(asked.output, found)
+        document["philly"] = _print_philly()
+    document["othersShare"] = round(Usage.now().others_since(before), 2)
+    print(f"\nOther programs used {document['othersShare']:.0%} of the processors meanwhile.")
+    write(arguments.output, document)
     return 0
 
 
@@ -350,19 +352,19 @@ def _print_nominations(most: int, wanted: int, repeats: int) -> list[dict[str, A
         f"  {'queued':>9}  {'rules':<9}{'decide/s':>11}{'cold':>9}{'admissions/s':>14}{'submits/s':>11}"
         f"{'shape-parked':>14}"
     )
-    found = []
+    documents = []
     for fair in (False, True):
         for queued in (10**power for power in range(3, 7) if 10**power <= most):
             runs = [nominations(queued, wanted, fair=fair).to_json() for _ in range(repeats)]
             document = {name: max(run[name] for run in runs) for name in runs[0]}
-            found.append(document)
+            documents.append(document)
             print(
                 f"  {queued:>9}  {'fair' if fair else 'classical':<9}{document['nominationsPerSecond']:>11}"
                 f"{document['coldNominationsPerSecond']:>9}"
                 f"{document['admissionsPerSecond']:>14}{document['submittedPerSecond']:>11}{document['shapeParked']:>14}",
                 flush=True,
             )
-    return found
+    return documents
 
 
 def _print_generators() -> list[dict[str, Any]]:
@@ -372,11 +374,11 @@ def _print_generators() -> list[dict[str, Any]]:
         f"{'cpu s':>7}"
         "  mean wait s"
     )
-    found = []
+    documents = []
     for shape, after in itertools.product(SHAPES, PREEMPT_AFTER_SECONDS):
         scheduler, arrivals, bound = generated(shape, Rules(preempt_after_seconds=after))
         ran = run(scheduler, arrivals)
-        waits = {kind: statistics.fmean(each) for kind, each in ran.waits.items()}
+        waits = {kind: statistics.fmean(kind_waits) for kind, kind_waits in ran.waits.items()}
         figures = {
             "shape": shape,
             "preemptAfterSeconds": after,
@@ -386,16 +388,16 @@ def _print_generators() -> list[dict[str, Any]]:
             "evictions": ran.evictions,
             "decisions": ran.nominations,
             "cpuSeconds": round(ran.cpu_seconds, 1),
-            "meanWaits": {kind: round(each, 2) for kind, each in waits.items()},
+            "meanWaits": {kind: round(wait, 2) for kind, wait in waits.items()},
         }
-        found.append(figures)
-        mean_waits = "  ".join(f"{kind} {each:.1f}" for kind, each in waits.items())
+        documents.append(figures)
+        mean_waits = "  ".join(f"{kind} {wait:.1f}" for kind, wait in waits.items())
         print(
             f"  {shape:<11}{after:>8}{len(arrivals):>6}{ran.makespan:>10.1f}{bound:>7.1f}{ran.makespan / bound:>7.2f}"
             f"{ran.evictions:>9}{ran.nominations:>10}{ran.cpu_seconds:>7.1f}  {mean_waits}",
             flush=True,
         )
-    return found
+    return documents
 
 
 def _print_philly() -> dict[str, Any]:
@@ -409,14 +411,14 @@ def _print_philly() -> dict[str, Any]:
     for vc, amount in held.items():
         cells, row = "", {"gpus": amount}
         for name, ran in runs.items():
-            waits = [each / 3600 for each in ran.waits[vc]]
+            waits = [seconds / 3600 for seconds in ran.waits[vc]]
             row[name] = {"mean": round(statistics.fmean(waits), 2), "p90": round(quantile(waits, 0.9), 2)}  # type: ignore[assignment]
             cells += f"{statistics.fmean(waits):>9.1f}{quantile(waits, 0.9):>7.1f}"
         document["teams"][vc] = row
         print(f"  {vc:<8}{amount:>6}{len(waits):>6}{cells}")
     cells = ""
     for name, ran in runs.items():
-        waits = [wait / 3600 for each in ran.waits.values() for wait in each]
+        waits = [wait / 3600 for seconds in ran.waits.values() for wait in seconds]
         document[name] = {"mean": round(statistics.fmean(waits), 2), "p90": round(quantile(waits, 0.9), 2)}
         cells += f"{statistics.fmean(waits):>9.1f}{quantile(waits, 0.9):>7.1f}"
     print(f"  {'all':<8}{sum(held.values()):>6}{len(waits):>6}{cells}")

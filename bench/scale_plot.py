@@ -75,8 +75,8 @@ def _lines(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _last(figures: Sequence[Mapping[str, Any]], name: str) -> float:
-    found = [float(figure["p99Seconds"]) for figure in figures if figure["case"] == name]
-    return found[-1] if found else 0.0
+    values = [float(figure["p99Seconds"]) for figure in figures if figure["case"] == name]
+    return values[-1] if values else 0.0
 
 
 def main(words: Sequence[str]) -> int:

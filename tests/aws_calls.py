@@ -159,32 +159,32 @@ _OF_EKS: Final = {"endpoint": "https://127.0.0.1", "data": base64.b64encode(b"")
 _METRIC: Final = {"Id": "m0", "StatusCode": "Complete", "Timestamps": [NOW], "Values": [50.0]}
 
 CASES: Final = (
-    Case("hyperpod", "cluster", _sagemaker(lambda it: it.cluster())),
-    Case("hyperpod", "nodes", _sagemaker(lambda it: it.nodes()), _OF_NODE),
-    Case("hyperpod", "node", _sagemaker(lambda it: it.node(NODE)), _OF_NODE),
-    Case("hyperpod", "node_in_slot", _sagemaker(lambda it: it.node_in_slot("slot-1")), _OF_NODE),
-    Case("hyperpod", "nodes_launched_after", _sagemaker(lambda it: it.nodes_launched_after(NOW)), _OF_NODE),
-    Case("hyperpod", "reboot", _sagemaker(lambda it: it.reboot(NODE)), _OF_NODE),
-    Case("hyperpod", "replace", _sagemaker(lambda it: it.replace(NODE)), _OF_NODE),
-    Case("hyperpod", "check_health", _sagemaker(lambda it: it.check_health("p5-workers", NODE)), _OF_NODE),
-    Case("autoscaling", "member", _groups(lambda it: it.member(NODE)), _OF_GROUP),
-    Case("autoscaling", "group", _groups(lambda it: it.group("gpu-asg")), _OF_GROUP),
-    Case("autoscaling", "terminate", _groups(lambda it: it.terminate(NODE)), _OF_GROUP),
+    Case("hyperpod", "cluster", _sagemaker(lambda port: port.cluster())),
+    Case("hyperpod", "nodes", _sagemaker(lambda port: port.nodes()), _OF_NODE),
+    Case("hyperpod", "node", _sagemaker(lambda port: port.node(NODE)), _OF_NODE),
+    Case("hyperpod", "node_in_slot", _sagemaker(lambda port: port.node_in_slot("slot-1")), _OF_NODE),
+    Case("hyperpod", "nodes_launched_after", _sagemaker(lambda port: port.nodes_launched_after(NOW)), _OF_NODE),
+    Case("hyperpod", "reboot", _sagemaker(lambda port: port.reboot(NODE)), _OF_NODE),
+    Case("hyperpod", "replace", _sagemaker(lambda port: port.replace(NODE)), _OF_NODE),
+    Case("hyperpod", "check_health", _sagemaker(lambda port: port.check_health("p5-workers", NODE)), _OF_NODE),
+    Case("autoscaling", "member", _groups(lambda port: port.member(NODE)), _OF_GROUP),
+    Case("autoscaling", "group", _groups(lambda port: port.group("gpu-asg")), _OF_GROUP),
+    Case("autoscaling", "terminate", _groups(lambda port: port.terminate(NODE)), _OF_GROUP),
     Case("eks", "api", lambda client: EksConnections("us-west-2", client("eks")).api("research-eks"), _OF_EKS),
-    Case("dynamo_ledger", "get", _ledger(lambda it: it.get(KEY)), _OF_TABLE),
-    Case("dynamo_ledger", "batch_get", _ledger(lambda it: it.batch_get(KEY)), _OF_TABLE),
-    Case("dynamo_ledger", "partition", _ledger(lambda it: it.partition(Table.JOBS, KEY.pk, "ATTEMPT#")), _OF_TABLE),
+    Case("dynamo_ledger", "get", _ledger(lambda port: port.get(KEY)), _OF_TABLE),
+    Case("dynamo_ledger", "batch_get", _ledger(lambda port: port.batch_get(KEY)), _OF_TABLE),
+    Case("dynamo_ledger", "partition", _ledger(lambda port: port.partition(Table.JOBS, KEY.pk, "ATTEMPT#")), _OF_TABLE),
     Case(
         "dynamo_ledger",
         "by_state",
-        _ledger(lambda it: it.by_state(Table.JOBS, "RUNNING", prefix="2026", limit=9, newest_first=True)),
+        _ledger(lambda port: port.by_state(Table.JOBS, "RUNNING", prefix="2026", limit=9, newest_first=True)),
         _OF_TABLE,
     ),
     Case(
         "dynamo_ledger",
         "commit",
         _ledger(
-            lambda it: it.commit(
+            lambda port: port.commit(
                 Put(ROW),
                 Put(Row(Key(Table.JOBS, "JOB#job-2", "META"), {}), first_version=7),
                 Delete(Key(Table.FLEET, "NODE#1", "META"), 2),
@@ -239,30 +239,34 @@ CASES: Final = (
         "answer_wait",
         lambda client: LambdaWaitAnswers("resolve-wait", client("lambda")).request("inc-1", "await_node", 1, {"a": 1}),
     ),
-    Case("s3_checkpoints", "folders", _checkpoints(lambda it: it.folders(URI)), _IN_STORE),
+    Case("s3_checkpoints", "folders", _checkpoints(lambda port: port.folders(URI)), _IN_STORE),
     Case(
         "s3_checkpoints",
         "contents",
         _checkpoints(
-            lambda it: it.contents(
+            lambda port: port.contents(
                 URI, "attempt=1/step=000000010", checksums_of=["attempt=1/step=000000010/shard-0-of-1.bin"]
             )
         ),
         _IN_STORE,
     ),
-    Case("s3_checkpoints", "read", _checkpoints(lambda it: it.read(URI, "attempt=1/manifest.json")), _IN_STORE),
-    Case("s3_checkpoints", "fence", _checkpoints(lambda it: it.fence(URI)), _IN_STORE),
-    Case("s3_checkpoints", "first_fence", _checkpoints(lambda it: it.raise_fence(URI, {"attempt": 1}, ""))),
-    Case("s3_checkpoints", "raise_fence", _checkpoints(lambda it: it.raise_fence(URI, {"attempt": 2}, '"1a"'))),
-    Case("stepfunctions", "start", _workflows(lambda it: it.start(WorkflowName.RECOVER_NODE, "inc-1-run-1", {"a": 1}))),
-    Case("stepfunctions", "state", _workflows(lambda it: it.state(WorkflowName.RECOVER_NODE, "inc-1-run-1"))),
+    Case("s3_checkpoints", "read", _checkpoints(lambda port: port.read(URI, "attempt=1/manifest.json")), _IN_STORE),
+    Case("s3_checkpoints", "fence", _checkpoints(lambda port: port.fence(URI)), _IN_STORE),
+    Case("s3_checkpoints", "first_fence", _checkpoints(lambda port: port.raise_fence(URI, {"attempt": 1}, ""))),
+    Case("s3_checkpoints", "raise_fence", _checkpoints(lambda port: port.raise_fence(URI, {"attempt": 2}, '"1a"'))),
+    Case(
+        "stepfunctions",
+        "start",
+        _workflows(lambda port: port.start(WorkflowName.RECOVER_NODE, "inc-1-run-1", {"a": 1})),
+    ),
+    Case("stepfunctions", "state", _workflows(lambda port: port.state(WorkflowName.RECOVER_NODE, "inc-1-run-1"))),
     Case(
         "stepfunctions",
         "trace",
-        _workflows(lambda it: it.trace(WorkflowName.RECOVER_NODE, "inc-1-run-1")),
+        _workflows(lambda port: port.trace(WorkflowName.RECOVER_NODE, "inc-1-run-1")),
         {"definition": "{}"},
     ),
-    Case("stepfunctions", "running", _workflows(lambda it: it.running(WorkflowName.RECOVER_NODE))),
+    Case("stepfunctions", "running", _workflows(lambda port: port.running(WorkflowName.RECOVER_NODE))),
     Case(
         "stepfunctions",
         "succeed_task",

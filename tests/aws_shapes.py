@@ -30,8 +30,10 @@ def check_exchange(
     """
     model = operation(service, name)
     assert problems(request, model.input_shape) == []
-    found = problems(answer, model.output_shape, is_partial=True)
-    assert [each for each in found if not newer or f"is {newer!r}, not one of" not in each] == []
+    differences = problems(answer, model.output_shape, is_partial=True)
+    assert [
+        difference for difference in differences if not newer or f"is {newer!r}, not one of" not in difference
+    ] == []
 
 
 def problems(value: Any, shape: Shape | None, *, is_partial: bool = False) -> list[str]:
@@ -45,7 +47,9 @@ def problems(value: Any, shape: Shape | None, *, is_partial: bool = False) -> li
     if shape is None:
         return [f"nothing is expected, not {value}"] if value else []
     report = ParamValidator().validate(value, shape).generate_report().splitlines()
-    return [each for each in report if not (is_partial and each.startswith(_MISSING))] + list(_beyond(value, shape, ""))
+    return [problem for problem in report if not (is_partial and problem.startswith(_MISSING))] + list(
+        _beyond(value, shape, "")
+    )
 
 
 def _beyond(value: Any, shape: Shape, place: str) -> Iterator[str]:
@@ -57,7 +61,7 @@ def _beyond(value: Any, shape: Shape, place: str) -> Iterator[str]:
             else:
                 yield from _beyond(inner, shape.members[name], f"{place}.{name}")
     elif isinstance(shape, ListShape) and isinstance(value, (list, tuple)):
-        for each in value:
-            yield from _beyond(each, shape.member, place)
+        for item in value:
+            yield from _beyond(item, shape.member, place)
     elif isinstance(shape, StringShape) and shape.enum and value not in shape.enum:
         yield f"{place} is {value!r}, not one of {', '.join(shape.enum)}"

@@ -337,14 +337,14 @@ def encode(value: Any) -> Json:
     match value:
         case Mapping():
             if all(isinstance(key, str) for key in value):
-                return {encode(key): encode(each) for key, each in value.items()}
-            return [[encode(key), encode(each)] for key, each in value.items()]
+                return {encode(key): encode(item) for key, item in value.items()}
+            return [[encode(key), encode(item)] for key, item in value.items()]
         case tuple() if hasattr(value, "_fields"):
-            return {to_camel(name): encode(each) for name, each in zip(value._fields, value, strict=True)}
+            return {to_camel(name): encode(item) for name, item in zip(value._fields, value, strict=True)}
         case tuple() | list():
-            return [encode(each) for each in value]
+            return [encode(item) for item in value]
         case AbstractSet():
-            return sorted((encode(each) for each in value), key=json.dumps)
+            return sorted((encode(item) for item in value), key=json.dumps)
     if dataclasses.is_dataclass(value):
         return {to_camel(field.name): encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
     raise CannotEncodeError(type(value).__name__)
@@ -362,21 +362,21 @@ def decode(hint: Any, document: Json) -> Any:
     if origin in (Union, types.UnionType):
         if document is None:
             return None
-        one = [part for part in parts if part is not type(None)]
-        return decode(one[0], document) if len(one) == 1 else _adapter(hint).validate_python(document)
+        kinds = [part for part in parts if part is not type(None)]
+        return decode(kinds[0], document) if len(kinds) == 1 else _adapter(hint).validate_python(document)
     if isinstance(hint, type) and hasattr(hint, "_fields"):
         hints = get_type_hints(hint)
         fields = {name: to_camel(name) for name in hint._fields}
         return hint(**{name: decode(hints[name], document[key]) for name, key in fields.items() if key in document})
     if isinstance(origin, type) and issubclass(origin, Mapping):
         pairs = document.items() if isinstance(document, dict) else document
-        return {decode(parts[0], key): decode(parts[1], each) for key, each in pairs}
+        return {decode(parts[0], key): decode(parts[1], item) for key, item in pairs}
     if isinstance(origin, type) and issubclass(origin, AbstractSet):
-        return frozenset(decode(parts[0], each) for each in document)
+        return frozenset(decode(parts[0], item) for item in document)
     if origin is tuple and parts[-1] is not ...:
-        return tuple(decode(part, each) for part, each in zip(parts, document, strict=True))
+        return tuple(decode(part, item) for part, item in zip(parts, document, strict=True))
     if origin is not None and isinstance(document, list):
-        return tuple(decode(parts[0], each) for each in document)
+        return tuple(decode(parts[0], item) for item in document)
     return document if hint is Any else _adapter(hint).validate_python(document)
 
 
@@ -449,11 +449,11 @@ TEXTS_FROM_INPUT = frozenset(
 def texts_with_spaces(document: Json, key: str = "answer") -> Iterator[str]:
     """Yield the field of each text in an answer that may be a sentence."""
     if isinstance(document, dict):
-        for name, each in document.items():
-            yield from texts_with_spaces(each, name)
+        for name, item in document.items():
+            yield from texts_with_spaces(item, name)
     elif isinstance(document, list):
-        for each in document:
-            yield from texts_with_spaces(each, key)
+        for nested in document:
+            yield from texts_with_spaces(nested, key)
     elif isinstance(document, str) and " " in document:
         yield key
 
@@ -473,16 +473,16 @@ def without_sentences(document: Json, key: str = "answer") -> Json:
     """
     if isinstance(document, dict):
         inner = "" if key == "answer" else key
-        kept = {name: each for name, each in document.items() if name not in KEPT_IF_TEXT_CHANGED or each is not None}
+        kept = {name: item for name, item in document.items() if name not in KEPT_IF_TEXT_CHANGED or item is not None}
         plain = {
-            name: without_sentences(each, name if name in SENTENCES else inner)
-            for name, each in kept.items()
+            name: without_sentences(item, name if name in SENTENCES else inner)
+            for name, item in kept.items()
             if " " not in name
         }
-        below = sorted((without_sentences(each, inner) for name, each in kept.items() if " " in name), key=repr)
+        below = sorted((without_sentences(item, inner) for name, item in kept.items() if " " in name), key=repr)
         return {**plain, "(sentences)": below} if below else plain
     if isinstance(document, list):
-        return [without_sentences(each, key) for each in document]
+        return [without_sentences(item, key) for item in document]
     if key not in SENTENCES or not isinstance(document, str) or " " not in document:
         return document
     names = [word.strip("().,:;") for word in document.split() if any(map(str.isdigit, word))]
@@ -513,11 +513,11 @@ def check_all_read(recorded: Json, read: Json, path: str) -> None:
 
 def _differences(recorded: Json, now: Json, path: str) -> Iterator[DifferenceError]:
     if isinstance(recorded, dict) and isinstance(now, dict):
-        for key, each in recorded.items():
-            yield from _differences(each, now.get(key, _MISSING), f"{path}.{key}")
+        for key, item in recorded.items():
+            yield from _differences(item, now.get(key, _MISSING), f"{path}.{key}")
     elif isinstance(recorded, list) and isinstance(now, list) and len(recorded) == len(now):
-        for index, (each, other) in enumerate(zip(recorded, now, strict=True)):
-            yield from _differences(each, other, f"{path}.{index}")
+        for index, (recorded_item, other) in enumerate(zip(recorded, now, strict=True)):
+            yield from _differences(recorded_item, other, f"{path}.{index}")
     elif now is _MISSING:
         yield DifferenceError(path, f"was recorded as {_short(recorded)} and is unknown now")
     elif recorded != now or isinstance(recorded, bool) is not isinstance(now, bool):
@@ -550,10 +550,10 @@ class Translation:
             raise ValueError(f"translation.json: unknown {', '.join(sorted(unknown))}")
         self.compares_sentences = {"compared": True, "left out": False}[table.get("sentences", "compared")]
         self._renames = [
-            *(self._scoped(**each) for each in table.get("scoped", ())),
+            *(self._scoped(**names) for names in table.get("scoped", ())),
             Rename("*", "*", table.get("keys", {}), table.get("values", {})),
         ]
-        self._renames = [each for each in self._renames if each.keys or each.values]
+        self._renames = [rename for rename in self._renames if rename.keys or rename.values]
 
     @staticmethod
     def _scoped(
@@ -573,7 +573,7 @@ class Translation:
             document: The document.
             path: Its path in the record.
         """
-        renames = [each for each in self._renames if fnmatchcase(kind, each.kind)]
+        renames = [rename for rename in self._renames if fnmatchcase(kind, rename.kind)]
         return _translated(renames, document, path) if renames else document
 
 
@@ -582,12 +582,12 @@ def _translated(renames: list[Rename], document: Json, path: str) -> Json:
         below = {key: f"{path}.{key}" if path else key for key in document}
         return _reshaped(
             {
-                _renamed(renames, key, below[key], of_keys=True): _translated(renames, each, below[key])
-                for key, each in document.items()
+                _renamed(renames, key, below[key], of_keys=True): _translated(renames, item, below[key])
+                for key, item in document.items()
             }
         )
     if isinstance(document, list):
-        return [_translated(renames, each, f"{path}.{index}") for index, each in enumerate(document)]
+        return [_translated(renames, item, f"{path}.{index}") for index, item in enumerate(document)]
     if not isinstance(document, str):
         return document
     if document[:1] in ("{", "["):
@@ -630,9 +630,9 @@ _SLOT_HISTORY = "seat/"
 def _renamed(renames: list[Rename], name: str, path: str, *, of_keys: bool) -> str:
     if name.startswith(_SLOT_HISTORY):
         return slot_history_key(name.removeprefix(_SLOT_HISTORY))
-    for each in renames:
-        table = each.keys if of_keys else each.values
-        if name in table and fnmatchcase(path, each.path):
+    for rename in renames:
+        table = rename.keys if of_keys else rename.values
+        if name in table and fnmatchcase(path, rename.path):
             return table[name]
     return name
 

@@ -88,14 +88,16 @@ def main(arguments: list[str]) -> int:
     for mutant in played:
         began = time.monotonic()
         try:
-            found = failures(mutant)
+            failed_checks = failures(mutant)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
-            found, told = [], f"BROKEN: {error}"
+            failed_checks, message = [], f"BROKEN: {error}"
         else:
-            told = f"SURVIVED, nothing says {mutant.fails!r}: {found}"
-        named = [failed for failed in found if mutant.fails in failed]
+            message = f"SURVIVED, nothing says {mutant.fails!r}: {failed_checks}"
+        named = [failed for failed in failed_checks if mutant.fails in failed]
         survived += not named
-        print(f"{mutant.drill:22} {time.monotonic() - began:4.0f} s  {named[0][:160] if named else told}", flush=True)
+        print(
+            f"{mutant.drill:22} {time.monotonic() - began:4.0f} s  {named[0][:160] if named else message}", flush=True
+        )
     print(f"drills: {len(played) - survived} of {len(played)} fail without their rule")
     return 0 if played and not survived else 1
 

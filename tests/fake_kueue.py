@@ -70,7 +70,7 @@ def workload_of(job: Json, priorities: dict[str, int]) -> Json:
     """Return the Workload that Kueue makes for a Job."""
     metadata, spec = job["metadata"], job["spec"]
     labels = metadata["labels"]
-    found = hashlib.sha1(f"Job\nbatch\n{metadata['name']}\n{metadata['uid']}".encode(), usedforsecurity=False)
+    digest = hashlib.sha1(f"Job\nbatch\n{metadata['name']}\n{metadata['uid']}".encode(), usedforsecurity=False)
     priority = labels.get(_PRIORITY, "")
     reference = {"group": f"{GROUP}", "kind": "WorkloadPriorityClass", "name": priority}
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
@@ -78,7 +78,7 @@ def workload_of(job: Json, priorities: dict[str, int]) -> Json:
         "apiVersion": f"{GROUP}/v1beta2",
         "kind": "Workload",
         "metadata": {
-            "name": f"job-{metadata['name']}-{found.hexdigest()[:5]}",
+            "name": f"job-{metadata['name']}-{digest.hexdigest()[:5]}",
             "namespace": metadata["namespace"],
             "labels": {_UID: metadata["uid"]},
             "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
@@ -169,11 +169,17 @@ class FakeKueue:
         for uid in jobs.keys() - kept.keys():
             workload = workload_of(jobs[uid], self.priorities)
             kept[uid] = self._api.create(f"{API}/namespaces/{self._namespace}/workloads", workload)
-        for uid, one in kept.items():
-            self._follow(jobs[uid], one)
-        used = sum(asked(jobs[uid]) for uid, one in kept.items() if holds(one, "QuotaReserved") and not ended(one))
+        for uid, job_workload in kept.items():
+            self._follow(jobs[uid], job_workload)
+        used = sum(
+            asked(jobs[uid])
+            for uid, workload in kept.items()
+            if holds(workload, "QuotaReserved") and not ended(workload)
+        )
         waiting = [
-            uid for uid, one in kept.items() if is_active(one) and not holds(one, "QuotaReserved") and not ended(one)
+            uid
+            for uid, workload in kept.items()
+            if is_active(workload) and not holds(workload, "QuotaReserved") and not ended(workload)
         ]
         for uid in sorted(waiting, key=lambda uid: in_order(kept[uid])):
             if "evicted-now" in kept[uid]:
@@ -187,7 +193,10 @@ class FakeKueue:
 
     def _follow(self, job: Json, one: Json) -> None:
         name, status = job["metadata"]["name"], job.get("status") or {}
-        over = next((each for each in status.get("conditions") or () if each["type"] in ("Complete", "Failed")), None)
+        over = next(
+            (condition for condition in status.get("conditions") or () if condition["type"] in ("Complete", "Failed")),
+            None,
+        )
         if over is not None and over["status"] == "True":
             reason = "Succeeded" if over["type"] == "Complete" else "Failed"
             self._set(one, {}, ("Finished", True, reason, over.get("message") or "Job finished"))
@@ -255,7 +264,7 @@ class FakeKueue:
     # ------------------------------------------------------------ writing
 
     def _set(self, one: Json, status: Json, *changes: tuple[str, bool, str, str]) -> None:
-        document = {each["type"]: each for each in (one.get("status") or {}).get("conditions") or ()}
+        document = {condition["type"]: condition for condition in (one.get("status") or {}).get("conditions") or ()}
         before = dict(document)
         for kind, is_true, reason, message in changes:
             known, state = document.get(kind, {}), "True" if is_true else "False"
@@ -281,7 +290,14 @@ class FakeKueue:
 
 def condition(one: Json, kind: str) -> Json:
     """Return a condition of a Workload; empty where it was never set."""
-    return next((dict(each) for each in (one.get("status") or {}).get("conditions") or () if each["type"] == kind), {})
+    return next(
+        (
+            dict(condition)
+            for condition in (one.get("status") or {}).get("conditions") or ()
+            if condition["type"] == kind
+        ),
+        {},
+    )
 
 
 def holds(one: Json, kind: str) -> bool:

@@ -85,7 +85,7 @@ def _of_size(decision: CycleDecision) -> Iterator[str]:
     slack = [
         pod_set.count - (pod_set.count if pod_set.min_count is None else pod_set.min_count) for pod_set in pod_sets
     ]
-    steps = sum(max(0, each) for each in slack)
+    steps = sum(max(0, amount) for amount in slack)
     full = tuple(pod_set.count for pod_set in pod_sets)
     sizes = {
         tuple(count - max(0, less) * step // steps for count, less in zip(full, slack, strict=True))
@@ -185,9 +185,9 @@ def overcommitted(queues: Iterable[Queue], cohorts: Iterable[Cohort], admitted: 
         parents.setdefault(f"c:{cohort.name}", cohort.parent)
         groups.setdefault(f"c:{cohort.name}", cohort.groups)
     used: dict[tuple[str, Key], int] = {}
-    for each in admitted:
-        for key, amount in each.use.items():
-            of = (f"q:{each.workload.queue}", key)
+    for workload in admitted:
+        for key, amount in workload.use.items():
+            of = (f"q:{workload.workload.queue}", key)
             used[of] = used.get(of, 0) + amount
     keys = {
         (flavor.flavor, resource)

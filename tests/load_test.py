@@ -80,13 +80,13 @@ class _LockedPort:
         self._port, self._lock = port, threading.RLock()
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._port, name)
-        if not callable(found):
-            return found
+        attribute = getattr(self._port, name)
+        if not callable(attribute):
+            return attribute
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with self._lock:
-                return found(*args, **kwargs)
+                return attribute(*args, **kwargs)
 
         return call
 
@@ -241,9 +241,9 @@ class _LoadTest:
         dice = random.Random(number)
         while not self.is_over:
             live = self.scenario.ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=200).rows
-            mine = [rows.read(row, Attempt) for row in live if hash(row.key.pk) % self.load.workers == number]
-            jobs = self.read(attempt.job_id for attempt in mine)
-            for attempt in mine:
+            own_attempts = [rows.read(row, Attempt) for row in live if hash(row.key.pk) % self.load.workers == number]
+            jobs = self.read(attempt.job_id for attempt in own_attempts)
+            for attempt in own_attempts:
                 _once(functools.partial(self._move, jobs[attempt.job_id], attempt, dice))
             if not live and not self.left and not self.waits():
                 self.at_rest = all(job.state.has_ended for job in self.read(self.jobs).values())
@@ -254,8 +254,8 @@ class _LoadTest:
         return bool(self.scenario.ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", limit=1).rows)
 
     def read(self, names: Iterable[str]) -> dict[str, Job]:
-        found = get_all(self.scenario.ledger, map(job_rows.job_key, names)).values()
-        return {job.job_id: job for job in (rows.read(row, Job) for row in found)}
+        stored = get_all(self.scenario.ledger, map(job_rows.job_key, names)).values()
+        return {job.job_id: job for job in (rows.read(row, Job) for row in stored)}
 
     def _move(self, job: Job, seen: Attempt, dice: random.Random) -> None:
         """Take an attempt one step further, or let it run on for a while."""

@@ -21,12 +21,12 @@ Json = dict[str, Any]
 
 def schemas() -> Json:
     """Return each type of row with its class, each class with its fields, and each enumeration with its values."""
-    classes = sorted({each for row in TYPES for each in classes_in(row.kind)}, key=lambda each: each.__name__)
+    classes = sorted({kind for row in TYPES for kind in classes_in(row.kind)}, key=lambda kind: kind.__name__)
     return {
         "rows": {f"{row.table} {row.pk} / {row.sk}": row.kind.__name__ for row in TYPES},
-        "values": {each.__name__: _fields(each) for each in classes if issubclass(each, BaseModel)},
+        "values": {kind.__name__: _fields(kind) for kind in classes if issubclass(kind, BaseModel)},
         "enumerations": {
-            each.__name__: [str(enum.value) for enum in each] for each in classes if issubclass(each, Enum)
+            kind.__name__: [str(enum.value) for enum in kind] for kind in classes if issubclass(kind, Enum)
         },
     }
 

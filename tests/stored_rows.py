@@ -256,18 +256,18 @@ def type_of(key: Key) -> RowType:
 
 def classes_in(kind: Any) -> Iterator[type]:
     """Yield each class of values and each enumeration in a type, itself first; a class may come twice."""
-    found: set[Any] = set()
+    classes: set[Any] = set()
     waiting = [kind]
     while waiting:
-        each = waiting.pop()
-        if isinstance(each, type) and issubclass(each, BaseModel | Enum):
-            if each in found:
+        candidate = waiting.pop()
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel | Enum):
+            if candidate in classes:
                 continue
-            found.add(each)
-            yield each
-            if issubclass(each, BaseModel):
-                waiting += [field.annotation for field in each.model_fields.values()]
-        waiting += get_args(each)
+            classes.add(candidate)
+            yield candidate
+            if issubclass(candidate, BaseModel):
+                waiting += [field.annotation for field in candidate.model_fields.values()]
+        waiting += get_args(candidate)
 
 
 NEW_FIELD = "fieldOfANewerRelease"
@@ -280,11 +280,11 @@ def values_in(value: Any, path: str = "") -> Iterator[tuple[str, BaseModel]]:
         for name in type(value).model_fields:
             yield from values_in(getattr(value, name), f"{path}.{name}")
     elif isinstance(value, Mapping):
-        for name, each in value.items():
-            yield from values_in(each, f"{path}[{name}]")
+        for name, item in value.items():
+            yield from values_in(item, f"{path}[{name}]")
     elif isinstance(value, list | tuple | frozenset | set):
-        for index, each in enumerate(value):
-            yield from values_in(each, f"{path}[{index}]")
+        for index, list_item in enumerate(value):
+            yield from values_in(list_item, f"{path}[{index}]")
 
 
 def as_newer_release(key: Key, doc: dict[str, Any]) -> dict[str, Any]:
@@ -295,9 +295,9 @@ def as_newer_release(key: Key, doc: dict[str, Any]) -> dict[str, Any]:
     if row_type.text or row_type.kind is Decision:  # a decision is written once
         return {**doc, NEW_FIELD: "kept"}
     value = row_type.kind.model_validate(doc, extra="allow")
-    for path, each in values_in(value):
+    for path, item in values_in(value):
         if row_type.kind is not Wait or not path.startswith(".answer"):  # an answer leaves the ledger
-            object.__setattr__(each, "__pydantic_extra__", {NEW_FIELD: "kept", **(each.__pydantic_extra__ or {})})
+            object.__setattr__(item, "__pydantic_extra__", {NEW_FIELD: "kept", **(item.__pydantic_extra__ or {})})
     document: dict[str, Any] = value.model_dump(mode="json", by_alias=True)
     if isinstance(doc.get("memory"), dict) and row_type.kind is TreeRow:  # its packed form is one text
         document["memory"] = doc["memory"]
@@ -316,13 +316,18 @@ def lost_fields(key: Key, before: dict[str, Any], after: dict[str, Any]) -> list
     new = row_type.kind.model_validate(after, extra="allow")
     if row_type.subject and getattr(old, row_type.subject) != getattr(new, row_type.subject):
         return []
-    there = dict(values_in(new))
+    new_values = dict(values_in(new))
     lost = ["the row"] if _is_marked(old) and not _is_marked(new) else []
-    for path, each in values_in(old):
-        if not _is_marked(each) or not path:
+    for path, old_value in values_in(old):
+        if not _is_marked(old_value) or not path:
             continue
-        same = there.get(path)
-        if same is not None and type(same) is type(each) and not _is_marked(same) and _plain(same) == _plain(each):
+        same = new_values.get(path)
+        if (
+            same is not None
+            and type(same) is type(old_value)
+            and not _is_marked(same)
+            and _plain(same) == _plain(old_value)
+        ):
             lost.append(path)
     return lost
 
@@ -337,7 +342,7 @@ def _plain(value: BaseModel) -> Any:
 
 def _without(document: Any) -> Any:
     if isinstance(document, Mapping):
-        return {name: _without(each) for name, each in document.items() if name != NEW_FIELD}
+        return {name: _without(item) for name, item in document.items() if name != NEW_FIELD}
     if isinstance(document, list):
-        return [_without(each) for each in document]
+        return [_without(item) for item in document]
     return document

@@ -129,5 +129,5 @@ def _free_port() -> int:
 
 def state_of(manifest: Mapping[str, Any]) -> dict[str, str]:
     """Return the checksum of each rank's file: DCP's `.metadata` also holds its own time and place."""
-    named = {each["key"].rpartition("/")[2]: each["sha256"] for each in manifest["shards"]}
+    named = {shard["key"].rpartition("/")[2]: shard["sha256"] for shard in manifest["shards"]}
     return {name: sha256 for name, sha256 in named.items() if name != ".metadata"}

@@ -31,8 +31,10 @@ class BadNames(ValueError):
 
 def retained() -> dict[str, Json]:
     """Return the resources that stay when the stack is deleted, by logical id, without those of an account."""
-    found: dict[str, Json] = {name: each for name, each in template().items() if each["Type"] in IDENTIFIERS}
-    return {name: each for name, each in found.items() if each["DeletionPolicy"].startswith("Retain")}
+    candidates: dict[str, Json] = {
+        name: resource for name, resource in template().items() if resource["Type"] in IDENTIFIERS
+    }
+    return {name: resource for name, resource in candidates.items() if resource["DeletionPolicy"].startswith("Retain")}
 
 
 def import_template(planned: PlannedStack) -> Json:
@@ -53,22 +55,22 @@ def resources_to_import(names: list[str]) -> list[Json]:
     Raises:
         BadNames: a resource has no name or two, or a name belongs to no resource.
     """
-    found: dict[str, list[str]] = {logical: [] for logical in retained()}
+    names_by_resource: dict[str, list[str]] = {logical: [] for logical in retained()}
     for name in names:
-        owners = [logical for logical in found if f"-{logical}-".lower() in f"{name}-".lower()]
+        owners = [logical for logical in names_by_resource if f"-{logical}-".lower() in f"{name}-".lower()]
         if len(owners) != 1:
-            raise BadNames(f"{name} belongs to no retained resource: {', '.join(found)}")
-        found[owners[0]].append(name)
-    if wrong := [logical for logical, given in found.items() if len(given) != 1]:
+            raise BadNames(f"{name} belongs to no retained resource: {', '.join(names_by_resource)}")
+        names_by_resource[owners[0]].append(name)
+    if wrong := [logical for logical, given in names_by_resource.items() if len(given) != 1]:
         raise BadNames(f"name exactly one resource for {', '.join(wrong)}")
-    kinds = {logical: each["Type"] for logical, each in retained().items()}
+    kinds = {logical: resource["Type"] for logical, resource in retained().items()}
     return [
         {
             "ResourceType": kinds[logical],
             "LogicalResourceId": logical,
             "ResourceIdentifier": {IDENTIFIERS[kinds[logical]]: name},
         }
-        for logical, (name,) in found.items()
+        for logical, (name,) in names_by_resource.items()
     ]
 
 

@@ -31,7 +31,7 @@ Graph = Mapping[str, frozenset[str]]
 
 def package_graph(floor: str) -> Graph:
     """Return which packages each package of `domain` or `services` imports; single modules are left out."""
-    found: dict[str, set[str]] = defaultdict(set)
+    graph: dict[str, set[str]] = defaultdict(set)
     packages = {path.parent.name for path in (LAYER / floor).glob("*/__init__.py")}
     for path in (LAYER / floor).glob("*/*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -40,8 +40,8 @@ def package_graph(floor: str) -> Graph:
                     name = f"{node.module}.{alias.name}".removeprefix(f"evenkeel.{floor}.").partition(".")[0]
                     # Sections of the policy are assembled below the packages that own them.
                     if name in packages and path.stem != "policy":
-                        found[path.parent.name].add(name)
-    return {name: frozenset(found[name] - {name}) for name in sorted(packages)}
+                        graph[path.parent.name].add(name)
+    return {name: frozenset(graph[name] - {name}) for name in sorted(packages)}
 
 
 def without_shortcuts(graph: Graph) -> Graph:
@@ -49,10 +49,10 @@ def without_shortcuts(graph: Graph) -> Graph:
 
     def below(name: str) -> frozenset[str]:
         direct = graph.get(name, frozenset())
-        return direct.union(*(below(each) for each in direct))
+        return direct.union(*(below(lower) for lower in direct))
 
     return {
-        name: frozenset(each for each in direct if not any(each in below(other) for other in direct - {each}))
+        name: frozenset(lower for lower in direct if not any(lower in below(other) for other in direct - {lower}))
         for name, direct in graph.items()
     }
 
@@ -65,7 +65,7 @@ def packages_picture() -> Iterator[str]:
         yield f"  subgraph {floor}"
         yield from (f'    {floor}_{name}["{name}"]' for name in graph)
         for name, direct in without_shortcuts(graph).items():
-            yield from (f"    {floor}_{name} --> {floor}_{each}" for each in sorted(direct))
+            yield from (f"    {floor}_{name} --> {floor}_{lower}" for lower in sorted(direct))
         yield "  end"
     yield "  functions --> services --> domain"
     yield "  functions --> runtime --> adapters"
@@ -120,11 +120,11 @@ def following(states: Mapping[str, Any], name: str, seen: frozenset[str] = froze
     state = states[name]
     nexts = [choice["Next"] for choice in state.get("Choices", ())]
     nexts += [state[key] for key in ("Next", "Default") if key in state]
-    for each in dict.fromkeys(nexts):
-        if states[each]["Type"] in ("Task", "Parallel"):
-            yield each
-        elif each not in seen:
-            yield from following(states, each, seen | {each})
+    for successor in dict.fromkeys(nexts):
+        if states[successor]["Type"] in ("Task", "Parallel"):
+            yield successor
+        elif successor not in seen:
+            yield from following(states, successor, seen | {successor})
 
 
 def flow(states: Mapping[str, Any], start: str) -> Iterator[str]:
@@ -132,7 +132,9 @@ def flow(states: Mapping[str, Any], start: str) -> Iterator[str]:
     names = [name for name, state in states.items() if state["Type"] in ("Task", "Parallel")]
     first = [start] if start in names else list(dict.fromkeys(following(states, start)))
     for name in dict.fromkeys([*first, *names]):
-        yield from (f"{name} --> {each}" for each in dict.fromkeys(following(states, name)) if each != name)
+        yield from (
+            f"{name} --> {successor}" for successor in dict.fromkeys(following(states, name)) if successor != name
+        )
 
 
 def recovery_states() -> Iterator[str]:

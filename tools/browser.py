@@ -69,9 +69,9 @@ def _fetch(npm: str, package: str, integrity: str, folder: Path) -> bytes:
     if done.returncode:
         raise ValueError(f"npm could not fetch {package}: {done.stderr.strip()[-300:]}")
     content = (folder / done.stdout.strip().splitlines()[-1]).read_bytes()
-    found = "sha512-" + base64.b64encode(hashlib.sha512(content).digest()).decode()
-    if found != integrity:
-        raise ValueError(f"{package} is {found}, not the pinned {integrity}")
+    digest = "sha512-" + base64.b64encode(hashlib.sha512(content).digest()).decode()
+    if digest != integrity:
+        raise ValueError(f"{package} is {digest}, not the pinned {integrity}")
     return content
 
 

@@ -98,12 +98,12 @@ def mismatches(layer: Path, runtime: str, architecture: str) -> list[str]:
     wheels = sorted(layer.glob("*.dist-info/WHEEL"))
     if not wheels:
         return [f"{layer} has no packages"]
-    found = []
+    texts = []
     for wheel in wheels:
         tags = re.findall(r"^Tag: (\S+)$", wheel.read_text(encoding="utf-8"), re.MULTILINE)
         if not any(fits(tag, runtime, architecture) for tag in tags):
-            found.append(f"{wheel.parent.name.removesuffix('.dist-info')} was built for {', '.join(tags) or 'nothing'}")
-    return found
+            texts.append(f"{wheel.parent.name.removesuffix('.dist-info')} was built for {', '.join(tags) or 'nothing'}")
+    return texts
 
 
 def fits(tag: str, runtime: str, architecture: str) -> bool:
@@ -115,7 +115,7 @@ def fits(tag: str, runtime: str, architecture: str) -> bool:
     version = "cp" + runtime.removeprefix("python").replace(".", "")
     is_loadable = version in interpreters.split(".") or "abi3" in abis.split(".") or "py3" in interpreters.split(".")
     return is_loadable and any(
-        one == _ANYWHERE or one.endswith(f"_{MACHINES[architecture]}") for one in platforms.split(".")
+        platform == _ANYWHERE or platform.endswith(f"_{MACHINES[architecture]}") for platform in platforms.split(".")
     )
 
 
@@ -130,9 +130,9 @@ def compiled(layer: Path) -> Iterator[tuple[str, bool]]:
 def describe_byte_code(layer: Path, runtime: str) -> str:
     """Say whether the layer has byte code, and what that costs."""
     expected = "cpython-" + runtime.removeprefix("python").replace(".", "")
-    found = list(compiled(layer))
-    if found and all(each == (expected, True) for each in found):
-        return f"The layer has byte code for {len(found)} modules."
+    modules = list(compiled(layer))
+    if modules and all(module == (expected, True) for module in modules):
+        return f"The layer has byte code for {len(modules)} modules."
     return (
         f"The layer has no byte code, because this machine has no {runtime}: each cold start compiles its imports. "
         f"Install {runtime} and build again (docs/deploy.md)."

@@ -57,12 +57,12 @@ def values_table() -> str:
 
 
 def _rows(schema: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    for name, each in schema.get("properties", {}).items():
+    for name, field in schema.get("properties", {}).items():
         path = f"{prefix}{name}"
         required = "required" if prefix and name in schema.get("required", ()) else ""
-        default = f"`{json.dumps(each['default'])}`" if "default" in each else required
-        yield path, default, each["description"].replace("|", r"\|")
-        entry = each.get("additionalProperties")
+        default = f"`{json.dumps(field['default'])}`" if "default" in field else required
+        yield path, default, field["description"].replace("|", r"\|")
+        entry = field.get("additionalProperties")
         if isinstance(entry, dict):
             yield from _rows(next(iter(entry.get("oneOf", ())), entry), f"{path}.NAME.")
-        yield from _rows(each, f"{path}.")
+        yield from _rows(field, f"{path}.")

@@ -110,8 +110,8 @@ def metric_lines(series: Series) -> list[Any]:
     if not metric.dimensions:
         return [NAMESPACE, metric.name, FLEET_DIMENSION, _FLEET, {"stat": series.stat, "label": series.label}]
     names = ",".join([NAMESPACE, FLEET_DIMENSION, *map(to_pascal, metric.dimensions)])
-    found = f'{{{names}}} MetricName="{metric.name}" {FLEET_DIMENSION}="{_FLEET}"'
-    return [{"expression": f"SEARCH('{found}', '{series.stat}', {_PERIOD})"}]
+    query = f'{{{names}}} MetricName="{metric.name}" {FLEET_DIMENSION}="{_FLEET}"'
+    return [{"expression": f"SEARCH('{query}', '{series.stat}', {_PERIOD})"}]
 
 
 def of_aws(namespace: str, name: str, dimension: str, values: Mapping[str, str], stat: str = "Sum") -> list[Any]:
@@ -167,7 +167,7 @@ def widgets() -> Iterator[Json]:
         line
         for name, how in (("ExecutionsFailed", "failed"), ("ExecutionsTimedOut", "timed out"))
         for line in of_aws(
-            "AWS/States", name, "StateMachineArn", {f"{each}, {how}": value for each, value in machines.items()}
+            "AWS/States", name, "StateMachineArn", {f"{machine}, {how}": value for machine, value in machines.items()}
         )
     ]
     yield widget("Failed workflows", ended, "in 5 minutes")

@@ -86,8 +86,8 @@ def iam_calls(cluster_arn: str) -> Iterator[Call]:
         ("the policy allows them on the cluster", cluster_arn, "allowed"),
         ("the policy denies them on another cluster", another, "implicitDeny"),
     ):
-        asked = {"PolicyInputList": [document], "ActionNames": actions, "ResourceArns": [arn]}
-        yield Call(title, "iam", "simulate_custom_policy", asked, _decisions(decision, len(actions)))
+        parameters = {"PolicyInputList": [document], "ActionNames": actions, "ResourceArns": [arn]}
+        yield Call(title, "iam", "simulate_custom_policy", parameters, _decisions(decision, len(actions)))
 
 
 def _findings(answer: Json) -> str:
@@ -128,12 +128,12 @@ def workflow_calls(machine: Machine) -> Iterator[Call]:
     choice = machine.definition["States"][start]
     good = INPUTS[machine.name]
     (rule,) = choice["Choices"]
-    asked = {"definition": definition, "roleArn": machine.role_arn, "inspectionLevel": "DEBUG"}
+    parameters = {"definition": definition, "roleArn": machine.role_arn, "inspectionLevel": "DEBUG"}
     for title, given, goes in (
         ("a valid input", good, rule["Next"]),
         ("an unknown schema", {**good, "schemaVersion": 2}, choice["Default"]),
     ):
-        state = {**asked, "stateName": start, "input": json.dumps(given)}
+        state = {**parameters, "stateName": start, "input": json.dumps(given)}
         yield Call(f"{machine.name}: {title} leads to {goes}", "stepfunctions", "test_state", state, _goes(goes))
     task = machine.definition["States"][rule["Next"]]
     # The variables that the first state assigns: each expression reads a field of the input.
@@ -142,7 +142,7 @@ def workflow_calls(machine: Machine) -> Iterator[Call]:
         for name, value in rule["Assign"].items()
     }
     common = {
-        **asked,
+        **parameters,
         "stateName": rule["Next"],
         "input": json.dumps(good),
         "variables": json.dumps(variables),
@@ -161,8 +161,8 @@ def _goes(wanted: str) -> Callable[[Json], str]:
     def problem(answer: Json) -> str:
         if answer.get("nextState") == wanted:
             return ""
-        said = f"{answer.get('error', '')} {answer.get('cause', '')}".strip()
-        return f"it is {answer['status']} and leads to {answer.get('nextState') or 'no state'}. {said}".rstrip()
+        reason = f"{answer.get('error', '')} {answer.get('cause', '')}".strip()
+        return f"it is {answer['status']} and leads to {answer.get('nextState') or 'no state'}. {reason}".rstrip()
 
     return problem
 
@@ -191,12 +191,12 @@ def main() -> int:
     steps = session.client("stepfunctions")
     machines = deployed_machines(steps, planned.name, planned.region, identity["Account"], partition)
     cluster = planned.parameters["HyperPodClusterArn"]
-    asked = [
+    calls = [
         *(iam_calls(cluster) if cluster else ()),
         *(call for machine in machines for call in workflow_calls(machine)),
     ]
     client: Callable[[str], Any] = session.client  # type: ignore[assignment]  # its overloads name each service
-    return ask(asked, client)
+    return ask(calls, client)
 
 
 def ask(calls: list[Call], client: Callable[[str], Any]) -> int:

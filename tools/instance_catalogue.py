@@ -45,22 +45,22 @@ def remade(catalogue: Mapping[str, Json], answers: Mapping[str, Json], wanted: t
     Raises:
         AnswerError: An answer lacks a field.
     """
-    found = dict(catalogue)
+    remade_types = dict(catalogue)
     for file, answer in answers.items():
         for name, facts in _facts(file, answer):
             if name in wanted:
                 before = catalogue.get(name, {})
-                found[name] = facts | {key: before[key] for key in _NOT_IN_EC2 if key in before}
-    return {name: found[name] for name in (*wanted, *found) if name in found}
+                remade_types[name] = facts | {key: before[key] for key in _NOT_IN_EC2 if key in before}
+    return {name: remade_types[name] for name in (*wanted, *remade_types) if name in remade_types}
 
 
 def _facts(file: str, answer: Json) -> Iterator[tuple[str, Json]]:
     listed = answer.get("InstanceTypes")
     if not isinstance(listed, list):
         raise AnswerError(f"{file}: InstanceTypes is missing or is not a list")
-    for index, each in enumerate(listed):
+    for index, document in enumerate(listed):
         try:
-            yield f"{PREFIX}{each['InstanceType']}", instance_type_of(each)
+            yield f"{PREFIX}{document['InstanceType']}", instance_type_of(document)
         except (KeyError, TypeError) as error:
             raise AnswerError(f"{file}: InstanceTypes[{index}]: {error} is missing") from error
 
@@ -82,13 +82,13 @@ def instance_type_of(info: Json) -> Json:
             facts["acceleratorMemoryMib"] = min(device["MemoryInfo"]["SizeInMiB"] for device in devices)
     if interfaces := info.get("NetworkInfo", {}).get("EfaInfo", {}).get("MaximumEfaInterfaces", 0):
         facts["efa"] = interfaces
-    found = [
+    architectures = [
         _ARCHITECTURES[architecture]
         for architecture in info["ProcessorInfo"]["SupportedArchitectures"]
         if architecture in _ARCHITECTURES
     ]
-    if found and found[0] != "amd64":
-        facts["architecture"] = found[0]
+    if architectures and architectures[0] != "amd64":
+        facts["architecture"] = architectures[0]
     return facts
 
 

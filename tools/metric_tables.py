@@ -38,7 +38,7 @@ def alarm_rows() -> Iterator[str]:
 def watched(alarm: Mapping[str, Any]) -> str:
     """Return the namespace and the names of the metrics that an alarm watches."""
     read = [query["MetricStat"]["Metric"] for query in alarm.get("Metrics", ()) if "MetricStat" in query] or [alarm]
-    return f"{read[0]['Namespace']} {', '.join(dict.fromkeys(each['MetricName'] for each in read))}"
+    return f"{read[0]['Namespace']} {', '.join(dict.fromkeys(metric['MetricName'] for metric in read))}"
 
 
 TABLES = {"metrics": metric_rows, "alarms": alarm_rows}

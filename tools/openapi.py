@@ -70,7 +70,14 @@ def operations() -> Iterator[ApiOperation]:
         source = (ROOT / "functions" / function / "handler.py").read_text(encoding="utf-8")
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef):
-                route = next((found for found in map(_route, node.decorator_list) if found), None)
+                route = next(
+                    (
+                        route_of_decorator
+                        for route_of_decorator in map(_route, node.decorator_list)
+                        if route_of_decorator
+                    ),
+                    None,
+                )
                 if route:
                     yield _operation(function, node, *route)
 
@@ -215,14 +222,14 @@ def _described(operation: ApiOperation, bodies: dict[str, Json], answers: dict[s
 
 def _reached(schemas: Json, bodies: dict[str, Json]) -> Json:
     """Return the schemas that a body leads to: a part that is described elsewhere leaves its own behind."""
-    found: Json = {}
+    reached: Json = {}
     waiting = re.findall(_REFERENCE, json.dumps(bodies))
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found[name] = schemas[name]
+        if name not in reached:
+            reached[name] = schemas[name]
             waiting += re.findall(_REFERENCE, json.dumps(schemas[name]))
-    return dict(sorted(found.items()))
+    return dict(sorted(reached.items()))
 
 
 def _inlined(schema: Any, definitions: Json) -> Any:
@@ -248,8 +255,8 @@ def _untitled(schema: Any) -> Any:
 
 
 def _camel(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(part.capitalize() for part in others)
+    first, *further = name.split("_")
+    return first + "".join(part.capitalize() for part in further)
 
 
 _SOURCE_AGE: Json = {

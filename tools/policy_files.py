@@ -15,7 +15,7 @@ def files() -> dict[Path, str]:
     local = FOLDER / "local.json"
     own = json.loads(local.read_text(encoding="utf-8"))
     documents = {FOLDER / "production.json": defaults, local: _completed(own, defaults)}
-    return {path: json.dumps(each, indent=2) + "\n" for path, each in documents.items()}
+    return {path: json.dumps(document, indent=2) + "\n" for path, document in documents.items()}
 
 
 def _completed(own: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

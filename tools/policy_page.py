@@ -74,7 +74,7 @@ def _lines() -> Iterator[str]:
             continue
         shown.add(name)
         yield from _table(f"`{where}`", kind.get("description", ""), kind, kinds)
-        pending = [(f"{where}.{field_name}", each) for field_name, each in kind["properties"].items()] + pending
+        pending = [(f"{where}.{field_name}", field) for field_name, field in kind["properties"].items()] + pending
 
 
 def _table(title: str, text: str, kind: Json, kinds: Json) -> Iterator[str]:

@@ -20,9 +20,9 @@ def rows() -> Iterator[str]:
         if kind.accelerators:
             plain = name.removeprefix("ml.")
             ec2, hyperpod = prices.ec2.get(plain, ()), prices.hyperpod.get(plain, ())
-            each = [_text(price, kind.accelerators) for price in ec2] or ["no list price"]
+            row = [_text(price, kind.accelerators) for price in ec2] or ["no list price"]
             yield (
-                f"| `{plain}` | {kind.accelerators} {kind.model} | {_all(ec2)} | {', '.join(each)} | {_all(hyperpod)} |"
+                f"| `{plain}` | {kind.accelerators} {kind.model} | {_all(ec2)} | {', '.join(row)} | {_all(hyperpod)} |"
             )
 
 

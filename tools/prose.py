@@ -106,7 +106,9 @@ RETIRED = {
 """
 _ORDINARY = frozenset({"chance", "room", "silence", "stay", "story", "told", "willing"})
 """Retired names whose words sentences may use in their everyday meaning."""
-_RETIRED = re.compile(rf"\b({'|'.join(re.escape(each) for each in RETIRED if each not in _ORDINARY)})\b", re.IGNORECASE)
+_RETIRED = re.compile(
+    rf"\b({'|'.join(re.escape(phrase) for phrase in RETIRED if phrase not in _ORDINARY)})\b", re.IGNORECASE
+)
 _CODE_WORDS = 2
 """A text of at most so many words is a name or a code: no retired word of a name may be in it."""
 _SENTENCE_WORDS = 3
@@ -232,7 +234,7 @@ def sentences_of(text: str) -> list[str]:
     plain = re.sub(r"`[^`]*`", "Code", text)
     plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", plain)
     plain = re.sub(r"https?://\S+|\*\*|noqa.*|type: ignore.*", "", plain)
-    return [each.strip() for each in _SENTENCE.split(plain) if each.strip()]
+    return [sentence.strip() for sentence in _SENTENCE.split(plain) if sentence.strip()]
 
 
 def words_of(name: str) -> list[str]:
@@ -281,8 +283,10 @@ def checked_files() -> list[str]:
 
 def findings_by_file(names: Iterable[str]) -> dict[str, list[Finding]]:
     """Return the findings by file, without the files that have none."""
-    found = {name: judge(name, (ROOT / name).read_text(encoding="utf-8")) for name in names if (ROOT / name).is_file()}
-    return {name: findings for name, findings in found.items() if findings}
+    findings = {
+        name: judge(name, (ROOT / name).read_text(encoding="utf-8")) for name in names if (ROOT / name).is_file()
+    }
+    return {name: findings for name, findings in findings.items() if findings}
 
 
 def main(arguments: list[str]) -> int:
@@ -293,19 +297,21 @@ def main(arguments: list[str]) -> int:
             print(*finding, sep="\n")
         return 0
     debt: dict[str, int] = json.loads(DEBT.read_text(encoding="utf-8")) if DEBT.exists() else {}
-    found = findings_by_file(checked_files())
+    findings_of = findings_by_file(checked_files())
     if "--lower" in arguments:
-        lower = {name: min(len(findings), debt.get(name, len(findings))) for name, findings in sorted(found.items())}
+        lower = {
+            name: min(len(findings), debt.get(name, len(findings))) for name, findings in sorted(findings_of.items())
+        }
         DEBT.write_text(json.dumps(lower, indent=1) + "\n", encoding="utf-8")
         return 0
-    worse = {name: findings for name, findings in found.items() if len(findings) > debt.get(name, 0)}
+    worse = {name: findings for name, findings in findings_of.items() if len(findings) > debt.get(name, 0)}
     for name, finding in worse.items():
         print(*finding, sep="\n")
         print(
             f"{name}: {len(finding)} findings, {debt.get(name, 0)} are known: rewrite the sentences that you changed\n"
         )
-    total = sum(len(findings) for findings in found.values())
-    print(f"prose: {total} findings in {len(found)} files, {len(worse)} files became worse")
+    total = sum(len(findings) for findings in findings_of.values())
+    print(f"prose: {total} findings in {len(findings_of)} files, {len(worse)} files became worse")
     return 1 if worse else 0
 
 

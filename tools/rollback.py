@@ -69,12 +69,12 @@ def read_functions(stack: str, client: Client) -> Iterator[DeployedFunction]:
         versions: dict[str, int] = {}
         arn = ""
         for page in functions.get_paginator("list_versions_by_function").paginate(FunctionName=name):
-            for each in page["Versions"]:
-                if each["Version"] == "$LATEST":
+            for version in page["Versions"]:
+                if version["Version"] == "$LATEST":
                     continue
-                arn = each["FunctionArn"].rpartition(":")[0]
-                deployment = each.get("Environment", {}).get("Variables", {}).get(_DEPLOYMENT, "")
-                versions[deployment] = max(int(each["Version"]), versions.get(deployment, 0))
+                arn = version["FunctionArn"].rpartition(":")[0]
+                deployment = version.get("Environment", {}).get("Variables", {}).get(_DEPLOYMENT, "")
+                versions[deployment] = max(int(version["Version"]), versions.get(deployment, 0))
         live = int(functions.get_alias(FunctionName=name, Name=ALIAS)["FunctionVersion"])
         yield DeployedFunction(name, arn, live, versions)
 
@@ -95,7 +95,7 @@ def _versions_of(arn: str, workflows: Any) -> Iterator[str]:
     token: dict[str, str] = {}
     while True:
         page = workflows.list_state_machine_versions(stateMachineArn=arn, **token)
-        yield from (each["stateMachineVersionArn"] for each in page["stateMachineVersions"])
+        yield from (version["stateMachineVersionArn"] for version in page["stateMachineVersions"])
         if not page.get("nextToken"):
             return
         token = {"nextToken": page["nextToken"]}
@@ -103,10 +103,12 @@ def _versions_of(arn: str, workflows: Any) -> Iterator[str]:
 
 def _resources(stack: str, kind: str, client: Client) -> list[str]:
     pages = client("cloudformation").get_paginator("list_stack_resources").paginate(StackName=stack)
-    found = [each for page in pages for each in page["StackResourceSummaries"] if each["ResourceType"] == kind]
-    if not found:
+    summaries = [
+        summary for page in pages for summary in page["StackResourceSummaries"] if summary["ResourceType"] == kind
+    ]
+    if not summaries:
         raise RollbackError(f"The stack {stack} has no {kind}.")
-    return sorted(each["PhysicalResourceId"] for each in found)
+    return sorted(summary["PhysicalResourceId"] for summary in summaries)
 
 
 def complete_deployments(functions: list[DeployedFunction]) -> list[str]:

@@ -113,5 +113,7 @@ def outbound_events() -> Json:
 
 def files() -> dict[Path, str]:
     """Return each file with its content."""
-    found = {**schemas(), "outbound-events": outbound_events()}
-    return {TARGET / f"{name}.schema.json": json.dumps(each, indent=1) + "\n" for name, each in found.items()}
+    documents = {**schemas(), "outbound-events": outbound_events()}
+    return {
+        TARGET / f"{name}.schema.json": json.dumps(document, indent=1) + "\n" for name, document in documents.items()
+    }

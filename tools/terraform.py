@@ -77,7 +77,7 @@ def _rules(variable: str, spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     unset = f"{variable} == null"  # not `||`: Terraform evaluates both of its sides
     if "AllowedValues" in spec:
         values = spec["AllowedValues"]
-        listed = ", ".join(_quoted(one) if isinstance(one, str) else str(one) for one in values)
+        listed = ", ".join(_quoted(value) if isinstance(value, str) else str(value) for value in values)
         known = f"contains([{listed}], {variable})"
         yield f"{unset} ? true : {known}", f"must be one of {', '.join(map(str, values))}"
     if "AllowedPattern" in spec:

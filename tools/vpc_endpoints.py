@@ -70,13 +70,13 @@ POLLED_BY_LAMBDA = ("ReceiveEvents", "ReceiveCycleRequests", "KeepFailedInvocati
 def needs() -> dict[str, tuple[Endpoint, ...]]:
     """Return the endpoints that each function in the subnets needs, by function."""
     resources = template()
-    found = {}
+    calls_by_function = {}
     for name, resource in resources.items():
         if resource["Type"] == "AWS::Serverless::Function" and "VpcConfig" in resource["Properties"]:
             services = set(services_of(resources[f"{name}Role"]["Properties"]))
             called = [endpoint for service, endpoint in ENDPOINTS.items() if service in services]
-            found[resource["Properties"]["CodeUri"].split("/")[1]] = tuple(called)
-    return found
+            calls_by_function[resource["Properties"]["CodeUri"].split("/")[1]] = tuple(called)
+    return calls_by_function
 
 
 def services_of(role: Json) -> Iterator[str]:

@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure all cases at all sizes, print, and write the figures."""
-    asked = _arguments(words)
+    arguments = _arguments(words)
     began, before = time.monotonic(), Usage.now()
 
     def say(text: str) -> None:
@@ -49,20 +49,20 @@ def main(words: Sequence[str] | None = None) -> int:
     clients = client_costs.measure()
     say("measuring the imports of the functions")
     starts = {name: cold_start(name) for name in MEASURED}
-    bench = Bench(load_setup(), clients, starts, asked.seed)
-    sizes = asked.size or (QUICK if asked.quick else FULL)
-    results = [*_run(bench, sizes, asked.case, say)]
+    bench = Bench(load_setup(), clients, starts, arguments.seed)
+    sizes = arguments.size or (QUICK if arguments.quick else FULL)
+    results = [*_run(bench, sizes, arguments.case, say)]
     print("\n".join(report.table(results)))
-    bills = _bills(bench, results) if not asked.case else {}
+    bills = _bills(bench, results) if not arguments.case else {}
     print("\n".join(report.bill_lines(bills)))
     print()
     for verdict in report.verdicts(results):
-        if not verdict.is_met or asked.all_aims:
+        if not verdict.is_met or arguments.all_aims:
             print(f"  {verdict}")
-    others = Usage.now().others_since(before)
-    print(f"\nOther programs used {others:.0%} of the processors meanwhile.")
-    document = _document(asked, bench, results, others) | {"bills": bills}
-    write(asked.output, document)
+    others_share = Usage.now().others_since(before)
+    print(f"\nOther programs used {others_share:.0%} of the processors meanwhile.")
+    document = _document(arguments, bench, results, others_share) | {"bills": bills}
+    write(arguments.output, document)
     return 0
 
 
@@ -89,7 +89,7 @@ def _bills(bench: Bench, results: Sequence[Measured]) -> dict[str, Any]:
     recovery, counted = bill.recovery_bill(bench.setup, bench.clients.costs, nodes=100)
     months = {
         str(size.nodes): bill.monthly_bill(bench.setup, results, size).to_json()
-        for size in dict.fromkeys(each.size for each in results)
+        for size in dict.fromkeys(result.size for result in results)
         if size.nodes == size.jobs
     }
     return {"recovery": recovery.to_json(), "recoveryCounts": counted, "quietMonth": months}
@@ -106,10 +106,13 @@ def _document(asked: argparse.Namespace, bench: Bench, results: Sequence[Measure
             "workload": bench.clients.sizes.workload,
         },
         "coldStarts": {
-            name: {"processorSeconds": round(each.processor_seconds, 3), "memoryMB": round(each.memory_bytes / 1e6, 1)}
-            for name, each in bench.cold_starts.items()
+            name: {
+                "processorSeconds": round(cold_start.processor_seconds, 3),
+                "memoryMB": round(cold_start.memory_bytes / 1e6, 1),
+            }
+            for name, cold_start in bench.cold_starts.items()
         },
-        "results": [report.to_json(each) for each in results],
+        "results": [report.to_json(result) for result in results],
     }
 
 
@@ -129,9 +132,9 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="seed of the modelled latencies (default 1)")
     parser.add_argument("--all-aims", action="store_true", help="also print the aims that are met")
     parser.add_argument("--output", type=Path, help=f"file for the figures as JSON, for example {OUTPUT.name}")
-    asked = parser.parse_args(words)
-    asked.words = words
-    return asked
+    arguments = parser.parse_args(words)
+    arguments.words = words
+    return arguments
 
 
 if __name__ == "__main__":

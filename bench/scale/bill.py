@@ -79,24 +79,24 @@ def monthly_bill(setup: Mapping[str, Any], results: Sequence[Measured], size: Fl
     cases = {result.case: result for result in results if result.size == size}
     bill = Bill()
     for case, function in (("watch", "watch_cluster"), ("cycle", "schedule_jobs"), ("sweep", "sweep_fleet")):
-        found = cases[case]
-        seconds, rounds = found.p50, 1.0
+        measured = cases[case]
+        seconds, rounds = measured.p50, 1.0
         if case == "watch":
             # The watch stays open for most of a minute, and evaluates the waits at each tick.
             seconds = max(seconds, policy.watch.watch_seconds)
-            rounds = policy.watch.watch_seconds / max(policy.watch.tick_seconds, found.p50)
+            rounds = policy.watch.watch_seconds / max(policy.watch.tick_seconds, measured.p50)
         memory = limits()[function].memory_mb / 1024
         bill.add(f"Lambda {function}", _MONTH_MINUTES * seconds * memory * prices["lambdaGBSecond"])
         bill.add(f"Lambda {function}", _MONTH_MINUTES * prices["lambdaRequest"])
-        units = {kind: amount * (rounds if kind == "read" else 1) for kind, amount in found.units.items()}
+        units = {kind: amount * (rounds if kind == "read" else 1) for kind, amount in measured.units.items()}
         if case == "cycle":
             units["write"] = 0.0  # a quiet minute admits no job and records no new reason
-        each = Bill()
-        _add_calls(each, found.calls, units, prices)
-        for name, amount in each.usd.items():
+        size_bill = Bill()
+        _add_calls(size_bill, measured.calls, units, prices)
+        for name, amount in size_bill.usd.items():
             bill.add(f"{name} {function}", amount * _MONTH_MINUTES)
         bill.add("CloudWatch logs", _MONTH_MINUTES * setup["bill"]["logBytesPerInvocation"] / 1e9 * prices["logGB"])
-    alarms = sum(each["Type"] == "AWS::CloudWatch::Alarm" for each in template()["Resources"].values())
+    alarms = sum(resource["Type"] == "AWS::CloudWatch::Alarm" for resource in template()["Resources"].values())
     bill.add("CloudWatch alarms", alarms * prices["alarm"])
     bill.add("CloudWatch metrics", len(METRICS) * setup["bill"]["seriesPerMetric"] * prices["metric"])
     bill.add("SQS polling", setup["bill"]["pollsPerMonth"] * prices["sqsRequest"])

@@ -46,8 +46,8 @@ def reference_loop() -> float:
     text = json.dumps([_DOCUMENT] * 40)
     began = time.thread_time()
     for _ in range(40):
-        found = json.loads(text)
-        total = {each["reason"] + str(index): each for index, each in enumerate(found)}
+        items = json.loads(text)
+        total = {item["reason"] + str(index): item for index, item in enumerate(items)}
         zlib.crc32(json.dumps(list(total.values())).encode())
     return time.thread_time() - began
 
@@ -115,8 +115,8 @@ def measure() -> MeasuredClients:
         costs[f"kubernetes:LIST {api}"] = ClientCost(call, both / 2)
         memory[f"kubernetes:LIST {api}"] = half
     costs["kubernetes:LIST pods of a node"] = costs["kubernetes:LIST all pods"]
-    one = _seconds(lambda: _Connections({"nodes": nodes}).api("c").get("/api/v1/nodes"), _REPEATS) * scale
-    costs["kubernetes:GET nodes"] = ClientCost(call, 0.0, one / len(nodes))
+    seconds = _seconds(lambda: _Connections({"nodes": nodes}).api("c").get("/api/v1/nodes"), _REPEATS) * scale
+    costs["kubernetes:GET nodes"] = ClientCost(call, 0.0, seconds / len(nodes))
     costs |= _aws_costs(scale)
     return MeasuredClients(ClientCosts(costs), memory, sizes)
 
@@ -185,8 +185,8 @@ def _aws_costs(scale: float) -> dict[str, ClientCost]:
     def ledger(answer: Mapping[str, Any]) -> DynamoLedger:
         return DynamoLedger(names, _client("dynamodb", answer))
 
-    one, many = ledger({"Item": item}), ledger({"Items": [item] * 400})
-    get = _seconds(lambda: one.get(key), 100) * scale
+    single, many = ledger({"Item": item}), ledger({"Items": [item] * 400})
+    get = _seconds(lambda: single.get(key), 100) * scale
     query = _seconds(lambda: many.partition(Table.JOBS, "JOB#job-1"), _REPEATS) * scale
     writer = ledger({})
     row = Put(Row(key, _DOCUMENT, 3, ("JOB#PENDING", "1")))
@@ -242,9 +242,9 @@ def _peak_and_kept(read: Callable[[str], object]) -> tuple[int, int]:
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        found = read("c")
+        answer = read("c")
         kept, peak = tracemalloc.get_traced_memory()
-        del found
+        del answer
         return peak - before, kept - before
     finally:
         tracemalloc.stop()

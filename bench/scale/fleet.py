@@ -89,16 +89,16 @@ def build_long_queue(nodes: int, pending: int, teams: int) -> FakeWorld:
         set_quotas.run(
             set_quotas.SetQuotasRequest(part=part, expected=0, by="role/Platform", reason="Quota."), world.context()
         )
-    each = int(nodes * _RUNNING_SHARE) // teams
+    team_nodes = int(nodes * _RUNNING_SHARE) // teams
     running = scenario.running(nodes=1, team=names[0]).job_id
     waiting = scenario.submit("waiting", nodes=2, team=names[0]).job_id
     for number, name in enumerate(names):
-        _copies(world, running, each, on_nodes=True, first_number=number * each, swaps={names[0]: name})
+        _copies(world, running, team_nodes, on_nodes=True, first_number=number * team_nodes, swaps={names[0]: name})
     for number, name in enumerate(names):
         queue = _pending(world, waiting, pending // teams, name, names[0], number)
         for start in range(0, len(queue), _AT_ONCE):
             world.ledger.commit(*queue[start : start + _AT_ONCE])
-    _set_usage(world, each, names)
+    _set_usage(world, team_nodes, names)
     world.cycle_requests.reasons.clear()
     sweep_fleet.run(scenario.context())
     world.ledger.commits.clear()
@@ -110,13 +110,13 @@ def _pending(world: FakeWorld, job_id: str, count: int, team: str, first_team: s
     """Return copies of a pending job's row for one queue."""
     row = world.ledger.get(job_rows.job_key(job_id))
     assert row is not None
-    text, found = json.dumps(row.doc), []
+    text, copies = json.dumps(row.doc), []
     for index in range(count):
         name = f"job-{(number + 1) * 10**6 + index:010d}"
         copy = _copy_of(row, text, _replacing({job_id: name, first_team: team}))
         copy.row.doc["spec"]["nodes"] = 1 + index % 4 if index % 10 == 9 else 30 + index % 300
-        found.append(copy)
-    return found
+        copies.append(copy)
+    return copies
 
 
 def _copies(
@@ -136,8 +136,8 @@ def _copies(
     stored = {row.key: _text(world, row.key) for row in rows}
     names = [job_id]
     writes: list[Put] = []
-    there = world.cluster.jobs.get(CLUSTER, {})
-    workload = next((found for (_, job, _), found in there.items() if job == job_id), None)
+    jobs = world.cluster.jobs.get(CLUSTER, {})
+    workload = next((candidate for (_, job, _), candidate in jobs.items() if job == job_id), None)
     first = int(workload.pods[0].node_name[-17:], 16) if workload and on_nodes else 0
     prefix, _, digits = job_id.partition("-")
     for number in range(max(1, first_number), first_number + count):
@@ -150,7 +150,7 @@ def _copies(
         writes += [_copy_of(row, stored[row.key], swap) for row in rows]
         names.append(name)
         if workload is not None:
-            there[workload.spec.attempt.namespace, name, 1] = _workload_copy(workload, swap, f"{workload.uid}-{number}")
+            jobs[workload.spec.attempt.namespace, name, 1] = _workload_copy(workload, swap, f"{workload.uid}-{number}")
             world.workflows.start(WorkflowName.RUN_JOB, f"{name}-a1", {})
         while len(writes) >= _AT_ONCE:
             world.ledger.commit(*writes[:_AT_ONCE])

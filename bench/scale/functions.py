@@ -87,21 +87,21 @@ def limits() -> Mapping[str, FunctionLimits]:
     """Return the limits of every function, by the name of its folder."""
     document = template()
     common = document["Globals"]["Function"]
-    found = {}
+    function_limits = {}
     for resource in document["Resources"].values():
         properties = resource.get("Properties", {})
         uri = properties.get("CodeUri")
         if resource["Type"] != "AWS::Serverless::Function" or not uri:
             continue
-        queues = [each["Properties"] for each in properties.get("Events", {}).values() if each["Type"] == "SQS"]
+        queues = [event["Properties"] for event in properties.get("Events", {}).values() if event["Type"] == "SQS"]
         queue = queues[0] if queues else {}
-        found[uri.strip("/").rpartition("/")[2]] = FunctionLimits(
+        function_limits[uri.strip("/").rpartition("/")[2]] = FunctionLimits(
             memory_mb=properties.get("MemorySize", common["MemorySize"]),
             timeout_seconds=properties.get("Timeout", common["Timeout"]),
             concurrency=queue.get("ScalingConfig", {}).get("MaximumConcurrency", 1000),
             batch=queue.get("BatchSize", 1),
         )
-    return found
+    return function_limits
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Deployment:
         self.world.__dict__["policies"] = _PolicyPerFunction(fleet, self.world, model)
         self.invocations: list[Invocation] = []
         self._environments = {
-            name: Slots(model.time, each.concurrency) for name, each in limits().items() if name in MEASURED
+            name: Slots(model.time, limit.concurrency) for name, limit in limits().items() if name in MEASURED
         }
         self._warm: dict[str, int] = {}
         self.is_warm = True
@@ -228,7 +228,7 @@ def _locked_properties(module: ModuleType) -> Iterator[Any]:
     for kind in vars(module).values():
         if isinstance(kind, type) and kind.__module__ == module.__name__:
             yield from (
-                each
-                for each in vars(kind).values()
-                if isinstance(each, functools.cached_property) and hasattr(each, "lock")
+                member
+                for member in vars(kind).values()
+                if isinstance(member, functools.cached_property) and hasattr(member, "lock")
             )

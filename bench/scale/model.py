@@ -58,8 +58,8 @@ class Latencies:
 
     def __init__(self, setup: Mapping[str, Any]) -> None:
         self._known = {
-            name: Latency(each["p50Ms"] / 1000, each["p99Ms"] / 1000, each.get("bytesPerSecond", math.inf))
-            for name, each in setup["latencies"].items()
+            name: Latency(latency["p50Ms"] / 1000, latency["p99Ms"] / 1000, latency.get("bytesPerSecond", math.inf))
+            for name, latency in setup["latencies"].items()
         }
         self._found: dict[str, Latency] = {}
 

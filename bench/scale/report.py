@@ -51,15 +51,15 @@ class Verdict:
 
 def verdicts(results: Sequence[Measured]) -> list[Verdict]:
     """Return each aim at each size: the missed ones first, the largest excess first."""
-    found = [verdict for result in results for verdict in _verdicts_of(result)]
-    return sorted(found, key=lambda each: (each.is_met, -each.excess))
+    result_verdicts = [verdict for result in results for verdict in _verdicts_of(result)]
+    return sorted(result_verdicts, key=lambda verdict: (verdict.is_met, -verdict.excess))
 
 
 def _verdicts_of(found: Measured) -> Iterator[Verdict]:
     size, cause = str(found.size), _cause(found)
     if found.case == "event to cordon":
         before = found.notes["callsBeforeCordon"]
-        most = ", ".join(f"{count} {api}" for api, count in sorted(before.items(), key=lambda each: -each[1])[:5])
+        most = ", ".join(f"{count} {api}" for api, count in sorted(before.items(), key=lambda entry: -entry[1])[:5])
         yield Verdict("calls before the cordon", size, sum(before.values()), CALLS_AIM, "calls", most)
         yield Verdict("event to cordon alone, p99, warm", size, found.notes["warm"]["p99"], ALONE_AIM, "s", cause)
         yield Verdict(
@@ -73,16 +73,16 @@ def _verdicts_of(found: Measured) -> Iterator[Verdict]:
         yield Verdict("event to cordon in a storm, p99", size, found.p99, STORM_AIM, "s", cause)
     if found.case in ("watch", "cycle"):
         yield Verdict(f"one {found.case}, p99", size, found.p99, ROUND_AIM, "s", cause)
-    for name, each in found.functions.items():
+    for name, figures in found.functions.items():
         limit = limits()[name]
         timeout = limit.timeout_seconds * TIMEOUT_SHARE
         yield Verdict(
-            f"{name} within a third of its timeout ({found.case})", size, each.seconds_p99, timeout, "s", cause
+            f"{name} within a third of its timeout ({found.case})", size, figures.seconds_p99, timeout, "s", cause
         )
-        if each.memory_bytes is not None:
+        if figures.memory_bytes is not None:
             memory = limit.memory_mb * MEMORY_SHARE * 1024**2 / _MB
             yield Verdict(
-                f"{name} within half its memory ({found.case})", size, each.memory_bytes / _MB, memory, "MB", cause
+                f"{name} within half its memory ({found.case})", size, figures.memory_bytes / _MB, memory, "MB", cause
             )
 
 
@@ -92,7 +92,7 @@ def _cause(found: Measured) -> str:
     throttled: Mapping[str, float] = found.notes.get("throttledSeconds", {})
     waits = "".join(
         f"; {api} waits {seconds:,.0f} s in all"
-        for api, seconds in sorted(throttled.items(), key=lambda each: -each[1])[:1]
+        for api, seconds in sorted(throttled.items(), key=lambda entry: -entry[1])[:1]
         if seconds >= 1
     )
     processor = f"{found.clients:.2f} s of processor in clients, {found.own:.2f} s in services"
@@ -129,7 +129,7 @@ def bill_lines(bills: Mapping[str, Any]) -> list[str]:
     met = "met   " if recovery <= RECOVERY_AIM else "MISSED"
     lines = ["", f"  {met}  bill of a recovery: ${recovery:.6f}, aim ${RECOVERY_AIM}: {parts}"]
     for nodes, month in bills["quietMonth"].items():
-        largest = sorted((each for each in month.items() if each[0] != "total"), key=lambda each: -each[1])[:4]
+        largest = sorted((entry for entry in month.items() if entry[0] != "total"), key=lambda entry: -entry[1])[:4]
         parts = ", ".join(f"{name} ${usd:,.2f}" for name, usd in largest)
         lines.append(f"  a quiet month of {int(nodes):,} nodes: ${month['total']:,.2f}: {parts}")
     return lines
@@ -150,13 +150,13 @@ def to_json(found: Measured) -> dict[str, Any]:
         "dynamoUnits": {name: round(value, 1) for name, value in found.units.items()},
         "functions": {
             name: {
-                "invocations": each.invocations,
-                "p50Seconds": _rounded(each.seconds_p50),
-                "p99Seconds": _rounded(each.seconds_p99),
-                "gigabyteSeconds": round(each.gigabyte_seconds, 4),
-                "peakMemoryMB": None if each.memory_bytes is None else round(each.memory_bytes / _MB, 1),
+                "invocations": figures.invocations,
+                "p50Seconds": _rounded(figures.seconds_p50),
+                "p99Seconds": _rounded(figures.seconds_p99),
+                "gigabyteSeconds": round(figures.gigabyte_seconds, 4),
+                "peakMemoryMB": None if figures.memory_bytes is None else round(figures.memory_bytes / _MB, 1),
             }
-            for name, each in found.functions.items()
+            for name, figures in found.functions.items()
         },
         **found.notes,
     }

@@ -96,41 +96,41 @@ class Bench:
             deployment.fleet.cluster.idle_seconds = deployment.world.policy.watch.watch_seconds
         answers: list[Any] = []
         deployment.run(lambda: answers.append(deployment.invoke(function, {})))
-        found = self._measured(case, size, deployment.invocations)
-        found.notes["answer"] = {name: _short(value) for name, value in answers[0].items()}
+        result = self._measured(case, size, deployment.invocations)
+        result.notes["answer"] = {name: _short(value) for name, value in answers[0].items()}
         if self.measures_memory:
             # A second run on the same fleet: the trace would slow the run whose processor time counts.
             invocations = deployment.invocations
             used = peak_bytes(
                 lambda: deployment.run(lambda: deployment.invoke(function, {})), invocations, self.clients
             )
-            found.functions[function].memory_bytes = used + self.cold_starts[function].memory_bytes
-        return found
+            result.functions[function].memory_bytes = used + self.cold_starts[function].memory_bytes
+        return result
 
     def long_queue(self, size: FleetSize) -> Measured:
         """Measure one scheduling cycle over queues that no cycle reads whole."""
         deployment = self.deploy(build_long_queue(size.nodes, size.jobs, _TEAMS))
         answers: list[Any] = []
         deployment.run(lambda: answers.append(deployment.invoke("schedule_jobs", {})))
-        found = self._measured("queue", size, deployment.invocations)
+        result = self._measured("queue", size, deployment.invocations)
         (invocation,) = deployment.invocations
         first = _call_of(deployment.invocations, "states:StartExecution")
         latencies, share = Latencies(self.setup), min(1.0, invocation.share)
         times = [seconds_of(invocation.trace, latencies, dice, share, first) for dice in self._dice(200)]
         start = self.cold_starts["schedule_jobs"].processor_seconds / share + latencies.of("lambda cold start").p50
-        found.notes |= {
+        result.notes |= {
             "teams": _TEAMS,
-            "reads": sum(count for api, count in found.calls.items() if any(word in api for word in _READS)),
+            "reads": sum(count for api, count in result.calls.items() if any(word in api for word in _READS)),
             "admitted": len(answers[0]["admitted"]),
             "examined": len(answers[0]["admitted"]) + answers[0]["waiting"],
-            "processorSeconds": round(found.own + found.clients, 3),
+            "processorSeconds": round(result.own + result.clients, 3),
             "firstAdmission": {
                 "warm": statistics.median(times),
                 "p99": quantile(times, 0.99),
                 "cold": statistics.median(times) + start,
             },
         }
-        return found
+        return result
 
     # ------------------------------------------------------------ one event
 
@@ -139,21 +139,21 @@ class Bench:
         deployment, _ = self.deployment(size)
         event = next(events_of(deployment.fleet, 1))
         deployment.run(lambda: _to_cordon(deployment, event))
-        found = self._measured("event to cordon", size, deployment.invocations)
+        result = self._measured("event to cordon", size, deployment.invocations)
         cordon = _cordon_call(deployment.invocations)
-        found.notes["isCordoned"] = cordon is not None
-        found.notes["callsBeforeCordon"] = _calls_until(deployment.invocations, cordon)
+        result.notes["isCordoned"] = cordon is not None
+        result.notes["callsBeforeCordon"] = _calls_until(deployment.invocations, cordon)
         ends = _ends_on_path(deployment.invocations, cordon)
-        found.notes["callsInARow"] = [
+        result.notes["callsInARow"] = [
             f"{invocation.function} {api}"
             for invocation in deployment.invocations
             for api in _longest_chain(invocation.trace, ends.get(invocation.function))
         ]
         for name, is_cold in (("warm", False), ("cold", True)):
             times = [self._path_seconds(deployment.invocations, cordon, dice, is_cold) for dice in self._dice()]
-            found.notes[name] = {"p50": statistics.median(times), "p99": quantile(times, 0.99)}
-        found.p50, found.p99 = found.notes["warm"]["p50"], found.notes["warm"]["p99"]
-        return found
+            result.notes[name] = {"p50": statistics.median(times), "p99": quantile(times, 0.99)}
+        result.p50, result.p99 = result.notes["warm"]["p50"], result.notes["warm"]["p99"]
+        return result
 
     def _path_seconds(
         self, invocations: Sequence[Invocation], cordon: ApiCall | None, dice: random.Random, is_cold: bool
@@ -181,10 +181,10 @@ class Bench:
         count, within = self.setup["storm"]["events"], self.setup["storm"]["arriveWithinSeconds"]
         storm = _Storm(deployment, list(events_of(deployment.fleet, count)), within)
         deployment.run(storm.arrive)
-        found = self._measured("storm", size, deployment.invocations)
+        result = self._measured("storm", size, deployment.invocations)
         model = deployment.model
-        found.p50, found.p99 = _quantiles(storm.cordoned_after) if storm.cordoned_after else (float("nan"),) * 2
-        found.notes |= {
+        result.p50, result.p99 = _quantiles(storm.cordoned_after) if storm.cordoned_after else (float("nan"),) * 2
+        result.notes |= {
             "events": count,
             "cordoned": len(storm.cordoned_after),
             "outcomes": dict(storm.outcomes),
@@ -194,7 +194,7 @@ class Bench:
             "throttled": dict(model.throttled),
             "throttledSeconds": {name: round(value, 3) for name, value in model.throttled_seconds.items()},
         }
-        return found
+        return result
 
     def settle(self, size: FleetSize, most: int | None = None) -> Measured:
         """Measure the end of up to 1,000 jobs at once."""
@@ -222,10 +222,10 @@ class Bench:
                 deployment.model.time.spawn(functools.partial(settle, job_id))
 
         deployment.run(start)
-        found = self._measured("settle", size, deployment.invocations)
-        found.p50, found.p99 = _quantiles(done)
+        result = self._measured("settle", size, deployment.invocations)
+        result.p50, result.p99 = _quantiles(done)
         model = deployment.model
-        found.notes |= {
+        result.notes |= {
             "jobs": len(ended),
             "settled": len(done),
             "retries": dict(failures),
@@ -234,7 +234,7 @@ class Bench:
             "throttled": dict(model.throttled),
             "throttledSeconds": {name: round(value, 3) for name, value in model.throttled_seconds.items()},
         }
-        return found
+        return result
 
     # ------------------------------------------------------------ figures
 
@@ -262,8 +262,10 @@ class Bench:
             functions={
                 name: FunctionFigures(
                     len(drawn),
-                    *_quantiles([sample for each in drawn for sample in each]),
-                    gigabyte_seconds=sum(statistics.median(each) for each in drawn) * limits()[name].memory_mb / 1024,
+                    *_quantiles([sample for samples in drawn for sample in samples]),
+                    gigabyte_seconds=sum(statistics.median(samples) for samples in drawn)
+                    * limits()[name].memory_mb
+                    / 1024,
                 )
                 for name, drawn in by_function.items()
             },
@@ -334,7 +336,7 @@ class _Storm:
                 for _, event in batch
             ]
             answer = self.deployment.invoke("receive_event", {"Records": records})
-            failed = {each["itemIdentifier"] for each in answer["batchItemFailures"]}
+            failed = {failure["itemIdentifier"] for failure in answer["batchItemFailures"]}
             self.outcomes["redelivered"] += len(failed)
             for _, event in batch:
                 if event["id"] in failed:
@@ -395,7 +397,9 @@ def _to_cordon(deployment: Deployment, event: Mapping[str, Any]) -> None:
     records = [{"messageId": "m", "body": json.dumps(event), "receiptHandle": "r", "attributes": {}}]
     deployment.invoke("receive_event", {"Records": records})
     (document,) = (
-        found for (kind, _), found in deployment.fleet.workflows.executions.items() if kind is WorkflowName.RECOVER_NODE
+        execution
+        for (kind, _), execution in deployment.fleet.workflows.executions.items()
+        if kind is WorkflowName.RECOVER_NODE
     )
     deployment.invoke("plan_recovery", dict(document))
     deployment.invoke("cordon_node", dict(document))
@@ -411,14 +415,14 @@ def _cordon_call(invocations: Sequence[Invocation]) -> ApiCall | None:
 
 def _calls_until(invocations: Sequence[Invocation], cordon: ApiCall | None) -> dict[str, int]:
     """Return the calls before the cordon, by API."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for invocation in invocations:
         for step in flat(invocation.trace):
             if step.call is cordon and cordon is not None:
-                return dict(found)
+                return dict(counts)
             if step.call is not None:
-                found[step.call.api] += 1
-    return dict(found)
+                counts[step.call.api] += 1
+    return dict(counts)
 
 
 def _ends_on_path(invocations: Sequence[Invocation], cordon: ApiCall | None) -> dict[str, ApiCall | None]:

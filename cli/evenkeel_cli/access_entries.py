@@ -102,21 +102,21 @@ def plan_entries(
 ) -> Iterator[EntryChange]:
     """Yield the change of each entry: first those of the stack's roles, then entries of roles that it no longer has."""
     for function, role, groups in wanted:
-        there = present.get(role)
-        if there is None:
+        entry = present.get(role)
+        if entry is None:
             yield EntryChange(function, role, EntryAction.CREATE, groups)
             continue
-        after = groups if there.stack == stack else groups | there.groups
-        action = EntryAction.KEEP if after == there.groups else EntryAction.UPDATE
-        if there.type != "STANDARD":
-            problem = f"The entry has the type {there.type}, which has no groups. Delete it, and run the command again."
-            yield EntryChange(function, role, EntryAction.KEEP, there.groups, there.groups, problem)
+        after = groups if entry.stack == stack else groups | entry.groups
+        action = EntryAction.KEEP if after == entry.groups else EntryAction.UPDATE
+        if entry.type != "STANDARD":
+            problem = f"The entry has the type {entry.type}, which has no groups. Delete it, and run the command again."
+            yield EntryChange(function, role, EntryAction.KEEP, entry.groups, entry.groups, problem)
         else:
-            yield EntryChange(function, role, action, after, there.groups)
+            yield EntryChange(function, role, action, after, entry.groups)
     roles = {wanted_entry.role for wanted_entry in wanted}
-    for role, there in sorted(present.items()):
-        if role not in roles and there.stack == stack:
-            yield EntryChange("", role, EntryAction.REMOVE, frozenset(), there.groups)
+    for role, entry in sorted(present.items()):
+        if role not in roles and entry.stack == stack:
+            yield EntryChange("", role, EntryAction.REMOVE, frozenset(), entry.groups)
 
 
 @dataclass(frozen=True)

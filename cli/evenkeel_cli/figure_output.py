@@ -168,14 +168,14 @@ def _blocks(widths: list[int], keys: list[int], most: int) -> Iterator[list[int]
 
 def _keys(rows: list[list[str]]) -> list[int]:
     """Return the first columns that tell the rows apart, without those that are not needed for it."""
-    found: list[int] = []
-    while len({tuple(row[index] for index in found) for row in rows}) < len(rows) and len(found) < len(rows[0]):
-        found.append(len(found))
-    for index in reversed(found[:-1]):
-        rest = [each for each in found if each != index]
-        if len({tuple(row[each] for each in rest) for row in rows}) == len(rows):
-            found = rest
-    return found or [0]
+    columns: list[int] = []
+    while len({tuple(row[index] for index in columns) for row in rows}) < len(rows) and len(columns) < len(rows[0]):
+        columns.append(len(columns))
+    for index in reversed(columns[:-1]):
+        rest = [columns_left for columns_left in columns if columns_left != index]
+        if len({tuple(row[column] for column in rest) for row in rows}) == len(rows):
+            columns = rest
+    return columns or [0]
 
 
 def _named(part: _Part) -> list[list[Any]]:
@@ -215,7 +215,7 @@ def _texts(document: Json) -> Iterator[str]:
         if isinstance(value, str) and value and not _is_word(value):
             yield value
         elif isinstance(value, list):
-            yield from (each for each in value if isinstance(each, str))
+            yield from (text for text in value if isinstance(text, str))
 
 
 def _is_word(text: str) -> bool:

@@ -174,23 +174,23 @@ def _decisions(decisions: Sequence[Json]) -> Iterator[str]:
         yield f"### {when}: {plain(decision['kind'])}, {decision['action']} (`{decision['decisionId']}`)"
         yield ""
         yield _cell(decision["reason"]) or "The reason is private to the job's team."
-        others = decision.get("alternatives") or ()
-        if others:
+        alternatives = decision.get("alternatives") or ()
+        if alternatives:
             yield ""
             yield from _table(
                 ("Also considered", "Would take", "GPU-hours lost", "Why not"),
                 (
                     (plain(other["option"]), _seconds(other), _number(other.get("gpuHoursLost")), other["whyNot"])
-                    for other in others
+                    for other in alternatives
                 ),
             )
 
 
 def _helpful(records: Records) -> Iterator[str]:
-    found = list(dict.fromkeys(_advice(records)))
-    if not found:
+    advice = list(dict.fromkeys(_advice(records)))
+    if not advice:
         yield "The records show no step that a setting, a spare node or another checkpoint would have shortened."
-    for text in found:
+    for text in advice:
         yield f"- {text}"
 
 

@@ -42,7 +42,7 @@ def draw_incident_receipt(out: Printer, receipt: Json) -> None:
         [
             ("cost", total),
             ("node", _node(receipt["node"])),
-            ("shared", ", ".join(_shared(each) for each in receipt["shared"])),
+            ("shared", ", ".join(_shared(share) for share in receipt["shared"])),
             ("not interrupted", _running(receipt["running"])),
             ("withheld", _withheld(receipt)),
         ],

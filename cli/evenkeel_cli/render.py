@@ -279,14 +279,14 @@ class Printer:
         beside = self._lines_of(columns[:-1], [row[:-1] for row in rows], indent, is_whole=False)
         lengths = [visible(_SHOWN_STYLE.sub("", line)) for line in beside]
         start = max(lengths) + 2
-        found = []
+        lines = []
         for line, length, cell in zip(beside, lengths, (row[-1] for row in rows), strict=True):
             is_short = start + visible(cell) <= (self.width or _UNLIMITED)
-            found.append((line + " " * (start - length) + _with_styles(cell)).rstrip() if is_short else line)
+            lines.append((line + " " * (start - length) + _with_styles(cell)).rstrip() if is_short else line)
             if not is_short:
                 wrapping = [Column("", 0, wraps=True)]
-                found += self._lines_of(wrapping, [[self.dim(cell)]], f"{indent}    ", is_whole=False)
-        return found
+                lines += self._lines_of(wrapping, [[self.dim(cell)]], f"{indent}    ", is_whole=False)
+        return lines
 
     def _fitted_lines(
         self, columns: Sequence[Column], rows: list[list[str]], widths: Sequence[int], indent: str
@@ -301,14 +301,14 @@ class Printer:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
         cells = []
         for column, taken, texts in zip(columns, widths, zip(*rows, strict=True), strict=True):
-            found = [Text.from_ansi(_with_styles(text), overflow="ellipsis", no_wrap=True) for text in texts]
+            wrapped = [Text.from_ansi(_with_styles(text), overflow="ellipsis", no_wrap=True) for text in texts]
             least = taken
             if column.may_shrink:
                 least = min(taken, max(len(column.title), 12))
             elif column.wraps:
-                found = [_wrapped(text, max(20, taken + free_width)) for text in found]
+                wrapped = [_wrapped(text, max(20, taken + free_width)) for text in wrapped]
                 least = 0
-            cells.append(found)
+            cells.append(wrapped)
             justify: Literal["left", "right"] = "right" if column.is_right else "left"
             table.add_column(justify=justify, min_width=least, no_wrap=not column.may_shrink)
         for row in zip(*cells, strict=True):

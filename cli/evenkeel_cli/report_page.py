@@ -52,7 +52,7 @@ def summary(report: Json) -> list[tuple[str, str]]:
     """Return the figures of a month on one screen."""
     failures, recovery, rent = report["failures"], report["recovery"], report["rent"]
     nodes, lost, effective = report["allNodes"], report["lost"], report["effective"]
-    saved = next(each for each in report["saved"] if each["insteadOf"] == "HYPERPOD_UNCHANGED")
+    saved = next(saving for saving in report["saved"] if saving["insteadOf"] == "HYPERPOD_UNCHANGED")
     shares = {use["use"]: use["share"] for use in nodes["uses"]}
     return [
         ("window", f"{report['since'][:16]}Z to {report['until'][:16]}Z"),
@@ -77,8 +77,12 @@ def sections(report: Json) -> Iterator[ReportSection]:
         "What to change first",
         ("CHANGE", "GPU-HOURS", "WORTH AT MOST"),
         [
-            (f"{place}. {each['change']}", gpu_hours(each["worthGpuHours"]), dollars(each["worthUsdMicros"]))
-            for place, each in enumerate(report["improvements"], 1)
+            (
+                f"{place}. {improvement['change']}",
+                gpu_hours(improvement["worthGpuHours"]),
+                dollars(improvement["worthUsdMicros"]),
+            )
+            for place, improvement in enumerate(report["improvements"], 1)
         ],
         wraps=True,
     )
@@ -87,15 +91,15 @@ def sections(report: Json) -> Iterator[ReportSection]:
         ("STAGE", "P50", "P99", "MAX", "KNOWN", "UNKNOWN", "GPU-HOURS", "COST"),
         [
             (
-                plain(each["stage"]),
-                *(seconds(each["time"][f"{figure}Seconds"]) for figure in ("p50", "p99", "max")),
-                str(each["time"]["count"]),
-                str(each["time"]["unknown"]),
-                gpu_hours(each["gpuHours"]) if each["time"]["count"] else UNKNOWN,
-                dollars(each["usdMicros"]),
+                plain(stage["stage"]),
+                *(seconds(stage["time"][f"{figure}Seconds"]) for figure in ("p50", "p99", "max")),
+                str(stage["time"]["count"]),
+                str(stage["time"]["unknown"]),
+                gpu_hours(stage["gpuHours"]) if stage["time"]["count"] else UNKNOWN,
+                dollars(stage["usdMicros"]),
             )
-            for each in report["stages"]
-            if each["time"]["count"] or each["time"]["unknown"]
+            for stage in report["stages"]
+            if stage["time"]["count"] or stage["time"]["unknown"]
         ],
     )
     for title, name in (
@@ -106,7 +110,7 @@ def sections(report: Json) -> Iterator[ReportSection]:
         yield ReportSection(
             title,
             ("GROUP", "TIMES", "OPEN", "GPU-HOURS", "COST", "UNKNOWN WORK"),
-            [_loss(each) for each in report[name]],
+            [_loss(row) for row in report[name]],
         )
     if report["requested"]["interruptions"]:
         yield ReportSection(
@@ -119,32 +123,35 @@ def sections(report: Json) -> Iterator[ReportSection]:
         ("Failures by pool", "byPool"),
         ("Failures by instance type", "byInstanceType"),
     ):
-        rows = [(each["group"], str(each["failures"]), *_rate_cells(each["rate"])) for each in report["failures"][name]]
+        rows = [
+            (failure["group"], str(failure["failures"]), *_rate_cells(failure["rate"]))
+            for failure in report["failures"][name]
+        ]
         yield ReportSection(title, ("GROUP", "FAILURES", "PER 1000 NODE-DAYS", "95% INTERVAL", "NODE MTBF"), rows)
     yield ReportSection(
         "Nodes with the largest losses",
         ("NODE", "POOL", "FAILURES", "ABOVE FLEET", "GPU-HOURS", "COST"),
         [
             (
-                each["node"],
-                each["pool"],
-                str(each["failures"]),
-                "yes" if each["isAboveFleet"] else "no" if each["rate"] else UNKNOWN,
-                gpu_hours(each["gpuHours"]),
-                dollars(each["usdMicros"]),
+                node["node"],
+                node["pool"],
+                str(node["failures"]),
+                "yes" if node["isAboveFleet"] else "no" if node["rate"] else UNKNOWN,
+                gpu_hours(node["gpuHours"]),
+                dollars(node["usdMicros"]),
             )
-            for each in report["failures"]["nodes"]
+            for node in report["failures"]["nodes"]
         ],
         left=2,
     )
     yield ReportSection(
         "GPU time by pool",
         ("POOL", "GPU-HOURS", *_USE_TITLES, "IDLE COST"),
-        [_pool(each) for each in report["pools"]],
+        [_pool(pool) for pool in report["pools"]],
     )
     rented = [
-        (each["name"], str(each["rentals"]), gpu_hours(each["nodeHours"]), dollars(each["usdMicros"]))
-        for each in report["rent"]["pools"]
+        (pool["name"], str(pool["rentals"]), gpu_hours(pool["nodeHours"]), dollars(pool["usdMicros"]))
+        for pool in report["rent"]["pools"]
     ]
     yield ReportSection("Rented by pool", ("POOL", "RENTALS", "NODE-HOURS", "COST"), rented)
 
@@ -175,8 +182,10 @@ def draw(out: Printer, report: Json, *, is_wide: bool) -> None:
 
 def texts(report: Json) -> list[str]:
     """Return what the figures assume and leave out."""
-    reasons = [f"{count} not claimed: {why}" for each in report["saved"][:1] for why, count in each["reasons"].items()]
-    return [*report["notes"], *(text for each in report["saved"][:1] for text in each["assumptions"]), *reasons]
+    reasons = [
+        f"{count} not claimed: {why}" for saving in report["saved"][:1] for why, count in saving["reasons"].items()
+    ]
+    return [*report["notes"], *(text for saving in report["saved"][:1] for text in saving["assumptions"]), *reasons]
 
 
 def markdown(report: Json) -> str:
@@ -283,15 +292,15 @@ def _collect(value: Any, section: str, item: str, rows: list[Json]) -> None:
         case dict():
             own = next((str(value[name]) for name in _NAMES if isinstance(value.get(name), str) and value[name]), "")
             inner = " / ".join(filter(None, (item, own if section else "")))
-            for name, each in value.items():
-                if isinstance(each, dict | list):
-                    _collect(each, f"{section}.{name}" if section else name, inner, rows)
-                elif not isinstance(each, str) or not section:
-                    rows.append({"section": section or "report", "item": inner, "figure": name, "value": each})
+            for name, entry in value.items():
+                if isinstance(entry, dict | list):
+                    _collect(entry, f"{section}.{name}" if section else name, inner, rows)
+                elif not isinstance(entry, str) or not section:
+                    rows.append({"section": section or "report", "item": inner, "figure": name, "value": entry})
         case list():
-            for each in value:
-                if isinstance(each, dict):
-                    _collect(each, section, item, rows)
+            for item_entry in value:
+                if isinstance(item_entry, dict):
+                    _collect(item_entry, section, item, rows)
 
 
 def percent(share: float | None) -> str:

@@ -27,12 +27,14 @@ def draw_summary(out: Printer, summary: Json) -> None:
     if not summary["cases"]:
         return
     out.line()
-    named = [each for each in _SIGNS if any(each in summary[name] for name in ("cordons", "noCordons", "repairs"))]
+    named = [
+        verdict for verdict in _SIGNS if any(verdict in summary[name] for name in ("cordons", "noCordons", "repairs"))
+    ]
     columns = [
-        Column("VERDICT", lambda each: out.with_glyph(_SIGNS[each], plain(each))),
-        Column("CORDON", lambda each: summary["cordons"].get(each, 0), is_right=True),
-        Column("NO CORDON", lambda each: summary["noCordons"].get(each, 0), is_right=True),
-        Column("REPAIR", lambda each: summary["repairs"].get(each, 0), is_right=True),
+        Column("VERDICT", lambda verdict: out.with_glyph(_SIGNS[verdict], plain(verdict))),
+        Column("CORDON", lambda verdict: summary["cordons"].get(verdict, 0), is_right=True),
+        Column("NO CORDON", lambda verdict: summary["noCordons"].get(verdict, 0), is_right=True),
+        Column("REPAIR", lambda verdict: summary["repairs"].get(verdict, 0), is_right=True),
     ]
     out.table(columns, named)
     out.line()
@@ -77,8 +79,8 @@ def draw_faults(out: Printer, faults: list[Json]) -> None:
         [
             Column("FAULT", "faultKey", may_shrink=True),
             Column("CASES", "cases", is_right=True),
-            Column("WRONG CORDONS", lambda each: _of(each["falseCordons"]), is_right=True),
-            Column("WRONG REPLACEMENTS", lambda each: _of(each["falseReplacements"]), is_right=True),
+            Column("WRONG CORDONS", lambda fault: _of(fault["falseCordons"]), is_right=True),
+            Column("WRONG REPLACEMENTS", lambda fault: _of(fault["falseReplacements"]), is_right=True),
         ],
         faults,
     )
@@ -98,13 +100,13 @@ def draw_cases(out: Printer, cases: list[Json], *, is_wide: bool) -> None:
         return
     out.line()
     columns = [
-        Column("DECIDED", lambda each: f"{_decision(each)['decidedAt'][:19]}Z"),
-        Column("NODE", lambda each: _decision(each)["instanceId"]),
-        Column("FAULT", lambda each: _decision(each)["faultKey"], may_shrink=True),
-        Column("CORDON", lambda each: _verdict(out, each["cordon"], "yes" if _decision(each)["cordons"] else "no")),
-        Column("REPAIR", lambda each: _verdict(out, each["repair"], _decision(each)["repair"] or "none")),
-        Column("INCIDENT", lambda each: _decision(each)["incidentId"], is_wide=True),
-        Column("POOL", lambda each: _decision(each)["pool"] or "–", is_wide=True),
+        Column("DECIDED", lambda case: f"{_decision(case)['decidedAt'][:19]}Z"),
+        Column("NODE", lambda case: _decision(case)["instanceId"]),
+        Column("FAULT", lambda case: _decision(case)["faultKey"], may_shrink=True),
+        Column("CORDON", lambda case: _verdict(out, case["cordon"], "yes" if _decision(case)["cordons"] else "no")),
+        Column("REPAIR", lambda case: _verdict(out, case["repair"], _decision(case)["repair"] or "none")),
+        Column("INCIDENT", lambda case: _decision(case)["incidentId"], is_wide=True),
+        Column("POOL", lambda case: _decision(case)["pool"] or "–", is_wide=True),
         Column("REASON", _reasons, is_wide=True),
     ]
     out.table(columns, cases, is_wide=is_wide)

@@ -107,7 +107,7 @@ def why_job(job_id: str) -> api.Reply:
 def job_logs(job_id: str) -> api.Reply:
     query = app.query(api_types.LogsQuery)
     context = wiring.context()
-    found = read_jobs.job_logs(
+    log = read_jobs.job_logs(
         job_id,
         _reader(),
         context,
@@ -116,7 +116,7 @@ def job_logs(job_id: str) -> api.Reply:
         tail=query.tail,
         timestamps=bool(query.timestamps),
     )
-    return app.answer(found)
+    return app.answer(log)
 
 
 @app.get("/v1/jobs/<job_id>/receipt")

@@ -221,8 +221,8 @@ def _recover(
 
     def over() -> bool:
         nonlocal incident, job
-        found = [item for item in client.get("/incidents")["items"] if item["node"]["name"] == node]
-        incident = found[0] if found else {}
+        incidents = [item for item in client.get("/incidents")["items"] if item["node"]["name"] == node]
+        incident = incidents[0] if incidents else {}
         job = client.get(path)
         timelines.print_new(
             f"{path}/timeline", *([f"/incidents/{incident['incidentId']}/timeline"] if incident else [])

@@ -103,8 +103,8 @@ def deploy(
 
 def _deployment_id(built: Path, parameters: Mapping[str, str]) -> str:
     """Return an id that is new for each build and each set of parameters, and else the same."""
-    others = {name: value for name, value in parameters.items() if name != "DeploymentId"}
-    text = json.dumps([_prefix_of(built), others], sort_keys=True)
+    other_parameters = {name: value for name, value in parameters.items() if name != "DeploymentId"}
+    text = json.dumps([_prefix_of(built), other_parameters], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
 
 

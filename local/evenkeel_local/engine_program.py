@@ -442,8 +442,8 @@ def simulate_with_context() -> None:
     def simulate_with_entries(parameters: Document) -> Any:
         entries = {}
         for name, key in parameters.items():
-            entry, found, _ = name.partition(".ContextKeyName")
-            if found:
+            entry, has_context, _ = name.partition(".ContextKeyName")
+            if has_context:
                 entries[iam._p({"key": key}, "key").lower()] = iam._p(parameters, f"{entry}.ContextKeyValues.member.1")
         given.set(entries)
         try:

@@ -131,8 +131,8 @@ def policy_statements(maker: Credentials, arn: str) -> list[Statement]:
     """Return the statements of a managed policy, as they are deployed."""
     iam: IAMClient = maker.client("iam")
     version = iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
-    found: Any = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
-    document = json.loads(found) if isinstance(found, str) else found
+    stored: Any = iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
+    document = json.loads(stored) if isinstance(stored, str) else stored
     return list(document["Statement"])
 
 

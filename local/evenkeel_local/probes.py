@@ -59,16 +59,17 @@ def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Pro
         "API": lambda: str(context["url"]) if status() else "",
         "schedules": lambda: _schedules(status(), state["upSince"]),
     }
-    found: dict[str, ProbeResult] = {}
+    results: dict[str, ProbeResult] = {}
     threads = [
-        threading.Thread(target=_probe_part, args=(found, part, one), daemon=True) for part, one in tries.items()
+        threading.Thread(target=_probe_part, args=(results, part, attempt), daemon=True)
+        for part, attempt in tries.items()
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(ANSWER_SECONDS + 1)
     silent = f"no answer within {ANSWER_SECONDS:.0f} s"
-    return [found.get(part, ProbeResult(part, is_up=False, detail=silent)) for part in tries]
+    return [results.get(part, ProbeResult(part, is_up=False, detail=silent)) for part in tries]
 
 
 def _probe_part(found: dict[str, ProbeResult], part: str, one: Callable[[], str]) -> None:

@@ -127,7 +127,7 @@ class ScenarioRun:
     def rented_for_serving(self) -> list[Json]:
         """Return all rentals for Deployments."""
         serving = self.client.get("/status")["serving"]
-        return [rental for each in serving for rental in each["rentals"]]
+        return [rental for workload in serving for rental in workload["rentals"]]
 
     # ------------------------------------------------------------ watching
 
@@ -139,11 +139,11 @@ class ScenarioRun:
         """
 
         def look_and_print() -> Any:
-            seen = look()
+            value = look()
             self.print_timeline()
             if self.meter:
                 self.meter.read(self.centre)
-            return seen
+            return value
 
         return wait_for(what, seconds, look_and_print)
 
@@ -405,7 +405,7 @@ def shared_node(run: ScenarioRun) -> None:
     nodes = {job.node(0) for job in (first, second, notebook)}
     run.check("two halves of a node and a CPU job run on one node", len(nodes) == 1, nodes)
     large = run.submit("large", short, team="red", gpusPerNode=0, cpuPerNode=64)
-    waiting = large.until("to wait for CPU", lambda seen: "short of CPU" in seen["reason"])
+    waiting = large.until("to wait for CPU", lambda document: "short of CPU" in document["reason"])
     run.check("a job that needs more CPU than is free waits, and says so", True, waiting["reason"])
     for job in (first, second, notebook, large):
         job.ends_well(attempts=1)
@@ -451,8 +451,8 @@ def node_lost(run: ScenarioRun) -> None:
     instance_id = node.removeprefix("hyperpod-")
 
     def incident() -> Json:
-        found = run.client.get("/incidents", pageSize=100)["items"]
-        return next((each for each in found if each["node"]["instanceId"] == instance_id), {})
+        incidents = run.client.get("/incidents", pageSize=100)["items"]
+        return next((document for document in incidents if document["node"]["instanceId"] == instance_id), {})
 
     open_still = incident()
     run.check("the job runs while its node is repaired", open_still["state"] not in SETTLED, open_still["state"])
@@ -474,8 +474,8 @@ def node_group(run: ScenarioRun) -> None:
     run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
 
     def incident() -> Json:
-        found = run.client.get("/incidents", pageSize=100)["items"]
-        return next((each for each in found if each["node"]["instanceId"] == before[node]), {})
+        incidents = run.client.get("/incidents", pageSize=100)["items"]
+        return next((document for document in incidents if document["node"]["instanceId"] == before[node]), {})
 
     settled = run.wait("the incident to settle", lambda: incident().get("state") in SETTLED and incident())
     run.check("the recovery needs no person", settled["state"] == "RECOVERED", settled["outcome"])
@@ -522,7 +522,7 @@ def preempted_for_interrupted(run: ScenarioRun) -> None:
     low.until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
     high.ends_well(attempts=2)
     low.ends_well(attempts=2)
-    taken = [each["name"] for each in high.attempt(2)["nodes"]]
+    taken = [node["name"] for node in high.attempt(2)["nodes"]]
     run.check("high runs where low ran", preempted_node in taken and node not in taken, taken)
     stopped, resumed = low.attempt(1), low.attempt(2)
     run.check("the reason of low names the job that preempts it", high.job_id in stopped["reason"], stopped["reason"])
@@ -631,7 +631,7 @@ def inference_burst(run: ScenarioRun) -> None:
         "both rented nodes to be assigned",
         lambda: (
             names
-            if len(names := [one for document in run.rented_for_serving() for one in document["nodeNames"]]) > 1
+            if len(names := [name for document in run.rented_for_serving() for name in document["nodeNames"]]) > 1
             else []
         ),
     )
@@ -711,9 +711,14 @@ def plan_ends(run: ScenarioRun) -> None:
     run.check(
         "the job starts on the training plan", job.attempt(1)["pool"] == FleetShape().group, job.attempt(1)["pool"]
     )
-    job.until("to receive the request to leave", lambda seen: seen["currentAttempt"] > 1 or "leaves" in seen["reason"])
+    job.until(
+        "to receive the request to leave",
+        lambda document: document["currentAttempt"] > 1 or "leaves" in document["reason"],
+    )
     notice_step = job.step()
-    job.until("to run on rented nodes", lambda seen: seen["currentAttempt"] > 1 and seen["state"] == "RUNNING")
+    job.until(
+        "to run on rented nodes", lambda document: document["currentAttempt"] > 1 and document["state"] == "RUNNING"
+    )
     first, second = job.attempt(1), job.attempt(2)
     run.check("the job left in time", datetime.fromisoformat(first["endedAt"]) < left_by, first["endedAt"])
     run.check("the reason says so", "The reservation of" in first["reason"], first["reason"])
@@ -809,8 +814,8 @@ def _run_and_report(scenario: Scenario) -> int:
     print(f"── {scenario.name}: {scenario.title}", flush=True)
     began = time.monotonic()
     result = run_alone(scenario, say=lambda text: print(f"  {text}", flush=True))
-    for what, holds, seen in result.checks:
-        print(f"{'●' if holds else '✖'} {what}{'' if holds else f': {seen}'}", flush=True)
+    for what, holds, detail in result.checks:
+        print(f"{'●' if holds else '✖'} {what}{'' if holds else f': {detail}'}", flush=True)
     failed = len(result.failures())
     print(f"{len(result.checks) - failed} checks passed, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
     return 0 if result.is_ok else 1

@@ -96,13 +96,13 @@ class WorkerTemplate:
     """A process that has imported a layer and forks workers."""
 
     def __init__(self, layer: Path) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket, worker_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(START_SECONDS)
-        with theirs:
+        with worker_socket:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", __file__, str(theirs.fileno()), str(layer)],
+                [sys.executable, "-P", __file__, str(worker_socket.fileno()), str(layer)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[worker_socket.fileno()],
             )
         self.pid = self._process.pid
 
@@ -114,23 +114,23 @@ class WorkerTemplate:
         """
         command = json.dumps([script, folder, environment]).encode()
         pipes = [os.pipe() for _ in range(3)]
-        theirs = [pipes[0][0], pipes[1][1], pipes[2][1]]
-        ours = [pipes[0][1], pipes[1][0], pipes[2][0]]
+        worker_ends = [pipes[0][0], pipes[1][1], pipes[2][1]]
+        own_ends = [pipes[0][1], pipes[1][0], pipes[2][0]]
         try:
-            socket.send_fds(self._socket, [command], theirs)
+            socket.send_fds(self._socket, [command], worker_ends)
             answer, handles, _, _ = socket.recv_fds(self._socket, 100, 1)
             if not answer or not handles:
                 message = f"the worker template {self.pid} has ended"
                 raise ConnectionError(message)
         except OSError:
-            for end in ours:
+            for end in own_ends:
                 os.close(end)
             raise
         finally:
-            for end in theirs:
+            for end in worker_ends:
                 os.close(end)
         os.set_inheritable(handles[0], False)
-        return ForkedWorker(int(answer), handles[0], ours)
+        return ForkedWorker(int(answer), handles[0], own_ends)
 
     def close(self) -> None:
         """End the template. Its workers keep running."""

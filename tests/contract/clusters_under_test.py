@@ -231,8 +231,12 @@ class FakeClusterUnderTest:
     def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
         workload = self.cluster.launched(spec.attempt.job_id, spec.attempt.attempt)
         name = f"job-{spec.attempt.workload_name}-12345"
-        made = {"metadata": {"name": name}, "spec": {"queueName": spec.attempt.local_queue, **more}, "status": status}
-        workload.kueue = kueue_workloads.read_kueue(made)
+        document = {
+            "metadata": {"name": name},
+            "spec": {"queueName": spec.attempt.local_queue, **more},
+            "status": status,
+        }
+        workload.kueue = kueue_workloads.read_kueue(document)
 
     def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
         if labels:
@@ -479,8 +483,8 @@ def tainted_machine(bench: ClusterUnderTest) -> ProviderNode:
     """Return a running node of the group whose nodes start with the taint."""
 
     def running() -> ProviderNode | None:
-        ours = [node for node in bench.provider.nodes() if node.instance_group == "p5-tainted"]
-        return next((node for node in ours if node.status == "Running"), None)
+        group_nodes = [node for node in bench.provider.nodes() if node.instance_group == "p5-tainted"]
+        return next((node for node in group_nodes if node.status == "Running"), None)
 
     machine: ProviderNode = bench.eventually(running, "a running machine")
     return machine

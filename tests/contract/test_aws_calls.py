@@ -93,8 +93,10 @@ def test_every_operation_of_an_adapter_has_a_case() -> None:
         f"{name}: {python}"
         for name, text in sources.items()
         for python in aws_calls.operations_called(text)
-        if any(python == each for _, each, _ in spelled)
-        and not any(python == each and f"{service}:{operation}" in recorded for service, each, operation in spelled)
+        if any(python == spelling for _, spelling, _ in spelled)
+        and not any(
+            python == spelling and f"{service}:{operation}" in recorded for service, spelling, operation in spelled
+        )
     }
 
     assert missing == set()

@@ -157,9 +157,9 @@ def test_recent_karpenter_event_shows_a_refusal(handle: ClusterHandle) -> None:
     cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (3, 24))
     cluster.create_capacity_pods(spec)
 
-    said = until(lambda: cluster.refusal(CLUSTER, BOUNDED, began), "the third machine to be refused")
+    refusal = until(lambda: cluster.refusal(CLUSTER, BOUNDED, began), "the third machine to be refused")
 
-    assert "InsufficientInstanceCapacity" in said
+    assert "InsufficientInstanceCapacity" in refusal
     assert cluster.refusal(CLUSTER, "other", began) == ""
     assert cluster.refusal(CLUSTER, BOUNDED, datetime.now(UTC) + timedelta(minutes=1)) == ""
     until(lambda: cluster.delete_capacity_pods(CLUSTER, NAMESPACE, spec.name), "the capacity pods to be gone")
@@ -268,7 +268,7 @@ def test_deployment_spike_rents_and_returns_nodes_on_real_pods(untouched: Cluste
         return sorted(pod.node_name for pod in cluster.pods(CLUSTER) if pod.node_name and pod.claim is None)
 
     untouched.apply([a_deployment(4)])
-    committed = until(lambda: there if len(there := standing()) == 4 else [], "four replicas on what is committed")
+    committed = until(lambda: pods if len(pods := standing()) == 4 else [], "four replicas on what is committed")
     turn()
     untouched.apply([a_deployment(5)])
     until(lambda: states() == [RentalState.READY], "a node for the fifth")

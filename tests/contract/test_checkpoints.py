@@ -32,8 +32,8 @@ def on_s3(client: Any, bucket: str) -> CheckpointPlace:
 
     def put(key: str, body: bytes) -> None:
         checksum = base64.b64encode(hashlib.sha256(body).digest()).decode()
-        told = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
-        client.put_object(Bucket=bucket, Key=f"teams/job-1/{key}", Body=body, **told)
+        checksum_headers = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
+        client.put_object(Bucket=bucket, Key=f"teams/job-1/{key}", Body=body, **checksum_headers)
 
     return CheckpointPlace(S3Checkpoints(client), f"s3://{bucket}/teams/job-1", put)
 

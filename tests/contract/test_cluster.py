@@ -429,7 +429,7 @@ def test_the_last_lines_of_a_ranks_log_are_read(bench: ClusterUnderTest) -> None
     stamped = bench.cluster.logs(spec.attempt, 0, 2, timestamps=True).splitlines()
     times, lines = zip(*(line.split(" ", 1) for line in stamped), strict=True)
     assert lines == ("two", "rank 0")
-    assert [bool(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", each)) for each in times] == [True, True]
+    assert [bool(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z", time)) for time in times] == [True, True]
     with pytest.raises(NotFound):
         tail(2)
 
@@ -591,10 +591,10 @@ def created_anew(bench: ClusterUnderTest, spec: LaunchSpec) -> str:
 
 
 def test_bare_pod_with_borrowed_labels_is_not_the_attempts(bench: ClusterUnderTest) -> None:
-    here, there = free_nodes(bench, 2)
+    here, other_node = free_nodes(bench, 2)
     spec = a_launch(bench, [here], "echo mine; exec sleep 60")
     bench.cluster.launch(spec)
-    bench.forges_pod(spec, there.name)
+    bench.forges_pod(spec, other_node.name)
 
     def claims() -> list[UnmanagedPod]:
         pods = [pod for pod in bench.cluster.pods(CLUSTER) if pod.claim and pod.node_name]
@@ -604,13 +604,13 @@ def test_bare_pod_with_borrowed_labels_is_not_the_attempts(bench: ClusterUnderTe
 
     assert {(pod.node_name, pod.claim.controller == spec.attempt.workload_name) for pod in pods if pod.claim} == {
         (here.name, True),
-        (there.name, False),
+        (other_node.name, False),
     }
     assert [pod.node_name for pod in seen(bench, spec).pods] == [here.name]
     bench.cluster.stop(spec.attempt, 1)
-    bench.cluster.force_delete_pods(spec.attempt, [there.name])
+    bench.cluster.force_delete_pods(spec.attempt, [other_node.name])
     bench.eventually(lambda: seen(bench, spec).pods == () and seen(bench, spec).uid == "", "the attempt to be gone")
-    assert [pod.node_name for pod in bench.cluster.pods(CLUSTER)] == [there.name]
+    assert [pod.node_name for pod in bench.cluster.pods(CLUSTER)] == [other_node.name]
     with pytest.raises(NotFound):
         bench.cluster.logs(spec.attempt, 0, 10)
 
@@ -629,23 +629,23 @@ def test_unmanaged_pods_show_owner_and_recreation(bench: ClusterUnderTest) -> No
         pods = [pod for pod in bench.cluster.pods(CLUSTER) if pod.claim is None]
         return pods if len(pods) == 3 else []
 
-    found = bench.eventually(foreign, "three pods")
+    pods = bench.eventually(foreign, "three pods")
 
-    assert {(pod.name, pod.kind, pod.workload, pod.recreation, pod.consent, pod.is_movable) for pod in found} == {
+    assert {(pod.name, pod.kind, pod.workload, pod.recreation, pod.consent, pod.is_movable) for pod in pods} == {
         ("bare", "", "bare", PodRecreation.NEVER, Consent.UNSET, False),
         ("notebook-0", "StatefulSet", "llama", PodRecreation.BY_OWNER, Consent.ALLOWED, True),
         ("hyperpod-0", "HyperPodPyTorchJob", "llama", PodRecreation.BY_HYPERPOD, Consent.ALLOWED, False),
     }
-    assert {(pod.namespace, pod.node_name, pod.accelerators) for pod in found} == {("default", node.name, 2)}
+    assert {(pod.namespace, pod.node_name, pod.accelerators) for pod in pods} == {("default", node.name, 2)}
     in_use = {group: bench.cluster.resources_in_use(CLUSTER, group) for group in PodGroup}
     assert in_use[PodGroup.ALL][node.name].accelerators == 6
     assert (in_use[PodGroup.MOVABLE], in_use[PodGroup.BOUND]) == (in_use[PodGroup.ALL], {})
 
 
 def test_unmanaged_pods_are_listed_by_node(bench: ClusterUnderTest) -> None:
-    here, there = free_nodes(bench, 2)
+    here, other_node = free_nodes(bench, 2)
     bench.holds("replica-0", here.name, owner="ReplicaSet")
-    bench.holds("replica-1", there.name, owner="ReplicaSet")
+    bench.holds("replica-1", other_node.name, owner="ReplicaSet")
     bench.eventually(lambda: len(bench.cluster.pods(CLUSTER)) == 2, "two pods")
 
     assert [pod.name for pod in bench.cluster.pods(CLUSTER, here.name)] == ["replica-0"]

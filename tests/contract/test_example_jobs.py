@@ -126,7 +126,7 @@ def documented(example: Example) -> str:
     return f"| {example.name} | {', '.join(named) or '–'} | {example.after_crash} | {example.after_drain} |"
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda each: each.name)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 @pytest.mark.parametrize("fault", ["crash", "drain"])
 def test_example_comes_back(bench: LocalClusterUnderTest, example: Example, fault: str, tmp_path: Path) -> None:
     job = submitted(bench, example, tmp_path)
@@ -149,6 +149,8 @@ def pods_of(bench: LocalClusterUnderTest, job: UnmanagedJob) -> list[Json]:
 
 def is_hurt(pods: list[Json], before: set[str]) -> bool:
     """Whether a pod has failed, was restarted, or was replaced."""
-    restarts = [each.get("restartCount") for pod in pods for each in pod["status"].get("containerStatuses") or ()]
+    restarts = [
+        container.get("restartCount") for pod in pods for container in pod["status"].get("containerStatuses") or ()
+    ]
     has_failed = any(pod["status"].get("phase") == "Failed" for pod in pods)
     return any(restarts) or has_failed or {pod["metadata"]["uid"] for pod in pods} != before

@@ -240,17 +240,17 @@ def without_key_identifiers(folder: Path) -> tuple[ssl.SSLContext, str]:
     now, keys = datetime.now(UTC), [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
 
     def signed(index: int, *extensions: tuple[x509.ExtensionType, bool]) -> bytes:
-        made = (
+        builder = (
             x509.CertificateBuilder()
             .subject_name(names[index])
             .issuer_name(names[0])
             .public_key(keys[index].public_key())
         )
-        made = made.serial_number(x509.random_serial_number())
-        made = made.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(hours=1))
+        builder = builder.serial_number(x509.random_serial_number())
+        builder = builder.not_valid_before(now - timedelta(hours=1)).not_valid_after(now + timedelta(hours=1))
         for extension, is_critical in extensions:
-            made = made.add_extension(extension, critical=is_critical)
-        return made.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+            builder = builder.add_extension(extension, critical=is_critical)
+        return builder.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     authority = signed(0, (x509.BasicConstraints(ca=True, path_length=None), True))
     place = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
@@ -474,8 +474,8 @@ def test_capacity_pods_tolerate_only_the_taints_of_their_pool(script: Script, ap
 
     KubernetesCluster(OneApi(api), fleet="f").create_capacity_pods(spec)
 
-    (made,) = [body for method, _, body, _ in script.asked if method == "POST"]
-    borne = made["spec"]["template"]["spec"]["tolerations"]
+    (created,) = [body for method, _, body, _ in script.asked if method == "POST"]
+    borne = created["spec"]["template"]["spec"]["tolerations"]
     assert borne == [
         {"key": "evenkeel.io/awaiting-validation", "operator": "Exists", "effect": "NoSchedule"},
         {"key": "team", "operator": "Exists", "effect": "NoSchedule"},
@@ -486,11 +486,11 @@ def test_capacity_pods_tolerate_only_the_taints_of_their_pool(script: Script, ap
 def test_refused_job_leaves_no_service(script: Script, api: KubernetesApi) -> None:
     spec = a_spec()
     space, name = f"namespaces/{spec.attempt.namespace}", spec.attempt.workload_name
-    mine = manifests.service(spec, "f")
-    mine["metadata"]["uid"] = "uid-1"
-    script.on("POST", f"/api/v1/{space}/services", (201, mine))
+    service = manifests.service(spec, "f")
+    service["metadata"]["uid"] = "uid-1"
+    script.on("POST", f"/api/v1/{space}/services", (201, service))
     script.on("POST", f"/apis/batch/v1/{space}/jobs", (403, status(403, "Forbidden")))
-    script.on("GET", f"/api/v1/{space}/services/{name}", (200, mine))
+    script.on("GET", f"/api/v1/{space}/services/{name}", (200, service))
     script.on("DELETE", f"/api/v1/{space}/services/{name}", (200, {}))
 
     with pytest.raises(NotAllowed):
@@ -549,13 +549,13 @@ def test_cordon_that_always_loses_the_race_is_a_conflict(script: Script, api: Ku
 
 
 def test_release_retries_when_its_preconditions_fail(script: Script, api: KubernetesApi) -> None:
-    ours = {"key": "evenkeel.io/awaiting-validation", "effect": "NoSchedule"}
+    own_taint = {"key": "evenkeel.io/awaiting-validation", "effect": "NoSchedule"}
     other = {"key": "own", "effect": "NoExecute"}
     script.on(
         "GET",
         f"{NODES}/n1",
-        (200, a_node_object("1", taints=[ours, other])),
-        (200, a_node_object("2", taints=[other, ours])),
+        (200, a_node_object("1", taints=[own_taint, other])),
+        (200, a_node_object("2", taints=[other, own_taint])),
     )
     script.on("PATCH", f"{NODES}/n1", (422, status(422, "InvalidObject")), (200, {}))
 
@@ -598,8 +598,8 @@ def test_broken_watch_continues_and_an_expired_one_lists_again(script: Script, a
 
     quiet.put(b"")
     assert heard == ["node"] * 3
-    asked = [path for _, path, *_ in script.asked if path.startswith(NODES)]
-    versions = ["limit" if "limit=1" in path else path.partition("resourceVersion=")[2][:1] for path in asked]
+    requested = [path for _, path, *_ in script.asked if path.startswith(NODES)]
+    versions = ["limit" if "limit=1" in path else path.partition("resourceVersion=")[2][:1] for path in requested]
     assert versions[:5] == ["limit", "6", "7", "7", "limit"]
 
 

@@ -72,19 +72,22 @@ def test_job_is_admitted_evicted_and_admitted_again(bench: LocalClusterUnderTest
 
 def test_pending_job_shows_its_position_by_priority_then_age(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
     nodes = free_nodes(bench)
-    specs = [a_launch(bench, nodes, local_queue="research", priority_class=each) for each in ("", "", "high")]
+    specs = [
+        a_launch(bench, nodes, local_queue="research", priority_class=priority_class)
+        for priority_class in ("", "", "high")
+    ]
     for spec in specs:
         bench.cluster.launch(spec)
         until(lambda spec=spec: seen(bench, spec).kueue, "its Workload")  # type: ignore[misc]  # bound now
 
     def places() -> list[int | None]:
-        found = {
+        positions = {
             workload.job_id: workload.kueue.position if workload.kueue else None
             for workload in bench.cluster.workloads(CLUSTER)
         }
-        return [found[spec.attempt.job_id] for spec in specs]
+        return [positions[spec.attempt.job_id] for spec in specs]
 
-    assert until(lambda: (found := places()) == [2, 3, 1] and found, "the places")
+    assert until(lambda: (positions := places()) == [2, 3, 1] and positions, "the places")
     assert [workload.kueue.position for spec in specs if (workload := seen(bench, spec)).kueue] == [2, 3, 1]
 
 

@@ -513,10 +513,10 @@ class SlowTables:
 
     def batch_get_item(self, RequestItems: Any) -> Any:  # noqa: N803 - boto3's own spelling
         self.requests.append(RequestItems)
-        ((name, asked),) = RequestItems.items()
-        first, *rest = asked["Keys"]
+        ((name, request),) = RequestItems.items()
+        first, *rest = request["Keys"]
         item = {**first, "version": {"N": "1"}, "doc": {"S": "{}"}}
-        left = {name: {**asked, "Keys": rest}} if rest else {}
+        left = {name: {**request, "Keys": rest}} if rest else {}
         return {"Responses": {name: [item]}, "UnprocessedKeys": left}
 
 

@@ -25,17 +25,17 @@ HOSTILE = (
 
 
 def all_messages(sqs: Any, queue_url: str, count: int) -> list[Any]:
-    found: list[Any] = []
+    messages: list[Any] = []
 
     def enough() -> bool:
         answer = sqs.receive_message(QueueUrl=queue_url, MaxNumberOfMessages=10, MessageAttributeNames=["All"])
-        found.extend(answer.get("Messages", []))
+        messages.extend(answer.get("Messages", []))
         for message in answer.get("Messages", []):
             sqs.delete_message(QueueUrl=queue_url, ReceiptHandle=message["ReceiptHandle"])
-        return len(found) >= count
+        return len(messages) >= count
 
     until(enough, f"{count} messages")
-    return found
+    return messages
 
 
 def test_cycle_requests_are_delivered_in_one_group(engine_user: Credentials, unique: str) -> None:
@@ -135,11 +135,11 @@ def test_a_page_reaches_the_topic_with_its_key(engine_user: Credentials, unique:
     SnsPager(topic, "main", sns).page("A recovery\nneeds — you " + "x" * 200, HOSTILE, key="inc-1")
 
     (message,) = all_messages(sqs, url, 1)
-    told = json.loads(message["Body"])
-    assert told["Subject"].startswith("main: A recovery needs ? you xxx")
-    assert len(told["Subject"]) == 100
-    assert told["Message"] == escape_invalid_characters(HOSTILE)
-    assert told["MessageAttributes"]["key"]["Value"] == "inc-1"
+    page = json.loads(message["Body"])
+    assert page["Subject"].startswith("main: A recovery needs ? you xxx")
+    assert len(page["Subject"]) == 100
+    assert page["Message"] == escape_invalid_characters(HOSTILE)
+    assert page["MessageAttributes"]["key"]["Value"] == "inc-1"
 
 
 def test_raw_event_is_archived_unchanged_under_its_id(engine_user: Credentials, unique: str) -> None:
@@ -255,7 +255,7 @@ class RecordingClient:
 def bytes_of(request: dict[str, Any], body: str) -> int:
     """Return the size that SNS and SQS count: the message, and names, types and values of its attributes."""
     attributes = request["MessageAttributes"]
-    texts = [(name, each["DataType"], each["StringValue"]) for name, each in attributes.items()]
+    texts = [(name, attribute["DataType"], attribute["StringValue"]) for name, attribute in attributes.items()]
     return len(request[body].encode()) + sum(len(text.encode()) for part in texts for text in part)
 
 

@@ -45,7 +45,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     )
     listed = client.describe_auto_scaling_instances()["AutoScalingInstances"]
     groups = AutoScalingNodeGroups(client, client, client_of("eks"))
-    yield Bench(groups, [each["InstanceId"] for each in listed])
+    yield Bench(groups, [instance["InstanceId"] for instance in listed])
 
 
 def test_member_names_its_group_and_cluster(bench: Bench) -> None:

@@ -135,7 +135,7 @@ def templates_of(manifest: Json) -> list[Json]:
             groups = manifest["spec"]["pytorchReplicaSpecs"].values()
         case _:
             groups = manifest["spec"]["replicaSpecs"]
-    return [each["template"] for each in groups for _ in range(each["replicas"])]
+    return [group["template"] for group in groups for _ in range(group["replicas"])]
 
 
 @each_kind
@@ -191,7 +191,7 @@ def test_the_object_and_its_pods_name_the_attempt_and_its_decision(kind: Workloa
 def test_hyperpods_operator_sets_the_ranks() -> None:
     kind = WorkloadKind.HYPERPOD_PYTORCH_JOB
     container = templates_of(rendered(kind))[0]["spec"]["containers"][0]
-    names = {each["name"] for each in container["env"]}
+    names = {variable["name"] for variable in container["env"]}
 
     assert container["name"] == operator_manifests.container_of(kind)
     assert names.isdisjoint({"WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
@@ -202,7 +202,7 @@ def test_the_pods_of_a_job_set_find_rank_0_by_the_name_of_its_pod() -> None:
     manifest = rendered(WorkloadKind.JOB_SET)
     name = manifest["metadata"]["name"]
     template = templates_of(manifest)[0]
-    variables = {each["name"]: each.get("value") for each in template["spec"]["containers"][0]["env"]}
+    variables = {variable["name"]: variable.get("value") for variable in template["spec"]["containers"][0]["env"]}
 
     assert variables["MASTER_ADDR"] == f"{name}-ranks-0-0.{name}"
     assert template["spec"]["subdomain"] == name
@@ -218,7 +218,7 @@ def test_a_pytorch_job_succeeds_only_with_all_its_pods() -> None:
 def test_the_ranks_of_a_pytorch_job_are_the_indexes_of_its_workers() -> None:
     manifest = rendered(WorkloadKind.PYTORCH_JOB)
     container = templates_of(manifest)[0]["spec"]["containers"][0]
-    variables = {each["name"]: each for each in container["env"]}
+    variables = {variable["name"]: variable for variable in container["env"]}
 
     assert container["name"] == "pytorch"
     assert variables["JOB_COMPLETION_INDEX"]["valueFrom"]["fieldRef"]["fieldPath"] == (

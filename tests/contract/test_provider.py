@@ -192,9 +192,9 @@ def provider(*answers: Any) -> tuple[HyperPodProvider, StubSageMakerClient]:
 )
 @pytest.mark.parametrize("rung", ["reboot", "replace"])
 def test_each_reply_to_a_repair_has_its_own_result(answer: Any, expected: RepairAnswer, rung: str) -> None:
-    asked, client = provider(answer)
+    fleet, client = provider(answer)
 
-    assert getattr(asked, rung)(MACHINE) is expected
+    assert getattr(fleet, rung)(MACHINE) is expected
 
     assert client.requests == [{"ClusterName": ARN, "NodeIds": [MACHINE]}]
 
@@ -210,17 +210,17 @@ def test_each_reply_to_a_repair_has_its_own_result(answer: Any, expected: Repair
     ],
 )
 def test_refused_repair_has_no_effect_and_a_reason(error: Exception, meaning: type[Exception]) -> None:
-    asked, _ = provider(error)
+    fleet, _ = provider(error)
 
     with pytest.raises(meaning):
-        asked.replace(MACHINE)
+        fleet.replace(MACHINE)
 
 
 def test_invalid_instance_id_never_reaches_the_service() -> None:
-    asked, client = provider()
+    fleet, client = provider()
 
     for bad in ("", "i-12345678abcdefghi", "i-0123456789ABCDEF0", "i-0123456789abcdef0 ", "*"):
-        for call in (asked.node, asked.reboot, asked.replace):
+        for call in (fleet.node, fleet.reboot, fleet.replace):
             with pytest.raises(Refused):
                 call(bad)
 
@@ -241,12 +241,12 @@ def a_summary(number: int, **changes: Any) -> dict[str, Any]:
 
 
 def test_all_pages_are_read_and_empty_slots_skipped() -> None:
-    asked, client = provider(
+    fleet, client = provider(
         {"ClusterNodeSummaries": [a_summary(1, NodeLogicalId="seat-1"), a_summary(2, InstanceId="")], "NextToken": "t"},
         {"ClusterNodeSummaries": [a_summary(3), a_summary(4, InstanceStatus={"Status": "NotFound"})]},
     )
 
-    nodes = asked.nodes()
+    nodes = fleet.nodes()
 
     assert [(node.instance_id[-1], node.logical_id) for node in nodes] == [("1", "seat-1"), ("3", None)]
     assert [request.get("NextToken") for request in client.requests] == [None, "t"]
@@ -254,21 +254,21 @@ def test_all_pages_are_read_and_empty_slots_skipped() -> None:
 
 
 def test_cluster_without_logical_ids_is_remembered() -> None:
-    asked, client = provider(refusal("ValidationException"), *[{"ClusterNodeSummaries": [a_summary(1)]}] * 2)
+    fleet, client = provider(refusal("ValidationException"), *[{"ClusterNodeSummaries": [a_summary(1)]}] * 2)
 
-    asked.nodes()
-    asked.nodes()
+    fleet.nodes()
+    fleet.nodes()
 
     assert ["IncludeNodeLogicalIds" in request for request in client.requests] == [True, False, False]
 
 
 def test_new_nodes_are_filtered_by_launch_time_again() -> None:
     at = datetime(2026, 1, 1, 12, tzinfo=UTC)
-    asked, client = provider(
+    fleet, client = provider(
         {"ClusterNodeSummaries": [a_summary(1, LaunchTime=at), a_summary(2, LaunchTime=at + timedelta(seconds=1))]}
     )
 
-    nodes = asked.nodes_launched_after(at)
+    nodes = fleet.nodes_launched_after(at)
 
     assert [node.instance_id[-1] for node in nodes] == ["2"]
     assert client.requests[0]["CreationTimeAfter"] < at
@@ -276,6 +276,6 @@ def test_new_nodes_are_filtered_by_launch_time_again() -> None:
 
 def test_unreadable_node_does_not_count_as_gone() -> None:
     for error, meaning in ((refusal("ThrottlingException"), Throttled), (refusal("InternalFailure", 500), Unreachable)):
-        asked, _ = provider(error)
+        fleet, _ = provider(error)
         with pytest.raises(meaning):
-            asked.node(MACHINE)
+            fleet.node(MACHINE)

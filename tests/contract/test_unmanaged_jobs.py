@@ -89,9 +89,11 @@ def submitted(request: pytest.FixtureRequest, bench: ClusterUnderTest) -> Submit
 def test_job_is_found_by_the_node_of_a_pod(submitted: Submitted) -> None:
     cluster, job = submitted.bench.cluster, submitted.job
 
-    found = {unmanaged_job.label: unmanaged_job for unmanaged_job in cluster.unmanaged_jobs(CLUSTER, job.live_nodes[0])}
+    jobs_by_label = {
+        unmanaged_job.label: unmanaged_job for unmanaged_job in cluster.unmanaged_jobs(CLUSTER, job.live_nodes[0])
+    }
 
-    assert (found[job.label].uid, found[job.label].consent) == (job.uid, Consent.ALLOWED)
+    assert (jobs_by_label[job.label].uid, jobs_by_label[job.label].consent) == (job.uid, Consent.ALLOWED)
     assert cluster.unmanaged_jobs(CLUSTER, "no-such-node") == ()
     assert cluster.missing_restart_rights(CLUSTER, job) == ()
 

@@ -87,17 +87,17 @@ def test_samples_of_the_last_quarter_of_an_hour_are_read(bench: Bench) -> None:
 
 
 def test_each_node_has_only_its_own_samples(bench: Bench) -> None:
-    mine, same_name = a_node(1), a_node(2, node_name=a_node(1).node_name)
+    own_node, same_name = a_node(1), a_node(2, node_name=a_node(1).node_name)
     other_cluster, silent = a_node(1, cluster="serve"), a_node(3)
-    for node, percent in ((mine, 1), (same_name, 2), (other_cluster, 3)):
+    for node, percent in ((own_node, 1), (same_name, 2), (other_cluster, 3)):
         bench.publish(node, Measure.CPU, minutes_ago(5, percent))
 
-    found = bench.metrics.read([mine, same_name, other_cluster, silent], NOW).samples
+    samples = bench.metrics.read([own_node, same_name, other_cluster, silent], NOW).samples
 
-    assert [found[node.life.key][Measure.CPU] for node in (mine, same_name, other_cluster)] == [
+    assert [samples[node.life.key][Measure.CPU] for node in (own_node, same_name, other_cluster)] == [
         [minutes_ago(5, percent)] for percent in (1, 2, 3)
     ]
-    assert silent.life.key not in found
+    assert silent.life.key not in samples
 
 
 def test_node_outside_kubernetes_and_empty_fleet_have_no_samples(bench: Bench) -> None:

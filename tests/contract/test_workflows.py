@@ -44,8 +44,8 @@ def machine_arn(engine_user: Credentials) -> str:
     }
     iam, states = engine_user.client("iam"), engine_user.client("stepfunctions")
     role = iam.create_role(RoleName="contract-machine", AssumeRolePolicyDocument=json.dumps(trust))["Role"]["Arn"]
-    made = states.create_state_machine(name="contract", definition=json.dumps(DEFINITION), roleArn=role)
-    return str(made["stateMachineArn"])
+    machine = states.create_state_machine(name="contract", definition=json.dumps(DEFINITION), roleArn=role)
+    return str(machine["stateMachineArn"])
 
 
 @pytest.fixture(params=["twin", "engine"])

@@ -77,8 +77,8 @@ def test_every_rank_knows_its_number_and_rank_0(bench: LocalClusterUnderTest, ki
     spec = running(bench, kind, f"{RANK}; exec sleep 60")
 
     def logs() -> list[str]:
-        found = [bench.cluster.logs(spec.attempt, rank, None).strip() for rank in (0, 1)]
-        return found if all(found) else []
+        texts = [bench.cluster.logs(spec.attempt, rank, None).strip() for rank in (0, 1)]
+        return texts if all(texts) else []
 
     first, second = bench.eventually(logs, "the logs of both ranks")
     assert first.startswith("rank 0 of 2, master 127.")
@@ -96,13 +96,13 @@ def test_its_end_is_read(bench: LocalClusterUnderTest, kind: WorkloadKind, code:
     spec = launched(bench, kind, f"exit {code}")
 
     def end() -> ObservedWorkload | None:
-        found = seen(bench, spec)
-        return found if found.has_completed or found.has_failed else None
+        workload = seen(bench, spec)
+        return workload if workload.has_completed or workload.has_failed else None
 
-    found = bench.eventually(end, "the end of the attempt")
-    assert (found.has_completed, found.has_failed) == (completes, not completes)
-    assert not found.was_disrupted
-    assert code in {pod.exit_code for pod in found.pods}
+    workload = bench.eventually(end, "the end of the attempt")
+    assert (workload.has_completed, workload.has_failed) == (completes, not completes)
+    assert not workload.was_disrupted
+    assert code in {pod.exit_code for pod in workload.pods}
 
 
 @each_kind

@@ -61,8 +61,8 @@ class FakeCapacity:
                 self.go()
 
     def refusal(self, cluster: str, pool: str, since: datetime) -> str:
-        at, said = self.refusals.get(pool, (since, ""))
-        return said if at >= since else ""
+        at, message = self.refusals.get(pool, (since, ""))
+        return message if at >= since else ""
 
     # ------------------------------------------------------------ for tests
 

@@ -214,12 +214,12 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
 
     def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
         attempt = spec.attempt
-        there = self.jobs.setdefault(attempt.cluster, {})
+        cluster_jobs = self.jobs.setdefault(attempt.cluster, {})
         name = (attempt.namespace, attempt.job_id, attempt.attempt)
-        if name in there and there[name].is_there:
-            if there[name].spec.attempt.decision_id != attempt.decision_id:
+        if name in cluster_jobs and cluster_jobs[name].is_there:
+            if cluster_jobs[name].spec.attempt.decision_id != attempt.decision_id:
                 raise Refused(f"{attempt.workload_name} was not created by this launch")
-            return LaunchResult.ALREADY_THERE, there[name].uid
+            return LaunchResult.ALREADY_THERE, cluster_jobs[name].uid
         if attempt.namespace in self.kueue_managed and not attempt.local_queue:
             raise Refused(f"{attempt.workload_name} was suspended at its creation")
         workload = FakeWorkload(spec, f"uid-{next(self._uids)}")
@@ -236,7 +236,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
                     reason="" if fits else "Unschedulable",
                 )
             )
-        there[name] = workload
+        cluster_jobs[name] = workload
         self.calls.append(("launch", attempt.workload_name))
         self._changed("job", "pod")
         return LaunchResult.CREATED, workload.uid
@@ -251,7 +251,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         return self._listed(cluster)
 
     def _listed(self, cluster: str) -> tuple[ObservedWorkload, ...]:
-        workloads = (_seen(found) for _, found in sorted(self.jobs.get(cluster, {}).items()))
+        workloads = (_seen(workload) for _, workload in sorted(self.jobs.get(cluster, {}).items()))
         return (*self.forged, *workloads)
 
     def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
@@ -278,8 +278,8 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
 
     def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
         self._answer(cluster, "pods")
-        ours = (pod for workload in self.jobs.get(cluster, {}).values() for pod in _as_listed(workload))
-        return (*self.unmanaged_pods(cluster, on), *(pod for pod in ours if on is None or pod.node_name == on))
+        managed = (pod for workload in self.jobs.get(cluster, {}).values() for pod in _as_listed(workload))
+        return (*self.unmanaged_pods(cluster, on), *(pod for pod in managed if on is None or pod.node_name == on))
 
     def unmanaged_pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:
         """Return the unmanaged pods that a test created."""
@@ -464,8 +464,8 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
 
     def launched(self, job_id: str, attempt: int) -> FakeWorkload:
         """Return the workload of an attempt, in whatever cluster and namespace."""
-        for there in self.jobs.values():
-            for (_, job, number), workload in there.items():
+        for cluster_jobs in self.jobs.values():
+            for (_, job, number), workload in cluster_jobs.items():
                 if (job, number) == (job_id, attempt):
                     return workload
         raise KeyError(f"{job_id}-a{attempt}")
@@ -484,9 +484,9 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
             ]
 
     def _forget_empty(self, cluster: str) -> None:
-        there = self.jobs.get(cluster, {})
-        for name in [name for name, workload in there.items() if not workload.pods and not workload.is_there]:
-            del there[name]
+        cluster_jobs = self.jobs.get(cluster, {})
+        for name in [name for name, workload in cluster_jobs.items() if not workload.pods and not workload.is_there]:
+            del cluster_jobs[name]
 
     def _changed(self, *kinds: str) -> None:
         self.changes.extend(kinds)

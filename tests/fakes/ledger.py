@@ -52,8 +52,8 @@ class InMemoryLedger:
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
         with self._lock:
-            ours = [key for key in self._partitions.get((table, pk), ()) if key.sk.startswith(prefix)]
-            return tuple(self._copy(key) for key in sorted(ours, key=lambda key: key.sk.encode()))
+            keys = [key for key in self._partitions.get((table, pk), ()) if key.sk.startswith(prefix)]
+            return tuple(self._copy(key) for key in sorted(keys, key=lambda key: key.sk.encode()))
 
     def by_state(
         self,
@@ -66,19 +66,19 @@ class InMemoryLedger:
         newest_first: bool = False,
     ) -> Page:
         with self._lock:
-            there = self._states.get((table, state))
-            if not there and cursor is None:
+            indexed = self._states.get((table, state))
+            if not indexed and cursor is None:
                 return Page(())
-            ours = [self.rows[key] for key in there or ()]
+            matching = [self.rows[key] for key in indexed or ()]
             if prefix:
-                ours = [row for row in ours if _place(row)[0].startswith(prefix)]
-            if len(ours) > 1:
-                ours.sort(key=_place, reverse=newest_first)
+                matching = [row for row in matching if _place(row)[0].startswith(prefix)]
+            if len(matching) > 1:
+                matching.sort(key=_place, reverse=newest_first)
             if cursor is not None:
                 last = _read_cursor(cursor)
-                ours = [row for row in ours if (_place(row) < last if newest_first else _place(row) > last)]
-            page = tuple(self._copy(row.key) for row in ours[:limit])
-            return Page(page, _cursor(page[-1]) if len(ours) > limit else None)
+                matching = [row for row in matching if (_place(row) < last if newest_first else _place(row) > last)]
+            page = tuple(self._copy(row.key) for row in matching[:limit])
+            return Page(page, _cursor(page[-1]) if len(matching) > limit else None)
 
     def commit(self, *writes: Write, token: str = "") -> None:
         if not writes:
@@ -216,7 +216,7 @@ def _expect_sizes(changed: Mapping[Key, Row | None], before: Mapping[Key, Row], 
     The stored size of an item that is deleted, checked or added to counts. Small documents are not written as text:
     their packed size shows that they are far below each limit.
     """
-    is_small = len(packed) == len(changed) and all(len(each) < _SMALL_BYTES for each in packed.values())
+    is_small = len(packed) == len(changed) and all(len(parts) < _SMALL_BYTES for parts in packed.values())
     total = 0
     for key, row in changed.items():
         state = (row.state if row else None) or ("-", "-")

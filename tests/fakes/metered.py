@@ -149,7 +149,7 @@ class MeteredLedger:
         if not writes:
             return
         with self._meter.outside():
-            before = {each: self._inner.get(each) for each in map(_key_of, writes)}
+            before = {key: self._inner.get(key) for key in map(_key_of, writes)}
             sizes = [_write_bytes(write, before[_key_of(write)], self._size) for write in writes]
             # A transaction reads and writes each item twice, and each entry of the index once more.
             units = sum(
@@ -186,10 +186,10 @@ class MeteredPort:
 
         def metered(*given: Any, **named: Any) -> Any:
             with self._meter.outside():
-                found = method(*given, **named)
-            for call in self._calls_of(name, given, found):
+                answer = method(*given, **named)
+            for call in self._calls_of(name, given, answer):
                 self._meter.call(call)
-            return found
+            return answer
 
         return metered
 
@@ -232,7 +232,7 @@ class MeteredCluster(MeteredPort):
             case "workloads":
                 yield from self._lists("jobs", len(found), sizes.workload)
                 yield self._get("apis", 4_000)
-                yield from self._lists("own pods", sum(len(each.pods) for each in found), sizes.pod)
+                yield from self._lists("own pods", sum(len(workload.pods) for workload in found), sizes.pod)
             case "workload":
                 yield from self._objects_of(len(found.pods))
             case "resources_in_use":
@@ -280,7 +280,7 @@ class MeteredCluster(MeteredPort):
         yield self._change("DELETE", "services", 200)
 
     def _all_pods(self, cluster: str) -> int:
-        own = sum(len(each.pods) for each in self._inner.jobs.get(cluster, {}).values())
+        own = sum(len(workload.pods) for workload in self._inner.jobs.get(cluster, {}).values())
         nodes = sum(where == cluster for where, _ in self._inner.by_name)
         unmanaged = len(self._inner.unmanaged)
         return int(own + nodes * self._sizes.system_pods_per_node + unmanaged)
@@ -314,12 +314,12 @@ def provider_calls(sizes: ObjectSizes) -> Callable[[str, tuple[Any, ...], Any], 
         "check_health": "StartClusterHealthCheck",
     }
 
-    def calls_of(name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
+    def calls_of(name: str, given: tuple[Any, ...], answer: Any) -> Iterator[ApiCall]:
         if name not in ("nodes", "nodes_launched_after"):
             yield ApiCall(f"sagemaker:{operations[name]}", sizes.provider_node)
             return
-        for start in range(0, max(1, len(found)), PROVIDER_PAGE):
-            items = min(PROVIDER_PAGE, len(found) - start)
+        for start in range(0, max(1, len(answer)), PROVIDER_PAGE):
+            items = min(PROVIDER_PAGE, len(answer) - start)
             yield ApiCall("sagemaker:ListClusterNodes", 100 + items * sizes.provider_node, 0, items)
 
     return calls_of
@@ -344,7 +344,7 @@ def workflow_calls(name: str, given: tuple[Any, ...], found: Any) -> Iterator[Ap
 def one_call(api: str, received: int = 300, sent: int = 500) -> Callable[..., Iterator[ApiCall]]:
     """Return a port's calls where every method is one call of the same operation."""
 
-    def calls_of(name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
+    def calls_of(name: str, given: tuple[Any, ...], answer: Any) -> Iterator[ApiCall]:
         yield ApiCall(api, received, sent)
 
     return calls_of

@@ -98,9 +98,9 @@ class FakeProvider:
         self._label(instance_id, "Passed" if passed else "Failed")
 
     def _label(self, instance_id: str, check: str) -> None:
-        if self.kubernetes and (seen := self._seen(instance_id)):
-            labels = {**seen.labels, DEEP_CHECK_STATUS: check}
-            self.kubernetes.set_node(seen.name, seen.cluster, labels=labels)
+        if self.kubernetes and (node := self._seen(instance_id)):
+            labels = {**node.labels, DEEP_CHECK_STATUS: check}
+            self.kubernetes.set_node(node.name, node.cluster, labels=labels)
 
     def finish(self, instance_id: str) -> str:
         """End the repair of a machine, and return the id of the instance that now has its slot."""
@@ -108,8 +108,10 @@ class FakeProvider:
         node = self.by_id[instance_id]
         if rung == REBOOT:
             self.by_id[instance_id] = node.replace(status="Running")
-            if self.kubernetes and (seen := self._seen(instance_id)):
-                self.kubernetes.ready_node(seen.name, seen.cluster, boot_id=f"{seen.boot_id}+", fault_details="")
+            if self.kubernetes and (seen_node := self._seen(instance_id)):
+                self.kubernetes.ready_node(
+                    seen_node.name, seen_node.cluster, boot_id=f"{seen_node.boot_id}+", fault_details=""
+                )
             return instance_id
         number = next(self._numbers)
         new_node = a_node(number, is_awaiting_validation=True, taints=(TAINT_TEXT,))
@@ -119,8 +121,8 @@ class FakeProvider:
             instance_id=new_node.instance_id, launched_at=self.clock.now(), status="Running"
         )
         if self.kubernetes:
-            if seen := self._seen(instance_id):
-                self.kubernetes.remove_node(seen.name, seen.cluster)
+            if seen_node := self._seen(instance_id):
+                self.kubernetes.remove_node(seen_node.name, seen_node.cluster)
             self.kubernetes.add_node(new_node.replace(pool=node.instance_group, instance_type=node.instance_type))
         return new_node.instance_id
 
@@ -143,11 +145,11 @@ class FakeProvider:
         self.accepted.append((rung, machine))
         self.running[machine] = rung
         self.by_id[machine] = self.by_id[machine].replace(status="Pending")
-        if self.kubernetes and (seen := self._seen(machine)):
+        if self.kubernetes and (node := self._seen(machine)):
             if rung == REBOOT:
-                self.kubernetes.kill_node(seen.name, seen.cluster)
+                self.kubernetes.kill_node(node.name, node.cluster)
             else:
-                self.kubernetes.remove_node(seen.name, seen.cluster)
+                self.kubernetes.remove_node(node.name, node.cluster)
         if self.lost_replies:
             self.lost_replies -= 1
             return RepairAnswer.UNKNOWN

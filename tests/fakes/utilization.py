@@ -25,13 +25,13 @@ class InMemoryUtilization:
         samples: dict[str, dict[Measure, list[Sample]]] = {}
         for node in nodes:
             if node.life.cluster not in self.errors:
-                found = {
+                recent = {
                     measure: [sample for sample in kept if end - WINDOW <= sample.start < end]
                     for measure, kept in self._samples.get(_series(node), {}).items()
                 }
-                samples[node.life.key] = {measure: kept for measure, kept in found.items() if kept}
+                samples[node.life.key] = {measure: kept for measure, kept in recent.items() if kept}
         errors = {node.life.key: self.errors[node.life.cluster] for node in nodes if node.life.cluster in self.errors}
-        return Measurements({key: found for key, found in samples.items() if found}, errors)
+        return Measurements({key: recent for key, recent in samples.items() if recent}, errors)
 
 
 def _series(node: FleetNode) -> tuple[str, str, str]:

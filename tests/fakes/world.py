@@ -90,11 +90,11 @@ class FakeWorld:
 
     def as_world(self, environment: Mapping[str, str] | None = None) -> World:
         """Return the ports for handlers, made of these fakes: `with wiring.using(fake.as_world()): handler(…)`."""
-        said = {
+        variables = {
             "EVENKEEL_FLEET": "research",
             "KUBERNETES_CLUSTERS": CLUSTER,
             "HYPERPOD_CLUSTER_ARN": CLUSTER_ARN,
             "EVENKEEL_MODE": "act",
         }
         ports = {name: port for name, port in vars(self).items() if name not in ("size", "runs_at_once")}
-        return World(Settings.from_environment({**said, **(environment or {})}), **ports)
+        return World(Settings.from_environment({**variables, **(environment or {})}), **ports)

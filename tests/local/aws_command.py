@@ -53,12 +53,12 @@ def _run(service: str, verb: str, words: list[str]) -> int:
         Path(plain[0]).write_bytes(body)
         assert "FunctionError" not in answer, body
     if most:
-        answer = {key: each[: int(most[0])] if isinstance(each, list) else each for key, each in answer.items()}
-    found = jmespath.search(query, answer) if query else answer
-    if output == "text" and not isinstance(found, dict):
-        print("\t".join(map(str, found)) if isinstance(found, list) else found)
+        answer = {key: value[: int(most[0])] if isinstance(value, list) else value for key, value in answer.items()}
+    selected = jmespath.search(query, answer) if query else answer
+    if output == "text" and not isinstance(selected, dict):
+        print("\t".join(map(str, selected)) if isinstance(selected, list) else selected)
     else:
-        print(json.dumps(found, default=str))
+        print(json.dumps(selected, default=str))
     return 0
 
 

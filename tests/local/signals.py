@@ -34,7 +34,7 @@ def health_event(
 ) -> Json:
     """Return a node health event in its envelope, as EventBridge delivers it."""
     arn = "arn:aws:sagemaker:us-west-2:000000000000:cluster/k3v9x2m7q1ab"
-    said = f"HyperPod Health Monitoring Agent (HMA) has detected fault type {fault} on this node and is unhealthy."
+    reason = f"HyperPod Health Monitoring Agent (HMA) has detected fault type {fault} on this node and is unhealthy."
     return {
         "version": "0",
         "id": event_id or f"sent-by-test-{secrets.token_hex(8)}",
@@ -51,7 +51,7 @@ def health_event(
             "Tags": {},
             "HealthSummary": {
                 "HealthStatus": status,
-                "HealthStatusReason": said if status == "Unhealthy" else "",
+                "HealthStatusReason": reason if status == "Unhealthy" else "",
                 "RepairAction": "None",
                 "Recommendation": "",
             },

@@ -284,14 +284,14 @@ def test_overview_shows_the_whole_fleet(people: People) -> None:
 
 
 def test_fleet_without_metrics_says_that_its_utilization_is_unknown(people: People) -> None:
-    found = until(
+    page = until(
         lambda: (document := people["Viewer"].get("/utilization"))["items"] and document, "nodes in the overview"
     )
 
-    assert found["totals"]["gpus"] == 8 * found["totals"]["nodes"]
-    assert found["totals"]["utilization"]["gpu"]["average"] is None
-    assert found["totals"]["utilization"]["gpu"]["unknownNodes"] == found["totals"]["nodes"]
-    assert all("has no metrics of the nodes" in source["problem"] for source in found["sources"])
+    assert page["totals"]["gpus"] == 8 * page["totals"]["nodes"]
+    assert page["totals"]["utilization"]["gpu"]["average"] is None
+    assert page["totals"]["utilization"]["gpu"]["unknownNodes"] == page["totals"]["nodes"]
+    assert all("has no metrics of the nodes" in source["problem"] for source in page["sources"])
 
 
 @pytest.mark.parametrize(

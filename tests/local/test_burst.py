@@ -88,7 +88,7 @@ def has_ended(centre: DataCentre) -> Iterator[None]:
 def left_of(centre: DataCentre) -> list[str]:
     """Return what remains of renting: nodes, capacity pods, limits, and rows that count against the caps."""
     get = centre.cluster.get
-    claims = [each["metadata"]["name"] for each in get("/apis/karpenter.sh/v1/nodeclaims")["items"]]
+    claims = [claim["metadata"]["name"] for claim in get("/apis/karpenter.sh/v1/nodeclaims")["items"]]
     pods = get("/api/v1/pods?labelSelector=evenkeel.io%2Frental")["items"]
     jobs = get("/apis/batch/v1/jobs?labelSelector=evenkeel.io%2Frental")["items"]
     pools = get("/apis/karpenter.sh/v1/nodepools")["items"]
@@ -98,12 +98,12 @@ def left_of(centre: DataCentre) -> list[str]:
         KeyConditionExpression="pk = :pk AND begins_with(sk, :sk)",
         ExpressionAttributeValues={":pk": {"S": "TREE#fleet"}, ":sk": {"S": "RENTAL#"}},
     )["Items"]
-    named = [each["metadata"]["name"] for each in (*pods, *jobs)]
+    named = [document["metadata"]["name"] for document in (*pods, *jobs)]
     return [*claims, *named, *limits, *(row["sk"]["S"] for row in rows)]
 
 
 def rental_of(job: TrainingJob, number: int = 1) -> Json:
-    return next((each for each in job.show()["rentals"] if each["rental"] == number), {})
+    return next((rental for rental in job.show()["rentals"] if rental["rental"] == number), {})
 
 
 def ended(job: TrainingJob, number: int = 1) -> Json:

@@ -66,7 +66,7 @@ class FaultCombination:
 
     def processes(self, attempt: int) -> list[Json]:
         listed = self.centre.cluster.control("GET", f"processes?job={self.job_id}")["processes"]
-        return [each for each in listed if each["job"] == f"{self.job_id}-a{attempt}"]
+        return [process for process in listed if process["job"] == f"{self.job_id}-a{attempt}"]
 
     def failures(self, *, may_overlap: bool = False) -> list[str]:
         """Wait for the end, remove the faults, and return the failed checks."""

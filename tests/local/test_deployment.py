@@ -79,12 +79,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stack_is_deployed_updated_and_built_once(
     engine: Engine, deployer: Credentials, template: Path, tmp_path: Path
 ) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     awkward = 'a "b", c=d [{"e":1}]'
 
     def deploy(greeting: str) -> dict[str, object]:
         outputs = deployment.deploy(
-            engine, deployer, {"Greeting": greeting}, template, tmp_path, stack_name="greet", progress=said.append
+            engine, deployer, {"Greeting": greeting}, template, tmp_path, stack_name="greet", progress=messages.append
         )
         answer = deployer.client("lambda").invoke(FunctionName=outputs["FunctionName"])
         return dict(json.loads(answer["Payload"].read()))
@@ -94,7 +94,7 @@ def test_stack_is_deployed_updated_and_built_once(
 
     assert first == {"greeting": "hello", "fromLayer": True, "compiled": True}
     assert second["greeting"] == awkward
-    assert said.count("building the functions and their layer") <= 1
+    assert messages.count("building the functions and their layer") <= 1
     assert deployment.stack_resources(deployer, "greet")["Greet"].startswith("greet-Greet-")
 
 
@@ -103,9 +103,9 @@ def test_kept_package_makes_the_same_stack_on_a_new_engine(
 ) -> None:
     def deploy(name: str) -> tuple[str, dict[str, object]]:
         outputs = deployment.deploy(engine, deployer, {"Greeting": name}, template, tmp_path, stack_name=name)
-        found = deployer.client("cloudformation").get_template(StackName=name, TemplateStage="Original")
+        response = deployer.client("cloudformation").get_template(StackName=name, TemplateStage="Original")
         answer = deployer.client("lambda").invoke(FunctionName=outputs["FunctionName"])
-        return str(found["TemplateBody"]), dict(json.loads(answer["Payload"].read()))
+        return str(response["TemplateBody"]), dict(json.loads(answer["Payload"].read()))
 
     by_sam, greeted_by_sam = deploy("by-sam")
     log = tmp_path / "sam-deploy.log"

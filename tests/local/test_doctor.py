@@ -88,23 +88,23 @@ def test_disabled_schedule_is_a_warning_with_its_command(bench: DoctorBench) -> 
     document = {key: schedule[key] for key in ("Name", "ScheduleExpression", "Target", "FlexibleTimeWindow")}
     scheduler.update_schedule(**document, State="DISABLED")
     try:
-        found = bench.wrong()
+        findings = bench.wrong()
     finally:
         scheduler.update_schedule(**document, State="ENABLED")
 
-    assert found["schedules", ""]["status"] == "warning"
-    assert "sweep_fleet" in found["schedules", ""]["text"]
+    assert findings["schedules", ""]["status"] == "warning"
+    assert "sweep_fleet" in findings["schedules", ""]["text"]
 
 
 def test_dead_letter_finding_names_its_runbook(bench: DoctorBench) -> None:
     sqs, url = bench.centre.deployer.client("sqs"), bench.centre.outputs["FailedCyclesQueueUrl"]
     sqs.send_message(QueueUrl=url, MessageBody="{}", MessageGroupId="g", MessageDeduplicationId="d")
     try:
-        found = bench.wrong()
+        findings = bench.wrong()
     finally:
         sqs.purge_queue(QueueUrl=url)
 
-    assert found["dead-letters", "FailedCyclesQueue"]["fix"] == "docs/runbooks/failed-cycles.md"
+    assert findings["dead-letters", "FailedCyclesQueue"]["fix"] == "docs/runbooks/failed-cycles.md"
 
 
 def test_access_entry_without_a_group_names_missing_verbs(bench: DoctorBench) -> None:
@@ -112,11 +112,11 @@ def test_access_entry_without_a_group_names_missing_verbs(bench: DoctorBench) ->
     groups = access.groups_of("repair_node")
     bench.centre.cluster.put_access_entry(role, [group for group in groups if group != "evenkeel:retirers"])
     try:
-        found = bench.wrong()
+        findings = bench.wrong()
     finally:
         bench.centre.cluster.put_access_entry(role, groups)
 
-    finding = found["access", "repair_node"]
+    finding = findings["access", "repair_node"]
     assert (finding["status"], "lacks: delete nodes." in finding["text"]) == ("failed", True)
     assert f"--principal-arn {role} --kubernetes-groups {' '.join(groups)}" in finding["fix"]
 
@@ -140,11 +140,11 @@ def test_wrong_secret_is_a_credentials_failure(bench: DoctorBench) -> None:
     key = bench.context["credentials"]["accessKeyId"]
     bench.context = bench.context | {"credentials": {"accessKeyId": key, "secretAccessKey": "wrong"}}
     try:
-        found = bench.wrong()
+        findings = bench.wrong()
     finally:
         bench.context = bench.centre.context()
 
-    assert found["credentials", ""]["status"] == "failed"
+    assert findings["credentials", ""]["status"] == "failed"
 
 
 @pytest.fixture
@@ -158,8 +158,8 @@ def dead_cluster(bench: DoctorBench) -> Iterator[None]:
 
 @pytest.mark.usefixtures("dead_cluster")
 def test_doctor_finds_a_dead_gpu_cluster_through_the_functions(bench: DoctorBench) -> None:
-    found = bench.wrong()
+    findings = bench.wrong()
 
-    assert found["kubernetes", bench.centre.cluster.eks_cluster_name]["status"] == "failed"
-    assert found["kueue", bench.centre.cluster.eks_cluster_name]["status"] == "unknown"
-    assert found["hyperpod", ""]["status"] == "unknown"
+    assert findings["kubernetes", bench.centre.cluster.eks_cluster_name]["status"] == "failed"
+    assert findings["kueue", bench.centre.cluster.eks_cluster_name]["status"] == "unknown"
+    assert findings["hyperpod", ""]["status"] == "unknown"

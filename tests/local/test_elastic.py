@@ -148,7 +148,7 @@ def test_elastic_job_trains_on_fewer_nodes_during_a_repair(centre: DataCentre) -
     ended = job.end()
 
     assert incident["state"] not in ("RECOVERED", "STOOD_DOWN")
-    assert node not in [each["name"] for each in job.attempt(2)["nodes"]]
+    assert node not in [node_shown["name"] for node_shown in job.attempt(2)["nodes"]]
     assert (shrunk["currentAttempt"], back["currentAttempt"]) == (2, 3)
     assert (ended["state"], ended["applicationFailures"], job.digest()) == ("SUCCEEDED", 0, job.right_digest)
     assert any("SHRINK" in line for line in job.timeline()), job.timeline()

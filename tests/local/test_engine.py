@@ -284,9 +284,9 @@ def test_ticker_invokes_repeatedly_without_overlap(
         until(lambda: beat.invoked >= 4, "four invocations")
 
     assert beat.failed == 0, beat.last_error
-    seen = (engine.run_dir / "tmp" / "seen").read_text().splitlines()
-    assert set(seen) == {"1 sweep"}
-    assert len(seen) >= 4
+    lines = (engine.run_dir / "tmp" / "seen").read_text().splitlines()
+    assert set(lines) == {"1 sweep"}
+    assert len(lines) >= 4
 
 
 def test_ticker_may_invoke_only_its_functions(deployer: Credentials, make_function: MakeFunction) -> None:
@@ -323,7 +323,11 @@ def test_handler_error_keeps_its_name_and_the_process(deployer: Credentials, mak
     failed = client.invoke(FunctionName=name, Payload=b'{"fail": true}', LogType="Tail")
     after = json.load(client.invoke(FunctionName=name, Payload=b"{}")["Payload"])
 
-    told = json.load(failed["Payload"])
-    assert (failed["FunctionError"], told["errorType"], told["errorMessage"]) == ("Unhandled", "Odd", "as it was said")
+    error = json.load(failed["Payload"])
+    assert (failed["FunctionError"], error["errorType"], error["errorMessage"]) == (
+        "Unhandled",
+        "Odd",
+        "as it was said",
+    )
     assert "Odd: as it was said" in base64.b64decode(failed["LogResult"]).decode()
     assert after == before

@@ -35,12 +35,12 @@ class Receiver:
     def read(self, name: str) -> list[Json]:
         """Return everything that a queue has received so far."""
         while True:
-            found = self._sqs.receive_message(QueueUrl=self._urls[name], MaxNumberOfMessages=10).get("Messages", [])
-            for message in found:
+            messages = self._sqs.receive_message(QueueUrl=self._urls[name], MaxNumberOfMessages=10).get("Messages", [])
+            for message in messages:
                 body = json.loads(message["Body"])
                 self.got[name].append(json.loads(body["Message"]) if name == "chat" else body)
                 self._sqs.delete_message(QueueUrl=self._urls[name], ReceiptHandle=message["ReceiptHandle"])
-            if not found:
+            if not messages:
                 return self.got[name]
 
     def about(self, name: str, words: str) -> list[Json]:
@@ -70,7 +70,7 @@ def test_hold_reaches_the_rule_and_the_chat(data_centre: DataCentre, receiver: R
     assert held["detail"]["data"]["by"]
     assert receiver.about("chat", "a storm in zone a")[0]["source"] == "custom"
     listed = data_centre.client().get("/events", kind="Automation Changed")["items"]
-    assert held["detail"]["metadata"]["id"] in {each["id"] for each in listed}
+    assert held["detail"]["metadata"]["id"] in {event["id"] for event in listed}
 
 
 def test_event_waits_in_the_stream_while_the_bus_refuses_it(data_centre: DataCentre, receiver: Receiver) -> None:
@@ -80,7 +80,7 @@ def test_event_waits_in_the_stream_while_the_bus_refuses_it(data_centre: DataCen
     arn = data_centre.deployer.client("lambda").get_function_configuration(FunctionName=function)["Role"]
     role = arn.rpartition("/")[2]
     whole = iam.get_role_policy(RoleName=role, PolicyName="publish_events")["PolicyDocument"]
-    statements = [each for each in whole["Statement"] if each["Sid"] != "PublishEvents"]
+    statements = [statement for statement in whole["Statement"] if statement["Sid"] != "PublishEvents"]
     iam.put_role_policy(
         RoleName=role, PolicyName="publish_events", PolicyDocument=json.dumps({**whole, "Statement": statements})
     )

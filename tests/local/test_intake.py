@@ -160,9 +160,9 @@ def test_hostile_events_are_counted_by_their_code(data_centre: DataCentre, intak
 def test_hostile_events_change_no_incident(data_centre: DataCentre, intake_results: IntakeResults) -> None:
     good = signals.incidents_about(data_centre, intake_results.good_instance)[0]["incidentId"]
 
-    others = [key for key, row in intake_results.changed.items() if good not in json.dumps(row)]
+    unexpected = [key for key, row in intake_results.changed.items() if good not in json.dumps(row)]
 
-    assert others == []
+    assert unexpected == []
 
 
 def test_good_event_among_hostile_events_is_handled(data_centre: DataCentre, intake_results: IntakeResults) -> None:
@@ -209,7 +209,7 @@ def storm(data_centre: DataCentre) -> DuplicateStorm:
     sent = [event, event, event, *documents]
     random.Random(7).shuffle(sent)
     with ThreadPoolExecutor(len(sent)) as senders:
-        list(senders.map(lambda each: signals.queue(data_centre, each), sent))
+        list(senders.map(lambda event: signals.queue(data_centre, event), sent))
     signals.await_handled(data_centre, *(document["id"] for document in (event, *documents)))
     incident = signals.settled_incident(data_centre, machine)
     return DuplicateStorm(event, (event["id"], *(other["id"] for other in documents)), incident)
@@ -225,10 +225,10 @@ def test_copies_of_an_event_are_one_evidence_entry(data_centre: DataCentre, stor
     shown = data_centre.client().get(f"/incidents/{storm.incident['incidentId']}")
 
     # The reboot takes the node away for a while, which its node object shows as well.
-    [told] = [one for one in shown["evidence"] if one["source"] == "hyperpod.node-health"]
-    others = {one["faultKey"] for one in shown["evidence"] if one != told}
-    assert (told["opened"], told["rawEvent"] in storm.ids) == (True, True)
-    assert others <= {"node:not_ready"}
+    [evidence] = [entry for entry in shown["evidence"] if entry["source"] == "hyperpod.node-health"]
+    other_faults = {entry["faultKey"] for entry in shown["evidence"] if entry != evidence}
+    assert (evidence["opened"], evidence["rawEvent"] in storm.ids) == (True, True)
+    assert other_faults <= {"node:not_ready"}
 
 
 def test_copies_of_an_event_start_one_execution_and_repair(data_centre: DataCentre, storm: DuplicateStorm) -> None:
@@ -271,14 +271,14 @@ def test_different_faults_of_a_node_open_one_worst_incident(data_centre: DataCen
     events = [signals.health_event(machine, fault=fault, at=now) for fault in faults]
 
     with ThreadPoolExecutor(len(events)) as senders:
-        list(senders.map(lambda each: signals.queue(data_centre, each), events))
+        list(senders.map(lambda event: signals.queue(data_centre, event), events))
     signals.await_handled(data_centre, *(event["id"] for event in events))
     settled = signals.settled_incident(data_centre, machine)
 
     [incident] = signals.incidents_about(data_centre, machine)
     evidence = data_centre.client().get(f"/incidents/{incident['incidentId']}")["evidence"]
-    told = sorted(each["code"] for each in evidence if each["source"] == "hyperpod.node-health")
-    assert (incident["fault"]["key"], told) == ("hp:NvidiaErrorTerminate", sorted(faults))
+    codes = sorted(entry["code"] for entry in evidence if entry["source"] == "hyperpod.node-health")
+    assert (incident["fault"]["key"], codes) == ("hp:NvidiaErrorTerminate", sorted(faults))
     assert signals.executions_of(data_centre, incident["incidentId"]) == [f"{incident['incidentId']}-r1"]
     assert settled["state"] == "RECOVERED"
     assert signals.accepted_calls(data_centre, machine).get("replace", 0) == 1
@@ -300,7 +300,7 @@ def test_detector_report_opens_an_incident_with_its_source(data_centre: DataCent
     evidence = data_centre.client().get(f"/incidents/{settled['incidentId']}")["evidence"]
     assert answer["accepted"] == 1
     assert (settled["fault"]["key"], settled["repairs"]) == ("xid:*", [])
-    assert [each["source"].partition("/")[0] for each in evidence] == ["site:user"]
+    assert [entry["source"].partition("/")[0] for entry in evidence] == ["site:user"]
     assert signals.accepted_calls(data_centre, machine) == {}
 
 
@@ -325,12 +325,12 @@ def test_hyperpod_group_facts_are_stored(data_centre: DataCentre) -> None:
     sent = signals.put_on_bus(data_centre, "SageMaker HyperPod Cluster Event", detail)
     signals.await_handled(data_centre, sent)
 
-    found = data_centre.deployer.client("dynamodb").query(
+    group_rows = data_centre.deployer.client("dynamodb").query(
         TableName=data_centre.outputs["FleetTableName"],
         KeyConditionExpression="pk = :pool",
         ExpressionAttributeValues={":pool": {"S": "POOL#a-group-of-the-test"}},
     )["Items"]
-    assert [document_of(row)["kind"] for row in found] == ["NO_CAPACITY"]
+    assert [document_of(row)["kind"] for row in group_rows] == ["NO_CAPACITY"]
 
 
 # ---------------------------------------------------------------- healthy again
@@ -375,7 +375,7 @@ def test_older_recovery_signal_does_not_stop_the_repair(data_centre: DataCentre,
     settled = signals.settled_incident(data_centre, machine)
 
     evidence = data_centre.client().get(f"/incidents/{settled['incidentId']}")["evidence"]
-    assert "RECOVERED" in [each["kind"] for each in evidence]
+    assert "RECOVERED" in [entry["kind"] for entry in evidence]
     assert (settled["state"], settled["repairs"]) == ("RECOVERED", ["reboot"])
 
 

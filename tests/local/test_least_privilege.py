@@ -73,10 +73,10 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PermissionBench]
 
 def refused(stage: PermissionBench, function: str, permission: Permission) -> InvocationResult | None:
     """Return the first probe that was refused this action; None if no probe was."""
-    for one in sorted(probes_of(function), key=lambda one: -MISSED[str(one)]):
-        result = one.run(stage)
+    for probe in sorted(probes_of(function), key=lambda probe: -MISSED[str(probe)]):
+        result = probe.run(stage)
         if result.refuses(permission.action):
-            MISSED[str(one)] += 1
+            MISSED[str(probe)] += 1
             return result
     return None
 
@@ -118,23 +118,23 @@ def never_refused(
         The grants that no probe was refused.
     """
 
-    def proved(one: PermissionProbe, left: list[Grant]) -> set[Grant]:
-        met = refusals(run_without(one, left), left)
-        found = {grant for explaining in met if len(explaining) == 1 for grant in explaining}
-        for explaining in () if found else met:
+    def proved(probe: PermissionProbe, left: list[Grant]) -> set[Grant]:
+        met = refusals(run_without(probe, left), left)
+        grants_refused = {grant for explaining in met if len(explaining) == 1 for grant in explaining}
+        for explaining in () if grants_refused else met:
             for grant in explaining:
-                others = [each for each in left if each not in explaining or each == grant]
-                if {grant} in refusals(run_without(one, others), others):
-                    found.add(grant)
-        return found
+                grants_left = [grant_left for grant_left in left if grant_left not in explaining or grant_left == grant]
+                if {grant} in refusals(run_without(probe, grants_left), grants_left):
+                    grants_refused.add(grant)
+        return grants_refused
 
     left = list(grants)
-    for one in probes:
+    for probe in probes:
         if not left:
             break
-        with one.under(stage):
-            while left and (found := proved(one, left)):
-                left = [grant for grant in left if grant not in found]
+        with probe.under(stage):
+            while left and (refused_grants := proved(probe, left)):
+                left = [grant for grant in left if grant not in refused_grants]
     return left
 
 
@@ -269,15 +269,15 @@ def is_verb_missed(stage: PermissionBench, role: str, resource: str, verb: str) 
 def test_every_verb_of_a_role_is_needed(stage: PermissionBench, role: str) -> None:
     granted = [(resource, verb) for name, resource, verb in verbs() if name == role]
 
-    def run_without(one: PermissionProbe, left: list[tuple[str, str]]) -> InvocationResult:
+    def run_without(probe: PermissionProbe, left: list[tuple[str, str]]) -> InvocationResult:
         with stage.without_verbs(role, *left):
-            return one.repeat(stage, alone=any(verb == "watch" for _, verb in left))
+            return probe.repeat(stage, alone=any(verb == "watch" for _, verb in left))
 
     members = likely_first(members_of(role), granted)
     probes = [probe for name in members for probe in probes_of(name)]
 
-    def refusals(seen: InvocationResult, left: list[tuple[str, str]]) -> list[set[tuple[str, str]]]:
-        return [{refused_verb} for refused_verb in seen.refused_verbs() if refused_verb in left]
+    def refusals(result: InvocationResult, left: list[tuple[str, str]]) -> list[set[tuple[str, str]]]:
+        return [{refused_verb} for refused_verb in result.refused_verbs() if refused_verb in left]
 
     left = never_refused(stage, granted, probes, run_without, refusals)
     unneeded = [f"{verb} {resource}" for resource, verb in left if not is_verb_missed(stage, role, resource, verb)]
@@ -286,7 +286,7 @@ def test_every_verb_of_a_role_is_needed(stage: PermissionBench, role: str) -> No
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("role", "resource", "verb"), verbs(), ids=["-".join(one) for one in verbs()])
+@pytest.mark.parametrize(("role", "resource", "verb"), verbs(), ids=["-".join(names) for names in verbs()])
 def test_single_removed_verb_is_needed(stage: PermissionBench, role: str, resource: str, verb: str) -> None:
     assert is_verb_missed(stage, role, resource, verb), f"{verb} {resource} can go from {role}: no probe misses it"
 
@@ -304,12 +304,12 @@ def test_every_group_of_an_access_entry_is_needed(stage: PermissionBench, functi
         for group in access_entries()[function]
     }
 
-    def run_without(one: PermissionProbe, left: list[str]) -> InvocationResult:
+    def run_without(probe: PermissionProbe, left: list[str]) -> InvocationResult:
         with stage.without_groups(function, *left):
-            return one.repeat(stage)
+            return probe.repeat(stage)
 
-    def refusals(seen: InvocationResult, left: list[str]) -> list[set[str]]:
-        met = ({group for group in left if verb in grants[group]} for verb in sorted(seen.refused_verbs()))
+    def refusals(result: InvocationResult, left: list[str]) -> list[set[str]]:
+        met = ({group for group in left if verb in grants[group]} for verb in sorted(result.refused_verbs()))
         return [explaining for explaining in met if explaining]
 
     left = never_refused(stage, grants, probes_of(function), run_without, refusals)
@@ -319,6 +319,6 @@ def test_every_group_of_an_access_entry_is_needed(stage: PermissionBench, functi
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(("function", "group"), GROUPS, ids=["-".join(one) for one in GROUPS])
+@pytest.mark.parametrize(("function", "group"), GROUPS, ids=["-".join(names) for names in GROUPS])
 def test_single_removed_group_is_needed(stage: PermissionBench, function: str, group: str) -> None:
     assert is_group_missed(stage, function, group), f"{function} needs no {group}"

@@ -73,7 +73,9 @@ def test_job_with_checkpoints_on_a_claim_resumes_after_a_fault(data_centre: Data
     folder = claim / "research" / "mounted"
     fence = json.loads((folder / "_fence.d" / f"{job['currentAttempt']}.json").read_text())
     result = json.loads((folder / "result" / f"attempt={job['currentAttempt']}.json").read_text())
-    told = [entry["text"] for entry in client.get(f"/jobs/{job_id}/timeline")["entries"] if entry["kind"] == "launched"]
+    texts = [
+        entry["text"] for entry in client.get(f"/jobs/{job_id}/timeline")["entries"] if entry["kind"] == "launched"
+    ]
     last = job["attempts"][0]
     assert "volumes.0.readOnly" in refused.value.text + refused.value.hint
     assert len(job["attempts"]) >= 2, "it had ended before its machine failed"
@@ -81,5 +83,5 @@ def test_job_with_checkpoints_on_a_claim_resumes_after_a_fault(data_centre: Data
     assert last["resumeFrom"]["step"] == fence["resumeFrom"]["step"]
     assert (fence["grade"], fence["resumeFrom"]["step"] >= 4) == ("PROVED", True)
     assert result["digest"] == reference_digest(WORK.nodes, WORK.steps, WORK.seed)
-    assert len(told) >= 2
-    assert all("Rank 0 verifies them" in text for text in told)
+    assert len(texts) >= 2
+    assert all("Rank 0 verifies them" in text for text in texts)

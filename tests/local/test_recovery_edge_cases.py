@@ -68,7 +68,7 @@ def test_hold_allows_only_the_cordon_until_its_release(data_centre: DataCentre) 
         until(lambda: "held" in _timeline_since(earlier, data_centre, node), "the repair to be held", SECONDS)
         at_step = job.last_step()
         job.reach(at_step + 10)
-        held, seen = incident_of(data_centre, node), machine(data_centre, node)
+        held, node_state = incident_of(data_centre, node), machine(data_centre, node)
         accepted_calls = signals.accepted_calls(data_centre, held["node"]["instanceId"])
         running = job.show()
     finally:
@@ -76,7 +76,12 @@ def test_hold_allows_only_the_cordon_until_its_release(data_centre: DataCentre) 
     incident = settled(data_centre, node)
     after = job.show()
 
-    assert (held["state"], held["repairs"], accepted_calls, seen["unschedulable"]) == ("BLOCKED", [], before, True)
+    assert (held["state"], held["repairs"], accepted_calls, node_state["unschedulable"]) == (
+        "BLOCKED",
+        [],
+        before,
+        True,
+    )
     assert (running["state"], running["currentAttempt"]) == ("RUNNING", 1)
     assert "the auditors are here" in _timeline_text(data_centre, incident, "held")
     # One repair. Its rung depends on earlier faults of the node, which the scheduler chose, not this test.
@@ -112,7 +117,7 @@ def test_cordon_of_a_person_stays_and_its_jobs_move(data_centre: DataCentre) -> 
 
     assert (ended["state"], job.digest()) == ("SUCCEEDED", job.right_digest)
     assert ended["currentAttempt"] == 2
-    assert node not in [each["name"] for each in job.attempt(2)["nodes"]]
+    assert node not in [node_used["name"] for node_used in job.attempt(2)["nodes"]]
     assert (incident["state"], incident["repairs"]) == ("STOOD_DOWN", [])
     assert "person cordoned" in incident["outcome"]
     assert (document["instanceId"], document["unschedulable"]) == (instance, True)
@@ -191,7 +196,7 @@ def test_cancelled_job_saves_stops_and_frees_its_capacity(data_centre: DataCentr
 def node_row(centre: DataCentre, node: str) -> Json:
     """Return a node as the API shows it."""
     listed = centre.client().get("/nodes", pageSize=100)["items"]
-    return next(dict(each) for each in listed if each["name"] == node)
+    return next(dict(row) for row in listed if row["name"] == node)
 
 
 def test_cancelled_pending_job_never_starts(data_centre: DataCentre) -> None:
@@ -261,15 +266,15 @@ def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
 def switch(centre: DataCentre, **parameters: str) -> None:
     """Deploy the stack again with some parameters changed, as an operator does."""
     [stack] = centre.deployer.client("cloudformation").describe_stacks(StackName=STACK_NAME)["Stacks"]
-    before = {each["ParameterKey"]: each["ParameterValue"] for each in stack["Parameters"]}
+    before = {parameter["ParameterKey"]: parameter["ParameterValue"] for parameter in stack["Parameters"]}
     deploy(centre.engine, centre.deployer, before | parameters, run_dir=centre.run_dir)
 
 
 def untouched(centre: DataCentre, job: TrainingJob, node: str) -> list[Any]:
     """Return all that an act would change: the node, the job's attempts and processes, and the provider's calls."""
-    seen, shown = machine(centre, node), job.show()
+    node_state, shown = machine(centre, node), job.show()
     return [
-        (seen["instanceId"], seen["bootId"], seen["unschedulable"], seen["taints"]),
+        (node_state["instanceId"], node_state["bootId"], node_state["unschedulable"], node_state["taints"]),
         (shown["state"], shown["currentAttempt"], shown["stopRequest"], shown["resumePlan"]),
         [(process["pid"], process["endedAt"]) for process in job.processes(1)],
         centre.cluster.control("GET", "counters")["accepted"],
@@ -305,7 +310,7 @@ def test_observe_mode_decides_the_same_and_touches_nothing(careful: DataCentre) 
     assert drill["outcome"].startswith("This is a drill, and drills may not act on this fleet. Plan: ")
     assert watched["outcome"].startswith("Mode is observe: Evenkeel records the decision and changes nothing. Plan: ")
     for incident, rungs in ((drill, "reboot then replace"), (watched, "replace")):
-        [decided] = [each for each in incident["decisions"] if each["kind"] == "RECOVERY"]
+        [decided] = [decision for decision in incident["decisions"] if decision["kind"] == "RECOVERY"]
         record = careful.client().get(f"/decisions/{decided['decisionId']}")
         assert (record["action"], record["simulated"]) == ("ACT", True)
         assert f": {rungs}, and move the jobs." in record["reason"]

@@ -86,14 +86,14 @@ class RunbookCommand:
 
 def typed_on(page: Path) -> Iterator[RunbookCommand]:
     text = page.read_text(encoding="utf-8")
-    found = [
+    commands = [
         line.strip()
         for block in _FENCED.findall(text)
         for line in block.replace("\\\n", " ").splitlines()
         if re.match(r" *(aws|kubectl|evenkeel) ", line)
     ]
-    found += [re.sub(r"\s*\n\s*", " ", inline) for inline in _INLINE.findall(_FENCED.sub("", text))]
-    for number, command in enumerate(dict.fromkeys(found)):
+    commands += [re.sub(r"\s*\n\s*", " ", inline) for inline in _INLINE.findall(_FENCED.sub("", text))]
+    for number, command in enumerate(dict.fromkeys(commands)):
         is_run = not command.startswith(tuple(NOT_RUN)) or command.startswith(_RUN_ALL_THE_SAME)
         if is_run and not _FRAGMENT.search(command.partition("  #")[0].strip()):
             yield RunbookCommand(page.name, number, command)
@@ -116,9 +116,9 @@ class RunbookShell:
         (function,) = re.findall(r"^output\(\) \{.*?\}$", page, re.DOTALL | re.MULTILINE)
         for name, value in self.names.items():
             command = command.replace(name, value)
-        said = f"{function}\n{command}"
+        script = f"{function}\n{command}"
         return subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", said],
+            ["bash", "-euo", "pipefail", "-c", script],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -208,5 +208,5 @@ def test_runbook_command_runs_as_the_operator(runbook_shell: RunbookShell, typed
 
     # The doctor's own 1 and 2 are its findings.
     bad = {code: why for code, why in _BAD_EXITS.items() if code > 2 or not typed.text.startswith("evenkeel doctor")}
-    told = f"{completed.stdout[-500:]}\n{completed.stderr[-2000:]}"
-    assert completed.returncode not in bad, f"{bad[completed.returncode]}:\n{told}"
+    output = f"{completed.stdout[-500:]}\n{completed.stderr[-2000:]}"
+    assert completed.returncode not in bad, f"{bad[completed.returncode]}:\n{output}"

@@ -58,7 +58,7 @@ def client(root: Path) -> ApiClient:
 def restarts(root: Path, part: str) -> list[Json]:
     if not dev_data_centre.DevPaths(root).state.exists():
         return []
-    return [one for one in state(root)["restarts"] if one["part"] == part]
+    return [restart for restart in state(root)["restarts"] if restart["part"] == part]
 
 
 def machines(root: Path) -> set[str]:
@@ -77,7 +77,7 @@ def test_every_running_part_answers(root: Path) -> None:
 
 
 def test_killed_gpu_cluster_restarts_with_its_machines(root: Path) -> None:
-    before = until(lambda: len(found := machines(root)) == 5 and found, "five nodes in service", _UP_SECONDS)
+    before = until(lambda: len(nodes := machines(root)) == 5 and nodes, "five nodes in service", _UP_SECONDS)
 
     os.kill(state(root)["pids"]["gpuCluster"], signal.SIGKILL)
 
@@ -90,24 +90,24 @@ def test_killed_gpu_cluster_restarts_with_its_machines(root: Path) -> None:
 
 @pytest.mark.exhaustive
 def test_stopped_gpu_cluster_is_restarted(root: Path) -> None:
-    told = len(restarts(root, "GPU cluster"))
-    before = until(lambda: len(found := machines(root)) == 5 and found, "five nodes in service", _UP_SECONDS)
+    restarts_before = len(restarts(root, "GPU cluster"))
+    before = until(lambda: len(nodes := machines(root)) == 5 and nodes, "five nodes in service", _UP_SECONDS)
 
     os.kill(state(root)["pids"]["gpuCluster"], signal.SIGSTOP)
 
-    until(lambda: len(restarts(root, "GPU cluster")) > told, "the restart to be told", 120)
+    until(lambda: len(restarts(root, "GPU cluster")) > restarts_before, "the restart to be told", 120)
     assert until(lambda: machines(root) == before, "the same machines in service", 120)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("whom", ["the engine", "its guard"])
 def test_killed_engine_restarts_and_its_loss_is_reported(root: Path, whom: str) -> None:
-    told = len(restarts(root, "engine"))
+    restarts_before = len(restarts(root, "engine"))
     pid = command_of_engine(root) if whom == "the engine" else state(root)["pids"]["engine"]
 
     os.kill(pid, signal.SIGKILL)
 
-    until(lambda: len(restarts(root, "engine")) > told, "the data centre to be built anew", _UP_SECONDS)
+    until(lambda: len(restarts(root, "engine")) > restarts_before, "the data centre to be built anew", _UP_SECONDS)
     assert "all jobs, incidents" in restarts(root, "engine")[-1]["lost"]
     assert (dev_data_centre.DevPaths(root).previous_run_dir / "engine" / "engine.log").exists()
     assert parts_down(root) == set()

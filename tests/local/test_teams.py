@@ -119,11 +119,11 @@ def test_job_waits_while_kueue_manages_its_namespace(centre: DataCentre) -> None
     job = TrainingJob.submit(centre, "beside-kueue", SHORT, team="red")
 
     until(lambda: (job.why()["decision"] or {}).get("action") == "HELD", "the job to be held back", 60)
-    said = job.why()["sentence"]
+    sentence = job.why()["sentence"]
     centre.cluster.delete("/apis/kueue.x-k8s.io/v1beta2/namespaces/red/localqueues/default")
     done = job.end()
 
-    assert "Kueue admits jobs in namespace red (its LocalQueue default)" in said
+    assert "Kueue admits jobs in namespace red (its LocalQueue default)" in sentence
     assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 1, job.right_digest)
 
 
@@ -146,4 +146,4 @@ def test_team_with_its_own_namespace_runs_and_resumes_there(centre: DataCentre) 
     assert (done["state"], done["currentAttempt"], job.digest()) == ("SUCCEEDED", 2, job.right_digest)
     assert job.attempt(2)["resumeFrom"]["step"] >= 4
     remove_team(centre, "green")
-    assert "green" not in [each["team"] for each in client.get("/teams")["items"]]
+    assert "green" not in [team["team"] for team in client.get("/teams")["items"]]

@@ -140,8 +140,8 @@ class _Ranks:
 
     def events(self, kind: str, rank: int = 0) -> list[dict[str, object]]:
         lines = self._logs[rank].read_text().splitlines(keepends=True)
-        told = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
-        return [event for event in told if event["event"] == kind]
+        all_events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
+        return [event for event in all_events if event["event"] == kind]
 
     def until_step(self, step: int) -> None:
         deadline = time.monotonic() + PATIENCE_SECONDS

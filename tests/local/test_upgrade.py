@@ -80,7 +80,7 @@ class Executions:
     def of(self, output: str, name: str) -> list[Json]:
         """Return the executions of a workflow whose names begin with a name."""
         list_execution = self._steps.list_executions(stateMachineArn=self._outputs[output])["executions"]
-        return [each for each in list_execution if each["name"].startswith(name)]
+        return [execution for execution in list_execution if execution["name"].startswith(name)]
 
     def begins_with_the_next_state(self, execution: Json) -> bool:
         events = self._steps.get_execution_history(executionArn=execution["executionArn"])["events"]
@@ -88,7 +88,7 @@ class Executions:
 
     def releases(self, output: str, name: str) -> list[str]:
         """Return `old` or `new` for each execution, in the order of their names."""
-        documents = sorted(self.of(output, name), key=lambda each: each["name"])
+        documents = sorted(self.of(output, name), key=lambda execution: execution["name"])
         return ["new" if self.begins_with_the_next_state(document) else "old" for document in documents]
 
     def states(self, output: str, name: str) -> set[str]:
@@ -105,7 +105,7 @@ def row_of(centre: DataCentre, job: TrainingJob) -> Json:
 def upgrade(centre: DataCentre, template: Path) -> None:
     """Deploy another release with the same parameters."""
     [stack] = centre.deployer.client("cloudformation").describe_stacks(StackName=STACK_NAME)["Stacks"]
-    parameters = {each["ParameterKey"]: each["ParameterValue"] for each in stack["Parameters"]}
+    parameters = {parameter["ParameterKey"]: parameter["ParameterValue"] for parameter in stack["Parameters"]}
     deploy(centre.engine, centre.deployer, parameters, template, centre.run_dir)
 
 

@@ -101,12 +101,12 @@ def test_worker_is_a_fork_with_the_layer_loaded(pool: WorkerTemplates, layer: Pa
 
 
 def test_workers_share_no_environment_chance_or_open_file(pool: WorkerTemplates, layer: Path, tmp_path: Path) -> None:
-    with Started(pool, layer, tmp_path, ROLE="first") as one, Started(pool, layer, tmp_path, ROLE="second") as other:
+    with Started(pool, layer, tmp_path, ROLE="first") as first, Started(pool, layer, tmp_path, ROLE="second") as other:
         common = {"PATH": os.defpath, "_LAMBDA_LAYERS_DIRS": str(layer)}
-        assert one.report["environment"] == {**common, "ROLE": "first"}
+        assert first.report["environment"] == {**common, "ROLE": "first"}
         assert other.report["environment"] == {**common, "ROLE": "second"}
-        assert one.report["chance"] != other.report["chance"]
-        assert one.report["openFiles"] == other.report["openFiles"] == ["0", "1", "2"]
+        assert first.report["chance"] != other.report["chance"]
+        assert first.report["openFiles"] == other.report["openFiles"] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])

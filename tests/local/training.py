@@ -46,7 +46,7 @@ class TrainingJob:
         return [str(entry["text"]) for entry in entries]
 
     def attempt(self, number: int) -> Json:
-        return next(each for each in self.show()["attempts"] if each["attempt"] == number)
+        return next(attempt for attempt in self.show()["attempts"] if attempt["attempt"] == number)
 
     def node(self, rank: int = 0) -> str:
         """Return the name of the node that a rank of the current attempt runs on."""
@@ -54,8 +54,8 @@ class TrainingJob:
 
     def processes(self, attempt: int) -> list[Json]:
         """Return every process that an attempt ever had."""
-        found = self.centre.cluster.control("GET", f"processes?job={self.job_id}-a{attempt}")["processes"]
-        return [dict(process) for process in found]
+        documents = self.centre.cluster.control("GET", f"processes?job={self.job_id}-a{attempt}")["processes"]
+        return [dict(process) for process in documents]
 
     def digest(self) -> str:
         """Return the digest of the weights that its last attempt ended with."""

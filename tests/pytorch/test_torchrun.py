@@ -52,9 +52,9 @@ def faulty(gang: Gang) -> Path:
 
 @pytest.fixture
 def gang(tmp_path: Path) -> Iterator[Gang]:
-    made = Gang(tmp_path)
-    yield made
-    made.end()
+    gang_of_test = Gang(tmp_path)
+    yield gang_of_test
+    gang_of_test.end()
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,9 @@ def test_fenced_attempt_ends_with_its_exit_code(gang: Gang) -> None:
 def test_damaged_file_ends_with_its_exit_code(gang: Gang) -> None:
     assert gang.run(1, SCRIPT, "--steps", str(SAVE_EVERY)).codes == [0]
     ((key, _),) = [
-        (each["key"], each) for each in gang.manifest(1, SAVE_EVERY)["shards"] if each["key"].endswith("__1_0.distcp")
+        (shard["key"], shard)
+        for shard in gang.manifest(1, SAVE_EVERY)["shards"]
+        if shard["key"].endswith("__1_0.distcp")
     ]
     open_storage(gang.uri).put(key, b"rotten", hashlib.sha256(b"rotten").hexdigest())
 

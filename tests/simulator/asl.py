@@ -58,8 +58,8 @@ def _compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
     def evaluated(bindings: Mapping[str, Any]) -> Any:
         # The result of an expression depends only on the values of its paths, so results are cached by text and
         # values.
-        seen = [functools.reduce(_looked_up, names, bindings) for names in paths]
-        key = repr(seen)
+        values = [functools.reduce(_looked_up, names, bindings) for names in paths]
+        key = repr(values)
         if key in document:
             return document[key]
         given = {name: Utils.NULL_VALUE if value is None else value for name, value in bindings.items()}
@@ -312,7 +312,7 @@ class StateRun:
     # ------------------------------------------------------------ what comes next
 
     def _task_failed(self, name: str, state: Json, given: Any, failure: Failure, tries: int) -> None:
-        retrier = next((one for one in state.get("Retry", ()) if _matches(failure, one)), None)
+        retrier = next((rule for rule in state.get("Retry", ()) if _matches(failure, rule)), None)
         if retrier is None or tries >= retrier["MaxAttempts"]:
             self._failed(name, state, failure)
             return
@@ -325,12 +325,12 @@ class StateRun:
             self._task(name, state, given, tries)
 
     def _failed(self, name: str, state: Json, failure: Failure) -> None:
-        catcher = next((one for one in state.get("Catch", ()) if _matches(failure, one)), None)
+        catcher = next((rule for rule in state.get("Catch", ()) if _matches(failure, rule)), None)
         if catcher is None:
             self._end(name, failure)
             return
-        seen = {"errorOutput": {"Error": failure.error, "Cause": failure.cause}}
-        self._go_on(name, catcher, seen["errorOutput"], seen["errorOutput"], seen)
+        variables = {"errorOutput": {"Error": failure.error, "Cause": failure.cause}}
+        self._go_on(name, catcher, variables["errorOutput"], variables["errorOutput"], variables)
 
     def _go_on(self, name: str, rule: Json, given: Any, result: Any, seen: Json | None = None) -> None:
         document = {"input": given, "result": result, **(seen or {})}

@@ -157,7 +157,7 @@ class FaultyPort:
 
     def stop_faults(self) -> None:
         """Disable the faults: every call goes straight to its port."""
-        for method in [one for one in vars(self) if not one.startswith("_")]:
+        for method in [method_name for method_name in vars(self) if not method_name.startswith("_")]:
             setattr(self, method, getattr(self._port, method))
 
 

@@ -49,10 +49,10 @@ def all_events() -> Iterator[str]:
 
 def never_seen(seen: Counter[str]) -> list[str]:
     """Return the possible items that no seed covered."""
-    return [one for one in dict.fromkeys(all_events()) if not seen[one]]
+    return [event for event in dict.fromkeys(all_events()) if not seen[event]]
 
 
 def table(seen: Counter[str]) -> str:
     """Count each item, and print known items with their counts."""
     known = list(dict.fromkeys([*all_events(), *sorted(seen)]))
-    return "\n".join(f"{seen[one]:8}  {one}" for one in known)
+    return "\n".join(f"{seen[event]:8}  {event}" for event in known)

@@ -213,8 +213,8 @@ class SimulatedProvider(FakeProvider):
         if instance_id in self.by_id and instance_id not in self.running:
             self.running[instance_id] = "replace"
             self.by_id[instance_id] = self.by_id[instance_id].replace(status="Pending")
-            if seen := self._seen(instance_id):
-                self.kubernetes.remove_node(seen.name, seen.cluster)  # type: ignore[union-attr]  # always given here
+            if node := self._seen(instance_id):
+                self.kubernetes.remove_node(node.name, node.cluster)  # type: ignore[union-attr]  # always given here
             self.begin(instance_id)
 
     def begin(self, instance_id: str) -> None:
@@ -233,9 +233,9 @@ class SimulatedProvider(FakeProvider):
             self.on_no_capacity(instance_id)
             self.loop.after(30, lambda: self._end(instance_id, sick_still=sick_still))
             return
-        if not sick_still and (seen := self._seen(instance_id)):
-            labels = without_health_labels(seen.labels)
-            self.kubernetes.set_node(seen.name, seen.cluster, labels=labels)  # type: ignore[union-attr]  # always given here
+        if not sick_still and (node := self._seen(instance_id)):
+            labels = without_health_labels(node.labels)
+            self.kubernetes.set_node(node.name, node.cluster, labels=labels)  # type: ignore[union-attr]  # always given here
         rung = self.running[instance_id]
         now = self.finish(instance_id)
         self.is_told(
@@ -243,8 +243,8 @@ class SimulatedProvider(FakeProvider):
         )
         if rung != REBOOT:
             self.on_new_node(now)
-        if sick_still and rung != REBOOT and (seen := self._seen(now)):
-            self.kubernetes.set_node(seen.name, seen.cluster, accelerators=seen.accelerators - 1)  # type: ignore[union-attr]  # always given here
+        if sick_still and rung != REBOOT and (node := self._seen(now)):
+            self.kubernetes.set_node(node.name, node.cluster, accelerators=node.accelerators - 1)  # type: ignore[union-attr]  # always given here
 
 
 class SimulatedTrainers:
@@ -317,8 +317,10 @@ class SimulatedTrainers:
 
     def save_before_the_end(self, job_id: str, attempt: int, seconds: float) -> None:
         """Let an attempt save once more after its stop request, if all its ranks still run."""
-        there = self.cluster.jobs.get(CLUSTER, {})
-        workload = next((one for (_, *name), one in there.items() if name == [job_id, attempt]), None)
+        jobs = self.cluster.jobs.get(CLUSTER, {})
+        workload = next(
+            (workload_there for (_, *name), workload_there in jobs.items() if name == [job_id, attempt]), None
+        )
         if workload is None:
             return
         spec, name = workload.spec, workload.spec.attempt.workload_name

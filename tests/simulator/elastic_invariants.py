@@ -204,18 +204,18 @@ def _idle_for(world: "Simulation", job: Job) -> list[str]:
 
 def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
     """Return the jobs and replicas that wait for nodes of a kind; jobs that are too large for it are left out."""
-    now, found = world.loop.now(), []
+    now, waiting = world.loop.now(), []
     size = sum(_kind_of(world, node.name) == pool for node in world.cluster.nodes(CLUSTER))
     for key, row in world.ledger.rows.items():
         if key.sk != "META" or not key.pk.startswith("JOB#") or row.doc["state"] != JobState.PENDING:
             continue
         job = rows.read(row, Job)
         if job.next_node_count <= size and not (job.not_before and now < job.not_before):
-            found.append(job.job_id)
+            waiting.append(job.job_id)
     replicas = [pod for pod in world.cluster.unmanaged_pods(CLUSTER) if pod.namespace == "serving"]
     most = sum(workload.max_replicas for workload in world.policy.scheduling.serving)
     placed = sum(bool(pod.node_name) for pod in replicas)
-    return found + [pod.name for pod in replicas if not pod.node_name][: max(0, most - placed)]
+    return waiting + [pod.name for pod in replicas if not pod.node_name][: max(0, most - placed)]
 
 
 # ---------------------------------------------------------------- rest
@@ -239,9 +239,9 @@ def resizes_rest(world: "Simulation", changes: Changes) -> Iterator[str]:
     if any(key.sk.startswith("ATTEMPT#") or key.sk == "META" for key, _, _ in changes):
         size_history.disturbed_at = world.loop.seconds
     for job, wish in _wishes(changes):
-        made = (job.job_id, wish.from_nodes, wish.nodes)
-        size_history.made[made] += 1
-        if size_history.made[made] > 1:
+        resize = (job.job_id, wish.from_nodes, wish.nodes)
+        size_history.made[resize] += 1
+        if size_history.made[resize] > 1:
             yield f"{job.job_id} goes from {wish.from_nodes} to {wish.nodes} nodes again although nothing else changed"
 
 
@@ -400,8 +400,8 @@ def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]
 def _at_least(world: "Simulation", charge: Charge) -> Charge:
     """Return the nodes of a job at its smallest size; it can resume only if it gets these."""
     nodes = min(sizes_of(_job(world, charge.job_id).spec))
-    there = {name: world.cluster.node(CLUSTER, name) for name in charge.node_names}
-    names = sorted(there, key=lambda name: (node := there[name]) is None or not node.is_schedulable)
+    machines = {name: world.cluster.node(CLUSTER, name) for name in charge.node_names}
+    names = sorted(machines, key=lambda name: (node := machines[name]) is None or not node.is_schedulable)
     return _resized(charge.replace(node_names=tuple(names)), nodes) if nodes < len(names) else charge
 
 
@@ -426,7 +426,7 @@ def _as_charged(job: Job, like: Charge) -> Charge:
 def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept: list[Charge]) -> bool:
     """Return whether a waiting job finds its nodes in a pool after other jobs return theirs."""
     job = _job(world, asks.job_id)
-    each, used = job.spec.accelerators_per_node, dict(world.cluster.accelerators_in_use(CLUSTER))
+    gpus, used = job.spec.accelerators_per_node, dict(world.cluster.accelerators_in_use(CLUSTER))
     plan = job.live_plan()
     for charge in _charges(world):
         for name in charge.node_names:
@@ -439,7 +439,7 @@ def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept
         for node in world.cluster.nodes(CLUSTER)
         if node.is_schedulable
         and (node.pool, node.instance_type) == (asks.pool, asks.instance_type)
-        and node.accelerators - used.get(node.name, 0) >= each
+        and node.accelerators - used.get(node.name, 0) >= gpus
         and not any(f"/{node.instance_id}/" in life for life in (plan.avoid if plan else ()))
     ]
     return len(fits) - world.policy.scheduling.spare_nodes.get(asks.pool, 0) >= job.next_node_count
@@ -452,15 +452,17 @@ def _others_wait(world: "Simulation", winner: str) -> bool:
     """
     if any(not pod.node_name for pod in world.cluster.unmanaged_pods(CLUSTER)):
         return True
-    first, said = _job(world, winner), {}
+    first, actions = _job(world, winner), {}
     waiting: list[Job] = []
     for key, row in world.ledger.rows.items():
         if key.pk.startswith("DEC#") and row.doc["kind"] == "ADMISSION":
-            said[row.doc["subject"]] = row.doc["action"]
+            actions[row.doc["subject"]] = row.doc["action"]
         elif key.pk.startswith("JOB#") and key.sk == "META" and row.doc["state"] == JobState.PENDING:
             waiting.append(rows.read(row, Job))
     return any(
-        job.priority >= first.priority if job.spec.team == first.spec.team else said.get(job.job_id) != Action.NO_QUOTA
+        job.priority >= first.priority
+        if job.spec.team == first.spec.team
+        else actions.get(job.job_id) != Action.NO_QUOTA
         for job in waiting
         if job.job_id != winner
     )

@@ -178,9 +178,9 @@ class ElasticScenario:
         sharing.ask(_OWN, team=LENDERS, nodes=nodes, priority_class="low")
         world.loop.after(dice.uniform(0.5, 5), self._submit(_OWN, nodes, dice.choice((200.0, 300.0))))
         for number, kind in enumerate(("high", "critical", "low")[: dice.choice((1, 2, 3))], _LATER):
-            asked = quota + 1 if kind == "low" else dice.choice((1, 1, max(1, quota - 1)))
-            sharing.ask(number, team=LENDERS, nodes=asked, priority_class=kind)
-            world.loop.after(dice.uniform(30, lasts + 60), self._submit(number, asked, 30.0))
+            node_count = quota + 1 if kind == "low" else dice.choice((1, 1, max(1, quota - 1)))
+            sharing.ask(number, team=LENDERS, nodes=node_count, priority_class=kind)
+            world.loop.after(dice.uniform(30, lasts + 60), self._submit(number, node_count, 30.0))
 
     def leaves_out(self, number: int) -> bool:
         """Return whether some job of the seed is left out: no job grows while all nodes are in use."""

@@ -371,18 +371,18 @@ class _PersonAction:
 
     def uncordon(self) -> None:
         world = self.world
-        ours = [node for node in world.cluster.by_name.values() if node.is_cordoned]
-        if ours:
-            node = ours[self.number % len(ours)]
+        cordoned = [node for node in world.cluster.by_name.values() if node.is_cordoned]
+        if cordoned:
+            node = cordoned[self.number % len(cordoned)]
             world.tell(f"bo uncordons {node.instance_id}")
             world.watched.persons.pop(node.name, None)
             world.cluster.set_node(node.name, is_cordoned=False, incident_id=None)
 
     def adopt(self) -> None:
         world = self.world
-        ours = [node for node in world.cluster.by_name.values() if node.is_cordoned and node.incident_id]
-        if ours:
-            node = ours[self.number % len(ours)]
+        cordoned = [node for node in world.cluster.by_name.values() if node.is_cordoned and node.incident_id]
+        if cordoned:
+            node = cordoned[self.number % len(cordoned)]
             world.tell(f"bo keeps {node.instance_id} for himself, cordoned")
             world.cluster.set_node(node.name, incident_id=None)
             world.watched.persons[node.name] = world.loop.seconds

@@ -89,10 +89,10 @@ def fingerprint() -> str:
 def print_trace(result: SimulationResult) -> str:
     """Print what happened in a seed."""
     lines = [f"{at:9.2f}  {text}" for at, text in result.event_log]
-    found = [
+    texts = [
         f"seed {result.seed}: {violation.invariant} does not hold: {violation.text}" for violation in result.violations
     ]
-    return "\n".join([*lines, *found, f"again: make fuzz SEEDS={result.seed}..{result.seed}"])
+    return "\n".join([*lines, *texts, f"again: make fuzz SEEDS={result.seed}..{result.seed}"])
 
 
 def main(arguments: list[str]) -> int:
@@ -111,8 +111,8 @@ def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool, tells_all: b
         result = run_seed(first)
         print(print_trace(result))
         return 1 if result.violations else 0
-    code, asked = fingerprint(), f"{first}..{last}"
-    done = _resumed(asked, code)
+    code, seed_range = fingerprint(), f"{first}..{last}"
+    done = _resumed(seed_range, code)
     if done["next"] > first:
         print(f"fuzz: goes on at seed {done['next']}")
     began, before = time.monotonic(), done["seconds"]
@@ -140,10 +140,10 @@ def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool, tells_all: b
         f"fuzz: {seeds} of {last - first + 1} seeds hold every invariant, {rate:.1f} seeds/s on {processes} processes: "
         f"{done['incidents']} incidents, {done['decisions']} decisions, {done['virtualHours']:.0f} virtual hours"
     )
-    seen = Counter(done["seen"])
+    counts = Counter(done["seen"])
     if tells_all:
-        print(table(seen))
-    missing = never_seen(seen)
+        print(table(counts))
+    missing = never_seen(counts)
     kinds = len(set(all_events()))
     print(f"fuzz: {kinds - len(missing)} of {kinds} kinds of things happened")
     if failed:

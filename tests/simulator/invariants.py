@@ -235,13 +235,13 @@ def one_incident_per_node_life(world: "Simulation", changes: Changes) -> Iterato
             continue
         life, incident = _life(after.doc), after.doc["incidentId"]
         life += " in drills" if after.doc["isDrill"] else ""
-        others = world.watched.open_by_life.setdefault(life, set())
+        open_incidents = world.watched.open_by_life.setdefault(life, set())
         if _is_open(after.doc):
-            others.add(incident)
+            open_incidents.add(incident)
         else:
-            others.discard(incident)
-        if len(others) > 1:
-            yield f"{life} must have one open incident, but also has {', '.join(sorted(others))}"
+            open_incidents.discard(incident)
+        if len(open_incidents) > 1:
+            yield f"{life} must have one open incident, but also has {', '.join(sorted(open_incidents))}"
 
 
 @invariant_check(
@@ -390,7 +390,7 @@ def one_repair_per_node_life(world: "Simulation", rung: str, instance_id: str) -
 )
 def limit_of_repairs_holds(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
     rails = world.policy.repair.guardrails
-    others = []
+    leases = []
     for row in world.ledger.of("META", "LEASE#"):
         owner = world.ledger.rows.get(incident_rows.incident_key(row.doc["incidentId"]))
         called = [
@@ -410,29 +410,29 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, instance_id: str) -> 
             continue  # Karpenter returned it and does not replace it
         is_in_repair = owner and _is_open(owner.doc) and is_called and not owner.doc["nodeBranch"]
         if owner and is_in_repair and owner.doc["life"]["instanceId"] != instance_id:
-            others.append((owner.doc["life"]["instanceId"], owner.doc["pool"]))
+            leases.append((owner.doc["life"]["instanceId"], owner.doc["pool"]))
     node = world.node_of(instance_id)
     pool = node.pool if node else ""
     most = pool_limit(rails.pool_repairs, rails.pool_repair_share, world.pool_sizes.get(pool, world.size))
-    in_pool = [name for name, its in others if its == pool]
-    if len(in_pool) >= most or len(others) >= rails.fleet_repairs:
-        yield f"{rung} of {instance_id} exceeds the limit of {most}; in repair: {', '.join(name for name, _ in others)}"
+    in_pool = [name for name, its in leases if its == pool]
+    if len(in_pool) >= most or len(leases) >= rails.fleet_repairs:
+        yield f"{rung} of {instance_id} exceeds the limit of {most}; in repair: {', '.join(name for name, _ in leases)}"
 
 
 @invariant_check("repair-and-cordon-limits", "", CheckTrigger.CORDON)
 def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     rails = world.policy.repair.guardrails
-    ours = [node for node in world.cluster.by_name.values() if node.is_cordoned and node.incident_id]
+    cordoned = [node for node in world.cluster.by_name.values() if node.is_cordoned and node.incident_id]
     node = world.cluster.node(CLUSTER, name)
     if node is None:
         return  # the node was deleted, so it is not cordoned
     pool = node.pool
     most = pool_limit(rails.pool_cordons, rails.pool_cordon_share, world.pool_sizes.get(pool, world.size))
-    names = [node.name for node in ours if node.pool == pool]
+    names = [node.name for node in cordoned if node.pool == pool]
     # A node with a deadline is always cordoned at once: its jobs save now or never.
     if any(doc["nodeName"] == name and doc["deadlineAt"] for doc in _incidents(world)):
         return
-    if name not in {node.name for node in ours} and (len(names) >= most or len(ours) >= rails.fleet_cordons):
+    if name not in {node.name for node in cordoned} and (len(names) >= most or len(cordoned) >= rails.fleet_cordons):
         yield f"{name} is cordoned beyond the limit of {most}; already cordoned: {', '.join(names)}"
 
 
@@ -484,12 +484,12 @@ def _barred(world: "Simulation") -> str:
 )
 def approval_is_of_its_plan(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
-        said = after.doc["approval"] if after and before and _is_incident(key) else None
-        if before is None or not said or said == before.doc["approval"]:
+        approval = after.doc["approval"] if after and before and _is_incident(key) else None
+        if before is None or not approval or approval == before.doc["approval"]:
             continue
         plan = before.doc["plan"] or {}
-        if plan.get("outcome") != "ASK" or plan["decisionId"] != said["decisionId"]:
-            yield f"{said['decisionId']} of {before.doc['incidentId']} is answered, not {plan.get('decisionId')}"
+        if plan.get("outcome") != "ASK" or plan["decisionId"] != approval["decisionId"]:
+            yield f"{approval['decisionId']} of {before.doc['incidentId']} is answered, not {plan.get('decisionId')}"
 
 
 @invariant_check(
@@ -708,10 +708,10 @@ def fenced_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]
 )
 def gangs_use_efa(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     node = world.cluster.node(CLUSTER, spec.attempt.node_names[0]) if spec.attempt.node_names else None
-    own, asked = spec.job.accelerators_per_node, spec.network.interfaces
+    own, interfaces = spec.job.accelerators_per_node, spec.network.interfaces
     share = node.efa * own // node.accelerators if node and spec.attempt.ranks > 1 else 0
-    if node and asked != share:
-        yield f"{spec.attempt.workload_name} requests {asked} EFA interfaces; its share is {share}"
+    if node and interfaces != share:
+        yield f"{spec.attempt.workload_name} requests {interfaces} EFA interfaces; its share is {share}"
 
 
 @invariant_check(
@@ -863,10 +863,10 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     nodes = join_nodes(world.cluster.nodes(CLUSTER), world.provider.nodes(), CLUSTER)
     in_use = {(CLUSTER, name): count for name, count in world.cluster.resources_in_use(CLUSTER).items()}
     charges = held_charges(world)
-    seen = [(CLUSTER, workload) for workload in world.cluster.workloads(CLUSTER)]
+    workloads = [(CLUSTER, workload) for workload in world.cluster.workloads(CLUSTER)]
     now = world.loop.now()
     unhealthy = unhealthy_nodes.unhealthy_among(world.cluster.nodes(CLUSTER), world.observer_context())
-    capacities = node_capacity(nodes, resources_taken(in_use, charges, seen), unhealthy)
+    capacities = node_capacity(nodes, resources_taken(in_use, charges, workloads), unhealthy)
     if world.renting:
         # A rented node belongs to its job, and a job with a rental is not blocked by other jobs.
         rented = rentals.load(world.ledger)
@@ -893,17 +893,17 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
 
 def _spent(world: "Simulation", setup: TeamSetup) -> dict[tuple[str, str], Spent]:
     periods = [(team.name, budget.period.key_at(world.loop.now())) for team in setup.teams for budget in team.budgets]
-    found = {place: world.ledger.rows.get(quota_rows.spent_key(*place)) for place in periods}
-    return {place: Spent.model_validate(row.doc) for place, row in found.items() if row}
+    rows = {place: world.ledger.rows.get(quota_rows.spent_key(*place)) for place in periods}
+    return {place: Spent.model_validate(row.doc) for place, row in rows.items() if row}
 
 
 def _untrue_reasons(world: "Simulation") -> Iterator[str]:
     """Yield the waiting jobs that say something else than the rules say by now."""
     jobs = {job.job_id: job for job in _jobs(world)}
     for decision in cycle_decisions(world):
-        said = recorded_reason(decision, Mode(world.mode))
-        if decision.action is not Action.BACK_OFF and jobs[decision.job_id].queue_reason != said:
-            yield f"{decision.job_id} shows the reason {jobs[decision.job_id].reason!r}; the rules give {said!r}"
+        reason = recorded_reason(decision, Mode(world.mode))
+        if decision.action is not Action.BACK_OFF and jobs[decision.job_id].queue_reason != reason:
+            yield f"{decision.job_id} shows the reason {jobs[decision.job_id].reason!r}; the rules give {reason!r}"
 
 
 @invariant_check(
@@ -975,7 +975,7 @@ def _is_fact_lost(world: "Simulation", body: str) -> Iterator[str]:
         )
         if fleet_rows.node_key(CLUSTER, fact.instance_id) not in world.ledger.rows:
             kept = (*kept, incident_rows.early_key(fact.instance_id))  # no sweep ever saw that node
-        if not is_over and not any(one in world.ledger.rows for one in kept) and not _is_of_a_burst(world, fact):
+        if not is_over and not any(key in world.ledger.rows for key in kept) and not _is_of_a_burst(world, fact):
             yield f"{key} was taken from the queue but is stored nowhere"
         noted = world.ledger.rows.get(kept[0])
         if noted and incident_rows.incident_key(noted.doc["incidentId"]) not in world.ledger.rows:
@@ -986,12 +986,12 @@ def _is_of_a_burst(world: "Simulation", fact: NodeFact) -> bool:
     """Return whether the incident has recorded this fact too: a watched fault is reported repeatedly."""
     at = rfc3339(fact.observed_at)
     return any(
-        each["faultKey"] == fact.fault_key
-        and fact.source in each["sources"]
-        and f"/{fact.instance_id}/" in each["life"]
-        and each["firstAt"] <= at <= each["lastAt"]
+        entry["faultKey"] == fact.fault_key
+        and fact.source in entry["sources"]
+        and f"/{fact.instance_id}/" in entry["life"]
+        and entry["firstAt"] <= at <= entry["lastAt"]
         for row in world.ledger.of("META", "HISTORY#slot/")
-        for each in row.doc["occurrences"]
+        for entry in row.doc["occurrences"]
     )
 
 

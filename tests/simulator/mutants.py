@@ -140,12 +140,12 @@ def main(arguments: list[str]) -> int:
                 print(f"{mutant.name:34} {mutant.invariant:28} BROKEN: {error}", flush=True)
                 continue
             survived += not mutant_detection.seed
-            told = (
+            text = (
                 f"{mutant_detection.seed:4}  {mutant_detection.text[:90]}"
                 if mutant_detection.seed
                 else f"   -  SURVIVED {args.seeds} seeds"
             )
-            print(f"{mutant.name:34} {mutant.invariant:28} {told}", flush=True)
+            print(f"{mutant.name:34} {mutant.invariant:28} {text}", flush=True)
     print(f"mutants: {len(chosen) - survived} of {len(chosen)} found")
     return 1 if survived else 0
 

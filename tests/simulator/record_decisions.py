@@ -93,7 +93,7 @@ _WITH_DIGIT = re.compile(r"\S*\d\S*")
 def in_turn(groups: list[list[Any]]) -> Iterator[Any]:
     """Yield the first of each group, then the second of each, and so on."""
     for row in itertools.zip_longest(*groups):
-        yield from (each for each in row if each is not None)
+        yield from (item for item in row if item is not None)
 
 
 def size_of(document: Json) -> int:
@@ -112,7 +112,7 @@ def shape_of(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, str):
         return _WITH_DIGIT.sub("#", value)[:120]
     if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
-        return (min(len(value), 2), *(shape_of(each, depth - 1) for each in value[:1] if depth))
+        return (min(len(value), 2), *(shape_of(item, depth - 1) for item in value[:1] if depth))
     if isinstance(value, Value) and depth:
         return tuple(shape_of(getattr(value, name), depth - 1) for name in type(value).model_fields)
     if depth == _DEPTH and isinstance(value, int | float | datetime):
@@ -176,8 +176,10 @@ class Calls:
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
             # An iterator can be read once only, and the function needs it.
-            args = tuple(tuple(each) if isinstance(each, Iterator) else each for each in args)
-            kwargs = {key: tuple(each) if isinstance(each, Iterator) else each for key, each in kwargs.items()}
+            args = tuple(tuple(argument) if isinstance(argument, Iterator) else argument for argument in args)
+            kwargs = {
+                key: tuple(argument) if isinstance(argument, Iterator) else argument for key, argument in kwargs.items()
+            }
             answer = function(*args, **kwargs)
             shapes = self.found[name]
             shape = (codes_of(answer), shape_of(answer))
@@ -201,7 +203,7 @@ class Calls:
             document = {
                 "from": self.source,
                 "function": name,
-                "arguments": {to_camel(key): self._argument(each) for key, each in arguments.items()},
+                "arguments": {to_camel(key): self._argument(argument) for key, argument in arguments.items()},
                 "answer": encode(answer),
             }
         except CannotEncodeError as error:
@@ -234,8 +236,8 @@ class Calls:
 
     def _replayable(self, alike: list[Json]) -> list[Json]:
         """Return the calls that can be replayed, each once, the smallest first."""
-        found: list[Json] = []
-        for call in sorted(alike, key=lambda each: (size_of(each), json.dumps(each))):
+        chosen: list[Json] = []
+        for call in sorted(alike, key=lambda call_alike: (size_of(call_alike), json.dumps(call_alike))):
             name = call["function"]
             try:
                 arguments = arguments_of(name, call["arguments"], self.policies.documents)
@@ -243,9 +245,9 @@ class Calls:
             except (DifferenceError, ValueError, TypeError, AttributeError, KeyError) as error:
                 self.left_out[f"{name}: does not replay: {str(error)[:150]}"] += 1
             else:
-                if not any(call["arguments"] == each["arguments"] for each in found):
-                    found.append(call)
-        return found
+                if not any(call["arguments"] == chosen_call["arguments"] for chosen_call in chosen):
+                    chosen.append(call)
+        return chosen
 
 
 def watch(calls: Calls) -> None:
@@ -311,19 +313,19 @@ class Decisions:
         """Return up to this many decisions of each kind, alternating between its actions and modes."""
         by_kind: defaultdict[str, defaultdict[Any, list[Json]]] = defaultdict(lambda: defaultdict(list))
         for (kind, action, mode, *_), (_, document) in sorted(
-            self.found.items(), key=lambda each: (each[1][0], str(each[0]))
+            self.found.items(), key=lambda entry: (entry[1][0], str(entry[0]))
         ):
             by_kind[kind]["" if kind == "ATTRIBUTION" else action, mode].append(document)
         chosen = []
         for _, groups in sorted(by_kind.items()):
             replayable = map(self._with_other_policies, in_turn([groups[key] for key in sorted(groups)]))
-            chosen += list(itertools.islice((each for each in replayable if each), MAX_PER_KIND))
+            chosen += list(itertools.islice((call for call in replayable if call), MAX_PER_KIND))
         return chosen
 
     def _with_other_policies(self, document: Json) -> Json | None:
         """Add the decision under each shipped policy; None if the record does not replay."""
         record = Decision.model_validate(document["decision"])
-        others = {}
+        alternatives = {}
         try:
             check_all_read(document["decision"], record.to_json(), "decision")
             check_all_read(record.facts, FACTS[record.kind].model_validate(record.facts).to_json(), "facts")
@@ -331,11 +333,11 @@ class Decisions:
             check_same("", under(record, policy).differs_from(record), record.kind)
             for name in SHIPPED_POLICIES:
                 policy = load_policy(name)
-                others[self.policies.id_of(policy)] = under(record, policy).to_json()
+                alternatives[self.policies.id_of(policy)] = under(record, policy).to_json()
         except (DifferenceError, CannotReplayError, ValueError, KeyError) as error:
             self.left_out[f"{record.kind}: {str(error)[:150]}"] += 1
             return None
-        return {**document, "others": others}
+        return {**document, "others": alternatives}
 
 
 class Recording:
@@ -438,12 +440,12 @@ def from_drills(names: list[str]) -> None:
     heard: set[str] = set()
     drills = sorted((DRILLS[name] for name in names), key=lambda drill: repr(drill.fleet))
     for _, alike in itertools.groupby(drills, key=lambda drill: repr(drill.fleet)):
-        some = list(alike)
+        drills_alike = list(alike)
         with (
             tempfile.TemporaryDirectory() as folder,
-            DataCentre.start(Path(folder) / "centre", fleet=some[0].fleet) as centre,
+            DataCentre.start(Path(folder) / "centre", fleet=drills_alike[0].fleet) as centre,
         ):
-            for drill in some:
+            for drill in drills_alike:
                 result = run(drill, centre, seed=2026)
                 if result.failures():
                     print(f"drill {drill.name} failed: {result.failures()}")
@@ -460,7 +462,7 @@ def from_drills(names: list[str]) -> None:
 def keep_policies(policies: Policies) -> None:
     """Write the policies that any file of the corpus refers to."""
     before = read_lines("policies.jsonl.gz") if (FOLDER / "policies.jsonl.gz").exists() else []
-    document = {each["id"]: each["policy"] for each in before} | policies.documents
+    document = {entry["id"]: entry["policy"] for entry in before} | policies.documents
     for name in SHIPPED_POLICIES:
         document.setdefault(policies.id_of(load_policy(name)), load_policy(name).to_json())
     texts = [
@@ -473,7 +475,7 @@ def keep_policies(policies: Policies) -> None:
 def told(decisions: list[Json], calls: list[Json], left_out: Mapping[str, int]) -> None:
     """Print the number of kept and dropped records."""
     kinds = Counter(f"{decision['decision']['kind']} {decision['decision']['action'][:30]}" for decision in decisions)
-    for name, count in sorted((kinds + Counter(each["function"] for each in calls)).items()):
+    for name, count in sorted((kinds + Counter(call["function"] for call in calls)).items()):
         print(f"{count:5}  {name}")
     for why, count in sorted(left_out.items()):
         print(f"{count:5}  left out: {why}")

@@ -133,15 +133,15 @@ def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> I
 def asks_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
     if world.renting is None:
         return
-    asked, now = world.renting.asked, world.loop.seconds
+    requests, now = world.renting.asked, world.loop.seconds
     for _, doc in _changed(changes):
         for place, offer in enumerate(doc["offers"], 1):
-            request = asked.setdefault((_name(doc), place), CapacityRequest(offer["pool"], doc["nodes"], now))
+            request = requests.setdefault((_name(doc), place), CapacityRequest(offer["pool"], doc["nodes"], now))
             is_over = offer["refused"] or place < len(doc["offers"]) or not _serves(doc)
             request.until = min(request.until, now) if is_over else math.inf
         pool = world.renting.by_name[doc["offers"][-1]["pool"]]
         held = sum(
-            request.nodes for request in asked.values() if request.pool == pool.name and request.until == math.inf
+            request.nodes for request in requests.values() if request.pool == pool.name and request.until == math.inf
         )
         if held > pool.max_nodes:
             yield f"{held} nodes of {pool.name} are requested, more than its {pool.max_nodes}"
@@ -264,8 +264,8 @@ def asked_for_once(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
             return
     # It may have ended between the read and this write.
     assert world.renting is not None
-    for (name, place), one in world.renting.asked.items():
-        if spec.name == (name if place == 1 else f"{name}-{place}") and one.until >= began:
+    for (name, place), request in world.renting.asked.items():
+        if spec.name == (name if place == 1 else f"{name}-{place}") and request.until >= began:
             return
     yield f"{spec.nodes} nodes of {spec.pool} are requested by {spec.name} without a rental"
 

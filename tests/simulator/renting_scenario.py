@@ -428,9 +428,9 @@ class RentingCluster(SimulatedCluster):
             coming = decided + sum(
                 burst_machine.pool == spec.pool and not burst_machine.node_name for burst_machine in self.alive()
             )
-            there = decided + sum(burst_machine.pool == spec.pool for burst_machine in self.alive())
+            present = decided + sum(burst_machine.pool == spec.pool for burst_machine in self.alive())
             most = (self.limits.get((CLUSTER, spec.pool)) or (0, 0))[0]
-            for _ in range(min(len(homeless) - coming, most - there)):
+            for _ in range(min(len(homeless) - coming, most - present)):
                 size, until = self.renting.dry.get(spec.pool, (math.inf, math.inf))
                 had = sum(burst_machine.pool == spec.pool for burst_machine in self.alive()) + self._decided[spec.pool]
                 if (had >= size and self.loop.seconds < until) or self._makes_trouble("refused"):

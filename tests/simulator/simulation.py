@@ -158,8 +158,8 @@ def handler(name: str) -> Callable[[Json, Any], Json]:
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    found: Callable[[Json, Any], Json] = module.handler
-    return found
+    function: Callable[[Json, Any], Json] = module.handler
+    return function
 
 
 @functools.cache
@@ -606,9 +606,9 @@ class Simulation:
                 result = Failure("Lambda.Unknown")
             subject = payload.get("incidentId") or f"{payload.get('jobId')}-a{payload.get('attempt')}"
             subject = f"{payload['jobId']}-b{payload['rental']}" if "rental" in payload else subject
-            said = result.error if isinstance(result, Failure) else result.get("outcome", "")
+            outcome = result.error if isinstance(result, Failure) else result.get("outcome", "")
             why = f": {result.cause}" if isinstance(result, Failure) else f": {result.get('reason', '')}"
-            self.tell(f"{subject} {state}: {said}{why[:160]}")
+            self.tell(f"{subject} {state}: {outcome}{why[:160]}")
             self.loop.after(0.05, lambda: reply(result))
 
         self.loop.after(0.1, run)
@@ -785,12 +785,12 @@ class Simulation:
         )
 
     def cancel(self, number: int) -> None:
-        found = [
+        job_ids = [
             row.doc["jobId"]
             for key, row in self.ledger.rows.items()
             if key.pk.startswith("JOB#") and key.sk == "META" and row.doc["spec"]["name"] == f"train-{number}"
         ]
-        for job_id in found:
+        for job_id in job_ids:
             request = cancel_job.CancelJobRequest(job_id=job_id, requester=PEOPLE[0])
             self.person(f"ana cancels {job_id}", functools.partial(self._cancel, request))
 
@@ -981,8 +981,8 @@ class Simulation:
 
     def instance_id(self, number: int) -> str:
         """Return some node that is there now."""
-        there = sorted(node.instance_id for node in self.cluster.by_name.values() if node.instance_id)
-        return there[number % len(there)] if there else ""
+        instance_ids = sorted(node.instance_id for node in self.cluster.by_name.values() if node.instance_id)
+        return instance_ids[number % len(instance_ids)] if instance_ids else ""
 
     # ------------------------------------------------------------ the run
 
@@ -1087,7 +1087,9 @@ class SimulatedWorkflows:
             return frozenset()  # the list lags behind
         under_way = self.simulation.engine.executions.items()
         return frozenset(
-            name for (kind, name), each in under_way if kind == str(machine) and each.status is ExecutionState.RUNNING
+            name
+            for (kind, name), execution in under_way
+            if kind == str(machine) and execution.status is ExecutionState.RUNNING
         )
 
 

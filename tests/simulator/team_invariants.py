@@ -72,14 +72,18 @@ def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
     names = {charge.job_id for charge in new}
     # A lower quota stops no job: earlier use above it may remain, but may not grow.
     before = set(over(setup, (charge for charge in charges if charge.job_id not in names)))
-    yield from (each for each in over(setup, charges) if each not in before)
+    yield from (surplus for surplus in over(setup, charges) if surplus not in before)
     for charge in new:
         team = setup.by_name.get(charge.team)
         if team is None or charge.queue != team.name or not charge.use:
             yield f"{charge.job_id} has a charge that is not on the quota of its team {charge.team}"
             continue
         most = team.max_accelerators_per_user
-        held = sum(each.accelerators for each in charges if (each.team, each.owner) == (team.name, charge.owner))
+        held = sum(
+            team_charge.accelerators
+            for team_charge in charges
+            if (team_charge.team, team_charge.owner) == (team.name, charge.owner)
+        )
         if most is not None and held > most:
             yield f"{charge.owner} holds {held} in team {team.name}, more than the limit of {most}"
 
@@ -266,16 +270,19 @@ def _comes_before(job: Job, younger: Job, charge: Charge, world: "Simulation") -
     team = world.sharing.setup.by_name.get(job.queue) if world.sharing else None
     if team and (team.queue.by_use or (team.max_accelerators_per_user is not None and job.owner != younger.owner)):
         return False
-    mine, other = AdmissionRequest.of(job), AdmissionRequest.of(younger)
-    if (mine.queued_at or mine.submitted_at, job.job_id) > (other.queued_at or other.submitted_at, younger.job_id):
+    request, other = AdmissionRequest.of(job), AdmissionRequest.of(younger)
+    if (request.queued_at or request.submitted_at, job.job_id) > (
+        other.queued_at or other.submitted_at,
+        younger.job_id,
+    ):
         return False
-    fits = mine.nodes <= len(charge.node_names) and mine.accelerators_per_node <= other.accelerators_per_node
-    asks_alike = (mine.instance_types, mine.pools, mine.tolerations) == (
+    fits = request.nodes <= len(charge.node_names) and request.accelerators_per_node <= other.accelerators_per_node
+    asks_alike = (request.instance_types, request.pools, request.tolerations) == (
         other.instance_types,
         other.pools,
         other.tolerations,
     )
-    avoided = " ".join(mine.avoid)
+    avoided = " ".join(request.avoid)
     is_free_to_go = not any(name.removeprefix("hyperpod-") in avoided for name in charge.node_names)
     has_rental = world.renting is not None and any(row.state for row in world.ledger.of("RENTAL", f"JOB#{job.job_id}"))
     return fits and asks_alike and is_free_to_go and not has_rental
@@ -288,8 +295,8 @@ def _was_taken(had: Charge, charge: Charge, world: "Simulation") -> bool:
     setup, held = (world.sharing.setup if world.sharing else None), held_charges(world)
     if setup is None or not setup.has_teams:
         return False
-    before = set(over(setup, (*(each for each in held if each.job_id != charge.job_id), had)))
-    return any(each not in before for each in over(setup, (*held, had)))
+    before = set(over(setup, (*(other for other in held if other.job_id != charge.job_id), had)))
+    return any(surplus not in before for surplus in over(setup, (*held, had)))
 
 
 # ---------------------------------------------------------------- people's wishes

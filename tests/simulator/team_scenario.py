@@ -223,8 +223,8 @@ class TeamScenario:
         self._set_up(_team_of(RIVALS, queue), 0)
         arrives_at = self._random_changes.uniform(0, 5)
         for number, priority_class in enumerate(("low", "critical"), _RIVAL):
-            asked = {"team": RIVALS, "nodes": 1, "priority_class": priority_class, "accelerators_per_node": GPUS}
-            self._asked[number] = asked
+            submission = {"team": RIVALS, "nodes": 1, "priority_class": priority_class, "accelerators_per_node": GPUS}
+            self._asked[number] = submission
             submit = functools.partial(self.world.submit, number, 1, 200.0, keeps=True, finishes=False)
             self.world.loop.after(arrives_at, submit)
             arrives_at += self._random_changes.uniform(15, 60)
@@ -285,8 +285,10 @@ class TeamScenario:
         """Suspend a preempting job, and resume it after the preempted job runs again."""
         world, whims = self.world, self._random_changes
         jobs = [write.row.doc for write in writes if isinstance(write, Put) and write.row.key.sk == "META"]
-        asked = [str((doc.get("stopRequest") or {}).get("by", "")) for doc in jobs if doc.get("state") == "RUNNING"]
-        winners = [by.removeprefix("schedule_jobs/") for by in asked if by.startswith("schedule_jobs/job-")]
+        stop_owners = [
+            str((doc.get("stopRequest") or {}).get("by", "")) for doc in jobs if doc.get("state") == "RUNNING"
+        ]
+        winners = [by.removeprefix("schedule_jobs/") for by in stop_owners if by.startswith("schedule_jobs/job-")]
         if not winners or world.is_calm or whims.random() > _CHANGE_SHARE:
             return
         world.seen["deed give back"] += 1

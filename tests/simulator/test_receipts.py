@@ -19,12 +19,12 @@ SEEDS = (2, 3, 5, 6, 7, 10, 12)
 
 @pytest.fixture(scope="module")
 def worlds() -> list[Simulation]:
-    found = []
+    worlds_made = []
     for seed in SEEDS:
         world = Simulation(seed, InvariantChecker())
         world.run()
-        found.append(world)
-    return found
+        worlds_made.append(world)
+    return worlds_made
 
 
 def jobs_of(world: Simulation) -> list[Job]:

@@ -31,8 +31,8 @@ def test_every_invariant_holds_on_every_seed(last: int, most_untried: int) -> No
     # A simulation without any event would satisfy every invariant.
     assert sum(chunk.incidents for chunk in chunks) > last
     assert sum(chunk.decisions for chunk in chunks) > 5 * last
-    seen = sum((chunk.seen for chunk in chunks), Counter())
-    untried = [kind for kind in never_seen(seen) if not kind.startswith(OUTCOMES)]
+    seen_events = sum((chunk.seen for chunk in chunks), Counter())
+    untried = [kind for kind in never_seen(seen_events) if not kind.startswith(OUTCOMES)]
     assert len(untried) <= most_untried, f"never tried in seeds 1 to {last}: {untried}"
 
 

@@ -79,8 +79,8 @@ def _with_table_streams(resource: Any) -> Any:
 
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, list):
-        for each in value:
-            yield from _texts(each)
+        for item in value:
+            yield from _texts(item)
     elif value is not None:
         yield str(value)
 

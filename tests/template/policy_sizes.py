@@ -45,13 +45,13 @@ def name_of(logical: str) -> str:
     own = next(
         (
             value
-            for (each, field), _ in LONGEST_NAMES.items()
-            if each == kind and (value := RESOURCES[logical].get("Properties", {}).get(field))
+            for (kind_named, field), _ in LONGEST_NAMES.items()
+            if kind_named == kind and (value := RESOURCES[logical].get("Properties", {}).get(field))
         ),
         None,
     )
-    made = "s" * MAX_STACK_NAME + "-" + logical + "r" * _RANDOM
-    return str(resolved(own)) if own else made[: KINDS.get(kind, ("", "", 63))[2]]
+    longest = "s" * MAX_STACK_NAME + "-" + logical + "r" * _RANDOM
+    return str(resolved(own)) if own else longest[: KINDS.get(kind, ("", "", 63))[2]]
 
 
 def arn_of(logical: str) -> str:
@@ -76,7 +76,7 @@ def resolved(value: Any, extra: Json | None = None) -> Any:
         case {"Fn::Sub": [text, names]}:
             return resolved({"Fn::Sub": text}, names)
         case {"Fn::Sub": str(text)}:
-            return re.sub(r"\$\{([^}]+)\}", lambda found: _substituted(found[1], extra or {}), text)
+            return re.sub(r"\$\{([^}]+)\}", lambda match: _substituted(match[1], extra or {}), text)
         case {"Fn::If": [_, chosen, _]}:
             return resolved(chosen)
         case {"Fn::Join": [separator, parts]}:
@@ -84,9 +84,9 @@ def resolved(value: Any, extra: Json | None = None) -> Any:
         case {"Fn::Split": [separator, text]}:
             return resolved(text).split(separator)
         case dict():
-            return {key: each for key, inner in value.items() if (each := resolved(inner)) is not None}
+            return {key: result for key, inner in value.items() if (result := resolved(inner)) is not None}
         case list():
-            return [each for inner in value if (each := resolved(inner)) is not None]
+            return [result for inner in value if (result := resolved(inner)) is not None]
     return value
 
 

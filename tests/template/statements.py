@@ -78,13 +78,13 @@ def of_roles() -> tuple[Statement, ...]:
 
 def attachments() -> tuple[tuple[str, str, str], ...]:
     """Return (role, managed policy of the template, template condition) for each policy that a role attaches."""
-    found = []
+    policies_found = []
     for role, properties in resources("AWS::IAM::Role").items():
         if "ManagedPolicyArns" in properties:
             condition, policies, otherwise = properties["ManagedPolicyArns"]["Fn::If"]
             assert otherwise == _NOTHING, f"{role}: a policy is attached or is not, {otherwise} is neither"
-            found += [(role, policy["Ref"], condition) for policy in policies]
-    return tuple(found)
+            policies_found += [(role, policy["Ref"], condition) for policy in policies]
+    return tuple(policies_found)
 
 
 ON_CALL: Final = "EvenkeelOnCall"
@@ -103,7 +103,7 @@ def of_on_call() -> tuple[Statement, ...]:
 def people_policies() -> dict[str, Json]:
     """Return the managed policies for people's identities, by logical id."""
     of_functions = {policy for _, policy, _ in attachments()}
-    return {name: each for name, each in resources("AWS::IAM::ManagedPolicy").items() if name not in of_functions}
+    return {name: policy for name, policy in resources("AWS::IAM::ManagedPolicy").items() if name not in of_functions}
 
 
 def _managed() -> Iterator[Statement]:

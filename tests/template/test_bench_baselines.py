@@ -26,18 +26,18 @@ def test_every_workflow_function_has_an_empty_yardstick() -> None:
 
 def test_empty_answers_lead_to_the_cordon_and_the_end() -> None:
     loop = Loop()
-    asked: list[str] = []
+    functions: list[str] = []
 
     def invoke(_state: str, placeholder: str, _payload: Json, reply: Reply) -> None:
-        asked.append(FUNCTIONS[placeholder[2:-1]])
+        functions.append(FUNCTIONS[placeholder[2:-1]])
         answer: Any = {"outcome": "CORDONED", "reason": "Patched."}
-        if asked[-1] != "CordonNode":
-            answer = json.loads(RESOURCES[asked[-1]]["Properties"]["Environment"]["Variables"]["ANSWER"])
+        if functions[-1] != "CordonNode":
+            answer = json.loads(RESOURCES[functions[-1]]["Properties"]["Environment"]["Variables"]["ANSWER"])
         loop.after(0.1, lambda: reply(answer))
 
     engine = WorkflowEngine(loop, invoke, random.Random(1))
     engine.start("recover_node", "round", {"schemaVersion": 1, "incidentId": "node", "run": 1})
     loop.run(60)
 
-    assert asked[:2] == ["PlanRecovery", "CordonNode"]
+    assert functions[:2] == ["PlanRecovery", "CordonNode"]
     assert engine.executions["recover_node", "round"].status is ExecutionState.SUCCEEDED

@@ -42,14 +42,14 @@ def arn_of(value: Any) -> str:
 
 def watched(namespace: str, metric: str, dimension: str) -> dict[str, Json]:
     """Return logical id → alarm for one metric."""
-    found = {}
+    alarms = {}
     for alarm in ALARMS.values():
         if (alarm.get("Namespace"), alarm.get("MetricName")) == (namespace, metric):
             for given in alarm["Dimensions"]:
                 if given["Name"] == dimension:
                     value = given["Value"]
-                    found[arn_of(value) if isinstance(value, dict) else str(value)] = alarm
-    return found
+                    alarms[arn_of(value) if isinstance(value, dict) else str(value)] = alarm
+    return alarms
 
 
 # ---------------------------------------------------------------- code and settings
@@ -123,8 +123,8 @@ def matches(pattern: Json, event: Json) -> bool:
     """Match an event as EventBridge does, for the operators that the rules use."""
     for field, wanted in pattern.items():
         value = event.get(field)
-        exact = value in [one for one in wanted if isinstance(one, str)]
-        prefixed = any(str(value).startswith(one["prefix"]) for one in wanted if isinstance(one, dict))
+        exact = value in [pattern for pattern in wanted if isinstance(pattern, str)]
+        prefixed = any(str(value).startswith(pattern["prefix"]) for pattern in wanted if isinstance(pattern, dict))
         if not exact and not prefixed:
             return False
     return True
@@ -198,8 +198,8 @@ def test_schedule_is_disabled_by_default(name: str) -> None:
 @pytest.mark.parametrize("environment", ["local", "dev", "prod"])
 def test_only_the_local_data_centre_enables_schedules(environment: str) -> None:
     settings = tomllib.loads((ROOT / "samconfig.toml").read_text(encoding="utf-8"))
-    said = settings[environment]["deploy"]["parameters"]["parameter_overrides"]
-    assert [each for each in said if each.startswith("Schedules=")] == [
+    overrides = settings[environment]["deploy"]["parameters"]["parameter_overrides"]
+    assert [override for override in overrides if override.startswith("Schedules=")] == [
         "Schedules=on" if environment == "local" else "Schedules=off"
     ]
 
@@ -275,9 +275,9 @@ def test_silent_scheduled_function_raises_an_alarm() -> None:
 
 
 def runbook_of(alarm: Json) -> str:
-    found = re.search(r"Runbook: docs/runbooks/([a-z-]+)\.md$", alarm["AlarmDescription"])
-    assert found, alarm["AlarmDescription"]
-    return found[1]
+    match = re.search(r"Runbook: docs/runbooks/([a-z-]+)\.md$", alarm["AlarmDescription"])
+    assert match, alarm["AlarmDescription"]
+    return match[1]
 
 
 @pytest.mark.parametrize("name", sorted(ALARMS))
@@ -391,11 +391,11 @@ def test_streams_keep_each_change_until_it_is_published() -> None:
     for source in sources:
         # Without a limit, Lambda repeats a failed batch as long as the stream keeps it.
         assert not {"MaximumRetryAttempts", "MaximumRecordAgeInSeconds"} & source["Properties"].keys()
-        for each in source["Properties"]["FilterCriteria"]["Filters"]:
-            pattern = json.loads(each["Pattern"])
+        for filter_document in source["Properties"]["FilterCriteria"]["Filters"]:
+            pattern = json.loads(filter_document["Pattern"])
             assert "REMOVE" not in pattern["eventName"]
             # The list of published events is in a streamed table, too. It must not publish itself.
-            assert "EVT#" not in each["Pattern"]
+            assert "EVT#" not in filter_document["Pattern"]
             assert pattern["dynamodb"]["Keys"]["pk"]
 
 

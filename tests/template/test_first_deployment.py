@@ -54,10 +54,10 @@ def evaluated(node: Any, known: Mapping[str, str | list[str]]) -> Any:
             return evaluated(left, known) == evaluated(right, known)
         case {"Fn::And": parts}:
             return all(evaluated(part, known) for part in parts)
-        case {"Fn::Contains": [among, one]}:
-            return evaluated(one, known) in evaluated(among, known)
-        case {"Fn::EachMemberEquals": [among, one]}:
-            return all(each == evaluated(one, known) for each in evaluated(among, known))
+        case {"Fn::Contains": [among, element]}:
+            return evaluated(element, known) in evaluated(among, known)
+        case {"Fn::EachMemberEquals": [among, element]}:
+            return all(item == evaluated(element, known) for item in evaluated(among, known))
         case str():
             return node
     raise AssertionError(f"no function of a rule: {node}")
@@ -68,9 +68,9 @@ def refusals(**said: str) -> list[str]:
 
     AWS does not say whether an empty list has one empty member or none in a rule, so both must give the same answer.
     """
-    one, none = (_refusals(values(said, empty)) for empty in ([""], []))
-    assert one == none
-    return one
+    refused, none = (_refusals(values(said, empty)) for empty in ([""], []))
+    assert refused == none
+    return refused
 
 
 def _refusals(known: Mapping[str, str | list[str]]) -> list[str]:
@@ -127,13 +127,13 @@ def test_local_data_centre_may_use_emulators() -> None:
 
 def named_after_the_stack() -> list[tuple[str, str, str]]:
     """Return (type, property, name) of each resource whose own name holds the stack's name."""
-    found = []
+    names = []
     for resource in translated()["Resources"].values():
         for field, value in resource.get("Properties", {}).items():
             text = value.get("Fn::Sub", value.get("Ref", "")) if isinstance(value, dict) else ""
             if field.endswith("Name") and isinstance(text, str) and "AWS::StackName" in text:
-                found.append((resource["Type"], field, text.removeprefix("AWS::StackName")))
-    return found
+                names.append((resource["Type"], field, text.removeprefix("AWS::StackName")))
+    return names
 
 
 def test_longest_stack_name_fits_every_name() -> None:

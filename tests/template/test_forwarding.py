@@ -19,12 +19,16 @@ Json = dict[str, Any]
 
 def document(name: str) -> Json:
     """Return a template."""
-    found: Json = json.loads(json.dumps(yaml_parse((FOLDER / name).read_text(encoding="utf-8"))))
-    return found
+    content: Json = json.loads(json.dumps(yaml_parse((FOLDER / name).read_text(encoding="utf-8"))))
+    return content
 
 
 FORWARDS = document("forward-events.yaml")
-RULES = {name: one["Properties"] for name, one in FORWARDS["Resources"].items() if one["Type"] == "AWS::Events::Rule"}
+RULES = {
+    name: resource["Properties"]
+    for name, resource in FORWARDS["Resources"].items()
+    if resource["Type"] == "AWS::Events::Rule"
+}
 OWN_BUS = {"account": [{"Ref": "AWS::AccountId"}], "region": [{"Ref": "AWS::Region"}]}
 
 
@@ -32,7 +36,7 @@ OWN_BUS = {"account": [{"Ref": "AWS::AccountId"}], "region": [{"Ref": "AWS::Regi
 def test_template_passes_cfn_lint(name: str) -> None:
     rules = get_rules(append_rules=[], ignore_rules=[], include_rules=["W", "E"])
 
-    assert [str(each) for each in lint(json.dumps(document(name)), rules=rules, regions=["us-west-2"])] == []
+    assert [str(match) for match in lint(json.dumps(document(name)), rules=rules, regions=["us-west-2"])] == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -53,7 +57,7 @@ def test_each_rule_forwards_the_events_that_the_stack_receives() -> None:
 
 
 def test_nothing_is_forwarded_in_the_fleets_own_account_and_region() -> None:
-    assert {one.get("Condition") for one in FORWARDS["Resources"].values()} == {"IsElsewhere"}
+    assert {resource.get("Condition") for resource in FORWARDS["Resources"].values()} == {"IsElsewhere"}
 
 
 def test_every_target_has_a_dead_letter_queue_and_the_forwarding_role() -> None:

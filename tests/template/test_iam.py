@@ -112,8 +112,8 @@ def test_tables_of_a_role_match_the_function_environment() -> None:
             if table in json.dumps(statement.resources)
         }
         variables = function.get("Environment", {}).get("Variables", {})
-        told = {table for table, variable in ENVIRONMENT_OF_TABLE.items() if variable in variables}
-        assert told == granted, name
+        read_tables = {table for table, variable in ENVIRONMENT_OF_TABLE.items() if variable in variables}
+        assert read_tables == granted, name
 
 
 def owners(action: str) -> set[str]:
@@ -181,7 +181,7 @@ def test_aliases_are_invoked_and_versions_pinned() -> None:
     assert common["Environment"]["Variables"]["EVENKEEL_DEPLOYMENT"] == {"Ref": "DeploymentId"}
     assert {machine["AutoPublishAlias"] for machine in MACHINES.values()} == {"live"}
     variables = [spec.get("Environment", {}).get("Variables", {}) for spec in FUNCTIONS.values()]
-    started = {name: value for each in variables for name, value in each.items() if name in WORKFLOW_ARNS}
+    started = {name: value for environment in variables for name, value in environment.items() if name in WORKFLOW_ARNS}
     assert started == {
         "RECOVER_NODE_ARN": {"Ref": "RecoverNodeMachineAliaslive"},
         "RUN_JOB_ARN": {"Ref": "RunJobMachineAliaslive"},

@@ -30,11 +30,11 @@ def unwaived(found: list[Finding]) -> list[str]:
 
 def every_finding(document: Json) -> list[Finding]:
     rules = get_rules(append_rules=["cfn_lint_serverless.rules"], ignore_rules=[], include_rules=["W", "E"])
-    found = lint(json.dumps(document, indent=1), rules=rules, regions=["us-west-2"])
-    paths = [[str(step) for step in match.path or ()] for match in found]
+    matches = lint(json.dumps(document, indent=1), rules=rules, regions=["us-west-2"])
+    paths = [[str(step) for step in match.path or ()] for match in matches]
     return [
         ((match.rule.id, path[1] if len(path) > 1 else ""), f"{match.rule.id} {'/'.join(path)}: {match.message}")
-        for match, path in zip(found, paths, strict=True)
+        for match, path in zip(matches, paths, strict=True)
     ]
 
 

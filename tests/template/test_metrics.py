@@ -112,7 +112,7 @@ def emitted(
     capsys.readouterr()
     for metric in METRICS.values():
         emit = telemetry.count if metric.unit == "Count" else telemetry.seconds
-        chosen = next((each for each in VALUES if each[0] == metric.name), None)
+        chosen = next((candidate for candidate in VALUES if candidate[0] == metric.name), None)
         for value in VALUES[chosen] if chosen else ("any",):
             emit(metric.name, 1.0, **dict.fromkeys(metric.dimensions, str(value)))
     for line in capsys.readouterr().out.splitlines():
@@ -126,11 +126,13 @@ def emitted(
 
 def watched_by(alarm: Json) -> Iterator[tuple[Series, Json]]:
     """Yield each series that an alarm watches, with its statistic and unit."""
-    for one in [alarm, *(query["MetricStat"] for query in alarm.get("Metrics", ()) if "MetricStat" in query)]:
-        metric = one.get("Metric", one)
+    for source in [alarm, *(query["MetricStat"] for query in alarm.get("Metrics", ()) if "MetricStat" in query)]:
+        metric = source.get("Metric", source)
         if "MetricName" in metric:
-            pairs = frozenset((each["Name"], resolved(each["Value"])) for each in metric.get("Dimensions", ()))
-            yield Series(metric["Namespace"], metric["MetricName"], pairs), one
+            pairs = frozenset(
+                (dimension["Name"], resolved(dimension["Value"])) for dimension in metric.get("Dimensions", ())
+            )
+            yield Series(metric["Namespace"], metric["MetricName"], pairs), source
 
 
 def widgets() -> list[Json]:
@@ -159,16 +161,16 @@ def searches() -> Iterator[tuple[str, set[str], str]]:
     for widget in widgets():
         for first, *_ in widget["properties"].get("metrics", ()):
             if isinstance(first, dict):
-                found = SEARCH.fullmatch(first["expression"])
-                assert found, first["expression"]
-                assert found[1] == NAMESPACE
-                yield found[3], set(found[2].split(",")), found[4]
+                match = SEARCH.fullmatch(first["expression"])
+                assert match, first["expression"]
+                assert match[1] == NAMESPACE
+                yield match[3], set(match[2].split(",")), match[4]
 
 
 def test_each_search_names_the_exact_dimensions_of_its_metric() -> None:
-    found = list(searches())
-    assert found
-    for name, dimensions, _ in found:
+    expressions = list(searches())
+    assert expressions
+    for name, dimensions, _ in expressions:
         assert dimensions == {FLEET_DIMENSION, *map(to_pascal, METRICS[name].dimensions)}, name
 
 
@@ -186,9 +188,9 @@ def test_dashboard_answers_the_questions_of_an_operator() -> None:
 
 def test_dashboard_shows_aws_metrics_of_resources_with_their_dimensions() -> None:
     kinds = {logical: resource["Type"] for logical, resource in TEMPLATE["Resources"].items()}
-    ours = [series for _, series in watched_by_dashboards() if series.namespace.startswith("AWS/")]
-    assert ours
-    for series in ours:
+    aws_series = [series for _, series in watched_by_dashboards() if series.namespace.startswith("AWS/")]
+    assert aws_series
+    for series in aws_series:
         ((dimension, value),) = series.dimensions
         assert {dimension} == OF_AWS[series.namespace, series.name]
         assert kinds[value.strip("${}").partition(".")[0]]
@@ -220,12 +222,12 @@ def test_every_alarm_and_widget_watches_an_emitted_series(
     function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     units = dict(emitted(function, monkeypatch, capsys))
-    watched = [(name, *each) for name, alarm in ALARMS.items() for each in watched_by(alarm)]
+    watched = [(name, *watched_series) for name, alarm in ALARMS.items() for watched_series in watched_by(alarm)]
     watched += [(name, series, {}) for name, series in watched_by_dashboards()]
-    ours = [each for each in watched if not each[1].namespace.startswith("AWS/")]
+    own_series = [entry for entry in watched if not entry[1].namespace.startswith("AWS/")]
 
-    assert ours
-    for name, series, how in ours:
+    assert own_series
+    for name, series, how in own_series:
         assert series in units, f"{name} watches {series}, which {function} never emits"
         assert how.get("Unit", units[series]) == units[series], name
 
@@ -297,20 +299,20 @@ def test_alarm_on_an_expression_reads_all_its_series(name: str) -> None:
 
     assert len(read) <= 10, "the limit of CloudWatch"
     assert expression == "SUM(METRICS())" or list(read) == ["claimed"]
-    assert len({each["Period"] for each in read.values()}) == 1
+    assert len({query["Period"] for query in read.values()}) == 1
     assert alarm["TreatMissingData"] == "notBreaching"
     assert not {"Namespace", "MetricName", "Statistic", "Period"} & set(alarm)
 
 
 @pytest.mark.parametrize("table", sorted(resources("AWS::DynamoDB::Table")))
 def test_alarm_counts_throttles_of_a_table_and_its_index(table: str) -> None:
-    found = {
+    throttled = {
         (series.name, dict(series.dimensions).get("GlobalSecondaryIndexName", ""))
         for series, _ in watched_by(ALARMS[f"{table}ThrottledAlarm"])
         if ("TableName", table) in series.dimensions
     }
 
-    assert found == {
+    assert throttled == {
         (name, index) for name in ("ReadThrottleEvents", "WriteThrottleEvents") for index in ("", "byState")
     }
 
@@ -370,17 +372,17 @@ def _pattern(name: ast.expr) -> re.Pattern[str]:
 
 
 def test_every_emission_is_declared() -> None:
-    found = list(emissions())
-    assert len(found) > 50
-    for each in found:
-        declared = [metric for metric in METRICS.values() if each.name.fullmatch(metric.name)]
-        assert declared, f"{each.place} emits {each.name.pattern}, which is not declared"
-        alike = [m for m in declared if m.unit == each.unit and frozenset(m.dimensions) == each.dimensions]
-        assert alike, f"{each.place} emits {each.name.pattern} with {sorted(each.dimensions)}"
+    all_emissions = list(emissions())
+    assert len(all_emissions) > 50
+    for emission in all_emissions:
+        declared = [metric for metric in METRICS.values() if emission.name.fullmatch(metric.name)]
+        assert declared, f"{emission.place} emits {emission.name.pattern}, which is not declared"
+        alike = [m for m in declared if m.unit == emission.unit and frozenset(m.dimensions) == emission.dimensions]
+        assert alike, f"{emission.place} emits {emission.name.pattern} with {sorted(emission.dimensions)}"
 
 
 def test_every_declared_metric_is_emitted() -> None:
-    patterns = [each.name for each in emissions()]
+    patterns = [emission.name for emission in emissions()]
     assert not [name for name in METRICS if not any(pattern.fullmatch(name) for pattern in patterns)]
 
 
@@ -407,17 +409,17 @@ def test_documented_alarms_match_the_template() -> None:
     assert written == [
         (
             name,
-            next(series.namespace for series, _ in watched_by(each)),
-            ", ".join(dict.fromkeys(series.name for series, _ in watched_by(each))),
-            each["AlarmDescription"],
+            next(series.namespace for series, _ in watched_by(alarm)),
+            ", ".join(dict.fromkeys(series.name for series, _ in watched_by(alarm))),
+            alarm["AlarmDescription"],
         )
-        for name, each in sorted(ALARMS.items())
+        for name, alarm in sorted(ALARMS.items())
     ]
 
 
 def test_every_alarm_has_its_own_description() -> None:
-    found = Counter(document["AlarmDescription"] for document in ALARMS.values())
-    assert [text for text, count in found.items() if count > 1] == []
+    counts = Counter(document["AlarmDescription"] for document in ALARMS.values())
+    assert [text for text, count in counts.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -21,9 +21,9 @@ def shape(path: str) -> str:
 
 def routes_of(function: str) -> set[Route]:
     events = resources("AWS::Serverless::Function")[function].get("Events", {}).values()
-    found = [event["Properties"] for event in events if event["Type"] == "Api"]
-    assert all(properties["RestApiId"] == {"Ref": "Api"} for properties in found)
-    return {(properties["Method"].upper(), shape(properties["Path"])) for properties in found}
+    routes = [event["Properties"] for event in events if event["Type"] == "Api"]
+    assert all(properties["RestApiId"] == {"Ref": "Api"} for properties in routes)
+    return {(properties["Method"].upper(), shape(properties["Path"])) for properties in routes}
 
 
 def grants_of(policy: str) -> set[Route]:
@@ -96,10 +96,10 @@ def methods_of_the_gateway() -> list[tuple[str, str, Json]]:
 
 
 def test_gateway_requires_a_signature_on_every_route() -> None:
-    found = methods_of_the_gateway()
+    methods = methods_of_the_gateway()
     written = {route for function in FUNCTION_OF_LEVEL.values() for route in routes_of(function)}
-    assert {(method.upper(), shape(path)) for path, method, _ in found} == written
-    for path, method, spec in found:
+    assert {(method.upper(), shape(path)) for path, method, _ in methods} == written
+    for path, method, spec in methods:
         assert spec["security"] == [{"AWS_IAM": []}], f"{method} {path}"
         # The function is called by the gateway's permission, not with the caller's own credentials.
         assert "credentials" not in spec["x-amazon-apigateway-integration"], f"{method} {path}"
@@ -120,6 +120,6 @@ def test_documented_api_has_the_same_routes() -> None:
     documented = json.loads((ROOT / "openapi.json").read_text(encoding="utf-8"))
     base = next((server["url"] for server in documented.get("servers", ()) if server["url"].startswith("/")), "")
     verbs = ("get", "post", "put", "patch", "delete")
-    found = {(m.upper(), shape(base + p)) for p, ms in documented["paths"].items() for m in ms if m in verbs}
+    routes = {(m.upper(), shape(base + p)) for p, ms in documented["paths"].items() for m in ms if m in verbs}
     written = {route for function in FUNCTION_OF_LEVEL.values() for route in routes_of(function)}
-    assert found == written
+    assert routes == written

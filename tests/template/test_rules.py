@@ -21,8 +21,10 @@ def is_matched(pattern: Any, value: Any) -> bool:
             name in value and is_matched(part, value[name]) for name, part in pattern.items()
         )
     return any(
-        isinstance(value, str) and value.startswith(one["prefix"]) if isinstance(one, dict) else value == one
-        for one in pattern
+        isinstance(value, str) and value.startswith(pattern_value["prefix"])
+        if isinstance(pattern_value, dict)
+        else value == pattern_value
+        for pattern_value in pattern
     )
 
 
@@ -42,7 +44,7 @@ def test_each_sample_event_matches_exactly_one_rule(path: Path) -> None:
     assert rules_for(event | {"source": fields.DRILL_SOURCE}) == ["DrillEvents"]
 
 
-@pytest.mark.parametrize("reference", REFERENCES, ids=lambda each: each["detailType"])
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference["detailType"])
 def test_rule_matches_the_documented_event_and_no_near_miss(reference: Json) -> None:
     sample = json.loads((EVENTS / reference["sample"]).read_text(encoding="utf-8"))
     event = sample | {"detail-type": reference["detailType"]}

@@ -14,7 +14,9 @@ from tools.vpc_endpoints import ENDPOINTS, POLLED_BY_LAMBDA
 
 STACK: Json = json.loads(json.dumps(yaml_parse(vpc_endpoints.STACK.read_text(encoding="utf-8"))))
 ENDPOINT_RESOURCES = {
-    name: each["Properties"] for name, each in STACK["Resources"].items() if each["Type"] == "AWS::EC2::VPCEndpoint"
+    name: resource["Properties"]
+    for name, resource in STACK["Resources"].items()
+    if resource["Type"] == "AWS::EC2::VPCEndpoint"
 }
 SERVICE_OF_CLIENT = {"stepfunctions": "states"}
 """Names of boto3 clients that differ from the prefix of the IAM actions."""
@@ -104,7 +106,7 @@ def names_in(partition: str) -> set[str]:
                 return str(text).replace("${AWS::Region}", "R")
         raise AssertionError(value)
 
-    return {resolved(each["ServiceName"]) for each in ENDPOINT_RESOURCES.values()}
+    return {resolved(endpoint["ServiceName"]) for endpoint in ENDPOINT_RESOURCES.values()}
 
 
 def test_stack_makes_each_endpoint_that_a_function_needs() -> None:

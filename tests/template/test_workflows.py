@@ -62,8 +62,8 @@ VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)\b(?!\s*\()")
 
 def expressions(node: Any) -> Iterator[str]:
     for _, text in strings(node):
-        if found := EXPRESSION.fullmatch(text):
-            yield found[1].strip()
+        if match := EXPRESSION.fullmatch(text):
+            yield match[1].strip()
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
@@ -114,9 +114,9 @@ def test_every_state_has_a_verb_name_and_comment(name: str, state_name: str, sta
 def test_every_expression_parses_as_jsonata(name: str, state_name: str, state: Json) -> None:
     for path, text in strings(state):
         if "{%" in text or "%}" in text:
-            found = EXPRESSION.fullmatch(text)
-            assert found, f"{path}: an expression takes the whole string"
-            Jsonata.jsonata(found[1].strip())
+            match = EXPRESSION.fullmatch(text)
+            assert match, f"{path}: an expression takes the whole string"
+            Jsonata.jsonata(match[1].strip())
     assert not any(key.endswith((".$", "Path")) for key in keys(state)), "JSONPath"
 
 
@@ -194,8 +194,8 @@ def test_task_retries_transient_errors(name: str, state_name: str, state: Json) 
 def test_task_catches_and_records_every_other_error(name: str, state_name: str, state: Json) -> None:
     (catcher,) = state["Catch"]
     assert catcher["ErrorEquals"] == ["States.ALL"]
-    told = catcher.get("Assign", {}).get("failure") or catcher.get("Output", {}).get("outcome") == "FAILED"
-    assert told, "a caught error is carried on as `failure`, or as the outcome FAILED"
+    is_recorded = catcher.get("Assign", {}).get("failure") or catcher.get("Output", {}).get("outcome") == "FAILED"
+    assert is_recorded, "a caught error is carried on as `failure`, or as the outcome FAILED"
 
 
 def test_every_parallel_catches_the_errors_of_its_branches() -> None:

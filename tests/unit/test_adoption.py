@@ -24,7 +24,9 @@ def planned(**changes: str) -> PlannedStack:
 
 def test_every_table_and_the_archive_are_imported() -> None:
     listed = {document["LogicalResourceId"]: document for document in adoption.resources_to_import(NAMES)}
-    kept = {name for name, each in template()["Resources"].items() if "Retain" in each.get("DeletionPolicy", "")}
+    kept = {
+        name for name, resource in template()["Resources"].items() if "Retain" in resource.get("DeletionPolicy", "")
+    }
 
     assert set(listed) == {*TABLES, "RawEventsBucket"}
     # The log role of API Gateway belongs to the account, so a new stack leaves it alone.
@@ -56,7 +58,7 @@ def test_import_template_has_the_same_resources_as_the_template(schedules: str, 
         assert imported == original, "a difference would change or replace the resource after the import"
         assert imported["DeletionPolicy"] == "RetainExceptOnCreate", "CloudFormation asks for a policy"
     assert "Fn::" not in json.dumps(document)
-    assert [str(found) for found in lint(json.dumps(document), regions=["us-west-2"])] == []
+    assert [str(match) for match in lint(json.dumps(document), regions=["us-west-2"])] == []
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def commands() -> Iterator[AwsCommand]:
         name = str(page.relative_to(ROOT))
         blocks = "\n".join(_FENCED.findall(text)).replace("\\\n", " ")
         for line in blocks.splitlines():
-            if found := re.search(r"(?:^|\s|\$\()(aws [a-z].*)$", line):
-                yield AwsCommand(name, found[1])
+            if match := re.search(r"(?:^|\s|\$\()(aws [a-z].*)$", line):
+                yield AwsCommand(name, match[1])
         for inline in _INLINE.findall(_FENCED.sub("", text)):
             yield AwsCommand(name, " ".join(inline.split()))
     for command in adoption.commands(read_planned_stack(ROOT, "prod"), Path("folder")):
@@ -93,7 +93,7 @@ def problems(command: AwsCommand) -> list[str]:
     )
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda each: f"{each.page}: {each.text[:60]}")
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command.page}: {command.text[:60]}")
 def test_aws_command_of_a_page_exists(command: AwsCommand) -> None:
     assert problems(command) == [], command.text
 

@@ -167,5 +167,8 @@ def test_project_environments_can_be_read(environment: str) -> None:
 
     planned = read_planned_stack(ROOT, environment)
 
-    assert {name: planned.parameters[name] for name in dict(one.split("=", 1) for one in given["parameter_overrides"])}
+    assert {
+        name: planned.parameters[name]
+        for name in dict(overrides.split("=", 1) for overrides in given["parameter_overrides"])
+    }
     assert planned.parameters["Mode"] == ("act" if environment == "local" else "observe")

@@ -35,11 +35,11 @@ def rendered(tmp_path: Path, **values: Any) -> dict[tuple[str, str, str], Json]:
         check=True,
         timeout=60,
     ).stdout
-    return {key_of(each): each for each in yaml.safe_load_all(text) if each}
+    return {key_of(document): document for document in yaml.safe_load_all(text) if document}
 
 
 def refusals(values: Json) -> list[str]:
-    return [each.message for each in jsonschema.Draft7Validator(SCHEMA).iter_errors(values)]
+    return [error.message for error in jsonschema.Draft7Validator(SCHEMA).iter_errors(values)]
 
 
 def test_default_values_follow_the_schema() -> None:
@@ -69,18 +69,18 @@ def test_schema_refuses_a_wrong_value(values: Json, named: str) -> None:
 
 def test_seed_imports_without_a_refusal_or_a_loss() -> None:
     read = read_values(VALUES)
-    found = import_values(read)
+    imported = import_values(read)
 
-    changed(Policy(), found.policy)
+    changed(Policy(), imported.policy)
     assert [finding.field for finding in read.findings if finding.weight is FindingSeverity.REFUSED] == []
-    assert [loss.partition(":")[0] for loss in found.losses] == ["checkpointSeconds"]
-    assert set(found.policy["jobTypes"]["types"]) == {"production", "development", "research"}
+    assert [loss.partition(":")[0] for loss in imported.losses] == ["checkpointSeconds"]
+    assert set(imported.policy["jobTypes"]["types"]) == {"production", "development", "research"}
 
 
 def test_chart_and_import_write_the_same_priority_classes(tmp_path: Path) -> None:
     imported = import_values(read_values(VALUES)).priority_classes["items"]
 
-    classes = [each for (kind, _, _), each in rendered(tmp_path).items() if kind == "PriorityClass"]
+    classes = [priority_class for (kind, _, _), priority_class in rendered(tmp_path).items() if kind == "PriorityClass"]
 
     def facts(item: Json) -> tuple[str, int, str]:
         return item["metadata"]["name"], item["value"], item["description"]
@@ -96,10 +96,10 @@ def test_chart_and_import_write_the_same_priority_classes(tmp_path: Path) -> Non
 
 
 def test_burst_pools_start_with_limit_zero_and_are_never_disrupted(tmp_path: Path) -> None:
-    found = rendered(tmp_path, **BURST)
+    objects = rendered(tmp_path, **BURST)
 
     for name, market in (("burst-on-demand", "on-demand"), ("burst-spot", "spot")):
-        spec = found["NodePool", "", name]["spec"]
+        spec = objects["NodePool", "", name]["spec"]
         assert spec["limits"] == {"nvidia.com/gpu": "0"}
         assert spec["disruption"] == {
             "consolidationPolicy": "WhenEmpty",
@@ -108,8 +108,8 @@ def test_burst_pools_start_with_limit_zero_and_are_never_disrupted(tmp_path: Pat
         }
         assert spec["template"]["spec"]["expireAfter"] == "Never"
         node = spec["template"]["spec"]
-        assert ("EC2NodeClass", "", node["nodeClassRef"]["name"]) in found
-        terms = {each["key"]: each["values"] for each in node["requirements"]}
+        assert ("EC2NodeClass", "", node["nodeClassRef"]["name"]) in objects
+        terms = {term["key"]: term["values"] for term in node["requirements"]}
         assert terms["karpenter.sh/capacity-type"] == [market]
 
 
@@ -121,32 +121,36 @@ def test_pool_of_an_unknown_node_class_is_refused(tmp_path: Path) -> None:
 
 
 def test_each_namespace_gets_the_same_rights(tmp_path: Path) -> None:
-    found = rendered(tmp_path, **TEAMS)
+    objects = rendered(tmp_path, **TEAMS)
 
     def rights(namespace: str) -> Iterator[tuple[str, str]]:
-        return ((kind, name) for kind, place, name in found if place == namespace and "Role" in kind)
+        return ((kind, name) for kind, place, name in objects if place == namespace and "Role" in kind)
 
     assert set(rights("nlp")) == set(rights("evenkeel-jobs")) != set()
-    quota = found["ResourceQuota", "nlp", "evenkeel"]
+    quota = objects["ResourceQuota", "nlp", "evenkeel"]
     assert quota["spec"]["hard"] == {"requests.nvidia.com/gpu": "64"}
-    assert found["Namespace", "", "nlp"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    assert ("RoleBinding", "research", "evenkeel-restarters") in found
-    assert ("Namespace", "", "research") not in found
+    assert objects["Namespace", "", "nlp"]["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert ("RoleBinding", "research", "evenkeel-restarters") in objects
+    assert ("Namespace", "", "research") not in objects
 
 
 def test_kueue_objects_are_those_of_the_quota_export(tmp_path: Path) -> None:
     exported = quota_files.exchange([EXAMPLE], "kueue")
 
-    found = rendered(tmp_path, kueue={"documents": list(exported.documents), "losses": list(exported.losses)})
+    objects = rendered(tmp_path, kueue={"documents": list(exported.documents), "losses": list(exported.losses)})
 
-    assert {key_of(document): document for document in exported.documents}.items() <= found.items()
+    assert {key_of(document): document for document in exported.documents}.items() <= objects.items()
     assert {document["kind"] for document in exported.documents} >= {"ClusterQueue", "ResourceFlavor"}
 
 
 def test_uninstall_leaves_every_object_that_jobs_depend_on(tmp_path: Path) -> None:
-    found = rendered(tmp_path, **TEAMS, **BURST)
+    objects = rendered(tmp_path, **TEAMS, **BURST)
 
-    kept = {kind for (kind, _, _), each in found.items() if "helm.sh/resource-policy" in str(each["metadata"])}
+    kept = {
+        kind
+        for (kind, _, _), rendered_object in objects.items()
+        if "helm.sh/resource-policy" in str(rendered_object["metadata"])
+    }
 
     assert kept == {"Namespace", "NodePool", "EC2NodeClass", "PriorityClass"}
 

@@ -51,7 +51,7 @@ def test_every_workflow_is_asked_about() -> None:
 
 
 def test_policy_holds_exactly_the_calls_of_hyperpod() -> None:
-    statements = {each["Sid"]: each for each in day_one.hyperpod_policy(CLUSTER)["Statement"]}
+    statements = {statement["Sid"]: statement for statement in day_one.hyperpod_policy(CLUSTER)["Statement"]}
 
     assert statements["RepairHyperPodNodes"]["Action"] == [
         "sagemaker:BatchRebootClusterNodes",
@@ -117,7 +117,7 @@ def test_expected_answer_passes_and_another_is_told(call: Call, capsys: pytest.C
 
 
 def test_unjudged_action_is_told() -> None:
-    call = next(each for each in CALLS if each.operation == "simulate_custom_policy")
+    call = next(call_made for call_made in CALLS if call_made.operation == "simulate_custom_policy")
     answer = good_answer(call)
 
     assert call.problem({"EvaluationResults": answer["EvaluationResults"][1:]}).endswith("actions were judged")

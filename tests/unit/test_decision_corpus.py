@@ -92,14 +92,14 @@ def differences(
     translation: Translation,
     policies: dict[str, Json],
 ) -> list[str]:
-    found = []
+    texts = []
     for record in records:
         name = record.get("function") or f"{record['decision']['kind']} {record['decision']['decisionId']}"
         try:
             check(record, translation, policies)
         except (DifferenceError, ValueError, TypeError, KeyError, AttributeError) as error:
-            found.append(f"{record['from']}, {name}: {error}")
-    return found
+            texts.append(f"{record['from']}, {name}: {error}")
+    return texts
 
 
 def told(found: list[str]) -> str:
@@ -110,14 +110,14 @@ def told(found: list[str]) -> str:
 def test_recorded_decisions_replay_to_the_same_answers(
     file: str, translation: Translation, policies: dict[str, Json]
 ) -> None:
-    found = differences(read_lines(file), check_decision, translation, policies)
-    assert not found, told(found)
+    texts = differences(read_lines(file), check_decision, translation, policies)
+    assert not texts, told(texts)
 
 
 @pytest.mark.parametrize("file", CALLS)
 def test_recorded_calls_return_the_same_answers(file: str, translation: Translation, policies: dict[str, Json]) -> None:
-    found = differences(read_lines(file), check_call, translation, policies)
-    assert not found, told(found)
+    texts = differences(read_lines(file), check_call, translation, policies)
+    assert not texts, told(texts)
 
 
 def test_recorded_policies_are_read_in_full(policies: dict[str, Json]) -> None:
@@ -137,7 +137,7 @@ def test_corpus_has_every_kind_and_function(translation: Translation) -> None:
 def test_every_answer_sentence_is_in_a_listed_field(translation: Translation) -> None:
     decisions = [record["decision"] for file in DECISIONS for record in read_lines(file)]
     calls = [record for file in CALLS for record in read_lines(file)]
-    answers = [translation.of(each["function"], each["answer"], "answer") for each in calls]
+    answers = [translation.of(call["function"], call["answer"], "answer") for call in calls]
     parts = ("action", "reason", "alternatives")
     answers += [translation.of(decision["kind"], {key: decision[key] for key in parts}) for decision in decisions]
 

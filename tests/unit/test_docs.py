@@ -87,18 +87,18 @@ def test_every_link_target_exists(page: Path) -> None:
 
 
 def test_every_page_is_linked_from_the_readme() -> None:
-    seen, ahead = set(), [PROJECT / "README.md"]
+    read, ahead = set(), [PROJECT / "README.md"]
     while ahead:
         page = ahead.pop()
-        if page in seen:
+        if page in read:
             continue
-        seen.add(page)
+        read.add(page)
         if page.is_dir():
             ahead += page.glob("*.md")
         elif page.suffix == ".md":
             ahead += [(page.parent / link).resolve() for link in _LINK.findall(page.read_text("utf-8"))]
 
-    assert [page.relative_to(PROJECT) for page in PAGES if page.name != "CHANGELOG.md" and page not in seen] == []
+    assert [page.relative_to(PROJECT) for page in PAGES if page.name != "CHANGELOG.md" and page not in read] == []
 
 
 def test_scenarios_page_lists_every_scenario() -> None:

@@ -16,7 +16,7 @@ NEEDS_NO_WORDS = {"self", "cls", "context"}
 
 def differences(source: str) -> list[str]:
     """List the functions whose section `Args:` names other arguments than their signature."""
-    found = []
+    problems = []
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -25,11 +25,11 @@ def differences(source: str) -> list[str]:
             continue
         described = set(_NAME.findall(section[1]))
         signature = node.args
-        given = {each.arg for each in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)}
-        given |= {each.arg for each in (signature.vararg, signature.kwarg) if each}
-        found += [f"{node.name} has no argument {name}" for name in sorted(described - given)]
-        found += [f"{node.name} does not describe {name}" for name in sorted(given - described - NEEDS_NO_WORDS)]
-    return found
+        given = {argument.arg for argument in (*signature.posonlyargs, *signature.args, *signature.kwonlyargs)}
+        given |= {argument.arg for argument in (signature.vararg, signature.kwarg) if argument}
+        problems += [f"{node.name} has no argument {name}" for name in sorted(described - given)]
+        problems += [f"{node.name} does not describe {name}" for name in sorted(given - described - NEEDS_NO_WORDS)]
+    return problems
 
 
 @pytest.mark.parametrize("folder", SOURCES)

@@ -45,9 +45,9 @@ def test_checkpoint_from_before_the_fence_may_be_resumed(pins: list[tuple[int, P
     ],
 )
 def test_every_pin_of_a_checkpoint_after_its_fence_is_found(pins: list[tuple[int, Point]], attempt: int) -> None:
-    [found] = resumed_past_a_fence(a_fence(*pins))
+    [text] = resumed_past_a_fence(a_fence(*pins))
 
-    assert found.startswith(f"attempt {attempt} resumed from")
+    assert text.startswith(f"attempt {attempt} resumed from")
 
 
 def test_drills_match_their_pages() -> None:

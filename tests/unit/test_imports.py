@@ -179,19 +179,19 @@ def offence(layer: LayerRule, found: Import) -> str | None:
 def offences(layer: LayerRule, source: str) -> list[str]:
     """List the forbidden imports and calls of a file of this layer."""
     tree = ast.parse(source)
-    found = [
-        f"line {each.line}: {layer.name}: `{each.module}` {why}"
-        for each in imports_of(tree)
-        if (why := offence(layer, each)) is not None
+    problems = [
+        f"line {imported.line}: {layer.name}: `{imported.module}` {why}"
+        for imported in imports_of(tree)
+        if (why := offence(layer, imported)) is not None
     ]
     if layer.is_pure:
         calls = ((node, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call))
-        found += [
+        problems += [
             f"line {node.lineno}: {layer.name}: calls {name}()"
             for node, name in calls
             if name in IMPURE_CALLS or any(name.endswith(f".{call}") for call in IMPURE_CALLS if "." in call)
         ]
-    return found
+    return problems
 
 
 def layer_of(path: str) -> LayerRule | None:
@@ -218,9 +218,9 @@ def test_file_imports_only_allowed_layers(path: str) -> None:
     layer = layer_of(path)
     assert layer is not None or path == "shared/evenkeel/__init__.py", f"{path} belongs to no layer"
 
-    found = [] if layer is None else offences(layer, (PROJECT / path).read_text(encoding="utf-8"))
+    problems = [] if layer is None else offences(layer, (PROJECT / path).read_text(encoding="utf-8"))
 
-    assert found == []
+    assert problems == []
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_gpu_cluster_declares_its_imports() -> None:
     rule = next(layer for layer in LAYER_RULES if layer.name == "GPU cluster")
     declared = tomllib.loads((PROJECT / "local" / "pyproject.toml").read_text())["project"]["dependencies"]
 
-    assert {each.partition(">")[0].replace("pyyaml", "yaml") for each in declared} == rule.third_party
+    assert {requirement.partition(">")[0].replace("pyyaml", "yaml") for requirement in declared} == rule.third_party
 
 
 # ---------------------------------------------------------------- modules without a cycle
@@ -403,8 +403,8 @@ def import_cycle(sources: dict[str, str]) -> list[str]:
             if isinstance(node, ast.Import | ast.ImportFrom)
             for alias in node.names
         ]
-        found = {name if name in sources else name.rpartition(".")[0] for name in names}
-        graph[module] = found & (sources.keys() - {module})
+        imported = {name if name in sources else name.rpartition(".")[0] for name in names}
+        graph[module] = imported & (sources.keys() - {module})
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -65,11 +65,11 @@ def test_remade_type_equals_the_shipped_one() -> None:
 def test_answer_replaces_facts_and_keeps_mig_profiles() -> None:
     larger = an_answer("p5.48xlarge", MemoryInfo={"SizeInMiB": 5_376})
 
-    found = remade(BEFORE["types"], {"a.json": larger}, hyperpod_types())
+    types = remade(BEFORE["types"], {"a.json": larger}, hyperpod_types())
 
-    assert found["ml.p5.48xlarge"]["memoryGib"] == 5.25
-    assert found["ml.p5.48xlarge"]["mig"] == BEFORE["types"]["ml.p5.48xlarge"]["mig"]
-    assert found["ml.g5.12xlarge"] == BEFORE["types"]["ml.g5.12xlarge"]
+    assert types["ml.p5.48xlarge"]["memoryGib"] == 5.25
+    assert types["ml.p5.48xlarge"]["mig"] == BEFORE["types"]["ml.p5.48xlarge"]["mig"]
+    assert types["ml.g5.12xlarge"] == BEFORE["types"]["ml.g5.12xlarge"]
 
 
 def test_neuron_devices_and_arm_are_read() -> None:

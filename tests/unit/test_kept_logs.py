@@ -66,7 +66,7 @@ def test_kept_text_is_bounded_and_printable(text: str, secret: str) -> None:
 
     assert len(kept.encode()) <= KEPT_BYTES
     assert len(kept.splitlines()) <= KEPT_LINES
-    assert all(each in "\n\t" or each.isprintable() for each in kept)
+    assert all(character in "\n\t" or character.isprintable() for character in kept)
 
 
 def test_secret_across_the_cut_is_masked_whole() -> None:

@@ -86,7 +86,7 @@ def test_every_artifact_of_the_template_is_in_the_release(release: Path, package
 
     stored = {path.relative_to(release / "artifacts").as_posix() for path in (release / "artifacts").rglob("*.*")}
     assert keys == stored
-    assert len(keys) == sum(each["Type"] in package._URIS for each in packaged["Resources"].values())
+    assert len(keys) == sum(resource["Type"] in package._URIS for resource in packaged["Resources"].values())
     assert "&id" not in (release / "template.yaml").read_text()  # CloudFormation accepts no anchors
 
 
@@ -121,8 +121,11 @@ def test_zip_keeps_executable_bits_and_no_times(tmp_path: Path) -> None:
     package.write_zip(tmp_path / "code", tmp_path / "code.zip")
 
     with zipfile.ZipFile(tmp_path / "code.zip") as archive:
-        members = {each.filename: each for each in archive.infolist()}
-    assert {name: each.external_attr >> 16 & 0o777 for name, each in members.items()} == {"data": 0o644, "run": 0o755}
+        members = {member.filename: member for member in archive.infolist()}
+    assert {name: member.external_attr >> 16 & 0o777 for name, member in members.items()} == {
+        "data": 0o644,
+        "run": 0o755,
+    }
     assert {member.date_time for member in members.values()} == {(1980, 1, 1, 0, 0, 0)}
 
 
@@ -143,8 +146,8 @@ def test_bill_of_materials_lists_every_pin_with_its_hashes(tmp_path: Path, monke
 
     document = json.loads((tmp_path / "layer.cdx.json").read_text())
     assert document["bomFormat"] == "CycloneDX"
-    assert {each["name"]: each["version"] for each in document["components"]} == layer.pins()
-    assert all(each["externalReferences"][0]["hashes"] for each in document["components"])
+    assert {component["name"]: component["version"] for component in document["components"]} == layer.pins()
+    assert all(component["externalReferences"][0]["hashes"] for component in document["components"])
     assert document["metadata"]["component"]["version"] == package.version()
 
 
@@ -163,7 +166,7 @@ def test_release_workflow_pins_every_action_by_commit() -> None:
     used = [step["uses"] for job in WORKFLOW["jobs"].values() for step in job["steps"] if "uses" in step]
 
     assert used
-    assert [each for each in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", each)] == []
+    assert [action for action in used if not re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40}", action)] == []
 
 
 def test_release_workflow_writes_only_where_it_publishes() -> None:

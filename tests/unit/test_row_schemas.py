@@ -18,9 +18,9 @@ COMMITTED = json.loads(FILE.read_text(encoding="utf-8"))
 
 
 def test_rows_of_the_last_release_can_be_read_and_it_can_read_ours() -> None:
-    found = list(problems(COMMITTED, schemas(), READ_BUT_NOT_WRITTEN))
+    texts = list(problems(COMMITTED, schemas(), READ_BUT_NOT_WRITTEN))
 
-    assert not found, "\n".join(["docs/release.md#what-a-release-may-change:", *found])
+    assert not texts, "\n".join(["docs/release.md#what-a-release-may-change:", *texts])
 
 
 def test_snapshot_is_current() -> None:

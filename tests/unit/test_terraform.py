@@ -43,8 +43,8 @@ def parameters(variables: Path, tmp_path: Path, **given: Any) -> dict[str, str]:
     done = run(variables, "apply", "-auto-approve", "-input=false", "-no-color", *files)
     assert done.returncode == 0, done.stderr
     shown = run(variables, "output", f"-state={tmp_path / 'state'}", "-json")
-    found: dict[str, str] = json.loads(shown.stdout)["parameters"]["value"]
-    return found
+    values: dict[str, str] = json.loads(shown.stdout)["parameters"]["value"]
+    return values
 
 
 def test_module_has_the_layout_of_terraform_fmt() -> None:

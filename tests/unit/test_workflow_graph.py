@@ -33,8 +33,12 @@ def test_graph_has_every_state_once_and_no_dangling_arrow(path: Path) -> None:
 
     def names(part: Any) -> list[str]:
         states = part["States"]
-        inner = [each for state in states.values() for each in (*state.get("Branches", ()), state.get("ItemProcessor"))]
-        return [*states, *(name for each in inner if each for name in names(each))]
+        inner = [
+            inner_machine
+            for state in states.values()
+            for inner_machine in (*state.get("Branches", ()), state.get("ItemProcessor"))
+        ]
+        return [*states, *(name for inner_machine in inner if inner_machine for name in names(inner_machine))]
 
     graph = graph_of(definition, (), is_running=True)
 

@@ -94,8 +94,8 @@ class WorkflowBench:
         for _, state in states(workflow(name)):
             if placeholder := state.get("Arguments", {}).get("FunctionName"):
                 definition = definition.replace(placeholder, _FUNCTION + function_name(placeholder))
-        made = self.steps.create_state_machine(name=name, definition=definition, roleArn=self.role)
-        return str(made["stateMachineArn"])
+        machine = self.steps.create_state_machine(name=name, definition=definition, roleArn=self.role)
+        return str(machine["stateMachineArn"])
 
     def run_all(self, cases: Iterable[WorkflowCase]) -> dict[str, ExecutionResult]:
         """Run the cases side by side, and return how each of them ended."""
@@ -115,10 +115,12 @@ class WorkflowBench:
     def ending(self, arn: str) -> ExecutionResult:
         """Wait for an execution's end."""
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while (found := self.steps.describe_execution(executionArn=arn))["status"] == "RUNNING":
+        while (execution := self.steps.describe_execution(executionArn=arn))["status"] == "RUNNING":
             assert time.monotonic() < deadline, f"{arn} is still running: {self.history(arn)[-1]}"
             time.sleep(0.05)
-        return ExecutionResult(found["status"], found.get("error", ""), found.get("cause", ""), self.history(arn))
+        return ExecutionResult(
+            execution["status"], execution.get("error", ""), execution.get("cause", ""), self.history(arn)
+        )
 
     def history(self, arn: str) -> tuple[Json, ...]:
         """Return all events of an execution."""
@@ -130,8 +132,8 @@ def make_role(deployer: Credentials, name: str, service: str) -> str:
     """Make a role that a service may assume; return its ARN. The engine does not check what a machine's role may do."""
     trust = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": service}}
     document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
-    made = deployer.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=document)
-    return str(made["Role"]["Arn"])
+    created = deployer.client("iam").create_role(RoleName=name, AssumeRolePolicyDocument=document)
+    return str(created["Role"]["Arn"])
 
 
 def usual_input(machine: str) -> Json:

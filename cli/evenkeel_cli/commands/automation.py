@@ -85,7 +85,9 @@ def still_running(client: ApiClient) -> list[tuple[str, str]]:
     moving = lookup.items(client, "/jobs", 1000, state="STARTING,STOPPING")
     begun = [f"{incident['incidentId']}: {incident['nodeLane']['phase']}" for incident in status["incidents"]["items"]]
     running = sum(entry["running"] for entry in status["jobs"]["classes"])
-    serving = sum(rental["nodes"] for each in status["serving"] for rental in each["rentals"] if not rental["endedAt"])
+    serving = sum(
+        rental["nodes"] for workload in status["serving"] for rental in workload["rentals"] if not rental["endedAt"]
+    )
     return [
         ("jobs", f"{running} running; a hold stops none of them"),
         ("changing", ", ".join(f"{job['jobId']} {job['state'].lower()}" for job in moving) or "no job starts or stops"),

@@ -44,10 +44,10 @@ def run(
     printer = page()
     printer.line(f"{printer.bold(drill.name)}  {drill.title}  {printer.dim(f'seed {thrown}')}")
     result = drills.run_alone(drill, seed=thrown, full=full, say=lambda text: printer.line(printer.dim(f"  {text}")))
-    for what, holds, seen in result.checks:
+    for what, holds, detail in result.checks:
         printer.line(
             printer.with_glyph(
-                "ok" if holds else "failed", f"{what}: {seen}" if not holds or len(seen) <= _SHORT_TEXTS else what
+                "ok" if holds else "failed", f"{what}: {detail}" if not holds or len(detail) <= _SHORT_TEXTS else what
             )
         )
     if result.figures:

@@ -32,7 +32,7 @@ def list_events(
 ) -> None:
     """List events, newest first. Events are kept for 90 days."""
     client = lookup.current_client()
-    kinds = ",".join(_kind(each) for each in kind.split(",") if each) if kind else None
+    kinds = ",".join(_kind(name) for name in kind.split(",") if name) if kind else None
     begins = lookup.instant("--since", since, page().now())
 
     def fetch() -> tuple[list[Json], str | None]:

@@ -82,8 +82,8 @@ class LogReading(NamedTuple):
         step, steps, loss = self.progress
         of = "" if steps is None else f" of {steps}"
         left = "time left unknown" if self.seconds_left is None else f"about {duration(self.seconds_left)} left"
-        said = "step unknown" if step is None else f"step {step}{of}"
-        return f"{said}, {'loss unknown' if loss is None else f'loss {loss:g}'}, {left}"
+        text = "step unknown" if step is None else f"step {step}{of}"
+        return f"{text}, {'loss unknown' if loss is None else f'loss {loss:g}'}, {left}"
 
     def to_json(self) -> Json:
         """Return the values by name; unknown values are null."""
@@ -104,13 +104,13 @@ class ProgressReader:
         if job["state"] not in ("RUNNING", "STOPPING"):
             return LogReading()
         try:
-            found = self._client.get(f"/jobs/{job['jobId']}/logs", rank=0, tail=MAX_LINES)
+            log = self._client.get(f"/jobs/{job['jobId']}/logs", rank=0, tail=MAX_LINES)
         except CommandFailed as failed:
             # The log may be gone, or private to another team.
             if failed.exit_code not in (Exit.NOT_FOUND, Exit.NOT_ALLOWED, Exit.USAGE):
                 raise
             return LogReading()
-        text = found["text"] if found and found["attempt"] == job["currentAttempt"] else ""
+        text = log["text"] if log and log["attempt"] == job["currentAttempt"] else ""
         progress = read_progress(text)
         if progress.steps is None:
             progress = progress._replace(steps=total_steps([*job.get("command", ()), *job.get("args", ())]))
@@ -125,7 +125,7 @@ def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | No
         CommandFailed: the time is over, or the job cannot be read.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    said, patience = "", _RetryingClient(client)
+    noted, patience = "", _RetryingClient(client)
     progress, noted_at = ProgressReader(patience), time.monotonic()
     interval = _NOTE_SECONDS if sys.stderr.isatty() else _NOTE_SECONDS_IN_A_PIPE
     while True:
@@ -134,15 +134,15 @@ def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | No
             line = f"{plain(job['state'])}{', attempt ' + str(job['currentAttempt']) if job['currentAttempt'] else ''}"
             if job["state"] in lookup.ENDED or (until == "running" and job["state"] == "RUNNING"):
                 return job
-            if line != said:
+            if line != noted:
                 note(f"{job_id}  {line}  {job['reason']}".rstrip())
-                said, noted_at = line, time.monotonic()
+                noted, noted_at = line, time.monotonic()
             elif time.monotonic() - noted_at >= interval:
                 note(f"{job_id}  {line}  {_interim_text(job, progress)}".rstrip())
                 noted_at = time.monotonic()
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
-            stands = f"is still {said}" if job is not None else f"cannot be read (last known state: {said or 'none'})"
+            stands = f"is still {noted}" if job is not None else f"cannot be read (last known state: {noted or 'none'})"
             raise CommandFailed(
                 Exit.TIMED_OUT,
                 f"{job_id} {stands} after {duration(timeout or 0)}.",
@@ -192,29 +192,29 @@ class _FollowedLog:
             CommandFailed: the job has ended without a log of this rank.
         """
         is_over = job is not None and _is_log_complete(job, self._asked.attempt)
-        found = None
+        log = None
         try:
             if job is not None:
-                found = self._read(self._asked.attempt, self._lines)
-            if found and found["attempt"] != self._current and (self._current or self._is_awaited):
-                found = self._read(found["attempt"], _MAX_LOG_LINES)
-            is_over = is_over and found is not None
+                log = self._read(self._asked.attempt, self._lines)
+            if log and log["attempt"] != self._current and (self._current or self._is_awaited):
+                log = self._read(log["attempt"], _MAX_LOG_LINES)
+            is_over = is_over and log is not None
         except CommandFailed as failed:
             if failed.exit_code is not Exit.NOT_FOUND or (is_over and not self._current):
                 raise
-            found = None
+            log = None
             if not self._current and not self._is_awaited:
                 note(f"{self._job_id} has no log yet. Waiting for its first line.")
                 self._is_awaited = True
-        if found:
-            self._print(found)
+        if log:
+            self._print(log)
         if is_over:
             self._write(missing_newline(self._seen))
         return is_over
 
     def _read(self, attempt: int | None, tail: int) -> Json | None:
-        asked = self._asked._replace(attempt=attempt, tail=tail)
-        return self._client.get(f"/jobs/{self._job_id}/logs", rank=self._rank, **asked.parameters())
+        options = self._asked._replace(attempt=attempt, tail=tail)
+        return self._client.get(f"/jobs/{self._job_id}/logs", rank=self._rank, **options.parameters())
 
     def _print(self, found: Json) -> None:
         if self._current and found["attempt"] != self._current:
@@ -264,7 +264,7 @@ def with_prefix(prefix: str, write: Write) -> Write:
 
 def _is_log_complete(job: Json, attempt: int | None) -> bool:
     """Whether the log is complete: the job has ended, or the requested attempt has ended."""
-    is_settled = any(each["attempt"] == attempt and each["endedAt"] for each in job["attempts"])
+    is_settled = any(attempt_row["attempt"] == attempt and attempt_row["endedAt"] for attempt_row in job["attempts"])
     return job["state"] in lookup.ENDED or is_settled
 
 

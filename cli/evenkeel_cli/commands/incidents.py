@@ -47,9 +47,9 @@ def list_incidents(
     nothing = "No incidents." if not state else f"No incidents are {plain(state)}."
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
-        found, token = listed
+        incidents, token = listed
         answer_list(
-            found,
+            incidents,
             output,
             lambda out: _columns(out, is_wide=output is OutputFormat.WIDE),
             fields=_FIELDS,
@@ -137,8 +137,8 @@ def _answer_plan(typed: str, verb: str, reason: str, is_sure: bool, key: str | N
     late = document["lateApproval"] if verb == "approve" else None
     plan = document["pendingApproval"] or late
     if plan is None:
-        said = document["approval"]
-        was = f" {said['by']} {'approved' if said['approves'] else 'declined'} it." if said else ""
+        approval = document["approval"]
+        was = f" {approval['by']} {'approved' if approval['approves'] else 'declined'} it." if approval else ""
         raise CommandFailed(
             Exit.CONFLICT, f"{incident_id} has no plan that awaits approval.{was}", code="PLAN_SUPERSEDED"
         )

@@ -38,10 +38,10 @@ def list_columns(out: Printer) -> list[Column]:
 def unmanaged_columns(*, is_wide: bool) -> list[Column]:
     """Return the columns of a list of workloads that Evenkeel did not start."""
     return [
-        Column("WORKLOAD", lambda each: f"{each['kind'] or 'pod'} {each['namespace']}/{each['name']}"),
+        Column("WORKLOAD", lambda workload: f"{workload['kind'] or 'pod'} {workload['namespace']}/{workload['name']}"),
         Column("PODS", "pods", is_right=True),
         Column("GPUS", "accelerators", is_right=True),
-        Column("NODES", lambda each: ",".join(each["nodeNames"]) if is_wide else len(each["nodeNames"])),
+        Column("NODES", lambda workload: ",".join(workload["nodeNames"]) if is_wide else len(workload["nodeNames"])),
         Column("ON NODE FAULT", "says", goes_below=True),
     ]
 
@@ -120,9 +120,9 @@ def draw_plan(out: Printer, found: Json, arguments: str) -> None:
     is_handed_over = would_start and not decision["nodes"]
     status = "ok" if would_start else "working" if decision["action"] == "PREEMPT" else "next"
     starts = "would be submitted to Kueue" if is_handed_over else "would start"
-    said = starts if would_start else f"would wait: {plain(decision['action'])}"
+    outcome = starts if would_start else f"would wait: {plain(decision['action'])}"
     place = "" if is_handed_over else f", position {found['position']} in its queue"
-    out.line(f"{out.with_glyph(status, said)}, team {found['team']}{place}")
+    out.line(f"{out.with_glyph(status, outcome)}, team {found['team']}{place}")
     out.paragraph(decision["reason"], indent="  ")
     out.pairs(
         [
@@ -134,8 +134,8 @@ def draw_plan(out: Printer, found: Json, arguments: str) -> None:
         ],
         indent="  ",
     )
-    for each in decision["considered"]:
-        out.paragraph(f"{each['option']}: {each['whyNot'] or 'taken'}", indent="  ")
+    for alternative in decision["considered"]:
+        out.paragraph(f"{alternative['option']}: {alternative['whyNot'] or 'taken'}", indent="  ")
     placement = found.get("placement")
     if placement and placement["pools"]:
         out.line()
@@ -148,27 +148,27 @@ def draw_plan(out: Printer, found: Json, arguments: str) -> None:
 def _pool_columns(out: Printer) -> list[Column]:
     """Return the columns of the pools where a job could run, with what each would cost or why it is not chosen."""
 
-    def pool(each: Json) -> str:
-        return out.with_glyph("ok" if each["isChosen"] else "failed" if each["whyNot"] else "idle", each["pool"])
+    def pool(pool: Json) -> str:
+        return out.with_glyph("ok" if pool["isChosen"] else "failed" if pool["whyNot"] else "idle", pool["pool"])
 
     def usd(title: str, name: str) -> Column:
-        return Column(title, lambda each: f"${each['usd'][name]:,.2f}", is_right=True)
+        return Column(title, lambda pool: f"${pool['usd'][name]:,.2f}", is_right=True)
 
     return [
         Column("POOL", pool),
         Column("MARKET", "market"),
-        Column("STARTS", lambda each: duration(each["startsAfterSeconds"]), is_right=True),
-        Column("ENDS", lambda each: duration(each["endsAfterSeconds"]), is_right=True),
+        Column("STARTS", lambda pool: duration(pool["startsAfterSeconds"]), is_right=True),
+        Column("ENDS", lambda pool: duration(pool["endsAfterSeconds"]), is_right=True),
         *(
             usd("RENT", "rent"),
             usd("DELAY", "delay"),
             usd("OPPORTUNITY COST", "opportunityCost"),
             usd("IN ALL", "total"),
         ),
-        Column("CUTS", lambda each: f"{each['interruptions']:g}", is_right=True),
+        Column("CUTS", lambda pool: f"{pool['interruptions']:g}", is_right=True),
         Column(
             "WHY NOT",
-            lambda each: each["whyNot"] or ("chosen" if each["isChosen"] else "dearer"),
+            lambda pool: pool["whyNot"] or ("chosen" if pool["isChosen"] else "dearer"),
             goes_below=True,
         ),
     ]

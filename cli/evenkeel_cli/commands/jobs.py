@@ -113,9 +113,9 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     """
     client = lookup.current_client()
 
-    def draw_unmanaged(others: list[Json]) -> None:
+    def draw_unmanaged(workloads: list[Json]) -> None:
         answer_list(
-            others,
+            workloads,
             output,
             lambda _: unmanaged_columns(is_wide=output is OutputFormat.WIDE),
             fields=_UNMANAGED_FIELDS,
@@ -211,12 +211,12 @@ def watch(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) ->
     form = only(output, (OutputFormat.TABLE, OutputFormat.JSON))
     printer = page()
 
-    def draw(found: Json, reading: LogReading, entries: list[Json]) -> None:
+    def draw(shown_job: Json, reading: LogReading, entries: list[Json]) -> None:
         if form.is_document:
-            printer.document({"job": found, "progress": reading.to_json()}, form, is_part=True)
+            printer.document({"job": shown_job, "progress": reading.to_json()}, form, is_part=True)
             return
         printer.clear()
-        draw_progress(printer, found, reading.text if found["state"] == "RUNNING" else "")
+        draw_progress(printer, shown_job, reading.text if shown_job["state"] == "RUNNING" else "")
         if entries:
             printer.line()
             draw_timeline(printer, entries)
@@ -226,12 +226,12 @@ def watch(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) ->
         printer.stream.flush()
 
     try:
-        found = watch_job(client, job_id, draw)
+        latest_job = watch_job(client, job_id, draw)
     except KeyboardInterrupt:
         raise CommandFailed(
             Exit.INTERRUPTED, "Stopped watching. The job continues.", hint=f"evenkeel jobs watch {job_id}"
         ) from None
-    if found["state"] != "SUCCEEDED":
+    if latest_job["state"] != "SUCCEEDED":
         raise typer.Exit(Exit.UNSUCCESSFUL_END)
 
 

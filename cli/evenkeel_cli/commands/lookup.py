@@ -106,13 +106,13 @@ def listed(
 
 def list_for_lookup(client: ApiClient, path: str, count: int = _MAX_LOOKUP) -> list[Json]:
     """Read as many items as a name lookup needs."""
-    found, token = listed(client, path, count)
+    rows, token = listed(client, path, count)
     if token and path == "/jobs":
         # Pending jobs come first in the list and may fill it.
-        known = {item["jobId"] for item in found}
+        known = {item["jobId"] for item in rows}
         documents = items(client, path, count, state=",".join(state for state in JOB if state != "PENDING"))
-        found += [item for item in documents if item["jobId"] not in known]
-    return found
+        rows += [item for item in documents if item["jobId"] not in known]
+    return rows
 
 
 def find_job(client: ApiClient, typed: str, *, is_to_change: bool = False) -> str:

@@ -42,8 +42,8 @@ def list_nodes(
     nothing = "No node is a lemon." if lemons else "No nodes are known yet. The first sweep adds them."
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
-        found, token = listed
-        nodes = [node for node in found if node["state"] != "GONE" and (node["isLemon"] or not lemons)]
+        items, token = listed
+        nodes = [node for node in items if node["state"] != "GONE" and (node["isLemon"] or not lemons)]
         if not sort:
             nodes.sort(key=lambda node: (node["pool"], node["slot"]))
         has_cordons = any(node.get("cordon") for node in nodes)

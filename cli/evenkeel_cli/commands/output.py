@@ -93,7 +93,7 @@ def show(fetch: Callable[[], Found], draw: Callable[[Found], None], form: Output
     try:
         while True:
             try:
-                found = fetch()
+                document = fetch()
             except CommandFailed as failed:
                 if failed.exit_code is not Exit.TRY_AGAIN:
                     raise
@@ -101,7 +101,7 @@ def show(fetch: Callable[[], Found], draw: Callable[[Found], None], form: Output
             else:
                 if form in (OutputFormat.TABLE, OutputFormat.WIDE):
                     printer.clear()
-                draw(found)
+                draw(document)
                 printer.stream.flush()
             time.sleep(REFRESH_SECONDS)
     except KeyboardInterrupt:
@@ -177,7 +177,7 @@ def _cell(value: Any) -> str:
             text = re.sub(r"\r\n?", "\n", value)  # `csv` quotes only its own end of a line
             # A spreadsheet would run such a text: https://owasp.org/www-community/attacks/CSV_Injection
             return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
-        case list() if all(isinstance(each, str) for each in value):
+        case list() if all(isinstance(item, str) for item in value):
             return _cell(";".join(value))
         case _:
             return json.dumps(value, ensure_ascii=False)

@@ -40,13 +40,13 @@ def check(
 
     policy = policies.load(file, base)
     changes = policies.differences(policy, base)
-    found = {
+    document = {
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,
         "changes": [{"field": name, "before": before, "after": after} for name, before, after in changes],
         "warnings": policies.price_warnings(policy, page().now()),
     }
-    answer(found, output, lambda out: _print_check(out, found))
+    answer(document, output, lambda out: _print_check(out, document))
 
 
 ValuesArgument = Annotated[
@@ -189,8 +189,8 @@ def _print_test(out: Printer, found: Json) -> None:
             Column("DECISION", "decisionId"),
             Column("KIND", "kind"),
             Column("ABOUT", "subject"),
-            Column("RECORDED", lambda each: _answer_text(each["before"])),
-            Column("WOULD BE", lambda each: _answer_text(each["after"])),
+            Column("RECORDED", lambda row: _answer_text(row["before"])),
+            Column("WOULD BE", lambda row: _answer_text(row["after"])),
         ]
         out.table(columns, changed, indent="  ")
     if found["cannot"]:
@@ -213,8 +213,8 @@ def _print_findings(out: Printer, findings: list[Json]) -> None:
         out.line(head)
         out.paragraph(finding["message"], indent="    ")
     counts = Counter(finding["weight"] for finding in findings)
-    told = ", ".join(f"{count} {weight}" for weight, count in sorted(counts.items()))
-    out.line(f"{len(findings)} findings: {told}" if findings else out.with_glyph("ok", "no findings"))
+    total = ", ".join(f"{count} {weight}" for weight, count in sorted(counts.items()))
+    out.line(f"{len(findings)} findings: {total}" if findings else out.with_glyph("ok", "no findings"))
 
 
 def _show(out: Printer, found: Json) -> None:
@@ -245,6 +245,6 @@ def _print_check(out: Printer, found: Json) -> None:
         out.table(columns, found["changes"], indent="  ")
     if found["warnings"]:
         out.line()
-    for each in found["warnings"]:
-        out.line(out.with_glyph("warn", each["field"]))
-        out.paragraph(f"{each['message']}.", indent="    ")
+    for warning in found["warnings"]:
+        out.line(out.with_glyph("warn", warning["field"]))
+        out.paragraph(f"{warning['message']}.", indent="    ")

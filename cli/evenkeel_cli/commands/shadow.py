@@ -26,26 +26,26 @@ def report(
     """Compare what Evenkeel would have done with what HyperPod, Karpenter, Auto Scaling or people did."""
     client = lookup.current_client()
     begins = lookup.instant("--since", since, page().now())
-    found: Json = {}
+    document: Json = {}
     items: list[Json] = []
     token: str | None = None
-    while not found or (token and len(items) < limit):
+    while not document or (token and len(items) < limit):
         size = min(200, limit - len(items))
-        found = client.get(
+        document = client.get(
             "/shadow-report", since=begins, pool=pool or None, windowHours=window, pageSize=size, nextPageToken=token
         )
-        items += found["items"]
-        token = found["nextPageToken"]
-    found |= {"items": items, "nextPageToken": token}
+        items += document["items"]
+        token = document["nextPageToken"]
+    document |= {"items": items, "nextPageToken": token}
 
     def draw(out: Any) -> None:
-        draw_summary(out, found["summary"])
+        draw_summary(out, document["summary"])
         if output is OutputFormat.WIDE:
-            draw_faults(out, found["summary"]["faults"])
+            draw_faults(out, document["summary"]["faults"])
         draw_cases(out, items, is_wide=output is OutputFormat.WIDE)
 
-    answer(found, output, draw, has_wide=True)
-    if not found["isComplete"]:
-        note(f"Too many incidents: the report begins at {found['since'][:19]}Z.")
+    answer(document, output, draw, has_wide=True)
+    if not document["isComplete"]:
+        note(f"Too many incidents: the report begins at {document['since'][:19]}Z.")
     if token:
         note(f"Listed the newest {len(items)} cases. The counts include all cases.")

@@ -33,16 +33,16 @@ def status(
     form = only(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
     printer = page()
 
-    def draw(found: Json) -> None:
+    def draw(fleet: Json) -> None:
         if form.is_document:
-            printer.document(found, form, is_part=watch)
+            printer.document(fleet, form, is_part=watch)
         else:
-            draw_status(printer, found, is_wide=form is OutputFormat.WIDE)
+            draw_status(printer, fleet, is_wide=form is OutputFormat.WIDE)
 
     if check:
-        found = client.get("/status")
-        _line(printer, found, form)
-        raise typer.Exit({"OK": Exit.DONE, "DEGRADED": Exit.DEGRADED}.get(found["health"], Exit.CRITICAL))
+        fleet = client.get("/status")
+        _line(printer, fleet, form)
+        raise typer.Exit({"OK": Exit.DONE, "DEGRADED": Exit.DEGRADED}.get(fleet["health"], Exit.CRITICAL))
     show(lambda: client.get("/status"), draw, form, watch=watch)
 
 
@@ -57,9 +57,9 @@ def draw_status(out: Printer, found: Json, *, is_wide: bool = False) -> None:
     """Print the overview; the wide form names every source with its age."""
     automation, incidents = found["automation"], found["incidents"]
     old = out.seconds_since(found["asOf"])
-    seen = f"{found['asOf'][11:19]}Z" + (f" ({duration(old)} old)" if out.is_terminal and old >= 2 else "")
+    shown_at = f"{found['asOf'][11:19]}Z" + (f" ({duration(old)} old)" if out.is_terminal and old >= 2 else "")
     held = "  HELD" if automation["isHeld"] else ""
-    _print_left_right(out, out.bold(f"fleet {found['fleet']}"), f"mode: {mode_of(automation)}{held}  {seen}")
+    _print_left_right(out, out.bold(f"fleet {found['fleet']}"), f"mode: {mode_of(automation)}{held}  {shown_at}")
     head = out.with_glyph(HEALTH[found["health"]], out.bold(found["health"]))
     more = "+" if incidents.get("isLowerBound") else ""
     working = counted(incidents["working"], "incident").replace(" ", f"{more} ", 1)
@@ -128,10 +128,10 @@ def _sources(out: Printer, sources: list[Json], *, is_wide: bool) -> None:
     if not sources or all(source["state"] == "OFF" for source in sources):
         return
     counts = Counter(source["state"] for source in sources)
-    said = "  ".join(
+    text = "  ".join(
         f"{counts[state]} {plain(state)} {out.glyph(sign)}" for state, sign in SOURCE.items() if counts[state]
     )
-    out.line(f"{out.bold('SOURCES')} {said}")
+    out.line(f"{out.bold('SOURCES')} {text}")
     for source in sources if is_wide else ():
         out.line(f"        {out.with_glyph(SOURCE[source['state']], source['reason'])}")
 
@@ -224,14 +224,16 @@ def _teams(out: Printer, teams: list[Json]) -> None:
 
 def _serving(out: Printer, serving: list[Json]) -> None:
     """Print the Deployments with rented nodes, and the last decision about their replicas."""
-    going = [(document, [one for one in document["rentals"] if not one["endedAt"]]) for document in serving]
-    for index, (each, rentals) in enumerate((each, rented) for each, rented in going if rented or each["reason"]):
+    going = [(document, [rental for rental in document["rentals"] if not rental["endedAt"]]) for document in serving]
+    for index, (workload, rentals) in enumerate(
+        (workload, rented) for workload, rented in going if rented or workload["reason"]
+    ):
         title = out.bold("SERVING") + " " if index == 0 else "        "
         nodes = sum(rental["nodes"] for rental in rentals)
         rented = f": {counted(nodes, 'node')} rented" if nodes else ""
-        out.line(f"{title}{each['namespace']}/{each['name']}{rented}")
-        if each["reason"]:
-            out.paragraph(each["reason"], indent="        ")
+        out.line(f"{title}{workload['namespace']}/{workload['name']}{rented}")
+        if workload["reason"]:
+            out.paragraph(workload["reason"], indent="        ")
 
 
 def _age_text(seconds: float | None) -> str:

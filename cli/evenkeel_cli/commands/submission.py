@@ -128,20 +128,20 @@ def request_body(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> Json:
         CommandFailed: the file cannot be read, or an option does not fit it.
     """
     body = _job_file(words)
-    for each, value in chosen.items():
+    for option, value in chosen.items():
         # An empty URI is an unset variable in a script: the file's own stays.
-        if value in (None, []) or (each.path == _URI and not value):
+        if value in (None, []) or (option.path == _URI and not value):
             continue
-        group, *inner = each.path
-        if each.kind == "assignments":
+        group, *inner = option.path
+        if option.kind == "assignments":
             body[group] = _object(body, group) | dict(map(_assignment, value))
-        elif each.kind in _ITEMS:
-            body[group] = [*_list(body, group), *(_ITEMS[each.kind](text) for text in value)]
+        elif option.kind in _ITEMS:
+            body[group] = [*_list(body, group), *(_ITEMS[option.kind](text) for text in value)]
         elif inner:
             body[group] = _object(body, group) | {inner[0]: value}
         else:
             body[group] = value
-    _complete(body, {each.path: value for each, value in chosen.items() if value is not None})
+    _complete(body, {option.path: value for option, value in chosen.items() if value is not None})
     return body
 
 

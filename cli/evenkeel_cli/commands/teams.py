@@ -40,9 +40,9 @@ def init(
 @app.command("ls")
 def list_teams(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List teams with their accelerators: allocated, used, borrowed and lent."""
-    found = lookup.current_client().get("/teams")["items"]
+    teams = lookup.current_client().get("/teams")["items"]
     nothing = "There are no teams and no running jobs."
-    answer_list(found, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
+    answer_list(teams, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
 
 
 @app.command("show")
@@ -55,10 +55,10 @@ def show_team(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TAB
 @app.command("quota")
 def quota(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show a team's quota by flavor and resource, and what it uses, borrows and lends of each."""
-    found = next((item for item in lookup.current_client().get("/teams")["items"] if item["team"] == team), None)
-    if found is None:
+    row = next((item for item in lookup.current_client().get("/teams")["items"] if item["team"] == team), None)
+    if row is None:
         raise CommandFailed(Exit.NOT_FOUND, f"There is no team {team!r}.", code="NOT_FOUND", hint="evenkeel teams ls")
-    line = found
+    line = row
     answer(line, output, lambda out: _resources(out, line))
 
 
@@ -130,11 +130,11 @@ def apply(
         if change["changes"] and not dry_run:
             body = {change["kind"]: change.pop("wanted"), "reason": reason}
             change["version"] = client.change("PUT", change["path"], body, version=change["version"])["version"]
-    found = {
+    applied = {
         "isDryRun": dry_run,
         "items": [{k: v for k, v in change.items() if k in _STATE_TEXT} for change in changes],
     }
-    answer(found, output, lambda out: _print_changes(out, found))
+    answer(applied, output, lambda out: _print_changes(out, applied))
 
 
 @app.command("remove")

@@ -80,7 +80,7 @@ def _draw(out: Printer, found: Json, by: By, *, is_wide: bool) -> None:
     out.paragraph(f"GPU utilization over {found['windowMinutes']} minutes: {_extremes(totals['utilization']['gpu'])}.")
     if totals["measuredAt"]:
         out.line(f"Each reading is from {out.when(totals['measuredAt'])} or later.")
-    if by is By.POOL and any(each["unknownNodes"] for each in totals["utilization"].values()):
+    if by is By.POOL and any(total["unknownNodes"] for total in totals["utilization"].values()):
         out.line("–  unknown   *  average of the measured nodes only")
 
 

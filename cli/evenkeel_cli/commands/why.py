@@ -150,7 +150,7 @@ def _print_answer(out: Printer, found: Json) -> None:
             Column("DECISION", lambda row: row[1]["decisionId"]),
             Column("BECAUSE", lambda row: row[1]["reason"], goes_below=True),
         ]
-        clocks = out.clocks(each["decidedAt"] for each in earlier)
+        clocks = out.clocks(decision["decidedAt"] for decision in earlier)
         out.table(columns, zip(clocks, earlier, strict=True), indent="  ")
     evidence = found["evidence"]
     resumed, rejected = evidence.get("resumedFrom"), evidence.get("rejectedCheckpoints") or []

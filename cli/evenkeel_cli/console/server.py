@@ -165,8 +165,8 @@ class _Handler(BaseHTTPRequestHandler):
             script = '<title>Evenkeel</title><script src="/start.js"></script>'
             start = f'<!doctype html><html lang="en" data-key="{key}">{script}'
             cookie = self._console.session.cookie_header()
-            found = {"Content-Type": _TYPES[".html"], "Set-Cookie": cookie, "Cache-Control": "no-store"}
-            return _Answer(200, found, start.encode())
+            start_headers = {"Content-Type": _TYPES[".html"], "Set-Cookie": cookie, "Cache-Control": "no-store"}
+            return _Answer(200, start_headers, start.encode())
         if self._console.session.is_signed_in(headers):
             return _Answer(303, {"Location": "/", "Cache-Control": "no-store"}, b"")
         return _refuse(Refusal(403, "LINK_USED", "This link is wrong or was used.", "A new one: evenkeel console"))
@@ -207,13 +207,13 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _one_of_each(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:
     """Return the headers by name, such as `If-Match`; None if a header occurs twice."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for name, value in headers:
         spelt = "-".join(part.capitalize() for part in name.split("-"))
-        if spelt in found:
+        if spelt in values:
             return None
-        found[spelt] = value
-    return found
+        values[spelt] = value
+    return values
 
 
 def _refuse(refusal: Refusal) -> _Answer:

@@ -147,10 +147,10 @@ def _schedule(site: InspectedSite, function: str) -> str:
 
 
 def sources(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
-    found = _status(site).get("sources")
-    if not found:
+    sources = _status(site).get("sources")
+    if not sources:
         raise CouldNotCheck("The deployed API does not report the ages of sources.", "Deploy this version: make deploy")
-    return evaluate.judge_sources(found)
+    return evaluate.judge_sources(sources)
 
 
 def _status(site: InspectedSite) -> Json:
@@ -168,8 +168,8 @@ def ages(site: InspectedSite, now: datetime) -> list[DoctorFinding]:
             states[function] = _schedule(site, function)
         except CouldNotCheck:
             continue
-    found = {one["function"]: _age(one["at"], now) for one in status["heartbeats"]}
-    return evaluate.judge_ages(found, states, _deployed_seconds(site, now))
+    ages = {heartbeat["function"]: _age(heartbeat["at"], now) for heartbeat in status["heartbeats"]}
+    return evaluate.judge_ages(ages, states, _deployed_seconds(site, now))
 
 
 def _deployed_seconds(site: InspectedSite, now: datetime) -> float | None:
@@ -197,14 +197,14 @@ def concurrency(site: InspectedSite, now: datetime) -> list[DoctorFinding]:
 
 def events(site: InspectedSite, now: datetime) -> list[DoctorFinding]:
     has_metrics = site.parameter("LocalEngine") != "true"
-    found: dict[str, Json] = {}
+    counts_by_rule: dict[str, Json] = {}
     for logical in RULES:
         name = site.resources().get(logical, "")
-        found[logical] = {"state": _rule(site, name), "matched": None, "failed": None}
+        counts_by_rule[logical] = {"state": _rule(site, name), "matched": None, "failed": None}
         if has_metrics and name:
             for field, metric in (("matched", "MatchedEvents"), ("failed", "FailedInvocations")):
-                found[logical][field] = _metric(site, now, "AWS/Events", metric, "Sum", RuleName=name) or 0.0
-    return evaluate.judge_events(found)
+                counts_by_rule[logical][field] = _metric(site, now, "AWS/Events", metric, "Sum", RuleName=name) or 0.0
+    return evaluate.judge_events(counts_by_rule)
 
 
 def _rule(site: InspectedSite, name: str) -> str:
@@ -245,13 +245,13 @@ def pages(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
 
 def fleets(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
     own = site.parameter("FleetName")
-    found: dict[str, Json] = {}
+    records: dict[str, Json] = {}
     token: dict[str, str] = {}
     while True:
         page = site.aws.call("ssm", "get_parameters_by_path", Path=evaluate.FLEETS, **token)
         for parameter in page["Parameters"]:
             try:
-                found[parameter["Name"].rpartition("/")[2]] = json.loads(parameter["Value"])
+                records[parameter["Name"].rpartition("/")[2]] = json.loads(parameter["Value"])
             except ValueError:
                 raise CouldNotCheck(
                     f"The parameter {parameter['Name']} is not JSON.", "Deploy that stack again."
@@ -259,8 +259,8 @@ def fleets(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
         if not page.get("NextToken"):
             break
         token = {"NextToken": page["NextToken"]}
-    others = {name: record for name, record in found.items() if name != own}
-    return evaluate.judge_fleets(site.clusters(), site.parameter("HyperPodClusterArn"), others)
+    other_fleets = {name: record for name, record in records.items() if name != own}
+    return evaluate.judge_fleets(site.clusters(), site.parameter("HyperPodClusterArn"), other_fleets)
 
 
 ENABLE = "set Schedules=on in samconfig.toml, then make deploy (docs/deploy.md, step 9)"
@@ -303,8 +303,10 @@ def run(
     chosen = [check for check in table if check.name not in skipped]
     # All in parallel: most checks wait for the network, and a slow service delays only the checks that use it.
     answers = answers_within(seconds, [partial(_found, check, site, now) for check in chosen], len(chosen))
-    found = [(check, answer or [_silent(check, seconds)]) for check, answer in zip(chosen, answers, strict=True)]
-    return [replace(finding, check=check.name) for check, findings in found for finding in findings]
+    findings_by_check = [
+        (check, answer or [_silent(check, seconds)]) for check, answer in zip(chosen, answers, strict=True)
+    ]
+    return [replace(finding, check=check.name) for check, findings in findings_by_check for finding in findings]
 
 
 def _silent(check: DoctorCheck, seconds: float) -> DoctorFinding:

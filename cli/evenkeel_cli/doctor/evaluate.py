@@ -149,8 +149,8 @@ def judge_kubernetes(
             text = f"EKS has no cluster {cluster} in this account and region."
             findings.append(failed(text, "Deploy with the right names in KubernetesClusters.", cluster))
             continue
-        answers = {function: one for function, test in tests.items() if (one := _find_cluster(test, cluster))}
-        dead = {name: one for name, one in answers.items() if one["error"] and not _is_access_denied(one)}
+        answers = {function: answer for function, test in tests.items() if (answer := _find_cluster(test, cluster))}
+        dead = {name: answer for name, answer in answers.items() if answer["error"] and not _is_access_denied(answer)}
         if dead:
             findings.append(_dead(cluster, dead, len(answers)))
         elif not answers:
@@ -158,8 +158,8 @@ def judge_kubernetes(
             findings.append(unknown(f"No function tested {cluster}. {reason}".rstrip(), fix, cluster))
         else:
             versions = sorted({answer["serverVersion"] for answer in answers.values() if answer["serverVersion"]})
-            said = f"{cluster} answers all {len(answers)} tested functions"
-            findings.append(ok(f"{said}, version {', '.join(versions) or 'unknown'}.", cluster))
+            summary = f"{cluster} answers all {len(answers)} tested functions"
+            findings.append(ok(f"{summary}, version {', '.join(versions) or 'unknown'}.", cluster))
         if state and state != "ACTIVE":
             findings.append(
                 warning(
@@ -170,9 +170,9 @@ def judge_kubernetes(
 
 
 def _dead(cluster: str, dead: Mapping[str, Json], asked: int) -> DoctorFinding:
-    name, one = next(iter(sorted(dead.items())))
-    saw = f"The error of {name}: {one['error']}"
-    if one["serverVersion"]:
+    name, answer = next(iter(sorted(dead.items())))
+    saw = f"The error of {name}: {answer['error']}"
+    if answer["serverVersion"]:
         text = f"{cluster} answers, but {len(dead)} of {asked} functions can read nothing there. {saw}"
         return failed(text, "Check the cluster's control plane: kubectl get --raw='/readyz?verbose'", cluster)
     text = f"{cluster} does not answer {len(dead)} of {asked} functions. {saw}"
@@ -183,7 +183,7 @@ _INVOKE = "Run evenkeel doctor with an identity that may invoke the functions (d
 
 
 def _find_cluster(test: Json, cluster: str) -> Json | None:
-    return next((one for one in test["clusters"] if one["cluster"] == cluster), None)
+    return next((candidate for candidate in test["clusters"] if candidate["cluster"] == cluster), None)
 
 
 def _is_access_denied(one: Json) -> bool:
@@ -203,24 +203,24 @@ def judge_access(
     """
     findings = []
     for function, test in tests.items():
-        for one in test["clusters"]:
-            cluster, entry = one["cluster"], f"--principal-arn {roles[function]}"
+        for answer in test["clusters"]:
+            cluster, entry = answer["cluster"], f"--principal-arn {roles[function]}"
             wanted = f"--kubernetes-groups {' '.join(groups[function])}"
-            if _is_access_denied(one):
-                text = f"{cluster} denies access to {function}: {one['error']}"
+            if _is_access_denied(answer):
+                text = f"{cluster} denies access to {function}: {answer['error']}"
                 findings.append(
                     failed(text, f"aws eks create-access-entry --cluster-name {cluster} {entry} {wanted}", function)
                 )
-            elif one["missing"]:
-                text = f"In {cluster} the role of the function lacks: {_rights(one['missing'])}."
+            elif answer["missing"]:
+                text = f"In {cluster} the role of the function lacks: {_rights(answer['missing'])}."
                 fix = (
                     "kubectl apply -f charts/kubernetes-access.yaml (for a team's namespace: docs/operate/teams.md), "
                     f"then aws eks update-access-entry --cluster-name {cluster} {entry} {wanted}"
                 )
                 findings.append(failed(text, fix, function))
-    asked = [name for name, test in tests.items() if any(not one["error"] for one in test["clusters"])]
-    if asked and not findings:
-        findings.append(ok(f"The roles of {len(asked)} functions have all verbs that they need."))
+    tested = [name for name, test in tests.items() if any(not answer["error"] for answer in test["clusters"])]
+    if tested and not findings:
+        findings.append(ok(f"The roles of {len(tested)} functions have all verbs that they need."))
     return findings
 
 
@@ -241,15 +241,15 @@ _BIND_DISCOVERY = (
 def judge_kueue(test: Json, namespaces: Sequence[str]) -> list[DoctorFinding]:
     """Judge whether Kueue admits in a namespace of the jobs, and whether the stack is deployed for that."""
     findings, admission = [], test["admission"]
-    for one in test["clusters"]:
-        cluster = one["cluster"]
-        if one["kueueError"]:
-            text = f"Evenkeel cannot read whether {cluster} runs Kueue: {one['kueueError']}"
+    for answer in test["clusters"]:
+        cluster = answer["cluster"]
+        if answer["kueueError"]:
+            text = f"Evenkeel cannot read whether {cluster} runs Kueue: {answer['kueueError']}"
             findings.append(failed(text, _BIND_DISCOVERY, cluster))
-        elif one["kueueNamespaces"] is None:
+        elif answer["kueueNamespaces"] is None:
             findings.append(unknown(f"{cluster} was not checked for Kueue.", _INVOKE, cluster))
         else:
-            findings.append(_kueue(cluster, admission, one["kueueNamespaces"], namespaces))
+            findings.append(_kueue(cluster, admission, answer["kueueNamespaces"], namespaces))
     return findings or [unknown("No cluster could be checked for Kueue.", _INVOKE)]
 
 
@@ -336,16 +336,18 @@ def judge_ages(
         if age is not None and age <= LATE_SECONDS:
             findings.append(ok(f"Last run {_age_text(age)} ago.", function))
             continue
-        seen = "The function has never run." if age is None else f"Last run {_age_text(age)} ago."
+        last_run = "The function has never run." if age is None else f"Last run {_age_text(age)} ago."
         if states.get(function) == "DISABLED":
-            findings.append(warning(f"{seen} The schedule of the function is off.", "Turn the schedules on.", function))
+            findings.append(
+                warning(f"{last_run} The schedule of the function is off.", "Turn the schedules on.", function)
+            )
         elif age is None and deployed is not None and deployed < LATE_SECONDS:
             text = f"The function has not finished a run yet. The stack was deployed {_age_text(deployed)} ago."
             findings.append(warning(text, "Run evenkeel doctor again in a few minutes.", function))
         elif age is None or age > SILENT_SECONDS:
-            findings.append(failed(seen, fix, function))
+            findings.append(failed(last_run, fix, function))
         else:
-            findings.append(warning(f"{seen} It must run each minute.", fix, function))
+            findings.append(warning(f"{last_run} It must run each minute.", fix, function))
     return findings
 
 
@@ -389,8 +391,8 @@ def judge_concurrency(limit: int, unreserved: int, peak: float | None) -> list[D
         peak: The most that was in use at once during the last day; None where that is not known.
     """
     left = unreserved - round(peak or 0)
-    seen = "current use is unknown" if peak is None else f"{peak:.0f} in use at the peak of the last day"
-    text = f"{left} of {limit} concurrent Lambda invocations are left ({unreserved} unreserved, {seen})."
+    use = "current use is unknown" if peak is None else f"{peak:.0f} in use at the peak of the last day"
+    text = f"{left} of {limit} concurrent Lambda invocations are left ({unreserved} unreserved, {use})."
     fix = (
         "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
         f"--desired-value {max(1000, limit)}"
@@ -422,12 +424,12 @@ def judge_events(rules: Mapping[str, Json]) -> list[DoctorFinding]:
     if any(count is None for count in counts.values()):
         text = f"All {len(rules)} rules are on. Matched events are unknown: this endpoint has no such metrics."
         return [unknown(text, "docs/operate/doctor.md#events")]
-    seen = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
-    if not seen:
+    counted = ", ".join(f"{name} {count:.0f}" for name, count in counts.items() if count)
+    if not counted:
         text = "All rules are on, but no event matched a rule in the last day."
         return [warning(text, "Send a drill event (docs/deploy.md, step 11) and look again after a minute.")]
     quiet = ", ".join(name for name, count in counts.items() if not count)
-    return [ok(f"Events in the last day: {seen}." + (f" No events for {quiet}." if quiet else ""))]
+    return [ok(f"Events in the last day: {counted}." + (f" No events for {quiet}." if quiet else ""))]
 
 
 def judge_pages(subscriptions: Sequence[str], topic: str) -> list[DoctorFinding]:
@@ -456,8 +458,8 @@ def judge_fleets(clusters: Collection[str], hyper_pod: str, others: Mapping[str,
     """Judge whether a cluster belongs to two fleets. `others` holds the records of the other fleets, by fleet."""
     findings = []
     for fleet, record in sorted(others.items()):
-        theirs = str(record.get("clusters", "")).split(",")
-        shared = [name for name in clusters if name in theirs]
+        fleet_clusters = str(record.get("clusters", "")).split(",")
+        shared = [name for name in clusters if name in fleet_clusters]
         if hyper_pod and hyper_pod == record.get("hyperPod"):
             shared.append(hyper_pod)
         findings += [
@@ -477,8 +479,8 @@ def judge_policy(policy: Json) -> list[DoctorFinding]:
     change = f"with change {policy['inForce']}" if policy["inForce"] else "without changes"
     text = f"Policy {policy['name']} {change} is active ({policy['hash']})."
     if policy["refused"]:
-        said = f"The last policy change is not active: {policy['refused']} {text}"
-        return [failed(said, "docs/runbooks/policy-refused.md")]
+        reason = f"The last policy change is not active: {policy['refused']} {text}"
+        return [failed(reason, "docs/runbooks/policy-refused.md")]
     return [ok(text)]
 
 
@@ -487,10 +489,10 @@ def judge_versions(command: str, tests: Mapping[str, Json]) -> list[DoctorFindin
     versions = sorted({test["version"] for test in tests.values()})
     servers = sorted(
         {
-            f"{one['cluster']} {one['serverVersion']}"
+            f"{answer['cluster']} {answer['serverVersion']}"
             for test in tests.values()
-            for one in test["clusters"]
-            if one["serverVersion"]
+            for answer in test["clusters"]
+            if answer["serverVersion"]
         }
     )
     findings = [ok(f"Kubernetes: {', '.join(servers)}.", "server")] if servers else []

@@ -73,7 +73,7 @@ def merged(findings: Sequence[DoctorFinding]) -> list[DoctorFinding]:
     subjects: dict[DoctorFinding, list[str]] = {}
     for finding in findings:
         subjects.setdefault(replace(finding, subject=""), []).append(finding.subject)
-    return [replace(one, subject=", ".join(filter(None, names))) for one, names in subjects.items()]
+    return [replace(finding, subject=", ".join(filter(None, names))) for finding, names in subjects.items()]
 
 
 def next_step(findings: Sequence[DoctorFinding], enable: str) -> str:

@@ -81,12 +81,12 @@ def judge_subnets(
         return [ok("The functions run outside a VPC (parameter SubnetIds).")]
     findings = [
         failed(f"{kind} {name} does not exist in this account and region.", f"Correct {parameter}.", name)
-        for kind, parameter, names, there in (
+        for kind, parameter, names, is_present in (
             ("Subnet", "SubnetIds", wanted, {subnet["SubnetId"] for subnet in subnets}),
             ("Security group", "SecurityGroupIds", groups, {group["GroupId"] for group in found_groups}),
         )
         for name in names
-        if name not in there
+        if name not in is_present
     ]
     vpcs = sorted({fault["VpcId"] for fault in (*subnets, *found_groups)})
     if len(vpcs) > 1:
@@ -133,9 +133,11 @@ def _admits(rule: Json, groups: Sequence[str]) -> bool:
 def routes_of(subnet: str, tables: Sequence[Json]) -> list[Json]:
     """Return the routes of a subnet: those of its own table, else those of the main table."""
     documents = [
-        table for table in tables if any(one.get("SubnetId") == subnet for one in table.get("Associations", ()))
+        table
+        for table in tables
+        if any(association.get("SubnetId") == subnet for association in table.get("Associations", ()))
     ]
-    main = [table for table in tables if any(one.get("Main") for one in table.get("Associations", ()))]
+    main = [table for table in tables if any(association.get("Main") for association in table.get("Associations", ()))]
     return [route for table in (documents or main)[:1] for route in table["Routes"]]
 
 
@@ -148,16 +150,18 @@ def judge_ways_out(routes: Mapping[str, Sequence[Json]], endpoints: Sequence[Jso
     """
     if not routes:
         return [ok("The functions run outside a VPC (parameter SubnetIds).")]
-    closed = sorted(name for name, found in routes.items() if not any(_leads_out(route) for route in found))
+    closed = sorted(
+        name for name, subnet_routes in routes.items() if not any(_leads_out(route) for route in subnet_routes)
+    )
     if not closed:
         return [ok("Every subnet has a route to NAT or to another network.")]
-    there = {
+    present = {
         name
         for name in NEEDED_ENDPOINTS
         for endpoint in endpoints
         if endpoint["ServiceName"].endswith(f".{name}") and endpoint["State"].lower() == "available"
     }
-    missing = [name for name in NEEDED_ENDPOINTS if name not in there]
+    missing = [name for name in NEEDED_ENDPOINTS if name not in present]
     if not missing:
         return [ok(f"The VPC of {', '.join(closed)} has all endpoints that the functions need.")]
     text = f"{', '.join(closed)} have no route to NAT, and the VPC lacks the endpoints {', '.join(missing)}."

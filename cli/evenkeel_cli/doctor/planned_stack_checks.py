@@ -137,7 +137,7 @@ def judge_limits(limit: int, unreserved: int, *, reserved: tuple[int, int], decl
         "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
         f"--desired-value {max(1000, limit)}"
     )
-    present, wanted = (RESERVING_FUNCTIONS * each for each in reserved)
+    present, wanted = (RESERVING_FUNCTIONS * per_function for per_function in reserved)
     findings = []
     if unreserved < MIN_CONCURRENCY:
         findings.append(failed(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
@@ -182,8 +182,10 @@ def judge_buckets(found: Mapping[str, Json | None], region: str) -> list[DoctorF
         elif not described.get("BucketRegion"):
             findings.append(unknown("S3 does not say in which region the bucket is.", "Check it yourself.", arn))
         elif described["BucketRegion"] != region:
-            there = described["BucketRegion"]
-            text = f"The bucket is in {there}, the stack in {region}. A gateway endpoint cannot reach the bucket."
+            bucket_region = described["BucketRegion"]
+            text = (
+                f"The bucket is in {bucket_region}, the stack in {region}. A gateway endpoint cannot reach the bucket."
+            )
             findings.append(warning(text, "Prefer a bucket of the same region.", arn))
     if not found:
         return [ok("There are no checkpoint buckets (parameter CheckpointBuckets).")]

@@ -70,14 +70,14 @@ class PlannedSite:
 
     def all_of(self, operation: str, field: str, filters: Mapping[str, list[str]]) -> list[Json]:
         """Return all pages of a description of EC2."""
-        found: list[Json] = []
+        items: list[Json] = []
         token: dict[str, str] = {}
         while True:
             listed = [{"Name": name, "Values": values} for name, values in filters.items()]
             page = self.call("ec2", operation, Filters=listed, **token)
-            found += page[field]
+            items += page[field]
             if not page.get("NextToken"):
-                return found
+                return items
             token = {"NextToken": page["NextToken"]}
 
 
@@ -155,15 +155,15 @@ def subnets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     wanted, groups = site.planned.listed("SubnetIds"), site.planned.listed("SecurityGroupIds")
     if not wanted:
         return network.judge_subnets(wanted, [], groups, [], {})
-    found = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(wanted)})
+    described = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(wanted)})
     found_groups = site.all_of("describe_security_groups", "SecurityGroups", {"group-id": list(groups)})
-    of_clusters = {name: found["resourcesVpcConfig"] for name, found in site.clusters().items() if found}
+    of_clusters = {name: cluster["resourcesVpcConfig"] for name, cluster in site.clusters().items() if cluster}
     guards = [
         cluster["clusterSecurityGroupId"] for cluster in of_clusters.values() if cluster.get("clusterSecurityGroupId")
     ]
     rules = site.all_of("describe_security_groups", "SecurityGroups", {"group-id": guards}) if guards else []
     return [
-        *network.judge_subnets(wanted, found, groups, found_groups, of_clusters),
+        *network.judge_subnets(wanted, described, groups, found_groups, of_clusters),
         *network.judge_cluster_rules(groups, of_clusters, rules),
     ]
 
@@ -177,13 +177,13 @@ def endpoints(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     if not vpcs:
         raise CouldNotCheck("The subnets do not exist.", "See the check `subnets`.")
     tables = site.all_of("describe_route_tables", "RouteTables", {"vpc-id": vpcs})
-    there = site.all_of("describe_vpc_endpoints", "VpcEndpoints", {"vpc-id": vpcs})
-    return network.judge_ways_out({name: network.routes_of(name, tables) for name in wanted}, there)
+    endpoints = site.all_of("describe_vpc_endpoints", "VpcEndpoints", {"vpc-id": vpcs})
+    return network.judge_ways_out({name: network.routes_of(name, tables) for name in wanted}, endpoints)
 
 
 def buckets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
-    found = {arn: _bucket(site, arn.rpartition(":")[2]) for arn in site.planned.listed("CheckpointBuckets")}
-    return planned_stack_checks.judge_buckets(found, site.planned.region)
+    described = {arn: _bucket(site, arn.rpartition(":")[2]) for arn in site.planned.listed("CheckpointBuckets")}
+    return planned_stack_checks.judge_buckets(described, site.planned.region)
 
 
 def _bucket(site: PlannedSite, name: str) -> Json | None:
@@ -194,8 +194,8 @@ def _bucket(site: PlannedSite, name: str) -> Json | None:
 
 
 def keys(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
-    found = {arn: _key(site, arn) for arn in site.planned.listed("CheckpointEncryption")}
-    return planned_stack_checks.judge_keys(found)
+    described = {arn: _key(site, arn) for arn in site.planned.listed("CheckpointEncryption")}
+    return planned_stack_checks.judge_keys(described)
 
 
 def _key(site: PlannedSite, arn: str) -> str:

@@ -169,10 +169,10 @@ def read_once(read: Callable[[S], T]) -> Callable[[S], T]:
                     site.known[read.__name__] = read(site)
                 except (CouldNotCheck, ResourceNotFound, CommandFailed) as error:
                     site.known[read.__name__] = error
-        found: T | Exception = site.known[read.__name__]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        described: T | Exception = site.known[read.__name__]
+        if isinstance(described, Exception):
+            raise described
+        return described
 
     return method
 
@@ -219,7 +219,9 @@ class InspectedSite:
 
     def output(self, name: str) -> str:
         """Return an output of the stack."""
-        document = {one["OutputKey"]: one["OutputValue"] for one in self.described().get("Outputs", ())}
+        document = {
+            output_row["OutputKey"]: output_row["OutputValue"] for output_row in self.described().get("Outputs", ())
+        }
         if name not in document:
             raise CouldNotCheck(f"The stack has no output {name}.", "Deploy the stack again: make deploy")
         return str(document[name])
@@ -227,7 +229,8 @@ class InspectedSite:
     def parameter(self, name: str) -> str:
         """Return a parameter of the stack; empty where it has none of the name."""
         document = {
-            one["ParameterKey"]: one.get("ParameterValue", "") for one in self.described().get("Parameters", ())
+            parameter_row["ParameterKey"]: parameter_row.get("ParameterValue", "")
+            for parameter_row in self.described().get("Parameters", ())
         }
         return str(document.get(name, ""))
 
@@ -238,8 +241,8 @@ class InspectedSite:
         token: dict[str, str] = {}
         while True:
             page = self.aws.call("cloudformation", "list_stack_resources", StackName=self.stack, **token)
-            for one in page["StackResourceSummaries"]:
-                resources[one["LogicalResourceId"]] = one.get("PhysicalResourceId", "")
+            for summary in page["StackResourceSummaries"]:
+                resources[summary["LogicalResourceId"]] = summary.get("PhysicalResourceId", "")
             if not page.get("NextToken"):
                 return resources
             token = {"NextToken": page["NextToken"]}
@@ -290,12 +293,12 @@ class InspectedSite:
         try:
             listed = client.get("/teams")["items"]
             # Teams that only have jobs are not set up, and have no namespace of their own.
-            teams = [one["team"] for one in listed if one["weight"] is not None]
-            found = [client.get(f"/teams/{team}/quota")["team"] for team in teams[:_TEAMS]]
+            teams = [team_row["team"] for team_row in listed if team_row["weight"] is not None]
+            answered = [client.get(f"/teams/{team}/quota")["team"] for team in teams[:_TEAMS]]
         except CommandFailed as failed:
             return (), failed.text
         more = f"only the first {_TEAMS} of {len(teams)} teams were read" if len(teams) > _TEAMS else ""
-        return tuple(name for one in found if (name := one.get("namespace"))), more
+        return tuple(name for team_row in answered if (name := team_row.get("namespace"))), more
 
     # ------------------------------------------------------------ the functions' self-tests
 
@@ -307,14 +310,16 @@ class InspectedSite:
         calls = [partial(self._run_self_test, name, namespaces) for name in names]
         silent = CouldNotCheck(f"No answer in {SELF_TEST_SECONDS:g} s.", "docs/operate/doctor.md#no-answer")
         answered = answers_within(SELF_TEST_SECONDS, calls, _MAX_PARALLEL)
-        answers = {name: one or silent for name, one in zip(names, answered, strict=True)}
-        good = {name: one for name, one in answers.items() if isinstance(one, dict)}
-        bad = {name: (one.reason, one.fix) for name, one in answers.items() if isinstance(one, CouldNotCheck)}
+        answers = {name: answer or silent for name, answer in zip(names, answered, strict=True)}
+        good = {name: answer for name, answer in answers.items() if isinstance(answer, dict)}
+        bad = {
+            name: (answer.reason, answer.fix) for name, answer in answers.items() if isinstance(answer, CouldNotCheck)
+        }
         return good, bad
 
     def _run_self_test(self, function: str, namespaces: tuple[str, ...]) -> Json | CouldNotCheck:
         rights = self.rights.rights_of(function, namespaces)
-        asked = {
+        request = {
             "rights": [right._asdict() for right in rights],
             "readsKueue": function == KUEUE_READER,
             "readsPolicy": function == KUEUE_READER,
@@ -322,7 +327,7 @@ class InspectedSite:
         name = f"{self.stack}-{function}"
         try:
             answer = self.aws.call(
-                "lambda", "invoke", FunctionName=f"{name}:{_ALIAS}", Payload=json.dumps({"selfTest": asked}).encode()
+                "lambda", "invoke", FunctionName=f"{name}:{_ALIAS}", Payload=json.dumps({"selfTest": request}).encode()
             )
         except ResourceNotFound:
             return CouldNotCheck(f"There is no function {name}.", "Deploy the stack again: make deploy")

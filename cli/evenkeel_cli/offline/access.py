@@ -68,7 +68,7 @@ def _entries() -> dict[str, list[str]]:
 def _granted() -> dict[str, tuple[AccessRule, ...]]:
     documents = [document for document in yaml.safe_load_all(_text("kubernetes-access.yaml")) if document]
     rules = {_key(document): document["rules"] for document in documents if document["kind"] in ("ClusterRole", "Role")}
-    found: dict[str, tuple[AccessRule, ...]] = {}
+    rules_by_role: dict[str, tuple[AccessRule, ...]] = {}
     for binding in documents:
         if binding["kind"] not in ("ClusterRoleBinding", "RoleBinding"):
             continue
@@ -76,8 +76,8 @@ def _granted() -> dict[str, tuple[AccessRule, ...]]:
         kind, name = binding["roleRef"]["kind"], binding["roleRef"]["name"]
         access_rules = tuple(_rights(rules[kind, namespace if kind == "Role" else "", name], namespace))
         for subject in binding["subjects"]:
-            found[subject["name"]] = (*found.get(subject["name"], ()), *access_rules)
-    return found
+            rules_by_role[subject["name"]] = (*rules_by_role.get(subject["name"], ()), *access_rules)
+    return rules_by_role
 
 
 def _key(role: Json) -> tuple[str, str, str]:

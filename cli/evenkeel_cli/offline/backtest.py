@@ -26,7 +26,7 @@ _BATCH = 5_000
 _EXPORTS = (
     "docs/operate/shadow.md says how to export each source; evenkeel backtest docs/examples/shadow shows an example"
 )
-_KINDS: dict[str, type[Content]] = {each.__name__: each for each in get_args(Content)}
+_KINDS: dict[str, type[Content]] = {content_type.__name__: content_type for content_type in get_args(Content)}
 
 
 class RecordStore:
@@ -105,13 +105,13 @@ class Intake:
         if document.problem:
             self._add_malformed(path, document.line, document.problem)
             return
-        for found in exports.read(document.content, self._cluster, self._policy):
-            if found.malformed:
-                self._add_malformed(path, document.line, found.malformed)
-            if found.unknown:
-                self.unknown[found.unknown] += 1
-            self.drills += found.is_drill
-            for record in found.records:
+        for event in exports.read(document.content, self._cluster, self._policy):
+            if event.malformed:
+                self._add_malformed(path, document.line, event.malformed)
+            if event.unknown:
+                self.unknown[event.unknown] += 1
+            self.drills += event.is_drill
+            for record in event.records:
                 self.store.add(record)
 
     def _add_malformed(self, path: Path, line: int, problem: str) -> None:
@@ -136,7 +136,11 @@ class Intake:
 def _files(paths: Iterable[Path]) -> list[Path]:
     files: list[Path] = []
     for path in paths:
-        inside = sorted(each for each in path.rglob("*") if each.name.endswith(_SUFFIXES)) if path.is_dir() else [path]
+        inside = (
+            sorted(path_inside for path_inside in path.rglob("*") if path_inside.name.endswith(_SUFFIXES))
+            if path.is_dir()
+            else [path]
+        )
         files += inside
     if not files:
         raise CommandFailed(Exit.USAGE, f"No file ends in {', '.join(_SUFFIXES)}.", code="USAGE")
@@ -158,8 +162,8 @@ def run(paths: Iterable[Path], policy: Policy, cluster: str, *, window_hours: in
     if not intake.store.count:
         raise CommandFailed(Exit.USAGE, _nothing_usable(intake), code="NO_RECORDS", hint=_EXPORTS)
     terms = ShadowTerms(window_hours=window_hours)
-    found = backtest.run(intake.store.records, policy, terms, repairs_by_itself=known[node_recovery.lower()])
-    return {"input": intake.to_json(), "policyHash": policy.hash, **found.to_json()}
+    result = backtest.run(intake.store.records, policy, terms, repairs_by_itself=known[node_recovery.lower()])
+    return {"input": intake.to_json(), "policyHash": policy.hash, **result.to_json()}
 
 
 def _nothing_usable(intake: Intake) -> str:
@@ -170,10 +174,10 @@ def _nothing_usable(intake: Intake) -> str:
         "of a kind without a parser": sum(intake.unknown.values()),
         "of a drill": intake.drills,
     }
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    totals = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     first = next((f"{document['file']}:{document['line']}: {document['problem']}" for document in intake.malformed), "")
     first = first or next(iter(intake.unknown), "")
-    return f"{text}{f': {told}' if told else ''}.{f' The first: {first}.' if first else ''}"
+    return f"{text}{f': {totals}' if totals else ''}.{f' The first: {first}.' if first else ''}"
 
 
 def draw(out: Printer, found: Json, *, is_wide: bool) -> None:

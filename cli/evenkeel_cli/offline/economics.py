@@ -42,13 +42,13 @@ def document(file: Path, kind: type[_Document]) -> _Document:
     Raises:
         CommandFailed: the file cannot be read, or a field is wrong; names the field.
     """
-    found = yaml_files.load_all(file)
-    if len(found) != 1:
+    documents = yaml_files.load_all(file)
+    if len(documents) != 1:
         raise CommandFailed(
-            Exit.USAGE, f"{file} has {len(found)} documents; it must have one.", code="DOCUMENT_REFUSED"
+            Exit.USAGE, f"{file} has {len(documents)} documents; it must have one.", code="DOCUMENT_REFUSED"
         )
     try:
-        return kind.read(found[0])
+        return kind.read(documents[0])
     except WrongFigure as error:
         raise wrong(f"{file}: {error.field}", error.problem) from error
 
@@ -226,10 +226,10 @@ def shrink(detect: float, reconfigure: float, lead: float, nodes: int, failures_
     """Return the downtime of a failure if the job goes on with one node fewer; without a rate, ETTR is unknown."""
     with options():
         seconds = downtime.shrink_downtime_seconds(detect, reconfigure, lead, nodes)
-        found: Json = {"nodes": nodes, "downtimeSeconds": seconds, "ettrRenewal": None}
+        figures: Json = {"nodes": nodes, "downtimeSeconds": seconds, "ettrRenewal": None}
         if failures_per_hour is not None:
-            found["ettrRenewal"] = downtime.ettr(failures_per_hour, seconds / 3600, downtime.DowntimeModel.RENEWAL)
-        return found
+            figures["ettrRenewal"] = downtime.ettr(failures_per_hour, seconds / 3600, downtime.DowntimeModel.RENEWAL)
+        return figures
 
 
 # ---------------------------------------------------------------- spares and copies
@@ -276,18 +276,18 @@ def goodput_from_file(file: Path) -> Json:
 
 def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) -> Json:
     """Return goodput from options; a bucket is `NAME=SECONDS`."""
-    found: dict[str, float] = {}
+    hours_by_bucket: dict[str, float] = {}
     for bucket in buckets:
         name, _, value = bucket.partition("=")
         if name not in list(goodput.Bucket):
             raise wrong("--bucket", f"must name one of {', '.join(goodput.Bucket)}, not {name!r}")
-        if name in found:
+        if name in hours_by_bucket:
             raise wrong("--bucket", f"has {name} twice")
-        found[name] = number(f"--bucket {name}", value)
+        hours_by_bucket[name] = number(f"--bucket {name}", value)
     spent = goodput.TimeSpent(
         elapsed_seconds=number("--elapsed", elapsed),
         productive_seconds=number("--productive", productive),
-        buckets={goodput.Bucket(name): value for name, value in found.items()},
+        buckets={goodput.Bucket(name): value for name, value in hours_by_bucket.items()},
     )
     return goodput_of(spent, "")
 

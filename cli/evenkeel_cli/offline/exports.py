@@ -50,8 +50,8 @@ def read(document: object, cluster: str, policy: Policy, depth: int = 0) -> Iter
         return
     inner = _inner(document)
     if inner is not None and depth < _DEEPEST:
-        for each in inner:
-            yield from read(each, cluster, policy, depth + 1)
+        for inner_event in inner:
+            yield from read(inner_event, cluster, policy, depth + 1)
         return
     is_deleted = document.get("type") == "DELETED"
     node = document["object"] if document.get("type") in _WATCH_EVENTS and "object" in document else document
@@ -62,8 +62,8 @@ def read(document: object, cluster: str, policy: Policy, depth: int = 0) -> Iter
     elif cloudtrail.is_record(document):
         yield _cloudtrail(document)
     elif hyperpod_history.is_record(document):
-        found = hyperpod_history.envelope(document)
-        yield Found(malformed=_text(found)) if isinstance(found, Malformed) else _event(found)
+        envelope = hyperpod_history.envelope(document)
+        yield Found(malformed=_text(envelope)) if isinstance(envelope, Malformed) else _event(envelope)
     elif "detail-type" in document:
         yield _event(document)
     else:
@@ -194,10 +194,10 @@ def _times(document: Mapping[str, Any]) -> Iterator[datetime]:
     texts += [field.get("time") for field in metadata.get("managedFields") or ()]
     for condition in status.get("conditions") or ():
         texts += [condition.get("lastHeartbeatTime"), condition.get("lastTransitionTime")]
-    found = [datetime.fromisoformat(text) for text in texts if text]
-    if not found or any(at.tzinfo is None for at in found):
+    times = [datetime.fromisoformat(text) for text in texts if text]
+    if not times or any(at.tzinfo is None for at in times):
         raise ValueError("it shows no time with a time zone")
-    yield from found
+    yield from times
 
 
 def _cordoned_at(document: Mapping[str, Any]) -> datetime | None:

@@ -137,12 +137,12 @@ _RECURRENCE_KEY_TEXTS = {
 def _leads_to(found: Preview) -> str:
     if found.plan:
         return found.plan.reason
-    said = (
+    reason = (
         "this fault is a consequence of another fault"
         if found.fault.ladder[0] is Rung.FOLLOW_PRIMARY
         else "the catalogue ignores this fault"
     )
-    return f"No incident: {said}."
+    return f"No incident: {reason}."
 
 
 def _two_fault_note(found: Preview) -> str:
@@ -163,9 +163,9 @@ def _checkpoints(found: Preview) -> str:
         return f"trusted; {_CHECK_TEXTS[found.requirement]}"
     before = duration(found.distrusted_from_seconds)
     since = f"distrusted if its write began in the {before} before the first signal, or later"
-    said = f"{since}; {_CHECK_TEXTS[found.requirement]}"
+    requirement = f"{since}; {_CHECK_TEXTS[found.requirement]}"
     none = found.fault.checkpoint_trust is CheckpointTrust.NONE
-    return f"{said}, because the time of the damage is unknown" if none else said
+    return f"{requirement}, because the time of the damage is unknown" if none else requirement
 
 
 _CHECK_TEXTS = {

@@ -97,7 +97,9 @@ def _groups(lives: Sequence[Json], observations: Json) -> dict[str, Json]:
     groups: dict[str, Json] = {}
     for pool in sorted({life["pool"] for life in lives if life["state"] != "GONE" and life["gpus"]}):
         present = [life for life in lives if life["pool"] == pool and life["state"] != "GONE"]
-        hours = sum(each["nodeHours"] for each in observations["nodeHours"] if each["pool"] == pool)
+        hours = sum(
+            observation["nodeHours"] for observation in observations["nodeHours"] if observation["pool"] == pool
+        )
         groups[pool] = {
             "name": pool,
             "instanceType": present[0]["instanceType"],
@@ -115,10 +117,10 @@ def merged(request: Mapping[str, Any], history: History) -> Json:
     stated = {str(group.get("name")): group for group in request.get("groups", ()) if isinstance(group, dict)}
     groups = []
     for name in [*stated, *(pool for pool in history.groups if pool not in stated)]:
-        own, seen = stated.get(name, {}), dict(history.groups.get(name, {}))
+        own, observed = stated.get(name, {}), dict(history.groups.get(name, {}))
         if "failuresPerNodeHour" in own or "failures" in own:
-            seen = {field: value for field, value in seen.items() if field not in ("failures", "nodeHours")}
-        groups.append(seen | own)
+            observed = {field: value for field, value in observed.items() if field not in ("failures", "nodeHours")}
+        groups.append(observed | own)
     return {**request, "groups": groups}
 
 

@@ -33,10 +33,10 @@ def request_from(file: Path) -> Json:
     Raises:
         CommandFailed: the file is not one object.
     """
-    found = yaml_files.load_all(file)
-    if len(found) != 1 or not isinstance(found[0], dict):
+    documents = yaml_files.load_all(file)
+    if len(documents) != 1 or not isinstance(documents[0], dict):
         raise wrong(str(file), "must have one document, an object")
-    return dict(found[0])
+    return dict(documents[0])
 
 
 def forecast(request: Mapping[str, Any], place: str, notes: Iterable[str] = ()) -> Json:
@@ -88,8 +88,8 @@ def demand_from(file: Path) -> commitment.HourlyDemand:
     Raises:
         CommandFailed: the file has no hour, or a row is wrong; names the row.
     """
-    found = _csv_rows(file) if file.suffix.lower() == ".csv" else _document_rows(file)
-    rows = [_row(each) for each in found]
+    raw_rows = _csv_rows(file) if file.suffix.lower() == ".csv" else _document_rows(file)
+    rows = [_row(row) for row in raw_rows]
     if not rows:
         raise wrong(f"{file}: demand", "has no hour")
     try:
@@ -116,8 +116,8 @@ def _csv_rows(file: Path) -> list[Any]:
 
 
 def _document_rows(file: Path) -> list[Any]:
-    found = yaml_files.load_all(file)
-    rows: Any = found[0] if len(found) == 1 else None
+    documents = yaml_files.load_all(file)
+    rows: Any = documents[0] if len(documents) == 1 else None
     if isinstance(rows, dict):
         rows = next((rows[name] for name in ("demand", "hours", "Datapoints") if name in rows), None)
     if not isinstance(rows, list):
@@ -130,8 +130,8 @@ def _row(row: Any) -> tuple[Any, Any]:
     if not isinstance(row, dict):
         return None, row
     fields = {str(name).strip().lower(): value for name, value in row.items()}
-    others = [name for name in fields if name not in _INSTANTS]
-    figure = next((name for name in _UNITS if name in fields), others[0] if len(others) == 1 else "")
+    figures = [name for name in fields if name not in _INSTANTS]
+    figure = next((name for name in _UNITS if name in fields), figures[0] if len(figures) == 1 else "")
     return next((fields[name] for name in _INSTANTS if name in fields), None), fields.get(figure)
 
 

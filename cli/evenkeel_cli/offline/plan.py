@@ -41,8 +41,8 @@ def run(
     try:
         replay = Replay(declared, cycles, releases_at_once, begins)
         for file in jobs:
-            for position, each in enumerate(quota_files.load(file)):
-                for job in _jobs_of(each):
+            for position, document in enumerate(quota_files.load(file)):
+                for job in _jobs_of(document):
                     where = f"{file}: document {position + 1}"
                     if isinstance(job, dict) and (str(job.get("kind")) in NO_JOBS or is_other_kind(job)):
                         declared.read_warnings.warn(where, f"{job['kind']} is not a job and is ignored here")
@@ -65,10 +65,10 @@ def _listed(found: Any) -> list[Any]:
 def _events(declared: QuotaDocuments, file: Path | None) -> Events:
     if file is None:
         return Events()
-    found: list[Any] = []
-    for each in quota_files.load(file):
-        found += _listed(each["events"]) if isinstance(each, dict) and "events" in each else [each]
-    return declared.read_warnings.read(Events, {"events": found}, str(file))
+    events: list[Any] = []
+    for document in quota_files.load(file):
+        events += _listed(document["events"]) if isinstance(document, dict) and "events" in document else [document]
+    return declared.read_warnings.read(Events, {"events": events}, str(file))
 
 
 def draw(out: Printer, plan: Plan) -> None:
@@ -211,7 +211,11 @@ def draw_why(out: Printer, why: "Why") -> None:
             Column("POD SET", attrgetter("pod_set")),
             Column("FLAVOR", attrgetter("flavor")),
             Column("MODE", attrgetter("mode")),
-            Column("WEIGHED", lambda each: _comparison_text(each) or each.why or each.pending, may_shrink=True),
+            Column(
+                "WEIGHED",
+                lambda decision: _comparison_text(decision) or decision.why or decision.pending,
+                may_shrink=True,
+            ),
         ]
         out.table(columns, why.decision.considered)
     if why.changes:

@@ -25,7 +25,7 @@ class PlannedStack(NamedTuple):
 
     def listed(self, parameter: str) -> tuple[str, ...]:
         """Return the members of a list parameter."""
-        return tuple(one for name in self.parameters[parameter].split(",") if (one := name.strip()))
+        return tuple(stripped for name in self.parameters[parameter].split(",") if (stripped := name.strip()))
 
     def clusters(self) -> tuple[str, ...]:
         """Return the names of the EKS clusters, HyperPod's own first."""

@@ -38,10 +38,10 @@ def document(file: Path) -> Json:
     Raises:
         CommandFailed: it cannot be read, or is not one object in YAML or JSON.
     """
-    found = load_all(file)
-    if len(found) != 1 or not isinstance(found[0], dict):
+    documents = load_all(file)
+    if len(documents) != 1 or not isinstance(documents[0], dict):
         raise CommandFailed(Exit.USAGE, f"{file} must hold one object: the changes of the policy.", code="NOT_A_POLICY")
-    return dict(found[0])
+    return dict(documents[0])
 
 
 def differences(policy: Policy, base: str = "production") -> list[tuple[str, str, str]]:
@@ -55,8 +55,8 @@ def differences(policy: Policy, base: str = "production") -> list[tuple[str, str
 
 def price_warnings(policy: Policy, now: datetime) -> list[Json]:
     """Return the prices of a policy that are valid and probably a mistake."""
-    found = price_checks.price_warnings(policy.economy, policy.burst.pools, now)
-    return [warning.to_json() for warning in found]
+    warnings = price_checks.price_warnings(policy.economy, policy.burst.pools, now)
+    return [warning.to_json() for warning in warnings]
 
 
 def _leaves(document: Any, path: str = "") -> dict[str, str]:

@@ -23,12 +23,12 @@ def number(option: str, typed: str) -> float:
     if "," in text and not _THOUSANDS.fullmatch(text):
         raise wrong(option, f"must be a number such as 0.5 or 1,000, not {text!r}")
     try:
-        found = float(text.replace(",", "").replace("_", ""))
+        value = float(text.replace(",", "").replace("_", ""))
     except ValueError as error:
         raise wrong(option, f"must be a number, not {typed!r}") from error
-    if not math.isfinite(found):
+    if not math.isfinite(value):
         raise wrong(option, f"must be a finite number, not {typed}")
-    return found
+    return value
 
 
 def positive(option: str, typed: str) -> float:
@@ -37,10 +37,10 @@ def positive(option: str, typed: str) -> float:
     Raises:
         CommandFailed: the text is no such number; names the option.
     """
-    found = number(option, typed)
-    if found <= 0:
-        raise wrong(option, f"must be more than 0, not {found:g}")
-    return found
+    value = number(option, typed)
+    if value <= 0:
+        raise wrong(option, f"must be more than 0, not {value:g}")
+    return value
 
 
 def not_negative(option: str, typed: str) -> float:
@@ -49,10 +49,10 @@ def not_negative(option: str, typed: str) -> float:
     Raises:
         CommandFailed: the text is no such number; names the option.
     """
-    found = number(option, typed)
-    if found < 0:
-        raise wrong(option, f"must be at least 0, not {found:g}")
-    return found
+    value = number(option, typed)
+    if value < 0:
+        raise wrong(option, f"must be at least 0, not {value:g}")
+    return value
 
 
 def seconds(option: str, typed: str) -> float:

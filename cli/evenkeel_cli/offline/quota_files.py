@@ -29,12 +29,12 @@ def declared(profile: Profile, quota: list[Path], config: Path | None = None) ->
     """
     quota_documents = QuotaDocuments(profile, RULES[profile])
     try:
-        for each in load(config) if config else ():
-            quota_documents.configure(each, str(config))
+        for document in load(config) if config else ():
+            quota_documents.configure(document, str(config))
         for file in quota:
-            for each in load(file):
+            for loaded in load(file):
                 # A file that `quota export` wrote holds its documents in a list.
-                for document in each["documents"] if isinstance(each, dict) and "documents" in each else [each]:
+                for document in loaded["documents"] if isinstance(loaded, dict) and "documents" in loaded else [loaded]:
                     quota_documents.add(document, str(file))
     except DocumentError as error:
         raise refused(error) from error

@@ -43,8 +43,8 @@ def read(files: list[Path]) -> DesiredState:
     """
     wanted, declared = DesiredState(), QuotaDocuments(Profile.KUEUE, RULES[Profile.KUEUE])
     for file in files:
-        for each in quota_files.load(file):
-            for document in each["documents"] if isinstance(each, dict) and "documents" in each else [each]:
+        for loaded in quota_files.load(file):
+            for document in loaded["documents"] if isinstance(loaded, dict) and "documents" in loaded else [loaded]:
                 _add(document, str(file), wanted, declared)
     if declared.queues or declared.cohorts or declared.priorities:
         converted = convert(declared, Format.EVENKEEL)
@@ -65,13 +65,13 @@ def _check(wanted: DesiredState, files: str) -> None:
         CommandFailed: names the team and its first fault.
     """
     teams = [Team.model_validate(document) for document in {**wanted.queues, **wanted.teams}.values()]
-    found = [(f"team {team.name}", fault) for team in teams for fault in check_team(team)]
+    problems = [(f"team {team.name}", fault) for team in teams for fault in check_team(team)]
     if wanted.quotas is not None:
-        found += [("quotas", fault) for fault in check_fleet(FleetQuotas.model_validate(wanted.quotas))]
-    if not found:
+        problems += [("quotas", fault) for fault in check_fleet(FleetQuotas.model_validate(wanted.quotas))]
+    if not problems:
         together = TeamSetup(teams=tuple(sorted(teams, key=lambda team: team.name)))
-        found = [("teams", fault) for fault in check_setup(together)]
-    for where, fault in found:
+        problems = [("teams", fault) for fault in check_setup(together)]
+    for where, fault in problems:
         raise quota_files.refused(DocumentError(f"{files}: {where}", fault.field, fault.message))
 
 

@@ -52,7 +52,7 @@ def _merged(site: Json, imported: Json) -> Json:
     allowed = dict(jobs.get("allowed") or {})
     for name, entries in imported.get("jobs", {}).get("allowed", {}).items():
         present = allowed.get(name) or []
-        known = [each.get("name") if isinstance(each, dict) else each for each in present]
+        known = [entry.get("name") if isinstance(entry, dict) else entry for entry in present]
         added = [entry for entry in entries if (entry["name"] if isinstance(entry, dict) else entry) not in known]
         allowed[name] = [*present, *added]
     if jobs or allowed:
@@ -71,10 +71,10 @@ def write(found: Json, into: Path, *, force: bool) -> list[str]:
         (into / "quotas.json", found["quotas"]),
         (into / "priority-classes.json", found["priorityClasses"]),
     ]
-    there = [str(path) for path, _ in files if path.exists()]
-    if there and not force:
+    present = [str(path) for path, _ in files if path.exists()]
+    if present and not force:
         raise CommandFailed(
-            Exit.USAGE, f"{there[0]} already exists.", code="USAGE", hint="Use --into DIR, or --force to overwrite."
+            Exit.USAGE, f"{present[0]} already exists.", code="USAGE", hint="Use --into DIR, or --force to overwrite."
         )
     try:
         into.mkdir(parents=True, exist_ok=True)

@@ -115,8 +115,8 @@ def _begin(run: training.Run, seed: int, say: "_Speaker") -> tuple[ModelState, i
 
 def _step(run: training.Run, group: RankGroup, state: ModelState, seed: int, step: int) -> tuple[float, bool]:
     """Take one step on all ranks. If a rank was asked to stop, all ranks stop after this step."""
-    mine = range(run.rank, MICRO_SHARDS, run.world_size)
-    pieces = b"".join(piece_of(state.weights, seed, step, number).to_bytes() for number in mine)
+    shards = range(run.rank, MICRO_SHARDS, run.world_size)
+    pieces = b"".join(piece_of(state.weights, seed, step, number).to_bytes() for number in shards)
     received = group.gather((_STOP if run.should_stop() else _GO_ON) + pieces)
     everything = group.spread(_in_order(received, run.world_size))
     loss = state.learn([MicroShardResult.from_bytes(_cut(everything, number)) for number in range(MICRO_SHARDS)])
@@ -128,7 +128,7 @@ def _in_order(received: Sequence[bytes], world_size: int) -> bytes:
     pieces = [
         _cut(received[number % world_size], number // world_size) for number in range(MICRO_SHARDS if received else 0)
     ]
-    return (_STOP if any(theirs[:1] == _STOP for theirs in received) else _GO_ON) + b"".join(pieces)
+    return (_STOP if any(message[:1] == _STOP for message in received) else _GO_ON) + b"".join(pieces)
 
 
 def _cut(message: bytes, place: int) -> bytes:

@@ -54,7 +54,7 @@ class RankGroup:
 
     def gather_json(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
         """Collect the JSON objects of all ranks on rank 0; `Run.save` accepts this as its `gather`."""
-        return [json.loads(theirs) for theirs in self.gather(json.dumps(mine).encode())]
+        return [json.loads(message) for message in self.gather(json.dumps(mine).encode())]
 
     def close(self) -> None:
         for joined in self._sockets:
@@ -150,11 +150,11 @@ def _accept_all(
 def _rank_of(caller: socket.socket, hello: dict[str, Any]) -> int:
     """Return the rank of a caller; -1 if it is of another attempt or no rank."""
     try:
-        theirs = json.loads(_receive(caller, 5.0))
+        greeting = json.loads(_receive(caller, 5.0))
     except (PeerLostError, ValueError):
         return -1
-    rank = theirs.get("rank") if isinstance(theirs, dict) else None
-    return rank if isinstance(rank, int) and {**theirs, "rank": 0} == hello else -1
+    rank = greeting.get("rank") if isinstance(greeting, dict) else None
+    return rank if isinstance(rank, int) and {**greeting, "rank": 0} == hello else -1
 
 
 def _connect(
@@ -225,10 +225,10 @@ def _read(peer: socket.socket, wanted: int, deadline: float, should_stop: Callab
                 raise PeerLostError("a peer has been silent for too long")
             continue
         try:
-            some = peer.recv(wanted - len(content))
+            received = peer.recv(wanted - len(content))
         except OSError as error:
             raise PeerLostError(f"the connection to a peer broke: {error}") from error
-        if not some:
+        if not received:
             raise PeerLostError("a peer ended")
-        content += some
+        content += received
     return bytes(content)

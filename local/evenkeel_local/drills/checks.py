@@ -47,8 +47,8 @@ def check_outcome(
 def check_decisions(result: DrillResult, centre: DataCentre) -> None:
     """Check that every recorded decision replays to the same answer."""
     wrong = replay_mismatches(centre)
-    seen = f"{len(wrong)} do not: {wrong[:3]}"
-    result.check("every recorded decision replays to the same answer", not wrong, seen)
+    text = f"{len(wrong)} do not: {wrong[:3]}"
+    result.check("every recorded decision replays to the same answer", not wrong, text)
 
 
 def _check_job(result: DrillResult, centre: DataCentre, job: dict[str, Any], uri: str, work: TrainingWork) -> None:
@@ -65,8 +65,8 @@ def _check_fence(result: DrillResult, centre: DataCentre, uri: str) -> None:
     document = read_object(centre, uri, "_fence")
     fence: dict[str, Any] = json.loads(document) if document else {"attempt": 0, "history": []}
     wrong = resumed_past_a_fence(fence)
-    seen = "; ".join(wrong) or f"{len(fence['history']) + 1} fences"
-    result.check("no attempt resumes from a manifest of a fenced attempt", not wrong, seen)
+    text = "; ".join(wrong) or f"{len(fence['history']) + 1} fences"
+    result.check("no attempt resumes from a manifest of a fenced attempt", not wrong, text)
 
 
 def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
@@ -108,8 +108,8 @@ def _check_overlap(result: DrillResult, centre: DataCentre, job_id: str, *, may_
 def _check_provider(result: DrillResult, centre: DataCentre, before: RepairCounters) -> None:
     after = RepairCounters.read(centre).replaces
     many = {life: count for life, count in after.items() if count > 1}
-    seen = str(many or f"{len(after) - len(before.replaces)} new")
-    result.check("the provider accepts at most one Replace per node life", not many, seen)
+    text = str(many or f"{len(after) - len(before.replaces)} new")
+    result.check("the provider accepts at most one Replace per node life", not many, text)
 
 
 def check_dead_letters(result: DrillResult, centre: DataCentre) -> None:
@@ -122,8 +122,8 @@ def _check_leftovers(result: DrillResult, centre: DataCentre) -> None:
     deadline = time.monotonic() + FLEET_SECONDS
     while (left := leftover_records(centre)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    seen = "; ".join(left) or "no open wait, pointer, charge or lease"
-    result.check("no wait, pointer, charge or lease is left open", not left, seen)
+    text = "; ".join(left) or "no open wait, pointer, charge or lease"
+    result.check("no wait, pointer, charge or lease is left open", not left, text)
 
 
 def leftover_records(centre: DataCentre) -> list[str]:

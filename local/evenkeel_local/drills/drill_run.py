@@ -188,7 +188,7 @@ class DrillRun:
 
     def settled(self, node: Json, state: str = "RECOVERED") -> Json:
         """Wait until the incident of a node is settled, and check its state."""
-        incident = self.await_incident("the incident to settle", node, lambda each: each["state"] in SETTLED)
+        incident = self.await_incident("the incident to settle", node, lambda document: document["state"] in SETTLED)
         self.result.seconds["incidentSettled"] = time.monotonic() - self._injected_at
         self.check("the incident ends in the expected state", incident["state"] == state, incident)
         return incident

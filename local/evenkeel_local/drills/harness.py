@@ -129,7 +129,7 @@ class DrillResult:
         self.checks.append((name, ok, seen))
 
     def failures(self) -> list[str]:
-        return [f"{name}: {seen}" for name, ok, seen in self.checks if not ok]
+        return [f"{name}: {detail}" for name, ok, detail in self.checks if not ok]
 
 
 class DrillTimeoutError(AssertionError):
@@ -147,9 +147,9 @@ def wait_for(state: str, seconds: float, probe: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + seconds
     pause = POLL_SECONDS / 4
     while True:
-        seen = probe()
-        if seen:
-            return seen
+        value = probe()
+        if value:
+            return value
         if time.monotonic() > deadline:
             raise DrillTimeoutError(f"waited {seconds:.0f} s for {state}")
         time.sleep(pause)

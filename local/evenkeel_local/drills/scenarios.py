@@ -313,7 +313,7 @@ def spot_reclaim(drill: DrillRun) -> None:
         incident = next(iter(drill.new_incidents(node["instanceId"])), {})
         start = (drill.attempt(2).get("resumeFrom") or {}).get("step", -1)
         evidence = drill.detail(incident)["evidence"] if incident else []
-        opened = [each["faultKey"] for each in evidence if each["opened"]]
+        opened = [entry["faultKey"] for entry in evidence if entry["opened"]]
         drill.check(
             "the interruption notice opened an incident", opened == ["ec2:spot_interruption"], f"{opened} {incident}"
         )
@@ -338,7 +338,9 @@ def _spot_machines(drill: DrillRun, count: int) -> Iterator[None]:
     container = {"name": "main", "image": "none", "resources": {"limits": {"nvidia.com/gpu": "8"}}}
     spec = {"nodeSelector": {"drill": "spot"}, "restartPolicy": "Never", "containers": [container]}
     metadata = [{"name": name, "namespace": "default"} for name in names]
-    pods: list[Json] = [{"apiVersion": "v1", "kind": "Pod", "metadata": each, "spec": spec} for each in metadata]
+    pods: list[Json] = [
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata_entry, "spec": spec} for metadata_entry in metadata
+    ]
     drill.cluster.apply([pool, *pods])
     try:
         wait_for("the spot nodes", JOB_SECONDS, lambda: len(_spot_names(drill)) == count)
@@ -382,7 +384,7 @@ def lost_events(drill: DrillRun) -> None:
     finally:
         for rule in rules:
             events.enable_rule(Name=rule)
-    sources = {each["source"] for each in drill.detail(incident)["evidence"]}
+    sources = {entry["source"] for entry in drill.detail(incident)["evidence"]}
     drill.check("no event reported the fault", "hyperpod.node-health" not in sources, sources)
     drill.settled(node)
     drill.finish()
@@ -400,10 +402,10 @@ def duplicate_events(drill: DrillRun) -> None:
     _repeat_events(drill, node, 20)
     drill.finish()
     wait_for("the events to be handled", JOB_SECONDS, lambda: not waiting_events(drill))
-    found = [new_incident["incidentId"] for new_incident in drill.new_incidents(node["instanceId"])]
+    incidents = [new_incident["incidentId"] for new_incident in drill.new_incidents(node["instanceId"])]
     runs = executions(drill, incident["incidentId"])
     accepted = drill.accepted(node["instanceId"])
-    drill.check("one incident", found == [incident["incidentId"]], found)
+    drill.check("one incident", incidents == [incident["incidentId"]], incidents)
     drill.check("one execution", runs == [f"{incident['incidentId']}-r1"], runs)
     drill.check("one replacement", accepted == {"replace": 1}, accepted)
 
@@ -468,7 +470,7 @@ def shared_cause(drill: DrillRun) -> None:
             drill.await_random_step()
             for node in nodes:
                 drill.inject_fault("gpu-xid79", node)
-            drill.await_incident("the wave to be stopped", nodes[-1], lambda each: _was_blocked(drill, each))
+            drill.await_incident("the wave to be stopped", nodes[-1], lambda document: _was_blocked(drill, document))
             begun = sum(bool(drill.accepted(node["instanceId"])) for node in nodes)
             drill.check("at most three repairs started", begun < len(nodes), f"{begun} of {len(nodes)}")
         # A shared cause ends with its faults, or when an operator says that it is over.
@@ -511,12 +513,12 @@ def _subscribe_to_pages(drill: DrillRun) -> Iterator[Callable[[], list[str]]]:
     subscription = subscribe_queue(drill.centre.deployer, url, arn, drill.centre.outputs["PageTopicArn"])
 
     def pages() -> list[str]:
-        found: list[str] = []
+        subjects: list[str] = []
         while messages := sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages"):
             for message in messages:
-                found.append(str(json.loads(message["Body"])["Subject"]))
+                subjects.append(str(json.loads(message["Body"])["Subject"]))
                 sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-        return found
+        return subjects
 
     try:
         yield pages
@@ -542,11 +544,11 @@ def two_owners(drill: DrillRun) -> None:
         if not _report_before_owner(drill, node)["repairs"]:  # a node that Evenkeel repairs cannot break
             drill.inject_fault("gpu-xid79", node)
         incident = drill.settled(node)
-        ours = drill.cluster.control("GET", "provider-calls")["calls"][calls:]
+        calls_made = drill.cluster.control("GET", "provider-calls")["calls"][calls:]
     finally:
         hyperpod.update_cluster(ClusterName=arn, NodeRecovery="None")
     drill.finish()
-    drill.check("Evenkeel requests no repair", not ours and not incident["repairs"], f"{ours} {incident}")
+    drill.check("Evenkeel requests no repair", not calls_made and not incident["repairs"], f"{calls_made} {incident}")
     drill.check("HyperPod has replaced the node", bool(incident["replacementInstanceId"]), incident)
 
 
@@ -573,11 +575,11 @@ def karpenter_repairs(drill: DrillRun) -> None:
         if not _report_before_owner(drill, node)["repairs"]:
             drill.inject_fault("gpu-xid", node)
         incident = drill.settled(node)
-        there = [name for name in _spot_names(drill) if name == node["name"]]
+        spot_names = [name for name in _spot_names(drill) if name == node["name"]]
         drill.finish()
-    asked = [ask for ask in drill.detail(incident)["decisions"] if ask["action"] in ("REPLACE", "REBOOT")]
-    drill.check("Evenkeel requests no repair", not incident["repairs"] and not asked, f"{incident} {asked}")
-    drill.check("Karpenter has removed the node", not there, there)
+    requests = [ask for ask in drill.detail(incident)["decisions"] if ask["action"] in ("REPLACE", "REBOOT")]
+    drill.check("Evenkeel requests no repair", not incident["repairs"] and not requests, f"{incident} {requests}")
+    drill.check("Karpenter has removed the node", not spot_names, spot_names)
 
 
 def nvsentinel(drill: DrillRun) -> None:
@@ -606,11 +608,11 @@ def _other_controller(drill: DrillRun, marks: list[Json]) -> None:
         _mark_node(drill, node, mark)
     _mark_node(drill, node, None)
     incident = drill.settled(node)
-    ours = drill.cluster.control("GET", "provider-calls")["calls"][calls:]
+    calls_made = drill.cluster.control("GET", "provider-calls")["calls"][calls:]
     drill.finish()
-    first = next(each for each in decided if each["kind"] == "REPAIR")
+    first = next(decision for decision in decided if decision["kind"] == "REPAIR")
     drill.check("Evenkeel waits for the other controller", first["action"] == "AWAIT", first)
-    drill.check("Evenkeel requests no repair", not ours and not incident["repairs"], f"{ours} {incident}")
+    drill.check("Evenkeel requests no repair", not calls_made and not incident["repairs"], f"{calls_made} {incident}")
 
 
 def _mark_node(drill: DrillRun, node: Json, mark: Json | None) -> None:
@@ -632,7 +634,9 @@ def deploy_while_waiting(drill: DrillRun) -> None:
     try:
         drill.inject_fault("gpu-xid79", node)
         waits = drill.await_incident(
-            "the recovery to wait", node, lambda each: any(line["kind"] == "held" for line in drill.timeline(each))
+            "the recovery to wait",
+            node,
+            lambda document: any(line["kind"] == "held" for line in drill.timeline(document)),
         )
         before = _layers(drill)
         _deploy_release(drill)
@@ -654,8 +658,8 @@ def _layers(drill: DrillRun) -> set[str]:
     """Return the layers of the functions of the recovery."""
     functions = drill.centre.deployer.client("lambda")
     names = (f"{STACK_NAME}-{name}" for name in ("repair_node", "return_node", "settle_incident", "watch_cluster"))
-    found = (functions.get_function_configuration(FunctionName=name) for name in names)
-    return {layer["Arn"] for each in found for layer in each["Layers"]}
+    configurations = (functions.get_function_configuration(FunctionName=name) for name in names)
+    return {layer["Arn"] for configuration in configurations for layer in configuration["Layers"]}
 
 
 def _deploy_release(drill: DrillRun) -> None:

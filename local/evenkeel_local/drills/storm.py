@@ -106,7 +106,7 @@ def _send(drill: DrillRun, events: Sequence[Json]) -> None:
     sqs, url = drill.centre.deployer.client("sqs"), drill.centre.outputs["EventsQueueUrl"]
 
     def send(batch: tuple[Json, ...]) -> None:
-        entries: Any = [{"Id": str(number), "MessageBody": json.dumps(each)} for number, each in enumerate(batch)]
+        entries: Any = [{"Id": str(number), "MessageBody": json.dumps(message)} for number, message in enumerate(batch)]
         answer = sqs.send_message_batch(QueueUrl=url, Entries=entries)
         assert not answer.get("Failed"), answer
 
@@ -142,13 +142,13 @@ class OpenIncidentPeaks:
 
 def listed(drill: DrillRun, path: str) -> list[Json]:
     """Return everything that the API lists, page by page."""
-    found: list[Json] = []
+    items: list[Json] = []
     cursor: Mapping[str, Any] = {}
     while True:
         page = drill.client.get(path, pageSize=100, **cursor)
-        found += page["items"]
+        items += page["items"]
         if not page.get("nextPageToken"):
-            return found
+            return items
         cursor = {"nextPageToken": page["nextPageToken"]}
 
 
@@ -158,14 +158,14 @@ def _states(drill: DrillRun) -> Counter[str]:
     pages = dynamodb.get_paginator("query")
     counts: Counter[str] = Counter()
     for state in IncidentState:
-        asked: Any = {
+        scan: Any = {
             "TableName": table,
             "IndexName": INDEX,
             "KeyConditionExpression": "stateKey = :state",
             "ExpressionAttributeValues": {":state": {"S": f"INC#{state}"}},
             "Select": "COUNT",
         }
-        counts[state] += sum(page["Count"] for page in pages.paginate(**asked))
+        counts[state] += sum(page["Count"] for page in pages.paginate(**scan))
     return +counts
 
 
@@ -251,6 +251,8 @@ def _check_ledger(drill: DrillRun) -> None:
         time.sleep(1)
     drill.result.figures["ledger and cluster"] = f"differ: {document}" if document else "say the same"
     drill.check("the ledger equals the cluster", not document, str(document or "it does"))
-    asked = sum(len(incident["repairs"]) for incident in listed(drill, "/incidents"))
+    recorded = sum(len(incident["repairs"]) for incident in listed(drill, "/incidents"))
     accepted = sum(sum(counts.values()) for counts in drill.cluster.control("GET", "counters")["accepted"].values())
-    drill.check("each recorded repair was made exactly once", asked == accepted, f"{asked} recorded, {accepted} made")
+    drill.check(
+        "each recorded repair was made exactly once", recorded == accepted, f"{recorded} recorded, {accepted} made"
+    )

@@ -71,12 +71,12 @@ def _check(drill: DrillRun, folder: Path, incident: Json, uids: dict[str, str]) 
         wait_for(f"the end of {job}", INCIDENT_SECONDS, partial(_has_succeeded, drill, job))
         starts = _starts(folder, job)
         drill.check(f"{job} resumes from its checkpoint", len(starts) == 2 and starts[1] > 0, starts)
-    told = " ".join(str(line["text"]) for line in drill.timeline(incident))
+    text = " ".join(str(line["text"]) for line in drill.timeline(incident))
     same = {job for job in JOBS if _object(drill, job)["metadata"]["uid"] == uids[job]}
-    drill.check("a job that runs keeps its object", SUSPENDED in same and f"{SUSPENDED} is suspended" in told, told)
-    drill.check("a failed job is created again", FAILED not in same and f"{FAILED} is created again" in told, told)
-    drill.check("a job without consent is left alone", SILENT in same and f"/{SILENT} is" not in told, told)
-    drill.check("HyperPod's auto-resume is left alone", f"/{HYPERPODS} is left alone: HyperPod" in told, told)
+    drill.check("a job that runs keeps its object", SUSPENDED in same and f"{SUSPENDED} is suspended" in text, text)
+    drill.check("a failed job is created again", FAILED not in same and f"{FAILED} is created again" in text, text)
+    drill.check("a job without consent is left alone", SILENT in same and f"/{SILENT} is" not in text, text)
+    drill.check("HyperPod's auto-resume is left alone", f"/{HYPERPODS} is left alone: HyperPod" in text, text)
 
 
 def _submit(drill: DrillRun, node: str, folder: Path) -> None:

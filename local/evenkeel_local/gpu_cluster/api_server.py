@@ -583,8 +583,8 @@ class ApiServer:
         container, command = self._container(http, pod), http.query.getall("command", [])
         if not command:
             raise errors.bad_request("you must specify at least 1 command for the container")
-        asked = {name: _flag(http, name) for name in ("tty", "stdin")}
-        begin = self._commands.prepare(pod, container, command, **asked)
+        flags = {name: _flag(http, name) for name in ("tty", "stdin")}
+        begin = self._commands.prepare(pod, container, command, **flags)
         if http.headers.get("Upgrade", "").lower() != "websocket":
             raise errors.bad_request("Upgrade request required: this server runs commands over WebSockets alone")
         return await exec_session.serve(http, begin)
@@ -807,11 +807,11 @@ class ApiServer:
                 if refusal is not None:
                     raise errors.forbidden(request.group, request.plural, "", refusal)
                 user = User(spec.get("user") or "", tuple(spec.get("groups") or ()))
-            asked = spec.get("resourceAttributes") or {}
+            attributes = spec.get("resourceAttributes") or {}
             parts = ("verb", "group", "version", "namespace", "name", "subresource")
-            document = {part: asked.get(part, "") for part in parts}
+            document = {part: attributes.get(part, "") for part in parts}
             path = (spec.get("nonResourceAttributes") or {}).get("path", "")
-            request_info = RequestInfo(**document, plural=asked.get("resource", ""), path=path)
+            request_info = RequestInfo(**document, plural=attributes.get("resource", ""), path=path)
             body["status"] = {"allowed": self._authorizer.refusal(user, request_info) is None}
         else:
             return None
@@ -881,8 +881,8 @@ class _Watch:
 
     def lines_of(self, changes: Iterable[StoreChange]) -> list[bytes]:
         """Encode those of the changes that the client sees."""
-        seen = (self._filter(change) for change in changes)
-        return [self.encode.event(*each) for each in seen if each is not None]
+        events = (self._filter(change) for change in changes)
+        return [self.encode.event(*event) for event in events if event is not None]
 
     def _filter(self, change: StoreChange) -> tuple[str, Obj] | None:
         """Return a change as a watch with a selector sees it; None if the watch does not see it."""

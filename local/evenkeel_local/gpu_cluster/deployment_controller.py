@@ -387,7 +387,9 @@ class DeploymentController(Controller):
             message = "Deployment does not have minimum availability."
             _set(status, "Available", "False", "MinimumReplicasUnavailable", message)
         self._judge_progress(rollout, status, before)
-        failure = next((found for document in rollout.all if (found := condition_of(document, "ReplicaFailure"))), None)
+        failure = next(
+            (condition for document in rollout.all if (condition := condition_of(document, "ReplicaFailure"))), None
+        )
         status["conditions"] = [
             condition for condition in status["conditions"] if condition["type"] != "ReplicaFailure"
         ]

@@ -64,7 +64,7 @@ def _is_of(service: Obj, pod: Obj) -> bool:
 def subsets_of(service: Obj, pods: list[Obj]) -> list[Obj]:
     """Return the addresses of a Service's pods by port: ready ones, and ones that are not ready."""
     with_unready = (service["spec"] or {}).get("publishNotReadyAddresses")
-    found: dict[str, Obj] = {}
+    subsets: dict[str, Obj] = {}
     for pod in pods:
         ip, phase = pod["status"].get("podIP"), pod["status"].get("phase")
         if not ip or not pod["spec"].get("nodeName") or phase in ("Succeeded", "Failed"):
@@ -72,7 +72,7 @@ def subsets_of(service: Obj, pods: list[Obj]) -> list[Obj]:
         if is_deleting(pod) and not with_unready:
             continue
         ports = _ports(service, pod)
-        subset = found.setdefault(repr(ports), {"ports": ports} if ports else {})
+        subset = subsets.setdefault(repr(ports), {"ports": ports} if ports else {})
         serves = with_unready or is_true(pod, "Ready")
         subset.setdefault("addresses" if serves else "notReadyAddresses", []).append(
             {
@@ -86,7 +86,7 @@ def subsets_of(service: Obj, pods: list[Obj]) -> list[Obj]:
                 },
             }
         )
-    return list(found.values())
+    return list(subsets.values())
 
 
 def _ports(service: Obj, pod: Obj) -> list[Obj]:

@@ -101,11 +101,11 @@ class FieldTable:
         return {name: dict(self._inline_fields(name)) for name in self.messages}
 
     def _inline_fields(self, message: str) -> Iterator[tuple[str, Field]]:
-        for each in self.messages[message].values():
-            if each.inline:
-                yield from self._inline_fields(each.kind)
+        for inlined in self.messages[message].values():
+            if inlined.inline:
+                yield from self._inline_fields(inlined.kind)
             else:
-                yield each.name, each
+                yield inlined.name, inlined
 
 
 @functools.cache
@@ -230,24 +230,27 @@ def _check_leaf(kind: str, value: Any, at: _At) -> None:
 
 def _mismatch(value: Any, at: _At, wanted: str) -> Undecodable:
     names = {str: "string", bool: "bool", dict: "object", list: "array"}
-    found = next((name for kind, name in names.items() if isinstance(value, kind)), "number")
+    described = next((name for kind, name in names.items() if isinstance(value, kind)), "number")
     if isinstance(value, float):
-        found = f"number {value}"
-    return Undecodable(f"json: cannot unmarshal {found} into {at.shown} of type {wanted}")
+        described = f"number {value}"
+    return Undecodable(f"json: cannot unmarshal {described} into {at.shown} of type {wanted}")
 
 
 def schemas(message: str) -> dict[str, Obj]:
     """Return the OpenAPI schemas of a message and of every message that it refers to."""
-    found: dict[str, Obj] = {}
+    kinds: dict[str, Obj] = {}
     waiting = [message]
     while waiting:
         name = waiting.pop()
-        if name in found:
+        if name in kinds:
             continue
         members = table().by_name[name]
-        found[name] = {"type": "object", "properties": {member: _shown(each.kind) for member, each in members.items()}}
+        kinds[name] = {
+            "type": "object",
+            "properties": {member: _shown(member_field.kind) for member, member_field in members.items()},
+        }
         waiting += [inner for member in members.values() if "/" in (inner := member.kind.lstrip("[]{}"))]
-    return found
+    return kinds
 
 
 def schema_ref(message: str) -> Obj:

@@ -88,9 +88,9 @@ class Governance:
     def describe(self, body: Json) -> Json:
         """Describe the current version; older versions are not kept."""
         item = self._find(body)
-        asked = body.get(f"{self._stem}Version")
-        if asked is not None and asked != item.version:
-            raise AwsError("ResourceNotFound", f"Version {asked} of {self._stem} {item.id} does not exist.")
+        version = body.get(f"{self._stem}Version")
+        if version is not None and version != item.version:
+            raise AwsError("ResourceNotFound", f"Version {version} of {self._stem} {item.id} does not exist.")
         answer = {**self._summary(item), **item.parts}
         if item.failure:
             answer["FailureReason"] = item.failure

@@ -336,12 +336,12 @@ class Karpenter:
         return self._store.find((GROUP, "nodeclaims"), "", claim)
 
     def _change(self, claim: str, change: Callable[[Obj], Any]) -> None:
-        if (found := self._find(claim)) is not None:
-            self._registry.change(found, change)
+        if (found_node := self._find(claim)) is not None:
+            self._registry.change(found_node, change)
 
     def _delete(self, claim: str) -> None:
-        if (found := self._find(claim)) is not None:
-            self._registry.remove(found)
+        if (found_node := self._find(claim)) is not None:
+            self._registry.remove(found_node)
 
     def _condition(self, claim: str, kind: str, reason: str = "") -> None:
         self._change(claim, lambda obj: set_condition(obj.setdefault("status", {}), kind, "True", reason or kind))
@@ -506,8 +506,8 @@ class Karpenter:
         for claim in self._claims:
             node_name = (claim.get("status") or {}).get("nodeName")
             node = self._store.find(catalogue.NODES.key, "", node_name) if node_name else None
-            mine = labels_of(claim).get(POOL_LABEL) == pool
-            if mine and node is not None and not is_deleting(claim):
+            is_in_pool = labels_of(claim).get(POOL_LABEL) == pool
+            if is_in_pool and node is not None and not is_deleting(claim):
                 nodes.append((claim, node))
         return nodes
 

@@ -113,8 +113,8 @@ class Kubelet:
         self.is_connected = True
         self._send_heartbeat()
         for worker in list(self.workers.values()):
-            found = self._store.find(catalogue.PODS.key, namespace_of(worker.pod), name_of(worker.pod))
-            if found is None or found["metadata"]["uid"] != worker.uid:
+            pod = self._store.find(catalogue.PODS.key, namespace_of(worker.pod), name_of(worker.pod))
+            if pod is None or pod["metadata"]["uid"] != worker.uid:
                 worker.stop(0)
             else:
                 self.report(worker)

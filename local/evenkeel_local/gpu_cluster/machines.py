@@ -532,9 +532,9 @@ class MachineFleet:
 
     def _report_reservation(self, machine: Machine) -> None:
         if self.groups[machine.group].training_plan is not None:
-            found = f"cr-{machine.logical_id.replace('-', '')[:17]}"
-            arn = self.config.arn(f"capacity-reservation/{found}", "ec2")
-            message = f"Found CapacityReservation ID {found} for IG {{group}} in Cluster {{cluster}}"
+            reservation = f"cr-{machine.logical_id.replace('-', '')[:17]}"
+            arn = self.config.arn(f"capacity-reservation/{reservation}", "ec2")
+            message = f"Found CapacityReservation ID {reservation} for IG {{group}} in Cluster {{cluster}}"
             self._event(machine, message, {"CapacityReservation": {"Arn": arn, "Type": "ODCR"}})
         else:
             message = "No CapacityReservation found for IG {group} in Cluster {cluster}, using on-demand pool"

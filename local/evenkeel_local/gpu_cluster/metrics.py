@@ -24,7 +24,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 def _by_session() -> dict[int, tuple[float, int]]:
     """Return (cpu seconds, resident bytes) of every session on this machine."""
-    found: dict[int, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    usage: dict[int, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit():
             continue
@@ -33,9 +33,9 @@ def _by_session() -> dict[int, tuple[float, int]]:
         except OSError:
             continue
         session, seconds = int(fields[3]), (int(fields[11]) + int(fields[12])) / _TICKS
-        before = found[session]
-        found[session] = (before[0] + seconds, before[1] + int(fields[21]) * _PAGE_BYTES)
-    return found
+        before = usage[session]
+        usage[session] = (before[0] + seconds, before[1] + int(fields[21]) * _PAGE_BYTES)
+    return usage
 
 
 class Metrics:

@@ -87,9 +87,9 @@ class NodeController:
             wanted = {(UNREACHABLE, "NoSchedule"), (UNREACHABLE, "NoExecute")}
         if node["spec"].get("unschedulable"):
             wanted.add((UNSCHEDULABLE, "NoSchedule"))
-        ours = (NOT_READY, UNREACHABLE, UNSCHEDULABLE)
+        own_taints = (NOT_READY, UNREACHABLE, UNSCHEDULABLE)
         present = {
-            (taint["key"], taint["effect"]) for taint in node["spec"].get("taints") or () if taint["key"] in ours
+            (taint["key"], taint["effect"]) for taint in node["spec"].get("taints") or () if taint["key"] in own_taints
         }
         if present == wanted:
             return
@@ -98,7 +98,7 @@ class NodeController:
             kept = [
                 taint
                 for taint in obj["spec"].get("taints") or ()
-                if taint["key"] not in ours or (taint["key"], taint["effect"]) in wanted
+                if taint["key"] not in own_taints or (taint["key"], taint["effect"]) in wanted
             ]
             have = {(taint["key"], taint["effect"]) for taint in kept}
             for key, effect in sorted(wanted - have):

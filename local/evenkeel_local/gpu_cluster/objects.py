@@ -85,4 +85,8 @@ def remove_owner(obj: Obj, uid: str) -> None:
 
 def remove_finalizer(obj: Obj, finalizer: str) -> None:
     """Remove a finalizer; others keep the object."""
-    put(obj["metadata"], "finalizers", [each for each in obj["metadata"].get("finalizers") or () if each != finalizer])
+    put(
+        obj["metadata"],
+        "finalizers",
+        [finalizer_name for finalizer_name in obj["metadata"].get("finalizers") or () if finalizer_name != finalizer],
+    )

@@ -147,10 +147,10 @@ def _strategic_list(field: str, current: Any, patch: list[Any], kind: str, order
 def _ordered(items: list[Any], order: list[Any], stored: list[Any], key: str) -> list[Any]:
     """Return items in the order of the patch. Items that it omits stay before the item that followed them."""
     named = sorted((item for item in items if item.get(key) in order), key=lambda item: order.index(item.get(key)))
-    others = [item for item in items if item.get(key) not in order]
+    unordered = [item for item in items if item.get(key) not in order]
     result: list[Any] = []
-    while named and others:
-        left, right = others[0].get(key), named[0].get(key)
+    while named and unordered:
+        left, right = unordered[0].get(key), named[0].get(key)
         is_unordered_first = left in stored and right in stored and stored.index(left) < stored.index(right)
-        result.append(others.pop(0) if is_unordered_first else named.pop(0))
-    return result + others + named
+        result.append(unordered.pop(0) if is_unordered_first else named.pop(0))
+    return result + unordered + named

@@ -70,7 +70,9 @@ def terms(pod: Obj, kind: str) -> list[Obj]:
 def constraints(pod: Obj) -> list[Obj]:
     """Return the hard topology spread constraints of a pod."""
     stated = pod["spec"].get("topologySpreadConstraints") or ()
-    return [each for each in stated if each.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule"]
+    return [
+        constraint for constraint in stated if constraint.get("whenUnsatisfiable", "DoNotSchedule") == "DoNotSchedule"
+    ]
 
 
 def has_topology_rules(pod: Obj) -> bool:
@@ -105,17 +107,19 @@ class PodAffinityRules:
         self._avoided = [(term["topologyKey"], _where(term, pod, capacities)) for term in terms(pod, "podAntiAffinity")]
         wanted = [(term, _where(term, pod, capacities)) for term in terms(pod, "podAffinity")]
         # The first pod of a group with affinity to itself may start anywhere.
-        begins = not any(found for _, found in wanted) and all(_term_matches(term, pod, pod) for term, _ in wanted)
-        self._wanted = [(term["topologyKey"], None if begins else found) for term, found in wanted]
+        begins = not any(matched_domains for _, matched_domains in wanted) and all(
+            _term_matches(term, pod, pod) for term, _ in wanted
+        )
+        self._wanted = [(term["topologyKey"], None if begins else domains) for term, domains in wanted]
         self._spread = [_Spread(constraint, pod, capacities, is_candidate) for constraint in constraints(pod)]
 
     def refusal(self, capacity: NodeCapacityView) -> str | None:
         """Return why a node cannot take the pod; None if it can."""
-        for key, found in self._wanted:
+        for key, domains in self._wanted:
             domain = capacity.domain(key)
-            if domain is None or (found is not None and domain not in found):
+            if domain is None or (domains is not None and domain not in domains):
                 return "node(s) didn't match pod affinity rules"
-        if any(capacity.domain(key) in found for key, found in self._avoided):
+        if any(capacity.domain(key) in domains for key, domains in self._avoided):
             return "node(s) didn't match pod anti-affinity rules"
         if any(capacity.domain(key) == (key, value) for key, value in self._kept_from):
             return "node(s) didn't satisfy existing pods anti-affinity rules"

@@ -379,10 +379,10 @@ class PodWorker:
         for entry in container.spec.get("env") or ():
             value = entry.get("value")
             if value is None and entry.get("valueFrom"):
-                found = self._value_from(entry["valueFrom"], container)
-                if found is None:
+                resolved = self._value_from(entry["valueFrom"], container)
+                if resolved is None:
                     continue
-                env[entry["name"]] = found
+                env[entry["name"]] = resolved
             else:
                 env[entry["name"]] = expand(str(value or ""), env)
         for name, text in env.items():
@@ -402,12 +402,12 @@ class PodWorker:
         return {}
 
     def _data(self, key: tuple[str, str], ref: Obj) -> dict[str, str] | None:
-        found = self._store.find(key, namespace_of(self.pod), ref["name"])
-        if found is None:
+        obj = self._store.find(key, namespace_of(self.pod), ref["name"])
+        if obj is None:
             if ref.get("optional"):
                 return None
             raise MissingReference(f'{key[1][:-1]} "{ref["name"]}" not found')
-        data = {name: str(value) for name, value in (found.get("data") or {}).items()}
+        data = {name: str(value) for name, value in (obj.get("data") or {}).items()}
         if key == catalogue.SECRETS.key:
             data = {name: base64.b64decode(value).decode("utf-8", "replace") for name, value in data.items()}
         return data
@@ -443,8 +443,8 @@ class PodWorker:
             host, service = match.group("host"), match.group("service")
         if match is None and not is_host:
             return text
-        found = self._store.find(catalogue.SERVICES.key, namespace, service)
-        if found is None:
+        obj = self._store.find(catalogue.SERVICES.key, namespace, service)
+        if obj is None:
             return text
         loop = asyncio.get_running_loop()
         deadline = loop.time() + NAME_WAIT_SECONDS
@@ -454,7 +454,7 @@ class PodWorker:
                     continue
                 spec = pod["spec"]
                 is_named = (spec.get("hostname"), spec.get("subdomain")) == (host, service)
-                if is_named if host else _is_selected(found, pod):
+                if is_named if host else _is_selected(obj, pod):
                     return str(pod["status"]["podIP"])
             await asyncio.sleep(NAME_POLL_SECONDS)
         return text

@@ -259,8 +259,8 @@ def _subjects(kind: str) -> Callable[[Obj], str]:
 
 def _spec(field: str, default: Any = "") -> Callable[[Obj], Any]:
     def value(obj: Obj) -> Any:
-        found = (obj.get("spec") or {}).get(field)
-        return default if found is None else found
+        value = (obj.get("spec") or {}).get(field)
+        return default if value is None else value
 
     return value
 

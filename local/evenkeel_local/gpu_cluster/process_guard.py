@@ -11,16 +11,16 @@ from pathlib import Path
 
 
 def _marked(wanted: bytes) -> list[int]:
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
+                pids.append(int(entry.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def main() -> None:

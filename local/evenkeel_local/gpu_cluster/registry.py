@@ -156,10 +156,10 @@ class Registry:
             )
 
     def _check_namespace(self, rt: ResourceType, namespace: str, obj: Obj) -> None:
-        found = self.store.find(catalogue.NAMESPACES.key, "", namespace)
-        if found is None:
+        namespace_obj = self.store.find(catalogue.NAMESPACES.key, "", namespace)
+        if namespace_obj is None:
             raise errors.not_found("", "namespaces", namespace)
-        if is_deleting(found):
+        if is_deleting(namespace_obj):
             denied = errors.forbidden(
                 rt.group,
                 rt.plural,
@@ -188,8 +188,8 @@ class Registry:
         self._refuse(rt, obj, causes)
 
     def _refuse(self, rt: ResourceType, obj: Obj, causes: Iterable[Cause]) -> None:
-        if found := list(causes):
-            raise errors.invalid(rt.group, rt.kind, name_of(obj), found)
+        if reasons := list(causes):
+            raise errors.invalid(rt.group, rt.kind, name_of(obj), reasons)
 
     # Update
 
@@ -415,12 +415,12 @@ class Registry:
         """Return the grace period of a pod. Pods that do not run, and other kinds, have none."""
         if rt.key != catalogue.PODS.key:
             return 0
-        asked = options.get("gracePeriodSeconds")
-        if asked is None:
-            asked = obj["spec"].get("terminationGracePeriodSeconds", 30)
+        seconds = options.get("gracePeriodSeconds")
+        if seconds is None:
+            seconds = obj["spec"].get("terminationGracePeriodSeconds", 30)
         if not obj["spec"].get("nodeName") or has_ended(obj):
             return 0
-        return int(asked) if int(asked) >= 0 else 1  # a negative time means a second
+        return int(seconds) if int(seconds) >= 0 else 1  # a negative time means a second
 
     def _check_preconditions(self, rt: ResourceType, obj: Obj, preconditions: Obj) -> None:
         metadata = obj["metadata"]

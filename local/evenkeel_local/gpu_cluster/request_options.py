@@ -82,14 +82,14 @@ def deletion(http: web.Request, body: Obj) -> Obj:
         options["propagationPolicy"] = http.query["propagationPolicy"]
     if "orphanDependents" in http.query:
         options["orphanDependents"] = http.query["orphanDependents"] in ("true", "1")
-    policy, found = options.get("propagationPolicy"), []
+    policy, problems = options.get("propagationPolicy"), []
     if policy and options.get("orphanDependents") is not None:
         message = "orphanDependents and deletionPropagation cannot be both set"
-        found.append(causes.invalid("propagationPolicy", policy, message))
+        problems.append(causes.invalid("propagationPolicy", policy, message))
     if policy and policy not in POLICIES:
-        found.append(causes.not_supported("propagationPolicy", policy, (*POLICIES, "nil")))
-    if found:
-        raise errors.invalid(GROUP, "DeleteOptions", "", found)
+        problems.append(causes.not_supported("propagationPolicy", policy, (*POLICIES, "nil")))
+    if problems:
+        raise errors.invalid(GROUP, "DeleteOptions", "", problems)
     return options
 
 
@@ -101,27 +101,27 @@ def check_list(http: web.Request) -> None:
     """
     match, version = http.query.get("resourceVersionMatch") or "", http.query.get("resourceVersion") or ""
     following, is_watch = http.query.get("continue"), http.query.get("watch") in ("true", "1")
-    initial, field, found = http.query.get("sendInitialEvents"), "resourceVersionMatch", []
+    initial, field, problems = http.query.get("sendInitialEvents"), "resourceVersionMatch", []
     if initial is not None and not is_watch:
-        found.append(causes.forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"))
+        problems.append(causes.forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"))
     if initial is not None and match != "NotOlderThan":
         message = "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
-        found.append(causes.forbidden(field, message))
+        problems.append(causes.forbidden(field, message))
     elif match and initial is None:
         if is_watch:
-            found.append(causes.forbidden(field, "resourceVersionMatch is forbidden for watch"))
+            problems.append(causes.forbidden(field, "resourceVersionMatch is forbidden for watch"))
         if not version:
             message = "resourceVersionMatch is forbidden unless resourceVersion is provided"
-            found.append(causes.forbidden(field, message))
+            problems.append(causes.forbidden(field, message))
         if following:
-            found.append(causes.forbidden(field, "resourceVersionMatch is forbidden when continue is provided"))
+            problems.append(causes.forbidden(field, "resourceVersionMatch is forbidden when continue is provided"))
         if match not in ("Exact", "NotOlderThan"):
-            found.append(causes.not_supported(field, match, ("Exact", "NotOlderThan", "")))
+            problems.append(causes.not_supported(field, match, ("Exact", "NotOlderThan", "")))
         if match == "Exact" and version == "0":
             message = 'resourceVersionMatch "exact" is forbidden for resourceVersion "0"'
-            found.append(causes.forbidden(field, message))
-    if found:
-        raise errors.invalid(GROUP, "ListOptions", "", found)
+            problems.append(causes.forbidden(field, message))
+    if problems:
+        raise errors.invalid(GROUP, "ListOptions", "", problems)
     if following and version not in ("", "0"):
         raise errors.bad_request("specifying resource version is not allowed when using continue")
 

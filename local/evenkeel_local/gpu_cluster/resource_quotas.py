@@ -26,7 +26,7 @@ def why_refused(pod: Obj, store: Store) -> str:
     quotas = [document for document in store.each(catalogue.RESOURCE_QUOTAS.key) if namespace_of(document) == namespace]
     if not quotas:
         return ""
-    asked = _use_of(pod)
+    requested_use = _use_of(pod)
     pods = [
         document
         for document in store.each(catalogue.PODS.key)
@@ -39,9 +39,13 @@ def why_refused(pod: Obj, store: Store) -> str:
         if missing := "; ".join(_missing(pod, hard)):
             return f"failed quota: {name}: must specify {missing}"
         limits = {key: quantity(amount) for key, amount in hard.items()}
-        over = sorted(key for key in limits if used.get(key, 0) + asked.get(key, 0) > limits[key] and asked.get(key))
+        over = sorted(
+            key
+            for key in limits
+            if used.get(key, 0) + requested_use.get(key, 0) > limits[key] and requested_use.get(key)
+        )
         if over:
-            requested = ",".join(f"{key}={asked[key].normalize():f}" for key in over)
+            requested = ",".join(f"{key}={requested_use[key].normalize():f}" for key in over)
             in_use = ",".join(f"{key}={used.get(key, Decimal(0)).normalize():f}" for key in over)
             limited = ",".join(f"{key}={hard[key]}" for key in over)
             return f"exceeded quota: {name}, requested: {requested}, used: {in_use}, limited: {limited}"
@@ -65,14 +69,14 @@ def _missing(pod: Obj, hard: Obj) -> Iterator[str]:
 
 def _use_of(pod: Obj) -> Amounts:
     """Return what a pod counts against quotas, under each name that a quota may use."""
-    found: Amounts = {"pods": Decimal(1), "count/pods": Decimal(1)}
+    amounts: Amounts = {"pods": Decimal(1), "count/pods": Decimal(1)}
     for container in pod["spec"].get("containers") or ():
         for part in ("requests", "limits"):
             for name, amount in ((container.get("resources") or {}).get(part) or {}).items():
                 keys = [f"{part}.{name}", *([name] if part == "requests" and name in _MUST_BE_SPECIFIED else [])]
                 for key in keys:
-                    found[key] = found.get(key, Decimal(0)) + quantity(amount)
-    return found
+                    amounts[key] = amounts.get(key, Decimal(0)) + quantity(amount)
+    return amounts
 
 
 def _sum(parts: Iterator[Amounts]) -> Amounts:

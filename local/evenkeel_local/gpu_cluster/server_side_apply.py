@@ -94,10 +94,10 @@ def _root(rt: ResourceType) -> _Shape:
 def _item_element(item: Any, keys: tuple[str, ...]) -> str | None:
     if not isinstance(item, dict):
         return None
-    found = {key: item.get(key, "TCP" if key == "protocol" else None) for key in keys}
-    if any(value is None for value in found.values()):
+    keys_of_item = {key: item.get(key, "TCP" if key == "protocol" else None) for key in keys}
+    if any(value is None for value in keys_of_item.values()):
         return None
-    return "k:" + json.dumps(found, separators=(",", ":"), sort_keys=True)
+    return "k:" + json.dumps(keys_of_item, separators=(",", ":"), sort_keys=True)
 
 
 def fields_of(rt: ResourceType, obj: Obj) -> set[Path]:
@@ -293,9 +293,9 @@ def applied(rt: ResourceType, old: Obj, config: Obj, manager: str, force: bool, 
         managers[other] = (managers[other][0] - clashing, managers[other][1])
     former, time = managers.get(writer, (set(), ""))
     new: Obj = _merged(old, config, "", _root(rt))
-    others = {path for other, (paths, _) in managers.items() if other != writer for path in paths}
+    other_paths = {path for other, (paths, _) in managers.items() if other != writer for path in paths}
     for path in sorted(former - fields, key=len, reverse=True):
-        if not any(kept[: len(path)] == path for kept in others | fields):
+        if not any(kept[: len(path)] == path for kept in other_paths | fields):
             _remove(new, path)
     managers[writer] = (fields, time if former == fields else _now())
     _write_managers(new, managers)

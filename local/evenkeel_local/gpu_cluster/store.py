@@ -140,10 +140,10 @@ class Store:
 
     def get(self, rt: ResourceType, namespace: str, name: str) -> Obj:
         """Return an object; raise 404 if it does not exist."""
-        found = self._objects[rt.key].get((namespace if rt.namespaced else "", name))
-        if found is None:
+        obj = self._objects[rt.key].get((namespace if rt.namespaced else "", name))
+        if obj is None:
             raise errors.not_found(rt.group, rt.plural, name)
-        return found
+        return obj
 
     def find(self, key: TypeKey, namespace: str, name: str) -> Obj | None:
         """Return an object, or None."""

@@ -77,7 +77,7 @@ class TrainingOperator(Controller):
             self._registry.record(obj, "FailedCreate", refused.message, "Warning", self.kind.kind)
             self._queue.add_later(obj, RETRY_SECONDS)
         if status != obj.get("status"):
-            self._registry.change(obj, lambda found: found.update(status=status))
+            self._registry.change(obj, lambda obj: obj.update(status=status))
 
     def _is_suspended(self, obj: Obj) -> bool:
         return bool((obj["spec"].get("runPolicy") or {}).get("suspend"))
@@ -158,7 +158,7 @@ class JobSetOperator(TrainingOperator):
                 self._registry.create(catalogue.JOBS, namespace_of(obj), job)
             elif bool(parts[name]["spec"].get("suspend")) != self._is_suspended(obj):
                 changed = {"suspend": self._is_suspended(obj)}
-                self._registry.change(parts[name], lambda found: found["spec"].update(changed))  # noqa: B023 (at once)
+                self._registry.change(parts[name], lambda pod: pod["spec"].update(changed))  # noqa: B023 (at once)
 
     def _jobs_to_restart(self, obj: Obj, status: Obj, jobs: list[Obj]) -> list[Obj]:
         """Return the Jobs that the first matching rule of the failure policy restarts; none if the JobSet fails."""
@@ -239,14 +239,14 @@ class PyTorchOperator(PodOperator):
         replicas = obj["spec"]["pytorchReplicaSpecs"]
         size = sum(_replicas(replica) for replica in replicas.values())
         deciding = "Master" if "Master" in replicas else "Worker"
-        for group, each in replicas.items():
-            for index in range(_replicas(each)):
+        for group, replica in replicas.items():
+            for index in range(_replicas(replica)):
                 name = f"{name_of(obj)}-{group.lower()}-{index}"
                 if name not in pods:
                     self._create(obj, name, group, index, size)
                     continue
                 pod = pods[name]
-                if _failed_finally(pod, each.get("restartPolicy") or "OnFailure"):
+                if _failed_finally(pod, replica.get("restartPolicy") or "OnFailure"):
                     set_condition(status, "Failed", "True", "PyTorchJobFailed", f"pod {name} failed")
                 elif pod["status"].get("phase") == "Failed":
                     self._delete(pod)  # created again in the next step
@@ -316,10 +316,10 @@ class HyperPodOperator(PodOperator):
     def _create_missing(self, obj: Obj, names: list[tuple[str, Obj]], pods: dict[str, Obj]) -> None:
         mark = {f"{self.kind.group}/job-name": name_of(obj)}
         self._create_service(obj, name_of(obj), mark)
-        for rank, (name, each) in enumerate(names):
+        for rank, (name, replica_spec) in enumerate(names):
             if name in pods:
                 continue
-            template = clone(each["template"])
+            template = clone(replica_spec["template"])
             template["spec"].setdefault("subdomain", name_of(obj))
             env = {
                 "MASTER_PORT": str(MASTER_PORT),

@@ -140,8 +140,8 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             if node.is_cordoned:
                 if node.incident_id is None:
                     return CordonResult.BY_PERSON
-                ours = node.incident_id == incident_id
-                return CordonResult.ALREADY_OURS if ours else CordonResult.BY_OTHER_INCIDENT
+                is_own = node.incident_id == incident_id
+                return CordonResult.ALREADY_OURS if is_own else CordonResult.BY_OTHER_INCIDENT
             return patch(node.resource_version)
 
         if seen_version:

@@ -251,11 +251,11 @@ def _cancellation_error(error: ClientError, named: str) -> EvenkeelError:
     failed = tuple(index for index, code in enumerate(codes) if code == "ConditionalCheckFailed")
     if failed:
         return Conflict(f"write {named}: the conditions of {list(failed)} do not hold", failed)
-    others = {code for code in codes if code != "None"}
-    message = f"write {named}: cancelled: {', '.join(sorted(others)) or 'no reason given'}"
-    if others == {"TransactionConflict"}:
+    other_codes = {code for code in codes if code != "None"}
+    message = f"write {named}: cancelled: {', '.join(sorted(other_codes)) or 'no reason given'}"
+    if other_codes == {"TransactionConflict"}:
         return _InConflict(message)
-    kinds = {_ERRORS_BY_CANCELLATION_REASON.get(code, Unreachable) for code in others} or {Unreachable}
+    kinds = {_ERRORS_BY_CANCELLATION_REASON.get(code, Unreachable) for code in other_codes} or {Unreachable}
     return next(kind for kind in (Refused, Throttled, Unreachable) if kind in kinds)(message)
 
 

@@ -69,7 +69,7 @@ class StepFunctionsWorkflows:
         arn = self._execution_arn(workflow, name)
         with aws.translate_errors(f"read the execution {workflow} {name}", _ERRORS_BY_CODE):
             try:
-                found = self._client.describe_execution(executionArn=arn)
+                execution = self._client.describe_execution(executionArn=arn)
             except ClientError as error:
                 if aws.code_of(error) == "ExecutionDoesNotExist":
                     return None
@@ -80,9 +80,9 @@ class StepFunctionsWorkflows:
             )
         return ExecutionTrace(
             arn=arn,
-            state=_state_of(found["status"]),
-            started_at=found["startDate"].astimezone(UTC),
-            stopped_at=found["stopDate"].astimezone(UTC) if found.get("stopDate") else None,
+            state=_state_of(execution["status"]),
+            started_at=execution["startDate"].astimezone(UTC),
+            stopped_at=execution["stopDate"].astimezone(UTC) if execution.get("stopDate") else None,
             definition=json.loads(machine["definition"]),
             visits=_visits(history["events"]),
             is_cut=bool(history.get("nextToken")),
@@ -133,7 +133,7 @@ def _visits(newest_first: Sequence[Mapping[str, Any]]) -> tuple[StateVisit, ...]
     """Pair the events that enter and leave a state. Names are unique in a workflow, also in its branches."""
     visits: list[StateVisit] = []
     open_by_name: dict[str, list[int]] = {}
-    for event in sorted(newest_first, key=lambda each: each["id"]):
+    for event in sorted(newest_first, key=lambda visited: visited["id"]):
         at = event["timestamp"].astimezone(UTC)
         if entered := event.get("stateEnteredEventDetails"):
             open_by_name.setdefault(entered["name"], []).append(len(visits))

@@ -126,9 +126,10 @@ class Value(BaseModel):
     def keeping_unknown(self, earlier: Self) -> Self:
         """Return this value with the unknown keys of its earlier version, also in fields that are values themselves."""
         inner = {
-            name: mine.keeping_unknown(theirs)
+            name: own_value.keeping_unknown(earlier_value)
             for name in type(self).model_fields
-            if isinstance(mine := getattr(self, name), Value) and type(mine) is type(theirs := getattr(earlier, name))
+            if isinstance(own_value := getattr(self, name), Value)
+            and type(own_value) is type(earlier_value := getattr(earlier, name))
         }
         known = {name: getattr(self, name) for name in type(self).model_fields}
         return type(self).model_validate({**(earlier.__pydantic_extra__ or {}), **known, **inner}, extra="allow")

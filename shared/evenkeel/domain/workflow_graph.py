@@ -77,7 +77,7 @@ def _with_progress(state: GraphState, visits: list[Visit], *, is_running: bool) 
 def _states(definition: Definition, inside: str, branch: int) -> Iterator[GraphState]:
     states: Mapping[str, Definition] = definition["States"]
     depths = _depths(definition)
-    for name in sorted(states, key=lambda each: depths[each]):
+    for name in sorted(states, key=lambda state: depths[state]):
         state = states[name]
         yield GraphState(
             name=name,

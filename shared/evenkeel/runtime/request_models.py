@@ -112,8 +112,8 @@ def _request_type(kind: Any, terms: Submitted, *, may_be_empty: bool = False) ->
     """Return the type of a field in a request: that of the domain, with the limits of a request."""
     parts = alternatives(kind)
     if len(parts) > 1:
-        first, *others = (_request_type(part, terms) for part in parts if part is not NoneType)
-        assert not others, f"a request cannot express {kind}"
+        first, *further_types = (_request_type(part, terms) for part in parts if part is not NoneType)
+        assert not further_types, f"a request cannot express {kind}"
         return first | None
     kind = parts[0]
     origin, arguments = get_origin(kind), get_args(kind)

@@ -182,7 +182,7 @@ class Resume:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         files: dict[str, list[Shard]] = {}
-        for shard in sorted(self._read().shards, key=lambda each: each.key):
+        for shard in sorted(self._read().shards, key=lambda entry: entry.key):
             name = shard.key.rpartition("/")[2]
             part = _PART.fullmatch(name)
             files.setdefault(part[1] if part else name, []).append(shard)

@@ -23,9 +23,9 @@ SERVICES, CONFIG_MAPS = "/api/v1/namespaces/default/services", "/api/v1/namespac
 
 def eventually(look: Callable[[], T | None], what: str, seconds: float = 15.0) -> T:
     """Poll until `look` returns a true value, and return it."""
-    found = until(look, what, seconds)
-    assert found is not None
-    return found
+    value = until(look, what, seconds)
+    assert value is not None
+    return value
 
 
 class KubeApiError(Exception):

@@ -109,9 +109,9 @@ def test_policy_decides_about_each_action(guarded: ClusterHandle, reader: Creden
 
     assert described["cluster"]["status"] == "ACTIVE"
     assert code_of(refused) == "AccessDeniedException"
-    told = refused.value.response["Error"]["Message"]
-    assert reader.principal_arn in told
-    assert f"sagemaker:BatchReplaceClusterNodes on resource: {guarded.cluster_arn}" in told
+    message = refused.value.response["Error"]["Message"]
+    assert reader.principal_arn in message
+    assert f"sagemaker:BatchReplaceClusterNodes on resource: {guarded.cluster_arn}" in message
     assert guarded.control("GET", "counters")["accepted"]["replace"] == {}
 
 
@@ -169,9 +169,9 @@ def test_role_of_a_function_decides_its_permissions(
 
     event = {"url": guarded.sagemaker_url, "cluster": guarded.cluster_name}
     answer = functions.invoke(FunctionName="gpu-cluster-caller", Payload=json.dumps(event).encode())
-    said = json.loads(answer["Payload"].read())
+    payload = json.loads(answer["Payload"].read())
 
-    assert said == {"list": "ok", "reboot": "AccessDeniedException"}
+    assert payload == {"list": "ok", "reboot": "AccessDeniedException"}
 
 
 def test_health_events_reach_the_bus(deployer: Credentials, guarded: ClusterHandle) -> None:

@@ -65,11 +65,11 @@ def run(stack: StackAws, capsys: pytest.CaptureFixture[str]) -> Command:
 
 def entries(cluster: ClusterHandle) -> dict[str, tuple[str, ...]]:
     listed = cluster.control("GET", "access-entries")["accessEntries"]
-    return {each["principalArn"]: tuple(each["kubernetesGroups"]) for each in listed}
+    return {entry["principalArn"]: tuple(entry["kubernetesGroups"]) for entry in listed}
 
 
 def actions(found: Json, place: int = 0) -> list[str]:
-    return [each["action"] for each in found["clusters"][place]["entries"]]
+    return [entry["action"] for entry in found["clusters"][place]["entries"]]
 
 
 def test_apply_creates_every_entry_and_the_second_run_none(cluster: ClusterHandle, run: Command) -> None:
@@ -83,9 +83,9 @@ def test_apply_creates_every_entry_and_the_second_run_none(cluster: ClusterHandl
 
 
 def test_dry_run_shows_the_changes_and_makes_none(cluster: ClusterHandle, run: Command) -> None:
-    code, found = run("--dry-run")
+    code, document = run("--dry-run")
 
-    assert (code, set(actions(found))) == (0, {"create"})
+    assert (code, set(actions(document))) == (0, {"create"})
     assert entries(cluster) == {}
 
 
@@ -112,20 +112,20 @@ def test_entry_of_a_removed_function_is_removed(cluster: ClusterHandle, run: Com
         clusterName=cluster.eks_cluster_name, tags={"evenkeel:stack": STACK}, **old
     )
 
-    code, found = run("--yes")
+    code, document = run("--yes")
 
-    assert (code, actions(found).count("remove")) == (0, 1)
+    assert (code, actions(document).count("remove")) == (0, 1)
     assert role_of("protect_jobs") not in entries(cluster)
 
 
 def test_failed_cluster_is_named_and_others_go_on(cluster: ClusterHandle, stack: StackAws, run: Command) -> None:
     stack.clusters = f"absent-eks,{cluster.eks_cluster_name}"
 
-    code, found = run("--yes")
+    code, document = run("--yes")
 
     assert code == 1
-    assert "ResourceNotFoundException" in found["clusters"][0]["problem"]
-    assert "KubernetesClusters" in found["clusters"][0]["problem"]
+    assert "ResourceNotFoundException" in document["clusters"][0]["problem"]
+    assert "KubernetesClusters" in document["clusters"][0]["problem"]
     assert len(entries(cluster)) == len(access.functions())
 
 
@@ -133,12 +133,12 @@ def test_failed_entry_is_named_and_others_go_on(cluster: ClusterHandle, run: Com
     fault = {"effect": "error", "api": "eks", "operation": "CreateAccessEntry", "times": 1, "status": 403}
     cluster.control("POST", "call-faults", {**fault, "code": "AccessDeniedException"})
 
-    code, found = run("--yes")
-    failed = [each for each in found["clusters"][0]["entries"] if each["problem"]]
+    code, document = run("--yes")
+    failed = [entry for entry in document["clusters"][0]["entries"] if entry["problem"]]
     again, _ = run("--yes")
 
     assert code == 1
-    assert [each["function"] for each in failed] == [access.functions()[0]]
+    assert [entry["function"] for entry in failed] == [access.functions()[0]]
     assert "Use an identity that may" in failed[0]["problem"]
     assert (again, len(entries(cluster))) == (0, len(access.functions()))
 
@@ -147,10 +147,10 @@ def test_lost_reply_leaves_no_entry_twice(cluster: ClusterHandle, run: Command) 
     cluster.control("POST", "call-faults", {"effect": "lost-reply", "api": "eks", "operation": "CreateAccessEntry"})
 
     code, _ = run("--yes")
-    again, found = run("--yes")
+    again, document = run("--yes")
 
     assert code == 1
-    assert (again, set(actions(found))) == (0, {"keep"})
+    assert (again, set(actions(document))) == (0, {"keep"})
 
 
 def test_stack_of_another_release_is_refused(

@@ -90,9 +90,9 @@ def as_a_program(*arguments: str) -> tuple[int, str]:
 def test_taken_port_is_an_error(running_cluster: ClusterHandle) -> None:
     port = running_cluster.control_url.rsplit(":", 1)[1]
 
-    told = as_a_program("--control-port", port)
+    printed = as_a_program("--control-port", port)
 
-    assert told == (1, f"the cluster cannot start: port {port} of 127.0.0.1: Address already in use\n")
+    assert printed == (1, f"the cluster cannot start: port {port} of 127.0.0.1: Address already in use\n")
 
 
 def test_restarted_cluster_keeps_addresses_and_certificates(tmp_path: Path) -> None:
@@ -124,9 +124,9 @@ def test_folder_serves_one_cluster_at_a_time(tmp_path: Path) -> None:
 def test_file_that_is_no_snapshot_is_not_overwritten(tmp_path: Path, content: str) -> None:
     (tmp_path / "snapshot.json").write_text(content)
 
-    code, told = as_a_program("--data", str(tmp_path))
+    code, printed = as_a_program("--data", str(tmp_path))
 
-    assert (code, "is no snapshot" in told, "Traceback" in told) == (1, True, False)
+    assert (code, "is no snapshot" in printed, "Traceback" in printed) == (1, True, False)
     assert (tmp_path / "snapshot.json").read_text() == content
 
 

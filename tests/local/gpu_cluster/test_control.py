@@ -71,20 +71,20 @@ def test_dropped_watch_ends_without_a_status_event(cluster: ClusterHandle, kube:
 
 def test_reopened_watch_loses_no_event_after_a_drop(cluster: ClusterHandle, kube: KubeClient) -> None:
     version = kube.get(PODS)["metadata"]["resourceVersion"]
-    seen: list[str] = []
+    event_names: list[str] = []
     kube.create(PODS, a_pod("before", schedulerName="nobody"))
     with pytest.raises(urllib3.exceptions.HTTPError):  # noqa: PT012 (the break comes in the middle of the loop)
         for event in kube.watch(f"{PODS}?resourceVersion={version}", seconds=20):
-            seen.append(event["object"]["metadata"]["name"])
+            event_names.append(event["object"]["metadata"]["name"])
             version = event["object"]["metadata"]["resourceVersion"]
             add(cluster, operation="watch pods", effect="drop-watch")
             kube.create(PODS, a_pod("meanwhile", schedulerName="nobody"))
 
     for event in kube.watch(f"{PODS}?resourceVersion={version}", seconds=20):
-        seen.append(event["object"]["metadata"]["name"])
+        event_names.append(event["object"]["metadata"]["name"])
         break
 
-    assert seen == ["before", "meanwhile"]
+    assert event_names == ["before", "meanwhile"]
 
 
 def test_version_from_before_a_reset_is_expired(cluster: ClusterHandle, kube: KubeClient) -> None:

@@ -213,8 +213,8 @@ def test_second_fault_is_reported_beside_the_first(cluster: ClusterHandle, kube:
 
     def both() -> list[str] | None:
         node = kube.get(f"{NODES}/{name}")
-        told = json.loads(node["metadata"].get("annotations", {}).get(f"{PREFIX}fault-details", "[]"))
-        return [item["type"] for item in told] if len(told) == 2 else None
+        details = json.loads(node["metadata"].get("annotations", {}).get(f"{PREFIX}fault-details", "[]"))
+        return [item["type"] for item in details] if len(details) == 2 else None
 
     assert eventually(both, "both faults") == ["NvidiaErrorReboot", "NvidiaErrorTerminate"]
 
@@ -253,8 +253,8 @@ def test_flapping_node_alternates_between_lost_and_ready(cluster: ClusterHandle,
 
 
 def test_zone_outage_affects_only_its_zone(tmp_path: Path) -> None:
-    there = {"name": "there", "count": 2, "availabilityZone": "us-west-2b", "availabilityZoneId": "usw2-az2"}
-    config = {**QUICK, "instanceGroups": [{"name": "here", "count": 1}, there]}
+    other_zone = {"name": "there", "count": 2, "availabilityZone": "us-west-2b", "availabilityZoneId": "usw2-az2"}
+    config = {**QUICK, "instanceGroups": [{"name": "here", "count": 1}, other_zone]}
     with gpu_cluster.start(config, tmp_path / "run") as handle:
         sagemaker = aws_client("sagemaker", handle.sagemaker_url)
         eventually(lambda: all(node["ready"] == "True" for node in handle.nodes()), "the nodes")
@@ -262,11 +262,16 @@ def test_zone_outage_affects_only_its_zone(tmp_path: Path) -> None:
 
         injected = handle.inject("zone-outage", zone="us-west-2b")
         lost = eventually(
-            lambda: found if len(found := [n for n in handle.nodes() if n["ready"] == "Unknown"]) == 2 else None, "both"
+            lambda: (
+                unknown_nodes
+                if len(unknown_nodes := [n for n in handle.nodes() if n["ready"] == "Unknown"]) == 2
+                else None
+            ),
+            "both",
         )
         sagemaker.batch_replace_cluster_nodes(ClusterName=handle.cluster_name, NodeLogicalIds=[slot])
         stuck = eventually(
-            lambda: (found := node_of(handle, nodeLogicalId=slot)) is not None and found["message"] and found,
+            lambda: (node := node_of(handle, nodeLogicalId=slot)) is not None and node["message"] and node,
             "the reason",
         )
         handle.clear(injected["faultId"])
@@ -305,9 +310,9 @@ def test_withdrawn_maintenance_does_not_happen(cluster: ClusterHandle, kube: Kub
     eventually(lambda: not node_of(cluster, name=second["name"], bootId=second["bootId"]), "the other one")
 
     assert node_of(cluster, name=first["name"], bootId=first["bootId"])
-    told = [e["detail"] for e in cluster.control("GET", "events")["events"]]
-    mine = [d["statusCode"] for d in told if d["eventArn"] == withdrawn["eventArn"]]
-    assert mine == ["upcoming", "closed"]
+    details = [e["detail"] for e in cluster.control("GET", "events")["events"]]
+    codes = [d["statusCode"] for d in details if d["eventArn"] == withdrawn["eventArn"]]
+    assert codes == ["upcoming", "closed"]
 
 
 def test_every_fault_and_option_is_documented(cluster: ClusterHandle) -> None:

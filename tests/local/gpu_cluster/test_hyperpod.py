@@ -184,9 +184,9 @@ def test_automatic_recovery_repairs_a_faulty_node(cluster: ClusterHandle, sagema
     slot = {"ClusterName": cluster.cluster_name, "NodeLogicalId": node["NodeLogicalId"]}
     after = eventually(
         lambda: (
-            found
-            if (found := sagemaker.describe_cluster_node(**slot)["NodeDetails"])["InstanceId"] != before
-            and found["InstanceStatus"]["Status"] == "Running"
+            details
+            if (details := sagemaker.describe_cluster_node(**slot)["NodeDetails"])["InstanceId"] != before
+            and details["InstanceStatus"]["Status"] == "Running"
             else None
         ),
         "HyperPod to replace the node",

@@ -542,8 +542,8 @@ def governance(stage: ApiCoverage) -> None:
         stage.call("describe_compute_quota", ComputeQuotaId=third)
     document: Json = {"PriorityClasses": [{"Name": "high", "Weight": 90}], "FairShare": "Enabled"}
     document["IdleResourceSharing"] = "Enabled"
-    made = stage.call("create_cluster_scheduler_config", Name="rules", ClusterArn=arn, SchedulerConfig=document)
-    named = {"ClusterSchedulerConfigId": made["ClusterSchedulerConfigId"]}
+    config = stage.call("create_cluster_scheduler_config", Name="rules", ClusterArn=arn, SchedulerConfig=document)
+    named = {"ClusterSchedulerConfigId": config["ClusterSchedulerConfigId"]}
     eventually(lambda: stage.call("describe_cluster_scheduler_config", **named)["Status"] == "Created", "the rules")
     none = {"FairShare": "Disabled", "IdleResourceSharing": "Disabled"}
     stage.call("update_cluster_scheduler_config", TargetVersion=1, SchedulerConfig=none, **named)
@@ -583,22 +583,22 @@ def faults(stage: ApiCoverage) -> None:
 )
 def events_of_other_kinds(stage: ApiCoverage) -> None:
     reservation = {"Arn": "arn:aws:ec2:us-west-2:000000000000:capacity-reservation/cr-0123456789abcdef0", "Type": "CRG"}
-    told: list[tuple[str, Json]] = [
+    resources: list[tuple[str, Json]] = [
         ("InstanceGroup", {"InstanceGroup": {"CapacityReservation": reservation}}),
         ("InstanceGroup", {"InstanceGroupScaling": {"InstanceCount": 3, "TargetCount": 4}}),
         ("Instance", {"Instance": {"NodeLogicalId": "a-slot"}}),
         ("Cluster", {"Cluster": {"FailureMessage": ""}}),
     ]
-    told += [
+    resources += [
         ("Cluster", {"SlurmHealth": {"Component": "Slurmdbd", "Status": status, "Reason": reason}})
         for status in ENUMS["SlurmHealthStatus"].split()
         for reason in ENUMS["SlurmHealthReason"].split()
     ]
-    told += [
+    resources += [
         ("Cluster", {"DatabaseConfiguration": {"RollbackStatus": status}})
         for status in ENUMS["DatabaseConfigurationRollbackStatus"].split()
     ]
-    for resource_type, metadata in told:
+    for resource_type, metadata in resources:
         body = {"resourceType": resource_type, "description": "It was told to.", "metadata": metadata}
         stage.cluster.control("POST", "cluster-events", body)
     stage.look()

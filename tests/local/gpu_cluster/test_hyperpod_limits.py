@@ -183,7 +183,7 @@ def test_twenty_five_nodes_are_replaced_in_one_call(tmp_path: Path) -> None:
 
 def test_page_token_is_valid_only_for_its_own_query(cluster: ClusterHandle, sagemaker: Any) -> None:
     token = sagemaker.list_cluster_nodes(ClusterName=cluster.cluster_name, MaxResults=1)["NextToken"]
-    asked: list[tuple[str, Json]] = [
+    requests: list[tuple[str, Json]] = [
         ("list_cluster_nodes", {"MaxResults": 2}),
         ("list_cluster_nodes", {"SortOrder": "Descending"}),
         ("list_cluster_nodes", {"InstanceGroupNameContains": "p5"}),
@@ -192,7 +192,8 @@ def test_page_token_is_valid_only_for_its_own_query(cluster: ClusterHandle, sage
     ]
 
     got = [
-        outcome(sagemaker, op, {"ClusterName": cluster.cluster_name, "NextToken": token, **more}) for op, more in asked
+        outcome(sagemaker, op, {"ClusterName": cluster.cluster_name, "NextToken": token, **more})
+        for op, more in requests
     ]
 
     assert got == ["", *["ValidationException"] * 4]

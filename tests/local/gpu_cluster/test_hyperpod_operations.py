@@ -155,8 +155,8 @@ def test_failed_reboot_is_followed_by_a_replacement(cluster: ClusterHandle, kube
     cluster.inject("gpu-xid", node=node["instanceId"], code=95, survivesReboot=True)
     kube.until_gone(f"{NODES}/{node['name']}")
 
-    told = descriptions(cluster, sagemaker)[::-1]
-    steps = [text.split()[0] for text in told if node["instanceId"] in text]
+    texts = descriptions(cluster, sagemaker)[::-1]
+    steps = [text.split()[0] for text in texts if node["instanceId"] in text]
     assert steps == ["Reboot", "Termination"]
     sent = [event["detail"] for event in cluster.control("GET", "events")["events"]]
     advice = [detail["HealthSummary"]["Recommendation"] for detail in sent]
@@ -320,14 +320,16 @@ def test_software_update_updates_node_by_node(cluster: ClusterHandle, kube: Kube
         lambda: sagemaker.describe_cluster(ClusterName=cluster.cluster_name)["ClusterStatus"] == "InService",
         "the update to end",
     )
-    told = [event["Description"] for event in sagemaker.list_cluster_events(ClusterName=cluster.cluster_name)["Events"]]
+    texts = [
+        event["Description"] for event in sagemaker.list_cluster_events(ClusterName=cluster.cluster_name)["Events"]
+    ]
 
     assert (during["ClusterStatus"], during["InstanceGroups"][0]["Status"]) == ("SystemUpdating", "SystemUpdating")
     assert during["InstanceGroups"][0]["SoftwareUpdateStatus"] == "InProgress"
     assert code_of(refused) == "ConflictException"
     assert all(node["bootId"] != boots[node["name"]] for node in cluster.nodes())
-    assert sum(1 for text in told if text.endswith("cordoned and pods evicted.")) == 3
-    assert sum(1 for text in told if text.endswith("restored to schedulable state.")) == 3
+    assert sum(1 for text in texts if text.endswith("cordoned and pods evicted.")) == 3
+    assert sum(1 for text in texts if text.endswith("restored to schedulable state.")) == 3
 
 
 # Statuses
@@ -358,9 +360,9 @@ def test_reboot_and_its_refusal_are_recorded_as_events(cluster: ClusterHandle, s
 
     sagemaker.batch_reboot_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[first, second])
 
-    told = descriptions(cluster, sagemaker)
-    assert any(text.startswith(f"Reboot of EC2 Instance {first} is currently in progress") for text in told)
-    assert f"Failed to submit reboot request for EC2 Instance {second}" in told
+    texts = descriptions(cluster, sagemaker)
+    assert any(text.startswith(f"Reboot of EC2 Instance {first} is currently in progress") for text in texts)
+    assert f"Failed to submit reboot request for EC2 Instance {second}" in texts
 
 
 def test_software_update_skips_a_node_under_a_disruption_budget(
@@ -546,10 +548,10 @@ def test_training_plan_counts_available_spare_and_unhealthy_instances(planned: C
 
 
 def test_offerings_match_the_request(cluster: ClusterHandle, sagemaker: Any) -> None:
-    asked = {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 4, "TargetResources": ["hyperpod-cluster"]}
+    request = {"InstanceType": "ml.p5.48xlarge", "InstanceCount": 4, "TargetResources": ["hyperpod-cluster"]}
 
-    day = sagemaker.search_training_plan_offerings(DurationHours=24, **asked)["TrainingPlanOfferings"]
-    month = sagemaker.search_training_plan_offerings(DurationHours=720, **asked)["TrainingPlanOfferings"]
+    day = sagemaker.search_training_plan_offerings(DurationHours=24, **request)["TrainingPlanOfferings"]
+    month = sagemaker.search_training_plan_offerings(DurationHours=720, **request)["TrainingPlanOfferings"]
 
     assert day[0]["ReservedCapacityOfferings"][0]["InstanceCount"] == 4
     assert isinstance(day[0]["UpfrontFee"], str)

@@ -258,9 +258,9 @@ def test_unschedulable_pod_shows_its_reason(kube: KubeClient) -> None:
 
     pod = kube.until(f"{PODS}/big", lambda pod: condition(pod, "PodScheduled") == "False", "the reason")
 
-    told = next(entry for entry in pod["status"]["conditions"] if entry["type"] == "PodScheduled")
-    assert told["reason"] == "Unschedulable"
-    assert told["message"].startswith("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
+    scheduled = next(entry for entry in pod["status"]["conditions"] if entry["type"] == "PodScheduled")
+    assert scheduled["reason"] == "Unschedulable"
+    assert scheduled["message"].startswith("0/3 nodes are available: 3 Insufficient nvidia.com/gpu.")
     kube.delete(f"{PODS}/big")
 
 
@@ -284,19 +284,19 @@ def test_gpu_is_allocated_to_one_pod(kube: KubeClient) -> None:
 def test_third_job_has_no_free_efa_interfaces(kube: KubeClient) -> None:
     def submit(name: str) -> list[str]:
         names = [f"{name}-{rank}" for rank in range(3)]
-        for each in names:
-            pod = a_pod(each, *SLEEPS, gpus=2)
+        for pod_name in names:
+            pod = a_pod(pod_name, *SLEEPS, gpus=2)
             pod["spec"]["containers"][0]["resources"]["limits"]["vpc.amazonaws.com/efa"] = "16"
             kube.create(PODS, pod)
         return names
 
-    for each in (*submit("first"), *submit("second")):
-        until_running(kube, each)
+    for job in (*submit("first"), *submit("second")):
+        until_running(kube, job)
     (third, *_) = submit("third")
     pod = kube.until(f"{PODS}/{third}", lambda pod: condition(pod, "PodScheduled") == "False", "the reason")
 
-    told = next(entry for entry in pod["status"]["conditions"] if entry["type"] == "PodScheduled")
-    assert told["message"].startswith("0/3 nodes are available: 3 Insufficient vpc.amazonaws.com/efa.")
+    scheduled = next(entry for entry in pod["status"]["conditions"] if entry["type"] == "PodScheduled")
+    assert scheduled["message"].startswith("0/3 nodes are available: 3 Insufficient vpc.amazonaws.com/efa.")
     for rank in range(3):
         kube.delete(f"{PODS}/first-{rank}")
     until_running(kube, third)

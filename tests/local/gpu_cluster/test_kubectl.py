@@ -285,7 +285,7 @@ def test_kubectl_exec_runs_commands_in_a_pod(kubectl: Run, kubeconfig: Path, env
     kubectl("wait", "--for=condition=Ready", "pod/one", "--timeout=20s")
     program = binary("kubectl")
 
-    said = kubectl("exec", "one", "--", "sh", "-c", "echo $COLOUR; echo aside >&2")
+    output = kubectl("exec", "one", "--", "sh", "-c", "echo $COLOUR; echo aside >&2")
     echoed = kubectl("exec", "-i", "one", "--", "cat", stdin="in and out\n")
     failed = subprocess.run(
         [program, "exec", "one", "--", "sh", "-c", "exit 3"],
@@ -301,7 +301,7 @@ def test_kubectl_exec_runs_commands_in_a_pod(kubectl: Run, kubeconfig: Path, env
     sized = 'test -t 0 && until test "$(stty size)" != "0 0"; do sleep 0.05; done; stty size'
     terminal = in_a_terminal([program, "exec", "-it", "one", "--", "sh", "-c", sized], environment)
 
-    assert said == "blue\n"
+    assert output == "blue\n"
     assert echoed == "in and out\n"
     assert (failed.returncode, failed.stderr) == (3, "command terminated with exit code 3\n")
     assert "no-such-program" in missing
@@ -311,15 +311,15 @@ def test_kubectl_exec_runs_commands_in_a_pod(kubectl: Run, kubeconfig: Path, env
 
 def in_a_terminal(command: list[str], environment: dict[str, str]) -> str:
     """Run a command on a terminal of 33 rows and 111 columns; return its output."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
+    master, slave = pty.openpty()
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 111, 0, 0))
     with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
+        command, stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
     ) as running:
-        os.close(theirs)
+        os.close(slave)
         assert running.wait(20) == 0
-        shown = os.read(ours, 65536).decode()
-        os.close(ours)
+        shown = os.read(master, 65536).decode()
+        os.close(master)
     return shown
 
 

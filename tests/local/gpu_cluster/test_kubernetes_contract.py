@@ -1113,8 +1113,8 @@ def test_role_binding_grants_the_role(api: KubeClient, space: str, maps: str, no
     with api.acting_as(nobody):
         eventually(lambda: answers(api, f"{maps}/one"), "the binding to hold")
         listing = api.status_of("GET", maps)
-        asked = {"spec": {"namespace": space.rsplit("/", 1)[1]}}
-        may = api.create("/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", asked)
+        review = {"spec": {"namespace": space.rsplit("/", 1)[1]}}
+        may = api.create("/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", review)
     api.call("DELETE", f"{roles}/rolebindings")
     api.call("DELETE", f"{roles}/roles")
 

@@ -124,12 +124,15 @@ def test_pod_gets_its_defaults(api: KubeClient, space: str) -> None:
     assert (spec["restartPolicy"], spec["dnsPolicy"], spec["enableServiceLinks"]) == ("Always", "ClusterFirst", True)
     assert (spec["serviceAccountName"], spec["serviceAccount"]) == ("default", "default")
     assert {"name": "scratch", "emptyDir": {}} in spec["volumes"]
-    made = spec["containers"][0]
-    assert (made["terminationMessagePath"], made["terminationMessagePolicy"]) == ("/dev/termination-log", "File")
-    assert made["ports"] == [{"containerPort": 80, "protocol": "TCP"}]
-    assert made["env"][0]["valueFrom"]["fieldRef"]["apiVersion"] == "v1"
+    defaulted = spec["containers"][0]
+    assert (defaulted["terminationMessagePath"], defaulted["terminationMessagePolicy"]) == (
+        "/dev/termination-log",
+        "File",
+    )
+    assert defaulted["ports"] == [{"containerPort": 80, "protocol": "TCP"}]
+    assert defaulted["env"][0]["valueFrom"]["fieldRef"]["apiVersion"] == "v1"
     probe = {"timeoutSeconds": 1, "periodSeconds": 10, "successThreshold": 1, "failureThreshold": 3}
-    assert made["readinessProbe"] == {"httpGet": {"path": "/", "port": 80, "scheme": "HTTP"}, **probe}
+    assert defaulted["readinessProbe"] == {"httpGet": {"path": "/", "port": 80, "scheme": "HTTP"}, **probe}
 
 
 def test_replaced_deployment_gets_its_defaults_again(api: KubeClient, space: str) -> None:
@@ -180,9 +183,9 @@ def test_pod_with_an_unknown_service_account_is_forbidden(api: KubeClient, space
     refused = api.status_of("POST", f"{space}/pods", a_pod("one", serviceAccountName="nobody"))
 
     namespace = space.rsplit("/", 1)[1]
-    told = f'error looking up service account {namespace}/nobody: serviceaccount "nobody" not found'
+    message = f'error looking up service account {namespace}/nobody: serviceaccount "nobody" not found'
     assert (refused.code, refused.reason) == (403, "Forbidden")
-    assert refused.status["message"] == f'pods "one" is forbidden: {told}'
+    assert refused.status["message"] == f'pods "one" is forbidden: {message}'
     assert refused.status["details"] == {"name": "one", "kind": "pods"}
 
 
@@ -474,8 +477,8 @@ def test_indexed_job_changes_completions_and_parallelism_together(api: KubeClien
     alone = api.status_of("PATCH", f"{jobs_of(space)}/one", {"spec": {"completions": 3}}, MERGE)
     patch = api.patch(f"{jobs_of(space)}/one", {"spec": {"completions": 3, "parallelism": 3}})
 
-    told = "Invalid value: 3: can only be modified in tandem with spec.parallelism"
-    assert alone.status["message"] == f'Job.batch "one" is invalid: spec.completions: {told}'
+    message = "Invalid value: 3: can only be modified in tandem with spec.parallelism"
+    assert alone.status["message"] == f'Job.batch "one" is invalid: spec.completions: {message}'
     assert patch["spec"]["completions"] == 3
 
 
@@ -680,9 +683,9 @@ def test_deletion_names_the_failed_precondition(api: KubeClient, space: str) -> 
     refused = api.status_of("DELETE", f"{space}/configmaps/one", {"preconditions": {"uid": "other"}})
 
     uid = created["metadata"]["uid"]
-    told = f"the UID in the precondition (other) does not match the UID in record ({uid}). "
+    message = f"the UID in the precondition (other) does not match the UID in record ({uid}). "
     assert (refused.code, refused.reason) == (409, "Conflict")
-    assert told in str(refused.status["message"])
+    assert message in str(refused.status["message"])
 
 
 # Nulls

@@ -178,12 +178,12 @@ def test_unapplied_field_is_removed_unless_another_manager_owns_it(
 
 def test_conflict_message_matches_the_real_server() -> None:
     stored = applied(None, "first", a_map({"a": "1", "b": "1"}))
-    with pytest.raises(ApiError) as one:
+    with pytest.raises(ApiError) as conflict:
         applied(stored, "second", a_map({"a": "2"}))
     with pytest.raises(ApiError) as two:
         applied(stored, "second", a_map({"a": "2", "b": "2"}))
 
-    assert one.value.message == 'Apply failed with 1 conflict: conflict with "first": .data.a'
+    assert conflict.value.message == 'Apply failed with 1 conflict: conflict with "first": .data.a'
     assert two.value.message == 'Apply failed with 2 conflicts: conflicts with "first":\n- .data.a\n- .data.b'
 
 

@@ -122,9 +122,9 @@ class Objects(RuleBasedStateMachine):
     @rule(target=read, at=ALL)
     def get(self, at: tuple[ResourceType, str]) -> Json:
         rt, name = at
-        found = self.store.find(rt.key, "default" if rt.namespaced else "", name)
-        assert found == self._current(rt, name)
-        return found or {}
+        obj = self.store.find(rt.key, "default" if rt.namespaced else "", name)
+        assert obj == self._current(rt, name)
+        return obj or {}
 
     # Writing
 
@@ -250,9 +250,9 @@ class Objects(RuleBasedStateMachine):
         assert left is not None
         assert left["status"]["disruptionsAllowed"] == int(room) - int(guarded and not dry_run)
         if not dry_run:
-            found = self.store.find(POD.key, "default", name)
-            assert found is None or is_ending(found)
-            self._settle(POD, name, found)
+            pod_object = self.store.find(POD.key, "default", name)
+            assert pod_object is None or is_ending(pod_object)
+            self._settle(POD, name, pod_object)
 
     @rule(name=NAMES)
     def let_go(self, name: str) -> None:
@@ -261,10 +261,10 @@ class Objects(RuleBasedStateMachine):
         if current is None or not current["metadata"].get("finalizers"):
             return
         self.registry.mutate(POD, "default", name, lambda obj: obj["metadata"].pop("finalizers"))
-        found = self.store.find(POD.key, "default", name)
+        pod_object = self.store.find(POD.key, "default", name)
         goes = is_ending(current) and not current["metadata"].get("deletionGracePeriodSeconds")
-        assert (found is None) == goes
-        self._settle(POD, name, found)
+        assert (pod_object is None) == goes
+        self._settle(POD, name, pod_object)
 
     @rule(name=NAMES)
     def confirm_the_end(self, name: str) -> None:
@@ -290,10 +290,10 @@ class Objects(RuleBasedStateMachine):
             bound = before["spec"].get("nodeName") if key == POD.key else None
             if bound is None or self._current(NODE, bound) is not None:
                 continue
-            found = self.store.find(POD.key, "default", pod)
-            assert found is None or (found["metadata"]["finalizers"] and is_ending(found))
-            assert found is None or found["status"]["phase"] in ("Succeeded", "Failed")
-            self._settle(POD, pod, found)
+            pod_object = self.store.find(POD.key, "default", pod)
+            assert pod_object is None or (pod_object["metadata"]["finalizers"] and is_ending(pod_object))
+            assert pod_object is None or pod_object["status"]["phase"] in ("Succeeded", "Failed")
+            self._settle(POD, pod, pod_object)
 
     # Watching
 

@@ -108,8 +108,8 @@ class InvocationResult:
 
     def refused_verbs(self) -> set[tuple[str, str]]:
         """Return the refusals of Kubernetes: each resource with the verb."""
-        told = self.error_text.replace('\\"', '"')
-        return {(each["resource"], each["verb"]) for each in _REFUSED_VERB.finditer(told)}
+        text = self.error_text.replace('\\"', '"')
+        return {(match["resource"], match["verb"]) for match in _REFUSED_VERB.finditer(text)}
 
     def refuses_verb(self, verb: str, resource: str) -> bool:
         """Whether Kubernetes refused it a verb."""
@@ -118,8 +118,8 @@ class InvocationResult:
     @property
     def is_refused(self) -> bool:
         """Whether anything was refused."""
-        told = self.error_text.replace('\\"', '"')
-        return any(word in told for word in ("not authorized to perform", "NotAllowed", " cannot "))
+        text = self.error_text.replace('\\"', '"')
+        return any(word in text for word in ("not authorized to perform", "NotAllowed", " cannot "))
 
 
 class ApiReply(NamedTuple):
@@ -247,8 +247,8 @@ class PermissionBench:
             (name,) = self.iam.list_role_policies(RoleName=role)["PolicyNames"]
             document = self.iam.get_role_policy(RoleName=role, PolicyName=name)["PolicyDocument"]
             self._documents[owner] = {"name": name, "document": document}
-        found: Json = self._documents[owner]["document"]
-        return found
+        stored_document: Json = self._documents[owner]["document"]
+        return stored_document
 
     def role(self, owner: str) -> str:
         """Return a role's own name by its logical id."""
@@ -298,7 +298,7 @@ class PermissionBench:
         """Take groups out of a function's access entry for a while."""
         groups = access_entries()[function]
         arn = self.centre.roles[function]
-        self.centre.cluster.put_access_entry(arn, [one for one in groups if one not in lacking])
+        self.centre.cluster.put_access_entry(arn, [group for group in groups if group not in lacking])
         try:
             yield
         finally:
@@ -350,8 +350,8 @@ class PermissionBench:
         """Store rows as they are, whatever was there."""
 
         def write(row: Row) -> None:
-            there = self.ledger.get(row.key)
-            self.ledger.commit(Put(replace(row, version=there.version if there else 0)))
+            stored = self.ledger.get(row.key)
+            self.ledger.commit(Put(replace(row, version=stored.version if stored else 0)))
 
         for row in found:
             until_committed(partial(write, row), f"{row.key} changed on every try")
@@ -463,10 +463,10 @@ class PermissionBench:
     def takes(self, output: str, body: str) -> bool:
         """Return whether a queue holds this message; receives its messages."""
         url = self.centre.outputs[output]
-        found = self.sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", ())
-        for message in found:
+        messages = self.sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", ())
+        for message in messages:
             self.sqs.delete_message(QueueUrl=url, ReceiptHandle=message["ReceiptHandle"])
-        return any(message["Body"] == body for message in found)
+        return any(message["Body"] == body for message in messages)
 
     def settle_everything(self) -> None:
         """Delete everything on which a cycle, the watch or the sweep would act."""
@@ -565,8 +565,8 @@ def access_groups() -> dict[str, str]:
 
 def access_entries() -> dict[str, list[str]]:
     """Return the groups of each function."""
-    found: dict[str, list[str]] = json.loads(ENTRIES.read_text(encoding="utf-8"))
-    return found
+    groups_by_role: dict[str, list[str]] = json.loads(ENTRIES.read_text(encoding="utf-8"))
+    return groups_by_role
 
 
 def verbs() -> list[tuple[str, str, str]]:
@@ -585,10 +585,10 @@ def _less(rules: list[Json], resource: str, verb: str) -> Iterator[Json]:
         if resource not in rule["resources"]:
             yield rule
             continue
-        others = [one for one in rule["resources"] if one != resource]
-        if others:
-            yield {**rule, "resources": others}
-        kept = [one for one in rule["verbs"] if one != verb]
+        resources_left = [entry for entry in rule["resources"] if entry != resource]
+        if resources_left:
+            yield {**rule, "resources": resources_left}
+        kept = [entry for entry in rule["verbs"] if entry != verb]
         if kept:
             yield {**rule, "resources": [resource], "verbs": kept}
 

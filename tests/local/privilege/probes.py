@@ -77,7 +77,7 @@ class PermissionProbe:
     """Context set up before the situation; several consecutive runs share it."""
     during: Callable[[PermissionBench], AbstractContextManager[None]] = lambda _stage: nullcontext()
     """Context manager that is active while the function runs."""
-    succeeds: Callable[[InvocationResult], bool] = lambda seen: not seen.error and not seen.is_refused
+    succeeds: Callable[[InvocationResult], bool] = lambda result: not result.error and not result.is_refused
     """Return whether the invocation did its work with every permission granted."""
 
     def __str__(self) -> str:
@@ -548,8 +548,8 @@ def hyperpod_is_throttled(stage: PermissionBench) -> Iterator[None]:
 @probe(
     "receive_event",
     during=hyperpod_is_throttled,
-    succeeds=lambda seen: (
-        "batchItemFailures" in seen.error_text and "Throttled" in seen.error_text and not seen.is_refused
+    succeeds=lambda result: (
+        "batchItemFailures" in result.error_text and "Throttled" in result.error_text and not result.is_refused
     ),
 )
 def has_an_event_delivered_again(stage: PermissionBench) -> Json:
@@ -692,14 +692,18 @@ def restarts_a_job_that_started_meanwhile(stage: PermissionBench) -> Json:
     return of_incident(incident)
 
 
-@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("REQUESTED", "RETRY"))
+@probe(
+    "repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("REQUESTED", "RETRY")
+)
 def evicts_a_recreated_pod(stage: PermissionBench) -> Json:
     incident = alone(stage, REBOOTED, opened_at=now() + timedelta(minutes=10))
     an_unmanaged_pod(stage, incident.node_name)
     return of_incident(incident)
 
 
-@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("REQUESTED", "RETRY"))
+@probe(
+    "repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("REQUESTED", "RETRY")
+)
 def reboots(stage: PermissionBench) -> Json:
     a_run(stage, AttemptState.RUNNING, launched=True, node=REBOOTED)
     return of_incident(alone(stage, REBOOTED))
@@ -710,13 +714,15 @@ def looks_for_the_node_that_replaced_another(stage: PermissionBench) -> Json:
     return of_incident(alone(stage, REBOOTED, **a_node_without_a_slot(stage)))
 
 
-@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("REQUESTED", "RETRY"))
+@probe(
+    "repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("REQUESTED", "RETRY")
+)
 def replaces(stage: PermissionBench) -> Json:
     stage.await_machine(REPLACED)
     return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
 
 
-@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "REQUESTED")
+@probe("repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "REQUESTED")
 def returns_a_karpenter_machine(stage: PermissionBench) -> Json:
     """The node is an object without a machine, because Karpenter's deletion of the machine is not tested here."""
     instance_id = f"i-{int(now().timestamp() * 1000):017x}"
@@ -741,7 +747,7 @@ def owned(stage: PermissionBench, incident: Incident, owner: str) -> Incident:
     return changed
 
 
-@probe("repair_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "REQUESTED")
+@probe("repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "REQUESTED")
 def replaces_a_node_of_a_group(stage: PermissionBench) -> Json:
     node = stage.await_node_of_group()
     assert node.instance_id
@@ -770,7 +776,7 @@ def _wave(stage: PermissionBench) -> Iterator[None]:
 @probe(
     "repair_node",
     during=_wave,
-    succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "BLOCKED" and not seen.is_refused,
+    succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "BLOCKED" and not result.is_refused,
 )
 def pages_for_a_wave(stage: PermissionBench) -> Json:
     stage.await_machine(REPLACED)
@@ -779,7 +785,7 @@ def pages_for_a_wave(stage: PermissionBench) -> Json:
 
 @probe(
     "repair_node",
-    succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("REQUESTED", "RETRY"),
+    succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("REQUESTED", "RETRY"),
 )
 def makes_a_delayed_cordon(stage: PermissionBench) -> Json:
     stage.free(REBOOTED)
@@ -787,13 +793,13 @@ def makes_a_delayed_cordon(stage: PermissionBench) -> Json:
     return of_incident(alone(stage, REBOOTED, block=block))
 
 
-@probe("check_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] in ("DEEP", "BASIC"))
+@probe("check_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("DEEP", "BASIC"))
 def has_a_machine_examined(stage: PermissionBench) -> Json:
     """During the deep check of a node, a second request is declined and the node gets a basic check."""
     return of_incident(planned(stage, EXAMINED, fault_key="train:slow_rank"))
 
 
-@probe("check_node", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "TEST_JOB")
+@probe("check_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "TEST_JOB")
 def runs_a_test_job(stage: PermissionBench) -> Json:
     return of_incident(planned(stage, EXAMINED, fault_key="fabric:manager_not_running"))
 
@@ -917,7 +923,7 @@ def waits_for_a_node_without_a_slot(stage: PermissionBench) -> Json:
     return of_incident(planned(stage, **a_node_without_a_slot(stage)), kind="NODE_BACK", token="a-token-of-no-task")
 
 
-@probe("open_wait", succeeds=lambda seen: "there is no incident" in seen.error_text.lower())
+@probe("open_wait", succeeds=lambda result: "there is no incident" in result.error_text.lower())
 def fails_its_task(stage: PermissionBench) -> Json:
     nobody = stage.ids.new("inc")
     return {"schemaVersion": 1, "incidentId": nobody, "run": 1, "kind": "JOBS_RESUMED", "token": "a-token-of-no-task"}
@@ -972,7 +978,7 @@ def a_checkpoint(stage: PermissionBench, job: Job) -> None:
     )
 
 
-@probe("launch_job", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "LAUNCHED")
+@probe("launch_job", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "LAUNCHED")
 def launches_from_a_checkpoint(stage: PermissionBench) -> Json:
     stage.clear_workloads()
     job = a_job(stage, JobState.STARTING)
@@ -982,7 +988,7 @@ def launches_from_a_checkpoint(stage: PermissionBench) -> Json:
     return of_attempt(attempt)
 
 
-@probe("launch_job", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "NOT_YET")
+@probe("launch_job", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "NOT_YET")
 def ends_the_previous_attempt(stage: PermissionBench) -> Json:
     job, first = a_run(stage, AttemptState.RUNNING, launched=True)
     ended = first.replace(state=AttemptState.LOST, ended_at=now())
@@ -1005,7 +1011,9 @@ def _kind_probes(kind: WorkloadKind) -> None:
 
     launches.__name__ = f"launches_a_{kind}"
     stops_the_kind.__name__ = f"stops_a_{kind}"
-    probe("launch_job", succeeds=lambda seen: bool(seen.answer) and seen.answer["outcome"] == "LAUNCHED")(launches)
+    probe("launch_job", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "LAUNCHED")(
+        launches
+    )
     probe("stop_attempt")(stops_the_kind)
 
 
@@ -1014,7 +1022,7 @@ for _kind in WorkloadKind:
         _kind_probes(_kind)
 
 
-@probe("mark_running", succeeds=lambda seen: seen.answer == {"outcome": "RUNNING"})
+@probe("mark_running", succeeds=lambda result: result.answer == {"outcome": "RUNNING"})
 def marks(stage: PermissionBench) -> Json:
     _, attempt = a_run(stage, AttemptState.LAUNCHED)
     return of_attempt(attempt)
@@ -1057,7 +1065,7 @@ def settles_the_log_of_rank_0(stage: PermissionBench) -> Json:
 
 
 def answers(*outcomes: str) -> Callable[[InvocationResult], bool]:
-    return lambda seen: bool(seen.answer) and seen.answer["outcome"] in outcomes
+    return lambda result: bool(result.answer) and result.answer["outcome"] in outcomes
 
 
 @probe("rent_capacity", succeeds=answers("OPENED"))
@@ -1161,7 +1169,7 @@ def rents(stage: PermissionBench) -> Json:
     return {}
 
 
-@probe("schedule_jobs", succeeds=lambda seen: bool(seen.answer) and bool(seen.answer.get("admitted")))
+@probe("schedule_jobs", succeeds=lambda result: bool(result.answer) and bool(result.answer.get("admitted")))
 def admits(stage: PermissionBench) -> Json:
     stage.settle_everything()
     stage.clear_workloads()
@@ -1271,7 +1279,7 @@ def swept(seen: InvocationResult) -> bool:
     """Return whether every step succeeded. Events of other probes may remain: the queue was read."""
     if not seen.answer or seen.answer["outcome"] != "SWEPT":
         return False
-    return all(each.startswith("event-queue: ") for each in seen.answer["failed"])
+    return all(failure.startswith("event-queue: ") for failure in seen.answer["failed"])
 
 
 @probe("sweep_fleet", succeeds=swept)

@@ -60,9 +60,9 @@ def test_place_is_found_in_every_kind(spec: dict[str, Any]) -> None:
 
     def filled(value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: filled(each) for key, each in value.items()}
+            return {key: filled(item) for key, item in value.items()}
         if isinstance(value, list):
-            return [filled(each) for each in value]
+            return [filled(item) for item in value]
         return pod if value == "POD" else value
 
     assert checkpoint_place({"spec": filled(spec)}) == "/fsx (variable CKPT_DIR)"

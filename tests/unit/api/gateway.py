@@ -57,7 +57,7 @@ def template_routes() -> tuple[Route, ...]:
     """Return every route of the template with the folder of the function behind it."""
     text = (ROOT / "template.yaml").read_text(encoding="utf-8")
     resources = yaml.load(text, _Template)["Resources"]
-    found = []
+    routes = []
     for resource in resources.values():
         properties = resource.get("Properties") or {}
         events = properties.get("Events") or {}
@@ -66,8 +66,8 @@ def template_routes() -> tuple[Route, ...]:
         for event in events.values():
             if event.get("Type") == "Api":
                 folder = str(properties["CodeUri"]).strip("/").rsplit("/", 1)[-1]
-                found.append(Route(event["Properties"]["Method"].upper(), event["Properties"]["Path"], folder))
-    return tuple(found)
+                routes.append(Route(event["Properties"]["Method"].upper(), event["Properties"]["Path"], folder))
+    return tuple(routes)
 
 
 @dataclass(frozen=True)

@@ -159,10 +159,10 @@ def an_event(ledger: InMemoryLedger, subject: str, *entries: tuple[datetime, str
 
 def stored(ledger: InMemoryLedger, *things: object) -> None:
     """Store things under the keys that they have in the ledger."""
-    for thing in things:
-        ledger.commit(Put(_row(thing)))
-        if isinstance(thing, Incident) and not thing.state.is_settled:
-            ledger.commit(Put(incident_rows.open_row(thing.life, thing.incident_id)))
+    for value in things:
+        ledger.commit(Put(_row(value)))
+        if isinstance(value, Incident) and not value.state.is_settled:
+            ledger.commit(Put(incident_rows.open_row(value.life, value.incident_id)))
 
 
 def count_fleet(fakes: FakeWorld, *, minutes_ago: float = 0) -> dict[str, Any]:

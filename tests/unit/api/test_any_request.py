@@ -75,8 +75,8 @@ def requests(draw: st.DrawFn) -> tuple[str, str, str | None]:
     route = draw(st.sampled_from(template_routes()))
     names = draw(st.sampled_from([SUBMITTED, FLEET]) | TEXT)
     path = re.sub(r"\{\w+\}", quote(names, safe="", errors="replace").replace("\\", ""), route.path)
-    asked = draw(st.lists(st.tuples(PARAMETERS, TEXT | st.integers().map(str)), max_size=2))
-    query = "&".join(f"{name}={quote(value, errors='replace')}" for name, value in asked)
+    parameters = draw(st.lists(st.tuples(PARAMETERS, TEXT | st.integers().map(str)), max_size=2))
+    query = "&".join(f"{name}={quote(value, errors='replace')}" for name, value in parameters)
     method = draw(st.sampled_from([*[route.method] * 3, "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]))
     return method, f"{path}?{query}" if query else path, draw(bodies()) if method in ("POST", "PUT", "PATCH") else None
 

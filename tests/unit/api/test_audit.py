@@ -181,7 +181,7 @@ def test_acknowledged_incident_shows_who_works_on_it(site: Gateway) -> None:
 def texts(value: Any) -> list[str]:
     match value:
         case dict():
-            return [text for each in value.values() for text in texts(each)]
+            return [text for item in value.values() for text in texts(item)]
         case list() | tuple():
-            return [text for each in value for text in texts(each)]
+            return [text for item in value for text in texts(item)]
     return [str(value)]

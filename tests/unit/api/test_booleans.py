@@ -76,19 +76,19 @@ def test_every_number_of_the_policy_is_no_boolean() -> None:
 
 def bodies(kind: type[Body] = Body) -> Iterator[type[Body]]:
     """Yield every body and query of the API, with the objects inside them."""
-    for each in kind.__subclasses__():
-        yield each
-        yield from bodies(each)
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from bodies(subclass)
 
 
 def test_every_number_of_every_body_is_no_boolean() -> None:
-    found = set()
+    fields = set()
     for body in bodies():
         for name, field in body.model_fields.items():
             kinds = set(alternatives(field.annotation))
             if kinds & {int, float} and bool not in kinds:
-                found.add((body.__name__, name))
+                fields.add((body.__name__, name))
                 assert list(booleans_for_numbers(body, {field.alias or name: True})) == [(field.alias or name,)]
-    assert {("JobBody", "gpusPerNode"), ("ElasticBody", "step"), ("RecoveryBody", "maxRestarts")} <= found
-    assert len(found) > 10
+    assert {("JobBody", "gpusPerNode"), ("ElasticBody", "step"), ("RecoveryBody", "maxRestarts")} <= fields
+    assert len(fields) > 10
     assert api_types.JobBody in bodies()

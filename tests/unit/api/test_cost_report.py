@@ -30,33 +30,33 @@ def uses(report: Any) -> dict[str, float]:
 def test_node_time_of_the_window_is_whole(gateway: Gateway) -> None:
     a_fleet(gateway)
 
-    found = report(gateway, f"?since={rfc3339(ago(hours=3))}")
+    document = report(gateway, f"?since={rfc3339(ago(hours=3))}")
 
     # Attempt 1 lost 12 of 62 minutes; attempt 2 started for two minutes and runs since 52 minutes.
-    assert uses(found) == {
+    assert uses(document) == {
         "PRODUCTIVE": round(16 * (50 + 52) / 60, 6),
         "LOST": round(16 * (12 + 2) / 60, 6),
         "IN_REPAIR": round(8 * (18 / 60), 6),
         "NO_JOB": round(5 * 8 * 3 - 16 * 116 / 60 - 8 * 18 / 60, 6),
     }
-    assert found["allNodes"]["gpuHours"] == 5 * 8 * 3
-    assert found["idleCommittedGpuHours"] == pytest.approx(uses(found)["NO_JOB"])
-    assert found["idleCommittedUsdMicros"] == pytest.approx(uses(found)["NO_JOB"] * 6.88e6, abs=100)
-    assert (found["isComplete"], found["isNodeTimeComplete"]) == (True, True)
+    assert document["allNodes"]["gpuHours"] == 5 * 8 * 3
+    assert document["idleCommittedGpuHours"] == pytest.approx(uses(document)["NO_JOB"])
+    assert document["idleCommittedUsdMicros"] == pytest.approx(uses(document)["NO_JOB"] * 6.88e6, abs=100)
+    assert (document["isComplete"], document["isNodeTimeComplete"]) == (True, True)
 
 
 def test_failures_have_intervals_and_losses_their_cause(gateway: Gateway) -> None:
     a_fleet(gateway)
 
-    found = report(gateway)
+    document = report(gateway)
 
-    rate = found["failures"]["rate"]
-    assert (found["failures"]["count"], rate["nodeHours"]) == (1, 5 * 72)
+    rate = document["failures"]["rate"]
+    assert (document["failures"]["count"], rate["nodeHours"]) == (1, 5 * 72)
     assert rate["lowFailuresPerNodeHour"] < rate["failuresPerNodeHour"] < rate["highFailuresPerNodeHour"]
-    assert [(row["group"], row["interruptions"]) for row in found["byCause"]] == [("hardware", 1)]
-    assert found["lost"]["gpuHours"] == pytest.approx(4.8)
-    assert found["recovery"] == {"count": 1, "unknown": 0, "p50Seconds": 480, "p99Seconds": 480, "maxSeconds": 480}
-    stages = {row["stage"]: row for row in found["stages"]}
+    assert [(row["group"], row["interruptions"]) for row in document["byCause"]] == [("hardware", 1)]
+    assert document["lost"]["gpuHours"] == pytest.approx(4.8)
+    assert document["recovery"] == {"count": 1, "unknown": 0, "p50Seconds": 480, "p99Seconds": 480, "maxSeconds": 480}
+    stages = {row["stage"]: row for row in document["stages"]}
     assert stages["WAIT_FOR_NODES"]["time"]["maxSeconds"] == 240
     assert (stages["RESTORE"]["time"]["unknown"], stages["RESTORE"]["time"]["p50Seconds"]) == (1, None)
 
@@ -64,7 +64,7 @@ def test_failures_have_intervals_and_losses_their_cause(gateway: Gateway) -> Non
 def test_changes_are_ranked_by_their_worth(gateway: Gateway) -> None:
     a_fleet(gateway)
 
-    worths = [each["worthUsdMicros"] for each in report(gateway)["improvements"]]
+    worths = [improvement["worthUsdMicros"] for improvement in report(gateway)["improvements"]]
 
     assert worths == sorted(worths, reverse=True)
     assert len(worths) == 6
@@ -74,20 +74,20 @@ def test_unknown_price_is_unknown_and_ranks_by_gpu_hours(gateway: Gateway) -> No
     a_fleet(gateway)
     stored(gateway.fakes.ledger, a_fleet_node(9, instance_type="ml.p5e.48xlarge"))
 
-    found = report(gateway)
+    document = report(gateway)
 
-    assert found["idleCommittedUsdMicros"] is None
-    hours = [each["worthGpuHours"] for each in found["improvements"]]
+    assert document["idleCommittedUsdMicros"] is None
+    hours = [improvement["worthGpuHours"] for improvement in document["improvements"]]
     assert hours == sorted(hours, reverse=True)
 
 
 def test_drills_are_no_failures_and_save_nothing(gateway: Gateway) -> None:
     a_fleet(gateway, is_drill=True)
 
-    found = report(gateway)
+    document = report(gateway)
 
-    assert (found["failures"]["count"], found["lost"]["interruptions"]) == (0, 0)
-    assert [(each["claimed"], each["highSavedGpuHours"]) for each in found["saved"]] == [(0, None), (0, None)]
+    assert (document["failures"]["count"], document["lost"]["interruptions"]) == (0, 0)
+    assert [(saving["claimed"], saving["highSavedGpuHours"]) for saving in document["saved"]] == [(0, None), (0, None)]
 
 
 def test_interruption_belongs_to_the_window_in_which_its_attempt_ended(gateway: Gateway) -> None:
@@ -111,37 +111,37 @@ def test_losses_of_a_job_that_is_older_than_the_window_are_whole(gateway: Gatewa
     third = second.replace(attempt=3, resumed_work_from=ago(days=8, hours=1))
     stored(gateway.fakes.ledger, job.replace(current_attempt=3), earlier, ended, third)
 
-    found = report(gateway, f"?since={rfc3339(ago(hours=2))}")
+    document = report(gateway, f"?since={rfc3339(ago(hours=2))}")
 
     # Until it ran again: 8 days and an hour, without the 52 minutes since, and without the day of the first loss.
-    assert found["lost"]["interruptions"] == 1
-    assert found["lost"]["gpuHours"] == pytest.approx(16 * ((8 * 24 + 1 - 52 / 60) - 24), rel=1e-3)
+    assert document["lost"]["interruptions"] == 1
+    assert document["lost"]["gpuHours"] == pytest.approx(16 * ((8 * 24 + 1 - 52 / 60) - 24), rel=1e-3)
 
 
 def test_preemption_is_no_failure(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     stored(gateway.fakes.ledger, job, lost.replace(state="STOPPED"), again)
 
-    found = report(gateway)
+    document = report(gateway)
 
-    assert (found["lost"]["interruptions"], found["requested"]["interruptions"]) == (0, 1)
-    assert (found["lost"]["usdMicros"], found["recovery"]["p50Seconds"]) == (0, None)
+    assert (document["lost"]["interruptions"], document["requested"]["interruptions"]) == (0, 1)
+    assert (document["lost"]["usdMicros"], document["recovery"]["p50Seconds"]) == (0, None)
 
 
 def test_empty_fleet_has_unknown_ratios_and_no_zero_rates(gateway: Gateway) -> None:
-    found = report(gateway)
+    document = report(gateway)
 
-    assert found["failures"]["rate"] is found["effective"]["ratio"] is None
-    assert {use["share"] for use in found["allNodes"]["uses"]} == {None}
+    assert document["failures"]["rate"] is document["effective"]["ratio"] is None
+    assert {use["share"] for use in document["allNodes"]["uses"]} == {None}
 
 
 def test_window_beyond_kept_nodes_says_so(gateway: Gateway) -> None:
     a_fleet(gateway)
 
-    found = report(gateway, f"?since={rfc3339(ago(days=60))}")
+    document = report(gateway, f"?since={rfc3339(ago(days=60))}")
 
-    assert not found["isNodeTimeComplete"]
-    assert any("30 days" in note for note in found["notes"])
+    assert not document["isNodeTimeComplete"]
+    assert any("30 days" in note for note in document["notes"])
 
 
 def test_too_many_records_are_said_to_be_left_out(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +153,11 @@ def test_too_many_records_are_said_to_be_left_out(gateway: Gateway, monkeypatch:
         stored(gateway.fakes.ledger, job, ended)
     monkeypatch.setattr(gateway.fakes.ledger, "by_state", _two_at_a_time(gateway.fakes.ledger.by_state))
 
-    found = report(gateway)
+    document = report(gateway)
 
-    assert not found["isComplete"]
-    assert found["since"] == rfc3339(ago(minutes=20))
-    assert found["lost"]["interruptions"] == 1
+    assert not document["isComplete"]
+    assert document["since"] == rfc3339(ago(minutes=20))
+    assert document["lost"]["interruptions"] == 1
 
 
 def _two_at_a_time(read: Any) -> Any:
@@ -168,10 +168,10 @@ def test_interrupted_job_that_is_gone_is_unknown(gateway: Gateway) -> None:
     _, lost, _ = a_lost_job()
     stored(gateway.fakes.ledger, lost)
 
-    found = report(gateway)
+    document = report(gateway)
 
-    assert (found["isComplete"], found["lost"]["interruptions"]) == (False, 0)
-    assert "1 interrupted jobs are no longer kept, so their losses are unknown." in found["notes"]
+    assert (document["isComplete"], document["lost"]["interruptions"]) == (False, 0)
+    assert "1 interrupted jobs are no longer kept, so their losses are unknown." in document["notes"]
 
 
 def test_node_with_many_failures_is_above_the_fleet(gateway: Gateway) -> None:

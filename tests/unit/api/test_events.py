@@ -31,13 +31,13 @@ def submitted(
 
 
 def ids(gateway: Gateway, query: str = "") -> list[str]:
-    found: list[str] = []
+    subjects: list[str] = []
     token = ""
     while True:
         page = gateway.get(f"/v1/events?pageSize=2{query}{token}").document
-        found += [event["subject"] for event in page["items"]]
+        subjects += [event["subject"] for event in page["items"]]
         if not page["nextPageToken"]:
-            return found
+            return subjects
         token = f"&nextPageToken={page['nextPageToken']}"
 
 

@@ -295,7 +295,7 @@ def test_detectors_may_report_only_their_fault_families() -> None:
 def test_detector_cannot_report_provider_or_operator_faults(fleet: Gateway, key: str, field: str) -> None:
     answer = report(fleet, a_fault(2), a_fault(1, **{"code": None, field: key}))
 
-    assert (answer.status, [each["field"] for each in answer.document["errors"]]) == (400, [f"faults[1].{field}"])
+    assert (answer.status, [error["field"] for error in answer.document["errors"]]) == (400, [f"faults[1].{field}"])
     assert key in answer.document["detail"]
     assert fleet.fakes.inbox.queued == []
 

@@ -80,4 +80,4 @@ def test_repeated_submission_ignores_a_changed_job_type(site: Gateway) -> None:
 def test_image_and_command_are_required_without_job_types(gateway: Gateway) -> None:
     answer = gateway.post("/v1/jobs", {"name": "a"}, key="k1")
 
-    assert (answer.status, {each["field"] for each in answer.document["errors"]}) == (400, {"image", "command"})
+    assert (answer.status, {error["field"] for error in answer.document["errors"]}) == (400, {"image", "command"})

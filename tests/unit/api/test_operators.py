@@ -86,7 +86,7 @@ def test_blocking_guardrail_is_shown_with_node_and_incident(gateway: Gateway) ->
     block = Block(guardrail="POOL_REPAIRS", reason="2 of 8 are in repair.", since=ago(minutes=5), act="reboot")
     stored(gateway.fakes.ledger, an_incident(1, state="BLOCKED", block=block), a_fleet_node(1), a_fleet_node(2))
 
-    nodes = {each["instanceId"]: each for each in gateway.get("/v1/nodes").document["items"]}
+    nodes = {node["instanceId"]: node for node in gateway.get("/v1/nodes").document["items"]}
     document = gateway.get(f"/v1/nodes/{NODE}").document
     incident = gateway.get("/v1/incidents/inc-0000000001").document
 
@@ -154,12 +154,12 @@ def test_cordon_shows_its_author_and_reason_everywhere(gateway: Gateway) -> None
     gateway.post(f"/v1/nodes/{NODE}/cordon", {"reason": "me too"}, key="k2", caller=BO)
 
     shown = gateway.get(f"/v1/nodes/{NODE}").document["cordon"]
-    listed = {each["instanceId"]: each["cordon"] for each in gateway.get("/v1/nodes").document["items"]}
-    (told,) = gateway.get("/v1/status").document["cordons"]
+    listed = {node["instanceId"]: node["cordon"] for node in gateway.get("/v1/nodes").document["items"]}
+    (cordon,) = gateway.get("/v1/status").document["cordons"]
 
     assert (shown["by"], shown["reason"]) == ("role/Researcher (ana)", "fan noise")
     assert listed == {NODE: shown, instance_id(2): None}
-    assert (told["instanceId"], told["by"], told["reason"]) == (NODE, shown["by"], shown["reason"])
+    assert (cordon["instanceId"], cordon["by"], cordon["reason"]) == (NODE, shown["by"], shown["reason"])
 
 
 def test_cordon_removed_elsewhere_is_dropped(gateway: Gateway) -> None:
@@ -219,7 +219,7 @@ def test_holds_of_a_pool_and_a_node_coexist(gateway: Gateway) -> None:
 
     shown = gateway.get("/v1/clusters/laptop/automation").document
 
-    assert [(each["pool"], each["instanceId"]) for each in shown["holds"]] == [("", ""), ("", NODE)]
+    assert [(hold["pool"], hold["instanceId"]) for hold in shown["holds"]] == [("", ""), ("", NODE)]
 
 
 @pytest.mark.parametrize("scope", [{"pool": "a b"}, {"instanceId": "node-1"}])

@@ -233,7 +233,7 @@ def test_modes_of_a_policy_are_tried_on_decisions(site: Gateway, rule: dict[str,
 
     document = tried(site, {"modes": [rule]}).document
 
-    changes = [(each["before"], each["after"]["action"], each["after"]["mode"]) for each in document["changed"]]
+    changes = [(change["before"], change["after"]["action"], change["after"]["mode"]) for change in document["changed"]]
     assert [(before["action"], before["mode"], action) for before, action, _ in changes] == (
         [("ACT", "act", after)] if after else []
     )
@@ -248,7 +248,9 @@ def test_removed_mode_rules_are_tried(site: Gateway) -> None:
     same, freed = tried(site, {"modes": [{"mode": "observe"}]}).document, tried(site, {}).document
 
     assert same["changed"] == []
-    assert [(each["before"]["action"], each["after"]["action"]) for each in freed["changed"]] == [("OBSERVE", "ACT")]
+    assert [(change["before"]["action"], change["after"]["action"]) for change in freed["changed"]] == [
+        ("OBSERVE", "ACT")
+    ]
 
 
 def test_a_repair_is_tried_in_other_modes_and_limits(site: Gateway) -> None:
@@ -259,9 +261,9 @@ def test_a_repair_is_tried_in_other_modes_and_limits(site: Gateway) -> None:
     limited = tried(site, {"repair": {"guardrails": {"fleetRepairs": 1}}}).document
 
     assert (same["examined"], same["changed"], same["cannot"]) == (1, [], 0)
-    assert [each["kind"] for each in observed["changed"]] == ["REPAIR"]
+    assert [change["kind"] for change in observed["changed"]] == ["REPAIR"]
     assert "Mode is observe" in observed["changed"][0]["after"]["reason"]
-    assert [(each["before"]["action"], each["after"]["action"]) for each in limited["changed"]] == [
+    assert [(change["before"]["action"], change["after"]["action"]) for change in limited["changed"]] == [
         ("REBOOT", "BLOCKED")
     ]
 
@@ -298,18 +300,20 @@ def test_history_lists_every_change_newest_first(site: Gateway, size: int) -> No
         assert give(site, {"repair": {"maxAttempts": number}}, key=f"k{number}").status == 200
     give(site, {"repair": {"maxAttempts": 3}}, key="k3")  # a late repeat is no change
 
-    seen, token = [], ""
+    changes, token = [], ""
     while True:
-        found = site.get(f"{PATH}?pageSize={size}" + (f"&nextPageToken={token}" if token else "")).document["history"]
-        seen += found["items"]
-        token = found["nextPageToken"]
+        document = site.get(f"{PATH}?pageSize={size}" + (f"&nextPageToken={token}" if token else "")).document[
+            "history"
+        ]
+        changes += document["items"]
+        token = document["nextPageToken"]
         if not token:
             break
 
-    assert [(each["number"], each["changes"]["repair"]["maxAttempts"]) for each in seen] == [
+    assert [(change["number"], change["changes"]["repair"]["maxAttempts"]) for change in changes] == [
         (number, number) for number in (5, 4, 3, 2, 1)
     ]
-    assert {(each["by"], each["reason"]) for each in seen} == {("role/Researcher (ana)", "Ours.")}
+    assert {(change["by"], change["reason"]) for change in changes} == {("role/Researcher (ana)", "Ours.")}
 
 
 def test_history_is_empty_as_shipped(site: Gateway) -> None:
@@ -359,8 +363,8 @@ WHOLE = changed(Policy(), FULL).to_json()
 def numbers(part: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """The way to every number of a document."""
     if isinstance(part, dict | list):
-        for name, each in part.items() if isinstance(part, dict) else enumerate(part):
-            yield from numbers(each, (*way, name))
+        for name, item in part.items() if isinstance(part, dict) else enumerate(part):
+            yield from numbers(item, (*way, name))
     elif isinstance(part, int | float) and not isinstance(part, bool):
         yield way
 
@@ -384,7 +388,7 @@ def test_every_number_of_the_policy_has_bounds(way: tuple[str | int, ...]) -> No
 
 def test_every_field_of_a_section_has_bounds() -> None:
     schema = Policy.model_json_schema()
-    sections = {each.__name__ for each in Section.__subclasses__()}
+    sections = {section.__name__ for section in Section.__subclasses__()}
 
     def is_open(part: Any) -> bool:
         match part:
@@ -397,13 +401,13 @@ def test_every_field_of_a_section_has_bounds() -> None:
                 return is_open(values)
         return False
 
-    found = [
+    fields_without_bounds = [
         f"{name}.{field}"
         for name in sections & schema["$defs"].keys()
         for field, part in schema["$defs"][name]["properties"].items()
         if is_open(part)
     ]
-    assert found == []
+    assert fields_without_bounds == []
     assert {"EconomyPolicy", "WatchPolicy", "SchedulingPolicy", "BurstPolicy", "ServingWorkload"} <= sections
 
 

@@ -66,13 +66,13 @@ def test_plan_of_an_urgent_job_explains_every_pool(gateway: Gateway) -> None:
     document = placed(site)
 
     assert (document["action"], document["pool"]) == ("RENT", "burst-od")
-    chosen, *others = document["pools"]
+    chosen, *other_rows = document["pools"]
     assert (chosen["pool"], chosen["isChosen"], chosen["market"]) == ("burst-od", True, "on-demand")
     # Two nodes for two hours of work, the launch and the restart, at $55.04.
     seconds = chosen["endsAfterSeconds"]
     assert chosen["usd"]["rent"] == pytest.approx(2 * 55.04 * seconds / 3600, abs=0.05)
-    assert {row["pool"] for row in others} == {"p5-workers", "burst-spot"}
-    spot = next(row for row in others if row["pool"] == "burst-spot")
+    assert {row["pool"] for row in other_rows} == {"p5-workers", "burst-spot"}
+    spot = next(row for row in other_rows if row["pool"] == "burst-spot")
     assert spot["interruptions"] > 0
     assert "too infrequent" in spot["whyNot"]
     assert all(row["startsAt"] < row["endsAt"] for row in document["pools"])
@@ -157,7 +157,7 @@ def test_past_or_invalid_deadline_is_refused_by_field(gateway: Gateway, path: st
     answer = gateway.post(path, BODY | {"deadline": deadline}, key="k1")
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
-    assert [each["field"] for each in answer.document["errors"]] == ["deadline"]
+    assert [error["field"] for error in answer.document["errors"]] == ["deadline"]
     assert answer.headers["Content-Type"] == "application/problem+json"
 
 
@@ -170,7 +170,7 @@ def test_a_job_without_a_deadline_shows_none(gateway: Gateway) -> None:
 def test_plan_with_kueue_admission_has_no_pools(gateway: Gateway) -> None:
     with_kueue = Gateway(environment={"EVENKEEL_ADMISSION": "kueue"})
 
-    own, handed = (each.post("/v1/jobs/plan", BODY) for each in (gateway, with_kueue))
+    own, handed = (site.post("/v1/jobs/plan", BODY) for site in (gateway, with_kueue))
 
     assert (own.status, handed.status) == (200, 200)
     assert handed.document.keys() == own.document.keys()

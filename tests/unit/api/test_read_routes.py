@@ -77,16 +77,16 @@ def test_all_pages_contain_each_job_once(gateway: Gateway, size: int) -> None:
     states = ["PENDING", "RUNNING", "SUCCEEDED", "FAILED"]
     stored(gateway.fakes.ledger, *(a_job(n, state=states[n % 4]) for n in range(1, 21)))
 
-    seen: list[str] = []
+    ids: list[str] = []
     token = ""
     while True:
         page = gateway.get(f"/v1/jobs?pageSize={size}" + (f"&nextPageToken={token}" if token else "")).document
-        seen += job_ids(page)
+        ids += job_ids(page)
         token = page["nextPageToken"]
         if not token:
             break
 
-    assert seen == [f"job-{n:010d}" for n in range(20, 0, -1)]
+    assert ids == [f"job-{n:010d}" for n in range(20, 0, -1)]
 
 
 def test_state_change_between_pages_loses_and_repeats_no_job(gateway: Gateway) -> None:
@@ -380,8 +380,8 @@ def admission(number: int, action: str, **before: float) -> Decision:
         job_id=job_id, submitted_at=ago(hours=1), cluster=CLUSTER, nodes=2, accelerators_per_node=8
     )
     facts = AdmissionFacts(request=request, offers=(), now=at).to_json()
-    said = f"Because {number}."
-    return a_decision(number, job_id, kind="ADMISSION", action=action, reason=said, decided_at=at, facts=facts)
+    reason = f"Because {number}."
+    return a_decision(number, job_id, kind="ADMISSION", action=action, reason=reason, decided_at=at, facts=facts)
 
 
 def test_why_of_a_pending_job_starts_with_its_current_reason(gateway: Gateway) -> None:
@@ -394,7 +394,7 @@ def test_why_of_a_pending_job_starts_with_its_current_reason(gateway: Gateway) -
 
     assert document["state"] == "PENDING"
     assert document["decision"]["decisionId"] == "dec-0000000004"
-    assert [each["decisionId"] for each in document["earlier"]] == [
+    assert [decision["decisionId"] for decision in document["earlier"]] == [
         "dec-0000000003",
         "dec-0000000002",
         "dec-0000000001",
@@ -405,7 +405,7 @@ def test_why_of_a_pending_job_omits_an_old_admission(gateway: Gateway) -> None:
     document = requeued(gateway, admission(1, "NO_ROOM", minutes=25))
 
     assert (document["decision"], document["considered"], document["changes"]) == (None, [], [])
-    assert [each["action"] for each in document["earlier"]] == ["ADMIT", "NO_ROOM"]
+    assert [decision["action"] for decision in document["earlier"]] == ["ADMIT", "NO_ROOM"]
     assert "waits for capacity to resume" in document["sentence"]
 
 
@@ -437,7 +437,7 @@ def test_every_incident_state_has_a_sentence(gateway: Gateway, state: IncidentSt
 
     assert why["sentence"].startswith(f"{incident.node_name} showed ")
     assert why["decision"]["reason"] == "Xid 79 calls for a replacement."
-    assert [each["reason"] for each in why["earlier"]] == [detail.reason]
+    assert [decision["reason"] for decision in why["earlier"]] == [detail.reason]
 
 
 def test_decision_is_returned_completely(gateway: Gateway) -> None:
@@ -548,7 +548,7 @@ def test_status_shows_rentals_of_deployments(gateway: Gateway) -> None:
     assert before == []
     assert (shown["id"], shown["namespace"], shown["name"]) == (rental.job_id, "serving", "chat")
     assert (shown["reason"], shown["decisionId"]) == (note.text, rental.decision_id)
-    assert [(each["rental"], each["state"], each["nodeNames"]) for each in shown["rentals"]] == [
+    assert [(rental["rental"], rental["state"], rental["nodeNames"]) for rental in shown["rentals"]] == [
         (2, "ENDED", ["ip-2"]),
         (1, "READY", ["ip-1"]),
     ]
@@ -847,7 +847,7 @@ def test_any_stale_source_degrades_the_status(gateway: Gateway, kind: SourceKind
     status = gateway.get("/v1/status").document
 
     assert status["health"] == "CRITICAL"
-    assert {each["source"]["kind"] for each in status["sources"] if each["state"] == "STALE"} == {kind}
+    assert {source["source"]["kind"] for source in status["sources"] if source["state"] == "STALE"} == {kind}
 
 
 def test_fleet_never_observed_is_unknown_and_not_empty(gateway: Gateway) -> None:
@@ -856,7 +856,7 @@ def test_fleet_never_observed_is_unknown_and_not_empty(gateway: Gateway) -> None
     assert status["health"] == "DEGRADED"
     assert status["reasons"][0] == "nothing has been observed yet"
     assert (status["nodes"]["total"], status["gpus"]["total"], status["gpus"]["free"]) == (None, None, None)
-    assert {each["state"] for each in status["sources"]} == {"UNKNOWN"}
+    assert {source["state"] for source in status["sources"]} == {"UNKNOWN"}
 
 
 def test_status_says_that_evenkeel_is_not_running() -> None:

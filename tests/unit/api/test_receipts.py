@@ -115,9 +115,9 @@ def test_every_second_of_an_interruption_has_a_stage(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
 
-    found = receipt(gateway, "incidents/inc-0000000001")
+    document = receipt(gateway, "incidents/inc-0000000001")
 
-    (interruption,) = found["jobs"]
+    (interruption,) = document["jobs"]
     assert seconds_of(interruption) == PART_SECONDS
     assert interruption["total"]["seconds"] == sum(PART_SECONDS.values()) == 18 * 60
     assert interruption["total"]["gpuHours"] == pytest.approx(16 * 0.3)
@@ -132,15 +132,15 @@ def test_node_time_beside_its_jobs_counts_once(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
 
-    found = receipt(gateway, "incidents/inc-0000000001")
+    document = receipt(gateway, "incidents/inc-0000000001")
 
     # The node was out from 59:20 to 40:00. Until 52:00 its job had lost these seconds already.
-    assert found["node"]["seconds"] == 19 * 60 + 20
-    assert found["node"]["countedWithJobsSeconds"] == 7 * 60 + 20
-    assert found["node"]["gpuHours"] == pytest.approx(8 * 0.2)
-    assert found["totalGpuHours"] == pytest.approx(16 * 0.3 + 8 * 0.2)
-    assert found["totalUsdMicros"] == found["lost"]["usdMicros"] + found["node"]["usdMicros"]
-    assert found["node"]["usdMicros"] == round(8 * 0.2 * 6.88e6)
+    assert document["node"]["seconds"] == 19 * 60 + 20
+    assert document["node"]["countedWithJobsSeconds"] == 7 * 60 + 20
+    assert document["node"]["gpuHours"] == pytest.approx(8 * 0.2)
+    assert document["totalGpuHours"] == pytest.approx(16 * 0.3 + 8 * 0.2)
+    assert document["totalUsdMicros"] == document["lost"]["usdMicros"] + document["node"]["usdMicros"]
+    assert document["node"]["usdMicros"] == round(8 * 0.2 * 6.88e6)
 
 
 def test_estimates_are_marked_and_state_their_assumptions(gateway: Gateway) -> None:
@@ -194,11 +194,11 @@ def test_later_incident_of_the_same_attempt_counts_nothing_again(gateway: Gatewa
     stored(gateway.fakes.ledger, job, lost, again, first, second)
     planned_resume(gateway, job, first)
 
-    found = receipt(gateway, "incidents/inc-0000000002")
+    document = receipt(gateway, "incidents/inc-0000000002")
 
-    assert found["jobs"] == []
-    assert [each["incidentIds"] for each in found["shared"]] == [["inc-0000000001", "inc-0000000002"]]
-    assert found["lost"]["seconds"] == 0
+    assert document["jobs"] == []
+    assert [share["incidentIds"] for share in document["shared"]] == [["inc-0000000001", "inc-0000000002"]]
+    assert document["lost"]["seconds"] == 0
 
 
 def test_unknown_resume_point_is_unknown_and_not_zero(gateway: Gateway) -> None:
@@ -217,11 +217,11 @@ def test_type_without_a_price_has_no_dollars(gateway: Gateway) -> None:
     incident = its_incident(job, instance_type="ml.p5e.48xlarge")
     stored(gateway.fakes.ledger, job, lost.replace(**changes), again.replace(**changes), incident)
 
-    found = receipt(gateway, "incidents/inc-0000000001")
+    document = receipt(gateway, "incidents/inc-0000000001")
 
-    assert found["totalUsdMicros"] is found["lost"]["usdMicros"] is found["jobs"][0]["price"] is None
-    assert found["lost"]["unpricedGpuHours"] == pytest.approx(16 * 0.3)
-    assert found["isLowerBound"]
+    assert document["totalUsdMicros"] is document["lost"]["usdMicros"] is document["jobs"][0]["price"] is None
+    assert document["lost"]["unpricedGpuHours"] == pytest.approx(16 * 0.3)
+    assert document["isLowerBound"]
 
 
 def test_buckets_of_a_job_sum_to_its_life(gateway: Gateway) -> None:
@@ -230,17 +230,17 @@ def test_buckets_of_a_job_sum_to_its_life(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, job, lost, again, incident)
     planned_resume(gateway, job, incident)
 
-    found = receipt(gateway, f"jobs/{job.job_id}")
+    document = receipt(gateway, f"jobs/{job.job_id}")
 
-    assert {each["bucket"]: each["seconds"] for each in found["buckets"]} == {
+    assert {bucket["bucket"]: bucket["seconds"] for bucket in document["buckets"]} == {
         "PRODUCTIVE": (50 + 52) * 60,
         "LOST": 18 * 60,
         "INTERRUPTED": 0,
         "STARTING": 0,
         "QUEUED": 3600,
     }
-    assert found["elapsedSeconds"] == 3 * 3600
-    assert found["interruptions"][0]["incidentIds"] == ["inc-0000000001"]
+    assert document["elapsedSeconds"] == 3 * 3600
+    assert document["interruptions"][0]["incidentIds"] == ["inc-0000000001"]
 
 
 def test_timelines_end_with_the_receipt(gateway: Gateway) -> None:

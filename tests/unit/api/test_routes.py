@@ -91,8 +91,8 @@ def test_only_idempotent_routes_document_a_key_conflict() -> None:
         "/policy",
     }
     text = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    said = next(part for part in text.split("\n* ") if part.startswith("**Idempotency-Key**"))
-    remembered, forgotten = said.split("All others")
+    paragraph = next(part for part in text.split("\n* ") if part.startswith("**Idempotency-Key**"))
+    remembered, forgotten = paragraph.split("All others")
     verbs = {path.rsplit("/", 1)[-1] for path in described if "Idempotency-Key" in json.dumps(described[path])}
     assert all(path.rsplit("/", 1)[-1] in remembered for path in remember)
     assert all(f"`{verb}`" in forgotten for verb in verbs - {path.rsplit("/", 1)[-1] for path in remember})

@@ -91,15 +91,15 @@ def described() -> dict[str, Any]:
 
 SCHEMA = schemathesis.openapi.from_dict(described())
 SCHEMA.app = wsgi
-OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations() if isinstance(found, Ok)]
+OPERATIONS = [operation.ok() for operation in SCHEMA.get_all_operations() if isinstance(operation, Ok)]
 
 
 def test_requests_are_generated_for_every_route() -> None:
     assert len(OPERATIONS) == len(template_routes())
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.label)
-@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda each: each.value)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda generation_mode: generation_mode.value)
 def test_every_answer_matches_the_openapi_description(operation: Any, mode: schemathesis.GenerationMode) -> None:
     @seed(SEED)
     @settings(

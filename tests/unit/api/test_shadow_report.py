@@ -25,32 +25,32 @@ def test_report_compares_each_decision_with_its_node(gateway: Gateway) -> None:
     heartbeats(gateway.fakes.ledger)
     happened(gateway, replaced, NodeEventKind.REPLACED, hours=29)
 
-    found = report(gateway)
+    document = report(gateway)
 
-    assert [(each["decision"]["incidentId"], each["repair"]["verdict"]) for each in found["items"]] == [
+    assert [(case["decision"]["incidentId"], case["repair"]["verdict"]) for case in document["items"]] == [
         ("inc-0000000003", "UNKNOWN"),
         ("inc-0000000002", "WOULD_HAVE_BEEN_WRONG"),
         ("inc-0000000001", "EARLIER"),
     ]
-    assert found["items"][2]["repair"]["seconds"] == 3600
-    rate = found["summary"]["falseReplacements"]
+    assert document["items"][2]["repair"]["seconds"] == 3600
+    rate = document["summary"]["falseReplacements"]
     assert (rate["count"], rate["of"], rate["unknown"], rate["share"]) == (1, 2, 1, 0.5)
     assert 0 < rate["low"] < 0.5 < rate["high"] < 1
-    assert found["isComplete"]
+    assert document["isComplete"]
 
 
 def test_pages_hold_every_case_once_and_each_sums_all(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, *(an_observed(number, hours=30 + number % 3) for number in range(1, 8)))
-    found: list[str] = []
+    incident_ids: list[str] = []
     query = "?pageSize=3"
     for _ in range(3):
         answer = report(gateway, query)
         assert answer["summary"]["cases"] == 7
-        found += [each["decision"]["incidentId"] for each in answer["items"]]
+        incident_ids += [case["decision"]["incidentId"] for case in answer["items"]]
         query = f"?pageSize=3&nextPageToken={answer['nextPageToken']}"
 
     assert answer["nextPageToken"] is None
-    assert len(found) == len(set(found)) == 7
+    assert len(incident_ids) == len(set(incident_ids)) == 7
 
 
 def test_drills_and_acting_incidents_are_left_out(gateway: Gateway) -> None:
@@ -82,7 +82,7 @@ def test_cordoned_or_marked_node_is_not_in_service(gateway: Gateway) -> None:
     )
     heartbeats(gateway.fakes.ledger)
 
-    assert {each["cordon"]["cause"] for each in report(gateway)["items"]} == {"NOTHING_KNOWN"}
+    assert {case["cordon"]["cause"] for case in report(gateway)["items"]} == {"NOTHING_KNOWN"}
 
 
 def test_timeline_shows_what_happened_after_the_decision(gateway: Gateway) -> None:
@@ -109,10 +109,10 @@ def test_too_many_incidents_are_said_to_be_left_out(gateway: Gateway, monkeypatc
     monkeypatch.setattr(read_incidents, "MAX_READ", 4)
     stored(gateway.fakes.ledger, *(an_observed(number, hours=number) for number in range(1, 8)))
 
-    found = report(gateway)
+    document = report(gateway)
 
-    assert (found["isComplete"], found["summary"]["cases"]) == (False, 4)
-    assert found["since"] == rfc3339(ago(hours=4))
+    assert (document["isComplete"], document["summary"]["cases"]) == (False, 4)
+    assert document["since"] == rfc3339(ago(hours=4))
 
 
 @pytest.mark.parametrize("query", ["since=2026-11-01T00:00:00Z", "since=2026-11-03T00:00:00Z&pool=p5-workers"])

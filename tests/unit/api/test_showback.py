@@ -44,17 +44,17 @@ def two_jobs(gateway: Gateway) -> None:
 def test_rows_sum_to_the_use_and_cost_of_the_window(gateway: Gateway) -> None:
     two_jobs(gateway)
 
-    found = showback(gateway)
+    document = showback(gateway)
 
-    nlp, vision = found["items"]
+    nlp, vision = document["items"]
     assert (nlp["team"], nlp["user"], nlp["project"], nlp["jobs"]) == ("nlp", "role/Nlp", "llama", 1)
     assert nlp["gpuHours"] == pytest.approx(16 * (62 + 54) / 60)
     assert nlp["usdMicros"] == pytest.approx(16 * (62 + 54) / 60 * 6.88e6, abs=2)
     assert (vision["project"], vision["usdMicros"]) == ("vit", None)
     assert vision["unpricedGpuHours"] == pytest.approx(8 / 3)
-    assert found["total"]["gpuHours"] == pytest.approx(nlp["gpuHours"] + vision["gpuHours"])
-    assert found["total"]["usdMicros"] == nlp["usdMicros"]
-    assert found["total"]["unpricedGpuHours"] == pytest.approx(8 / 3)
+    assert document["total"]["gpuHours"] == pytest.approx(nlp["gpuHours"] + vision["gpuHours"])
+    assert document["total"]["usdMicros"] == nlp["usdMicros"]
+    assert document["total"]["unpricedGpuHours"] == pytest.approx(8 / 3)
 
 
 def test_use_is_cut_at_the_window(gateway: Gateway) -> None:
@@ -86,14 +86,14 @@ def test_pages_hold_every_row_once(gateway: Gateway) -> None:
     for number in range(1, 6):
         job = a_labelled(a_job(number, state="RUNNING"), f"p{number}")
         stored(gateway.fakes.ledger, job, an_attempt(job, running_at=ago(minutes=5)))
-    found: list[str] = []
+    projects: list[str] = []
     query = f"{HERE}&pageSize=2"
     for _ in range(3):
         answer = showback(gateway, query)
-        found += [row["project"] for row in answer["items"]]
+        projects += [row["project"] for row in answer["items"]]
         query = f"{HERE}&pageSize=2&nextPageToken={answer['nextPageToken']}"
 
-    assert found == ["p1", "p2", "p3", "p4", "p5"]
+    assert projects == ["p1", "p2", "p3", "p4", "p5"]
     assert answer["nextPageToken"] is None
 
 
@@ -115,13 +115,13 @@ def test_other_teams_show_only_gpu_hours(gateway: Gateway) -> None:
     with_teams(gateway)
     two_jobs(gateway)
 
-    found = showback(gateway, caller=f"arn:aws:sts::{ACCOUNT}:assumed-role/vision/ana")
+    document = showback(gateway, caller=f"arn:aws:sts::{ACCOUNT}:assumed-role/vision/ana")
 
-    nlp, vision = found["items"]
+    nlp, vision = document["items"]
     assert (nlp["user"], nlp["project"], nlp["usdMicros"]) == (None, None, None)
     assert nlp["gpuHours"] > 0
     assert (vision["user"], vision["project"]) == ("role/Vision", "vit")
-    assert {budget["team"] for budget in found["budgets"]} == {"vision"}
+    assert {budget["team"] for budget in document["budgets"]} == {"vision"}
 
 
 def test_budget_forecast_follows_the_pace_of_the_period(gateway: Gateway) -> None:

@@ -237,14 +237,14 @@ def test_filtered_list_is_complete_over_its_pages(site: Gateway) -> None:
         submitted(site, key=f"l{n}")
 
     for state in ("", "&state=PENDING"):
-        found, token = [], ""
+        ids, token = [], ""
         while True:
             page = site.get(f"/v1/jobs?class=high&pageSize=2{state}" + (f"&nextPageToken={token}" if token else ""))
-            found += [job["jobId"] for job in page.document["items"]]
+            ids += [job["jobId"] for job in page.document["items"]]
             token = page.document["nextPageToken"]
             if not token:
                 break
-        assert sorted(found) == sorted(wanted)
+        assert sorted(ids) == sorted(wanted)
 
 
 def test_team_table_shows_quota_use_borrowing_and_lending(site: Gateway) -> None:
@@ -349,10 +349,10 @@ def test_plan_shows_the_starting_size_of_an_elastic_job(gateway: Gateway) -> Non
     place = {"uri": "s3://checkpoints/elastic"}
     sizes = {"minNodes": 1, "maxNodes": 4}
 
-    found = planned(gateway, nodes=4, elastic=sizes, checkpoint=place).document["decision"]
+    decision = planned(gateway, nodes=4, elastic=sizes, checkpoint=place).document["decision"]
 
-    assert (found["action"], len(found["nodes"])) == ("ADMIT", 2)
-    assert found["reason"].startswith("The job starts with 2 of 4 nodes.")
+    assert (decision["action"], len(decision["nodes"])) == ("ADMIT", 2)
+    assert decision["reason"].startswith("The job starts with 2 of 4 nodes.")
     refused = planned(gateway, nodes=4, elastic=sizes | {"step": 0}, checkpoint=place).document
     assert refused["errors"][0]["field"] == "elastic.step"
 

@@ -123,7 +123,7 @@ def a_team(name: str, *members: tuple[str, str]) -> dict[str, Any]:
         "name": name,
         "namespace": name,
         "queue": {"groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}]},
-        "members": [{"principal": role(each), "role": given} for each, given in members],
+        "members": [{"principal": role(member), "role": given} for member, given in members],
     }
     return {"team": team, "reason": "x"}
 
@@ -326,10 +326,10 @@ def test_job_older_than_its_team_belongs_to_its_submitter(site: Gateway) -> None
         job.replace(job_id="job-0000000007", spec=job.spec.replace(team="speech"), owner="role/Stranger"),
     )
 
-    mine = site.get("/v1/jobs/job-0000000007", caller=session("Stranger"))
+    own_response = site.get("/v1/jobs/job-0000000007", caller=session("Stranger"))
     response = site.get("/v1/jobs/job-0000000007", caller=session("Nlp"))
 
-    assert (SECRET in mine.text, SECRET in response.text) == (True, False)
+    assert (SECRET in own_response.text, SECRET in response.text) == (True, False)
 
 
 def test_submitter_who_left_the_team_reads_no_more(site: Gateway) -> None:

@@ -29,7 +29,7 @@ def fleet(gateway: Gateway) -> Gateway:
 def test_hold_of_an_unknown_pool_is_refused(fleet: Gateway, pool: str) -> None:
     answer = hold(fleet, pool=pool)
 
-    assert (answer.status, [each["field"] for each in answer.document["errors"]]) == (400, ["pool"])
+    assert (answer.status, [error["field"] for error in answer.document["errors"]]) == (400, ["pool"])
     assert f"There is no pool {pool}." in answer.document["detail"]
     assert POOL in answer.document["detail"]
     assert not fleet.get(f"/v1/clusters/{FLEET}/automation").document["isHeld"]

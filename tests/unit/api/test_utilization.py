@@ -96,7 +96,7 @@ def test_each_node_counts_in_exactly_one_phase(gateway: Gateway) -> None:
         ],
     }
     changes = [document for group in states.values() for document in group]
-    a_fleet(gateway, *(a_fleet_node(number, **each) for number, each in enumerate(changes, 2)))
+    a_fleet(gateway, *(a_fleet_node(number, **change) for number, change in enumerate(changes, 2)))
     stored(gateway.fakes.ledger, a_fleet_node(1), an_incident(1))
 
     totals = gateway.get("/v1/utilization").document["totals"]

@@ -117,10 +117,10 @@ def test_market_opens_at_its_rate_and_equally_for_all() -> None:
     first, second = (CapacityMarket(load_setup(), 1) for _ in range(2))
     moments = range(0, 400 * 86_400, 1800)
 
-    seen = [first.is_open("g5.xlarge", "a", Market.SPOT, moment) for moment in moments]
+    is_open = [first.is_open("g5.xlarge", "a", Market.SPOT, moment) for moment in moments]
 
-    assert seen[::7] == [second.is_open("g5.xlarge", "a", Market.SPOT, moment) for moment in moments[::7]]
-    assert sum(seen) / len(seen) == pytest.approx(6 / 8, abs=0.03)
+    assert is_open[::7] == [second.is_open("g5.xlarge", "a", Market.SPOT, moment) for moment in moments[::7]]
+    assert sum(is_open) / len(is_open) == pytest.approx(6 / 8, abs=0.03)
 
 
 def test_an_interval_holds_the_ratio_of_the_sums() -> None:
@@ -174,16 +174,20 @@ def test_bound_equals_the_best_of_all_schedules() -> None:
 
 @pytest.mark.parametrize("name", ["burst", "elastic"])
 def test_stored_figures_match_the_setup_and_the_page(name: str) -> None:
-    found = json.loads((PROJECT / "bench" / "results" / f"{name}.json").read_text("utf-8"))
+    document = json.loads((PROJECT / "bench" / "results" / f"{name}.json").read_text("utf-8"))
     page = (PROJECT / "docs" / "benchmarks.md").read_text("utf-8")
 
-    assert found["setup"] == setup_hash()
+    assert document["setup"] == setup_hash()
     if name == "burst":
-        assert found["seeds"] == load_setup()["seeds"]["measured"]
-        shown = [f"{each['ratio']:.3f} ({each['low']:.3f} – {each['high']:.3f})" for each in found["ratios"].values()]
+        assert document["seeds"] == load_setup()["seeds"]["measured"]
+        shown = [
+            f"{figures['ratio']:.3f} ({figures['low']:.3f} – {figures['high']:.3f})"
+            for figures in document["ratios"].values()
+        ]
         shown += [
-            f"${each['usd']:,} | ${each['rentUsd']:,} | ${each['delayUsd']:,}" for each in found["policies"].values()
+            f"${figures['usd']:,} | ${figures['rentUsd']:,} | ${figures['delayUsd']:,}"
+            for figures in document["policies"].values()
         ]
     else:
-        shown = [f"**{found[day]['recovered']:.1%}**" for day in DAY["shapes"]]
-    assert [each for each in shown if each not in page] == []
+        shown = [f"**{document[day]['recovered']:.1%}**" for day in DAY["shapes"]]
+    assert [cell for cell in shown if cell not in page] == []

@@ -19,8 +19,8 @@ def a_sample(lane: str, seconds: float) -> Sample:
 def a_report(*, evenkeel: float = 0.21, cold: Sequence[float] = (2.0,)) -> LatencyReport:
     seconds = {EVENKEEL: evenkeel, EMPTY: 0.17, BARE: 0.007}
     return LatencyReport(
-        warm={lane: [a_sample(lane, each)] * 3 for lane, each in seconds.items()},
-        cold={lane: [a_sample(lane, each) for each in cold] for lane in seconds},
+        warm={lane: [a_sample(lane, duration)] * 3 for lane, duration in seconds.items()},
+        cold={lane: [a_sample(lane, duration) for duration in cold] for lane in seconds},
         stages=(LatencyStage("received", 0.02, 0.01),),
         own={"plan_recovery": (0.017, 0.018)},
         others=0.0,

@@ -27,19 +27,19 @@ def test_at_most_the_remaining_share_exceeds_a_quantile(samples: list[float], sh
 
 
 def test_lane_against_itself_is_one() -> None:
-    seen = ratio([0.2, 0.3, 0.25], [0.2, 0.3, 0.25])
+    figures = ratio([0.2, 0.3, 0.25], [0.2, 0.3, 0.25])
 
-    assert (seen.p50, seen.p50_low, seen.p50_high, seen.p99) == (1.0, 1.0, 1.0, 1.0)
+    assert (figures.p50, figures.p50_low, figures.p50_high, figures.p99) == (1.0, 1.0, 1.0, 1.0)
 
 
 def test_noise_in_a_whole_round_keeps_the_ratio() -> None:
     yardstick = [0.1, 0.8, 0.2, 0.4, 0.1, 0.3]
     lane = [2 * seconds for seconds in yardstick]
 
-    seen = ratio(lane, yardstick)
+    figures = ratio(lane, yardstick)
 
-    assert seen.p50_low == pytest.approx(2.0)
-    assert seen.p50_high == pytest.approx(2.0)
+    assert figures.p50_low == pytest.approx(2.0)
+    assert figures.p50_high == pytest.approx(2.0)
 
 
 @given(rounds=ROUNDS)

@@ -177,6 +177,6 @@ def test_limits_are_those_of_the_template() -> None:
 
 
 def test_missed_aims_come_first(bench: Bench) -> None:
-    found = verdicts([bench.one_event(SIZES[0])])
+    verdicts_found = verdicts([bench.one_event(SIZES[0])])
 
-    assert [verdict.is_met for verdict in found] == sorted(verdict.is_met for verdict in found)
+    assert [verdict.is_met for verdict in verdicts_found] == sorted(verdict.is_met for verdict in verdicts_found)

@@ -230,8 +230,8 @@ class WorldStorage:
         return self._world.objects.setdefault(key, content) is content
 
     def checkpoints(self) -> list[training_layout.Checkpoint]:
-        found = (training_layout.checkpoint_of_folder(folder) for folder in self._world.folders())
-        return [checkpoint for checkpoint in found if checkpoint is not None]
+        checkpoints_found = (training_layout.checkpoint_of_folder(folder) for folder in self._world.folders())
+        return [checkpoint for checkpoint in checkpoints_found if checkpoint is not None]
 
     def examine(self, checkpoint: training_layout.Checkpoint, *, checksums: bool = True) -> Mapping[str, StoredObject]:
         return {

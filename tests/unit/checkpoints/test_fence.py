@@ -179,16 +179,16 @@ class TwoAttemptsNeverMix(RuleBasedStateMachine):
 
     def _lineage(self) -> set[tuple[int, int]]:
         """Whatever was written in time, by the newest attempt or by those that it and its forebears were pinned to."""
-        found: set[tuple[int, int]] = set()
+        lineage: set[tuple[int, int]] = set()
         attempt, most = self.highest, None
         while attempt:
             in_time = {ref for ref, fence in self.written_under.items() if ref[0] == attempt == fence}
-            found |= {ref for ref in in_time if most is None or ref[1] <= most}
+            lineage |= {ref for ref in in_time if most is None or ref[1] <= most}
             pinned = self.choices[attempt].resume
             if pinned is None:
                 break
             attempt, most = pinned
-        return found
+        return lineage
 
 
 test_two_attempts_never_mix = TwoAttemptsNeverMix.TestCase

@@ -417,19 +417,23 @@ def test_both_readers_find_the_newest_sufficient_checkpoint(
     written: list[WrittenCheckpoint], doubt: int | None, requirement: str
 ) -> None:
     world = CheckpointWorld()
-    for number, one in enumerate(written, start=1):
-        folder = world.save(1, number * 10, began=one.began, **_SAYS[one.says])
-        if not one.is_complete:
+    for number, checkpoint in enumerate(written, start=1):
+        folder = world.save(1, number * 10, began=checkpoint.began, **_SAYS[checkpoint.says])
+        if not checkpoint.is_complete:
             _drop(world, folder)
 
     def is_sound(number: int) -> bool:
         return number < len(written) and written[number].says in ("loss", "looked")
 
-    def is_good(number: int, one: WrittenCheckpoint) -> bool:
-        holds = one.is_complete and one.says not in ("nan", "bad") and (doubt is None or one.began <= doubt)
+    def is_good(number: int, checkpoint: WrittenCheckpoint) -> bool:
+        holds = (
+            checkpoint.is_complete
+            and checkpoint.says not in ("nan", "bad")
+            and (doubt is None or checkpoint.began <= doubt)
+        )
         return holds and (requirement != "EVIDENCE" or (is_sound(number) and is_sound(number + 1)))
 
-    newest = max((number for number, one in enumerate(written) if is_good(number, one)), default=None)
+    newest = max((number for number, checkpoint in enumerate(written) if is_good(number, checkpoint)), default=None)
     answers = [
         reader.choose(world, 2, None if doubt is None else at(doubt), requirement=requirement) for reader in READERS
     ]

@@ -40,8 +40,8 @@ def answer_of(*words: str | Path) -> Json:
 
 def verdicts(found: Json) -> list[tuple[str, str, str]]:
     return [
-        (each["decision"]["instanceId"], each["cordon"]["verdict"], each["repair"]["verdict"])
-        for each in found["cases"]
+        (case["decision"]["instanceId"], case["cordon"]["verdict"], case["repair"]["verdict"])
+        for case in found["cases"]
     ]
 
 
@@ -81,18 +81,18 @@ def test_order_copies_and_compression_change_no_verdict(tmp_path: Path) -> None:
 
 
 def test_unusable_input_is_counted_and_never_fatal() -> None:
-    found = answer_of(EXAMPLE)["input"]
+    document = answer_of(EXAMPLE)["input"]
 
-    assert (found["malformed"], found["copies"]) == (1, 1)
-    assert found["malformedDocuments"][0]["line"] == 11
-    assert sum(found["unknown"].values()) == 2
+    assert (document["malformed"], document["copies"]) == (1, 1)
+    assert document["malformedDocuments"][0]["line"] == 11
+    assert sum(document["unknown"].values()) == 2
 
 
 def test_samples_of_the_service_are_read_by_its_parsers() -> None:
-    found = answer_of(EVENTS)["input"]
+    document = answer_of(EVENTS)["input"]
 
-    assert found["drills"] == 1
-    assert {Path(each["file"]).parent.name for each in found["malformedDocuments"]} == {"bad"}
+    assert document["drills"] == 1
+    assert {Path(malformed["file"]).parent.name for malformed in document["malformedDocuments"]} == {"bad"}
 
 
 def an_api_event(seconds: int, instance_id: str, description: str, time: Any) -> Json:
@@ -116,9 +116,9 @@ def test_answer_of_list_cluster_events_equals_the_delivered_event(time: Any, tmp
     delivered = (EVENTS / "hyperpod-event-reboot-in-progress.json").read_text("utf-8")
     (tmp_path / "bus.json").write_text(delivered, encoding="utf-8")
 
-    found = answer_of(tmp_path)["input"]
+    document = answer_of(tmp_path)["input"]
 
-    assert (found["records"], found["copies"], found["malformed"]) == (1, 1, 0)
+    assert (document["records"], document["copies"], document["malformed"]) == (1, 1, 0)
 
 
 def test_replacement_is_found_by_its_node_slot(tmp_path: Path) -> None:
@@ -171,7 +171,9 @@ def test_watched_nodes_show_a_persons_cordon(tmp_path: Path) -> None:
         {"type": "MODIFIED", "object": cordoned},
         {"type": "DELETED", "object": a_node("2026-11-03T12:15:02Z")},
     ]
-    (tmp_path / "watch.json").write_text("\n".join(json.dumps(each, indent=2) for each in watched), encoding="utf-8")
+    (tmp_path / "watch.json").write_text(
+        "\n".join(json.dumps(observation, indent=2) for observation in watched), encoding="utf-8"
+    )
     (tmp_path / "fault.json").write_text((EVENTS / "hyperpod-node-unhealthy.json").read_text("utf-8"))
 
     (case,) = answer_of(tmp_path)["cases"]
@@ -240,9 +242,9 @@ def test_answers_of_lookup_events_are_read(tmp_path: Path) -> None:
     (tmp_path / "lookup.json").write_text(json.dumps(answer))
     (tmp_path / "bus.json").write_text(json.dumps(delivered))
 
-    found = answer_of(tmp_path)["input"]
+    document = answer_of(tmp_path)["input"]
 
-    assert (found["records"], found["copies"]) == (1, 1)
+    assert (document["records"], document["copies"]) == (1, 1)
 
 
 @pytest.mark.parametrize(

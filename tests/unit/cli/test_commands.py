@@ -406,10 +406,10 @@ def test_status_check_sets_the_exit_code(served: CliFixture, state: str, code: i
 def test_status_names_the_pending_approval(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1, plan=ASKS))
 
-    said = served.run("status", terminal=True).out
+    output = served.run("status", terminal=True).out
 
-    assert "0 incidents working, 1 needs you" in said
-    assert said.endswith("NEXT    evenkeel incidents approve inc-0000000001\n")
+    assert "0 incidents working, 1 needs you" in output
+    assert output.endswith("NEXT    evenkeel incidents approve inc-0000000001\n")
 
 
 def test_unusable_policy_is_shown_with_the_policy_in_force(served: CliFixture) -> None:
@@ -418,10 +418,10 @@ def test_unusable_policy_is_shown_with_the_policy_in_force(served: CliFixture) -
     document = shown | {"refused": "change 3 by ana: a: there is no such field", "inForce": 2}
     served.next_answers.append(ApiResponse(200, {}, json.dumps(document)))
 
-    said = served.run("policy", "show", terminal=True).out
+    output = served.run("policy", "show", terminal=True).out
 
-    assert "change 3 is invalid, so change 2 is active:" in said
-    assert "a: there is no such field" in said
+    assert "change 3 is invalid, so change 2 is active:" in output
+    assert "a: there is no such field" in output
 
 
 # ---------------------------------------------------------------- finding things
@@ -430,16 +430,16 @@ def test_unusable_policy_is_shown_with_the_policy_in_force(served: CliFixture) -
 def test_ids_names_and_unique_prefixes_find_a_job(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1), a_job(12))
 
-    found = {
+    results = {
         typed: served.run("jobs", "show", typed, "-o", "json")
         for typed in ("job-0000000001", "llama-12", "job-00000000011", "job-000000001", "@latest")
     }
 
-    assert json.loads(found["job-0000000001"].out)["name"] == "llama-1"
-    assert json.loads(found["llama-12"].out)["jobId"] == "job-0000000012"
-    assert json.loads(found["job-000000001"].out)["jobId"] == "job-0000000012"
-    assert json.loads(found["@latest"].out)["jobId"] == "job-0000000012"
-    assert found["job-00000000011"].exit_code == 4
+    assert json.loads(results["job-0000000001"].out)["name"] == "llama-1"
+    assert json.loads(results["llama-12"].out)["jobId"] == "job-0000000012"
+    assert json.loads(results["job-000000001"].out)["jobId"] == "job-0000000012"
+    assert json.loads(results["@latest"].out)["jobId"] == "job-0000000012"
+    assert results["job-00000000011"].exit_code == 4
 
 
 @pytest.mark.parametrize(
@@ -943,10 +943,10 @@ def test_help_costs_little_more_than_its_library() -> None:
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     rounds = [(seconds_of("-m", "evenkeel_cli.main", "--help"), seconds_of("-c", "import typer")) for _ in range(7)]
-    ours, library = (min(taken) for taken in zip(*rounds, strict=True))
+    own_seconds, library = (min(taken) for taken in zip(*rounds, strict=True))
 
     # Alternately, and the shortest of each: a busy machine must not affect the result.
-    assert ours < 2 * library, rounds
+    assert own_seconds < 2 * library, rounds
 
 
 @pytest.mark.parametrize(
@@ -1084,17 +1084,17 @@ def test_lists_show_when_stale_facts_were_last_seen(served: CliFixture) -> None:
 def test_job_is_never_shown_running_without_its_age(served: CliFixture) -> None:
     cluster_dies(served)
 
-    said = [served.run(noun, *words, "llama-1", terminal=True).out for noun, *words in (("why",), ("jobs", "show"))]
+    outputs = [served.run(noun, *words, "llama-1", terminal=True).out for noun, *words in (("why",), ("jobs", "show"))]
 
-    assert ["running, last seen 12m ago" in each.splitlines()[0] for each in said] == [True, True]
+    assert ["running, last seen 12m ago" in output.splitlines()[0] for output in outputs] == [True, True]
 
 
 def test_incident_with_pending_approval_names_the_next_command(served: CliFixture) -> None:
     asking(served)
 
-    said = served.run("incidents", "show", "inc-0000000001").out
+    output = served.run("incidents", "show", "inc-0000000001").out
 
-    assert said.splitlines()[-1] == "next  evenkeel incidents approve inc-0000000001"
+    assert output.splitlines()[-1] == "next  evenkeel incidents approve inc-0000000001"
 
 
 def test_status_shows_the_age_of_stale_numbers(served: CliFixture) -> None:
@@ -1117,10 +1117,10 @@ def test_every_answer_warns_of_stale_facts(served: CliFixture, words: str) -> No
 
 
 def test_wide_status_names_every_source(served: CliFixture) -> None:
-    said = served.run("status", "-o", "wide", terminal=True).out
+    output = served.run("status", "-o", "wide", terminal=True).out
 
-    assert "Cluster research-eks answered (last answer 0 s ago)." in said
-    assert "Sweep step rentals answered" in said
+    assert "Cluster research-eks answered (last answer 0 s ago)." in output
+    assert "Sweep step rentals answered" in output
 
 
 def test_cordon_shows_its_author_and_reason(served: CliFixture) -> None:
@@ -1128,13 +1128,15 @@ def test_cordon_shows_its_author_and_reason(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
     served.run("nodes", "cordon", node, "--reason", "fan noise")
 
-    said = {
+    answers = {
         words: served.run(*words) for words in (("nodes", "ls"), ("nodes", "show", node), ("status",), ("why", node))
     }
     freed = served.run("nodes", "uncordon", node)
 
-    assert [words for words, answer in said.items() if "fan noise" not in answer.out or "(ana)" not in answer.out] == []
-    assert f"next  evenkeel nodes uncordon {node}" in said["why", node].out
+    assert [
+        words for words, answer in answers.items() if "fan noise" not in answer.out or "(ana)" not in answer.out
+    ] == []
+    assert f"next  evenkeel nodes uncordon {node}" in answers["why", node].out
     assert freed.exit_code == 0
     assert "fan noise" not in served.run("nodes", "show", node).out
 

@@ -45,9 +45,9 @@ def completed(*words: str) -> list[str]:
     ],
 )
 def test_candidates_for_the_typed_word(words: list[str], expected: list[str] | None) -> None:
-    found = completed(*words)
+    candidates = completed(*words)
 
-    assert found == expected if expected is not None else "jobs" in found
+    assert candidates == expected if expected is not None else "jobs" in candidates
 
 
 def test_refreshed_ids_are_read_from_the_file_of_their_context(served: CliFixture) -> None:
@@ -84,14 +84,14 @@ def test_completion_without_a_context_is_silent(served: CliFixture) -> None:
 def test_bash_completes_with_the_printed_script(served: CliFixture, tmp_path: Path) -> None:
     script = served.run("completion", "bash").out
     (tmp_path / "script").write_text(script, encoding="utf-8")
-    asked = (
+    typed_text = (
         f"source {tmp_path}/script; COMP_WORDS=(evenkeel jobs sus); COMP_CWORD=2; _evenkeel; "
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
 
-    found = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=True, cwd=ROOT)
+    completed_process = subprocess.run(["bash", "-c", typed_text], capture_output=True, text=True, check=True, cwd=ROOT)
 
-    assert (found.stdout, found.stderr) == ("suspend\n", "")
+    assert (completed_process.stdout, completed_process.stderr) == ("suspend\n", "")
 
 
 def test_unknown_shell_is_a_usage_error(served: CliFixture) -> None:

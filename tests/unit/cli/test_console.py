@@ -81,8 +81,8 @@ class Browser:
     def sign_in(self) -> Reply:
         reply = self.send("GET", self.server.link.partition(self.host)[2])
         self.cookie = (reply.headers["Set-Cookie"] or "").partition(";")[0]
-        found = re.search(r'data-key="([^"]+)"', reply.text)
-        self.key = found[1] if found else ""
+        match = re.search(r'data-key="([^"]+)"', reply.text)
+        self.key = match[1] if match else ""
         return reply
 
 
@@ -108,9 +108,9 @@ def _running(server: ConsoleServer) -> Iterator[ConsoleServer]:
 
 @pytest.fixture
 def browser(console: ConsoleServer) -> Browser:
-    found = Browser(console)
-    found.sign_in()
-    return found
+    signed_in = Browser(console)
+    signed_in.sign_in()
+    return signed_in
 
 
 # ---------------------------------------------------------------- the link and the session
@@ -397,9 +397,9 @@ def test_pages_name_no_other_site() -> None:
 
 
 def test_vendored_files_are_the_published_ones() -> None:
-    found = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor").iterdir()}
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor").iterdir()}
 
-    assert found == VENDORED
+    assert digests == VENDORED
 
 
 def test_pages_are_less_than_200_kb_compressed() -> None:

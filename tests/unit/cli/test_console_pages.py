@@ -381,10 +381,10 @@ def test_pages_are_accessible_and_fit_small_screens(served: CliFixture, page: Pa
             if wide > width:
                 findings.append(f"{words or 'overview'} is {wide} px wide on a screen of {width}")
             if browser.AXE.exists():
-                found = page.evaluate("axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa']})")
+                report = page.evaluate("axe.run({runOnly: ['wcag2a', 'wcag2aa', 'wcag21aa']})")
                 findings += [
                     f"{words or 'overview'} at {width}: {rule['id']}: {rule['nodes'][0]['html'][:120]}"
-                    for rule in found["violations"]
+                    for rule in report["violations"]
                 ]
 
     assert findings == []

@@ -78,12 +78,12 @@ def test_context_writable_by_another_group_is_refused(
 @pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
 def test_context_of_another_user_is_refused(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path)
-    theirs, own = tmp_path / place, Path.lstat
+    other_path, own = tmp_path / place, Path.lstat
 
     def lstat(path: Path) -> os.stat_result:
         result = own(path)
         # A test may not give files away: only root can.
-        return os.stat_result((*result[:4], result.st_uid + 1, *result[5:10])) if path == theirs else result
+        return os.stat_result((*result[:4], result.st_uid + 1, *result[5:10])) if path == other_path else result
 
     monkeypatch.setattr(Path, "lstat", lstat)
 

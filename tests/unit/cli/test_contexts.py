@@ -122,9 +122,9 @@ def test_own_default_file_is_never_overwritten(run: Run, tmp_path: Path) -> None
     default = tmp_path / ".config" / "evenkeel" / "context.json"
     default.write_text('{"url": "https://mine/v1"}')
 
-    code, _, said = run("use", "prod")
+    code, _, message = run("use", "prod")
 
-    assert (code, "mv " in said) == (5, True)
+    assert (code, "mv " in message) == (5, True)
     assert default.read_text() == '{"url": "https://mine/v1"}'
 
 
@@ -138,9 +138,9 @@ def test_own_default_file_is_never_overwritten(run: Run, tmp_path: Path) -> None
     ],
 )
 def test_refused_command_names_the_reason(run: Run, words: tuple[str, ...], code: int, named: str) -> None:
-    found, _, said = run(*words)
+    exit_code, _, message = run(*words)
 
-    assert (found, named in said) == (code, True)
+    assert (exit_code, named in message) == (code, True)
 
 
 def test_unknown_name_in_the_environment_is_an_error(tmp_path: Path) -> None:

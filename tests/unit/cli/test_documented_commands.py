@@ -40,9 +40,9 @@ def verbs_of(noun: str) -> dict[str, frozenset[str]]:
 
 def named_in(text: str) -> Iterator[tuple[str, str]]:
     """Yield each noun that follows the program's name, with the rest of its line."""
-    for found in _COMMAND.finditer(text):
-        if found[1] not in _NO_COMMANDS:
-            yield found[1], found[2].split(" -- ")[0]
+    for match in _COMMAND.finditer(text):
+        if match[1] not in _NO_COMMANDS:
+            yield match[1], match[2].split(" -- ")[0]
 
 
 def wrong_in(text: str) -> list[str]:
@@ -72,7 +72,7 @@ def test_every_documented_command_exists(page: Path) -> None:
 
 
 def test_every_command_in_a_message_exists() -> None:
-    wrong = {path.relative_to(PROJECT): found for path in SOURCES if (found := wrong_in(path.read_text("utf-8")))}
+    wrong = {path.relative_to(PROJECT): commands for path in SOURCES if (commands := wrong_in(path.read_text("utf-8")))}
 
     assert wrong == {}
 

@@ -63,7 +63,7 @@ def test_counted_rate_gives_both_ends() -> None:
 
 def test_ettr_shows_every_meaning_of_downtime() -> None:
     line = "ettr --nodes 256 --rate 0.05% --downtime 16800 --gpu-hours 10,000,000 --usd-per-gpu-hour 5"
-    rows = {each["model"]: each for each in answer(*typed(line))["runs"]}
+    rows = {run["model"]: run for run in answer(*typed(line))["runs"]}
 
     assert {model: round(row["days"], 2) for model, row in rows.items()} == {
         "renewal": 324.98,
@@ -97,7 +97,7 @@ def test_interval_compares_the_methods() -> None:
     document = answer(*typed("interval --write 60s --restart 2390 --nodes 256 --rate 0.05% --interval 30min"))
 
     assert document["mtbfSeconds"] == pytest.approx(28_125)
-    assert [each["method"] for each in document["choices"]] == ["exact", "young", "daly", "availability", "present"]
+    assert [choice["method"] for choice in document["choices"]] == ["exact", "young", "daly", "availability", "present"]
     assert document["bestIntervalSeconds"] == pytest.approx(1797.3, abs=0.1)
 
 
@@ -106,7 +106,7 @@ def test_spares_name_the_cheapest_number() -> None:
     document = answer(*typed(line))
 
     assert document["bestSpares"] == {"estimate": 1}
-    assert [round(each["costUsd"] / 1e6, 2) for each in document["spares"]] == [54.25, 52.9, 53.06, 53.26]
+    assert [round(row["costUsd"] / 1e6, 2) for row in document["spares"]] == [54.25, 52.9, 53.06, 53.26]
 
 
 def test_spares_without_a_price_have_unknown_dollars() -> None:
@@ -122,7 +122,7 @@ def test_copies_and_shrink_and_repair_shop_answer() -> None:
 
     assert copies["recoverableProbability"] == 0.4
     assert (shrink["downtimeSeconds"], shrink["ettrRenewal"]) == (152.671875, None)
-    assert [each["spares"] for each in shop["fleets"]] == [0, 1]
+    assert [row["spares"] for row in shop["fleets"]] == [0, 1]
 
 
 def test_large_counts_are_short_for_people_and_exact_in_json() -> None:
@@ -155,7 +155,7 @@ def test_goodput_reads_a_file(tmp_path: Path) -> None:
     document = answer("goodput", "--file", str(file))
 
     assert (document["goodput"], document["sumSeconds"]) == (0.8, 100)
-    assert [(each["bucket"], each["seconds"]) for each in document["buckets"]] == [
+    assert [(bucket["bucket"], bucket["seconds"]) for bucket in document["buckets"]] == [
         ("PROGRAM_STARTUP", 5),
         ("OTHER", 15),
     ]
@@ -166,7 +166,7 @@ def test_rates_by_group_read_a_file(tmp_path: Path) -> None:
     file.write_text("failures: [{pool: a}, {pool: b, failures: 2}]\nnodeHours: [{pool: a, nodeHours: 500}]\n")
     groups = answer("rate", "--file", str(file), "--by", "pool")["groups"]
 
-    assert [(each["group"], each["failuresPerNodeHour"]) for each in groups] == [("a", 0.002), ("b", None)]
+    assert [(group["group"], group["failuresPerNodeHour"]) for group in groups] == [("a", 0.002), ("b", None)]
 
 
 def test_tables_print_the_misprints_in_every_form() -> None:

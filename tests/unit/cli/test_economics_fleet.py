@@ -31,11 +31,11 @@ def test_examples_match_their_schemas(file: str, schema: str) -> None:
 
 def test_example_forecast_ranks_the_ways() -> None:
     document = answer("forecast", "--file", str(EXAMPLES / "fleet.yaml"))
-    usd = {each["way"]: each["usdPerMonth"] for each in document["totals"]}
+    usd = {total["way"]: total["usdPerMonth"] for total in document["totals"]}
 
     assert list(usd) == ["manual", "hyperpod-unchanged", "evenkeel-configured", "evenkeel-possible"]
     assert usd["manual"] > usd["hyperpod-unchanged"] > usd["evenkeel-possible"]
-    assert {each["end"] for each in document["groups"]} == {"low", "estimate", "high"}
+    assert {group["end"] for group in document["groups"]} == {"low", "estimate", "high"}
     assert len(document["assumptions"]) >= 10
 
 
@@ -119,10 +119,10 @@ def test_window_cuts_node_hours_and_failures(with_history: CliFixture) -> None:
 def test_forecast_uses_the_fleets_counts(with_history: CliFixture) -> None:
     document = fleet_answer(with_history, "forecast", "--fleet", "--days", "10", "--usd-per-gpu-hour", "5")
 
-    rates = {each["end"]: each["failuresPerNodeHour"] for each in document["groups"]}
+    rates = {group["end"]: group["failuresPerNodeHour"] for group in document["groups"]}
     assert rates["estimate"] == pytest.approx(2 / (4 * 72 + 48))
     assert rates["low"] < rates["estimate"] < rates["high"]
-    assert any("Too few recoveries are measured" in each for each in document["assumptions"])
+    assert any("Too few recoveries are measured" in assumption for assumption in document["assumptions"])
 
 
 def test_file_states_more_than_the_fleet_shows(with_history: CliFixture, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_file_states_more_than_the_fleet_shows(with_history: CliFixture, tmp_pat
     document = fleet_answer(with_history, "forecast", "--fleet", "--file", str(file))
 
     row = next(
-        each for each in document["groups"] if each["end"] == "estimate" and each["way"] == "evenkeel-configured"
+        group for group in document["groups"] if group["end"] == "estimate" and group["way"] == "evenkeel-configured"
     )
     assert row["failuresPerNodeHour"] == 0.001
     assert row["spareGpuHoursPerMonth"] == 8 * 730
@@ -153,8 +153,10 @@ def test_measured_recoveries_give_the_configured_downtime(with_history: CliFixtu
     stored(with_history.gateway.fakes.ledger, job, *recovered)
     document = fleet_answer(with_history, "forecast", "--fleet", "--days", "10")
 
-    assert any("313 s from the signal until jobs ran, the median of 5" in each for each in document["assumptions"])
-    row = next(each for each in document["groups"] if each["way"] == "evenkeel-configured")
+    assert any(
+        "313 s from the signal until jobs ran, the median of 5" in assumption for assumption in document["assumptions"]
+    )
+    row = next(group for group in document["groups"] if group["way"] == "evenkeel-configured")
     assert row["downtimeSecondsPerFailure"] == 83 + 313
 
 
@@ -193,7 +195,7 @@ def test_example_demand_commits_the_base() -> None:
     document = answer("commitment", "--demand", str(EXAMPLES / "demand.csv"), *words, "--committed", "16")
 
     assert (document["hours"], document["best"]["units"], document["peakUnits"]) == (336, 11, 15)
-    assert [each["reserve"] for each in document["units"]] == [True] * 11 + [False] * 4
+    assert [unit["reserve"] for unit in document["units"]] == [True] * 11 + [False] * 4
     assert document["present"]["idleReservedUsd"] == document["present"]["idleReservedHours"] * 24
 
 

@@ -68,24 +68,27 @@ def test_explain_shows_the_recovery_of_a_fault(served: CliFixture) -> None:
 
 
 def test_explain_json_has_plan_steps_and_references(served: CliFixture) -> None:
-    found = json.loads(served.run("faults", "explain", "79", "-o", "json").out)
+    document = json.loads(served.run("faults", "explain", "79", "-o", "json").out)
 
-    assert found["fault"]["key"] == "xid:79"
-    assert [step["rung"] for step in found["steps"]] == ["reboot", "replace", "ask_person"]
-    assert [step["deadlineSeconds"] for step in found["steps"]] == [900, 1800, 0]
-    assert found["catalogueHash"] == default_catalogue().hash
+    assert document["fault"]["key"] == "xid:79"
+    assert [step["rung"] for step in document["steps"]] == ["reboot", "replace", "ask_person"]
+    assert [step["deadlineSeconds"] for step in document["steps"]] == [900, 1800, 0]
+    assert document["catalogueHash"] == default_catalogue().hash
     assert "https://docs.nvidia.com/deploy/xid-errors/index.html" in [
-        reference["url"] for reference in found["references"]
+        reference["url"] for reference in document["references"]
     ]
 
 
 def test_explain_uses_the_site_policy(served: CliFixture) -> None:
     file = written(served, {"faults": {"xid:79": {"ladder": ["replace"]}}, "repair": {"replaceDeadlineSeconds": 60}})
 
-    found = json.loads(served.run("faults", "explain", "79", "--policy", file, "-o", "json").out)
+    document = json.loads(served.run("faults", "explain", "79", "--policy", file, "-o", "json").out)
     result = served.run("faults", "explain", "79", "--policy", file, terminal=True)
 
-    assert [(step["rung"], step["deadlineSeconds"]) for step in found["steps"]] == [("replace", 60), ("ask_person", 0)]
+    assert [(step["rung"], step["deadlineSeconds"]) for step in document["steps"]] == [
+        ("replace", 60),
+        ("ask_person", 0),
+    ]
     assert "hardware, critical, changed by this policy" in result.out
 
 

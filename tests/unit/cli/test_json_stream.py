@@ -61,34 +61,34 @@ def test_compressed_file_is_read(tmp_path: Path) -> None:
 def test_damaged_archive_keeps_the_documents_before_the_damage(tmp_path: Path) -> None:
     lines = "".join(f'{{"a":{number}}}\n' for number in range(50_000)).encode()
 
-    found = read(tmp_path, gzip.compress(lines)[:-20], chunk=4096)
+    items = read(tmp_path, gzip.compress(lines)[:-20], chunk=4096)
 
-    assert found[0][1] == {"a": 0}
-    assert any("damaged archive" in problem for _, _, problem in found)
+    assert items[0][1] == {"a": 0}
+    assert any("damaged archive" in problem for _, _, problem in items)
 
 
 @pytest.mark.parametrize("bad", ['{"a":', '{"a" 1}', "{]", '{"a":"x', "nonsense", "[" * 3000])
 def test_malformed_line_is_named_and_the_next_is_read(bad: str, tmp_path: Path) -> None:
-    found = read(tmp_path, f'{{"a":1}}\n{bad}\n{{"a":2}}\n')
+    items = read(tmp_path, f'{{"a":1}}\n{bad}\n{{"a":2}}\n')
 
-    assert [content for _, content, problem in found if not problem] == [{"a": 1}, {"a": 2}]
-    problems = [(line, problem) for line, _, problem in found if problem]
+    assert [content for _, content, problem in items if not problem] == [{"a": 1}, {"a": 2}]
+    problems = [(line, problem) for line, _, problem in items if problem]
     assert len(problems) == 1
     assert problems[0][0] == 2
 
 
 def test_malformed_list_says_what_was_not_read(tmp_path: Path) -> None:
-    found = read(tmp_path, '{"Records": [{"a":1},\n{"a":2,,},\n{"a":3}]}\n')
+    items = read(tmp_path, '{"Records": [{"a":1},\n{"a":2,,},\n{"a":3}]}\n')
 
-    assert found[0] == (1, {"a": 1}, "")
-    assert found[1][0] == 2
-    assert found[1][2].endswith("the rest of this list was not read")
+    assert items[0] == (1, {"a": 1}, "")
+    assert items[1][0] == 2
+    assert items[1][2].endswith("the rest of this list was not read")
 
 
 def test_truncated_list_is_reported(tmp_path: Path) -> None:
-    found = read(tmp_path, '[{"a":1},\n')
+    items = read(tmp_path, '[{"a":1},\n')
 
-    assert found == [(1, {"a": 1}, ""), (2, None, "the file ends inside a list")]
+    assert items == [(1, {"a": 1}, ""), (2, None, "the file ends inside a list")]
 
 
 def test_lines_are_numbered_over_chunks(tmp_path: Path) -> None:

@@ -243,12 +243,12 @@ def test_empty_fleet_has_a_message(served: CliFixture) -> None:
         GPUs    unknown: Evenkeel has not read the node list yet
         JOBS    none running, none pending
         """)
-    told = [
+    outputs = [
         served.run(*words.split(), terminal=True).err.splitlines() for words in ("jobs ls", "incidents ls", "nodes ls")
     ]
-    assert [lines[-1] for lines in told] == [
+    assert [lines[-1] for lines in outputs] == [
         "No jobs.",
         "No incidents.",
         "No nodes are known yet. The first sweep adds them.",
     ]
-    assert {lines[0] for lines in told} == {"▲ These facts may be stale. Nothing has read cluster research-eks yet."}
+    assert {lines[0] for lines in outputs} == {"▲ These facts may be stale. Nothing has read cluster research-eks yet."}

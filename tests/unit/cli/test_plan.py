@@ -122,18 +122,18 @@ def example(number: int, *options: str) -> Json:
 
 def first(found: Json) -> dict[str, Json]:
     """Return the first cycle's decisions by job."""
-    return {each["job"]: each for each in found["cycles"][0]["decisions"]}
+    return {decision["job"]: decision for decision in found["cycles"][0]["decisions"]}
 
 
 def victims(decision: Json) -> dict[str, str]:
-    return {each["job"]: each["reason"] for each in decision["victims"]}
+    return {victim["job"]: victim["reason"] for victim in decision["victims"]}
 
 
 # ---------------------------------------------------------------- the worked examples
 
 
 def test_x1_capacity_flows_up_and_down_a_tree() -> None:
-    queues = {each["name"]: each["quotas"][0] for each in example(1)["end"]["queues"]}
+    queues = {queue["name"]: queue["quotas"][0] for queue in example(1)["end"]["queues"]}
 
     assert [queues[name]["potential"] for name in ("red", "blue", "green")] == ["24", "12", "17"]
     assert [queues[name]["available"] for name in ("red", "blue", "green")] == ["5", "2", "5"]
@@ -151,15 +151,15 @@ def test_x3_reclaim_preempts_the_fewest_jobs() -> None:
     document = example(3, "--events", str(EXAMPLES / "x3-events.yaml"))
 
     assert victims(first(document)["new"]) == {"b3": "InCohortReclamation"}
-    assert [each["job"] for each in document["end"]["admitted"]] == ["b1", "b2", "new"]
-    assert next(each for each in document["end"]["admitted"] if each["job"] == "new")["at"] == 100
+    assert [job["job"] for job in document["end"]["admitted"]] == ["b1", "b2", "new"]
+    assert next(job for job in document["end"]["admitted"] if job["job"] == "new")["at"] == 100
 
 
 def test_x4_fair_sharing_compares_final_then_initial_shares() -> None:
     document = example(4, "--config", str(EXAMPLES / "x4-config.yaml"))
 
     assert victims(first(document)["new"]) == {"b4": "InCohortFairSharing", "b3": "InCohortFairSharing"}
-    shares = {each["name"]: each["share"] for each in document["end"]["queues"]}
+    shares = {queue["name"]: queue["share"] for queue in document["end"]["queues"]}
     assert (shares["B"]["value"], shares["A"]["value"]) == (334, 0)
     assert shares["B"]["precise"] == pytest.approx(333.333, abs=0.001)
 
@@ -167,16 +167,16 @@ def test_x4_fair_sharing_compares_final_then_initial_shares() -> None:
 def test_x5_partial_admission_finds_the_largest_size() -> None:
     (decision,) = example(5)["cycles"][0]["decisions"]
 
-    assert {each["name"]: each["count"] for each in decision["podSets"]} == {"workers": 5, "eval": 3}
+    assert {pod_set["name"]: pod_set["count"] for pod_set in decision["podSets"]} == {"workers": 5, "eval": 3}
     assert decision["usage"] == [{"flavor": "hp", "resource": "gpu", "amount": "13"}]
 
 
 def test_x6_head_without_candidates_keeps_its_quota_this_cycle() -> None:
-    found = first(example(6))
+    decisions = first(example(6))
 
-    assert found["big"]["reserved"] == [{"flavor": "hp", "resource": "gpu", "amount": "6"}]
-    assert (found["big"]["result"], found["big"]["requeue"]) == ("NoCandidates", "parked")
-    assert (found["small"]["result"], found["small"]["requeue"]) == ("Skipped", "active")
+    assert decisions["big"]["reserved"] == [{"flavor": "hp", "resource": "gpu", "amount": "6"}]
+    assert (decisions["big"]["result"], decisions["big"]["requeue"]) == ("NoCandidates", "parked")
+    assert (decisions["small"]["result"], decisions["small"]["requeue"]) == ("Skipped", "active")
 
 
 # ---------------------------------------------------------------- Kueue's documents
@@ -187,7 +187,7 @@ def test_workload_usage_is_the_sum_of_pod_requests(files: Files) -> None:
     sidecar = {"name": "s", "restartPolicy": "Always", "resources": {"limits": {"cpu": "250m"}}}
     plan = files.plan(workload("a", initContainers=[sidecar, init], overhead={"memory": "64Mi"}))
 
-    usage = {each["resource"]: each["amount"] for each in plan["cycles"][0]["decisions"][0]["usage"]}
+    usage = {row["resource"]: row["amount"] for row in plan["cycles"][0]["decisions"][0]["usage"]}
     # Starting takes 5 + 0.25 cores, more than the 1.5 + 0.25 of running.
     assert usage == {"cpu": "21", "memory": str(4 * 64 * 2**20), "nvidia.com/gpu": "4"}
 
@@ -196,7 +196,7 @@ def test_a_priority_class_is_looked_up(files: Files) -> None:
     low, high = workload("low", {"priority": 10}), workload("high", {"priorityClassName": "urgent"})
     plan = files.plan(low, high)
 
-    assert [each["decisions"][0]["job"] for each in plan["cycles"][:2]] == ["lab/high", "lab/low"]
+    assert [cycle["decisions"][0]["job"] for cycle in plan["cycles"][:2]] == ["lab/high", "lab/low"]
 
 
 def test_admitted_workload_uses_its_recorded_quota_minus_reclaimable_pods(files: Files) -> None:
@@ -209,7 +209,7 @@ def test_admitted_workload_uses_its_recorded_quota_minus_reclaimable_pods(files:
     }
     plan = files.plan(workload("a", status=status))
 
-    usage = {each["resource"]: each["amount"] for each in plan["end"]["admitted"][0]["usage"]}
+    usage = {row["resource"]: row["amount"] for row in plan["end"]["admitted"][0]["usage"]}
     assert usage == {"cpu": "6", "nvidia.com/gpu": "3"}
 
 
@@ -222,7 +222,7 @@ def test_workload_of_an_unmatched_namespace_blocks_no_other(files: Files) -> Non
     plan = files.plan(stranger, workload("b"), quota=quota)
 
     assert first(plan)["other/a"]["result"] == "Inadmissible"
-    assert [each["job"] for each in plan["end"]["admitted"]] == ["lab/b"]
+    assert [job["job"] for job in plan["end"]["admitted"]] == ["lab/b"]
 
 
 def test_stopped_queue_gives_no_candidates_but_counts(files: Files) -> None:
@@ -237,7 +237,7 @@ def test_stopped_queue_gives_no_candidates_but_counts(files: Files) -> None:
     plan = files.plan({"jobs": [job, *waiting]}, quota=yaml.safe_dump(quota))
 
     assert (first(plan)["a"]["result"], first(plan)["a"]["victims"]) == ("NoCandidates", [])
-    queues = {each["name"]: each for each in plan["end"]["queues"]}
+    queues = {queue["name"]: queue for queue in plan["end"]["queues"]}
     assert (queues["b"]["inactive"], queues["b"]["active"]) == ("its stop policy is Hold", ["b"])
 
 
@@ -255,7 +255,7 @@ def test_more_than_64_bits_has_no_bound(files: Files) -> None:
     quota = QUEUE.replace("nominalQuota: 96", "nominalQuota: 10E").replace("nominalQuota: 8", "nominalQuota: 10E")
     plan = files.plan(workload("a"), quota=quota)
 
-    held = {each["resource"]: each["available"] for each in plan["end"]["queues"][0]["quotas"]}
+    held = {quota["resource"]: quota["available"] for quota in plan["end"]["queues"][0]["quotas"]}
     assert held == {"cpu": "unlimited", "memory": str(2**40), "nvidia.com/gpu": "unlimited"}
 
 
@@ -275,7 +275,7 @@ def test_events_of_one_instant_precede_the_cycle(files: Files) -> None:
     ]
     plan = files.plan(quota=SMALL, events=events)
 
-    assert [(each["at"], each["decisions"][0]["job"]) for each in plan["cycles"]] == [(1, "b"), (1, "a"), (5, "a")]
+    assert [(cycle["at"], cycle["decisions"][0]["job"]) for cycle in plan["cycles"]] == [(1, "b"), (1, "a"), (5, "a")]
 
 
 def test_time_starts_at_the_latest_admission(files: Files) -> None:
@@ -308,9 +308,9 @@ def test_pods_ready_timeout_requeues_with_backoff(files: Files) -> None:
     plan = files.plan(job("a"), job("b", createdAt=1), quota=SMALL, events=events)
 
     admitted = [
-        (each["at"], decision["job"])
-        for each in plan["cycles"]
-        for decision in each["decisions"]
+        (cycle["at"], decision["job"])
+        for cycle in plan["cycles"]
+        for decision in cycle["decisions"]
         if decision["result"] == "Admitted"
     ]
     assert admitted == [(0, "a"), (10, "b"), (70, "c")]
@@ -332,7 +332,7 @@ def test_workload_is_retried_after_its_backoff(files: Files, state: Json, told_a
     events: list[Json] = [{"type": "submit", "at": "2026-11-03T13:00:00Z", "jobs": []}]
     plan = files.plan(waits, events=events, options="--now 2026-11-03T12:00:00Z")
 
-    when = [each["at"] for each in plan["end"]["admitted"]]
+    when = [job["at"] for job in plan["end"]["admitted"]]
     assert when == ([] if told_again_at is None else [datetime.fromisoformat(told_again_at).timestamp()])
 
 
@@ -345,7 +345,7 @@ def test_pods_ready_timeout_counts_earlier_timeouts(files: Files) -> None:
     ]
     plan = files.plan(waits, events=events, options="--now 2026-11-03T11:00:00Z")
 
-    assert [each["at"] for each in plan["end"]["admitted"]] == [
+    assert [job["at"] for job in plan["end"]["admitted"]] == [
         datetime.fromisoformat("2026-11-03T12:08:00Z").timestamp()
     ]
 
@@ -357,14 +357,14 @@ def test_growing_uses_the_difference_and_ends_the_old_slice(files: Files) -> Non
     last = plan["cycles"][-1]["decisions"][0]
     assert (last["job"], last["replaces"], last["result"]) == ("a-2", "a", "Admitted")
     assert last["usage"] == [{"flavor": "f", "resource": "gpu", "amount": "2"}]
-    assert [each["job"] for each in plan["end"]["admitted"]] == ["a-2"]
+    assert [job["job"] for job in plan["end"]["admitted"]] == ["a-2"]
 
 
 def test_shrinking_frees_quota_and_requeues_the_tree(files: Files) -> None:
     events = [{"at": 1, "type": "shrink", "job": "a", "counts": [2]}]
     plan = files.plan(job("a", 1, count=4), job("b", 2, createdAt=1), quota=SMALL, events=events)
 
-    assert [each["job"] for each in plan["end"]["admitted"]] == ["a", "b"]
+    assert [job["job"] for job in plan["end"]["admitted"]] == ["a", "b"]
 
 
 @pytest.mark.parametrize(("lower_by", "victims"), [(0, set()), (1, {"a"})])
@@ -375,7 +375,7 @@ def test_pending_job_is_retried_after_a_priority_drop(files: Files, lower_by: in
     jobs = (job("a", priority=2), job("b", priority=2, createdAt=1))
     plan = files.plan(*jobs, quota=yaml.safe_dump(declared), events=events)
 
-    assert {each["job"] for cycle in plan["cycles"] for each in cycle["decisions"][0]["victims"]} == victims
+    assert {victim["job"] for cycle in plan["cycles"] for victim in cycle["decisions"][0]["victims"]} == victims
 
 
 def test_reduced_quota_evicts_and_admits_no_workload(files: Files) -> None:
@@ -395,8 +395,8 @@ def test_evicted_jobs_hold_their_quota_unless_they_are_released(files: Files) ->
     jobs = (job("a", admitted={"at": 0, "flavors": {"gpu": "f"}}), job("b", priority=1))
     held, released = files.plan(*jobs, quota=quota), files.plan(*jobs, quota=quota, options="--evictions released")
 
-    assert [(each["job"], each["evicted"]) for each in held["end"]["admitted"]] == [("a", True)]
-    assert [each["job"] for each in released["end"]["admitted"]] == ["b"]
+    assert [(job["job"], job["evicted"]) for job in held["end"]["admitted"]] == [("a", True)]
+    assert [job["job"] for job in released["end"]["admitted"]] == ["b"]
     assert released["end"]["queues"][0]["parked"] == ["a"]
 
 
@@ -511,12 +511,12 @@ DOZENS = [amount(f"r{number}") for number in range(60)]
         ("ClusterQueue", {"resourceGroups": [a_group(MANY[:9], *DOZENS)]}, "more than 512 pairs"),
         (
             "ClusterQueue",
-            {"resourceGroups": [a_group([each], amount(each)) for each in MANY[:17]]},
+            {"resourceGroups": [a_group([name], amount(name)) for name in MANY[:17]]},
             "16 resource groups",
         ),
         (
             "ClusterQueue",
-            {"resourceGroups": [a_group([f"{row}{each}" for each in MANY[:64]], amount(row)) for row in "abcde"]},
+            {"resourceGroups": [a_group([f"{row}{name}" for name in MANY[:64]], amount(row)) for row in "abcde"]},
             "there are more than 256 flavors",
         ),
         (
@@ -535,8 +535,8 @@ def test_webhook_violation_is_warned_about_and_computed(files: Files, kind: str,
     odd = {"kind": kind, "metadata": {"name": "odd"}, "spec": {**selects, **spec}}
     plan = files.plan(quota=QUEUE.replace("cohort: fleet", "cohort: odd") + "---\n" + yaml.safe_dump(odd))
 
-    told = [each for each in plan["warnings"] if f"{kind}/odd" in each]
-    assert [(said_of_it in each, each.endswith("; Kueue would refuse it")) for each in told[:1]] == (
+    warnings = [warning for warning in plan["warnings"] if f"{kind}/odd" in warning]
+    assert [(said_of_it in warning, warning.endswith("; Kueue would refuse it")) for warning in warnings[:1]] == (
         [(True, True)] if said_of_it else []
     )
 
@@ -570,15 +570,15 @@ def test_plan_imports_no_aws_library() -> None:
 def test_schemas_match_the_types() -> None:
     stale = [
         name
-        for name, each in schemas().items()
-        if json.loads((TARGET / f"{name}.schema.json").read_text(encoding="utf-8")) != json.loads(json.dumps(each))
+        for name, schema in schemas().items()
+        if json.loads((TARGET / f"{name}.schema.json").read_text(encoding="utf-8")) != json.loads(json.dumps(schema))
     ]
     assert stale == [], "run `make generate`"
 
 
 def test_examples_and_answers_match_their_schemas(files: Files) -> None:
-    found = schemas()
-    check = {name: jsonschema.Draft202012Validator(each) for name, each in found.items()}
+    schemas_by_name = schemas()
+    check = {name: jsonschema.Draft202012Validator(schema) for name, schema in schemas_by_name.items()}
     for path in sorted(EXAMPLES.glob("*.yaml")):
         kind = {"quota": "quota.kueue", "jobs": "jobs", "events": "events", "config": "configuration.kueue"}
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
@@ -609,7 +609,7 @@ def test_why_names_the_smallest_changes_and_they_work(files: Files) -> None:
         job("new", 1, count=6, priority=1),
     )
     plan = files.plan(*jobs, quota=yaml.safe_dump(quota), options="--why new")
-    changes = {each["kind"]: each for each in plan["changes"]}
+    changes = {change["kind"]: change for change in plan["changes"]}
 
     assert changes["quota"]["amounts"] == {"gpu": "3"}
     assert changes["priority"]["priority"] == 6
@@ -658,7 +658,7 @@ NOT_YET: Json = {"type": "Admitted", "status": "False", "lastTransitionTime": "2
 
 
 def evicted(found: Json) -> dict[str, bool]:
-    return {each["job"]: each["evicted"] for each in found["end"]["admitted"]}
+    return {job["job"]: job["evicted"] for job in found["end"]["admitted"]}
 
 
 @pytest.mark.parametrize(
@@ -698,7 +698,7 @@ def test_new_queue_takes_its_jobs_and_a_stopped_one_releases(files: Files) -> No
     plan = files.plan(workload("first"), quota=QUEUE.replace("name: main,", "name: other,"), events=events)
 
     assert [
-        each["at"] for each in plan["cycles"] for decision in each["decisions"] if decision["job"] == "lab/first"
+        cycle["at"] for cycle in plan["cycles"] for decision in cycle["decisions"] if decision["job"] == "lab/first"
     ] == [1]
     assert sorted(evicted(plan)) == ["lab/first", "lab/large"]
     assert plan["end"]["unqueued"] == [{"job": "lab/second", "reason": "LocalQueue lab/main is stopped"}]
@@ -720,7 +720,7 @@ def test_stopped_local_queue_drains_and_resumes(files: Files, policy: str) -> No
     goes_on = {**local, "spec": {"clusterQueue": "research"}}
     events.append({"type": "quota", "at": "2026-11-03T14:00:00Z", "documents": [goes_on]})
     plan = files.plan(*jobs, events=events)
-    assert [each["job"] for each in plan["end"]["admitted"]] == ["lab/reserved", "lab/runs"]
+    assert [job["job"] for job in plan["end"]["admitted"]] == ["lab/reserved", "lab/runs"]
     assert plan["cycles"][-1]["at"] == 1793714400.0  # 14:00: it was admitted anew
 
 
@@ -731,7 +731,7 @@ def test_requeued_job_requests_only_unfinished_pods(files: Files) -> None:
     documents = [{"type": "evict", "at": at, "job": "lab/runs"}, {"type": "podsGone", "at": at, "job": "lab/runs"}]
     plan = files.plan(runs, events=documents)
 
-    assert [each["count"] for each in plan["cycles"][0]["decisions"][0]["podSets"]] == [1]
+    assert [pod_set["count"] for pod_set in plan["cycles"][0]["decisions"][0]["podSets"]] == [1]
 
 
 def test_new_weight_of_a_local_queue_applies_from_its_event(files: Files) -> None:
@@ -763,21 +763,21 @@ def test_new_weight_of_a_local_queue_applies_from_its_event(files: Files) -> Non
 
 
 def test_jobs_of_a_removed_queue_wait_for_its_return(files: Files) -> None:
-    (queue,) = (each for each in yaml.safe_load_all(QUEUE) if each["kind"] == "ClusterQueue")
+    (queue,) = (document for document in yaml.safe_load_all(QUEUE) if document["kind"] == "ClusterQueue")
     document: Json = {"type": "quota", "at": 2, "remove": ["research"]}
     events: list[Json] = [{"type": "stopPolicy", "at": 0, "queue": "research", "policy": "Hold"}]
     events += [{"type": "submit", "at": 1, "job": workload(name)} for name in ("first", "second")]
     events += [{"type": "priority", "at": 1, "job": "lab/second", "priority": 9}, document]
 
     plan = files.plan(events=events)
-    assert [(each["job"], each["reason"]) for each in plan["end"]["unqueued"]] == [
+    assert [(job["job"], job["reason"]) for job in plan["end"]["unqueued"]] == [
         ("lab/first", "there is no queue research"),
         ("lab/second", "there is no queue research"),
     ]
 
     events.append({"type": "quota", "at": 3, "documents": [queue]})
     back = files.plan(events=events)
-    taken = [(cycle["at"], each["job"]) for cycle in back["cycles"] for each in cycle["decisions"]]
+    taken = [(cycle["at"], decision["job"]) for cycle in back["cycles"] for decision in cycle["decisions"]]
     assert taken[0] == (3, "lab/second"), "with the priority that it had been given"
     assert back["end"]["unqueued"] == []
 
@@ -795,7 +795,7 @@ def test_each_inadmissible_workload_is_reported_once(files: Files) -> None:
     ends = [{"type": "quota", "at": 5, "documents": []}]
     plan = files.plan(workload("a"), workload("b"), quota=quota, events=ends)
 
-    results = [(each["job"], each["result"]) for cycle in plan["cycles"] for each in cycle["decisions"]]
+    results = [(decision["job"], decision["result"]) for cycle in plan["cycles"] for decision in cycle["decisions"]]
     assert results == [("lab/a", "Inadmissible"), ("lab/b", "Inadmissible")]
 
 
@@ -862,7 +862,7 @@ def test_missing_namespace_means_default(files: Files, of_the_queue: str, of_the
     asks["metadata"]["namespace"] = of_the_job
     plan = files.plan(asks, quota=quota)
 
-    assert [each["job"] for each in plan["end"]["admitted"]] == [f"{of_the_job}/a".lstrip("/")]
+    assert [job["job"] for job in plan["end"]["admitted"]] == [f"{of_the_job}/a".lstrip("/")]
 
 
 def test_invalid_hyperpod_json_names_the_object(files: Files) -> None:
@@ -884,9 +884,9 @@ def test_other_kubernetes_objects_are_skipped_with_a_warning(files: Files) -> No
     batch: Json = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "raw"}}
     plan = files.plan(workload("a"), batch, quota=QUEUE + "---\n" + other)
 
-    assert [each["job"] for each in plan["end"]["admitted"]] == ["lab/a"]
-    assert any("ConfigMap/settings: declares no quota" in each for each in plan["warnings"])
-    assert any("document 2: Job is not a job" in each for each in plan["warnings"])
+    assert [job["job"] for job in plan["end"]["admitted"]] == ["lab/a"]
+    assert any("ConfigMap/settings: declares no quota" in warning for warning in plan["warnings"])
+    assert any("document 2: Job is not a job" in warning for warning in plan["warnings"])
 
 
 def test_admission_fair_sharing_orders_by_local_queue_usage(files: Files) -> None:
@@ -906,9 +906,15 @@ def test_admission_fair_sharing_orders_by_local_queue_usage(files: Files) -> Non
     quota = quota.replace("nominalQuota: 8", "nominalQuota: 9") + "---\n" + yaml.safe_dump(local)
     plan = files.plan(busy, urgent, waits, quota=quota, options=options)
 
-    assert [each["job"] for cycle in plan["cycles"] for each in cycle["decisions"]] == ["lab/waits", "lab/urgent"]
+    assert [decision["job"] for cycle in plan["cycles"] for decision in cycle["decisions"]] == [
+        "lab/waits",
+        "lab/urgent",
+    ]
     plan = files.plan(busy, urgent, waits, quota=quota)
-    assert [each["job"] for cycle in plan["cycles"] for each in cycle["decisions"]] == ["lab/urgent", "lab/waits"]
+    assert [decision["job"] for cycle in plan["cycles"] for decision in cycle["decisions"]] == [
+        "lab/urgent",
+        "lab/waits",
+    ]
 
 
 def test_local_queue_status_sets_the_initial_usage(files: Files) -> None:
@@ -927,8 +933,11 @@ def test_local_queue_status_sets_the_initial_usage(files: Files) -> None:
     jobs = (workload("urgent", {"priority": 9, "queueName": "greedy"}), workload("waits", {"queueName": "modest"}))
     plan = files.plan(*jobs, quota=quota, options=f"--config {config} --now 2026-11-03T20:00:00Z")
 
-    assert [each["job"] for cycle in plan["cycles"] for each in cycle["decisions"]] == ["lab/waits", "lab/urgent"]
-    assert not [each for each in plan["warnings"] if "LocalQueue" in each]
+    assert [decision["job"] for cycle in plan["cycles"] for decision in cycle["decisions"]] == [
+        "lab/waits",
+        "lab/urgent",
+    ]
+    assert not [warning for warning in plan["warnings"] if "LocalQueue" in warning]
 
 
 @pytest.mark.parametrize(
@@ -940,9 +949,9 @@ def test_local_queue_status_sets_the_initial_usage(files: Files) -> None:
 )
 def test_transformation_may_use_outputs_of_other_transformations(files: Files, allowance: str, charged: Json) -> None:
     quota = QUEUE.replace("nvidia.com/gpu", "credit")
-    asked = {"cpu": "4", "credit": "4", "voucher": "3"}
+    requests = {"cpu": "4", "credit": "4", "voucher": "3"}
     job = workload(
-        "a", {"podSets": [{"count": 2, "template": {"spec": {"containers": [{"resources": {"requests": asked}}]}}}]}
+        "a", {"podSets": [{"count": 2, "template": {"spec": {"containers": [{"resources": {"requests": requests}}]}}}]}
     )
     rules = [
         {"input": "cpu", "strategy": "Retain", "outputs": {"credit": "1"}},
@@ -953,7 +962,7 @@ def test_transformation_may_use_outputs_of_other_transformations(files: Files, a
     plan = files.plan(job, quota=quota.replace("nominalQuota: 8", "nominalQuota: 80"), options=f"--config {config}")
 
     used = plan["end"]["admitted"][0]["usage"]
-    assert {each["resource"]: each["amount"] for each in used} == charged
+    assert {row["resource"]: row["amount"] for row in used} == charged
 
 
 @pytest.mark.parametrize(
@@ -1011,7 +1020,7 @@ def test_endless_evictions_stop_and_name_jobs_and_settings(files: Files) -> None
     assert loop["jobs"] == ["borrows", "large", "small"]
     assert loop["lastCycle"] == plan["cycles"][-1]["number"] < 20
     assert {"queue": "q2", "field": "withinClusterQueue", "value": "LowerPriority"} in loop["settings"]
-    assert any("evict each other without end" in each for each in plan["warnings"])
+    assert any("evict each other without end" in warning for warning in plan["warnings"])
 
 
 @pytest.mark.parametrize(
@@ -1028,8 +1037,8 @@ def test_later_events_happen_after_a_loop(files: Files) -> None:
     options = "--profile kueue --evictions released"
     plan = files.plan(*ENDLESS_JOBS, quota=ENDLESS, events=events, options=options)
 
-    assert [each["at"] for each in plan["loops"]] == [0]
-    assert [each["job"] for each in plan["end"]["admitted"]] == ["held", "large"]
+    assert [loop["at"] for loop in plan["loops"]] == [0]
+    assert [job["job"] for job in plan["end"]["admitted"]] == ["held", "large"]
 
 
 def test_held_evictions_do_not_loop(files: Files) -> None:
@@ -1069,7 +1078,7 @@ def test_ignored_resources_need_no_flavor(files: Files) -> None:
         job("a", requests={"gpu": 1, "disk": 1}, admitted=admitted), quota=SMALL, options=f"--config {config}"
     )
 
-    assert [each["job"] for each in plan["end"]["admitted"]] == ["a"]
+    assert [job["job"] for job in plan["end"]["admitted"]] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -1090,7 +1099,7 @@ def test_only_unusual_feature_gates_are_warned_about(files: Files, gates: Json, 
     config.write_text(yaml.safe_dump({"featureGates": gates}))
     plan = files.plan(quota=SMALL, options=f"--config {config}")
 
-    assert [each.partition(": ")[2] for each in plan["warnings"] if "featureGates" in each] == expected
+    assert [warning.partition(": ")[2] for warning in plan["warnings"] if "featureGates" in warning] == expected
 
 
 @pytest.mark.parametrize(
@@ -1114,7 +1123,7 @@ def test_refusals_name_the_field_in_plain_words(files: Files, odd: Json, words: 
 
     assert code == 2
     assert words in error
-    assert not any(each in error for each in ("Input should", "function-", "union", "tuple[", "dict[", "pydantic"))
+    assert not any(word in error for word in ("Input should", "function-", "union", "tuple[", "dict[", "pydantic"))
 
 
 @pytest.mark.parametrize(

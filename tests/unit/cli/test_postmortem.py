@@ -16,9 +16,9 @@ OPERATOR = "role/Operator (ana)"
 
 def section(page: str, title: str) -> list[str]:
     """Return the lines of a section."""
-    found = re.search(rf"^## {title}\n\n(.*?)(?=\n## |\Z)", page, re.MULTILINE | re.DOTALL)
-    assert found, page
-    return found[1].strip().splitlines()
+    match = re.search(rf"^## {title}\n\n(.*?)(?=\n## |\Z)", page, re.MULTILINE | re.DOTALL)
+    assert match, page
+    return match[1].strip().splitlines()
 
 
 def written(served: CliFixture, *options: str) -> str:

@@ -53,6 +53,6 @@ def test_estimates_stand_apart_from_measurements(fleet: CliFixture) -> None:
 
 
 def test_json_is_the_object_of_the_api(fleet: CliFixture) -> None:
-    found = json.loads(fleet.run("incidents", "receipt", "inc-0000000001", "-o", "json").out)
+    document = json.loads(fleet.run("incidents", "receipt", "inc-0000000001", "-o", "json").out)
 
-    assert found == fleet.gateway.get("/v1/incidents/inc-0000000001/receipt").document
+    assert document == fleet.gateway.get("/v1/incidents/inc-0000000001/receipt").document

@@ -57,13 +57,13 @@ def test_empty_fleet_shows_unknown(served: CliFixture) -> None:
 
 def test_csv_has_each_figure_on_a_line(fleet: CliFixture) -> None:
     rows = list(csv.DictReader(StringIO(fleet.run("report", "-o", "csv").out)))
-    found = {(row["section"], row["item"], row["figure"]): row["value"] for row in rows}
+    values = {(row["section"], row["item"], row["figure"]): row["value"] for row in rows}
 
-    assert found["stages.time", "DRAIN", "p50Seconds"] == "80.0"
-    assert found["stages.time", "RESTORE", "p50Seconds"] == ""
-    assert found["failures.nodes", "i-00000000000000001", "failures"] == "1"
-    assert found["pools.uses", "p5-workers / NO_JOB", "gpuHours"].startswith("2846.6")
-    assert len(found) == len(rows)
+    assert values["stages.time", "DRAIN", "p50Seconds"] == "80.0"
+    assert values["stages.time", "RESTORE", "p50Seconds"] == ""
+    assert values["failures.nodes", "i-00000000000000001", "failures"] == "1"
+    assert values["pools.uses", "p5-workers / NO_JOB", "gpuHours"].startswith("2846.6")
+    assert len(values) == len(rows)
 
 
 def test_markdown_has_every_table(fleet: CliFixture) -> None:
@@ -88,9 +88,9 @@ def test_web_page_has_charts_loads_nothing_and_escapes_names(fleet: CliFixture) 
 
 
 def test_window_is_sent_and_json_is_the_answer(fleet: CliFixture) -> None:
-    found = json.loads(fleet.run("report", "--since", "12h", "--until", "1h", "-o", "json").out)
+    document = json.loads(fleet.run("report", "--since", "12h", "--until", "1h", "-o", "json").out)
 
-    assert (found["since"][:19], found["until"][:19]) == ("2026-11-02T22:15:02", "2026-11-03T09:15:02")
+    assert (document["since"][:19], document["until"][:19]) == ("2026-11-02T22:15:02", "2026-11-03T09:15:02")
     wrong = fleet.run("report", "--until", "yesterday")
     assert wrong.exit_code == 2
     assert "--until is 30d, 12h" in wrong.err

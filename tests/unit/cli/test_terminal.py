@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
 
 def test_only_the_printer_writes_to_the_terminal() -> None:
     """Every other way to print would pass the one function that neutralises text."""
-    found = []
+    writes = []
     for path in sorted(CLI.rglob("*.py")):
         if path.name == "render.py":
             continue
@@ -40,12 +40,12 @@ def test_only_the_printer_writes_to_the_terminal() -> None:
                 is_print = called in {"print", "typer.echo", "typer.secho", "click.echo", "pprint", "rich.print"}
                 is_write = called.endswith((".write", ".writelines")) and ("std" in called or "stream" in called)
                 if is_print or is_write or called == "os.write":
-                    found.append(f"{path.name}:{node.lineno} {called}")
+                    writes.append(f"{path.name}:{node.lineno} {called}")
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"typer.confirm", "typer.prompt"}:
                 # The question is a word of ours; `note` printed its subject before.
                 assert not any(isinstance(part, ast.Subscript) for part in ast.walk(node.args[0]))
 
-    assert found == []
+    assert writes == []
 
 
 @pytest.mark.parametrize("folder", [Path(sys.executable).parent.parent, Path("/")], ids=["project", "elsewhere"])

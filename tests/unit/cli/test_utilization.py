@@ -88,9 +88,9 @@ def test_wide_table_adds_amounts_and_ages(fleet: CliFixture) -> None:
 def test_json_is_the_answer_of_the_api(fleet: CliFixture) -> None:
     result = fleet.run("utilization", "ls", "--cluster", CLUSTER, "-o", "json")
 
-    found = json.loads(result.out)
-    assert found == fleet.gateway.get(f"/v1/utilization?cluster={CLUSTER}").document
-    assert [item["cluster"] for item in found["items"]] == [CLUSTER]
+    document = json.loads(result.out)
+    assert document == fleet.gateway.get(f"/v1/utilization?cluster={CLUSTER}").document
+    assert [item["cluster"] for item in document["items"]] == [CLUSTER]
 
 
 def test_csv_has_empty_cells_for_unknown_figures(fleet: CliFixture) -> None:

@@ -32,10 +32,10 @@ def with_values(served: CliFixture, **changes: Any) -> str:
 def test_lint_names_every_problem_and_exits_1_on_errors(served: CliFixture) -> None:
     result = served.run("policy", "lint", str(FILE), "-o", "json")
 
-    found = json.loads(result.out)
-    assert (result.exit_code, found["refused"]) == (1, 1)
-    assert {each["trap"] for each in found["findings"]} == {f"T0-{number}" for number in range(1, 15)}
-    (refused,) = (each for each in found["findings"] if each["weight"] == "refused")
+    document = json.loads(result.out)
+    assert (result.exit_code, document["refused"]) == (1, 1)
+    assert {finding["trap"] for finding in document["findings"]} == {f"T0-{number}" for number in range(1, 15)}
+    (refused,) = (finding for finding in document["findings"] if finding["weight"] == "refused")
     assert (refused["trap"], refused["field"]) == ("T0-2", "env.CUDA_VISIBLE_DEVICES")
 
 
@@ -70,9 +70,11 @@ def test_import_writes_a_file_that_apply_accepts(served: CliFixture) -> None:
     quotas = json.loads((served.folder / "ours" / "quotas.json").read_text("utf-8"))
     assert quotas["priorityClasses"]["preemptible"] == 200_000
     classes = json.loads((served.folder / "ours" / "priority-classes.json").read_text("utf-8"))["items"]
-    assert {each["metadata"]["name"]: each["value"] for each in classes} == quotas["priorityClasses"]
-    for each in classes:
-        kubernetes_validate.validate(each, "1.33", strict=True)
+    assert {priority_class["metadata"]["name"]: priority_class["value"] for priority_class in classes} == quotas[
+        "priorityClasses"
+    ]
+    for priority_class in classes:
+        kubernetes_validate.validate(priority_class, "1.33", strict=True)
     assert [(volume.claim, volume.mount_path, volume.read_only) for volume in job.volumes] == [
         ("training-data-pvc", "/data", True)
     ]
@@ -86,18 +88,18 @@ def test_import_writes_a_file_that_apply_accepts(served: CliFixture) -> None:
 
 
 def test_imported_type_tolerates_the_taints_of_its_pools(served: CliFixture) -> None:
-    found = json.loads(served.run("policy", "import", str(FILE), "-o", "json").out)
+    document = json.loads(served.run("policy", "import", str(FILE), "-o", "json").out)
 
-    types = found["policy"]["jobTypes"]["types"]
-    borne = {name: [each["key"] for each in row["tolerations"]] for name, row in types.items()}
+    types = document["policy"]["jobTypes"]["types"]
+    borne = {name: [toleration["key"] for toleration in row["tolerations"]] for name, row in types.items()}
     assert borne == {"production": ["dedicated"], "development": ["dedicated"], "research": ["spot", "dedicated"]}
     assert not (served.folder / "policy.json").exists()
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    found = [leaf for name, item in pairs for leaf in leaves(item, (*path, name))]
-    yield from found or [path]
+    inner_leaves = [leaf for name, item in pairs for leaf in leaves(item, (*path, name))]
+    yield from inner_leaves or [path]
 
 
 def other_value(value: Any) -> Any:
@@ -131,13 +133,15 @@ def test_each_setting_is_imported_or_its_loss_is_named(path: tuple[Any, ...]) ->
     parent[path[-1]] = {"team": "a"} if before == {} else ["a"] if before == [] else other_value(before)
 
     try:
-        found = [import_values(read_values(values)) for values in (VALUES, changed_values)]
+        imported = [import_values(read_values(values)) for values in (VALUES, changed_values)]
     except ValuesError:
         return  # the setting names another part of the file, such as a pool's label
 
-    documents = [each.replace(losses=(), additions=()).to_json() for each in found]
+    documents = [values_import.replace(losses=(), additions=()).to_json() for values_import in imported]
     field = ".".join(map(str, path))
-    assert documents[0] != documents[1] or any(loss.startswith(field) for each in found for loss in each.losses)
+    assert documents[0] != documents[1] or any(
+        loss.startswith(field) for values_import in imported for loss in values_import.losses
+    )
 
 
 def test_import_keeps_what_the_site_already_allows(served: CliFixture) -> None:

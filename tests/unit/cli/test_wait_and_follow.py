@@ -139,9 +139,9 @@ def test_watched_job_as_documents_has_null_for_unknown(served: CliFixture, monke
 
     result = served.run("jobs", "watch", "job-0000000001", "-o", "json")
 
-    seen = [json.loads(line) for line in result.out.splitlines()]
-    assert [document["job"]["state"] for document in seen] == ["PENDING", "SUCCEEDED"]
-    assert seen[0]["progress"] == {"step": None, "steps": None, "loss": None, "secondsLeft": None}
+    documents = [json.loads(line) for line in result.out.splitlines()]
+    assert [document["job"]["state"] for document in documents] == ["PENDING", "SUCCEEDED"]
+    assert documents[0]["progress"] == {"step": None, "steps": None, "loss": None, "secondsLeft": None}
 
 
 def test_stopped_watch_says_that_the_job_continues(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,9 +175,9 @@ def test_lines_of_all_ranks_begin_with_their_rank(served: CliFixture, follow: tu
 def test_timestamps_begin_each_line(served: CliFixture, follow: tuple[str, ...]) -> None:
     there_is(served, "SUCCEEDED", log="a\nb")
 
-    said = served.run("jobs", "logs", "job-0000000001", "--timestamps", *follow)
+    result = served.run("jobs", "logs", "job-0000000001", "--timestamps", *follow)
 
-    assert (said.exit_code, said.out) == (0, f"{LOG_TIME} a\n{LOG_TIME} b\n")
+    assert (result.exit_code, result.out) == (0, f"{LOG_TIME} a\n{LOG_TIME} b\n")
 
 
 def test_follow_continues_with_the_next_attempt(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def lives(draw: st.DrawFn) -> Life:
             )
         )
         prices[number] = draw(st.sampled_from([None, PRICE]))
-        for each in range(draw(st.integers(0, 2))):
+        for index in range(draw(st.integers(0, 2))):
             first = draw(SECONDS) * 3
             planned = draw(MAYBE)
             approval = Approval(decision_id="d", approves=True, by="ana", reason="", at=at(draw(SECONDS) * 3))
@@ -139,7 +139,7 @@ def lives(draw: st.DrawFn) -> Life:
                 (
                     number,
                     an_incident(
-                        10 * number + each,
+                        10 * number + index,
                         first_signal_at=at(first),
                         opened_at=at(draw(SECONDS) * 3),
                         stages=StageTimes(planned_at=None if planned is None else at(planned * 3)),

@@ -30,7 +30,7 @@ def a_rental(number: int, opened: float, closed: float | None, *, nodes: int = 2
         "min_billed_seconds": 60,
         "opened_at": at(opened),
         "closed_at": None if closed is None else at(closed),
-        "joined_node_names": tuple(f"n{each}" for each in range(nodes)),
+        "joined_node_names": tuple(f"n{number}" for number in range(nodes)),
     }
     return Rental(
         job_id=f"job-{number}",
@@ -50,19 +50,19 @@ def a_rental(number: int, opened: float, closed: float | None, *, nodes: int = 2
 def test_rent_is_the_bill_by_pool_and_team() -> None:
     rentals = [a_rental(1, 0, 3600), a_rental(2, 1800, None, nodes=1, team="vision")]
 
-    found = rent_report(rentals, Span(at(0), at(7200)), CAP)
+    report = rent_report(rentals, Span(at(0), at(7200)), CAP)
 
-    assert found.usd_micros == 50_000_000 + 37_500_000
-    assert [(row.name, row.usd_micros) for row in found.teams] == [("nlp", 50_000_000), ("vision", 37_500_000)]
-    assert [(row.name, row.rentals, row.node_hours) for row in found.pools] == [("burst-p5", 2, 3.5)]
-    assert (found.peak_usd_micros_per_hour, found.peak_at) == (75_000_000, at(1800))
-    assert found.hours_near_cap == 1.0
+    assert report.usd_micros == 50_000_000 + 37_500_000
+    assert [(row.name, row.usd_micros) for row in report.teams] == [("nlp", 50_000_000), ("vision", 37_500_000)]
+    assert [(row.name, row.rentals, row.node_hours) for row in report.pools] == [("burst-p5", 2, 3.5)]
+    assert (report.peak_usd_micros_per_hour, report.peak_at) == (75_000_000, at(1800))
+    assert report.hours_near_cap == 1.0
 
 
 def test_nothing_rented_has_no_peak() -> None:
-    found = rent_report([a_rental(1, 0, 3600, nodes=0)], Span(at(0), at(7200)), 0)
+    report = rent_report([a_rental(1, 0, 3600, nodes=0)], Span(at(0), at(7200)), 0)
 
-    assert (found.usd_micros, found.peak_at, found.hours_near_cap) == (0, None, None)
+    assert (report.usd_micros, report.peak_at, report.hours_near_cap) == (0, None, None)
 
 
 @given(st.integers(0, 9_000), st.integers(0, 9_000), st.integers(1, 8_999))

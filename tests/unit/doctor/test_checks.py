@@ -53,7 +53,7 @@ def self_test(function: str, **changes: Any) -> Json:
         "kueueNamespaces": {} if reads else None,
         "kueueError": "",
     }
-    found = {
+    document = {
         "version": evenkeel.__version__,
         "mode": "act",
         "admission": "evenkeel",
@@ -61,8 +61,8 @@ def self_test(function: str, **changes: Any) -> Json:
         "clusters": [cluster],
     }
     for name, value in changes.items():
-        (cluster if name in cluster else found)[name] = value
-    return found
+        (cluster if name in cluster else document)[name] = value
+    return document
 
 
 @dataclass
@@ -111,7 +111,7 @@ class FakeAws:
 
 def _healthy_answers() -> dict[str, Json]:
     """Return the answers to those calls whose answer does not depend on their arguments."""
-    ids = [{"LogicalResourceId": one, "PhysicalResourceId": f"evenkeel-{one}-1X"} for one in checks.RULES]
+    ids = [{"LogicalResourceId": rule, "PhysicalResourceId": f"evenkeel-{rule}-1X"} for rule in checks.RULES]
     return {
         "sts:get_caller_identity": {"Arn": "arn:aws:sts::111122223333:assumed-role/OnCall/ana"},
         "cloudformation:describe_stacks": {"Stacks": [a_stack()]},
@@ -133,7 +133,7 @@ def _healthy_answers() -> dict[str, Json]:
 
 
 def a_stack(status: str = "CREATE_COMPLETE", **parameters: str) -> Json:
-    said = {
+    stack_parameters = {
         "FleetName": "research",
         "HyperPodClusterArn": HYPERPOD,
         "KubernetesClusters": CLUSTER,
@@ -151,7 +151,7 @@ def a_stack(status: str = "CREATE_COMPLETE", **parameters: str) -> Json:
     return {
         "StackStatus": status,
         "CreationTime": A_MOMENT - timedelta(days=1),
-        "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in said.items()],
+        "Parameters": [{"ParameterKey": key, "ParameterValue": value} for key, value in stack_parameters.items()],
         "Outputs": [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()],
     }
 
@@ -226,8 +226,8 @@ class FakeSite:
         return InspectedSite(self.aws, client, self.context, "evenkeel", access)
 
     def of(self, check: str) -> list[DoctorFinding]:
-        others = {doctor_check.name for doctor_check in CHECKS} - {check}
-        return self.run(*others)
+        others_checked = {doctor_check.name for doctor_check in CHECKS} - {check}
+        return self.run(*others_checked)
 
 
 def plant(call: str, answer: Any) -> Callable[[FakeSite], None]:
@@ -890,12 +890,12 @@ def test_rights_are_checked_in_every_team_namespace() -> None:
 
     bench.of("access")
 
-    (asked,) = [
+    (request,) = [
         json.loads(parameters["Payload"])["selfTest"]
         for name, parameters in bench.aws.calls
         if name == "lambda:invoke" and parameters["FunctionName"] == "evenkeel-launch_job:live"
     ]
-    namespaces = {right["namespace"] for right in asked["rights"] if right["verb"] == "create"}
+    namespaces = {right["namespace"] for right in request["rights"] if right["verb"] == "create"}
     assert namespaces == {"evenkeel-jobs", "ns-nlp"}
 
 
@@ -904,7 +904,7 @@ def test_rights_are_checked_in_every_team_namespace() -> None:
     [("ok", 0), ("ok warning", 0), ("ok unknown", 2), ("warning failed unknown", 1), ("failed", 1)],
 )
 def test_exit_code_is_1_for_failed_2_for_unknown(statuses: str, expected: int) -> None:
-    assert findings.exit_code(DoctorFinding(Status(one), "") for one in statuses.split()) == expected
+    assert findings.exit_code(DoctorFinding(Status(status), "") for status in statuses.split()) == expected
 
 
 OFF = DoctorFinding(Status.WARNING, "off", "on", check="schedules")

@@ -164,8 +164,8 @@ def says(**parameters: str) -> Plant:
 
 def both(*plants: Plant) -> Plant:
     def plant(bench: Bench) -> None:
-        for each in plants:
-            each(bench)
+        for plant_fault in plants:
+            plant_fault(bench)
 
     return plant
 

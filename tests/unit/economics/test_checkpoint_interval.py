@@ -41,13 +41,13 @@ def test_exact_ettr_agrees_with_the_simulation(interval: float, *, can_fail: boo
 
 def test_known_case_gives_the_known_intervals() -> None:
     advice = ci.advise_interval(W, R, M)
-    found = {choice.method: choice for choice in advice.choices}
+    choices = {choice.method: choice for choice in advice.choices}
 
-    assert found["young"].interval_seconds == pytest.approx(1837, abs=0.5)
-    assert found["daly"].interval_seconds == pytest.approx(1797, abs=0.5)
-    assert found["exact"].interval_seconds == pytest.approx(1797, abs=0.5)
-    assert 100 * found["exact"].ettr == pytest.approx(86.278, abs=5e-4)
-    assert 100 * found["young"].ettr == pytest.approx(86.276, abs=5e-4)
+    assert choices["young"].interval_seconds == pytest.approx(1837, abs=0.5)
+    assert choices["daly"].interval_seconds == pytest.approx(1797, abs=0.5)
+    assert choices["exact"].interval_seconds == pytest.approx(1797, abs=0.5)
+    assert 100 * choices["exact"].ettr == pytest.approx(86.278, abs=5e-4)
+    assert 100 * choices["young"].ettr == pytest.approx(86.276, abs=5e-4)
     assert "does not matter" in advice.note
 
 
@@ -56,8 +56,8 @@ def test_no_interval_beats_the_best(write: float, mtbf: float, restart: float) -
     best = ci.best_seconds(write, mtbf)
     top = ci.exact_ettr(best, write, restart, mtbf)
 
-    others = [ci.exact_ettr(best * factor, write, restart, mtbf) for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2)]
-    assert all(each <= top + 1e-12 for each in others)
+    other_ratios = [ci.exact_ettr(best * factor, write, restart, mtbf) for factor in (0.5, 0.9, 0.99, 1.01, 1.1, 2)]
+    assert all(ratio <= top + 1e-12 for ratio in other_ratios)
 
 
 def test_methods_part_where_a_save_is_long() -> None:
@@ -90,7 +90,7 @@ def test_lost_work_is_the_mean_of_the_simulation() -> None:
     uniform = random.Random(3)
     cycle, mtbf = 3000.0, 2000.0
     times = [-mtbf * math.log(1 - uniform.random()) for _ in range(200_000)]
-    within = [each for each in times if each < cycle]
+    within = [time for time in times if time < cycle]
 
     assert math.fsum(within) / len(within) == pytest.approx(ci.lost_work_seconds(2900, 100, mtbf), rel=0.01)
     assert ci.lost_work_seconds(1799, 1, 1e9) == pytest.approx(900, rel=1e-5)

@@ -13,17 +13,17 @@ CASES = [(n, m, k) for n in range(1, 11) for m in range(1, n + 1) if n % m == 0 
 def listed(machines: int, size: int, lost: int) -> tuple[int, int]:
     """Count the harmless sets, for groups and for neighbours on a ring, one by one."""
     grouped = ring = 0
-    for each in map(frozenset, combinations(range(machines), lost)):
-        grouped += not any(set(range(at, at + size)) <= each for at in range(0, machines, size))
-        ring += not any({(at + step) % machines for step in range(size)} <= each for at in range(machines))
+    for lost_machines in map(frozenset, combinations(range(machines), lost)):
+        grouped += not any(set(range(at, at + size)) <= lost_machines for at in range(0, machines, size))
+        ring += not any({(at + step) % machines for step in range(size)} <= lost_machines for at in range(machines))
     return grouped, ring
 
 
 @pytest.mark.parametrize(("machines", "size", "lost"), CASES)
 def test_counts_match_the_list_of_all_sets(machines: int, size: int, lost: int) -> None:
-    found = copies.recoverable_sets(machines, size, lost), copies.ring_recoverable_sets(machines, size, lost)
+    counts = copies.recoverable_sets(machines, size, lost), copies.ring_recoverable_sets(machines, size, lost)
 
-    assert found == listed(machines, size, lost)
+    assert counts == listed(machines, size, lost)
 
 
 def test_known_case_is_exact() -> None:

@@ -48,9 +48,9 @@ def test_meanings_of_downtime_give_different_runs(model: DowntimeModel, manual: 
 
 
 def test_endless_run_has_no_figures() -> None:
-    found = run_time(429, 0.0005, MANUAL, 100, DowntimeModel.SERIAL)
+    outcome = run_time(429, 0.0005, MANUAL, 100, DowntimeModel.SERIAL)
 
-    assert (found.ends, found.days, found.ettr) == (False, None, 0)
+    assert (outcome.ends, outcome.days, outcome.ettr) == (False, None, 0)
     assert run_time(428, 0.0005, MANUAL, 100, DowntimeModel.SERIAL).ends
 
 

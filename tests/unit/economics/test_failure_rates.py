@@ -70,25 +70,25 @@ SEEN = Observations(
 
 
 def test_pool_without_node_hours_has_an_unknown_rate() -> None:
-    found = {group_rate.group: group_rate for group_rate in rates_by(SEEN, GroupedBy.POOL)}
+    rates = {group_rate.group: group_rate for group_rate in rates_by(SEEN, GroupedBy.POOL)}
 
-    assert found["a"].rate == failure_rate(3, 1000)
-    assert found["b"].rate == failure_rate(1, 3000)
-    assert (found["c"].rate, found["c"].failures) == (None, 1)
-    assert found["c"].note.startswith("Unknown")
+    assert rates["a"].rate == failure_rate(3, 1000)
+    assert rates["b"].rate == failure_rate(1, 3000)
+    assert (rates["c"].rate, rates["c"].failures) == (None, 1)
+    assert rates["c"].note.startswith("Unknown")
 
 
 def test_fault_classes_share_all_node_hours() -> None:
-    found = {group_rate.group: group_rate.rate for group_rate in rates_by(SEEN, GroupedBy.FAULT_CLASS)}
+    rates = {group_rate.group: group_rate.rate for group_rate in rates_by(SEEN, GroupedBy.FAULT_CLASS)}
 
-    assert found == {"gpu": failure_rate(4, 4000), "link": failure_rate(1, 4000)}
+    assert rates == {"gpu": failure_rate(4, 4000), "link": failure_rate(1, 4000)}
 
 
 def test_job_sizes_are_powers_of_two() -> None:
-    found = {group_rate.group: group_rate.rate for group_rate in rates_by(SEEN, GroupedBy.JOB_SIZE)}
+    rates = {group_rate.group: group_rate.rate for group_rate in rates_by(SEEN, GroupedBy.JOB_SIZE)}
 
-    assert list(found) == ["unknown", "4-7", "32-63"]
-    assert found["4-7"] == failure_rate(3, 1000)
+    assert list(rates) == ["unknown", "4-7", "32-63"]
+    assert rates["4-7"] == failure_rate(3, 1000)
     assert [failure_rates.size_class(n) for n in (1, 2, 3, 512)] == ["1", "2-3", "2-3", "512-1023"]
 
 

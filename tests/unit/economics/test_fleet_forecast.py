@@ -129,9 +129,9 @@ def test_changes_are_differences_of_the_totals() -> None:
     assert configured is not None
     assert possible is not None
     assert saved["all of evenkeel-possible"] == pytest.approx(configured - possible)
-    one = row(forecast(a_group(spares=1), checkpoint=SAVES), "evenkeel-configured").usd_per_month
-    assert one is not None
-    assert saved["one more spare node in each committed group"] == pytest.approx(configured - one)
+    with_spare = row(forecast(a_group(spares=1), checkpoint=SAVES), "evenkeel-configured").usd_per_month
+    assert with_spare is not None
+    assert saved["one more spare node in each committed group"] == pytest.approx(configured - with_spare)
 
 
 def test_on_demand_nodes_fail_and_keep_no_spares() -> None:

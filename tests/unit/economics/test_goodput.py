@@ -17,20 +17,20 @@ def test_goodput_and_buckets_sum_to_the_elapsed_time(
     buckets.pop(Bucket.OTHER, None)
     added = sum(value for bucket, value in buckets.items() if bucket is not Bucket.DATA_LOADING_ASYNC)
     elapsed = productive + added + rest + 1
-    found = goodput(TimeSpent(elapsed_seconds=elapsed, productive_seconds=productive, buckets=buckets))
+    report = goodput(TimeSpent(elapsed_seconds=elapsed, productive_seconds=productive, buckets=buckets))
 
-    assert found.sum_seconds == pytest.approx(elapsed, rel=1e-9)
-    assert found.goodput + sum(bucket.share for bucket in found.buckets if bucket.is_added) == pytest.approx(
+    assert report.sum_seconds == pytest.approx(elapsed, rel=1e-9)
+    assert report.goodput + sum(bucket.share for bucket in report.buckets if bucket.is_added) == pytest.approx(
         1, rel=1e-9
     )
 
 
 def test_overlapping_loading_is_reported_and_not_added() -> None:
     spent = TimeSpent(elapsed_seconds=100, productive_seconds=100, buckets={Bucket.DATA_LOADING_ASYNC: 40})
-    found = goodput(spent)
+    report = goodput(spent)
 
-    assert found.goodput == 1
-    assert [(bucket.bucket, bucket.seconds, bucket.is_added) for bucket in found.buckets] == [
+    assert report.goodput == 1
+    assert [(bucket.bucket, bucket.seconds, bucket.is_added) for bucket in report.buckets] == [
         (Bucket.DATA_LOADING_ASYNC, 40, False),
         (Bucket.OTHER, 0, True),
     ]

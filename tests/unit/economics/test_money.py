@@ -46,14 +46,14 @@ def test_bill_is_exact_and_the_teams_add_up(rows: list[tuple[int, int, int]]) ->
         for index, (seconds, price, nodes) in enumerate(rows)
     ]
 
-    found = bill(rentals, NOW)
+    total = bill(rentals, NOW)
 
     exact = sum(
         (Fraction(price, 10**6) * nodes * Fraction(seconds, 3600) for seconds, price, nodes in rows), Fraction()
     )
-    assert Fraction(found.parts, money.PARTS) == exact
-    assert abs(Fraction(cents(found.parts), 100) - exact) <= Fraction(1, 200)
-    assert sum(found.by_team.values()) == found.parts
+    assert Fraction(total.parts, money.PARTS) == exact
+    assert abs(Fraction(cents(total.parts), 100) - exact) <= Fraction(1, 200)
+    assert sum(total.by_team.values()) == total.parts
 
 
 def test_half_a_cent_is_rounded_away_from_zero() -> None:

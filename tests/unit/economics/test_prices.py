@@ -129,8 +129,8 @@ def test_unknown_type_of_an_accelerator_price_is_an_error_with_a_suggestion() ->
 
 
 def warnings(*pools: Pool, **economy: Any) -> dict[str, str]:
-    found = price_warnings(EconomyPolicy.model_validate(economy), pools, NOW)
-    return {price_warning.field: price_warning.message for price_warning in found}
+    found_warnings = price_warnings(EconomyPolicy.model_validate(economy), pools, NOW)
+    return {price_warning.field: price_warning.message for price_warning in found_warnings}
 
 
 def a_pool(**changes: Any) -> Pool:
@@ -152,11 +152,11 @@ def test_price_within_half_of_the_list_price_has_no_warning() -> None:
 
 @pytest.mark.parametrize(("usd_per_hour", "message"), [(10.4, r"51 % above"), (3.4, "51 % below")])
 def test_price_beyond_half_of_the_list_price_has_a_warning(usd_per_hour: float, message: str) -> None:
-    (found,) = warnings(usdPerAcceleratorHour={P5: usd_per_hour}).items()
+    (warning,) = warnings(usdPerAcceleratorHour={P5: usd_per_hour}).items()
 
-    assert found[0] == f"economy.usdPerAcceleratorHour.{P5}"
-    assert message in found[1]
-    assert "EC2 list price of p5.48xlarge in us-east-1 from 2026-07-20" in found[1]
+    assert warning[0] == f"economy.usdPerAcceleratorHour.{P5}"
+    assert message in warning[1]
+    assert "EC2 list price of p5.48xlarge in us-east-1 from 2026-07-20" in warning[1]
 
 
 def test_price_of_an_accelerator_in_the_place_of_a_node_has_a_warning() -> None:
@@ -164,9 +164,9 @@ def test_price_of_an_accelerator_in_the_place_of_a_node_has_a_warning() -> None:
 
 
 def test_node_and_accelerator_prices_that_disagree_have_a_warning() -> None:
-    found = warnings(a_pool(), usdPerAcceleratorHour={G6: 1.0})
+    messages = warnings(a_pool(), usdPerAcceleratorHour={G6: 1.0})
 
-    assert found == {
+    assert messages == {
         "burst.pools[0].microsPerNodeHour": (
             "$4.60 for a node is $1.15 for an accelerator, but the price in the site's policy is $1.00"
         )
@@ -174,9 +174,9 @@ def test_node_and_accelerator_prices_that_disagree_have_a_warning() -> None:
 
 
 def test_pool_with_another_number_of_accelerators_than_its_type_has_a_warning() -> None:
-    found = warnings(a_pool(accelerators_per_node=8))
+    messages = warnings(a_pool(accelerators_per_node=8))
 
-    assert found["burst.pools[0].acceleratorsPerNode"] == "g6.12xlarge has 4 accelerators, not 8"
+    assert messages["burst.pools[0].acceleratorsPerNode"] == "g6.12xlarge has 4 accelerators, not 8"
 
 
 def test_spot_price_may_be_low_but_not_above_the_list_price() -> None:

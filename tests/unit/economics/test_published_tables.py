@@ -63,7 +63,7 @@ def test_run_of_ten_million_gpu_hours(found: tuple[Cell, ...]) -> None:
 def test_sum_of_p90s_exceeds_the_p90_of_the_sum() -> None:
     """The remark on Table 2: independent lognormal stages with a sigma of 0.3 and the P90s of 256 instances."""
     uniform, sigma = random.Random(8), 0.3
-    stages = [math.log(each) - sigma * NormalDist().inv_cdf(0.9) for each in published_tables.TABLE_2[256][:3]]
+    stages = [math.log(value) - sigma * NormalDist().inv_cdf(0.9) for value in published_tables.TABLE_2[256][:3]]
     totals = sorted(sum(uniform.lognormvariate(stage, sigma) for stage in stages) for _ in range(100_000))
 
     assert totals[90_000] == pytest.approx(2181, abs=10)

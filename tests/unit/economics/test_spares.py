@@ -105,10 +105,10 @@ def test_repair_shop_agrees_with_the_simulation(crew: int, *, fails_while_stoppe
 
 
 def test_fewer_repairers_keep_more_machines_broken() -> None:
-    one, many = (spares.repair_shop(256, 2, 0.0005, 4.0, crew) for crew in (1, None))
+    single, many = (spares.repair_shop(256, 2, 0.0005, 4.0, crew) for crew in (1, None))
 
-    assert one.mean_broken > many.mean_broken
-    assert one.mean_waiting_for_a_repairer > many.mean_waiting_for_a_repairer == 0
+    assert single.mean_broken > many.mean_broken
+    assert single.mean_waiting_for_a_repairer > many.mean_waiting_for_a_repairer == 0
 
 
 def test_fleet_that_is_always_short_keeps_its_figures() -> None:

@@ -102,9 +102,9 @@ def test_wrong_weekday_is_accepted(text: str) -> None:
 
 
 def test_a_day_may_have_one_digit_or_two() -> None:
-    one, two = (sample(HEALTH, startTime=f"Tue, {day} Dec 2026 14:00:00 GMT") for day in ("3", "03"))
+    short_day, two = (sample(HEALTH, startTime=f"Tue, {day} Dec 2026 14:00:00 GMT") for day in ("3", "03"))
 
-    assert of_nodes(one) == of_nodes(two)
+    assert of_nodes(short_day) == of_nodes(two)
 
 
 def test_started_fault_has_no_deadline() -> None:

@@ -26,14 +26,14 @@ def a_record(source: str, name: str, **changes: Any) -> dict[str, Any]:
 
 
 def a_replacement(**changes: Any) -> dict[str, Any]:
-    asked = {"clusterName": "research-train", "nodeIds": [NODE, OTHER]}
-    return a_record("sagemaker", "BatchReplaceClusterNodes", **{"requestParameters": asked, **changes})
+    parameters = {"clusterName": "research-train", "nodeIds": [NODE, OTHER]}
+    return a_record("sagemaker", "BatchReplaceClusterNodes", **{"requestParameters": parameters, **changes})
 
 
 def targets(document: dict[str, Any]) -> list[tuple[NodeEventKind, str, str]]:
-    found = parse(document)
-    assert isinstance(found, tuple), found
-    return [(node_action.event.kind, node_action.instance_id, node_action.logical_id) for node_action in found]
+    actions = parse(document)
+    assert isinstance(actions, tuple), actions
+    return [(node_action.event.kind, node_action.instance_id, node_action.logical_id) for node_action in actions]
 
 
 IN_HYPERPOD = {"nodeIds": [NODE]}
@@ -87,10 +87,10 @@ def a_session(role: str) -> dict[str, Any]:
     ],
 )
 def test_identity_of_the_caller_gives_the_actor(identity: dict[str, Any] | None, actor: Actor) -> None:
-    found = parse(a_replacement(userIdentity=identity))
+    actions = parse(a_replacement(userIdentity=identity))
 
-    assert isinstance(found, tuple)
-    assert found[0].event.actor is actor
+    assert isinstance(actions, tuple)
+    assert actions[0].event.actor is actor
 
 
 def test_failed_call_changes_nothing() -> None:
@@ -118,7 +118,7 @@ def test_other_call_is_unknown() -> None:
     ],
 )
 def test_malformed_record_names_its_field(changes: dict[str, Any], field: str) -> None:
-    found = parse(a_replacement(**changes))
+    malformed = parse(a_replacement(**changes))
 
-    assert isinstance(found, Malformed)
-    assert found.reason.startswith(f"{field}: ")
+    assert isinstance(malformed, Malformed)
+    assert malformed.reason.startswith(f"{field}: ")

@@ -57,16 +57,16 @@ def test_both_end_states_of_an_instance_are_one_fact() -> None:
     first = sample(STATE, state="shutting-down")
     last = sample(STATE, state="terminated") | {"time": "2026-11-03T13:09:59Z", "id": "another"}
 
-    [[one], [other]] = of_nodes(first), of_nodes(last)
-    assert one.fact_key == other.fact_key
+    [[fact], [other]] = of_nodes(first), of_nodes(last)
+    assert fact.fact_key == other.fact_key
 
 
 def test_second_stop_of_an_instance_is_another_fact() -> None:
     first = sample(STATE, state="stopping")
     again = first | {"time": "2026-11-03T18:09:59Z"}
 
-    [[one], [other]] = of_nodes(first), of_nodes(again)
-    assert one.fact_key != other.fact_key
+    [[fact], [other]] = of_nodes(first), of_nodes(again)
+    assert fact.fact_key != other.fact_key
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,9 @@ def test_message_of_a_success_never_means_missing_capacity() -> None:
 
 
 def test_lost_orchestration_readiness_is_ignored() -> None:
-    told = "3 node(s) lost orchestration-ready status"
+    text = "3 node(s) lost orchestration-ready status"
 
-    assert isinstance(parsed(an_event(told, level="Warn", failure="Request to service failed.")), Ignored)
+    assert isinstance(parsed(an_event(text, level="Warn", failure="Request to service failed.")), Ignored)
 
 
 def test_unnamed_error_is_an_unknown_fault_of_its_instance() -> None:
@@ -152,9 +152,9 @@ def test_copies_in_other_envelopes_are_one_fact() -> None:
 
 
 def test_state_change_gives_facts_of_cluster_and_groups() -> None:
-    told = {(fact.kind, fact.instance_group, fact.code) for fact in of_groups(sample(STATE))}
+    facts = {(fact.kind, fact.instance_group, fact.code) for fact in of_groups(sample(STATE))}
 
-    assert told == {
+    assert facts == {
         (GroupFactKind.CLUSTER_STATUS, "", "InService"),
         (GroupFactKind.NODE_RECOVERY, "", "Automatic"),
         (GroupFactKind.GROUP_STATUS, "p5-workers", "Degraded"),

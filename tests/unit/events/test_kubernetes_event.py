@@ -37,20 +37,20 @@ def an_event(reason: str = "NodeNotReady", **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_reason_gives_the_action(reason: str, kind: NodeEventKind) -> None:
-    found = parse(an_event(reason))
+    parsed = parse(an_event(reason))
 
-    assert isinstance(found, tuple)
-    ((_, action),) = found
+    assert isinstance(parsed, tuple)
+    ((_, action),) = parsed
     assert isinstance(action, NodeAction)
     assert (action.node_name, action.event.kind, action.is_planned) == ("node-1", kind, False)
 
 
 def test_readiness_is_read_at_the_first_and_the_last_time() -> None:
-    found = parse(an_event("NodeNotReady", lastTimestamp=LAST, count=3))
+    parsed = parse(an_event("NodeNotReady", lastTimestamp=LAST, count=3))
 
-    assert isinstance(found, tuple)
-    assert [at.isoformat() for at, _ in found] == ["2026-11-03T12:00:00+00:00", "2026-11-03T12:30:00+00:00"]
-    assert all(isinstance(each, Readiness) and not each.is_ready for _, each in found)
+    assert isinstance(parsed, tuple)
+    assert [at.isoformat() for at, _ in parsed] == ["2026-11-03T12:00:00+00:00", "2026-11-03T12:30:00+00:00"]
+    assert all(isinstance(readiness, Readiness) and not readiness.is_ready for _, readiness in parsed)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_readiness_is_read_at_the_first_and_the_last_time() -> None:
     [("Disrupting Node: Drift", True), ("Disrupting Node: Empty", True), ("Disrupting Node: Unhealthy", False)],
 )
 def test_voluntary_disruption_of_karpenter_is_planned(message: str, is_planned: bool) -> None:
-    found = parse(an_event("DisruptionTerminating", message=message))
+    parsed = parse(an_event("DisruptionTerminating", message=message))
 
-    assert isinstance(found, tuple)
-    ((_, action),) = found
+    assert isinstance(parsed, tuple)
+    ((_, action),) = parsed
     assert isinstance(action, NodeAction)
     assert (action.event.actor, action.is_planned) == (Actor.KARPENTER, is_planned)
 
@@ -94,10 +94,10 @@ def test_other_reason_is_unknown() -> None:
     ],
 )
 def test_malformed_event_names_its_field(changes: dict[str, Any], field: str) -> None:
-    found = parse(an_event(**changes))
+    malformed = parse(an_event(**changes))
 
-    assert isinstance(found, Malformed)
-    assert field in found.reason
+    assert isinstance(malformed, Malformed)
+    assert field in malformed.reason
 
 
 def test_event_without_a_time_is_malformed() -> None:

@@ -18,10 +18,10 @@ def a_signal(second: float, key: str = "xid:79", source: str = "kubernetes.node"
 
 
 def together(*signals: Signal) -> tuple[Signal, ...]:
-    found: tuple[Signal, ...] = ()
+    merged: tuple[Signal, ...] = ()
     for signal in signals:
-        found = merge_signal(found, signal)
-    return found
+        merged = merge_signal(merged, signal)
+    return merged
 
 
 def test_codes_form_one_burst_until_a_pause_of_three_minutes() -> None:

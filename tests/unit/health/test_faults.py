@@ -177,10 +177,10 @@ def test_alias_follows_a_changed_fault() -> None:
 
 
 def test_order_of_changes_does_not_matter_to_the_catalogue() -> None:
-    one, two = {"xid:94": override(severity="major")}, {"xid:13": override(severity="major")}
+    first, two = {"xid:94": override(severity="major")}, {"xid:13": override(severity="major")}
 
     assert default_catalogue().overridden({}) is default_catalogue()
-    assert default_catalogue().overridden(one | two).hash == default_catalogue().overridden(two | one).hash
+    assert default_catalogue().overridden(first | two).hash == default_catalogue().overridden(two | first).hash
 
 
 @pytest.mark.parametrize(

@@ -402,9 +402,9 @@ def _shuffled(draw: st.DrawFn) -> tuple[list[NodeFact], list[NodeFact]]:
 
 @given(_shuffled())
 def test_the_order_of_signals_does_not_matter(orders: tuple[list[NodeFact], list[NodeFact]]) -> None:
-    one, other = orders
+    first, other = orders
 
-    assert judged(one) == judged(other)
+    assert judged(first) == judged(other)
 
 
 @given(st.lists(FACTS, max_size=6))
@@ -416,15 +416,15 @@ def test_repeated_signals_change_nothing(facts: list[NodeFact]) -> None:
 
 @given(st.lists(FAULTS, min_size=1, max_size=6))
 def test_severity_never_falls_and_rungs_never_weaken(keys: list[str]) -> None:
-    incident, asked = an_incident(), Rung.REBOOT.strength
+    incident, strength = an_incident(), Rung.REBOOT.strength
     for key in keys:
         fault = default_catalogue().look_up(key)
         after = with_fact(incident, a_fact(fault_key=key))
         if fault.acts_alone and fault.ladder[0] is not Rung.IGNORE:
-            asked = max(asked, fault.ladder[0].strength)
+            strength = max(strength, fault.ladder[0].strength)
             assert after.severity.rank >= fault.severity.rank
         assert after.severity.rank >= incident.severity.rank
-        assert rungs_of(after)[0].strength >= asked
+        assert rungs_of(after)[0].strength >= strength
         incident = after
 
 

@@ -27,6 +27,6 @@ def test_every_source_of_a_parser_has_a_row() -> None:
 
 
 def test_source_of_a_reporter_is_named_as_it_is() -> None:
-    found = signal_source("site:prober")
+    signal = signal_source("site:prober")
 
-    assert (found.text, found.is_account_wide, found.is_on_node) == ("site:prober", False, False)
+    assert (signal.text, signal.is_account_wide, signal.is_on_node) == ("site:prober", False, False)

@@ -40,8 +40,8 @@ def test_source_never_read_is_unknown() -> None:
 
 @pytest.mark.parametrize(("age", "state"), [(180, SourceState.CURRENT), (181, SourceState.STALE)])
 def test_source_is_stale_past_its_threshold(age: float, state: SourceState) -> None:
-    seen = A_MOMENT - seconds(age)
-    assert judged(SourceReport(tried_at=seen, seen_at=seen))[0] is state
+    seen_at = A_MOMENT - seconds(age)
+    assert judged(SourceReport(tried_at=seen_at, seen_at=seen_at))[0] is state
 
 
 def test_failing_source_stays_trusted_until_its_threshold() -> None:

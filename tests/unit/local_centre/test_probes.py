@@ -62,13 +62,13 @@ class Server:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    found = Server()
-    yield found
-    found.stop()
+    started = Server()
+    yield started
+    started.stop()
 
 
 def down(found: dict[str, probes.ProbeResult]) -> set[str]:
-    return {part for part, one in found.items() if not one.is_up} - {"Kubernetes"}
+    return {part for part, result in found.items() if not result.is_up} - {"Kubernetes"}
 
 
 def test_parts_that_answer_are_up(server: Server) -> None:

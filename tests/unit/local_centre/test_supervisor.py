@@ -54,22 +54,25 @@ class FakePart:
 
 
 def supervised(*parts: FakePart, waits: int = 20) -> tuple[Supervisor, list[str], list[list[PartRestart]]]:
-    said: list[str] = []
+    messages: list[str] = []
     published: list[list[PartRestart]] = []
     supervisor = Supervisor(
-        lambda: parts, say=said.append, restarted=lambda restarts: published.append(list(restarts)), clock=lambda: 0.0
+        lambda: parts,
+        say=messages.append,
+        restarted=lambda restarts: published.append(list(restarts)),
+        clock=lambda: 0.0,
     )
     supervisor.run(Stopping(waits))
-    return supervisor, said, published
+    return supervisor, messages, published
 
 
 def test_dead_part_restarts_and_its_loss_is_reported() -> None:
     part = FakePart("GPU cluster", [True, False])
 
-    supervisor, said, published = supervised(FakePart("engine", []), part)
+    supervisor, messages, published = supervised(FakePart("engine", []), part)
 
     assert part.restarts == ["GPU cluster"]
-    assert said == [
+    assert messages == [
         "GPU cluster died: restarting it in 1 s",
         "GPU cluster runs again. Kept: its state. Lost: its processes.",
     ]
@@ -82,9 +85,9 @@ def test_dead_part_restarts_and_its_loss_is_reported() -> None:
 def test_part_without_answers_restarts() -> None:
     part = FakePart("GPU cluster", [], silent=[False, True])
 
-    _, said, published = supervised(FakePart("engine", []), part)
+    _, messages, published = supervised(FakePart("engine", []), part)
 
-    assert said[0] == "GPU cluster has not answered for 30 s: restarting it in 1 s"
+    assert messages[0] == "GPU cluster has not answered for 30 s: restarting it in 1 s"
     assert [part_restart.part for part_restart in published[-1]] == ["GPU cluster"]
 
 
@@ -138,19 +141,19 @@ def test_part_is_probed_no_more_often_than_needed() -> None:
 def test_nothing_restarts_while_all_parts_run() -> None:
     part = FakePart("engine", [])
 
-    _, said, _ = supervised(part)
+    _, messages, _ = supervised(part)
 
-    assert (part.restarts, said) == ([], [])
+    assert (part.restarts, messages) == ([], [])
 
 
 def test_failed_start_is_retried_after_a_longer_pause() -> None:
     part = FakePart("engine", [False], failures=2)
 
-    _, said, _ = supervised(part)
+    _, messages, _ = supervised(part)
 
     assert part.restarts == ["engine"] * 3
-    assert [line.rpartition("in ")[2] for line in said[:3]] == ["1 s", "2 s", "4 s"]
-    assert "the port is in use" in said[1]
+    assert [line.rpartition("in ")[2] for line in messages[:3]] == ["1 s", "2 s", "4 s"]
+    assert "the port is in use" in messages[1]
 
 
 def test_part_that_keeps_failing_is_given_up() -> None:

@@ -399,8 +399,8 @@ def faulty(*numbers: int) -> list[NodeFailure]:
 
 
 def shared(fleet: list[FleetNode], ill: list[NodeFailure], number: int = 1) -> dict[str, tuple[int, int]]:
-    found = shared_causes(life(number).key, "p5", fleet, ill, now=NOW, boot_seconds=600)
-    return {cause.key: (len(cause.faulted_at), cause.nodes) for cause in found}
+    causes = shared_causes(life(number).key, "p5", fleet, ill, now=NOW, boot_seconds=600)
+    return {cause.key: (len(cause.faulted_at), cause.nodes) for cause in causes}
 
 
 def test_machines_share_their_zone_ultra_server_and_image() -> None:
@@ -411,9 +411,9 @@ def test_machines_share_their_zone_ultra_server_and_image() -> None:
         machine(4, pool="other", zone="az2"),
     ]
 
-    found = shared(fleet, faulty(1, 2, 3))
+    causes = shared(fleet, faulty(1, 2, 3))
 
-    assert found == {"zone/az1": (2, 2), "UltraServer/us-1": (2, 2), "image/p5 1.0": (2, 2)}
+    assert causes == {"zone/az1": (2, 2), "UltraServer/us-1": (2, 2), "image/p5 1.0": (2, 2)}
 
 
 def test_booting_maintained_and_gone_machines_do_not_count() -> None:
@@ -517,17 +517,17 @@ def test_limits_hold_for_any_order_of_requests_and_releases(data: st.DataObject)
     stored, version = Register(), 0
     read: dict[int, tuple[Register, int]] = {}
     for step in itertools.islice(itertools.count(), 40):
-        who, does = data.draw(st.tuples(st.integers(0, 7), st.sampled_from(["read", "ask", "leave"])))
-        pool, now = "p5" if who % 2 else "g6", NOW + timedelta(seconds=60 * step)
+        number, does = data.draw(st.tuples(st.integers(0, 7), st.sampled_from(["read", "ask", "leave"])))
+        pool, now = "p5" if number % 2 else "g6", NOW + timedelta(seconds=60 * step)
         if does == "read":
-            read[who] = (stored.at(now), version)
+            read[number] = (stored.at(now), version)
         elif does == "leave":
-            stored, version = stored.without(life(who).key), version + 1
-        elif who in read:
-            seen, at_version = read.pop(who)
-            facts = guard_facts(life=life(who).key, pool=pool, under_way=seen, now=now)
+            stored, version = stored.without(life(number).key), version + 1
+        elif number in read:
+            under_way, at_version = read.pop(number)
+            facts = guard_facts(life=life(number).key, pool=pool, under_way=under_way, now=now)
             if check_guardrails(GuardedAction.REBOOT, facts, POLICY).allowed and at_version == version:
-                stored, version = seen.with_entry(entry(who, pool, since=now), is_request=True), version + 1
+                stored, version = under_way.with_entry(entry(number, pool, since=now), is_request=True), version + 1
         counts = [entry.pool for entry in stored.entries]
         assert len(counts) <= POLICY.fleet_repairs
         assert max(map(counts.count, counts), default=0) <= 2

@@ -47,11 +47,11 @@ def a_marked_node(label: str = "", taint: str = "", **changes: Any) -> Kubernete
 def test_mark_names_its_controller(label: str, taint: str, controller: str, has_given_up: bool) -> None:
     node = a_marked_node(label, taint, is_cordoned=True)
 
-    found = controller_mark(node)
+    mark = controller_mark(node)
 
-    assert found is not None
-    assert (found.controller, found.has_given_up) == (controller, has_given_up)
-    assert found.mark in (label, taint.partition("=")[0])
+    assert mark is not None
+    assert (mark.controller, mark.has_given_up) == (controller, has_given_up)
+    assert mark.mark in (label, taint.partition("=")[0])
     assert not is_manual_cordon(node)
 
 

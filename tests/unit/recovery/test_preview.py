@@ -16,18 +16,18 @@ POLICY = Policy()
 
 @pytest.mark.parametrize("fault", default_catalogue().values(), ids=lambda fault: fault.key)
 def test_preview_follows_the_row_of_each_fault(fault: Fault) -> None:
-    found = preview(fault, POLICY)
+    previewed = preview(fault, POLICY)
 
-    assert found.opens_incident == (fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY))
-    planned = found.with_second_source or found.plan
-    climbed = [step.rung for step in found.steps if step.rung != "ask_person"]
+    assert previewed.opens_incident == (fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY))
+    planned = previewed.with_second_source or previewed.plan
+    climbed = [step.rung for step in previewed.steps if step.rung != "ask_person"]
     if planned and planned.repairs_node and fault.ladder[0] in (Rung.DIAGNOSE, Rung.REBOOT, Rung.REPLACE):
         assert climbed == [rung for rung in fault.ladder if rung in NODE_RUNGS]
-    if not fault.acts_alone and found.plan:
-        assert found.plan.outcome is not PlanOutcome.ACT
+    if not fault.acts_alone and previewed.plan:
+        assert previewed.plan.outcome is not PlanOutcome.ACT
     mild = fault.severity is Severity.INFO and len(fault.ladder) == 1
-    counted = fault.recur_key is not RecurKey.NONE and found.opens_incident and not mild
-    assert (found.repeated is not None) == counted
+    counted = fault.recur_key is not RecurKey.NONE and previewed.opens_incident and not mild
+    assert (previewed.repeated is not None) == counted
 
 
 def test_changed_fault_changes_the_preview_and_its_hashes() -> None:

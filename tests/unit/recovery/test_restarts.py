@@ -166,10 +166,10 @@ ENDING = a_job(state=UnmanagedJobState.SUSPENDED)
 def test_next_step_follows_from_the_object_in_the_cluster(
     stage: RestartStage, job: UnmanagedJob | None, step: str, *, was_restarted: bool
 ) -> None:
-    found = next_step(a_restart(stage), job)
+    decision = next_step(a_restart(stage), job)
 
-    assert (found.step, found.was_restarted) == (RestartStep(step), was_restarted)
-    assert found.reason.startswith("PyTorchJob research/llama ")
+    assert (decision.step, decision.was_restarted) == (RestartStep(step), was_restarted)
+    assert decision.reason.startswith("PyTorchJob research/llama ")
 
 
 def test_restarts_of_the_last_day_count() -> None:
@@ -186,8 +186,8 @@ def test_row_of_a_node_names_workloads_that_left_it_lately() -> None:
     life = NodeLife(cluster="eks", instance_id="i-00000000000000001", launched_at=NOW)
     busy = FleetNode(life=life, slot="s", changed_at=NOW, unmanaged_workloads=("Job research/a", "Job research/b"))
     later = [
-        FleetNode(life=life, slot="s", changed_at=NOW + timedelta(minutes=minutes), unmanaged_workloads=there)
-        for minutes, there in ((1, ("Job research/b",)), (2, ()), (16, ()), (17, ()))
+        FleetNode(life=life, slot="s", changed_at=NOW + timedelta(minutes=minutes), unmanaged_workloads=workloads)
+        for minutes, workloads in ((1, ("Job research/b",)), (2, ()), (16, ()), (17, ()))
     ]
 
     rows = [busy]

@@ -234,8 +234,8 @@ def test_first_documented_example_matches_the_decision() -> None:
             if alternative.usd is not None
         ),
     ]
-    told = [(option, float(s), float(hours), float(usd)) for option, _, s, hours, usd in _ROW.findall(text)]
-    assert weighed == told
+    documented = [(option, float(s), float(hours), float(usd)) for option, _, s, hours, usd in _ROW.findall(text)]
+    assert weighed == documented
 
 
 # ---------------------------------------------------------------- fewer nodes
@@ -362,14 +362,14 @@ def test_second_documented_example_matches_the_decision() -> None:
         (decision.option, decision.expected_seconds, decision.gpu_hours_lost, decision.usd),
         *(
             (alternative.option, alternative.expected_seconds, alternative.gpu_hours_lost, alternative.usd)
-            for alternative in sorted(decision.alternatives, key=lambda each: each.usd or 0)
+            for alternative in sorted(decision.alternatives, key=lambda other: other.usd or 0)
             if alternative.usd is not None
         ),
     ]
 
-    told = [(option, float(s), float(hours), float(usd.replace(",", ""))) for option, s, hours, usd in rows]
-    assert weighed == told
-    assert [option for option, *_ in told] == ["PREEMPT", "RENT", "WAIT_FOR_REPAIR"]
+    documented = [(option, float(s), float(hours), float(usd.replace(",", ""))) for option, s, hours, usd in rows]
+    assert weighed == documented
+    assert [option for option, *_ in documented] == ["PREEMPT", "RENT", "WAIT_FOR_REPAIR"]
 
 
 def test_renting_is_worth_the_loss_of_the_next_best_option() -> None:

@@ -101,10 +101,10 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
     ],
 )
 def test_plan_without_repair_is_remade_for_a_worse_fault(incident: Incident, rungs: tuple[str, ...], said: str) -> None:
-    found = why_replan(incident, rungs, "ACT")
+    reason = why_replan(incident, rungs, "ACT")
 
-    assert said in found
-    assert bool(said) == bool(found)
+    assert said in reason
+    assert bool(said) == bool(reason)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.unit.test_imports import PROJECT
 
-FUNCTIONS = tuple(sorted(each.parent.name for each in (PROJECT / "functions").glob("*/handler.py")))
+FUNCTIONS = tuple(sorted(path.parent.name for path in (PROJECT / "functions").glob("*/handler.py")))
 ON_THE_WAY_TO_A_CORDON = ("receive_event", "plan_recovery", "cordon_node")
 LATE = {"boto3", "botocore.session", "botocore.client", "urllib3", "s3transfer"}
 """What only adapters need. A function loads it with its first call. Powertools loads `botocore` itself."""
@@ -31,14 +31,14 @@ print(json.dumps([sorted(set(sys.modules) - before), built(Value)]))
 @pytest.fixture(scope="module")
 def imports() -> dict[str, tuple[set[str], int]]:
     """Return the modules that each function loads, and how many models it builds."""
-    found = {}
+    imported = {}
     for name in FUNCTIONS:
         environment = {**os.environ, "PYTHONPATH": str(PROJECT / "shared"), "PYDANTIC_DISABLE_PLUGINS": "__all__"}
         words = [sys.executable, "-c", _IMPORT, str(PROJECT / "functions" / name / "handler.py")]
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
         modules, built = json.loads(done.stdout)
-        found[name] = (set(modules), built)
-    return found
+        imported[name] = (set(modules), built)
+    return imported
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -47,11 +47,11 @@ def test_policy_change_applies_after_the_cache_expires() -> None:
 def test_policy_is_read_with_the_first_rows_and_then_not_at_all() -> None:
     fake = FakeWorld()
     give(fake, a_change(faults={"xid:94": {"ladder": ["replace"]}}))
-    asked: list[tuple[Key, ...]] = []
+    reads: list[tuple[Key, ...]] = []
 
     class Counted:
         def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
-            asked.append(keys)
+            reads.append(keys)
             return fake.ledger.batch_get(*keys)
 
     ports = fake.as_world()
@@ -61,7 +61,7 @@ def test_policy_is_read_with_the_first_rows_and_then_not_at_all() -> None:
     first, second = (ports.context().read_rows(key) for _ in range(2))
 
     assert (first, second) == ((None,), (None,))
-    assert asked == [(key, site_policy_key(Table.INCIDENTS)), (key,)]
+    assert reads == [(key, site_policy_key(Table.INCIDENTS)), (key,)]
     assert ports.context().policy.catalogue["xid:94"].ladder == ("replace",)
 
 

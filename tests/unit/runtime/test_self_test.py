@@ -79,10 +79,10 @@ def test_failed_node_read_of_a_cluster_is_found(world: FakeWorld, monkeypatch: p
 
     monkeypatch.setattr(world.cluster, "node", unavailable)
 
-    (found,) = asked(world, rights=[GET])["clusters"]
+    (answer,) = asked(world, rights=[GET])["clusters"]
 
-    assert found["error"].endswith("of research-eks: 503 ServiceUnavailable")
-    assert found["serverVersion"] == "v1.33.0"
+    assert answer["error"].endswith("of research-eks: 503 ServiceUnavailable")
+    assert answer["serverVersion"] == "v1.33.0"
 
 
 @pytest.mark.parametrize("rights", [[], [PATCH]])
@@ -98,8 +98,8 @@ def test_missing_right_to_read_kueue_is_reported_separately(world: FakeWorld, mo
 
     monkeypatch.setattr(world.cluster, "kueue_namespaces", refused)
 
-    (found,) = asked(world, readsKueue=True)["clusters"]
-    assert (found["error"], found["kueueError"]) == ("", "NotAllowed: 403")
+    (answer,) = asked(world, readsKueue=True)["clusters"]
+    assert (answer["error"], answer["kueueError"]) == ("", "NotAllowed: 403")
 
 
 def test_policy_in_force_is_returned_on_request(world: FakeWorld) -> None:

@@ -16,14 +16,14 @@ def test_empty_environment_means_observe() -> None:
 
 
 def test_every_variable_is_read() -> None:
-    said = {
+    variables = {
         "EVENKEEL_FLEET": "research",
         "EVENKEEL_MODE": "act",
         "EVENKEEL_DRILLS_MAY_ACT": "true",
         "KUBERNETES_CLUSTERS": "research-eks, burst-eks,",
     }
 
-    settings = Settings.from_environment(said)
+    settings = Settings.from_environment(variables)
 
     assert (settings.fleet, settings.mode, settings.drills_may_act) == ("research", Mode.ACT, True)
     assert settings.kubernetes_clusters == ("research-eks", "burst-eks")

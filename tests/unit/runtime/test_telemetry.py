@@ -13,8 +13,8 @@ from evenkeel.runtime.telemetry import LambdaTelemetry
 
 def made() -> LambdaTelemetry:
     """Made inside a test: the logger keeps the stream that it finds, and pytest changes it between set-up and call."""
-    said = {"EVENKEEL_FLEET": "research", "POWERTOOLS_SERVICE_NAME": uuid.uuid4().hex}
-    return LambdaTelemetry(Settings.from_environment(said))
+    variables = {"EVENKEEL_FLEET": "research", "POWERTOOLS_SERVICE_NAME": uuid.uuid4().hex}
+    return LambdaTelemetry(Settings.from_environment(variables))
 
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:

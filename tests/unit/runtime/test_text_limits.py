@@ -50,20 +50,20 @@ def _texts(schema: Any, place: str, models: dict[str, Any], above: frozenset[str
         if name not in above:
             yield from _texts(models[name], place, models, above | {name})
         return
-    for each in (part for word in ("anyOf", "oneOf", "allOf") for part in schema.get(word, ())):
-        yield from _texts(each, place, models, above)
+    for choice in (part for word in ("anyOf", "oneOf", "allOf") for part in schema.get(word, ())):
+        yield from _texts(choice, place, models, above)
     if schema.get("type") == "string" and not _is_limited(schema):
         yield place
-    for each in (*schema.get("prefixItems", ()), schema.get("items")):
-        yield from _texts(each, f"{place}[]", models, above)
-    for name, each in schema.get("properties", {}).items():
-        yield from _texts(each, f"{place}.{name}", models, above)
+    for item_schema in (*schema.get("prefixItems", ()), schema.get("items")):
+        yield from _texts(item_schema, f"{place}[]", models, above)
+    for name, property_schema in schema.get("properties", {}).items():
+        yield from _texts(property_schema, f"{place}.{name}", models, above)
     if schema.get("type") == "object" and "properties" not in schema:
         values = [schema.get("additionalProperties"), *schema.get("patternProperties", {}).values()]
         if not _is_limited(schema.get("propertyNames", {})) and schema.get("additionalProperties") is not False:
             yield f"{place} keys"
-        for each in values:
-            yield from _texts(each, f"{place}{{}}", models, above)
+        for inner in values:
+            yield from _texts(inner, f"{place}{{}}", models, above)
 
 
 def _is_limited(schema: dict[str, Any]) -> bool:
@@ -93,7 +93,13 @@ def test_text_without_a_limit_is_found() -> None:
 
 
 def test_every_exception_is_needed() -> None:
-    needed = {place for place in LIMITED_AS_A_WHOLE if any(place.startswith(each.__name__) for each in REQUESTS)}
+    needed = {
+        place
+        for place in LIMITED_AS_A_WHOLE
+        if any(place.startswith(request_type.__name__) for request_type in REQUESTS)
+    }
     assert needed == set(LIMITED_AS_A_WHOLE)
-    assert {Team, FleetQuotas} <= {field.annotation for each in REQUESTS for field in each.model_fields.values()}
+    assert {Team, FleetQuotas} <= {
+        field.annotation for request_type in REQUESTS for field in request_type.model_fields.values()
+    }
     assert max(LARGEST_BODY, LARGEST_PART, MAX_SPEC) < 70_000

@@ -86,11 +86,11 @@ def test_handlers_get_the_world_in_use() -> None:
 
 
 def test_ids_carry_their_kind_and_ten_unambiguous_characters() -> None:
-    made = {RandomIds().new("job") for _ in range(200)}
+    ids = {RandomIds().new("job") for _ in range(200)}
 
-    assert len(made) == 200
-    for one in made:
-        prefix, _, rest = one.partition("-")
+    assert len(ids) == 200
+    for identifier in ids:
+        prefix, _, rest = identifier.partition("-")
         assert (prefix, len(rest), set(rest) <= set(ALPHABET)) == ("job", 10, True)
 
 

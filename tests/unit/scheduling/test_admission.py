@@ -181,7 +181,7 @@ def test_job_without_accelerators_needs_only_open_nodes() -> None:
 
 
 def a_node(number: int = 1, **changes: Any) -> Node:
-    seen = {
+    fields = {
         "cluster": CLUSTER,
         "name": f"node-{number}",
         "instance_id": f"i-{number:017x}",
@@ -189,15 +189,15 @@ def a_node(number: int = 1, **changes: Any) -> Node:
         "is_ready": True,
         "accelerators": 8,
     }
-    return Node(life=a_life(number), kubernetes=KubernetesNode.model_validate({**seen, **changes}))
+    return Node(life=a_life(number), kubernetes=KubernetesNode.model_validate({**fields, **changes}))
 
 
 def free(*, in_use: dict[tuple[str, str], Resources], charges: list[Charge], pods: bool) -> list[int]:
     workload = a_workload(a_pod(0), a_pod(1))
-    seen = [(CLUSTER, workload)] if pods else []
+    workloads = [(CLUSTER, workload)] if pods else []
     return [
         capacity.free.accelerators
-        for capacity in node_capacity([a_node(1), a_node(2)], resources_taken(in_use, charges, seen))
+        for capacity in node_capacity([a_node(1), a_node(2)], resources_taken(in_use, charges, workloads))
     ]
 
 
@@ -321,12 +321,12 @@ requests_strategy = st.lists(
         a_request(
             number,
             nodes=nodes,
-            accelerators_per_node=each,
+            accelerators_per_node=gpus,
             is_recovery=recovers,
             attempts=int(recovers),
             not_before=at(5000) if paused else None,
         )
-        for number, (nodes, each, recovers, paused) in enumerate(drawn, 1)
+        for number, (nodes, gpus, recovers, paused) in enumerate(drawn, 1)
     )
 )
 snapshots = st.builds(

@@ -73,9 +73,9 @@ def test_rent_parts_of_each_period_add_up_to_the_bill(begins: int, length: int, 
 def test_rental_over_midnight_counts_on_both_days() -> None:
     parts = rent_by_period(a_rental(MIDNIGHT - HOUR), MIDNIGHT + 2 * HOUR)
 
-    found = {part.key: part.spent.usd_micros for part in parts}
+    spent = {part.key: part.spent.usd_micros for part in parts}
     hour = 2 * PRICE
-    assert found == {
+    assert spent == {
         "2026-11-30": hour,
         "2026-12-01": 2 * hour,
         "2026-W49": 3 * hour,
@@ -95,7 +95,7 @@ def test_rest_of_a_budget_excludes_settled_running_and_expected_costs() -> None:
     on_rented = charge.replace(is_rented=True, accelerators=16)
     rental = a_rental(MIDNIGHT, expected_parts=10 * 2 * PRICE * 3600)
 
-    found = left(
+    remaining = left(
         rental,
         budget={"period": Period.MONTH, "usd": 5000},
         now=MIDNIGHT + 3 * HOUR,
@@ -104,7 +104,7 @@ def test_rest_of_a_budget_excludes_settled_running_and_expected_costs() -> None:
     )
 
     # 700 settled, 8 accelerators for 3 hours at $2, and ten hours of two nodes, three of which have passed.
-    assert found == {"red": (5000 - 700 - 48) * money.PARTS - 10 * 2 * PRICE * 3600}
+    assert remaining == {"red": (5000 - 700 - 48) * money.PARTS - 10 * 2 * PRICE * 3600}
 
 
 def test_tightest_dollar_budget_counts() -> None:

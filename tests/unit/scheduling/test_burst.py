@@ -244,7 +244,7 @@ def test_overdue_run_is_expected_to_continue() -> None:
     st.lists(st.tuples(st.integers(1, 16), st.floats(1, 1e5)), max_size=12),
 )
 def test_expected_starts_are_ordered_and_within_capacity(free, held, queue) -> None:  # type: ignore[no-untyped-def]
-    holders, demands = [RunningUse(*each) for each in held], [WaitingUse(*each) for each in queue]
+    holders, demands = [RunningUse(*row) for row in held], [WaitingUse(*row) for row in queue]
 
     starts = expected_starts(free, holders, demands)
 
@@ -253,8 +253,8 @@ def test_expected_starts_are_ordered_and_within_capacity(free, held, queue) -> N
     everything = free + sum(holder.accelerators for holder in holders)
     for moment in possible:
         running = sum(
-            each.accelerators
-            for each, start in zip(demands, starts, strict=True)
-            if start <= moment < start + each.seconds
+            demand.accelerators
+            for demand, start in zip(demands, starts, strict=True)
+            if start <= moment < start + demand.seconds
         )
         assert running + sum(holder.accelerators for holder in holders if holder.seconds_left > moment) <= everything

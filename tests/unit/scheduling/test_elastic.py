@@ -315,15 +315,15 @@ def test_just_enough_jobs_shrink(nodes: int) -> None:
 def test_resizes_end_without_outside_changes(fleet, idle) -> None:  # type: ignore[no-untyped-def]
     """Without arrivals and departures, sizes only rise, and at some point nothing changes any more."""
     jobs, seconds, stood = list(fleet), 0, 0.0
-    seen: set[tuple[tuple[str, int], ...]] = set()
+    states: set[tuple[tuple[str, int], ...]] = set()
     for _ in range(300):
         seconds += 60
         stood += 60 * idle
         facts = GrowFacts(jobs=tuple(jobs), idle=IdleNodes(nodes=idle, idle_node_seconds=stood), now=at(seconds))
         for resize in plan_growth(facts).resizes:
             state = tuple((job.job_id, job.nodes) for job in jobs)
-            assert state not in seen
-            seen.add(state)
+            assert state not in states
+            states.add(state)
             assert resize.from_nodes < resize.to_nodes <= resize.from_nodes + idle
             idle -= resize.to_nodes - resize.from_nodes
             stood = 0.0
@@ -335,7 +335,7 @@ def test_resizes_end_without_outside_changes(fleet, idle) -> None:  # type: igno
         GrowFacts(jobs=tuple(jobs), idle=IdleNodes(nodes=idle, idle_node_seconds=10**12), now=at(seconds + 10**6))
     )
     assert last.resizes == ()
-    assert len(seen) <= 40
+    assert len(states) <= 40
 
 
 # ---------------------------------------------------------------- faults

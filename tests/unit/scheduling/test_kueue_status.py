@@ -118,8 +118,8 @@ def test_workload_that_was_never_admitted_is_not_evicted(found: KueueStatus) -> 
 
 def a_workload(name: str, *, priority: int = 0, at: int = 0, queue: str = "nlp", **status: Any) -> dict[str, Any]:
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": f"uid-{name}", "controller": True}
-    made = f"2026-11-03T10:00:{at:02d}Z"
-    metadata = {"name": name, "namespace": "jobs", "creationTimestamp": made, "ownerReferences": [owner]}
+    created_at = f"2026-11-03T10:00:{at:02d}Z"
+    metadata = {"name": name, "namespace": "jobs", "creationTimestamp": created_at, "ownerReferences": [owner]}
     return {"metadata": metadata, "spec": {"queueName": queue, "priority": priority}, "status": status}
 
 

@@ -112,7 +112,8 @@ def test_pytorch_job_restarts_unless_a_replica_never_does(
     policies: tuple[str | None, str | None], *, recreates: bool
 ) -> None:
     replicas = {
-        name: {"restartPolicy": each} if each else {} for name, each in zip(("Master", "Worker"), policies, strict=True)
+        name: {"restartPolicy": restart_policy} if restart_policy else {}
+        for name, restart_policy in zip(("Master", "Worker"), policies, strict=True)
     }
     expected = PodRecreation.BY_OWNER if recreates else PodRecreation.NEVER
 

@@ -266,9 +266,9 @@ def test_job_behind_its_deadline_stays_marked_until_ahead() -> None:
     ],
 )
 def test_deadline_limits_the_use_of_spot(change: dict[str, object], message: str) -> None:
-    found = why_not_spot(a_waiting(**change), 600, NOW)
+    reason = why_not_spot(a_waiting(**change), 600, NOW)
 
-    assert (message in found) if message else not found
+    assert (message in reason) if message else not reason
 
 
 # ---------------------------------------------------------------- unusable pools
@@ -281,8 +281,8 @@ def test_spot_needs_frequent_checkpoints() -> None:
         (a_waiting(nodes=16, checkpoint_seconds=900), "too infrequent"),
         (a_waiting(), ""),
     ):
-        found = why_not(facts_of(a_candidate_pool(S), a_candidate_pool(C, wait_seconds=HOUR), job=job), "spot")
-        assert (message in found) if message else not found
+        reason = why_not(facts_of(a_candidate_pool(S), a_candidate_pool(C, wait_seconds=HOUR), job=job), "spot")
+        assert (message in reason) if message else not reason
 
 
 def test_spot_risk_is_part_of_time_and_price() -> None:
@@ -353,9 +353,9 @@ def test_job_that_outlasts_a_reservation_does_not_start(
 ) -> None:
     plan = a_candidate_pool(C, accelerators_left=8, pool={"reservation": a_reservation(ends_in)})
 
-    found = why_not(facts_of(plan, job=a_waiting(**change)), "committed")
+    reason = why_not(facts_of(plan, job=a_waiting(**change)), "committed")
 
-    assert (message in found) if message else not found
+    assert (message in reason) if message else not reason
 
 
 def test_future_reservation_is_waited_for() -> None:
@@ -380,7 +380,7 @@ def test_no_cap_or_budget_is_exceeded(spending: SpendLimits, message: str) -> No
     decision = choose_pool(facts_of(a_candidate_pool(O), spending=spending))
 
     assert decision.action is PlacementAction.NO_POOL
-    assert any(each in decision.reason for each in message.split("|"))
+    assert any(sentence in decision.reason for sentence in message.split("|"))
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,9 @@ def test_sub_paths_stay_inside_their_volume(path: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "Data", "data_1", "-data"])
 def test_names_that_kubernetes_refuses_are_refused(name: str) -> None:
-    found = fields(volumes=[{**DATA, "claim": name}], image_pull_secrets=[name])
+    problems = fields(volumes=[{**DATA, "claim": name}], image_pull_secrets=[name])
 
-    assert set(found) == {"volumes.0.claim", "imagePullSecrets.0"}
+    assert set(problems) == {"volumes.0.claim", "imagePullSecrets.0"}
 
 
 def test_root_has_no_valid_id() -> None:
@@ -158,14 +158,14 @@ def test_everything_that_is_listed_is_allowed() -> None:
     ],
 )
 def test_refusal_names_the_field_and_what_the_team_allows(changes: dict[str, Any], field: str, words: str) -> None:
-    found = refusals(**changes)
+    problems = refusals(**changes)
 
-    assert list(found) == [field]
-    assert words in found[field]
+    assert list(problems) == [field]
+    assert words in problems[field]
 
 
 def test_without_an_allowance_each_extra_is_refused() -> None:
-    found = refusals(
+    problems = refusals(
         NOTHING_ALLOWED,
         volumes=[DATA],
         image_pull_secrets=["registry"],
@@ -174,9 +174,9 @@ def test_without_an_allowance_each_extra_is_refused() -> None:
         huge_pages_mib_per_node=2,
     )
 
-    assert found["volumes.0.claim"] == "Team nlp mounts no claims."
-    assert found["imagePullSecrets.0"] == "Team nlp pulls images with no Secret."
-    assert len(found) == 5
+    assert problems["volumes.0.claim"] == "Team nlp mounts no claims."
+    assert problems["imagePullSecrets.0"] == "Team nlp pulls images with no Secret."
+    assert len(problems) == 5
 
 
 @pytest.mark.parametrize(

@@ -115,10 +115,10 @@ HERE = PoolEnvironment(accelerator="a100", accelerator_memory_gib=80, fabric="ef
 def test_differences_of_another_pool_are_reported(
     needs: EnvironmentNeeds, place: PoolEnvironment, message: str
 ) -> None:
-    found = differences(needs, place)
+    texts = differences(needs, place)
 
-    assert len(found) == 1
-    assert message in found[0]
+    assert len(texts) == 1
+    assert message in texts[0]
 
 
 def test_equal_environment_has_no_differences() -> None:

@@ -83,7 +83,7 @@ def _most_that_fit(quotas: Json, documents: list[Json], most: int) -> int:
 
 def _compared(snapshot: QueueSnapshot, most: int) -> list[QuotaFacts]:
     """Run a cycle, compare the facts of each decision with the plain facts, and return them."""
-    found: list[QuotaFacts] = []
+    facts_list: list[QuotaFacts] = []
     fast = quota_facts.quota_facts_of
 
     def compared(
@@ -94,14 +94,14 @@ def _compared(snapshot: QueueSnapshot, most: int) -> list[QuotaFacts]:
         assert ([*facts.jobs], facts.summed_holders, facts.is_cut) == (jobs, summed, is_cut)
         assert facts.to_json()["jobs"] == serialized(jobs)
         assert QuotaFacts.model_validate(facts.to_json()) == facts.replace(jobs=tuple(jobs))
-        found.append(facts)
+        facts_list.append(facts)
         return facts
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(team_cycle, "quota_facts_of", compared)
         patch.setattr(quota_facts, "MAX_BYTES", most)
         run_team_cycle(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
-    return found
+    return facts_list
 
 
 @settings(max_examples=examples(300), deadline=None)
@@ -116,9 +116,9 @@ def test_victim_of_an_earlier_head_is_listed_singly() -> None:
     charges = tuple(a_charge(number, "blue", number) for number in range(1, 5))
     pending = (a_request(8, team="red", priority=5), a_request(9, team="violet", nodes=2))
 
-    found = _compared(QueueSnapshot(capacities(4, 1, 2, 3, 4), pending, setup, charges), 180_000)
+    facts_found = _compared(QueueSnapshot(capacities(4, 1, 2, 3, 4), pending, setup, charges), 180_000)
 
-    (facts,) = (each for each in found if each.job["name"] == "job-9")
+    (facts,) = (facts_of_job for facts_of_job in facts_found if facts_of_job.job["name"] == "job-9")
     assert facts.earlier_victims == ("job-4",)
     assert [job["name"] for job in facts.jobs] == ["job-4", "others-of-blue"]
 

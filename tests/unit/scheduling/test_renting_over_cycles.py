@@ -74,7 +74,7 @@ pools = st.lists(
     st.tuples(st.integers(1, 60), st.integers(1, 6), st.sampled_from([Market.SPOT, Market.ON_DEMAND])),
     min_size=1,
     max_size=3,
-).map(lambda found: tuple(a_pool(index, *each) for index, each in enumerate(found)))
+).map(lambda pool_values: tuple(a_pool(index, *values) for index, values in enumerate(pool_values)))
 caps = st.integers(0, 300).map(lambda dollars: dollars * money.MICROS)
 submissions = st.tuples(
     st.sampled_from(TEAMS),
@@ -119,7 +119,7 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
     now, count = NOW, 0
     for gap, submitted, leaving in history:
         now += timedelta(seconds=gap)
-        over = [each for index, each in enumerate(running) if index in leaving or now >= due(each)]
+        over = [rented_job for index, rented_job in enumerate(running) if index in leaving or now >= due(rented_job)]
         for rental in over:
             cost = ended(released(rental, "It is over.", ()).rental, min(now, due(rental))).rental.cost_parts
             paid[rental.team] += cost
@@ -279,26 +279,28 @@ def test_rented_jobs_return_to_idle_committed_nodes_in_time(
         rented = [job for job in jobs if not job.is_back and not job.is_done]
         fit = [job for job in rented if job.nodes <= free]
         decided = [(job, job.decided(policy, now)) for job in fit]
-        migrating = next((each for each, decision in decided if decision.action is MigrationAction.MIGRATE), None)
+        migrating = next(
+            (rented_job for rented_job, decision in decided if decision.action is MigrationAction.MIGRATE), None
+        )
 
-        for each, decision in decided:
-            pays = each.rate * each.remaining(policy) > each.cost_of_moving(policy)
-            keeps = bool(each.job.spec.checkpoint_uri)
-            expected = pays and keeps and not deadline_prevents_move(each, policy, now)
+        for rented_job, decision in decided:
+            pays = rented_job.rate * rented_job.remaining(policy) > rented_job.cost_of_moving(policy)
+            keeps = bool(rented_job.job.spec.checkpoint_uri)
+            expected = pays and keeps and not deadline_prevents_move(rented_job, policy, now)
             assert (decision.action is MigrationAction.MIGRATE) == expected, decision.reason
         if migrating is not None:
             migrating.is_back = True
-        for each in rented:
-            ran = min(gap, each.total_seconds - each.ran_seconds)
-            if migrating is None and each in fit:
-                each.avoidable_rent_parts += each.rate * ran
-        for each in jobs:
-            each.ran_seconds = min(each.total_seconds, each.ran_seconds + gap)
+        for running_job in rented:
+            ran = min(gap, running_job.total_seconds - running_job.ran_seconds)
+            if migrating is None and running_job in fit:
+                running_job.avoidable_rent_parts += running_job.rate * ran
+        for unfinished_job in jobs:
+            unfinished_job.ran_seconds = min(unfinished_job.total_seconds, unfinished_job.ran_seconds + gap)
         now += timedelta(seconds=gap)
 
-    for each in jobs:
-        if each.job.spec.checkpoint_uri and each.job.spec.deadline_at is None:
-            assert each.avoidable_rent_parts <= 2 * each.cost_of_moving(policy) + each.rate * longest
+    for final_job in jobs:
+        if final_job.job.spec.checkpoint_uri and final_job.job.spec.deadline_at is None:
+            assert final_job.avoidable_rent_parts <= 2 * final_job.cost_of_moving(policy) + final_job.rate * longest
 
 
 def deadline_prevents_move(each: RentedJob, policy: Policy, now: Any) -> bool:

@@ -162,10 +162,10 @@ def decided(
 
 def test_holder_id_is_a_valid_kubernetes_name() -> None:
     for name in ("chat", "Chat.v2_prod", "a" * 200, "-"):
-        found = holder_id(CHAT.replace(name=name))
-        assert found.startswith("srv-")
-        assert len(found) <= 46
-        assert set(found) <= set("abcdefghijklmnopqrstuvwxyz0123456789-"), found
+        identifier = holder_id(CHAT.replace(name=name))
+        assert identifier.startswith("srv-")
+        assert len(identifier) <= 46
+        assert set(identifier) <= set("abcdefghijklmnopqrstuvwxyz0123456789-"), identifier
 
 
 def test_no_two_deployments_have_the_same_id() -> None:
@@ -308,9 +308,9 @@ def test_serving_rentals_respect_limits_and_replay(
     ],
 )
 def test_replica_fits_a_pool_by_tolerations_and_labels(changes: dict[str, Any], why: str) -> None:
-    found = why_not_schedulable(a_replica(**changes), POOL)
+    reason = why_not_schedulable(a_replica(**changes), POOL)
 
-    assert (why in found) if why else found == ""
+    assert (why in reason) if why else reason == ""
 
 
 def test_configured_pool_labels_are_known() -> None:

@@ -24,7 +24,7 @@ def sized(
 
 
 def sizes(found: dict[str, AdmissionDecision]) -> dict[str, int]:
-    return {name: len(each.nodes) for name, each in found.items() if each.action is Action.ADMIT}
+    return {name: len(decision.nodes) for name, decision in found.items() if decision.action is Action.ADMIT}
 
 
 def elastic(number: int, nodes: int, *smaller: int, **changes: object) -> AdmissionRequest:
@@ -49,9 +49,9 @@ def test_two_small_jobs_start_before_one_grows() -> None:
 
 
 def test_inelastic_job_still_blocks_later_jobs() -> None:
-    found = sized([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3, attempts=1), elastic(2, 2, 1))
+    decisions = sized([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3, attempts=1), elastic(2, 2, 1))
 
-    assert [admission_decision.action for admission_decision in found.values()] == [Action.WAIT, Action.BLOCKED]
+    assert [admission_decision.action for admission_decision in decisions.values()] == [Action.WAIT, Action.BLOCKED]
 
 
 def test_job_waits_its_time_for_a_spare() -> None:
@@ -91,14 +91,14 @@ def test_unstartable_elastic_jobs_do_not_starve_later_jobs() -> None:
     ]
     too_large = [elastic(number, 8, 4, instance_types=("ml.p5.48xlarge",)) for number in range(1, 7)]
 
-    found = sized(capacities, *too_large, elastic(7, 12, 1, 2, instance_types=("ml.p4d.24xlarge",)))
+    decisions = sized(capacities, *too_large, elastic(7, 12, 1, 2, instance_types=("ml.p4d.24xlarge",)))
 
-    assert sizes(found) == {"job-7": 2}
+    assert sizes(decisions) == {"job-7": 2}
 
 
 def test_elastic_jobs_start_small_before_one_grows() -> None:
     capacities = [a_node_capacity(number) for number in range(1, 9)]
 
-    found = sized(capacities, *(elastic(number, 16, 1, 2, 4) for number in range(1, 8)))
+    decisions = sized(capacities, *(elastic(number, 16, 1, 2, 4) for number in range(1, 8)))
 
-    assert sizes(found) == {"job-1": 2} | {f"job-{number}": 1 for number in range(2, 8)}
+    assert sizes(decisions) == {"job-1": 2} | {f"job-{number}": 1 for number in range(2, 8)}

@@ -29,9 +29,9 @@ def seconds(admitted_at: datetime, ended_at: datetime, accelerators: int = 8) ->
 
 
 def test_use_is_split_by_day_week_and_month() -> None:
-    found = seconds(MIDNIGHT - timedelta(seconds=10), MIDNIGHT + timedelta(seconds=20))
+    seconds_by_period = seconds(MIDNIGHT - timedelta(seconds=10), MIDNIGHT + timedelta(seconds=20))
 
-    assert found == {
+    assert seconds_by_period == {
         "2026-10-31": 80,
         "2026-11-01": 160,
         "2026-W44": 240,
@@ -74,11 +74,11 @@ def test_attempt_with_end_before_start_used_nothing() -> None:
 def test_periods_of_a_year_add_up_exactly(begins: int, length: int) -> None:
     since = MIDNIGHT + timedelta(seconds=begins)
 
-    found = seconds(since, since + timedelta(seconds=length), accelerators=1)
+    seconds_by_period = seconds(since, since + timedelta(seconds=length), accelerators=1)
 
-    months = sum(count for key, count in found.items() if len(key) == 7)
+    months = sum(count for key, count in seconds_by_period.items() if len(key) == 7)
     assert months == length
-    assert len(found) <= 39
+    assert len(seconds_by_period) <= 39
 
 
 @given(st.integers(0, 10_000_000), st.integers(0, 2_500_000), st.integers(0, 1_500_000))
@@ -158,12 +158,12 @@ def test_dollar_budget_bars_jobs_beside_use_without_a_price() -> None:
     team = Team.model_validate({"name": "red", "budgets": [{"period": Period.MONTH, "usd": 100}]})
     arguments: dict[str, Any] = {"owner": "role/ana", "accelerators": 8, "charges": [charge], "spent": {}}
 
-    found = usage_limits(team, **arguments, economy=EconomyPolicy(), now=MIDNIGHT + timedelta(hours=1))
+    limits = usage_limits(team, **arguments, economy=EconomyPolicy(), now=MIDNIGHT + timedelta(hours=1))
     priced = usage_limits(
         team, **arguments, economy=EconomyPolicy(other_usd_per_accelerator_hour=1), now=MIDNIGHT + timedelta(hours=1)
     )
 
-    assert [limit.quantity for limit in found if limit.is_reached] == [
+    assert [limit.quantity for limit in limits if limit.is_reached] == [
         "accelerators without a price in team red (set economy.prices for p5e.48xlarge)"
     ]
     assert not any(limit.is_reached for limit in priced)

@@ -13,8 +13,8 @@ def group(quota: Quota) -> tuple[ResourceGroup, ...]:
 
 def table(queues: list[Queue], cohorts: list[Cohort], **used: int) -> dict[str, tuple[int, int, int, int]]:
     """Return allocated, used, borrowed and lent of each team."""
-    found = usage_rows(queues, cohorts, {name: {KEY: amount} for name, amount in used.items()})
-    return {name: line[0][1:] if line else (0, 0, 0, 0) for name, line in found.items()}
+    quota_rows = usage_rows(queues, cohorts, {name: {KEY: amount} for name, amount in used.items()})
+    return {name: line[0][1:] if line else (0, 0, 0, 0) for name, line in quota_rows.items()}
 
 
 def a_queue(name: str, quota: Quota, cohort: str = "fleet") -> Queue:
@@ -24,26 +24,26 @@ def a_queue(name: str, quota: Quota, cohort: str = "fleet") -> Queue:
 def test_borrowed_quota_is_lent_in_proportion_to_unused_quota() -> None:
     queues = [a_queue(name, Quota(8)) for name in ("nlp", "speech", "vision")]
 
-    found = table(queues, [], nlp=14, speech=4, vision=0)
+    quota_table = table(queues, [], nlp=14, speech=4, vision=0)
 
-    assert found == {"nlp": (8, 14, 6, 0), "speech": (8, 4, 0, 2), "vision": (8, 0, 0, 4)}
+    assert quota_table == {"nlp": (8, 14, 6, 0), "speech": (8, 4, 0, 2), "vision": (8, 0, 0, 4)}
 
 
 def test_cohort_quota_is_borrowed_before_team_quota() -> None:
     queues = [a_queue("nlp", Quota(8)), a_queue("vision", Quota(8))]
 
-    found = table(queues, [Cohort("fleet", groups=group(Quota(4)))], nlp=14)
+    quota_table = table(queues, [Cohort("fleet", groups=group(Quota(4)))], nlp=14)
 
-    assert found == {"nlp": (8, 14, 6, 0), "vision": (8, 0, 0, 2)}
+    assert quota_table == {"nlp": (8, 14, 6, 0), "vision": (8, 0, 0, 2)}
 
 
 def test_guaranteed_quota_is_not_lent() -> None:
     queues = [a_queue("nlp", Quota(8)), a_queue("vision", Quota(8, lend=2)), a_queue("speech", Quota(8))]
 
-    found = table(queues, [], nlp=16)
+    quota_table = table(queues, [], nlp=16)
 
-    assert found["vision"][3] + found["speech"][3] == 8
-    assert found["vision"][3] <= 2
+    assert quota_table["vision"][3] + quota_table["speech"][3] == 8
+    assert quota_table["vision"][3] <= 2
 
 
 def test_nearest_cohort_lends_first() -> None:
@@ -71,11 +71,11 @@ def test_lent_equals_borrowed_and_used_quota_is_not_lent(teams: list[tuple[int, 
         a_queue(f"t{n}", Quota(nominal, lend=None if lend is None else min(lend, nominal)))
         for n, (nominal, _, lend) in enumerate(teams)
     ]
-    found = table(queues, [], **{f"t{n}": used for n, (_, used, _) in enumerate(teams)})
+    quota_table = table(queues, [], **{f"t{n}": used for n, (_, used, _) in enumerate(teams)})
 
-    borrowed, lent = sum(each[2] for each in found.values()), sum(each[3] for each in found.values())
+    borrowed, lent = sum(line[2] for line in quota_table.values()), sum(line[3] for line in quota_table.values())
     let_go = 0
-    for (nominal, used, lend), (_, _, _, gave) in zip(teams, found.values(), strict=True):
+    for (nominal, used, lend), (_, _, _, gave) in zip(teams, quota_table.values(), strict=True):
         most = min(max(0, nominal - used), nominal if lend is None else min(lend, nominal))
         assert gave <= most
         let_go += most

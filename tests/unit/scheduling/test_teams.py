@@ -223,7 +223,7 @@ def test_set_up_becomes_scheduler_queues() -> None:
 def test_unknown_or_omitted_class_has_the_lowest_priority() -> None:
     setup = TeamSetup(fleet=FleetQuotas(priority_classes={"high": 100, "low": -5}))
 
-    assert [setup.priority_of(each) for each in ("high", "low", "", "gone")] == [100, -5, -5, -5]
+    assert [setup.priority_of(priority_class) for priority_class in ("high", "low", "", "gone")] == [100, -5, -5, -5]
     assert TeamSetup().priority_of("high") == 0
 
 

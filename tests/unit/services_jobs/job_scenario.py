@@ -166,8 +166,8 @@ class JobScenario:
     def put(self, *written: Row) -> None:
         """Write rows as other services would, whatever version they are at."""
         for row in written:
-            there = self.world.ledger.get(row.key)
-            self.world.ledger.commit(Put(replace(row, version=there.version if there else 0)))
+            stored = self.world.ledger.get(row.key)
+            self.world.ledger.commit(Put(replace(row, version=stored.version if stored else 0)))
 
     def save(self, job_id: str, attempt: int, step: int, seconds: float = 0, **metrics: float) -> str:
         """Store a checkpoint whose write began some seconds from now."""

@@ -35,7 +35,7 @@ def sharing(*budgets: dict[str, Any], **changes: Any) -> RentalScenario:
 
 
 def asked_last(market: RentalScenario) -> PlacementFacts:
-    records: list[Decision] = sorted(market.records("PLACEMENT"), key=lambda each: each.decided_at)
+    records: list[Decision] = sorted(market.records("PLACEMENT"), key=lambda decision: decision.decided_at)
     return PlacementFacts.model_validate(records[-1].facts)
 
 
@@ -87,7 +87,7 @@ def test_two_jobs_of_one_cycle_share_the_remaining_budget() -> None:
 
 def test_later_offer_of_a_rental_respects_the_budget() -> None:
     dollars = {"period": "month", "usd": 100}
-    for budgets, asked in (((), [SPOT, ON_DEMAND]), ((dollars,), [SPOT])):
+    for budgets, expected in (((), [SPOT, ON_DEMAND]), ((dollars,), [SPOT])):
         market = sharing(*budgets)
         market.has_capacity = set()
         _, second = market.full_fleet(team="red")
@@ -97,7 +97,7 @@ def test_later_offer_of_a_rental_respects_the_budget() -> None:
         for _ in range(4):
             market.advance()
 
-        assert [offer.pool for offer in market.rental(second.job_id).offers] == asked, budgets
+        assert [offer.pool for offer in market.rental(second.job_id).offers] == expected, budgets
 
 
 def test_rent_is_charged_once_and_its_attempt_adds_only_hours() -> None:

@@ -93,7 +93,7 @@ def test_no_request_is_lost(after: list[float], cycle_seconds: float, lag_second
     clock = scenario.world.clock
     lagging = LaggingLedger(scenario.world.ledger, clock, lag_seconds)
     scenario.ledger = lagging  # type: ignore[assignment]  # the part of the ledger that services call
-    coming = sorted(clock.now() + timedelta(seconds=each) for each in after)
+    coming = sorted(clock.now() + timedelta(seconds=delay) for delay in after)
     jobs: dict[str, datetime] = {}
     queue: list[datetime] = []
 

@@ -263,7 +263,7 @@ def crash_points() -> list[Any]:
 def test_each_scenario_without_a_crash_ends_as_expected() -> None:
     ends = {tale: undisturbed(tale)[0] for tale in TALES}
 
-    assert {tale: (end["job"][0], [each[1] for each in end["attempts"]]) for tale, end in ends.items()} == {
+    assert {tale: (end["job"][0], [attempt[1] for attempt in end["attempts"]]) for tale, end in ends.items()} == {
         "succeeds": (JobState.SUCCEEDED, [AttemptState.SUCCEEDED]),
         "fails_once": (JobState.SUCCEEDED, [AttemptState.FAILED, AttemptState.SUCCEEDED]),
         "is_cancelled": (JobState.CANCELLED, [AttemptState.STOPPED]),

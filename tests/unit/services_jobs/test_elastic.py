@@ -71,8 +71,8 @@ def resized(scenario: JobScenario, job_id: str) -> Job:
 
 
 def records(scenario: JobScenario, job_id: str) -> list[Decision]:
-    found = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows
-    return [decision for row in found if (decision := rows.read(row, Decision)).kind == "RESIZE"]
+    decision_rows = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows
+    return [decision for row in decision_rows if (decision := rows.read(row, Decision)).kind == "RESIZE"]
 
 
 def idle_for(scenario: JobScenario, seconds: float) -> None:
@@ -129,11 +129,11 @@ def test_job_grows_after_idle_nodes_cost_more_than_a_resize() -> None:
     scenario.world.clock.advance(2)  # two nodes for 21 seconds: 42 node-seconds, and the resize costs 40
     scenario.run_scheduling_cycle()
 
-    asked = scenario.job(job.job_id)
-    assert asked.resize
-    assert (asked.resize.from_nodes, asked.resize.nodes) == (2, 4)
-    assert asked.stop_request
-    assert asked.stop_request.grace_seconds == asked.spec.grace_seconds
+    resizing = scenario.job(job.job_id)
+    assert resizing.resize
+    assert (resizing.resize.from_nodes, resizing.resize.nodes) == (2, 4)
+    assert resizing.stop_request
+    assert resizing.stop_request.grace_seconds == resizing.spec.grace_seconds
     grown = resized(scenario, job.job_id)
     assert (grown.state, grown.current_attempt, grown.size, grown.application_failures) == (JobState.RUNNING, 2, 4, 0)
     assert scenario.attempt(job.job_id, 1).state is AttemptState.STOPPED
@@ -466,13 +466,13 @@ def test_sizes_stay_legal_and_an_unchanged_fleet_settles(
     scenario = a_shared_scenario(size, red) if red else a_scenario(size)
     team: dict[str, Any] = {"team": "red", "priority_class": "low"} if red else {}
     job = scenario.started(nodes=least, elastic={"min_nodes": least, "max_nodes": least + span}, **team)
-    others: list[str] = []
+    high_jobs: list[str] = []
 
     def settle_down(rounds: int) -> int:
         resizes = 0
         for _ in range(rounds):
             scenario.run_scheduling_cycle()
-            for name in (job.job_id, *others):
+            for name in (job.job_id, *high_jobs):
                 current = scenario.job(name)
                 if current.stop_request and current.state in (JobState.RUNNING, JobState.STARTING):
                     follow(scenario, name)
@@ -489,14 +489,14 @@ def test_sizes_stay_legal_and_an_unchanged_fleet_settles(
     for step in steps:
         if step == "high":
             higher = {"team": "red", "priority_class": "high"} if red else {}
-            others.append(scenario.submit(f"high-{len(others)}", nodes=1, **higher).job_id)
-        elif step == "end" and others:
-            name = others.pop()
+            high_jobs.append(scenario.submit(f"high-{len(high_jobs)}", nodes=1, **higher).job_id)
+        elif step == "end" and high_jobs:
+            name = high_jobs.pop()
             if scenario.job(name).state is JobState.RUNNING:
                 scenario.world.cluster.finish_pods(name, scenario.job(name).current_attempt)
                 scenario.settle(name, scenario.job(name).current_attempt)
             else:
-                others.append(name)
+                high_jobs.append(name)
         elif step == "cordon":
             scenario.world.cluster.cordon(CLUSTER, node_name(size), None)
         settle_down(4)
@@ -696,11 +696,11 @@ def test_resizes_beyond_one_commit_continue_in_later_cycles() -> None:
     sizes = {"min_nodes": 1, "max_nodes": 2}
     names = [scenario.running(team="red", priority_class="low", nodes=2, elastic=sizes).job_id for _ in range(30)]
     scenario.submit("high", team="red", priority_class="high", nodes=30)
-    asked = []
+    counts = []
 
     for _ in range(3):
         scenario.run_scheduling_cycle()
-        asked.append(sum(scenario.job(name).live_resize() is not None for name in names))
+        counts.append(sum(scenario.job(name).live_resize() is not None for name in names))
 
-    assert asked == [24, 30, 30]
+    assert counts == [24, 30, 30]
     assert not any(scenario.job(name).is_preempted for name in names)

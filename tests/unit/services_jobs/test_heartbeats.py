@@ -45,9 +45,12 @@ def test_run_that_fails_for_one_source_keeps_the_other() -> None:
     beat(ledger, home="", hyperpod="")
     beat(ledger, after=400, home="no answer", hyperpod="")
 
-    found = states(ledger, after=400)
+    source_states = states(ledger, after=400)
 
-    assert (found["kubernetes-list/home"], found["hyperpod"]) == (SourceState.STALE, SourceState.CURRENT)
+    assert (source_states["kubernetes-list/home"], source_states["hyperpod"]) == (
+        SourceState.STALE,
+        SourceState.CURRENT,
+    )
 
 
 def test_source_not_tried_keeps_its_report() -> None:

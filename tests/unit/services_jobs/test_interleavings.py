@@ -166,7 +166,7 @@ WRITERS = (
     [pytest.param(False, marks=pytest.mark.exhaustive), True],
     ids=["index-current", "index-lags"],
 )
-@pytest.mark.parametrize("act", WRITERS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("act", WRITERS, ids=lambda writer: writer.__name__)
 def test_no_write_during_a_cycle_breaks_quota_rules(act: Callable[[InterleavingFixture], None], lags: bool) -> None:
     def run(at: int) -> int:
         fleet = InterleavingFixture.laid_out()
@@ -205,9 +205,9 @@ def wrong_preemptions(commits: Iterable[tuple[Write, ...]]) -> Iterator[str]:
         written = [write.row for write in writes if isinstance(write, Put) and write.row.key.sk == "META"]
         for row in (row for row in written if row.key.pk.startswith("JOB#")):
             job = rows.read(row, Job)
-            asked, before = job.stop_request, jobs.get(job.job_id)
+            stop_request, before = job.stop_request, jobs.get(job.job_id)
             jobs[job.job_id] = job
-            by = asked.by.removeprefix("schedule_jobs/") if asked else ""
-            is_new = asked is not None and not (before and before.stop_request == asked)
+            by = stop_request.by.removeprefix("schedule_jobs/") if stop_request else ""
+            is_new = stop_request is not None and not (before and before.stop_request == stop_request)
             if is_new and by in jobs and jobs[by].priority <= job.priority:
                 yield f"{job.job_id} of priority {job.priority} stops for {by} of priority {jobs[by].priority}"

@@ -95,7 +95,7 @@ def test_every_accepted_job_fits_its_rows(args: list[str], env: dict[str, str], 
 @pytest.mark.parametrize(
     "character",
     # The longest character in UTF-8. The others take more room in other encodings.
-    ["\U0001f600", *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ("x", '"'))],
+    ["\U0001f600", *(pytest.param(character, marks=pytest.mark.exhaustive) for character in ("x", '"'))],
 )
 @pytest.mark.parametrize("has_teams", [False, True])
 def test_cycle_plan_and_settlement_handle_the_largest_jobs(character: str, has_teams: bool) -> None:

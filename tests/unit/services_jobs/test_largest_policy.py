@@ -50,54 +50,54 @@ SECTIONS: dict[str, Build] = {
     },
     "pools to rent from": lambda n: {
         "burst": {
-            "pools": [a_pool(each) for each in range(n)],
+            "pools": [a_pool(number) for number in range(n)],
             "fleetCapMicrosPerHour": 10**12,
             "otherTeamCapMicrosPerHour": 10**12,
             "otherDelayMicrosPerHour": 10**12,
         }
     },
-    "caps": lambda n: {"burst": {"teamCapsMicrosPerHour": {f"{each}{NAME}": 10**15 for each in range(n)}}},
+    "caps": lambda n: {"burst": {"teamCapsMicrosPerHour": {f"{number}{NAME}": 10**15 for number in range(n)}}},
     "reservations": lambda n: {
         "scheduling": {
             "reservations": [
                 {
                     "cluster": CLUSTER,
-                    "pool": f"{each}{NAME}",
+                    "pool": f"{number}{NAME}",
                     "startsAt": "2026-11-01T00:00:00Z",
                     "endsAt": "2027-11-01T00:00:00Z",
                 }
-                for each in range(n)
+                for number in range(n)
             ]
         }
     },
-    "spare nodes": lambda n: {"scheduling": {"spareNodes": {f"{each}{NAME}": 1 for each in range(n)}}},
-    "job types": lambda n: {"jobTypes": {"types": {k: v for each in range(n) for k, v in a_type(each).items()}}},
+    "spare nodes": lambda n: {"scheduling": {"spareNodes": {f"{number}{NAME}": 1 for number in range(n)}}},
+    "job types": lambda n: {"jobTypes": {"types": {k: v for number in range(n) for k, v in a_type(number).items()}}},
     "pools of a job type": lambda n: {
         "jobTypes": {
             "default": "all",
             "types": {
                 "all": {
-                    "pools": ["p5-workers", *(f"p{each}" for each in range(n))],
+                    "pools": ["p5-workers", *(f"p{number}" for number in range(n))],
                     "tolerations": [{"key": NAME, "value": NAME}] * n,
                 }
             },
-            "pools": {f"p{each}": {"labels": {"k" * 200: "v" * 200, "l" * 200: "v" * 200}} for each in range(n)},
+            "pools": {f"p{number}": {"labels": {"k" * 200: "v" * 200, "l" * 200: "v" * 200}} for number in range(n)},
         }
     },
-    "storage": lambda n: {"storage": {CLUSTER: {f"{each}{NAME}": WIDE * 300 for each in range(n)}}},
+    "storage": lambda n: {"storage": {CLUSTER: {f"{number}{NAME}": WIDE * 300 for number in range(n)}}},
     "faults": lambda n: {"faults": {"xid:79": {"ladder": ["reboot"] * n}}},
     "prices": lambda n: {
         "economy": {
             "prices": [
                 {
                     "instanceType": "ml.p5.48xlarge",
-                    "pool": f"{each}{NAME}",
+                    "pool": f"{number}{NAME}",
                     "basis": "capacity-block",
                     "from": "2026-11-01",
                     "until": "2027-11-01",
                     "usdPerNodeHour": 9_999.25,
                 }
-                for each in range(n)
+                for number in range(n)
             ]
         }
     },
@@ -136,10 +136,10 @@ def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
 
     scenario.run_scheduling_cycle()
     started = [job for job in jobs if scenario.job(job).state is JobState.STARTING]
-    for each in started:
-        scenario.run_attempt(each, 1)
-        scenario.world.cluster.fail_pods(each, 1)
-        scenario.settle(each)
+    for job_id in started:
+        scenario.run_attempt(job_id, 1)
+        scenario.world.cluster.fail_pods(job_id, 1)
+        scenario.settle(job_id)
     scenario.sweep()
     scenario.run_scheduling_cycle()
 

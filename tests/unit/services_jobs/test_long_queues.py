@@ -214,8 +214,8 @@ def test_jobs_of_a_removed_team_starve_no_job() -> None:
     assert cycles_until_started(scenario, late, 10) == 1
     for _ in range(10):
         scenario.run_scheduling_cycle()
-    told = [row.doc["reason"] for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows]
-    assert set(told) == {"Team gone no longer exists."}
+    reasons = [row.doc["reason"] for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows]
+    assert set(reasons) == {"Team gone no longer exists."}
 
 
 def test_jobs_older_than_the_teams_are_examined_in_order() -> None:

@@ -30,13 +30,13 @@ STEPS = {"commit_cycle": "schedule_jobs"}
 
 def writers_of(row: str) -> set[str]:
     """Return the services that build this kind of row, in order to write it."""
-    found = set()
+    writers = set()
     for file in SERVICES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
             if is_call and node.func.attr == row and ast.unparse(node.func.value).endswith("_rows"):  # type: ignore[attr-defined]
-                found.add(STEPS.get(file.stem, file.stem))
-    return found
+                writers.add(STEPS.get(file.stem, file.stem))
+    return writers
 
 
 @pytest.mark.parametrize(("step", "service"), STEPS.items())

@@ -69,7 +69,7 @@ def test_refused_job_reserves_no_nodes() -> None:
 
     scenario.run_scheduling_cycle()
 
-    assert [scenario.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
+    assert [scenario.job(job_id).state for job_id in (first, second)] == [JobState.PENDING, JobState.STARTING]
 
 
 def test_job_with_only_refused_writes_reserves_nothing() -> None:
@@ -80,7 +80,7 @@ def test_job_with_only_refused_writes_reserves_nothing() -> None:
     for _ in range(2):
         scenario.run_scheduling_cycle()
 
-    assert [scenario.job(each).state for each in (first, second)] == [JobState.PENDING, JobState.STARTING]
+    assert [scenario.job(job_id).state for job_id in (first, second)] == [JobState.PENDING, JobState.STARTING]
 
 
 def test_refused_job_is_retried_later() -> None:
@@ -122,7 +122,7 @@ def test_refused_preemption_does_not_stop_other_admissions() -> None:
 
     assert ledger.refusals
     assert scenario.world.telemetry.totals["WritesRejected"] >= 1
-    assert all(scenario.job(each).state is JobState.RUNNING for each in low)
+    assert all(scenario.job(job_id).state is JobState.RUNNING for job_id in low)
 
 
 def test_jobs_of_the_full_size_are_admitted_in_several_commits() -> None:
@@ -148,18 +148,20 @@ def test_batches_stay_below_three_megabytes_and_a_hundred_writes() -> None:
     parts = parts_of(*[300_000] * 25, *[10] * 250)
     common_writes = (Put(Row(quota_rows.tree_key(), {"memory": "x" * 200_000})),)
 
-    found = list(batches.cut(parts, common_writes=common_writes, extra_writes=1))
+    cut_batches = list(batches.cut(parts, common_writes=common_writes, extra_writes=1))
 
-    assert [part for some in found for part in some] == parts
-    assert all(2 * len(some) + 1 <= 100 for some in found)
-    assert all(batches.size_of([*common_writes, *(part.writes[0] for part in some)]) <= 3_000_000 for some in found)
-    assert len(found) <= 9
+    assert [part for batch in cut_batches for part in batch] == parts
+    assert all(2 * len(batch) + 1 <= 100 for batch in cut_batches)
+    assert all(
+        batches.size_of([*common_writes, *(part.writes[0] for part in batch)]) <= 3_000_000 for batch in cut_batches
+    )
+    assert len(cut_batches) <= 9
 
 
 def test_write_group_above_the_batch_limit_is_sent_alone() -> None:
     parts = [batches.WriteGroup("job-1", tuple(part.writes[0] for part in parts_of(*[390_000] * 9))), *parts_of(1)]
 
-    assert [len(some) for some in batches.cut(parts)] == [1, 1]
+    assert [len(batch) for batch in batches.cut(parts)] == [1, 1]
 
 
 @pytest.mark.parametrize("offenders", [(), (0,), (3, 4), (0, 1, 2, 3, 4, 5, 6)])
@@ -169,10 +171,10 @@ def test_only_refused_write_groups_are_skipped(offenders: tuple[int, ...]) -> No
     done: list[str] = []
     aside: list[str] = []
 
-    def commit(some: Any) -> None:
-        if bad & {part.subject for part in some}:
+    def commit(batch: Any) -> None:
+        if bad & {part.subject for part in batch}:
             raise Refused("no")
-        done.extend(part.subject for part in some)
+        done.extend(part.subject for part in batch)
 
     batches.commit_each(parts, commit, lambda part, _refused: aside.append(part.subject))
 

@@ -43,13 +43,13 @@ class ConcurrentAdmissionLedger:
 
 def test_removal_raises_the_tree_version_and_requests_a_cycle() -> None:
     scenario = shared()
-    before, asked = tree_version(scenario), len(scenario.world.cycle_requests.reasons)
+    before, requests_before = tree_version(scenario), len(scenario.world.cycle_requests.reasons)
 
     outcome = removed(scenario)
 
     assert outcome.was_there
     assert tree_version(scenario) == before + 1
-    assert scenario.world.cycle_requests.reasons[asked:] == ["Team blue removed"]
+    assert scenario.world.cycle_requests.reasons[requests_before:] == ["Team blue removed"]
     assert [team.name for team in team_setup.load(scenario.world.ledger).setup.teams] == ["red"]
 
 

@@ -89,9 +89,9 @@ class RentalScenario:
         cluster = self.world.cluster
         for spec in list(cluster.capacity.values()):
             limit = cluster.limits[spec.cluster, spec.pool]
-            there = len(cluster.claims(spec.cluster, spec.pool))
+            claim_count = len(cluster.claims(spec.cluster, spec.pool))
             most = limit[0] if limit else 0
-            for _ in range(min(spec.nodes, most) - there):
+            for _ in range(min(spec.nodes, most) - claim_count):
                 if spec.pool not in self.has_capacity:
                     cluster.refusals[spec.pool] = (self.world.clock.now(), "InsufficientInstanceCapacity")
                     break
@@ -229,8 +229,8 @@ class RentalScenario:
         return len(self.world.ledger.partition(Table.QUOTAS, quota_rows.rental_allocation_key("", 0).pk, "RENTAL#"))
 
     def records(self, kind: str) -> list[Decision]:
-        found = (row for key, row in self.world.ledger.rows.items() if key.pk.startswith("DEC#"))
-        records = (rows.read(row, Decision) for row in found)
+        decision_rows = (row for key, row in self.world.ledger.rows.items() if key.pk.startswith("DEC#"))
+        records = (rows.read(row, Decision) for row in decision_rows)
         return [record for record in records if record.kind == kind]
 
     def left(self) -> list[Any]:
@@ -392,15 +392,15 @@ def test_unchanged_pending_reason_is_written_once() -> None:
     market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=0))
     _, second = market.full_fleet()
     market.scenario.run_scheduling_cycle()
-    told, commits = market.scenario.job(second.job_id), len(market.world.ledger.commits)
+    waiting, commits = market.scenario.job(second.job_id), len(market.world.ledger.commits)
 
     market.world.clock.advance(30)
     market.scenario.run_scheduling_cycle()
 
-    assert told.reason.startswith("The job waits for 2 nodes")
-    assert told.placement is not None
-    assert told.reason.endswith(told.placement.text)
-    assert market.scenario.job(second.job_id) == told
+    assert waiting.reason.startswith("The job waits for 2 nodes")
+    assert waiting.placement is not None
+    assert waiting.reason.endswith(waiting.placement.text)
+    assert market.scenario.job(second.job_id) == waiting
     assert [write for writes in market.world.ledger.commits[commits:] for write in writes if "JOB#" in str(write)] == []
 
 
@@ -617,7 +617,7 @@ def test_reclaimed_spot_node_is_replaced_on_demand() -> None:
     _, second = market.rented()
     node_name = market.rental(second.job_id).node_names[0]
     market.world.cluster.claimed = {
-        name: each for name, each in market.world.cluster.claimed.items() if each[1].node_name != node_name
+        name: claim for name, claim in market.world.cluster.claimed.items() if claim[1].node_name != node_name
     }
     market.world.cluster.stop(market.scenario.attempt(second.job_id), 1)
     market.world.cluster.remove_node(node_name)
@@ -670,9 +670,9 @@ def test_rental_ends_the_same_after_any_crash(when: str, step: int) -> None:
     effects = len(undisturbed.plan.effects)
     for at in range(1, effects + 1, step):
         market = _play(CrashPlan(at=at, when=when))
-        told = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
-        assert market.left() == [], told
-        assert [market.scenario.job(name).state for name in market.names] == [JobState.SUCCEEDED] * 2, told
+        crash = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
+        assert market.left() == [], crash
+        assert [market.scenario.job(name).state for name in market.names] == [JobState.SUCCEEDED] * 2, crash
 
 
 def _play(plan: CrashPlan) -> Any:

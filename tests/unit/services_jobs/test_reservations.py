@@ -71,16 +71,16 @@ def test_job_is_stopped_once_in_time_for_its_last_save() -> None:
     at_second(market, SAVES_AT - 1)
     before = market.scenario.job(job.job_id)
     at_second(market, SAVES_AT)
-    asked = market.scenario.job(job.job_id)
+    stopped = market.scenario.job(job.job_id)
     at_second(market, SAVES_AT + 1)
 
     assert before.stop_request is None
-    assert asked.stop_request is not None
-    assert asked.stop_request.grace_seconds == GRACE_SECONDS
-    assert asked.reason.startswith(
+    assert stopped.stop_request is not None
+    assert stopped.stop_request.grace_seconds == GRACE_SECONDS
+    assert stopped.reason.startswith(
         "The job saves a checkpoint and leaves: The reservation of p5-workers is usable until "
     )
-    assert market.scenario.job(job.job_id) == asked
+    assert market.scenario.job(job.job_id) == stopped
     assert [(record.subject, record.action) for record in stays(market)] == [(job.job_id, "REQUEUE")]
     assert replay(stays(market)[0], POLICY).differs_from(stays(market)[0]) == ""
 
@@ -137,9 +137,9 @@ def test_job_is_not_admitted_to_nodes_that_expire_first(
 
     market.scenario.run_scheduling_cycle()
 
-    seen = market.scenario.job(job.job_id)
-    assert seen.state is state
-    assert state is JobState.STARTING or "2 usable only until" in seen.reason
+    pending = market.scenario.job(job.job_id)
+    assert pending.state is state
+    assert state is JobState.STARTING or "2 usable only until" in pending.reason
 
 
 @pytest.mark.parametrize("has_teams", [False, True])

@@ -90,10 +90,10 @@ class ServingSpike(RentalScenario):
     def scale(self, replicas: int, **changes: Any) -> None:
         """Have so many replicas be wanted: the newest go first."""
         cluster = self.world.cluster
-        mine = [pod for pod in cluster.unmanaged if pod.namespace == "serving"]
-        for pod in mine[replicas:]:
+        pods = [pod for pod in cluster.unmanaged if pod.namespace == "serving"]
+        for pod in pods[replicas:]:
             cluster.unmanaged.remove(pod)
-        for _ in range(replicas - len(mine)):
+        for _ in range(replicas - len(pods)):
             self.made += 1
             facts: dict[str, Any] = {
                 "namespace": "serving",
@@ -191,8 +191,8 @@ class ServingSpike(RentalScenario):
     # ------------------------------------------------------------ looking
 
     def rentals(self) -> list[Rental]:
-        found = self.world.ledger.partition(Table.JOBS, f"JOB#{CHAT_ID}", "RENTAL#")
-        return [rows.read(row, Rental) for row in found]
+        rental_rows = self.world.ledger.partition(Table.JOBS, f"JOB#{CHAT_ID}", "RENTAL#")
+        return [rows.read(row, Rental) for row in rental_rows]
 
     def memory(self) -> ServingState:
         return rows.load(self.world.ledger, job_rows.serving_key(CHAT_ID), ServingState, "Deployment")
@@ -639,10 +639,10 @@ def test_spike_ends_the_same_after_any_crash(when: str, step: int, lands_first: 
     assert effects > 20
     for at in range(1, effects + 1, step):
         market = _play(CrashPlan(at=at, when=when), lands_first=lands_first)
-        told = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
-        assert market.left() == [], told
-        assert market.most == 2, told
-        assert {rental.state for rental in market.rentals()} == {RentalState.ENDED}, told
+        crash = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
+        assert market.left() == [], crash
+        assert market.most == 2, crash
+        assert {rental.state for rental in market.rentals()} == {RentalState.ENDED}, crash
 
 
 def _play(plan: CrashPlan, *, lands_first: bool) -> Any:

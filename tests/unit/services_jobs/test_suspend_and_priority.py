@@ -87,11 +87,11 @@ def test_running_job_is_stopped_with_grace_and_suspended() -> None:
     scenario = JobScenario()
     job = scenario.running()
 
-    asked = suspend(scenario, job)
+    suspended = suspend(scenario, job)
     scenario.stop(job.job_id)
     scenario.settle(job.job_id)
 
-    assert (asked.state, asked.stop_request and asked.stop_request.outcome) == (
+    assert (suspended.state, suspended.stop_request and suspended.stop_request.outcome) == (
         JobState.RUNNING,
         AttemptState.STOPPED,
     )

@@ -585,8 +585,8 @@ def test_expiring_reservation_opens_one_incident_per_node(*, is_drill: bool) -> 
     scenario.sweep()
     scenario.sweep()
 
-    found = scenario.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows
-    incidents = [rows.read(row, Incident) for row in found]
+    incident_rows = scenario.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows
+    incidents = [rows.read(row, Incident) for row in incident_rows]
     assert [(incident.life.instance_id, incident.deadline_at) for incident in incidents] == [
         (instance_id(2), ends_notice_at)
     ]
@@ -616,17 +616,17 @@ def test_lemon_is_counted_until_its_window_ends() -> None:
     scenario.put(fleet_rows.lease_row(lease, 0))
     key = fleet_rows.node_key(node.life.cluster, node.life.instance_id)
 
-    seen = []
+    lemons = []
     for _ in range(2):
         scenario.sweep()
         row = scenario.world.ledger.get(key)
         assert row
-        seen.append(rows.read(row, FleetNode).is_lemon)
+        lemons.append(rows.read(row, FleetNode).is_lemon)
         scenario.world.clock.advance(3700)
 
     row = scenario.world.ledger.get(fleet_rows.lease_key(node.slot))
     assert row
-    assert (seen, rows.read(row, RepairLease).lemon) == ([True, False], "")
+    assert (lemons, rows.read(row, RepairLease).lemon) == ([True, False], "")
 
 
 # ---------------------------------------------------------------- work that is not ours
@@ -750,9 +750,9 @@ def test_sweep_reports_every_source_it_read() -> None:
 
     scenario.sweep()
 
-    found = sources(scenario)
-    read = {name for name, state in found.items() if state is SourceState.CURRENT}
-    assert read == set(found) - {f"kubernetes-watch/{CLUSTER}", "scheduling-cycle"}
+    source_states = sources(scenario)
+    read = {name for name, state in source_states.items() if state is SourceState.CURRENT}
+    assert read == set(source_states) - {f"kubernetes-watch/{CLUSTER}", "scheduling-cycle"}
 
 
 @pytest.mark.parametrize("lists", ["*", "nodes", "workloads", "resources_in_use", "pods"])
@@ -775,19 +775,19 @@ def test_unreadable_cluster_does_not_hide_the_other(blind: str) -> None:
     scenario.world.cluster.add_node(a_burst_node())
     scenario.sweep(CLUSTER, BURST)
     scenario.world.cluster.blind[blind] = {"*"}
-    seen = BURST if blind == CLUSTER else CLUSTER
+    readable = BURST if blind == CLUSTER else CLUSTER
     name = "burst-9" if blind == CLUSTER else scenario.world.cluster.nodes(CLUSTER)[0].name
-    scenario.world.cluster.set_node(name, cluster=seen, is_cordoned=True)
+    scenario.world.cluster.set_node(name, cluster=readable, is_cordoned=True)
     later(scenario, 600)
 
     outcome = scenario.sweep(CLUSTER, BURST)
 
     changed = [node for node in fleet(scenario).values() if node.is_cordoned]
     assert [node.node_name for node in changed] == [name]
-    assert {each.split(":")[0] for each in outcome.failed} == {f"kubernetes-list/{blind}", f"kueue/{blind}"}
-    found = sources(scenario, CLUSTER, BURST)
-    assert found[f"kubernetes-list/{blind}"] is SourceState.STALE
-    assert found[f"kubernetes-list/{seen}"] is SourceState.CURRENT
+    assert {failure.split(":")[0] for failure in outcome.failed} == {f"kubernetes-list/{blind}", f"kueue/{blind}"}
+    source_states = sources(scenario, CLUSTER, BURST)
+    assert source_states[f"kubernetes-list/{blind}"] is SourceState.STALE
+    assert source_states[f"kubernetes-list/{readable}"] is SourceState.CURRENT
 
 
 def test_attempt_on_an_unreadable_cluster_is_left_alone() -> None:
@@ -831,9 +831,12 @@ def test_hyperpod_without_answer_does_not_stop_the_sweep() -> None:
 
     after = fleet(scenario)
     assert {name for name in after if after[name] != before[name]} == {instance_id(9)}
-    assert [each.split(":")[0] for each in outcome.failed] == ["hyperpod"]
-    found = sources(scenario, CLUSTER, BURST)
-    assert (found["hyperpod"], found[f"kubernetes-list/{CLUSTER}"]) == (SourceState.STALE, SourceState.CURRENT)
+    assert [failure.split(":")[0] for failure in outcome.failed] == ["hyperpod"]
+    source_states = sources(scenario, CLUSTER, BURST)
+    assert (source_states["hyperpod"], source_states[f"kubernetes-list/{CLUSTER}"]) == (
+        SourceState.STALE,
+        SourceState.CURRENT,
+    )
 
 
 def _throttle(*_: Any, **__: Any) -> Any:
@@ -870,9 +873,9 @@ def test_unreadable_kueue_is_reported_separately() -> None:
 
     outcome = scenario.sweep()
 
-    found = sources(scenario)
-    assert [each.split(":")[0] for each in outcome.failed] == [f"kueue/{CLUSTER}"]
-    assert {name for name, state in found.items() if state is SourceState.STALE} == {f"kueue/{CLUSTER}"}
+    source_states = sources(scenario)
+    assert [failure.split(":")[0] for failure in outcome.failed] == [f"kueue/{CLUSTER}"]
+    assert {name for name, state in source_states.items() if state is SourceState.STALE} == {f"kueue/{CLUSTER}"}
 
 
 def test_failed_item_does_not_stop_the_step() -> None:
@@ -893,7 +896,7 @@ def test_failed_item_does_not_stop_the_step() -> None:
 
     outcome = scenario.sweep()
 
-    assert [each.split(":")[0] for each in outcome.failed] == ["attempts"]
+    assert [failure.split(":")[0] for failure in outcome.failed] == ["attempts"]
     assert f"{second.job_id}-a1" in scenario.world.workflows.names(WorkflowName.RUN_JOB)
 
 

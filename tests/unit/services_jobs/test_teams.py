@@ -298,7 +298,7 @@ def test_why_names_the_smallest_changes_that_admit_a_job() -> None:
 
     for job in (waiting, behind):
         document = explain.why_job(job.job_id, Reader(), scenario.world.context())
-        by_kind = {each["kind"]: each for each in document["changes"]}
+        by_kind = {change["kind"]: change for change in document["changes"]}
         assert (by_kind["quota"]["amounts"], by_kind["size"]["counts"]) == ({GPU: "8"}, [2])
     set_up(scenario, a_team("red", 16, members=MEMBERS))
     scenario.run_scheduling_cycle()
@@ -313,7 +313,7 @@ def test_why_names_no_sum_of_jobs() -> None:
 
     document = explain.why_job(job.job_id, Reader(), scenario.world.context())
 
-    assert [each["said"] for each in document["changes"]] == [f"16 more of {GPU} on {P5} for red."]
+    assert [change["said"] for change in document["changes"]] == [f"16 more of {GPU} on {P5} for red."]
 
 
 def test_every_reason_of_a_preemption_has_words() -> None:

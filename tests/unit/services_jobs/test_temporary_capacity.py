@@ -72,8 +72,8 @@ def test_recovery_rental_is_temporary_capacity_on_team_quota() -> None:
     shown = read_jobs.show_job(second.job_id, Reader(), town.world.context())["rentals"][0]
     assert (shown["incidentId"], shown["dueAt"]) == ("inc-1", rfc3339(temporary.due_at))
     assert town.scenario.usage() == 32  # both jobs, wherever they run
-    told = [row.doc["text"] for row in town.world.ledger.rows.values() if row.key.sk.startswith("EVENT#")]
-    assert [text for text in told if "The nodes are temporary capacity for inc-1, until 03 Nov 12:" in text]
+    texts = [row.doc["text"] for row in town.world.ledger.rows.values() if row.key.sk.startswith("EVENT#")]
+    assert [text for text in texts if "The nodes are temporary capacity for inc-1, until 03 Nov 12:" in text]
 
 
 def test_rental_without_a_lost_node_is_no_temporary_capacity() -> None:

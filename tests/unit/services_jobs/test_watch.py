@@ -241,14 +241,14 @@ def test_unreachable_cluster_is_asked_once_for_all_waits() -> None:
         job = scenario.started(nodes=1)
         scenario.launch(job.job_id)
         a_wait(scenario, job.job_id)
-    asked = []
+    clusters = []
 
     def refuse(cluster: str) -> Any:
-        asked.append(cluster)
+        clusters.append(cluster)
         raise Unreachable("no answer")
 
     scenario.world.cluster.nodes = refuse  # type: ignore[method-assign]
     scenario.world.cluster.workloads = refuse  # type: ignore[method-assign]
     result = evaluate_waits.run(scenario.world.context())
 
-    assert (len(result.failed), asked) == (3, ["research-eks"])
+    assert (len(result.failed), clusters) == (3, ["research-eks"])

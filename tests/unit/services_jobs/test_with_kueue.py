@@ -192,12 +192,12 @@ def test_job_waits_for_kueue_without_a_deadline() -> None:
     scenario.sweep()
     assert scenario.world.wait_answers.requests == []
     now = scenario.world.clock.now()
-    said = f"The job waits in Kueue's queue default, 2nd of its LocalQueue. No quota is free for the job: {message}."
+    reason = f"The job waits in Kueue's queue default, 2nd of its LocalQueue. No quota is free for the job: {message}."
     assert explain.why_job(job.job_id, Reader(), scenario.world.context(now=now))["sentence"] == (
-        f"The job waits for Kueue to admit it, attempt 1. {said}"
+        f"The job waits for Kueue to admit it, attempt 1. {reason}"
     )
     shown = read_jobs.show_job(job.job_id, Reader(), scenario.world.context(now=now))
-    assert (shown["reason"], shown["queue"]) == (said, {"position": 2, "estimate": None})
+    assert (shown["reason"], shown["queue"]) == (reason, {"position": 2, "estimate": None})
 
 
 def test_each_kueue_step_is_recorded_once() -> None:
@@ -209,11 +209,11 @@ def test_each_kueue_step_is_recorded_once() -> None:
         scenario.sweep()
         scenario.sweep()
 
-    told = [
+    texts = [
         entry["text"] for entry in read_jobs.job_timeline(scenario.world.ledger, job.job_id) if entry["kind"] == "kueue"
     ]
 
-    assert told == [
+    assert texts == [
         "The job waits in Kueue's queue default. No quota is free for the job: 3 more needed.",
     ]
     assert waiting(scenario, job.job_id).kueue_status.endswith("2 more needed.")
@@ -228,10 +228,10 @@ def test_admitted_job_continues() -> None:
     scenario.sweep()
 
     assert scenario.world.wait_answers.requests[-1].answer["outcome"] == "ADMITTED"
-    told = [
+    texts = [
         entry["text"] for entry in read_jobs.job_timeline(scenario.world.ledger, job.job_id) if entry["kind"] == "kueue"
     ]
-    assert told == ["Kueue admitted the job by quota of h100 in ClusterQueue research."]
+    assert texts == ["Kueue admitted the job by quota of h100 in ClusterQueue research."]
 
 
 def test_nodes_are_recorded_once_the_job_runs() -> None:

@@ -177,12 +177,12 @@ class RecoveryScenario:
     def look(self) -> list[str]:
         """Look once at the incident's waits; return the outcomes that are asked for."""
         result = evaluate_waits.run(self.context(), subject=self.incident_id)
-        return [each.rpartition(": ")[2] for each in result.answered]
+        return [line.rpartition(": ")[2] for line in result.answered]
 
     def deliver(self) -> None:
         """Let `resolve_wait` have every answer that was asked for, each twice."""
-        asked, self.world.wait_answers.requests[:] = list(self.world.wait_answers.requests), []
-        for wait_request in [*asked, *asked]:
+        requests, self.world.wait_answers.requests[:] = list(self.world.wait_answers.requests), []
+        for wait_request in [*requests, *requests]:
             request = resolve_wait.ResolveWaitRequest.model_validate(
                 {
                     "subject": wait_request.subject,
@@ -320,8 +320,10 @@ class RecoveryScenario:
         return rows.read(row, RepairLease) if row else None
 
     def incidents(self) -> list[Incident]:
-        found = [row for key, row in self.world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
-        return [rows.read(row, Incident) for row in found]
+        incident_rows = [
+            row for key, row in self.world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"
+        ]
+        return [rows.read(row, Incident) for row in incident_rows]
 
     def register(self, which: RegisterName) -> Register:
         return guardrail_registers.load(which, self.world.context())[0]

@@ -180,23 +180,23 @@ def test_repair_by_hyperpod_makes_the_decision_earlier() -> None:
     recovery.world.clock.advance(600)
     recovery.ingest(a_step(recovery, "reboot_in_progress"))
 
-    found = report(recovery)
+    document = report(recovery)
 
-    (case,) = found["items"]
+    (case,) = document["items"]
     assert (case["repair"]["verdict"], case["repair"]["actor"]) == ("EARLIER", "HyperPod")
     assert case["repair"]["seconds"] >= 600
-    assert found["summary"]["falseReboots"]["of"] == 1
+    assert document["summary"]["falseReboots"]["of"] == 1
 
 
 def test_open_window_is_unknown_and_in_no_rate() -> None:
     recovery = observed()
 
-    found = report(recovery)
+    document = report(recovery)
 
     assert verdicts(recovery) == ("UNKNOWN", "UNKNOWN")
-    assert found["items"][0]["cordon"]["cause"] == "WINDOW_OPEN"
-    assert (found["summary"]["falseCordons"]["of"], found["summary"]["falseCordons"]["unknown"]) == (0, 1)
-    assert found["summary"]["falseCordons"]["share"] is None
+    assert document["items"][0]["cordon"]["cause"] == "WINDOW_OPEN"
+    assert (document["summary"]["falseCordons"]["of"], document["summary"]["falseCordons"]["unknown"]) == (0, 1)
+    assert document["summary"]["falseCordons"]["share"] is None
 
 
 def healed(recovery: RecoveryScenario, hours: int = 26) -> None:
@@ -213,10 +213,10 @@ def test_node_that_healed_by_itself_proves_the_cordon_wrong() -> None:
     recovery = observed()
     healed(recovery)
 
-    found = report(recovery)
+    document = report(recovery)
 
     assert verdicts(recovery) == ("WOULD_HAVE_BEEN_WRONG", "WOULD_HAVE_BEEN_WRONG")
-    assert found["summary"]["falseCordons"]["count"] == found["summary"]["falseCordons"]["of"] == 1
+    assert document["summary"]["falseCordons"]["count"] == document["summary"]["falseCordons"]["of"] == 1
 
 
 def test_unknown_reboot_hides_a_repair() -> None:
@@ -247,10 +247,10 @@ def test_later_fault_of_the_node_joins_its_case() -> None:
     recovery.report_fault(observed_at=recovery.now, envelope_id="later")
     recovery.recover()
 
-    found = report(recovery)
+    document = report(recovery)
 
-    assert (found["summary"]["cases"], found["summary"]["incidents"]) == (1, 2)
-    assert len(found["items"][0]["incidentIds"]) == 2
+    assert (document["summary"]["cases"], document["summary"]["incidents"]) == (1, 2)
+    assert len(document["items"][0]["incidentIds"]) == 2
 
 
 def test_drills_and_other_modes_are_not_reported() -> None:

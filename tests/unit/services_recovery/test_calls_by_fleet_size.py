@@ -32,10 +32,10 @@ def count_calls(size: int) -> dict[str, Counter[str]]:
     counted = CountedCalls(recovery.world)
     vars(recovery).update(counted.ports)
     recovery.report_fault()
-    found = {"ReceiveEvent": Counter(counted.calls)}
+    counts = {"ReceiveEvent": Counter(counted.calls)}
 
     def note(state: str) -> None:
-        found[state] = Counter(counted.calls)
+        counts[state] = Counter(counted.calls)
         counted.clear()
 
     counted.clear()
@@ -56,7 +56,7 @@ def count_calls(size: int) -> dict[str, Counter[str]]:
     note("ValidateNode")
     recovery.state("ReturnNode", return_node)
     note("ReturnNode")
-    return found
+    return counts
 
 
 @pytest.fixture(scope="module")

@@ -252,23 +252,23 @@ def test_refused_eviction_is_reported_once_with_pod_and_reason() -> None:
         recovery.state("RepairNode", repair_node)
 
     lines = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
-    told = [row.doc["text"] for row in lines if "was not evicted" in row.doc["text"]]
-    assert told == [f"research/kept was not evicted: {ANSWERS[1].why}."]
+    texts = [row.doc["text"] for row in lines if "was not evicted" in row.doc["text"]]
+    assert texts == [f"research/kept was not evicted: {ANSWERS[1].why}."]
 
 
 def test_silent_server_gets_few_evictions_per_visit() -> None:
     recovery = drained(with_job=False, pods=[a_pod(f"pod-{number:02d}") for number in range(10)])
     for number in range(9):
         recovery.world.cluster.evictions[f"pod-{number:02d}"] = EvictionAnswer(EvictionStatus.NO_ANSWER, "no answer")
-    asked = []
+    evictions = []
 
     for _ in range(10):
         before = len(recovery.world.cluster.calls)
         recovery.state("RepairNode", repair_node)
         recovery.world.clock.advance(1)
-        asked.append([call for call in recovery.world.cluster.calls[before:] if call[0] == "ask to evict"])
+        evictions.append([call for call in recovery.world.cluster.calls[before:] if call[0] == "ask to evict"])
 
-    assert max(len(each) for each in asked) <= 3
+    assert max(len(calls) for calls in evictions) <= 3
     assert evicted(recovery) == ["pod-09"]
 
 

@@ -255,8 +255,8 @@ def test_drills_never_change_a_real_recovery(
 
 
 def real_incident(recovery: RecoveryScenario) -> Incident:
-    [found] = [incident for incident in recovery.incidents() if not incident.is_drill]
-    return found
+    [real] = [incident for incident in recovery.incidents() if not incident.is_drill]
+    return real
 
 
 @pytest.mark.parametrize("drills_may_act", [False, True])

@@ -108,10 +108,10 @@ def test_second_repair_of_a_pool_waits_for_the_first() -> None:
         "BLOCKED",
         "1 of 6 nodes of p5-workers are in repair; at most 1 may be at a time.",
     )
-    there = incident(recovery, second)
-    assert there.state is IncidentState.BLOCKED
-    assert there.block
-    assert (there.block.guardrail, there.block.act) == (GuardrailName.POOL_REPAIRS, "reboot")
+    blocked = incident(recovery, second)
+    assert blocked.state is IncidentState.BLOCKED
+    assert blocked.block
+    assert (blocked.block.guardrail, blocked.block.act) == (GuardrailName.POOL_REPAIRS, "reboot")
     recovery.open(K.RELEASED)
     assert recovery.look() == []
     recovery.world.provider.finish_all()
@@ -175,8 +175,8 @@ def test_one_of_two_racing_repairs_is_made() -> None:
 def test_one_of_two_racing_cordons_is_made() -> None:
     recovery = fleet(policy=guarded(pool_cordons=1))
     first, second = recovery.report_fault(1), recovery.report_fault(2)
-    for each in (first, second):
-        recovery.incident_id = each
+    for incident_id in (first, second):
+        recovery.incident_id = incident_id
         recovery.state("Plan", plan_recovery)
     in_memory_ledger = recovery.ledger
 
@@ -425,8 +425,8 @@ def test_wave_in_one_zone_stops_repairs_and_pages_once() -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3))
     faulty = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
 
-    outcomes = [repair(recovery, each).outcome for each in faulty]
-    again = [repair(recovery, each).outcome for each in faulty]
+    outcomes = [repair(recovery, incident_id).outcome for incident_id in faulty]
+    again = [repair(recovery, incident_id).outcome for incident_id in faulty]
 
     assert outcomes == again == ["BLOCKED"] * 4
     assert recovery.world.provider.asked == []
@@ -459,7 +459,7 @@ def test_cause_pages_once_while_it_lasts_and_again_after_its_end() -> None:
     end_cause(recovery)
     recovery.world.clock.advance(10)
     later = [at_repair(recovery, number) for number in (5, 6, 7)]
-    assert [repair(recovery, each).outcome for each in later] == ["BLOCKED"] * 3
+    assert [repair(recovery, incident_id).outcome for incident_id in later] == ["BLOCKED"] * 3
     assert [page.key for page in pages] == ["shared-cause-zone/us-west-2a"] * 2
 
 
@@ -497,16 +497,16 @@ def blocked_wave(**limits: Any) -> tuple[RecoveryScenario, list[str]]:
     faulty = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
     for number in (1, 2, 3, 4):
         stop_answering(recovery, number)
-    for each in faulty:
-        assert repair(recovery, each).outcome == "BLOCKED"
+    for incident_id in faulty:
+        assert repair(recovery, incident_id).outcome == "BLOCKED"
         recovery.open(K.RELEASED)
     return recovery, faulty
 
 
 def released(recovery: RecoveryScenario, faulty: list[str]) -> list[list[str]]:
     let_go = []
-    for each in faulty:
-        recovery.incident_id = each
+    for incident_id in faulty:
+        recovery.incident_id = incident_id
         let_go.append(recovery.look())
     return let_go
 
@@ -517,7 +517,7 @@ def test_shared_cause_outlasts_its_window_while_machines_are_unhealthy(seconds: 
     recovery.world.clock.advance(seconds)
 
     assert released(recovery, faulty) == [[], [], [], []]
-    assert [repair(recovery, each).outcome for each in faulty] == ["BLOCKED"] * 4
+    assert [repair(recovery, incident_id).outcome for incident_id in faulty] == ["BLOCKED"] * 4
     assert recovery.world.provider.asked == []
     assert len(recovery.world.pager.pages) == 1
 
@@ -526,14 +526,14 @@ def test_shared_cause_under_a_hold_is_paged_after_it() -> None:
     recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
     recovery.hold(seconds=60)
     faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
-    for number, each in enumerate(faulty, start=1):
+    for number, incident_id in enumerate(faulty, start=1):
         stop_answering(recovery, number)
-        assert repair(recovery, each).outcome == "HELD"
+        assert repair(recovery, incident_id).outcome == "HELD"
         recovery.open(K.RELEASED)
     recovery.world.clock.advance(61)
 
     assert released(recovery, faulty) == [["RELEASED"]] * 3
-    assert [repair(recovery, each).outcome for each in faulty] == ["BLOCKED"] * 3
+    assert [repair(recovery, incident_id).outcome for incident_id in faulty] == ["BLOCKED"] * 3
     assert len(recovery.world.pager.pages) == 1
 
 
@@ -676,7 +676,7 @@ def test_release_of_one_scope_keeps_the_others() -> None:
 
     shown = hold_automation.show(recovery.context(drills_may_act=False))
     assert answer["wasHeld"] is True
-    assert [each["pool"] for each in shown["holds"]] == [P5]
+    assert [hold["pool"] for hold in shown["holds"]] == [P5]
 
 
 # ---------------------------------------------------------------- modes and approval
@@ -875,8 +875,8 @@ def test_failed_run_leaves_the_guardrail_queue() -> None:
     recovery = fleet(policy=guarded(pool_repairs=1))
     first, second, third = (at_repair(recovery, number) for number in (1, 2, 3))
     repair(recovery, first)
-    for each in (second, third):
-        repair(recovery, each)
+    for incident_id in (second, third):
+        repair(recovery, incident_id)
     recovery.incident_id = second
     recovery.state("Settle", settle_incident, failure={"Error": "KeyError", "Cause": "a bug"})
     recovery.incident_id = first

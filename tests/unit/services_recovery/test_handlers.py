@@ -79,8 +79,13 @@ def test_handlers_complete_a_recovery(fake: FakeWorld) -> None:
     assert fake.wait_answers.requests == []
     fake.provider.finish_all()
     call("open_wait", kind="NODE_BACK", token="token-2", **subject)
-    [asked] = fake.wait_answers.requests
-    request = {"subject": asked.subject, "name": asked.name, "generation": asked.generation, "answer": asked.answer}
+    [wait_request] = fake.wait_answers.requests
+    request = {
+        "subject": wait_request.subject,
+        "name": wait_request.name,
+        "generation": wait_request.generation,
+        "answer": wait_request.answer,
+    }
     assert handler("resolve_wait")(request, CONTEXT)["outcome"] == "ANSWERED"
     assert fake.tokens.answers["token-2"]["outcome"] == "NODE_BACK"
     assert call("check_node", **subject)["outcome"] == "BASIC"

@@ -50,11 +50,11 @@ def places(part: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield where the texts of a document stand."""
     match part:
         case dict():
-            for name, each in part.items():
-                yield from places(each, (*above, name))
+            for name, item in part.items():
+                yield from places(item, (*above, name))
         case list():
-            for index, each in enumerate(part):
-                yield from places(each, (*above, index))
+            for index, element in enumerate(part):
+                yield from places(element, (*above, index))
         case str():
             yield above
 
@@ -79,21 +79,21 @@ def largest(document: Any, character: str) -> Any:
             continue  # a word of a fixed list, or a number: no longer text can stand here
         texts = (character * length for length in reversed(LENGTHS))
         longer = (with_text(document, place, text) for text in texts)
-        document = next((each for each in longer if isinstance(read(each), ParsedEvent)), document)
+        document = next((candidate for candidate in longer if isinstance(read(candidate), ParsedEvent)), document)
     return document
 
 
 @pytest.mark.parametrize(
-    "character", [WIDEST, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in NARROWER)]
+    "character", [WIDEST, *(pytest.param(character, marks=pytest.mark.exhaustive) for character in NARROWER)]
 )
 @pytest.mark.parametrize("name", SAMPLES)
 def test_largest_event_of_each_kind_is_ingested(name: str, character: str) -> None:
     recovery = RecoveryScenario(with_job=False)
     document = largest(SAMPLES[name], character)
-    said = read(document)
-    assert isinstance(said, ParsedEvent | Ignored)
+    parsed = read(document)
+    assert isinstance(parsed, ParsedEvent | Ignored)
 
-    facts = said.facts if isinstance(said, ParsedEvent) else ()
+    facts = parsed.facts if isinstance(parsed, ParsedEvent) else ()
     about_a_node = [fact.replace(instance_id=instance_id(1)) for fact in facts if isinstance(fact, NodeFact)]
     world = recovery.world
     receive_event.ingest_facts(
@@ -114,11 +114,11 @@ def test_a_text_beyond_its_limit_makes_an_event_malformed(field: str) -> None:
     document = json.loads(json.dumps(REPORT))
     document["detail"]["faults"][0][field] = "x" * 5_000
 
-    said = read(document)
+    parsed = read(document)
 
-    assert isinstance(said, Malformed)
-    assert said.code == "EVENT_TOO_LARGE"
-    assert said.reason.startswith(f"detail.faults[0].{field}: ")
+    assert isinstance(parsed, Malformed)
+    assert parsed.code == "EVENT_TOO_LARGE"
+    assert parsed.reason.startswith(f"detail.faults[0].{field}: ")
 
 
 def test_node_with_the_most_signals_recovers() -> None:

@@ -94,11 +94,11 @@ def test_group_replaces_a_faulty_node_without_a_person() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda it: it.change(is_protected=True), "protected from scale-in"),
-        (lambda it: it.change(lifecycle="Standby"), "Standby"),
-        (lambda it: it.groups.set_group(GROUP.replace(suspended=("Launch",))), "suspended Launch"),
-        (lambda it: it.groups.set_group(GROUP.replace(cluster="other")), "belongs to cluster other"),
-        (lambda it: it.groups.set_group(GROUP.replace(cluster="")), "no tag of a cluster"),
+        (lambda scenario: scenario.change(is_protected=True), "protected from scale-in"),
+        (lambda scenario: scenario.change(lifecycle="Standby"), "Standby"),
+        (lambda scenario: scenario.groups.set_group(GROUP.replace(suspended=("Launch",))), "suspended Launch"),
+        (lambda scenario: scenario.groups.set_group(GROUP.replace(cluster="other")), "belongs to cluster other"),
+        (lambda scenario: scenario.groups.set_group(GROUP.replace(cluster="")), "no tag of a cluster"),
     ],
     ids=["protected", "standby", "suspended", "other-cluster", "no-cluster"],
 )

@@ -45,7 +45,7 @@ def planned(*durations: int, size: int = 3) -> RecoveryScenario:
 
 def decision(recovery: RecoveryScenario) -> Decision:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    return next(found for row in page.rows if (found := rows.read(row, Decision)).kind == "RESUME")
+    return next(decision for row in page.rows if (decision := rows.read(row, Decision)).kind == "RESUME")
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_why_shows_every_option_with_figures_or_a_reason() -> None:
 
     table = explain.why_job(recovery.job_id, Reader(), recovery.world.context())["considered"]
 
-    chosen, *others = table
+    chosen, *other_options = table
     assert (chosen["option"], chosen["chosen"]) == ("WAIT_FOR_REPAIR", True)
     assert chosen["usd"] == pytest.approx(chosen["gpuHoursLost"] * 2.5, abs=0.01)
-    assert {each["option"] for each in others} == {"FREE_NODE", "SPARE", "SHRINK", "PREEMPT", "RENT"}
-    assert all(each["whyNot"] for each in others)
+    assert {option["option"] for option in other_options} == {"FREE_NODE", "SPARE", "SHRINK", "PREEMPT", "RENT"}
+    assert all(option["whyNot"] for option in other_options)
 
 
 def test_expected_lost_work_includes_the_distrusted_window() -> None:

@@ -90,8 +90,8 @@ def rental_of(recovery: RecoveryScenario) -> Rental:
 
 
 def decisions(recovery: RecoveryScenario) -> list[Decision]:
-    found = (row for key, row in recovery.world.ledger.rows.items() if key.pk.startswith("DEC#"))
-    return [rows.read(row, Decision) for row in found]
+    decision_rows = (row for key, row in recovery.world.ledger.rows.items() if key.pk.startswith("DEC#"))
+    return [rows.read(row, Decision) for row in decision_rows]
 
 
 # ---------------------------------------------------------------- rented nodes
@@ -131,7 +131,7 @@ def test_recovery_and_cycle_compute_the_same_rent() -> None:
     stop(recovery)
     recovery.scenario.run_scheduling_cycle()
 
-    placed = next(each for each in decisions(recovery) if each.kind == "PLACEMENT")
+    placed = next(decision for decision in decisions(recovery) if decision.kind == "PLACEMENT")
     cycle = PlacementFacts.model_validate(placed.facts)
     assert _rents(cycle) == _rents(facts.renting.placement)
     assert cycle.job.replace(max_rent_parts=None) == facts.renting.placement.job
@@ -162,7 +162,7 @@ def test_recovery_and_cycle_use_the_same_past_runs() -> None:
     assert facts.renting.placement.job.run_seconds == pytest.approx(9 * HOUR, abs=60)
     stop(recovery)
     recovery.scenario.run_scheduling_cycle()
-    placed = next(each for each in decisions(recovery) if each.kind == "PLACEMENT")
+    placed = next(decision for decision in decisions(recovery) if decision.kind == "PLACEMENT")
     assert _rents(PlacementFacts.model_validate(placed.facts)) == _rents(facts.renting.placement)
 
 
@@ -289,9 +289,9 @@ def test_class_without_a_price_rents_only_for_its_deadline(repair_hours: int, mi
         deadline_at=RecoveryScenario().now + timedelta(minutes=minutes),
     )
 
-    found = weighed(recovery, "RENT").why_not
+    reason = weighed(recovery, "RENT").why_not
 
-    assert (why_not in found) if why_not else "price" not in found
+    assert (why_not in reason) if why_not else "price" not in reason
     assert replay(record(recovery), recovery.policy).differs_from(record(recovery)) == ""
 
 
@@ -328,9 +328,9 @@ def test_record_from_before_preemption_replays() -> None:
     ]
     since = ("renting", "preemptionVictims", "usdPerHourOfDelay")
     facts = {name: value for name, value in decision.facts.items() if name not in since} | {"offers": refused}
-    said = {each["option"]: each["whyNot"] for each in refused}
+    reasons = {alternative_document["option"]: alternative_document["whyNot"] for alternative_document in refused}
     table = tuple(
-        alternative.replace(why_not=said.get(alternative.option, alternative.why_not))
+        alternative.replace(why_not=reasons.get(alternative.option, alternative.why_not))
         for alternative in decision.alternatives
     )
 

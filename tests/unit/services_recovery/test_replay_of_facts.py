@@ -72,9 +72,9 @@ def test_replay_decides_as_the_service(steps: list[tuple[int, int, str, str, Fac
 
     replayed = FactReplay(recovery.policy, node_at).decisions((fact.observed_at, fact) for fact in facts)
 
-    made = sorted(named(each) for incident in replayed if (each := shadow_decision(incident)))
-    served = sorted(named(each) for incident in recovery.incidents() if (each := shadow_decision(incident)))
-    assert made == served
+    replayed_decisions = sorted(named(decision) for incident in replayed if (decision := shadow_decision(incident)))
+    served = sorted(named(decision) for incident in recovery.incidents() if (decision := shadow_decision(incident)))
+    assert replayed_decisions == served
 
 
 def test_two_facts_of_one_moment_make_one_decision() -> None:

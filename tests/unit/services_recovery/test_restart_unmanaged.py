@@ -103,8 +103,8 @@ def advance(recovery: RecoveryScenario, job: UnmanagedJob) -> Restart:
 
 
 def lines(recovery: RecoveryScenario) -> str:
-    found = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
-    return " ".join(str(row.doc["text"]) for row in found)
+    event_rows = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
+    return " ".join(str(row.doc["text"]) for row in event_rows)
 
 
 # ---------------------------------------------------------------- which way
@@ -322,12 +322,12 @@ def test_one_job_that_cannot_be_read_stops_no_other(monkeypatch: pytest.MonkeyPa
     cluster = recovery.world.cluster
     for name in ("broken", "llama"):
         cluster.submit(CLUSTER, a_job(name=name))
-    found = cluster.unmanaged_job
+    read_job = cluster.unmanaged_job
 
     def read(cluster_name: str, namespace: str, kind: WorkloadKind, name: str) -> UnmanagedJob | None:
         if name == "broken":
             raise Unreachable("no answer")
-        return found(cluster_name, namespace, kind, name)
+        return read_job(cluster_name, namespace, kind, name)
 
     monkeypatch.setattr(cluster, "unmanaged_job", read)
     recovery.report_fault(fault_key="hp:NvidiaErrorReboot")

@@ -49,7 +49,7 @@ def running_pods(world: FakeWorld) -> dict[tuple[str, int], list[str]]:
         (workload.job_id, workload.attempt): [pod for pod in workload.pods if pod.phase is PodPhase.RUNNING]
         for workload in listed
     }
-    return {name: sorted(str(pod.node_name) for pod in found) for name, found in pods.items() if found}
+    return {name: sorted(str(pod.node_name) for pod in job_pods) for name, job_pods in pods.items() if job_pods}
 
 
 def a_job_that_resumed(size: int) -> tuple[JobScenario, str]:

@@ -92,8 +92,8 @@ def test_job_rolled_back_too_often_waits_for_a_person() -> None:
     (record,) = rollbacks(recovery)
     assert (record.action, replay(record, recovery.policy).differs_from(record)) == ("LIMIT", "")
     scenario = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
-    told = [row.doc["text"] for row in scenario if row.doc["decisionId"] == record.decision_id]
-    assert [text.endswith("already rolled back 0 times. A person must check it.") for text in told] == [True]
+    texts = [row.doc["text"] for row in scenario if row.doc["decisionId"] == record.decision_id]
+    assert [text.endswith("already rolled back 0 times. A person must check it.") for text in texts] == [True]
 
 
 def rollbacks(recovery: RecoveryScenario) -> list[Decision]:

@@ -29,8 +29,8 @@ def ingest(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **por
 
 
 def incidents(world: FakeWorld) -> list[Incident]:
-    found = [row for key, row in world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
-    return [rows.read(row, Incident) for row in found]
+    incident_rows = [row for key, row in world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
+    return [rows.read(row, Incident) for row in incident_rows]
 
 
 def remember(world: FakeWorld, number: int, slot: str) -> None:

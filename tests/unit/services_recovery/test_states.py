@@ -319,11 +319,11 @@ def test_hyperpod_repairs_a_node_after_a_failed_deep_check() -> None:
     recovery.world.provider.finish_check(instance_id(1), passed=False)
     failed = recovery.look()
     recovery.deliver()
-    asked = list(recovery.world.provider.asked)
+    asked_before = list(recovery.world.provider.asked)
 
     assert failed == ["INVALID"]
     assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
-    assert recovery.world.provider.asked == asked
+    assert recovery.world.provider.asked == asked_before
     assert recovery.lease
     assert recovery.lease.requests[-1].rung == "owner"
 
@@ -794,18 +794,18 @@ def test_job_that_never_resumes_pages_a_person() -> None:
 
 def decisions(recovery: RecoveryScenario, kind: str) -> list[Decision]:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    found = [rows.read(row, Decision) for row in page.rows]
-    return [decision for decision in found if decision.kind == kind]
+    read_decisions = [rows.read(row, Decision) for row in page.rows]
+    return [decision for decision in read_decisions if decision.kind == kind]
 
 
 def test_every_decision_of_the_ladder_replays_from_its_record() -> None:
     recovery = faulty(replacement_is_faulty=True)
     recovery.recover()
 
-    made = decisions(recovery, "REPAIR")
+    repair_decisions = decisions(recovery, "REPAIR")
 
-    assert [decision.action for decision in made] == ["REBOOT", "REPLACE"]
-    for decision in made:
+    assert [decision.action for decision in repair_decisions] == ["REBOOT", "REPLACE"]
+    for decision in repair_decisions:
         facts = RepairFacts.model_validate(decision.facts)
         assert choose_repair(facts, recovery.policy.repair).action == decision.action
         assert decision.policy_hash == recovery.policy.hash

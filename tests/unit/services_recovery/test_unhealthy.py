@@ -37,7 +37,7 @@ def sweep(recovery: RecoveryScenario) -> int:
 
 
 def newest(recovery: RecoveryScenario) -> Incident:
-    return max(recovery.incidents(), key=lambda each: (each.opened_at, each.incident_id))
+    return max(recovery.incidents(), key=lambda incident: (incident.opened_at, incident.incident_id))
 
 
 def go_on(recovery: RecoveryScenario) -> str:
@@ -102,7 +102,7 @@ def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[]
     assert overview["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
     assert overview["gpus"]["free"] == overview["gpus"]["inService"] == 16
     assert overview["health"] != "OK"
-    assert [each["incidentId"] for each in overview["unhealthy"]] == [recovery.incident_id]
+    assert [incident["incidentId"] for incident in overview["unhealthy"]] == [recovery.incident_id]
     assert overview["next"] == f"evenkeel incidents show {recovery.incident_id}"
     assert node["state"] == "UNHEALTHY"
     assert node["unhealthy"]["reason"] == recovery.incident.outcome
@@ -338,11 +338,13 @@ def test_pending_approval_shows_its_deadline_and_default() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.report_fault()
     recovery.state("PlanRecovery", plan_recovery)
-    asked = read_incidents.summary(recovery.incident, recovery.now)["pendingApproval"]
+    approval = read_incidents.summary(recovery.incident, recovery.now)["pendingApproval"]
 
     by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
-    assert asked["answerBy"] == f"{by:%Y-%m-%dT%H:%M:%S}.000000Z"
-    assert asked["ifUnanswered"].startswith(f"No answer by {by:%H:%M}Z: nothing is done; the node stays unhealthy and ")
+    assert approval["answerBy"] == f"{by:%Y-%m-%dT%H:%M:%S}.000000Z"
+    assert approval["ifUnanswered"].startswith(
+        f"No answer by {by:%H:%M}Z: nothing is done; the node stays unhealthy and "
+    )
 
 
 def test_expired_approval_shows_its_default() -> None:
@@ -351,18 +353,18 @@ def test_expired_approval_shows_its_default() -> None:
     recovery.state("PlanRecovery", plan_recovery)
     by = recovery.now + timedelta(seconds=QUICK.repair.approval_deadline_seconds)
 
-    said = read_incidents.summary(recovery.incident, by)["pendingApproval"]["ifUnanswered"]
+    text = read_incidents.summary(recovery.incident, by)["pendingApproval"]["ifUnanswered"]
 
-    assert said.startswith(f"No answer came by {by:%H:%M}Z: nothing was done; ")
-    assert f"evenkeel incidents approve {recovery.incident_id}" in said
+    assert text.startswith(f"No answer came by {by:%H:%M}Z: nothing was done; ")
+    assert f"evenkeel incidents approve {recovery.incident_id}" in text
 
 
 def test_pending_approval_names_the_jobs_of_the_node() -> None:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND)
     recovery.report_fault()
     recovery.state("PlanRecovery", plan_recovery)
-    [there] = read_incidents.with_jobs(recovery.world.ledger, [recovery.incident])
-    lanes = read_incidents.job_lanes(there, read_incidents.load_affected_jobs(recovery.world.ledger, there))
+    [with_jobs] = read_incidents.with_jobs(recovery.world.ledger, [recovery.incident])
+    lanes = read_incidents.job_lanes(with_jobs, read_incidents.load_affected_jobs(recovery.world.ledger, with_jobs))
 
     assert [(lane["jobId"], lane["phase"]) for lane in lanes] == [(recovery.job_id, "runs on the unhealthy node")]
 

@@ -47,14 +47,14 @@ def enum_places(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, 
 
 
 def poisonable() -> list[tuple[str, Key, tuple[str, ...]]]:
-    found: dict[str, tuple[str, Key, tuple[str, ...]]] = {}
+    places: dict[str, tuple[str, Key, tuple[str, ...]]] = {}
     for key, row in a_fleet_in_mid_flight().world.ledger.rows.items():
         row_type = type_of(key)
         value = None if row_type.text else row_type.kind.model_validate(row.doc)
         for place in enum_places(value):
             name = f"{row_type.kind.__name__}.{'.'.join(place)}"
-            found.setdefault(name, (name, key, place))
-    return list(found.values())
+            places.setdefault(name, (name, key, place))
+    return list(places.values())
 
 
 def poison(scenario: RecoveryScenario, key: Key, place: tuple[str, ...]) -> str:

@@ -75,13 +75,13 @@ def deliver(documents: list[dict[str, Any]], *, seconds_left: Callable[[], float
         for document in documents
     ]
     answer = handler("receive_event")({"Records": records}, context)
-    return [each["itemIdentifier"] for each in answer["batchItemFailures"]]
+    return [failure["itemIdentifier"] for failure in answer["batchItemFailures"]]
 
 
 def incidents(world: FakeWorld) -> list[Incident]:
     """Return the incidents in the order in which they were opened."""
-    found = [row for key, row in world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
-    return [rows.read(row, Incident) for row in found]
+    incident_rows = [row for key, row in world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
+    return [rows.read(row, Incident) for row in incident_rows]
 
 
 def test_spot_notice_behind_nine_health_events_opens_first(world: FakeWorld) -> None:
@@ -126,9 +126,9 @@ def test_parts_have_the_facts_of_the_whole_event() -> None:
     assert isinstance(whole, ParsedEvent)
     parts = [envelope.parse(json.dumps(part).encode()) for part in whole.parts]
 
-    found = [fact for part in parts if isinstance(part, ParsedEvent) for fact in part.facts]
+    facts = [fact for part in parts if isinstance(part, ParsedEvent) for fact in part.facts]
 
-    assert [fact.fact_key for fact in found] == [fact.fact_key for fact in whole.facts]
+    assert [fact.fact_key for fact in facts] == [fact.fact_key for fact in whole.facts]
     assert all(isinstance(part, ParsedEvent) and not part.parts for part in parts)
 
 

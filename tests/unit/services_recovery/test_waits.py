@@ -39,7 +39,7 @@ class Waits:
 
     def look(self, **more: Any) -> list[str]:
         result = evaluate_waits.run(self.context(), **more)
-        return [each.rpartition(": ")[2] for each in result.answered]
+        return [line.rpartition(": ")[2] for line in result.answered]
 
     def resolve(self, place: int = -1, ledger: Ledger | None = None, **changes: Any) -> str:
         request = self.world.wait_answers.requests[place]
@@ -311,8 +311,8 @@ def test_failed_wait_does_not_delay_the_others() -> None:
     recovery.world.wait_answers.requests.clear()
     result = evaluate_waits.run(recovery.context())
 
-    assert [each.rpartition("/")[2] for each in result.answered] == ["released: RELEASED"]
-    assert [each.split("/")[1].split(":")[:2] for each in result.failed] == [["node-back", " Unreachable"]]
+    assert [line.rpartition("/")[2] for line in result.answered] == ["released: RELEASED"]
+    assert [line.split("/")[1].split(":")[:2] for line in result.failed] == [["node-back", " Unreachable"]]
 
 
 def test_waits_of_one_subject_can_be_evaluated_separately(waits: Waits) -> None:

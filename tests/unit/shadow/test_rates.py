@@ -15,7 +15,8 @@ TRIALS = st.integers(1, 60).flatmap(lambda of: st.tuples(st.integers(0, of), st.
 
 def at_least(count: int, of: int, share: Fraction) -> Fraction:
     return sum(
-        (comb(of, each) * share**each * (1 - share) ** (of - each) for each in range(count, of + 1)), Fraction(0)
+        (comb(of, number) * share**number * (1 - share) ** (of - number) for number in range(count, of + 1)),
+        Fraction(0),
     )
 
 

@@ -26,23 +26,23 @@ def saved(uri: str) -> str:
 def test_prove_shows_the_proved_checkpoint_and_rejections(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", saved]) == 0
 
-    told = capsys.readouterr().out.splitlines()
-    assert told[0].startswith("Step 10 of attempt 1 is valid: 1 file, 5 bytes, every size and checksum matches.")
-    assert told[1:] == ["  step 20 of attempt 1  SHARD_SIZE: shard-0-of-1.bin has 3 bytes; the manifest says 7."]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("Step 10 of attempt 1 is valid: 1 file, 5 bytes, every size and checksum matches.")
+    assert lines[1:] == ["  step 20 of attempt 1  SHARD_SIZE: shard-0-of-1.bin has 3 bytes; the manifest says 7."]
 
 
 def test_prove_reports_step_digest_and_rejections_as_json(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", saved, "--json"]) == 0
 
-    told = json.loads(capsys.readouterr().out)
-    assert told["resumeFrom"] == {
+    document = json.loads(capsys.readouterr().out)
+    assert document["resumeFrom"] == {
         "attempt": 1,
         "step": 10,
         "manifest": "attempt=1/step=000000010/manifest.json",
     }
-    assert told["grade"] == "PROVED"
-    assert len(told["digest"]) == 64
-    assert [(out["step"], out["code"]) for out in told["rejected"]] == [(20, "SHARD_SIZE")]
+    assert document["grade"] == "PROVED"
+    assert len(document["digest"]) == 64
+    assert [(out["step"], out["code"]) for out in document["rejected"]] == [(20, "SHARD_SIZE")]
 
 
 def test_prove_changes_nothing(saved: str) -> None:

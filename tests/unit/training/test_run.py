@@ -107,7 +107,7 @@ def test_checkpoint_is_accepted_if_either_job_is_unknown(uri: str) -> None:
     named = a_run(uri, 2, job_id="job-rings").resume()
     nameless = a_run(uri, 3, job_id="").resume()
 
-    assert [found and found.step for found in (named, nameless)] == [10, 10]
+    assert [point and point.step for point in (named, nameless)] == [10, 10]
 
 
 def test_step_of_another_job_does_not_count_as_saved(uri: str) -> None:
@@ -188,8 +188,8 @@ def test_ranks_may_gather_their_own_records(uri: str) -> None:
     heard: dict[int, Any] = {}
 
     def gather_for(rank: int) -> Callable[[dict[str, Any]], list[dict[str, Any]]]:
-        def gather(mine: dict[str, Any]) -> list[dict[str, Any]]:
-            heard[rank] = json.loads(json.dumps(mine))
+        def gather(record: dict[str, Any]) -> list[dict[str, Any]]:
+            heard[rank] = json.loads(json.dumps(record))
             barrier.wait(timeout=20)
             return [heard[0], heard[1]]
 
@@ -216,7 +216,7 @@ def test_checkpoint_without_a_shard_of_a_rank_is_incomplete(uri: str) -> None:
 
 def test_gather_without_a_rank_completes_no_checkpoint(uri: str) -> None:
     with pytest.raises(ValueError, match="1 of 2 ranks"):
-        a_run(uri, rank=0, world_size=2).save(10, b"half", gather=lambda mine: [mine])
+        a_run(uri, rank=0, world_size=2).save(10, b"half", gather=lambda record: [record])
 
     assert chosen_step(uri, 2) is None
 
@@ -244,7 +244,7 @@ def test_inconsistent_records_complete_no_checkpoint(uri: str, other: dict[str, 
     run = a_run(uri, rank=0, world_size=3)
 
     with pytest.raises(ValueError, match=message):
-        run.save(10, b"state", gather=lambda mine: [mine, other, a_record(10, 2, 3)])
+        run.save(10, b"state", gather=lambda record: [record, other, a_record(10, 2, 3)])
 
     assert open_storage(uri).get("attempt=1/step=000000010/manifest.json") is None
 
@@ -278,8 +278,8 @@ class _Collective:
         self._records: dict[int, dict[str, Any]] = {}
 
     def of(self, rank: int) -> Callable[[dict[str, Any]], list[dict[str, Any]]]:
-        def gather(mine: dict[str, Any]) -> list[dict[str, Any]]:
-            self._records[rank] = mine
+        def gather(record: dict[str, Any]) -> list[dict[str, Any]]:
+            self._records[rank] = record
             self._barrier.wait(timeout=5)
             return [self._records[0], self._records[1]]
 
@@ -310,13 +310,13 @@ def test_step_saved_twice_with_gather_hangs_no_rank(uri: str) -> None:
     collective = _Collective()
     unseeing: Storage = _SlowToShowManifests(uri)
     zero = a_run(uri, rank=0, world_size=2)
-    one = Run(unseeing, job_id="job-rings", attempt=1, rank=1, world_size=2)
+    rank_1 = Run(unseeing, job_id="job-rings", attempt=1, rank=1, world_size=2)
 
     def save(run: Run) -> training.Saved:
         return run.save(10, f"rank {run.rank}".encode(), gather=collective.of(run.rank))
 
-    first = together([zero, one], save)
-    again = together([zero, one], save)
+    first = together([zero, rank_1], save)
+    again = together([zero, rank_1], save)
 
     assert again == first
     assert chosen_step(uri, 2) == 10
@@ -328,17 +328,17 @@ def test_repeated_save_writes_a_failed_manifest(uri: str) -> None:
     failing.failures = 1
     store: Storage = failing
     zero = Run(store, job_id="job-rings", attempt=1, rank=0, world_size=2)
-    one = a_run(uri, rank=1, world_size=2)
+    rank_1 = a_run(uri, rank=1, world_size=2)
 
     def save(run: Run) -> training.Saved | None:
         with contextlib.suppress(OSError):
             return run.save(10, f"rank {run.rank}".encode(), gather=collective.of(run.rank))
         return None
 
-    first = together([zero, one], save)
+    first = together([zero, rank_1], save)
     assert first[0] is None
     assert chosen_step(uri, 2) is None
-    again = together([zero, one], save)
+    again = together([zero, rank_1], save)
 
     assert [again[0].is_complete, again[1]] == [True, first[1]]
     assert chosen_step(uri, 2) == 10
@@ -387,9 +387,9 @@ def test_older_attempt_ends_at_its_next_save(uri: str) -> None:
 def test_fence_raised_during_a_save_prevents_the_manifest(uri: str) -> None:
     old = a_run(uri)
 
-    def overtaken(mine: dict[str, Any]) -> list[dict[str, Any]]:
+    def overtaken(record: dict[str, Any]) -> list[dict[str, Any]]:
         pin(open_storage(uri), 2)
-        return [mine]
+        return [record]
 
     with pytest.raises(training.Fenced):
         old.save(10, b"late", gather=overtaken)
@@ -521,7 +521,7 @@ def test_files_of_all_ranks_form_one_proved_checkpoint(uri: str, tmp_path: Path)
         "__1_0.distcp": contents[1],
         ".metadata": b"index",
     }
-    assert "__1_0.distcp.p00002" in {each.rpartition("/")[2] for each in open_storage(uri).examine(Checkpoint(10, 1))}
+    assert "__1_0.distcp.p00002" in {path.rpartition("/")[2] for path in open_storage(uri).examine(Checkpoint(10, 1))}
 
 
 def test_files_are_not_complete_before_those_of_all_ranks(uri: str, tmp_path: Path) -> None:
@@ -665,8 +665,8 @@ def test_fenced_attempt_publishes_no_result(uri: str) -> None:
 def test_rank_0_logs_its_pin(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     a_run(uri, 1).save(10, b"state", metrics={"loss": 0.5})
 
-    for attempt, told in ((2, None), (3, "attempt=1/step=000000010/manifest.json")):
-        a_run(uri, attempt, resume_from=told).resume()
+    for attempt, manifest_name in ((2, None), (3, "attempt=1/step=000000010/manifest.json")):
+        a_run(uri, attempt, resume_from=manifest_name).resume()
 
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("evenkeel resume-point ")]
     document = json.loads(line.removeprefix("evenkeel resume-point "))
@@ -700,12 +700,12 @@ def test_checkpoint_by_convention_is_returned_as_a_folder(uri: str) -> None:
     assert resume is not None
     assert (resume.step, resume.grade) == (10, "COMPLETE_BY_CONVENTION")
     assert resume.uri == f"{uri}/attempt=1/step=000000010"
-    for asked in ("world_size", "metrics", "extra"):
+    for name in ("world_size", "metrics", "extra"):
         with pytest.raises(
             training.NotInCheckpointError,
             match=r"no manifest, .* Load it with DCP: pass .*step=000000010 as checkpoint_id",
         ):
-            getattr(resume, asked)
+            getattr(resume, name)
     with pytest.raises(training.NotInCheckpointError, match="no manifest"):
         resume.shard(0)
     with pytest.raises(training.NotInCheckpointError, match="no manifest"):
@@ -849,7 +849,7 @@ def test_workers_of_two_pods_write_one_checkpoint(tmp_path: Path) -> None:
     assert together(workers, lambda run: run.resume()) == [None] * 4
     saved = together(workers, lambda run: run.save(10, f"rank {run.rank}".encode()))
 
-    assert [each.is_complete for each in saved] == [True, False, False, False]
+    assert [saved_rank.is_complete for saved_rank in saved] == [True, False, False, False]
     resume = a_run(str(tmp_path), 2).resume()
     assert resume is not None
     assert list(resume.shards()) == [b"rank 0", b"rank 1", b"rank 2", b"rank 3"]
@@ -870,8 +870,8 @@ def test_timeout_of_code_overrides_that_of_the_environment(
     said: float | None, environ: str | None, waited: str, tmp_path: Path
 ) -> None:
     given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | POD
-    told = {} if environ is None else {"EVENKEEL_TIMEOUT_SECONDS": environ}
-    run = training.attach(given | told, timeout_seconds=said)
+    variables = {} if environ is None else {"EVENKEEL_TIMEOUT_SECONDS": environ}
+    run = training.attach(given | variables, timeout_seconds=said)
 
     with pytest.raises(TimeoutError, match=f"waited {waited} for rank 0 to pin"):
         run.resume()

@@ -89,11 +89,11 @@ def test_store_returns_size_and_checksum(uri: str) -> None:
     _put(storage, f"{SAVED.folder}/shard-0-of-1.bin", b"weights")
     _put(storage, "attempt=1/step=000000100/shard-0-of-1.bin", b"another checkpoint")
 
-    seen = storage.examine(SAVED)
+    objects = storage.examine(SAVED)
 
-    told = {key: (stored.size_bytes, stored.sha256) for key, stored in seen.items()}
-    assert told == {f"{SAVED.folder}/shard-0-of-1.bin": (7, hashlib.sha256(b"weights").hexdigest())}
-    assert all(stored.modified_at is not None and stored.modified_at.tzinfo is not None for stored in seen.values())
+    checksums = {key: (stored.size_bytes, stored.sha256) for key, stored in objects.items()}
+    assert checksums == {f"{SAVED.folder}/shard-0-of-1.bin": (7, hashlib.sha256(b"weights").hexdigest())}
+    assert all(stored.modified_at is not None and stored.modified_at.tzinfo is not None for stored in objects.values())
 
 
 def test_names_and_sizes_are_listed_without_reading(uri: str) -> None:
@@ -147,9 +147,9 @@ def test_folder_keeps_and_lists_no_temporary_files(tmp_path: Path) -> None:
     storage.put_new(SAVED.manifest_key, b"{}")
     (tmp_path / SAVED.folder / ".writing-0123").write_bytes(b"cut off by a power failure")
 
-    seen = sorted(storage.examine(SAVED))
+    names = sorted(storage.examine(SAVED))
 
-    assert seen == [f"{SAVED.folder}/manifest.json", f"{SAVED.folder}/shard-0-of-1.bin"]
+    assert names == [f"{SAVED.folder}/manifest.json", f"{SAVED.folder}/shard-0-of-1.bin"]
     assert len(list((tmp_path / SAVED.folder).iterdir())) == 3
 
 

@@ -83,8 +83,8 @@ class TrainerAttempt:
 
     def events(self, rank: int = 0, kind: str = "") -> list[dict[str, Any]]:
         lines = (self._log / f"{rank}").read_text().splitlines(keepends=True)
-        told = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
-        return [event for event in told if event["event"] == kind or not kind]
+        all_events = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
+        return [event for event in all_events if event["event"] == kind or not kind]
 
     def until_step(self, step: int) -> None:
         until(f"step {step}", lambda: any(event["step"] >= step for event in self.events(kind="step")))

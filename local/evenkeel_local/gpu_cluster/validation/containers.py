@@ -48,15 +48,15 @@ def check_containers(spec: Obj, path: str) -> Iterator[Cause]:
     volumes = {volume.get("name") for volume in spec.get("volumes") or ()}
     if not spec.get("containers"):
         yield required(f"{path}.containers")
-    seen: set[str] = set()
+    names: set[str] = set()
     host_ports: set[tuple[Any, ...]] = set()
     for part in ("containers", "initContainers"):
         for number, container in enumerate(spec.get(part) or ()):
             at, name = f"{path}.{part}[{number}]", container.get("name") or ""
             yield from _check_container(container, volumes, at)
-            if name in seen and name:
+            if name in names and name:
                 yield duplicate(f"{at}.name", name)
-            seen.add(name)
+            names.add(name)
             yield from _check_ports(container.get("ports") or (), f"{at}.ports", bool(spec.get("hostNetwork")))
             if part == "containers":
                 yield from _check_host_ports(container.get("ports") or (), f"{at}.ports", host_ports)
@@ -154,7 +154,7 @@ def _check_resource_field(resource: str, at: str) -> Iterator[Cause]:
 
 
 def _check_mounts(container: Obj, volumes: set[Any], at: str) -> Iterator[Cause]:
-    seen: set[str] = set()
+    paths: set[str] = set()
     for number, mount in enumerate(container.get("volumeMounts") or ()):
         here, name, path = f"{at}.volumeMounts[{number}]", mount.get("name") or "", mount.get("mountPath") or ""
         if not name:
@@ -163,9 +163,9 @@ def _check_mounts(container: Obj, volumes: set[Any], at: str) -> Iterator[Cause]
             yield not_found(f"{here}.name", name)
         if not path:
             yield required(f"{here}.mountPath")
-        if path in seen:
+        if path in paths:
             yield invalid(f"{here}.mountPath", path, "must be unique")
-        seen.add(path)
+        paths.add(path)
         sub = mount.get("subPath") or ""
         if sub and mount.get("subPathExpr"):
             yield invalid(f"{here}.subPathExpr", mount["subPathExpr"], "subPathExpr and subPath are mutually exclusive")
@@ -181,15 +181,15 @@ def _check_descending(path: str, field: str) -> Iterator[Cause]:
 
 
 def _check_ports(ports: Any, path: str, on_host: bool) -> Iterator[Cause]:
-    seen: set[str] = set()
+    port_names: set[str] = set()
     for number, port in enumerate(ports):
         at, name, value = f"{path}[{number}]", port.get("name") or "", port.get("containerPort") or 0
         if name:
             reasons = names.port_name(name)
             yield from names.causes(f"{at}.name", name, reasons)
-            if not reasons and name in seen:
+            if not reasons and name in port_names:
                 yield duplicate(f"{at}.name", name)
-            seen.add(name)
+            port_names.add(name)
         yield from names.check_required(f"{at}.containerPort", value, names.port_number)
         if host := port.get("hostPort"):
             yield from names.causes(f"{at}.hostPort", host, names.port_number(host))

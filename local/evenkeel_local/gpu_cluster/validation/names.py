@@ -99,15 +99,17 @@ def qualified_name(text: str) -> list[str]:
     if "/" in prefix:
         rule = _pattern_errors(QUALIFIED, "/")[0]
         return [f"a qualified name {rule} with an optional DNS subdomain prefix and '/' (e.g. 'example.com/MyName')"]
-    found = []
+    messages_found = []
     if slash and not prefix:
-        found.append("prefix part must be non-empty")
+        messages_found.append("prefix part must be non-empty")
     elif slash:
-        found += [f"prefix part {messages}" for messages in subdomain(prefix)]
+        messages_found += [f"prefix part {messages}" for messages in subdomain(prefix)]
     if not name:
-        found.append("name part must be non-empty")
-    found += [f"name part {messages}" for messages in _length_errors(name, 63) + _pattern_errors(QUALIFIED, name)]
-    return found
+        messages_found.append("name part must be non-empty")
+    messages_found += [
+        f"name part {messages}" for messages in _length_errors(name, 63) + _pattern_errors(QUALIFIED, name)
+    ]
+    return messages_found
 
 
 def label_value(text: str) -> list[str]:

@@ -97,14 +97,14 @@ def check_quota(obj: Obj) -> Iterator[Cause]:
 
 def check_limits(obj: Obj) -> Iterator[Cause]:
     """Yield what is wrong with a LimitRange."""
-    seen: set[str] = set()
+    kinds: set[str] = set()
     for number, limit in enumerate((obj.get("spec") or {}).get("limits") or ()):
         at, kind = f"spec.limits[{number}]", limit.get("type") or ""
         if "/" not in kind:
             yield from one_of(f"{at}.type", kind, LIMIT_TYPES)
-        if kind in seen:
+        if kind in kinds:
             yield duplicate(f"{at}.type", kind)
-        seen.add(kind)
+        kinds.add(kind)
         for part in ("max", "min", "default", "defaultRequest"):
             for name, amount in (limit.get(part) or {}).items():
                 yield from check_amount(name, amount, f"{at}.{part}[{name}]")

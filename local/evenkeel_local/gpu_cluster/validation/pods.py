@@ -88,7 +88,7 @@ def _between(least: int, most: int) -> str:
 
 
 def _check_volumes(volumes: Iterable[Obj], path: str) -> Iterator[Cause]:
-    seen: set[str] = set()
+    volume_names: set[str] = set()
     for number, volume in enumerate(volumes):
         at, name = f"{path}[{number}]", volume.get("name") or ""
         sources = [part for part, value in volume.items() if part != "name" and value is not None]
@@ -98,9 +98,9 @@ def _check_volumes(volumes: Iterable[Obj], path: str) -> Iterator[Cause]:
             yield required(at, "must specify a volume type")
         yield from _check_volume_source(volume, at)
         yield from names.check_required(f"{at}.name", name, names.label)
-        if name and name in seen:
+        if name and name in volume_names:
             yield duplicate(f"{at}.name", name)
-        seen.add(name)
+        volume_names.add(name)
 
 
 def _check_volume_source(volume: Obj, at: str) -> Iterator[Cause]:
@@ -149,7 +149,7 @@ def check_tolerations(tolerations: Iterable[Obj], path: str) -> Iterator[Cause]:
 
 def check_taints(taints: Iterable[Obj], path: str) -> Iterator[Cause]:
     """Yield what is wrong with a node's taints."""
-    seen: set[tuple[str, str]] = set()
+    keys: set[tuple[str, str]] = set()
     for number, taint in enumerate(taints):
         at, key, effect = f"{path}[{number}]", taint.get("key") or "", taint.get("effect") or ""
         yield from names.causes(f"{at}.key", key, names.qualified_name(key))
@@ -159,9 +159,9 @@ def check_taints(taints: Iterable[Obj], path: str) -> Iterator[Cause]:
             yield required(f"{at}.effect")
         else:
             yield from one_of(f"{at}.effect", effect, EFFECTS, sort=False)
-        if (key, effect) in seen:
+        if (key, effect) in keys:
             yield duplicate(at, taint, "taints must be unique by key and effect pair")
-        seen.add((key, effect))
+        keys.add((key, effect))
 
 
 def _check_affinity(affinity: Obj, path: str) -> Iterator[Cause]:

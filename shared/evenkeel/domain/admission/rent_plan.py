@@ -495,11 +495,11 @@ def charges_on_ending_reservations(queue: QueueSnapshot, policy: Policy, now: da
         for reservation in policy.scheduling.reservations
         if reservation.usable_until - _LOOKAHEAD <= now
     }
-    there = {(capacity.cluster, capacity.pool) for capacity in queue.capacities} & ending
+    ending_pools = {(capacity.cluster, capacity.pool) for capacity in queue.capacities} & ending
     held = {
         charge.job_id: charge
         for charge in queue.charges
-        if charge.node_names and (charge.cluster, charge.pool) in there
+        if charge.node_names and (charge.cluster, charge.pool) in ending_pools
     }
     return dict(sorted(held.items()))
 

@@ -45,13 +45,16 @@ class ResizeAnswer(Value):
 def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     """Decide about one job's size. A record replays through this function alone."""
     decided = _decided(facts)
-    mine = next((resize for resize in decided.resizes if resize.job_id == facts.job_id), None)
-    if mine is None:
+    own_resize = next((resize for resize in decided.resizes if resize.job_id == facts.job_id), None)
+    if own_resize is None:
         return ResizeAnswer(action="KEEP", nodes=0, reason=decided.reason, alternatives=decided.alternatives)
-    action = "GROW" if mine.to_nodes > mine.from_nodes else "SHRINK" if mine.to_nodes else "END"
-    whom = f" The resize frees nodes for {facts.shrink.waiting_id}." if facts.shrink else ""
+    action = "GROW" if own_resize.to_nodes > own_resize.from_nodes else "SHRINK" if own_resize.to_nodes else "END"
+    purpose = f" The resize frees nodes for {facts.shrink.waiting_id}." if facts.shrink else ""
     return ResizeAnswer(
-        action=action, nodes=mine.to_nodes, reason=f"{mine.reason}{whom}", alternatives=decided.alternatives
+        action=action,
+        nodes=own_resize.to_nodes,
+        reason=f"{own_resize.reason}{purpose}",
+        alternatives=decided.alternatives,
     )
 
 

@@ -109,12 +109,12 @@ def satisfied_replicas(
     satisfied = {}
     for workload in registered:
         if workload.rents_from:
-            name, there = holder_id(workload), pods.get(workload.cluster, ())
-            left = free_replica_slots([rental for rental in rented.rentals if rental.job_id == name], there)
+            name, cluster_pods = holder_id(workload), pods.get(workload.cluster, ())
+            left = free_replica_slots([rental for rental in rented.rentals if rental.job_id == name], cluster_pods)
             # A replica on a node that is not assigned yet needs no other node.
             landed = sum(
                 unassigned.get((workload.cluster, pod.node_name)) in workload.rents_from
-                for pod in replicas_of(workload.namespace, workload.name, there)
+                for pod in replicas_of(workload.namespace, workload.name, cluster_pods)
             )
             satisfied[name] = max(0, left - landed)
     return satisfied

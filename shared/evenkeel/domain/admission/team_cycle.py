@@ -385,10 +385,10 @@ class _TeamCycle:
     def _why_waiting(self, request: AdmissionRequest) -> AdmissionDecision:
         if request.job_id in self.latest:
             return self._waiting_decision(request)
-        mine = self.scheduler.pending[request.team].get(request.job_id)
+        pending = self.scheduler.pending[request.team].get(request.job_id)
         head, alike = self._heads_of(request.team)
-        if mine is not None and mine.workload.shape in alike:
-            return self._same_shape(request, alike[mine.workload.shape])
+        if pending is not None and pending.workload.shape in alike:
+            return self._same_shape(request, alike[pending.workload.shape])
         name = head or next(iter(self.latest), "")
         latest = self.latest.get(name)
         waits_for = {

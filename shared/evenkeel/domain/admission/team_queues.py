@@ -45,7 +45,9 @@ class TeamQueues:
 
     def _holders(self) -> Iterator[Admitted]:
         """Yield the jobs that hold quota, in the order of their admission."""
-        for charge in sorted(self._snapshot.charges, key=lambda each: (each.admitted_at or self._now, each.job_id)):
+        for charge in sorted(
+            self._snapshot.charges, key=lambda held_charge: (held_charge.admitted_at or self._now, held_charge.job_id)
+        ):
             queue = self.by_name.get(charge.queue or charge.team)
             use = flavor_matching.quota_use(charge, queue, self.flavors, self._catalogue) if queue else {}
             if queue is None or not use:

@@ -201,7 +201,7 @@ def fleet_report(facts: FleetFacts) -> FleetReport:
     failures = _failures(facts, failed)
     stages = tuple(_stage_losses(failed))
     idle_hours = sum(use.gpu_hours for use in committed)
-    idle = None if None in idle_usd else sum(each or 0 for each in idle_usd)
+    idle = None if None in idle_usd else sum(amount or 0 for amount in idle_usd)
     lost, on_request = _loss("failures", failed), _loss("requests", requested)
     return FleetReport(
         since=facts.window.start,
@@ -216,8 +216,8 @@ def fleet_report(facts: FleetFacts) -> FleetReport:
         ),
         stages=stages,
         by_cause=_groups(failed, _cause),
-        by_pool=_groups(failed, lambda each: each.receipt.pool or "unknown"),
-        by_instance_type=_groups(failed, lambda each: each.receipt.instance_type or "unknown"),
+        by_pool=_groups(failed, lambda outcome: outcome.receipt.pool or "unknown"),
+        by_instance_type=_groups(failed, lambda outcome: outcome.receipt.instance_type or "unknown"),
         lost=lost,
         requested=on_request,
         effective=_effective(facts.all_nodes, lost.gpu_hours),
@@ -284,12 +284,12 @@ def _nodes(
     for interrupted in failed:
         if interrupted.owner:
             parts[interrupted.owner.life.instance_id] += interrupted.receipt.parts
-    found = []
+    report_rows = []
     for node, own in incidents.items():
         hours = facts.node_hours.get(node, ("", "", 0.0))[2] or None
         rate = failure_rate(len(own), hours) if hours else None
         total = total_of(parts[node])
-        found.append(
+        report_rows.append(
             NodeFailures(
                 node=node,
                 pool=own[0].pool,
@@ -301,7 +301,7 @@ def _nodes(
                 usd_micros=total.usd_micros,
             )
         )
-    return sorted(found, key=lambda row: (-row.gpu_hours, -row.failures, row.node))[:_MAX_NODES]
+    return sorted(report_rows, key=lambda row: (-row.gpu_hours, -row.failures, row.node))[:_MAX_NODES]
 
 
 def _is_unlikely(failures: int, hours: float | None, fleet: FailureRate | None, nodes: int) -> bool:
@@ -335,7 +335,7 @@ def _stage_losses(failed: Iterable[OwnedInterruption]) -> Iterable[StageLoss]:
 
 
 def _duration(seconds: Sequence[float | None]) -> DurationPercentiles:
-    known = sorted(each for each in seconds if each is not None)
+    known = sorted(value for value in seconds if value is not None)
     return DurationPercentiles(
         count=len(known),
         unknown=len(seconds) - len(known),
@@ -450,11 +450,11 @@ def improvements(
 ) -> tuple[Improvement, ...]:
     """Return the changes that the figures point to, ranked by their worth. Each worth is an upper bound."""
     of_stage = {loss.stage: loss for loss in stages}
-    found = []
+    improvements_found = []
     for lever in _LEVERS:
         losses = [of_stage[stage] for stage in lever.stages if stage in of_stage and of_stage[stage].gpu_hours]
         prices = [loss.usd_micros for loss in losses]
-        found.append(
+        improvements_found.append(
             Improvement(
                 change=lever.change,
                 worth_gpu_hours=lever.share * sum(loss.gpu_hours for loss in losses),
@@ -466,7 +466,7 @@ def improvements(
     if lemons:
         names = ", ".join(node.node for node in lemons)
         prices = [node.usd_micros for node in lemons]
-        found.append(
+        improvements_found.append(
             Improvement(
                 change=f"Replace the nodes that fail more often than the fleet: {names}.",
                 worth_gpu_hours=sum(node.gpu_hours for node in lemons),
@@ -474,7 +474,7 @@ def improvements(
                 method="The loss by these nodes. Fewer than one fleet in 20 would show such a node by chance.",
             )
         )
-    found.append(
+    improvements_found.append(
         Improvement(
             change="Interrupt fewer jobs on request: preemption, resizes and moves.",
             worth_gpu_hours=requested.gpu_hours,
@@ -482,7 +482,7 @@ def improvements(
             method="All loss by requests. A request also gave its nodes to another job.",
         )
     )
-    found.append(
+    improvements_found.append(
         Improvement(
             change="Fill or return idle committed nodes: more queued work, lending, a smaller commitment.",
             worth_gpu_hours=idle_gpu_hours,
@@ -491,9 +491,9 @@ def improvements(
         )
     )
     worthy = sorted(
-        (improvement for improvement in found if improvement.worth_gpu_hours > 0),
-        key=lambda each: -each.worth_gpu_hours,
+        (improvement for improvement in improvements_found if improvement.worth_gpu_hours > 0),
+        key=lambda improvement: -improvement.worth_gpu_hours,
     )
     if any(improvement.worth_usd_micros is None for improvement in worthy):
         return tuple(worthy)  # an unknown price cannot be ranked by dollars
-    return tuple(sorted(worthy, key=lambda each: -(each.worth_usd_micros or 0)))
+    return tuple(sorted(worthy, key=lambda improvement: -(improvement.worth_usd_micros or 0)))

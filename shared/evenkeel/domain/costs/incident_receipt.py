@@ -112,7 +112,7 @@ def incident_receipt(
     total = total_of(part for lost_time in lost_times for part in lost_time.receipt.parts)
     hit = {lost_time.receipt.job_id for lost_time in named}
     running = tuple(job.job_id for job in incident.affected_jobs if job.job_id not in hit)
-    prices = [each for each in (total.usd_micros, node.usd_micros) if each is not None]
+    prices = [price for price in (total.usd_micros, node.usd_micros) if price is not None]
     return IncidentReceipt(
         incident_id=incident.incident_id,
         as_of=now,
@@ -198,7 +198,7 @@ def _no_outage(start: datetime | None, *, is_over: bool, gpus: int | None, why: 
 
 def _options(decisions: Iterable[Decision], found: Sequence[InterruptionReceipt]) -> Iterable[WeighedOption]:
     """Yield every option of each decision about a resume, the chosen one first."""
-    for decision in sorted(decisions, key=lambda each: (each.decided_at, each.decision_id)):
+    for decision in sorted(decisions, key=lambda earlier: (earlier.decided_at, earlier.decision_id)):
         if decision.kind != "RESUME":
             continue
         job_id, attempt = str(decision.facts.get("jobId", "")), decision.facts.get("attempt")

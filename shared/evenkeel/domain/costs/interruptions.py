@@ -69,24 +69,25 @@ def interruptions(
     job: Job, attempts: Iterable[Attempt], incidents: Iterable[tuple[int, Incident]], price_of: PriceOf, now: datetime
 ) -> list[LostTime]:
     """Return each interruption of a job, oldest first. The arguments are those of `job_receipt`."""
-    ordered = sorted(attempts, key=lambda each: each.attempt)
+    ordered = sorted(attempts, key=lambda row: row.attempt)
     until = end_of(job, ordered, now)
     named: dict[int, dict[str, Incident]] = {}
     for number, incident in incidents:
         named.setdefault(number, {})[incident.incident_id] = incident
     taken: list[Span] = []
-    found = []
+    losses = []
     for place, attempt in enumerate(ordered):
         if not _was_interrupted(job, attempt, ordered[place + 1 :]):
             continue
         blamed = sorted(
-            named.get(attempt.attempt, {}).values(), key=lambda each: (each.first_signal_at, each.incident_id)
+            named.get(attempt.attempt, {}).values(),
+            key=lambda incident: (incident.first_signal_at, incident.incident_id),
         )
         line = _time_line(job, ordered, place, blamed, until)
         lost_time = _priced(job, attempt, blamed, line, taken, price_of)
         taken += [span for _, span in lost_time.spans]
-        found.append(lost_time)
-    return found
+        losses.append(lost_time)
+    return losses
 
 
 def end_of(job: Job, attempts: Iterable[Attempt], now: datetime) -> datetime:
@@ -127,16 +128,16 @@ def _time_line(
     start, start_record = _kept_until(attempts, attempt, resumed)
     marks = list(_before_the_end(attempt, blamed))
     marks.append(_Mark(Stage.DRAIN, attempt.ended_at, f"attempt {attempt.attempt} ended", attempt))
-    for each in following[: following.index(resumed) + 1 if resumed else None]:
-        name = f"attempt {each.attempt}"
-        marks.append(_Mark(Stage.WAIT_FOR_NODES, each.admitted_at, f"{name} admitted", attempt))
-        if each is resumed:
-            marks.append(_Mark(Stage.LAUNCH, each.launched_at, f"{name} launched", each))
-            marks.append(_Mark(Stage.RESTART, each.running_at, f"every pod of {name} runs", each))
-        elif each.ended_at:
-            marks.append(_Mark(Stage.FAILED_START, each.ended_at, f"{name} ended without a run", each))
-        elif each.launched_at:
-            marks.append(_Mark(Stage.LAUNCH, each.launched_at, f"{name} launched", each))
+    for later in following[: following.index(resumed) + 1 if resumed else None]:
+        name = f"attempt {later.attempt}"
+        marks.append(_Mark(Stage.WAIT_FOR_NODES, later.admitted_at, f"{name} admitted", attempt))
+        if later is resumed:
+            marks.append(_Mark(Stage.LAUNCH, later.launched_at, f"{name} launched", later))
+            marks.append(_Mark(Stage.RESTART, later.running_at, f"every pod of {name} runs", later))
+        elif later.ended_at:
+            marks.append(_Mark(Stage.FAILED_START, later.ended_at, f"{name} ended without a run", later))
+        elif later.launched_at:
+            marks.append(_Mark(Stage.LAUNCH, later.launched_at, f"{name} launched", later))
     if resumed is None:
         last = following[-1] if following else None
         starting = last if last and last.ended_at is None else None
@@ -151,9 +152,9 @@ def _time_line(
 def _before_the_end(attempt: Attempt, blamed: Sequence[Incident]) -> Iterator[_Mark]:
     """Yield the ends of the stages before the drain."""
     if not blamed:
-        asked = attempt.stop_asked_at
-        record = "stop requested" if asked else f"attempt {attempt.attempt} ended"
-        yield _Mark(Stage.REPEATED_WORK, asked or attempt.ended_at, record, attempt)
+        stop_requested_at = attempt.stop_asked_at
+        record = "stop requested" if stop_requested_at else f"attempt {attempt.attempt} ended"
+        yield _Mark(Stage.REPEATED_WORK, stop_requested_at or attempt.ended_at, record, attempt)
         return
     first = blamed[0]
     approval = first.approval
@@ -291,11 +292,14 @@ def _unknown(stage: Stage, attempt: Attempt, why: str) -> ReceiptPart:
 def subtract_spans(span: Span, taken: Iterable[Span]) -> list[Span]:
     """Return the parts of a span that no taken span covers."""
     spans = [span]
-    for each in taken:
+    for other_span in taken:
         spans = [
             piece
             for old in spans
-            for piece in (Span(old.start, min(old.end, each.start)), Span(max(old.start, each.end), old.end))
+            for piece in (
+                Span(old.start, min(old.end, other_span.start)),
+                Span(max(old.start, other_span.end), old.end),
+            )
             if piece.start < piece.end
         ]
     return [span for span in spans if span.start < span.end]

@@ -77,7 +77,7 @@ def job_receipt(
         price_of: By attempt, its price.
         now: The time of the receipt.
     """
-    ordered = sorted(attempts, key=lambda each: each.attempt)
+    ordered = sorted(attempts, key=lambda row: row.attempt)
     lost_times = interruptions(job, ordered, incidents, price_of, now)
     until = end_of(job, ordered, now)
     return JobReceipt(
@@ -125,11 +125,13 @@ def _buckets(
         bucket = JobTimeBucket.LOST if lost_time.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
         for part in lost_time.receipt.parts:
             if part.seconds is not None:
-                one = sums[bucket]
-                one.time += round(part.seconds * 1e6)
-                one.gpu += part.gpus * round(part.seconds * 1e6)
+                bucket_sum = sums[bucket]
+                bucket_sum.time += round(part.seconds * 1e6)
+                bucket_sum.gpu += part.gpus * round(part.seconds * 1e6)
                 if part.seconds and part.gpus:
-                    one.usd = None if part.usd_micros is None or one.usd is None else one.usd + part.usd_micros
+                    bucket_sum.usd = (
+                        None if part.usd_micros is None or bucket_sum.usd is None else bucket_sum.usd + part.usd_micros
+                    )
     for attempt in attempts:
         ended = attempt.ended_at or until
         running = attempt.running_at or ended
@@ -144,10 +146,10 @@ def _buckets(
     return tuple(
         BucketTime(
             bucket=bucket,
-            seconds=one.time / 1e6,
-            share=one.time / elapsed if elapsed else None,
-            gpu_hours=one.gpu / MICROS_PER_HOUR,
-            usd_micros=one.usd,
+            seconds=bucket_sum.time / 1e6,
+            share=bucket_sum.time / elapsed if elapsed else None,
+            gpu_hours=bucket_sum.gpu / MICROS_PER_HOUR,
+            usd_micros=bucket_sum.usd,
         )
-        for bucket, one in sums.items()
+        for bucket, bucket_sum in sums.items()
     )

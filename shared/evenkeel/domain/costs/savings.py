@@ -75,11 +75,11 @@ def savings(lost: InterruptionReceipt, owner: Incident | None, restore_seconds: 
         owner: The incident that owns its loss; None if there is none.
         restore_seconds: Expected time from running pods until the job trains. The published times include it.
     """
-    found = []
+    results = []
     for way in RecoveryBaseline:
         why = _why_unknown(way, lost, owner)
-        found.append(_nothing(way, why) if why else _saving(way, lost, restore_seconds))
-    return tuple(found)
+        results.append(_nothing(way, why) if why else _saving(way, lost, restore_seconds))
+    return tuple(results)
 
 
 def _why_unknown(way: RecoveryBaseline, lost: InterruptionReceipt, owner: Incident | None) -> str:
@@ -106,8 +106,8 @@ def _saving(way: RecoveryBaseline, lost: InterruptionReceipt, restore_seconds: f
         text,
     )
     gpus = next((part.gpus for part in lost.parts), 0)
-    saved = [round((each - lost.standstill_seconds - restore) * 1e6) for each in (low, high)]
-    usd = [cost_micros(gpus * each, lost.price) for each in saved]
+    saved = [round((bound - lost.standstill_seconds - restore) * 1e6) for bound in (low, high)]
+    usd = [cost_micros(gpus * saved_seconds, lost.price) for saved_seconds in saved]
     return EstimatedSaving(
         instead_of=way,
         low_standstill_seconds=low,
@@ -187,10 +187,10 @@ def sum_savings(found: Iterable[EstimatedSaving], way: RecoveryBaseline) -> Save
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    known = [each for each in values if each is not None]
+    known = [value for value in values if value is not None]
     return math.fsum(known) if known and len(known) == len(values) else None
 
 
 def _whole_sum(values: Sequence[int | None]) -> int | None:
-    known = [each for each in values if each is not None]
+    known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None

@@ -183,8 +183,8 @@ def advise_commitment(
 def _used_hours(wanted: Sequence[int], peak: int) -> list[int]:
     """Return in how many hours the k-th unit is in demand, for k from 1 to the peak."""
     count = [0] * (peak + 2)
-    for each in wanted:
-        count[each] += 1
+    for units_wanted in wanted:
+        count[units_wanted] += 1
     for k in range(peak, -1, -1):
         count[k] += count[k + 1]
     return count[1 : peak + 1]
@@ -208,7 +208,7 @@ def _unit(number: int, used: int, hours: int, terms: CommitmentTerms) -> UnitAdv
 def commitment_cost(wanted: Sequence[int], terms: CommitmentTerms, units: int) -> CommitmentCost:
     """Return the cost of the whole demand, hour by hour, with a number of committed units."""
     rented_price = terms.on_demand_usd_per_hour / terms.on_demand_availability
-    committed_hours = [min(each, units) for each in wanted]
+    committed_hours = [min(hour_units, units) for hour_units in wanted]
     work = math.fsum(wanted)
     rented_hours = work - terms.reserved_availability * math.fsum(committed_hours)
     idle = sum(units - committed_hour for committed_hour in committed_hours)

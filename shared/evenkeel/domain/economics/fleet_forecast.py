@@ -119,7 +119,7 @@ WayOf = Callable[[FleetRequest, ForecastGroup, float], Way]
 
 def published_stages(nodes: int) -> tuple[float, float, float]:
     """Return HyperPod's published P90 seconds to detect, replace and resume, of the nearest size."""
-    size = min(TABLE_2, key=lambda each: abs(math.log(each / nodes)))
+    size = min(TABLE_2, key=lambda table_size: abs(math.log(table_size / nodes)))
     detect, replace, resume, _ = TABLE_2[size]
     return float(detect), float(replace), float(resume)
 

@@ -121,7 +121,7 @@ def _unknown_type(name: str) -> str:
     if instance_type is not None and instance_type.accelerators:
         return ""
     prefix = HYPERPOD_PREFIX if name.startswith(HYPERPOD_PREFIX) else ""
-    known = (prefix + each.removeprefix(HYPERPOD_PREFIX) for each, has in shipped().types.items() if has.accelerators)
+    known = (prefix + name.removeprefix(HYPERPOD_PREFIX) for name, has in shipped().types.items() if has.accelerators)
     return unknown_name("instance type with accelerators", name, known)
 
 

@@ -32,8 +32,8 @@ def price_warnings(economy: EconomyPolicy, pools: Sequence[Pool], at: datetime) 
         pools: The pools to rent from, with their own prices of a node.
         at: Undated prices are compared with the list price of this time.
     """
-    found = [*_site_prices(economy, at), *_pool_prices(economy, pools, at)]
-    return tuple(PriceWarning(field=field, message=message) for field, message in found)
+    problems = [*_site_prices(economy, at), *_pool_prices(economy, pools, at)]
+    return tuple(PriceWarning(field=field, message=message) for field, message in problems)
 
 
 def _site_prices(economy: EconomyPolicy, at: datetime) -> Iterator[tuple[str, str]]:
@@ -65,10 +65,14 @@ def _pool_prices(economy: EconomyPolicy, pools: Iterable[Pool], at: datetime) ->
             continue
         yield from _far(f"{field}.microsPerNodeHour", usd, name, at)
         price = economy.price_of(name, at, pool.name)
-        each = usd / pool.accelerators_per_node if pool.accelerators_per_node else 0
+        unit_price = usd / pool.accelerators_per_node if pool.accelerators_per_node else 0
         # A price that comes from the list itself was compared above.
-        if price and price != list_price_of(name, at) and abs(each / price.usd - 1 if price.usd else 1) > _DISAGREE:
-            text = f"${usd:,.2f} for a node is ${each:,.2f} for an accelerator"
+        if (
+            price
+            and price != list_price_of(name, at)
+            and abs(unit_price / price.usd - 1 if price.usd else 1) > _DISAGREE
+        ):
+            text = f"${usd:,.2f} for a node is ${unit_price:,.2f} for an accelerator"
             yield f"{field}.microsPerNodeHour", f"{text}, but the {price.origin} is ${price.usd:,.2f}"
 
 

@@ -190,8 +190,8 @@ def table_2() -> Iterator[Cell]:
     """Yield the totals of the P90 stages, in seconds."""
     all_stages = [math.fsum(row[stage] for row in TABLE_2.values()) for stage in range(3)]
     for nodes, (detect, replace, resume, printed) in TABLE_2.items():
-        others = math.fsum(sum(row[:3]) for size, row in TABLE_2.items() if size != nodes)
-        second = simulation.Estimate(math.fsum(all_stages) - others, 0.0)
+        other_stages = math.fsum(sum(row[:3]) for size, row in TABLE_2.items() if size != nodes)
+        second = simulation.Estimate(math.fsum(all_stages) - other_stages, 0.0)
         yield _cell(_Place("2", f"{nodes} instances", "total", "seconds"), printed, detect + replace + resume, second)
 
 
@@ -199,8 +199,8 @@ def table_3() -> Iterator[Cell]:
     """Yield the totals of the stages, in minutes."""
     all_stages = [math.fsum(row[stage] for row in TABLE_3.values()) for stage in range(3)]
     for name, (cause, replace, resume, printed) in TABLE_3.items():
-        others = math.fsum(sum(row[:3]) for other, row in TABLE_3.items() if other != name)
-        second = simulation.Estimate(math.fsum(all_stages) - others, 0.0)
+        other_stages = math.fsum(sum(row[:3]) for other, row in TABLE_3.items() if other != name)
+        second = simulation.Estimate(math.fsum(all_stages) - other_stages, 0.0)
         yield _cell(_Place("3", name, "total", "minutes"), printed, cause + replace + resume, second)
 
 
@@ -275,7 +275,7 @@ def _run_figures() -> Iterator[_RunFigure]:
 def tables_5_and_6(random_for: Callable[[str], Uniform], failures: int) -> Iterator[Cell]:
     """Yield the article's run of 10 million GPU-hours: times in Table 5, dollars in Table 6."""
     per_hour = RUN_NODES * RUN_PERCENT / 100
-    closed = tuple(time_factor(per_hour, each, DowntimeModel.RENEWAL) for each in (WITH_HOURS, WITHOUT_HOURS))
+    closed = tuple(time_factor(per_hour, hours, DowntimeModel.RENEWAL) for hours in (WITH_HOURS, WITHOUT_HOURS))
     days, run = failure_free_days(), f"{RUN_NODES} instances"
     yield _cell(_Place("5", "time without failures", run, "days"), None, days, simulation.Estimate(days, 0.0))
     expected = per_hour * days * 24

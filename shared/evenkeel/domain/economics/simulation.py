@@ -32,11 +32,11 @@ def time_factors(
     for _ in range(_BATCHES):
         gaps = [-math.log(1 - uniform()) / failures_per_hour for _ in range(size)]
         pairs = [_batch(gaps, downtime_hour, model) for downtime_hour in downtime_hours]
-        batches.append(tuple(there / done for done, there in pairs))
-        for place, (done, there) in enumerate(pairs):
+        batches.append(tuple(simulated_seconds / done for done, simulated_seconds in pairs))
+        for place, (done, simulated_seconds) in enumerate(pairs):
             worked[place] += done
-            elapsed[place] += there
-    return batches, tuple(there / done for done, there in zip(worked, elapsed, strict=True))
+            elapsed[place] += simulated_seconds
+    return batches, tuple(simulated_seconds / done for done, simulated_seconds in zip(worked, elapsed, strict=True))
 
 
 def _batch(gaps: list[float], downtime: float, model: DowntimeModel) -> tuple[float, float]:

@@ -43,11 +43,11 @@ def merge_signal(signals: Iterable[Signal], new: Signal) -> tuple[Signal, ...]:
     matter. At most 60 signals are kept.
     """
     same = [signal for signal in signals if _is_same(signal, new) and _is_same_series(signal, new)]
-    others = [signal for signal in signals if signal not in same]
+    other_signals = [signal for signal in signals if signal not in same]
     merged = new.replace(
         first_at=min(signal.first_at for signal in (new, *same)), last_at=max(signal.last_at for signal in (new, *same))
     )
-    ordered = sorted((*others, merged), key=_sort_key)
+    ordered = sorted((*other_signals, merged), key=_sort_key)
     occurrence = {
         id(signal): sum(other.fault_key == signal.fault_key for other in ordered[:at])
         for at, signal in enumerate(ordered)
@@ -261,9 +261,9 @@ def checkpoint_trust_of(incident: Incident, catalogue: FaultCatalogue) -> tuple[
 def add_cleared_fault(cleared_faults: Iterable[ClearedFault], new: ClearedFault) -> tuple[ClearedFault, ...]:
     """Return the cleared faults with a new one added. Of two reports of one fault by one source, keep the later."""
     same = [fault for fault in cleared_faults if (fault.fault_key, fault.source) == (new.fault_key, new.source)]
-    others = (fault for fault in cleared_faults if fault not in same)
+    other_faults = (fault for fault in cleared_faults if fault not in same)
     last = max((new, *same), key=lambda fault: fault.at)
-    return tuple(sorted((*others, last), key=lambda other: (other.fault_key, other.source)))
+    return tuple(sorted((*other_faults, last), key=lambda other: (other.fault_key, other.source)))
 
 
 def signals_to_clear(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tuple[Signal, ...]:

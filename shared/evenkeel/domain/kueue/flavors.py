@@ -224,7 +224,7 @@ class FlavorAssigner:
                 amount -= sum(self._already_held(index, resource) for index in group.indexes)
                 given = {self.replaced.flavors[index].get(resource) for index in group.indexes}
                 if given != {flavor}:
-                    held = ", ".join(sorted(each or "none" for each in given))
+                    held = ", ".join(sorted(flavor or "none" for flavor in given))
                     why, pending, worst = (
                         f"the slice it replaces has {held}",
                         Pending.NO_MATCHING_FLAVOR,

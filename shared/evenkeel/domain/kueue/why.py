@@ -330,7 +330,7 @@ def _by_waiting(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Admi
     while needed != before:
         before = needed
         for name in reversed(before):
-            without = [each for each in needed if each != name]
+            without = [resource for resource in needed if resource != name]
             if without and works(without):
                 needed = without
     return AdmittingChange(kind="wait", message=f"The end of {', '.join(needed)}.", jobs=tuple(needed))

@@ -387,7 +387,9 @@ def of_budgets(
     events = []
     for budget in after:
         percent, earlier = _percent(budget), reached.get(_budget_key(budget), 0.0)
-        threshold = max((each for each in BUDGET_THRESHOLDS if earlier < each <= percent), default=None)
+        threshold = max(
+            (percentage for percentage in BUDGET_THRESHOLDS if earlier < percentage <= percent), default=None
+        )
         if threshold is None:
             continue
         data = BudgetData(

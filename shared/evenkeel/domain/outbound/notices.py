@@ -52,10 +52,10 @@ def page_text(notice: Notice) -> str:
     labels = ("What", "Affects", "Doing", "Until")
     room = LONGEST_PAGE - len(last) - sum(len(f"{label}: \n") for label in labels)
     while sum(map(len, answers)) > room:
-        index = max(range(len(answers)), key=lambda each: len(answers[each]))
+        index = max(range(len(answers)), key=lambda position: len(answers[position]))
         excess = sum(map(len, answers)) - room
-        others = max((len(text) for position, text in enumerate(answers) if position != index), default=0)
-        length = max(_SHORTEST, len(answers[index]) - excess, min(others, len(answers[index]) - 1))
+        longest_other = max((len(text) for position, text in enumerate(answers) if position != index), default=0)
+        length = max(_SHORTEST, len(answers[index]) - excess, min(longest_other, len(answers[index]) - 1))
         if length >= len(answers[index]):
             break
         answers[index] = f"{answers[index][: length - 1].rstrip()}…"

@@ -26,9 +26,9 @@ class SerializedDocument(dict[str, Any]):
     @classmethod
     def of(cls, document: Json) -> "SerializedDocument":
         """Return a document with its text."""
-        made = cls(document)
-        made.text = serialized(document)
-        return made
+        instance = cls(document)
+        instance.text = serialized(document)
+        return instance
 
 
 class SerializedDocuments(tuple[Json, ...]):
@@ -39,9 +39,9 @@ class SerializedDocuments(tuple[Json, ...]):
     @classmethod
     def of(cls, documents: Iterable[Json], texts: Iterable[str]) -> "SerializedDocuments":
         """Return documents with their text. A given text is of one document, or of several with commas."""
-        made = cls(documents)
-        made.text = f"[{','.join(texts)}]"
-        return made
+        instance = cls(documents)
+        instance.text = f"[{','.join(texts)}]"
+        return instance
 
 
 def serialized(document: Any) -> str:
@@ -122,8 +122,8 @@ class DocumentCache:
     def documents(self, run: HolderRun) -> tuple[tuple[Json, ...], str]:
         """Return the holders of a run in the short form, and their text with commas."""
         if run not in self._documents:
-            made = tuple(self.holder(*holder) for holder in run.holders)
-            self._documents[run] = (made, ",".join(document.text for document in made))
+            holder_documents = tuple(self.holder(*holder) for holder in run.holders)
+            self._documents[run] = (holder_documents, ",".join(document.text for document in holder_documents))
         return self._documents[run]
 
     def holder(self, admitted: Admitted, was_evicted: bool) -> SerializedDocument:

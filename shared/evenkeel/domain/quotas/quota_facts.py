@@ -142,7 +142,7 @@ def quota_facts_of(
     runs = cache.runs(tree, state.holders)
     single, summed = _split_holders(workload, runs, queues[workload.queue], frozenset(decision.earlier.victims))
     parts = [cache.documents(run) for run in single]
-    documents, texts = [each for part, _ in parts for each in part], [text for _, text in parts]
+    documents, texts = [document for part, _ in parts for document in part], [text for _, text in parts]
     use = [(run.queue, run.use) for run in summed]
     size = len(quota_document.text) + sum(map(len, texts))
     fits = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and cache.fits_packed(tree, documents, runs, MAX_BYTES))

@@ -71,10 +71,10 @@ def attribute_fault(facts: AttributionFacts) -> Attribution | None:
     ]
     if faulty:
         first_at, instance_id = min(faulty)
-        others = (Alternative(option=named, why_not="the fault that its rank reports may be a consequence"),)
+        alternatives = (Alternative(option=named, why_not="the fault that its rank reports may be a consequence"),)
         reason = f"Node {instance_id} showed a fault of its own at {first_at:%H:%M:%SZ}."
         return Attribution(
-            instance_id=instance_id, reason=reason, alternatives=others if named not in ("", instance_id) else ()
+            instance_id=instance_id, reason=reason, alternatives=alternatives if named not in ("", instance_id) else ()
         )
     if not named:
         return None

@@ -277,18 +277,18 @@ def _stale_evidence(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPol
 
 
 def _fleet_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
-    others = facts.under_way.count_others(facts.life)
-    if others < policy.fleet_repairs:
+    repairs = facts.under_way.count_others(facts.life)
+    if repairs < policy.fleet_repairs:
         return None
-    return _Violation(f"{others} nodes of the fleet are in repair; at most {policy.fleet_repairs} may be at a time.")
+    return _Violation(f"{repairs} nodes of the fleet are in repair; at most {policy.fleet_repairs} may be at a time.")
 
 
 def _pool_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
     limit = pool_limit(policy.pool_repairs, policy.pool_repair_share, facts.pool_nodes)
-    others = facts.under_way.count_others(facts.life, facts.pool)
-    if others < limit:
+    repairs = facts.under_way.count_others(facts.life, facts.pool)
+    if repairs < limit:
         return None
-    return _Violation(f"{_of_pool(others, facts)} are in repair; at most {limit} may be at a time.")
+    return _Violation(f"{_of_pool(repairs, facts)} are in repair; at most {limit} may be at a time.")
 
 
 def _repair_rate(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
@@ -300,20 +300,20 @@ def _repair_rate(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy
 
 
 def _fleet_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
-    others = facts.under_way.count_others(facts.life)
-    if others < policy.fleet_cordons or _is_leaving(facts, policy):
+    cordons = facts.under_way.count_others(facts.life)
+    if cordons < policy.fleet_cordons or _is_leaving(facts, policy):
         return None
     return _Violation(
-        f"Evenkeel cordoned {others} nodes of the fleet; at most {policy.fleet_cordons} may be cordoned at a time."
+        f"Evenkeel cordoned {cordons} nodes of the fleet; at most {policy.fleet_cordons} may be cordoned at a time."
     )
 
 
 def _pool_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
     limit = pool_limit(policy.pool_cordons, policy.pool_cordon_share, facts.pool_nodes)
-    others = facts.under_way.count_others(facts.life, facts.pool)
-    if others < limit or _is_leaving(facts, policy):
+    cordons = facts.under_way.count_others(facts.life, facts.pool)
+    if cordons < limit or _is_leaving(facts, policy):
         return None
-    return _Violation(f"Evenkeel cordoned {_of_pool(others, facts)}; at most {limit} may be cordoned at a time.")
+    return _Violation(f"Evenkeel cordoned {_of_pool(cordons, facts)}; at most {limit} may be cordoned at a time.")
 
 
 def _is_leaving(facts: GuardFacts, policy: GuardrailPolicy) -> bool:

@@ -509,10 +509,10 @@ def _next_rung(
 
 def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> RepairDecision | None:
     """Return the decision if no further request may be made, whichever rung is next; None if one may be made."""
-    ours = [
+    own_requests = [
         request for request in facts.requests if request.requested_at >= facts.opened_at and request.rung not in OWNERS
     ]
-    calls = [our for our in ours if our.answer != RepairAnswer.NOT_NOW]
+    calls = [our for our in own_requests if our.answer != RepairAnswer.NOT_NOW]
     if any(
         request.rung == REPLACE and request.answer in (*ACCEPTED_ANSWERS, RepairAnswer.UNKNOWN, "")
         for request in facts.requests
@@ -527,7 +527,7 @@ def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> Rep
         return _decided(Repair.ASK_PERSON, reason)
     if len(calls) >= policy.max_attempts:
         return _decided(Repair.ASK_PERSON, f"{prefix}Evenkeel made {len(calls)} repair requests, which is the limit.")
-    if len(ours) - len(calls) >= _MAX_REFUSALS:
+    if len(own_requests) - len(calls) >= _MAX_REFUSALS:
         return _decided(Repair.ASK_PERSON, f"{prefix}The provider deferred the request {_MAX_REFUSALS} times.")
     return None
 

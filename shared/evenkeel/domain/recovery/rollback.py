@@ -58,8 +58,8 @@ def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
 
     def decided(action: Rollback, reason: str) -> RollbackDecision:
         why_not = "it would continue from a checkpoint that may be corrupt"
-        others = (Alternative(option=Rollback.LEAVE, why_not=why_not),) if action is Rollback.STOP else ()
-        return RollbackDecision(action=action, reason=reason, alternatives=others, facts=facts)
+        alternatives = (Alternative(option=Rollback.LEAVE, why_not=why_not),) if action is Rollback.STOP else ()
+        return RollbackDecision(action=action, reason=reason, alternatives=alternatives, facts=facts)
 
     if facts.distrust_after is None:
         return decided(Rollback.LEAVE, "The fault does not affect checkpoints.")

@@ -214,10 +214,10 @@ def jobs_to_place(pending: Iterable[Job], policy: Policy, now: datetime) -> list
     burst = policy.burst
     jobs = [job for job in pending if job.spec.deadline_at or (burst.pools and burst.delay_of(job.spec.priority_class))]
     size = _MAX_PLACED // 2
-    head, others = jobs[:size], jobs[size:]
-    pages = max(1, -(-len(others) // size))
+    head, later_jobs = jobs[:size], jobs[size:]
+    pages = max(1, -(-len(later_jobs) // size))
     start = int(now.timestamp()) // 60 % pages * size
-    return head + others[start : start + size]
+    return head + later_jobs[start : start + size]
 
 
 # ---------------------------------------------------------------- rented pools

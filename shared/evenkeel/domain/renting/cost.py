@@ -357,7 +357,7 @@ def _above_limits(question: _PoolQuestion) -> Iterator[str]:
     spending = question.spending
     rate = question.candidate.pool.micros_per_node_hour * question.job.nodes
     for scope, spent, cap in spending.exceeded_caps(question.job.team, rate):
-        hour, now_spent, most = (money.format_usd(each * 3600) for each in (rate, spent, cap))
+        hour, now_spent, most = (money.format_usd(amount * 3600) for amount in (rate, spent, cap))
         over = f"{scope} spends {now_spent} of {most} an hour"
         yield f"Renting costs {hour} an hour, which exceeds the limit: {over}."
     left = spending.team_budget_left_parts

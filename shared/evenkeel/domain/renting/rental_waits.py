@@ -25,11 +25,11 @@ def joined_nodes(
     rental: Rental, nodes: Iterable[KubernetesNode], taken: Iterable[str] = ()
 ) -> tuple[KubernetesNode, ...]:
     """Return the nodes of the current offer's pool that belong to no other rental, by name."""
-    offer, others = rental.offer, frozenset(taken)
+    offer, other_names = rental.offer, frozenset(taken)
     return tuple(
         node
         for node in sorted(nodes, key=lambda node: node.name)
-        if (node.cluster, node.pool) == (offer.cluster, offer.pool) and node.name not in others
+        if (node.cluster, node.pool) == (offer.cluster, offer.pool) and node.name not in other_names
     )
 
 
@@ -145,16 +145,18 @@ def why_node_not_needed(
         nodes: Of the cluster.
     """
     label = _target_of(rental).label
-    mine = registration_of(rental, registered)
+    registration = registration_of(rental, registered)
     beside = [other for other in others if other.name != rental.name]
     before = [other for other in beside if other.state is RentalState.READY or other.number < rental.number]
     landed = len(_replicas_landed(rental, beside, pods, nodes))
     alike = [other for other in before if not other.node_names and other.offer.pool == rental.offer.pool]
     if landed > free_replica_slots(alike, pods):
         return ""  # no earlier rental could be assigned the node on which they run
-    if mine is None or rental.offer.pool not in mine.rents_from:
+    if registration is None or rental.offer.pool not in registration.rents_from:
         return f"The policy no longer rents from {rental.offer.pool} for {label}."
-    waiting = sum(len(shortfall.waiting) for shortfall in replica_shortfalls((mine,), {mine.cluster: pods}))
+    waiting = sum(
+        len(shortfall.waiting) for shortfall in replica_shortfalls((registration,), {registration.cluster: pods})
+    )
     if waiting + landed <= free_replica_slots(before, pods):
         return f"The replicas of {label} have nodes, or are no longer needed."
     return ""
@@ -189,13 +191,13 @@ def evaluate_serving_rental_over(
     """
     if rental.due_at is not None and now >= rental.due_at:
         return WaitAnswer(outcome=OVER, reason=f"The rental's time limit is {rental.due_at:%d %b %H:%M} UTC.")
-    there = {node.name: node for node in nodes if node.cluster == rental.offer.cluster}
-    node_names = [name for name in rental.node_names if name not in there]
+    nodes_by_name = {node.name: node for node in nodes if node.cluster == rental.offer.cluster}
+    node_names = [name for name in rental.node_names if name not in nodes_by_name]
     if node_names:
         return WaitAnswer(outcome=OVER, reason=f"{node_names[0]} was reclaimed.", facts={"lost": node_names})
     if replicas_on(rental, pods):
         return None
-    lost = [name for name in rental.node_names if not is_usable(there[name], rental.offer)]
+    lost = [name for name in rental.node_names if not is_usable(nodes_by_name[name], rental.offer)]
     if lost:
         return WaitAnswer(outcome=OVER, reason=f"{lost[0]} is out of service.", facts={"lost": lost})
     idle = (now - (rental.idle_since or now)).total_seconds()

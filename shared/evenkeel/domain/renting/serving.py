@@ -100,8 +100,8 @@ def replicas_on(rental: Rental, pods: Iterable[UnmanagedPod]) -> tuple[Unmanaged
     """Return the replicas on a rental's nodes."""
     if rental.serving_target is None:
         return ()
-    mine = replicas_of(rental.serving_target.namespace, rental.serving_target.name, pods)
-    return tuple(pod for pod in mine if pod.node_name and pod.node_name in rental.node_names)
+    replicas = replicas_of(rental.serving_target.namespace, rental.serving_target.name, pods)
+    return tuple(pod for pod in replicas if pod.node_name and pod.node_name in rental.node_names)
 
 
 def free_replica_slots(rentals: Iterable[Rental], pods: Sequence[UnmanagedPod]) -> int:

@@ -190,9 +190,9 @@ def _cases_of_node(
     cases: list[tuple[ShadowDecision, list[ShadowDecision]]] = []
     for decision in decisions:
         if cases and decision.decided_at <= cases[-1][0].decided_at + window:
-            judged, others = cases[-1]
+            judged, later_decisions = cases[-1]
             # Until a decision acts, the node is as it would be with Evenkeel.
-            cases[-1] = (judged if judged.acts else decision if decision.acts else judged, [*others, decision])
+            cases[-1] = (judged if judged.acts else decision if decision.acts else judged, [*later_decisions, decision])
         else:
             cases.append((decision, [decision]))
     return [(judged, tuple(group)) for judged, group in cases]

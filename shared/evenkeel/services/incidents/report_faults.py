@@ -107,7 +107,7 @@ def accept_reports(request: ReportFaultsRequest, context: Context) -> AcceptedRe
         Invalid, NotFound: as `run`.
     """
     read = _checked(request, context.now)
-    instance_ids, laid = _instance_ids(request, context)
+    instance_ids, attributions = _instance_ids(request, context)
     faults = [
         reported_faults.fault_of(
             instance_id,
@@ -121,7 +121,7 @@ def accept_reports(request: ReportFaultsRequest, context: Context) -> AcceptedRe
         for reading in readings
     ]
     document = _enveloped(request, faults, context.now)
-    return AcceptedReports(document, len(faults), sum(not readings for readings in read), tuple(laid))
+    return AcceptedReports(document, len(faults), sum(not readings for readings in read), tuple(attributions))
 
 
 def _first_answer(row: Row, request: ReportFaultsRequest) -> Json:
@@ -179,12 +179,12 @@ def _instance_ids(
         NotFound: names the first node that the fleet table does not hold.
     """
     instance_ids: list[str] = []
-    laid: list[tuple[str, AttributionFacts, Attribution]] = []
+    attributions: list[tuple[str, AttributionFacts, Attribution]] = []
     by_name: dict[str, str] | None = None
     for report in request.reports:
         if report.job_id:
             facts, blamed = _attribute(report, context.ledger)
-            laid.append((report.job_id, facts, blamed))
+            attributions.append((report.job_id, facts, blamed))
             instance_ids.append(blamed.instance_id)
             continue
         instance_id = report.instance_id or _id_in(report.node_name)
@@ -200,7 +200,7 @@ def _instance_ids(
             message = unknown_name("node", named, near)
             raise NotFound(f"{message} Evenkeel lists a new node within two minutes.")
         instance_ids.append(instance_id)
-    return instance_ids, laid
+    return instance_ids, attributions
 
 
 def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, Attribution]:

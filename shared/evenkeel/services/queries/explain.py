@@ -151,10 +151,10 @@ def _stop(job: Job) -> StopRequest | None:
 
 
 def _asker(stop: StopRequest) -> str:
-    kind, _, who = stop.by.partition("/")
+    kind, _, asker = stop.by.partition("/")
     if kind in ("cancel", "suspend"):
-        return who
-    return f"the recovery of {who}" if kind == "recover_node" else f"Evenkeel ({kind.replace('_', ' ')})"
+        return asker
+    return f"the recovery of {asker}" if kind == "recover_node" else f"Evenkeel ({kind.replace('_', ' ')})"
 
 
 def _after_stop(job: Job, stop: StopRequest) -> str:

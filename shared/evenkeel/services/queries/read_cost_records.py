@@ -40,37 +40,37 @@ def window_of(since: datetime | None, until: datetime | None, now: datetime) -> 
 
 def attempts_in(ledger: Ledger, span: Span) -> tuple[list[Attempt], Window]:
     """Return the attempts that overlap a window, and the part of the window that they cover completely."""
-    found, oldest = _ended_since(ledger, span.start)
+    attempts, oldest = _ended_since(ledger, span.start)
     window = Window(span) if oldest is None else Window(Span(min(max(span.start, oldest), span.end), span.end), False)
     live, is_cut = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=MAX_ATTEMPTS)
-    found += [rows.read(row, Attempt) for row in live]
+    attempts += [rows.read(row, Attempt) for row in live]
     if is_cut:
         window = window._replace(is_complete=False)
     # An attempt that ended between the two reads is found twice.
-    own = {(attempt.job_id, attempt.attempt): attempt for attempt in reversed(found)}
+    own = {(attempt.job_id, attempt.attempt): attempt for attempt in reversed(attempts)}
     return [attempt for attempt in own.values() if attempt.admitted_at < window.span.end], window
 
 
 def _ended_since(ledger: Ledger, start: datetime) -> tuple[list[Attempt], datetime | None]:
     """Return attempts that ended since a time; if there are too many, also the end of the oldest one read."""
-    found: list[Attempt] = []
+    attempts: list[Attempt] = []
     cursor: str | None = None
     while True:
         page = ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", limit=1000, cursor=cursor, newest_first=True)
         listed = [rows.read(row, Attempt) for row in page.rows]
         recent = [attempt for attempt in listed if attempt.ended_at and attempt.ended_at >= start]
-        found += recent
+        attempts += recent
         if page.cursor is None or len(recent) < len(listed):
-            return found, None
-        if len(found) >= MAX_ATTEMPTS:
-            return found, found[-1].ended_at
+            return attempts, None
+        if len(attempts) >= MAX_ATTEMPTS:
+            return attempts, attempts[-1].ended_at
         cursor = page.cursor
 
 
 def jobs_of(ledger: Ledger, job_ids: Iterable[str]) -> dict[str, Job]:
     """Return the jobs that exist, by id."""
-    found: dict[Key, Row] = get_all(ledger, [job_rows.job_key(job_id) for job_id in job_ids])
-    jobs = (rows.read(row, Job) for row in found.values())
+    stored_rows: dict[Key, Row] = get_all(ledger, [job_rows.job_key(job_id) for job_id in job_ids])
+    jobs = (rows.read(row, Job) for row in stored_rows.values())
     return {job.job_id: job for job in jobs}
 
 
@@ -81,5 +81,5 @@ def rentals_in(jobs: Iterable[Job], context: Context) -> tuple[Rental, ...]:
     """
     keys = [job_rows.rental_key(job.job_id, number) for job in jobs for number in range(1, job.rentals + 1)]
     stored, _ = pagination.everything(context.ledger, Table.JOBS, "RENTAL#OPEN", at_most=MAX_ATTEMPTS)
-    found = {row.key: rows.read(row, Rental) for row in (*get_all(context.ledger, keys).values(), *stored)}
-    return tuple(found.values())
+    rentals = {row.key: rows.read(row, Rental) for row in (*get_all(context.ledger, keys).values(), *stored)}
+    return tuple(rentals.values())

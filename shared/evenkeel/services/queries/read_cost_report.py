@@ -128,31 +128,31 @@ def _lost_time(
     rented: dict[str, list[Rental]] = defaultdict(list)
     for rental in rentals:
         rented[rental.job_id].append(rental)
-    found: list[LostTime] = []
+    losses: list[LostTime] = []
     for job in jobs:
         attempts: Sequence[Attempt] = attempts_of[job.job_id]
         if len(attempts) < job.current_attempt:
             attempts = read_jobs.load_attempts(context.ledger, job.job_id)
         prices: Mapping[int, GpuPrice | None] = prices_of(attempts, rented[job.job_id], context.policy.economy)
-        found += interruptions(job, attempts, named[job.job_id], prices, context.now)
-    return found
+        losses += interruptions(job, attempts, named[job.job_id], prices, context.now)
+    return losses
 
 
 def _nodes(span: Span, context: Context) -> tuple[list[NodeSpan], str]:
     """Return the nodes with GPUs that existed in the window, and why some may be missing; empty if none is."""
     stored, is_cut = pagination.everything(context.ledger, Table.FLEET, "NODE", at_most=_MAX_NODES)
     rented = {(pool.cluster, pool.name) for pool in context.policy.burst.pools}
-    found = []
+    spans = []
     for node in (rows.read(row, FleetNode) for row in stored):
         own = Span(max(node.life.launched_at, span.start), min(node.changed_at if node.is_gone else span.end, span.end))
         if own.start < own.end and node.accelerators:
             is_rented = (node.life.cluster, node.pool) in rented
-            found.append(NodeSpan(node.life.key, node.pool, node.instance_type, node.accelerators, is_rented, own))
+            spans.append(NodeSpan(node.life.key, node.pool, node.instance_type, node.accelerators, is_rented, own))
     if is_cut:
-        return found, f"Only {_MAX_NODES} nodes were read. Node time and rates are wrong."
+        return spans, f"Only {_MAX_NODES} nodes were read. Node time and rates are wrong."
     if span.start < context.now - _GONE_KEPT:
-        return found, "Records of nodes that went more than 30 days ago are gone: node time is too low, rates too high."
-    return found, ""
+        return spans, "Records of nodes that went more than 30 days ago are gone: node time is too low, rates too high."
+    return spans, ""
 
 
 def _node_hours(nodes: Iterable[NodeSpan]) -> dict[str, tuple[str, str, float]]:

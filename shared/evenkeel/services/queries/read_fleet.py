@@ -228,7 +228,7 @@ def list_nodes(
     unhealthy = _untrusted(left)
     cordons = manual_cordons.load(ledger)
 
-    def shown(found: Sequence[Row]) -> list[Json]:
+    def shown(stored_rows: Sequence[Row]) -> list[Json]:
         return [
             _node(
                 node,
@@ -237,7 +237,7 @@ def list_nodes(
                 unhealthy.get(node.life.key),
                 is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left),
             )
-            for _, node in rows.readable(found, FleetNode)
+            for _, node in rows.readable(stored_rows, FleetNode)
         ]
 
     if sort is not None:
@@ -681,7 +681,7 @@ def _waits_by_team(counts: Mapping[JobState, _JobCounts], now: datetime) -> dict
             if started or state in (JobState.PENDING, JobState.STARTING):
                 until = datetime.fromisoformat(started) if started else now
                 waits[row.doc["spec"]["team"]].append(_age(row.doc["submittedAt"], until))
-    return {team: sorted(each)[math.ceil(0.9 * len(each)) - 1] for team, each in waits.items()}
+    return {team: sorted(seconds)[math.ceil(0.9 * len(seconds)) - 1] for team, seconds in waits.items()}
 
 
 def _age(instant: str, now: datetime) -> int:

@@ -339,16 +339,18 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     incident_rows_, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=_MAX_ATTEMPTS)
     ended, _ = pagination.everything(ledger, Table.JOBS, "ATTEMPT#ENDED", at_most=_MAX_ATTEMPTS, newest_first=True)
     attempts = [attempt for _, attempt in rows.readable((*incident_rows_, *ended), Attempt)]
-    there: dict[str, dict[str, AffectedJob]] = defaultdict(dict)
-    for attempt in sorted(attempts, key=lambda each: each.attempt):
+    jobs_by_life: dict[str, dict[str, AffectedJob]] = defaultdict(dict)
+    for attempt in sorted(attempts, key=lambda earlier: earlier.attempt):
         was_interrupted = (
             attempt.state in (AttemptState.LOST, AttemptState.FAILED) and (attempt.ended_at or since) >= since
         )
         if attempt.ended_at is None or was_interrupted:
             for life in attempt.nodes:
-                there[life.key][attempt.job_id] = AffectedJob(job_id=attempt.job_id, attempt=attempt.attempt)
+                jobs_by_life[life.key][attempt.job_id] = AffectedJob(job_id=attempt.job_id, attempt=attempt.attempt)
     return [
-        incident.replace(affected_jobs=tuple(there[incident.life.key].values())) if incident in blind else incident
+        incident.replace(affected_jobs=tuple(jobs_by_life[incident.life.key].values()))
+        if incident in blind
+        else incident
         for incident in listed
     ]
 

@@ -39,13 +39,13 @@ STALE_AFTER_SECONDS = 600
 def count(sources: Sequence[SourceAge], context: Context) -> Json:
     """Return the document that the sweep stores: the counts of the status, rent, and the use of each budget."""
     status = read_fleet.status(sources, context)
-    found = {name: status[name] for name in _COUNTED}
-    pools, classes = found["nodes"]["pools"], found["jobs"]["classes"]
+    counts = {name: status[name] for name in _COUNTED}
+    pools, classes = counts["nodes"]["pools"], counts["jobs"]["classes"]
     book = rentals.load(context.ledger)
-    return found | {
+    return counts | {
         "at": rfc3339(context.now),
-        "nodes": found["nodes"] | {"pools": pools[:_MAX_POOLS], "isCut": len(pools) > _MAX_POOLS},
-        "jobs": found["jobs"] | {"classes": classes[:_MAX_CLASSES], "isCut": len(classes) > _MAX_CLASSES},
+        "nodes": counts["nodes"] | {"pools": pools[:_MAX_POOLS], "isCut": len(pools) > _MAX_POOLS},
+        "jobs": counts["jobs"] | {"classes": classes[:_MAX_CLASSES], "isCut": len(classes) > _MAX_CLASSES},
         "budgets": _budgets(book, context)[:_MAX_BUDGETS],
         "rent": {
             "nodes": sum(allocation.nodes for allocation in book.allocations),
@@ -140,13 +140,13 @@ def _budgets(book: RentalBook, context: Context) -> list[Json]:
         return []
     spent = rentals.spent_by_period(setup, context, book.rentals)
     held = read_charges.held(context.ledger)
-    found = []
+    budgets = []
     for team in setup.teams:
         charges = [charge for charge in held if charge.team == team.name]
-        of_team = {period: each for (name, period), each in spent.items() if name == team.name}
+        of_team = {period: amount for (name, period), amount in spent.items() if name == team.name}
         for budget in team.budgets:
             used = budget_used(budget, charges, of_team, context.policy.economy, context.now)
-            found += [
+            budgets += [
                 {
                     "team": team.name,
                     "period": budget.period.key_at(context.now),
@@ -156,7 +156,7 @@ def _budgets(book: RentalBook, context: Context) -> list[Json]:
                 }
                 for quantity, amount, limit in _amounts(used, budget.gpu_hours, budget.usd)
             ]
-    return found
+    return budgets
 
 
 def _amounts(used: Spent, gpu_hours: float | None, usd: float | None) -> list[tuple[str, float, float]]:

@@ -49,8 +49,8 @@ def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     """
     incident = read_incidents.load_incident(context.ledger, incident_id)
     may_see_all = reader.may_see_all_of(incident, context.ledger)
-    found = of_incident(incident, reader, context, may_see_all=may_see_all)
-    return found.to_json() | {"isRedacted": not may_see_all}
+    receipt = of_incident(incident, reader, context, may_see_all=may_see_all)
+    return receipt.to_json() | {"isRedacted": not may_see_all}
 
 
 def of_incident(incident: Incident, reader: Reader, context: Context, *, may_see_all: bool) -> IncidentReceipt:
@@ -90,20 +90,20 @@ def _named_by(incident: Incident, job_id: str) -> Iterable[tuple[int, Incident]]
 def _incidents_of(job: Job, ledger: Ledger) -> list[tuple[int, Incident]]:
     """Return the incidents after which recoveries planned how a job resumes, with the interrupted attempts."""
     planned = (str(entry.get("decisionId", "")) for entry in read_jobs.stored_timeline(ledger, job.job_id))
-    keys = [subject_rows.decision_key(each) for each in planned if each]
+    keys = [subject_rows.decision_key(decision_id) for decision_id in planned if decision_id]
     decisions = [rows.read(row, Decision) for row in get_all(ledger, keys).values()]
     resumes = [
         decision for decision in decisions if decision.kind == "RESUME" and decision.facts.get("jobId") == job.job_id
     ]
     stored = get_all(ledger, [incident_rows.incident_key(decision.subject) for decision in resumes])
-    found = []
-    for each in resumes:
-        row, attempt = stored.get(incident_rows.incident_key(each.subject)), each.facts.get("attempt")
+    pairs = []
+    for resume in resumes:
+        row, attempt = stored.get(incident_rows.incident_key(resume.subject)), resume.facts.get("attempt")
         if row is not None and isinstance(attempt, int):
-            found.append((attempt, rows.read(row, Incident)))
-    return found
+            pairs.append((attempt, rows.read(row, Incident)))
+    return pairs
 
 
 def _decisions_about(incident_id: str, ledger: Ledger) -> Iterable[Decision]:
-    found, _ = pagination.everything(ledger, Table.INCIDENTS, f"DEC#{incident_id}", at_most=_MAX_DECISIONS)
-    return [rows.read(row, Decision) for row in found]
+    decision_rows, _ = pagination.everything(ledger, Table.INCIDENTS, f"DEC#{incident_id}", at_most=_MAX_DECISIONS)
+    return [rows.read(row, Decision) for row in decision_rows]

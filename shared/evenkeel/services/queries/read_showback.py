@@ -126,18 +126,22 @@ class _Charges:
 def _budgets(context: Context, reader: Reader, team: str) -> Iterator[BudgetForecast]:
     """Yield the budgets of the teams that the caller sees."""
     setup = reader.setup
-    teams = [each for each in setup.teams if each.budgets and team in ("", each.name) and reader.may_see_team(each)]
+    teams = [
+        budget_team
+        for budget_team in setup.teams
+        if budget_team.budgets and team in ("", budget_team.name) and reader.may_see_team(budget_team)
+    ]
     if not teams:
         return
     only = setup.replace(teams=tuple(teams))
     held = read_charges.held(context.ledger)
     spent = rentals.spent_by_period(only, context, rentals.load(context.ledger).rentals)
-    for each in teams:
-        charges = [charge for charge in held if charge.team == each.name]
-        periods: dict[str, Spent] = {key: amount for (name, key), amount in spent.items() if name == each.name}
-        for budget in each.budgets:
+    for budget_team in teams:
+        charges = [charge for charge in held if charge.team == budget_team.name]
+        periods: dict[str, Spent] = {key: amount for (name, key), amount in spent.items() if name == budget_team.name}
+        for budget in budget_team.budgets:
             used = budget_used(budget, charges, periods, context.policy.economy, context.now)
-            yield from budget_forecasts(each.name, budget, used, context.now)
+            yield from budget_forecasts(budget_team.name, budget, used, context.now)
 
 
 # ---------------------------------------------------------------- pages of rows

@@ -87,8 +87,8 @@ def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amo
             continue
         for flavor, amounts in flavor_matching.quota_use(charge, queue, flavors, instance_types.shipped()).items():
             for resource, amount in amounts.items():
-                mine = use[queue.name]
-                mine[flavor, resource] = mine.get((flavor, resource), 0) + amount
+                team_use = use[queue.name]
+                team_use[flavor, resource] = team_use.get((flavor, resource), 0) + amount
     return use
 
 

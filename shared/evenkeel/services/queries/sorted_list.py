@@ -39,13 +39,13 @@ def matching_rows(
     Raises:
         TooManyToSort: more than `MAX_SORTED` rows match.
     """
-    found: dict[Key, Row] = {}
+    rows_by_key: dict[Key, Row] = {}
     for partition in partitions:
         listed, more = pagination.everything(ledger, table, partition, at_most=MAX_SORTED, keep=keep)
-        found |= {row.key: row for row in listed}
-        if more or len(found) > MAX_SORTED:
+        rows_by_key |= {row.key: row for row in listed}
+        if more or len(rows_by_key) > MAX_SORTED:
             raise TooManyToSort(f"More than {MAX_SORTED} rows match. A list can be sorted only up to that number.")
-    return tuple(found.values())
+    return tuple(rows_by_key.values())
 
 
 def page(
@@ -69,7 +69,7 @@ def page(
     """
     value_of, list_name = values[sort.field], f"{item_id}:{sort.field}:{sort.is_descending}"
     after = pagination.read_place(request.token, list_name)
-    found: list[Json] = []
+    documents: list[Json] = []
     for place, item in _in_order(items, sort, lambda item: (value_of(item), item[item_id])):
         try:
             is_on_earlier_page = after is not None and not _is_beyond(place, after, sort)
@@ -77,11 +77,11 @@ def page(
             raise pagination.BadPageToken("The page token cannot be read.") from error
         if is_on_earlier_page:
             continue
-        if len(found) == request.size:
-            last = found[-1]
-            return found, pagination.write_place((value_of(last), last[item_id]), list_name)
-        found.append(item)
-    return found, ""
+        if len(documents) == request.size:
+            last = documents[-1]
+            return documents, pagination.write_place((value_of(last), last[item_id]), list_name)
+        documents.append(item)
+    return documents, ""
 
 
 def _in_order(

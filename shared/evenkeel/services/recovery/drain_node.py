@@ -492,7 +492,9 @@ def _record_failed_evictions(
         new = [
             f"{name} was not evicted: {why}" for name, why in refused.items() if name not in current.failed_evictions
         ]
-        text = " ".join(one.rstrip(".") + "." for one in new[:4]) + (f" And {len(new) - 4} more." if new[4:] else "")
+        text = " ".join(sentence.rstrip(".") + "." for sentence in new[:4]) + (
+            f" And {len(new) - 4} more." if new[4:] else ""
+        )
         lines: list[Write] = [
             incident_record.timeline_put(current.incident_id, "job", text, at=context.now, writer=f"{WRITER}-unevicted")
         ]

@@ -59,14 +59,14 @@ def run(request: incident_record.RecoveryRun, context: Context) -> PlanRecoveryR
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if _outcome_in_force(current, request, observed.slot_state):
             return None
-        made = _decide(current, observed, context, drills_may_act=incident_record.drill_may_act(current, context))
-        if _is_still_later(current, made.plan, request):
+        decided = _decide(current, observed, context, drills_may_act=incident_record.drill_may_act(current, context))
+        if _is_still_later(current, decided.plan, request):
             return None
-        approved = _approved_decision_id(current, made.facts, made.plan, request)
+        approved = _approved_decision_id(current, decided.facts, decided.plan, request)
         planned = _planned(
-            current, made, observed.slot_state.original.node, request.run, approved or decision_id, context
+            current, decided, observed.slot_state.original.node, request.run, approved or decision_id, context
         )
-        return planned, _records(current, made, request, decision_id, approved, context)
+        return planned, _records(current, decided, request, decision_id, approved, context)
 
     after = incident_record.update(context.ledger, request.incident_id, change, known=(incident, version))
     result = _stored_outcome(after, request)

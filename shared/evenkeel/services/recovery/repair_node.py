@@ -206,8 +206,8 @@ def _carry_out(step: _Step, context: Context) -> RepairNodeResult:
 
 def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> RepairFacts:
     requests = tuple(request for request in (lease.requests if lease else ()) if request.life.key == incident.life.key)
-    mine = [request for request in requests if request.incident_id == incident.incident_id]
-    since = mine[0].requested_at if mine else incident.opened_at
+    own_requests = [request for request in requests if request.incident_id == incident.incident_id]
+    since = own_requests[0].requested_at if own_requests else incident.opened_at
     slot = SlotReader(incident, context)
     slot_state = slot.state(since)
     observed = slot_state.replacement or slot_state.original
@@ -304,8 +304,8 @@ def _own_requests(lease: RepairLease | None, incident: Incident) -> tuple[Repair
 
 
 def _last_rung(lease: RepairLease | None, incident: Incident) -> str:
-    mine = _own_requests(lease, incident)
-    return mine[-1].rung if mine else ""
+    own_requests = _own_requests(lease, incident)
+    return own_requests[-1].rung if own_requests else ""
 
 
 def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecision) -> bool:
@@ -420,7 +420,7 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
     before = lease or RepairLease(slot=incident.slot, incident_id="", taken_at=request.requested_at)
     taken_at = before.taken_at if before.incident_id == incident.incident_id else request.requested_at
     requests = (*before.requests, request)[-_MAX_REQUESTS:]
-    ours = before.replace(incident_id=incident.incident_id, taken_at=taken_at, requests=requests)
+    changed = before.replace(incident_id=incident.incident_id, taken_at=taken_at, requests=requests)
     version = lease_row.version if lease_row else 0
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
@@ -435,7 +435,7 @@ def _record_request(step: _Step, request: RepairRequest, enters: Put | None, led
             writer=WRITER,
             decision_id=step.record.decision_id,
         )
-        lease_write = Put(fleet_rows.lease_row(ours, version, is_drill=incident.is_drill))
+        lease_write = Put(fleet_rows.lease_row(changed, version, is_drill=incident.is_drill))
         return after, [lease_write, *([enters] if enters else []), Put(subject_rows.decision_row(step.record)), line]
 
     incident_record.update_once(ledger, incident.incident_id, change)

@@ -51,9 +51,9 @@ def set_limit(rental: Rental, context: Context) -> LimitResult:
     """Set a pool's limit to the nodes that are rented from it, without refused offers and ending rentals."""
 
     def rented() -> tuple[int, int]:
-        there = [other for other in _in_pool(rental, context) if other.state.serves and not other.offer.refused]
-        nodes = sum(other.nodes for other in there)
-        return nodes, sum(other.nodes * other.offer.accelerators_per_node for other in there)
+        rentals = [other for other in _in_pool(rental, context) if other.state.serves and not other.offer.refused]
+        nodes = sum(other.nodes for other in rentals)
+        return nodes, sum(other.nodes * other.offer.accelerators_per_node for other in rentals)
 
     return context.cluster.set_pool_limit(rental.offer.cluster, rental.offer.pool, rented)
 
@@ -82,8 +82,8 @@ def release_offer(rental: Rental, context: Context) -> str:
     claims = delete_unassigned_claims(rental, context)
     if not are_pods_gone:
         return f"Capacity pods of {rental.name} still exist."
-    mine = {claim.node_name for claim in claims} | {*offer.joined_node_names, *rental.node_names}
-    nodes = [node.name for node in context.cluster.nodes(offer.cluster) if node.name in mine]
+    own_names = {claim.node_name for claim in claims} | {*offer.joined_node_names, *rental.node_names}
+    nodes = [node.name for node in context.cluster.nodes(offer.cluster) if node.name in own_names]
     if claims or nodes:
         return f"{len(claims) or len(nodes)} nodes of {offer.pool} still exist."
     return ""
@@ -98,11 +98,11 @@ def delete_unassigned_claims(rental: Rental, context: Context) -> tuple[NodeClai
     Returns:
         The claims that were deleted.
     """
-    offer, others = rental.offer, others_in_pool(rental, context)
-    taken = {name for other in others if other.state is not RentalState.ENDING for name in other.node_names}
+    offer, other_rentals = rental.offer, others_in_pool(rental, context)
+    taken = {name for other in other_rentals if other.state is not RentalState.ENDING for name in other.node_names}
     keeps_own = rental.state is RentalState.READY
     own = {*rental.node_names, *(offer.joined_node_names if not keeps_own else ())}
-    others_wait = any(other.state is RentalState.OPENING and not other.offer.refused for other in others)
+    others_wait = any(other.state is RentalState.OPENING and not other.offer.refused for other in other_rentals)
     claims = []
     for claim in context.cluster.claims(offer.cluster, offer.pool):
         if claim.node_name and claim.node_name in taken:

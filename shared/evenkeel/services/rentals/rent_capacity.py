@@ -271,8 +271,8 @@ def _hand_over(case: _StepCase) -> RentCapacityResult:
     unwanted = _why_unwanted(case)
     if unwanted:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
-    others = pool_nodes.others_in_pool(rental, context)
-    taken = {name for other in others for name in other.node_names}
+    other_rentals = pool_nodes.others_in_pool(rental, context)
+    taken = {name for other in other_rentals for name in other.node_names}
     joined = joined_nodes(rental, context.cluster.nodes(case.cluster_name), taken)
     if rental.serving_target is None:
         in_use = pool_nodes.nodes_in_use(case.cluster_name, [node.name for node in joined], context)
@@ -280,8 +280,8 @@ def _hand_over(case: _StepCase) -> RentCapacityResult:
     usable = [node.name for node in joined if is_usable(node, rental.offer)]
     if len(usable) < rental.nodes:
         # A node that is not ready yet may become the node of any rental of the same Deployment.
-        mine = () if rental.serving_target else joined[: rental.nodes]
-        case.store(other_nodes_seen(nodes_joined(rental, [node.name for node in mine]), others))
+        own_nodes = () if rental.serving_target else joined[: rental.nodes]
+        case.store(other_nodes_seen(nodes_joined(rental, [node.name for node in own_nodes]), other_rentals))
         return _not_yet(case, f"{len(usable)} of {rental.nodes} nodes are ready.")
     change = assigned(rental, usable[: rental.nodes], context.now)
     case = case._replace(rental=case.commit(change))

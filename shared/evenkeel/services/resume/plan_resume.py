@@ -248,7 +248,7 @@ def _rollback_writes(
     Its checkpoints descend from the doubtful one, so it gets no grace period to save more.
     """
     current, version = incident_record.load(context.ledger, incident.incident_id)
-    put, *others = writes
+    put, *further_writes = writes
     assert isinstance(put, Put)
     planned = rows.read(put.row, Job)
     stop = planned.stop_of(attempt.attempt)
@@ -270,7 +270,7 @@ def _rollback_writes(
         incident_record.timeline_put(
             attempt.job_id, "rolled back", record.reason, at=context.now, writer=WRITER, decision_id=record.decision_id
         ),
-        *others,
+        *further_writes,
     ]
 
 

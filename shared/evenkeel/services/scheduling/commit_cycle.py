@@ -125,10 +125,10 @@ def _admit(
         )
     refused_jobs: set[str] = set()
 
-    def commit(some: Sequence[batches.WriteGroup]) -> None:
-        _commit_attempts([attempts[part.subject] for part in some], some, facts.unwritten, loaded, tree, context)
+    def commit(batch: Sequence[batches.WriteGroup]) -> None:
+        _commit_attempts([attempts[part.subject] for part in batch], batch, facts.unwritten, loaded, tree, context)
         facts.unwritten = ()
-        for attempt in (attempts[part.subject] for part in some):
+        for attempt in (attempts[part.subject] for part in batch):
             admitted.append(attempt.workload_name)
             context.telemetry.count("JobsAdmitted")
             context.telemetry.info("JobAdmitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
@@ -143,8 +143,8 @@ def _admit(
     usage = [Add(quota_rows.usage_key(team), {}) for team in {attempt.team for attempt in attempts.values()}]
     has_few_teams = len(usage) <= _MAX_USAGE_ROWS
     common = (tree.put(tree.memory), *facts.unwritten, *(usage if has_few_teams else ()))
-    for some in batches.cut(parts, common_writes=common, extra_writes=0 if has_few_teams else 1):
-        batches.commit_each(some, commit, on_refused)
+    for batch in batches.cut(parts, common_writes=common, extra_writes=0 if has_few_teams else 1):
+        batches.commit_each(batch, commit, on_refused)
     return frozenset(refused_jobs)
 
 
@@ -441,17 +441,17 @@ def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaT
         for stop in plan.reservation_stops
     ]
 
-    def commit(some: Sequence[batches.WriteGroup]) -> None:
-        names = [part.subject for part in some]
+    def commit(batch: Sequence[batches.WriteGroup]) -> None:
+        names = [part.subject for part in batch]
         memory = _with_stopping(tree.memory, names, loaded.snapshot.setup)
-        context.ledger.commit(tree.put(memory), *(write for part in some for write in part.writes))
+        context.ledger.commit(tree.put(memory), *(write for part in batch for write in part.writes))
         tree.raised(memory)
         context.telemetry.count("JobsDrainedFromReservations", len(names))
         context.telemetry.info("ReservationStopsRequested", jobs=names)
 
-    for some in batches.cut(parts, common_writes=(tree.put(tree.memory),)):
+    for batch in batches.cut(parts, common_writes=(tree.put(tree.memory),)):
         batches.commit_each(
-            some, commit, lambda part, refused: batches.note_refusal(context.telemetry, part.subject, refused)
+            batch, commit, lambda part, refused: batches.note_refusal(context.telemetry, part.subject, refused)
         )
 
 
@@ -496,9 +496,9 @@ class _ReasonBatch:
     def commit(self) -> None:
         """Commit the rest of the batch. A reason that the ledger refuses is counted and left out."""
         ledger, telemetry = self._context.ledger, self._context.telemetry
-        for some in batches.cut(self._parts):
+        for batch in batches.cut(self._parts):
             batches.commit_each(
-                some,
+                batch,
                 lambda parts: ledger.commit(*(write for part in parts for write in part.writes)),
                 lambda part, refused: batches.note_refusal(telemetry, part.subject, refused),
             )

@@ -145,9 +145,9 @@ class _ResizeCommit:
         parts = [
             batches.WriteGroup(name, (Put(subject_rows.decision_row(record)),)) for name, record in records.items()
         ]
-        for some in batches.cut(parts, common_writes=(self.tree.put(changed),)):
-            writes = (write for part in some for write in part.writes)
-            token = records[some[0].subject].decision_id
+        for batch in batches.cut(parts, common_writes=(self.tree.put(changed),)):
+            writes = (write for part in batch for write in part.writes)
+            token = records[batch[0].subject].decision_id
             self.context.ledger.commit(self.tree.put(changed), *writes, token=token)
             self.tree.raised(changed)
         return changed

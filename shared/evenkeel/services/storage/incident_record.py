@@ -45,8 +45,8 @@ def load_with(incident_id: str, context: Context, *keys: Key) -> tuple[Incident,
     Raises:
         NotFound: there is no such incident.
     """
-    row, *others = context.read_rows(incident_rows.incident_key(incident_id), *keys)
-    return *_incident_of(row, incident_id), tuple(others)
+    row, *other_rows = context.read_rows(incident_rows.incident_key(incident_id), *keys)
+    return *_incident_of(row, incident_id), tuple(other_rows)
 
 
 def _incident_of(row: Row | None, incident_id: str) -> tuple[Incident, int]:

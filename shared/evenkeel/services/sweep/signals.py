@@ -31,11 +31,11 @@ def ingest_early_notices(sweep: SweepRun) -> int:
     """Ingest the notices about an instance that arrived before the fleet table held it."""
     ledger = sweep.context.ledger
     early_rows = [(str(row.doc["instanceId"]), row) for row in sweep.listed(Table.INCIDENTS, "EARLY")]
-    ours = {node.life.instance_id for node in sweep.nodes} | _known_instances(
+    own_instances = {node.life.instance_id for node in sweep.nodes} | _known_instances(
         sweep, {instance_id for instance_id, _ in early_rows}
     )
     opened = 0
-    for row in sweep.as_stored(row for instance_id, row in early_rows if instance_id in ours):
+    for row in sweep.as_stored(row for instance_id, row in early_rows if instance_id in own_instances):
         outcomes = [_ingest(sweep, fact) for fact in receive_event.early_facts(row)]
         opened += outcomes.count(IntakeAction.OPEN)
         if receive_event.OTHER_FLEET in outcomes:

@@ -167,13 +167,13 @@ class SweepRun:
         listed = [(name, workload) for name, workloads in self.workloads_of.items() for workload in workloads]
         owned = attempt_record.owned(self.context.ledger, listed)
         proved = {(attempt.cluster, workload.job_uid) for attempt, workload in owned}
-        others = [(cluster, workload) for cluster, workload in listed if (cluster, workload.job_uid) not in proved]
-        if others:
+        unproved = [(cluster, workload) for cluster, workload in listed if (cluster, workload.job_uid) not in proved]
+        if unproved:
             names = [
                 f"{cluster}/{workload.namespace}/{workload.job_id}-a{workload.attempt}"
-                for cluster, workload in others[:10]
+                for cluster, workload in unproved[:10]
             ]
-            self.context.telemetry.count("UnmanagedWorkloads", len(others))
+            self.context.telemetry.count("UnmanagedWorkloads", len(unproved))
             self.context.telemetry.warning("UnownedLabelsFound", jobs=names)
         return tuple(owned)
 

@@ -340,8 +340,8 @@ def _rows(ledger: Ledger, subject: str, *, repeat_answered: bool) -> list[Row]:
     states = [WaitState.OPEN, *([WaitState.ANSWERED] if repeat_answered else [])]
     if subject:
         table, pk = subject_rows.subject_partition(subject)
-        there = ledger.partition(table, pk, "WAIT#")
-        return [row for row in there if row.doc.get("state") in states]
+        wait_rows = ledger.partition(table, pk, "WAIT#")
+        return [row for row in wait_rows if row.doc.get("state") in states]
     return [
         row
         for table in (Table.JOBS, Table.INCIDENTS)

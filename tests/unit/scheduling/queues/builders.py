@@ -30,7 +30,7 @@ Amount = int | Quota
 
 def a_group(flavors: Mapping[str, Amount], resource: str = GPU) -> ResourceGroup:
     """Return a group of one resource; a bare number is nominal quota."""
-    given = {name: each if isinstance(each, Quota) else Quota(each) for name, each in flavors.items()}
+    given = {name: quota if isinstance(quota, Quota) else Quota(quota) for name, quota in flavors.items()}
     return ResourceGroup((resource,), tuple(FlavorQuotas(name, {resource: quota}) for name, quota in given.items()))
 
 
@@ -99,8 +99,8 @@ def a_scheduler(
     plain = tuple(Flavor(name) for name in sorted(used - named))
     rules = Rules(fair, strategies) if strategies else Rules(fair)
     scheduler = Scheduler(queues, cohorts, (*flavors, *plain), rules)
-    for each in admitted:
-        scheduler.restore(each)
+    for running in admitted:
+        scheduler.restore(running)
     for workload in waiting:
         scheduler.submit(workload)
     return scheduler

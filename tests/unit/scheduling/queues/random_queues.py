@@ -132,7 +132,7 @@ class RandomQueues:
     def stop_evicted(self) -> None:
         """Let all evicted workloads stop."""
         for queue in self.scheduler.snapshot.queues.values():
-            for name in [name for name, each in queue.admitted.items() if each.is_evicted]:
+            for name in [name for name, workload in queue.admitted.items() if workload.is_evicted]:
                 self.scheduler.requeue_evicted(name)
 
     def overcommitted(self, *, with_evicted: bool = True) -> list[str]:
@@ -149,7 +149,7 @@ class RandomQueues:
     def with_more(self, queue: str, key: tuple[str, str], more: int) -> tuple[Queue, ...]:
         """Return the queues with more nominal quota of a key in one of them."""
 
-        def raised(each: Queue) -> Queue:
+        def raised(old_queue: Queue) -> Queue:
             groups = tuple(
                 replace(
                     group,
@@ -166,11 +166,11 @@ class RandomQueues:
                         for flavor in group.flavors
                     ),
                 )
-                for group in each.groups
+                for group in old_queue.groups
             )
-            return replace(each, groups=groups)
+            return replace(old_queue, groups=groups)
 
-        return tuple(raised(each) if each.name == queue else each for each in self.queues)
+        return tuple(raised(old_queue) if old_queue.name == queue else old_queue for old_queue in self.queues)
 
 
 def outcomes(decisions: list[CycleDecision]) -> list[object]:

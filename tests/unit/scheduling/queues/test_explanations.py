@@ -37,9 +37,9 @@ def decide(fleet: RandomQueues, queues: Iterable[Queue], job: Workload, ended: I
     """Return the result for a job as if it were the only pending job, after a complete scan of the flavors."""
     scheduler = Scheduler(queues, fleet.cohorts, fleet.scheduler.snapshot.flavors.values(), fleet.rules)
     for queue in fleet.scheduler.snapshot.queues.values():
-        for name, each in queue.admitted.items():
+        for name, workload in queue.admitted.items():
             if name not in ended:
-                scheduler.restore(replace(each))
+                scheduler.restore(replace(workload))
     scheduler.submit(job)
     decision: CycleDecision | None = None
     for _ in range(4):

@@ -36,11 +36,11 @@ def declared(*documents: Json) -> QuotaDocuments:
 
 def held(*resources: Json, **sharing: Any) -> dict[tuple[str, str], Quota]:
     (queue,) = declared(quota(*resources, **sharing)).everything()[0]
-    return {key: each for key, each in quotas_of(queue.groups).items() if each.nominal}
+    return {key: quota for key, quota in quotas_of(queue.groups).items() if quota.nominal}
 
 
 def nominal(*resources: Json) -> dict[str, int]:
-    return {key[1]: each.nominal for key, each in held(*resources).items()}
+    return {key[1]: quota.nominal for key, quota in held(*resources).items()}
 
 
 # ---------------------------------------------------------------- amounts
@@ -67,9 +67,11 @@ def test_omitted_amounts_follow_from_the_largest_share(resources: Json, expected
 
 
 def test_whole_instances_and_granular_amounts_add_up() -> None:
-    found = nominal({"InstanceType": "ml.g5.2xlarge", "Count": 2}, {"InstanceType": "ml.g5.2xlarge", "Accelerators": 1})
+    quotas = nominal(
+        {"InstanceType": "ml.g5.2xlarge", "Count": 2}, {"InstanceType": "ml.g5.2xlarge", "Accelerators": 1}
+    )
 
-    assert found == {CPU: 24000, MEMORY: 96 * GIB, GPU: 3}
+    assert quotas == {CPU: 24000, MEMORY: 96 * GIB, GPU: 3}
 
 
 def test_neuron_devices_and_partitions_are_separate_resources() -> None:
@@ -100,9 +102,9 @@ def test_neuron_devices_and_partitions_are_separate_resources() -> None:
     ],
 )
 def test_borrow_limit_applies_to_each_resource_rounded_down(sharing: Json, expected: Quota) -> None:
-    found = held({"InstanceType": "ml.p5.48xlarge", "Accelerators": 5}, **sharing)
+    quotas = held({"InstanceType": "ml.p5.48xlarge", "Accelerators": 5}, **sharing)
 
-    assert found[("ml.p5.48xlarge", GPU)] == expected
+    assert quotas[("ml.p5.48xlarge", GPU)] == expected
 
 
 def test_team_without_weight_has_weight_zero_and_reclaims() -> None:

@@ -160,8 +160,8 @@ def test_more_quota_never_prevents_admission(deep: bool, seed: int) -> None:
     for more in (0, 1, 3):
         world_queues = fleet.with_more(job.queue, key, more)
         scheduler = Scheduler(world_queues, fleet.cohorts, fleet.scheduler.snapshot.flavors.values(), fleet.rules)
-        for each in admitted:
-            scheduler.restore(replace(each))
+        for workload in admitted:
+            scheduler.restore(replace(workload))
         scheduler.submit(job)
         results.append(
             any(cycle_decision.result is Result.ADMITTED for _ in range(3) for cycle_decision in scheduler.cycle())
@@ -193,4 +193,6 @@ def test_evictions_end_in_a_flat_tree(fair: bool, seed: int) -> None:
 def test_decisions_are_deterministic(seed: int) -> None:
     first, second = RandomQueues(seed, deep=True), RandomQueues(seed, deep=True)
 
-    assert [outcomes(each) for each, _ in first.history(25)] == [outcomes(each) for each, _ in second.history(25)]
+    assert [outcomes(decisions) for decisions, _ in first.history(25)] == [
+        outcomes(decisions) for decisions, _ in second.history(25)
+    ]

@@ -276,10 +276,10 @@ def test_pods_count_if_the_queue_covers_them() -> None:
 
 
 def test_only_nonzero_requests_of_uncovered_resources_never_fit() -> None:
-    none, some = (Workload(f"w{n}", "a", (PodSet("main", 1, {GPU: 1, "fpga": n}),)) for n in (0, 1))
+    none, positive = (Workload(f"w{n}", "a", (PodSet("main", 1, {GPU: 1, "fpga": n}),)) for n in (0, 1))
 
     assert only(a_scheduler(a_queue("a", 4, ""), waiting=(none,))).result is Result.ADMITTED
-    assert only(a_scheduler(a_queue("a", 4, ""), waiting=(some,))).pending is Pending.NO_MATCHING_FLAVOR
+    assert only(a_scheduler(a_queue("a", 4, ""), waiting=(positive,))).pending is Pending.NO_MATCHING_FLAVOR
 
 
 def test_pod_sets_of_a_group_get_one_flavor() -> None:

@@ -39,17 +39,17 @@ def a_scheduler(*waiting: Workload, nominal: int = 1, by_use: bool = True, decay
 
 def order(scheduler: Scheduler, *, seconds_each: float = 0.0) -> list[str]:
     """Run the jobs one after another; return them in the order of their admission."""
-    found: list[str] = []
+    names: list[str] = []
     now = scheduler.snapshot.now
     while decisions := scheduler.cycle(now):
         name = decisions[0].workload.workload_id
         if scheduler.admitted(name) is None:
             continue
-        found.append(name)
+        names.append(name)
         now += seconds_each
         scheduler.advance_to(now)
         scheduler.release(name)
-    return found
+    return names
 
 
 def test_use_approaches_the_running_amount_and_decays_by_half_lives() -> None:
@@ -166,7 +166,7 @@ def test_use_is_the_sum_over_jobs(jobs: list[tuple[int, int, int]], now: int) ->
         job = held(by("ann", f"j{number}", gpus), float(begin))
         changes.append((float(begin), number, uses.start, job))
         changes.append((float(begin + more), number, uses.stop, job))
-    for at, _, change, job in sorted(changes, key=lambda each: each[:2]):
+    for at, _, change, job in sorted(changes, key=lambda change_row: change_row[:2]):
         if at <= now:
             change(job, at)
 

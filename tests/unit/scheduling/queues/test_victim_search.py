@@ -43,20 +43,20 @@ def plain_first_rule(
             reason = Reason.IN_CLUSTER_QUEUE if queue is node else reason
         else:
             reason = Reason.IN_COHORT_FAIR_SHARING
-            mine, theirs = targets.branches(queue)
-            found = None
-            while targets.of[queue.name] and found is None:
+            own_branch, other_branch = targets.branches(queue)
+            victim = None
+            while targets.of[queue.name] and victim is None:
                 candidate = targets.take(queue)
                 with not_using(queue, candidate.use):
-                    after = share_of(theirs).rank
-                before, now = share_of(theirs).rank, share_of(mine).rank
+                    after = share_of(other_branch).rank
+                before, now = share_of(other_branch).rank, share_of(own_branch).rank
                 if now <= after if rule == "LessThanOrEqualToFinalShare" else now < before:
-                    found = candidate
+                    victim = candidate
                 else:
                     retry.append(candidate)
-            if found is None:
+            if victim is None:
                 continue
-            chosen = found
+            chosen = victim
         snapshot.release(chosen)
         targets.lost(queue)
         victims.append(Victim(chosen, reason))
@@ -124,10 +124,10 @@ def test_search_without_repeated_work_finds_the_same_victims(seed: int, strategy
 
     fast = found()
 
-    made = Nominator.__init__
+    original = Nominator.__init__
 
     def plain(self: Nominator, snapshot: Snapshot, cycle: int) -> None:
-        made(self, snapshot, cycle)
+        original(self, snapshot, cycle)
         self._victims = _Forgetful()
 
     with pytest.MonkeyPatch.context() as patch:
