@@ -528,7 +528,7 @@ def fork_workers() -> None:
         raise RuntimeError(message)
     worker_template = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(worker_template)
-    start = worker_template.TemplatePool().start_worker
+    start = worker_template.WorkerTemplates().start_worker
     lambda_runtime.subprocess = types.SimpleNamespace(**{**vars(subprocess), "Popen": start})
 
 
