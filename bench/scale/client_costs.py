@@ -114,6 +114,9 @@ def measure() -> MeasuredClients:
     for api in ("jobs", "own pods"):
         costs[f"kubernetes:LIST {api}"] = ClientCost(call, both / 2)
         memory[f"kubernetes:LIST {api}"] = half
+    in_use = max(0.0, _seconds(lambda: cluster.pods_in_use("c"), _REPEATS) * scale - 3 * call) / _OBJECTS
+    costs["kubernetes:LIST fleet pods"] = ClientCost(call, in_use)
+    memory["kubernetes:LIST fleet pods"] = half
     costs["kubernetes:LIST pods of a node"] = costs["kubernetes:LIST all pods"]
     seconds = _seconds(lambda: _Connections({"nodes": nodes}).api("c").get("/api/v1/nodes"), _REPEATS) * scale
     costs["kubernetes:GET nodes"] = ClientCost(call, 0.0, seconds / len(nodes))
@@ -139,7 +142,9 @@ class _PageApi(KubernetesApi):
         self.name, self._bodies, self._pages = "measured", bodies, pages
 
     def _open(self, method: str, path: str, query: Any = None, *_: Any, **__: Any) -> urllib3.BaseHTTPResponse:  # noqa: ARG002 - the client's signature
-        body = self._bodies.get(path.rpartition("/")[2], b'{"metadata":{},"items":[]}')
+        is_of_others = "!=" in (query or {}).get("labelSelector", "")
+        kind = "" if is_of_others else path.rpartition("/")[2]
+        body = self._bodies.get(kind, b'{"metadata":{},"items":[]}')
         number = int((query or {}).get("continue") or 1)
         if number < self._pages and query:
             body = body.replace(b'"metadata":{', b'"metadata":{"continue":"%d",' % (number + 1), 1)

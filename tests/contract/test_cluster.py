@@ -640,6 +640,14 @@ def test_unmanaged_pods_show_owner_and_recreation(bench: ClusterUnderTest) -> No
     in_use = {group: bench.cluster.resources_in_use(CLUSTER, group) for group in PodGroup}
     assert in_use[PodGroup.ALL][node.name].accelerators == 6
     assert (in_use[PodGroup.MOVABLE], in_use[PodGroup.BOUND]) == (in_use[PodGroup.ALL], {})
+    live = bench.cluster.live_pods(CLUSTER)
+    assert (live.movable, live.bound) == (in_use[PodGroup.MOVABLE], {})
+    assert {pod.uid for pod in live.pods} == {pod.uid for pod in bench.cluster.pods(CLUSTER)}
+    used = bench.cluster.pods_in_use(CLUSTER)
+    assert used.movable == in_use[PodGroup.MOVABLE]
+    assert [(each.job_uid, each.pods) for each in used.attempts] == [
+        (each.job_uid, each.pods) for each in bench.cluster.workloads(CLUSTER)
+    ]
 
 
 def test_unmanaged_pods_are_listed_by_node(bench: ClusterUnderTest) -> None:

@@ -391,6 +391,24 @@ def test_pods_of_daemonsets_are_selected_by_their_label(script: Script, api: Kub
     ]
 
 
+def test_use_of_nodes_lists_each_pod_once(script: Script, api: KubernetesApi) -> None:
+    script.on("GET", "/api/v1/pods", (200, {"metadata": {}, "items": []}))
+    script.on("GET", "/apis", (200, {"groups": []}))
+    cluster = KubernetesCluster(OneApi(api), fleet="f")
+
+    cluster.pods_in_use("c")
+    cluster.live_pods("c")
+
+    asked = [urlsplit(path) for _, path, *_ in script.asked if "/pods" in path]
+    live = ["status.phase!=Succeeded,status.phase!=Failed"]
+    assert [parse_qs(each.query)["fieldSelector"] for each in asked] == [live, live, live]
+    assert [parse_qs(each.query).get("labelSelector") for each in asked] == [
+        ["!pod-template-generation,evenkeel.io/fleet=f"],
+        ["!pod-template-generation,evenkeel.io/fleet!=f"],
+        None,
+    ]
+
+
 def test_quantities_are_read_as_api_servers_write_them(script: Script, api: KubernetesApi) -> None:
     pods = [a_pod_object("typo", "1k"), a_pod_object("one", "8", "n1"), a_pod_object("odd", "many", "n1")]
     script.on(

@@ -68,6 +68,8 @@ def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bench: LocalClusterUnderTest
 
     assert {pod.node_name for pod in workload.pods} == set(spec.attempt.node_names)
     assert bench.cluster.workloads(CLUSTER) == (workload,)
+    (pods,) = bench.cluster.pods_in_use(CLUSTER).attempts
+    assert (pods.job_uid, pods.decision_id, pods.pods) == (workload.job_uid, workload.decision_id, workload.pods)
     assert bench.cluster.launch(spec) == (LaunchResult.ALREADY_THERE, workload.uid)
     assert spec.attempt.replace(workload_uid=workload.uid).owns(workload)
 

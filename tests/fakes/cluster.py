@@ -20,9 +20,11 @@ from evenkeel.ports import (
     KubernetesPermission,
     LaunchResult,
     LaunchSpec,
+    LivePods,
     LogTail,
     NotFound,
     PodGroup,
+    PodsInUse,
     Refused,
     ReleaseResult,
     RepairAnswer,
@@ -253,6 +255,13 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
     def _listed(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         workloads = (_seen(workload) for _, workload in sorted(self.jobs.get(cluster, {}).items()))
         return (*self.forged, *workloads)
+
+    def pods_in_use(self, cluster: str) -> PodsInUse:
+        return PodsInUse(self.workloads(cluster), self.resources_in_use(cluster, PodGroup.MOVABLE))
+
+    def live_pods(self, cluster: str) -> LivePods:
+        movable, bound = (self.resources_in_use(cluster, group) for group in (PodGroup.MOVABLE, PodGroup.BOUND))
+        return LivePods(movable, bound, self.pods(cluster))
 
     def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
         self._answer(cluster, "resources_in_use")

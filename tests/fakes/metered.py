@@ -235,10 +235,15 @@ class MeteredCluster(MeteredPort):
                 yield from self._lists("own pods", sum(len(workload.pods) for workload in found), sizes.pod)
             case "workload":
                 yield from self._objects_of(len(found.pods))
+            case "pods_in_use":
+                yield self._get("apis", 4_000)
+                yield from self._lists("fleet pods", sum(len(each.pods) for each in found.attempts), sizes.pod)
+                yield from self._lists("all pods", len(self._inner.unmanaged), sizes.pod)
             case "resources_in_use":
                 yield from self._resources_in_use(*given)
-            case "pods":
-                yield from self._pods(given[0], given[1] if len(given) > 1 else None, found)
+            case "pods" | "live_pods":
+                listed = found if name == "pods" else found.pods
+                yield from self._pods(given[0], given[1] if len(given) > 1 else None, listed)
             case "launch":
                 yield self._get("nodes", sizes.node)
                 yield self._change("POST", "services", 1_000)

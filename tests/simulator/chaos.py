@@ -28,7 +28,19 @@ PORTS: dict[str, type] = {
 READS = {
     "ledger": {"get", "batch_get", "partition", "by_state"},
     "cluster": {
-        *("nodes", "node", "workload", "workloads", "resources_in_use", "pods", "check_result", "logs", "tails"),
+        *(
+            "nodes",
+            "node",
+            "workload",
+            "workloads",
+            "resources_in_use",
+            "pods_in_use",
+            "live_pods",
+            "pods",
+            "check_result",
+            "logs",
+            "tails",
+        ),
         *("watch", "claims", "refusal"),
     },
     "provider": {"nodes", "node", "cluster"},

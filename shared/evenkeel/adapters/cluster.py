@@ -1,6 +1,7 @@
 """The port Cluster on Kubernetes API servers: nodes, Jobs, pods, logs, evictions and watches."""
 
 import contextlib
+import itertools
 import queue
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
@@ -47,10 +48,12 @@ from evenkeel.ports import (
     KubernetesPermission,
     LaunchResult,
     LaunchSpec,
+    LivePods,
     LogTail,
     NotFound,
     PermanentError,
     PodGroup,
+    PodsInUse,
     Refused,
     ReleaseResult,
     RepairAnswer,
@@ -263,7 +266,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         return attempt.own(workloads.read_workloads(objects.listed, objects.pods, kueue))
 
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
-        selector = {"labelSelector": f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"}
+        selector = {"labelSelector": self._attempt_selector}
         listed = [
             item
             for kind in (JOB, *self._operated(cluster))
@@ -272,6 +275,25 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         pods = self._list_trimmed(cluster, _PODS, workloads.trim, selector)
         kueue = self._kueue_workloads(cluster) if any(map(kueue_workloads.is_queued_in_kueue, listed)) else {}
         return workloads.read_workloads(listed, pods, kueue)
+
+    def pods_in_use(self, cluster: str) -> PodsInUse:
+        # The owner reference of a pod names its workload. Only a JobSet has Jobs between itself and its pods.
+        has_operators = bool(self._operated(cluster))
+        selector = {"labelSelector": self._attempt_selector}
+        jobs = self._of_kind(cluster, JOB, trim=workloads.trim, **selector) if has_operators else []
+        own_query, others_query = (
+            {"fieldSelector": _LIVE_PODS_SELECTOR, "labelSelector": f"{PodGroup.MOVABLE},{FLEET_LABEL}{labels}"}
+            for labels in (f"={self._fleet}", f"!={self._fleet}")
+        )
+        own = self._listed(cluster, _PODS, unmanaged_pods.read_own_pod, own_query)
+        others = self._listed(cluster, _PODS, unmanaged_pods.read_placed_pod, others_query)
+        pods = sorted((pod for pod, _ in own if pod is not None), key=_namespaced_name)
+        in_use = sum_by_place(filter(None, itertools.chain((placed for _, placed in own), others)))
+        return PodsInUse(workloads.read_workloads(jobs, pods, {}), in_use)
+
+    @property
+    def _attempt_selector(self) -> str:
+        return f"{JOB_LABEL},{FLEET_LABEL}={self._fleet}"
 
     def _operated(self, cluster: str) -> list[WorkloadResource]:
         """Return the kinds whose operators a cluster has. An operator can be installed at any time."""
@@ -326,6 +348,16 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         )
         controllers = self._controllers(cluster, pods)
         return tuple(unmanaged_pods.read_unmanaged_pod(pod, controllers, self._fleet) for pod in pods)
+
+    def live_pods(self, cluster: str) -> LivePods:
+        read = self._listed(cluster, _PODS, unmanaged_pods.read_live_pod, {"fieldSelector": _LIVE_PODS_SELECTOR})
+        pods = sorted((pod.unmanaged for pod in read if pod.unmanaged is not None), key=_namespaced_name)
+        controllers = self._controllers(cluster, pods)
+        return LivePods(
+            movable=sum_by_place(pod.placed for pod in read if pod.placed and not pod.is_bound),
+            bound=sum_by_place(pod.placed for pod in read if pod.placed and pod.is_bound),
+            pods=tuple(unmanaged_pods.read_unmanaged_pod(pod, controllers, self._fleet) for pod in pods),
+        )
 
     def kueue_namespaces(self, cluster: str) -> Mapping[str, str]:
         """Return the namespaces with Kueue's label or with a LocalQueue, each with the reason.

@@ -1,11 +1,12 @@
 """Read the pods that Evenkeel does not launch, and the resources that they request. Pure."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenkeel.adapters.object_fields import (
     CHECK_LABEL,
     FLEET_LABEL,
+    JOB_LABEL,
     MIB,
     RENTAL_LABEL,
     Json,
@@ -15,7 +16,7 @@ from evenkeel.adapters.object_fields import (
     parse_quantity,
 )
 from evenkeel.adapters.operator_restarts import consent_of, recreation_of
-from evenkeel.adapters.workloads import Controllers, attempt_of, decision_of, workload_name
+from evenkeel.adapters.workloads import Controllers, attempt_of, decision_of, trim, workload_name
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.external.unmanaged_workloads import (
     ManagedKind,
@@ -24,6 +25,7 @@ from evenkeel.domain.external.unmanaged_workloads import (
 )
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.resources import NONE, Resources
+from evenkeel.ports import PodGroup
 
 _MIRROR = "kubernetes.io/config.mirror"
 
@@ -77,6 +79,32 @@ def read_placed_pod(pod: Json) -> tuple[str, Resources] | None:
     """Return the name of a pod's node and what the pod requests; None if it is on no node."""
     node_name = (pod.get("spec") or {}).get("nodeName")
     return (node_name, resources_requested(pod)) if node_name else None
+
+
+def read_own_pod(pod: Json) -> tuple[Json | None, tuple[str, Resources] | None]:
+    """Return a pod with this fleet's label as `read_workloads` needs it, and its node and requests.
+
+    The first is None if the pod belongs to no attempt, the second if it is on no node.
+    """
+    is_of_attempt = JOB_LABEL in (pod["metadata"].get("labels") or {})
+    return (trim(pod) if is_of_attempt else None), read_placed_pod(pod)
+
+
+class LivePod(NamedTuple):
+    """A pod, reduced to what lists of all live pods need."""
+
+    is_bound: bool
+    """Whether it has the label of DaemonSets' pods."""
+    placed: tuple[str, Resources] | None
+    """Its node and its requests; None if it is on no node."""
+    unmanaged: Json | None
+    """As `read_unmanaged_pod` needs it; None if it belongs to no workload."""
+
+
+def read_live_pod(pod: Json) -> LivePod:
+    """Reduce a live pod."""
+    is_bound = PodGroup.BOUND in (pod["metadata"].get("labels") or {})
+    return LivePod(is_bound, read_placed_pod(pod), trim_unmanaged_pod(pod))
 
 
 def _pod_requests(spec: Mapping[str, Any]) -> Json:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.capacity.efa import EfaRequest
@@ -30,6 +30,26 @@ class PodGroup(StrEnum):
     BOUND = "pod-template-generation"
     """Pods with the label of DaemonSets' pods: most pods of a large cluster. They change only with a DaemonSet."""
     MOVABLE = "!pod-template-generation"
+
+
+class PodsInUse(NamedTuple):
+    """The live pods of attempts, and what movable pods request."""
+
+    attempts: tuple[ObservedWorkload, ...]
+    """The pods, grouped by the workload that controls them. The workloads themselves are not read."""
+    movable: Mapping[str, Resources]
+    """Requests of live pods of the group `MOVABLE`, by node name. Pods outside Evenkeel count too."""
+
+
+class LivePods(NamedTuple):
+    """All live pods of a cluster, from one list."""
+
+    movable: Mapping[str, Resources]
+    """Requests of the group `MOVABLE`, by node name."""
+    bound: Mapping[str, Resources]
+    """Requests of the group `BOUND`, by node name."""
+    pods: tuple[UnmanagedPod, ...]
+    """What `Cluster.pods` returns."""
 
 
 class CordonResult(StrEnum):
@@ -229,6 +249,17 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
 
     def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
         """Return what live pods request, by node name. Pods outside Evenkeel count too."""
+        ...
+
+    def pods_in_use(self, cluster: str) -> PodsInUse:
+        """Return the live pods of attempts, and what movable pods request. Each pod is listed once.
+
+        As with `workloads`, labels prove nothing.
+        """
+        ...
+
+    def live_pods(self, cluster: str) -> LivePods:
+        """Return what all live pods request, and the pods as `pods` does."""
         ...
 
     def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:

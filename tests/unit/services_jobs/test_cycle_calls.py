@@ -1,12 +1,16 @@
-"""A scheduling cycle asks HyperPod, and lists the pods of DaemonSets, only for nodes that no sweep has seen."""
+"""A scheduling cycle asks HyperPod, and lists the pods of DaemonSets, only for nodes that no sweep has seen.
 
-from collections.abc import Mapping
+Cycles and sweeps list each pod once, and long lists side by side.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
 
 import pytest
 
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.resources import Resources
-from evenkeel.ports import PodGroup
+from evenkeel.ports import PodGroup, Table
 from tests.fakes import a_node, a_provider_node
 from tests.fakes.counting import CountedCalls
 from tests.unit.services_jobs.job_scenario import JobScenario
@@ -102,3 +106,66 @@ def test_lives_and_slots_of_a_cycle_are_those_of_hyperpod() -> None:
         lives.append((attempt.nodes, attempt.node_names, attempt.pool, attempt.instance_type))
 
     assert lives[0] == lives[1]
+
+
+def test_cycle_lists_each_pod_once() -> None:
+    scenario = JobScenario(size=3)
+    scenario.running(nodes=1)
+    scenario.sweep()
+    scenario.submit(nodes=2)
+    calls = counted(scenario)
+
+    scenario.run_scheduling_cycle()
+
+    lists = {name: count for name, count in calls.calls.items() if "pods" in name or "workload" in name}
+    assert lists == {"cluster.pods_in_use": 1}
+
+
+def test_sweep_lists_live_pods_once() -> None:
+    scenario = JobScenario(size=3)
+    scenario.running(nodes=1)
+    calls = counted(scenario)
+
+    scenario.sweep()
+
+    assert calls.calls["cluster.live_pods"] == 1
+    assert not calls.calls.keys() & {"cluster.pods", "cluster.resources_in_use"}
+
+
+def meet(patch: pytest.MonkeyPatch, *methods: tuple[object, str]) -> None:
+    """Let the first call of each of these methods wait until all of them were called. It fails after ten seconds."""
+    barrier = threading.Barrier(len(methods))
+    for port, name in methods:
+        patch.setitem(vars(port), name, _meeting(getattr(port, name), barrier))
+
+
+def _meeting(method: Callable[..., object], barrier: threading.Barrier) -> Callable[..., object]:
+    waits = [True]
+
+    def called(*given: object, **named: object) -> object:
+        if waits and waits.pop():
+            barrier.wait(10)
+        return method(*given, **named)
+
+    return called
+
+
+def test_cycle_reads_nodes_while_it_reads_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = JobScenario(size=3)
+    job = scenario.submit(nodes=2)
+    meet(monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.ledger, "batch_get"))
+
+    scenario.run_scheduling_cycle()
+
+    assert scenario.job(job.job_id).state is JobState.STARTING
+
+
+def test_sweep_reads_its_lists_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = JobScenario(size=3)
+    cluster = scenario.world.cluster
+    lists = ((cluster, "live_pods"), (cluster, "workloads"), (cluster, "nodes"), (scenario.world.provider, "nodes"))
+    meet(monkeypatch, *lists)
+
+    scenario.sweep()
+
+    assert len(scenario.world.ledger.by_state(Table.FLEET, "NODE").rows) == 3

@@ -18,7 +18,18 @@ from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_rentals import ON_DEMAND, RentalScenario
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 
-READS = {"nodes", "node", "workload", "workloads", "pods", "resources_in_use", "logs", "tails"}
+READS = {
+    "nodes",
+    "node",
+    "workload",
+    "workloads",
+    "pods",
+    "pods_in_use",
+    "live_pods",
+    "resources_in_use",
+    "logs",
+    "tails",
+}
 
 
 def backup(world: FakeWorld) -> Mapping[Key, Row]:

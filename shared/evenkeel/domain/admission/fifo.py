@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
-from evenkeel.domain.admission.offers import PoolFit, SharedFits, pool_kinds, subtract_assigned
+from evenkeel.domain.admission.offers import PoolFit, SharedFits, pool_kinds
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 
@@ -22,7 +22,7 @@ def admit(snapshot: QueueSnapshot, policy: SchedulingPolicy, now: datetime) -> t
         if decision.action is Action.WAIT:
             barrier.add(request.job_id, offers)
         if decision.action is Action.ADMIT:
-            capacities = subtract_assigned(capacities, request, decision.nodes)
+            capacities = fits.subtract(capacities, request, decision.nodes)
         decisions.append(decision)
     return tuple(decisions)
 

@@ -8,7 +8,6 @@ from evenkeel.domain.admission.offers import (
     missing_efa,
     pool_fits,
     stays_long_enough,
-    subtract_assigned,
 )
 from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
@@ -44,8 +43,10 @@ class FreeNodes:
     ) -> tuple[PoolFit, ...]:
         """Return the fits of a request on the nodes of its assigned flavors: on the free ones, if none are given."""
         names = frozenset(name for flavors in assignment.flavors for name in flavors.values())
-        chosen = self.capacities if capacities is None else capacities
-        return pool_fits(request, chosen, self._policy, self._test_of(names))
+        test = self._test_of(names)
+        if capacities is None and test is None:
+            return self.fits(request)
+        return pool_fits(request, self.capacities if capacities is None else capacities, self._policy, test)
 
     def without(self, stopped: Collection[str]) -> tuple[NodeCapacity, ...]:
         """Return the node capacities after some jobs have stopped."""
@@ -54,7 +55,7 @@ class FreeNodes:
 
     def assign(self, request: AdmissionRequest, lives: Sequence[NodeLife]) -> None:
         """Take nodes for a job that starts."""
-        self.capacities = subtract_assigned(self.capacities, request, lives)
+        self.capacities = self._shared_fits.subtract(self.capacities, request, lives)
 
     def reserve(self, request: AdmissionRequest, offer: PoolFit) -> None:
         """Reserve the free nodes of a pool for a job that waits for more of them."""

@@ -1,5 +1,6 @@
 """Pools on which a job could start, and the nodes that preemption would free."""
 
+import bisect
 import functools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -139,6 +140,38 @@ class _PoolNodes(NamedTuple):
     usable: tuple[NodeCapacity, ...]
     """In the order in which a gang takes them."""
 
+    def after(
+        self,
+        request: AdmissionRequest,
+        changes: Iterable[tuple[NodeCapacity, NodeCapacity]],
+        policy: SchedulingPolicy,
+    ) -> "_PoolNodes":
+        """Return the nodes once some of them have other free amounts. A new search would find the same.
+
+        Args:
+            request: The request of the gang.
+            changes: Nodes before and after.
+            policy: As for the search.
+        """
+        closed, empty = Counter(self.counts.closed), self.counts.empty
+        usable = list(self.usable)
+        for before, now in changes:
+            if _choice_of(request, before, policy) is None:
+                continue
+            reason = _why_closed(request, request.per_node, before, policy)
+            if reason:
+                closed[reason] -= 1
+            else:
+                del usable[bisect.bisect_left(usable, _order_of(before), key=_order_of)]
+            reason = _why_closed(request, request.per_node, now, policy)
+            if reason:
+                closed[reason] += 1
+            else:
+                bisect.insort(usable, now, key=_order_of)
+            empty += now.is_unused - before.is_unused
+        counts = self.counts.replace_unchecked(fitting=len(usable), empty=empty, closed=dict(+closed))
+        return self._replace(counts=counts, usable=tuple(usable))
+
     def fit(self, nodes: int) -> PoolFit:
         """Return the fit of a gang of this many nodes."""
         if len(self.usable) < nodes:
@@ -162,18 +195,11 @@ def _pool_nodes(
     """Return the usable nodes of each pool. Two gangs that differ only in their size share them, beyond one node."""
     kinds: dict[tuple[str, str], list[NodeCapacity]] = defaultdict(list)
     choices: dict[tuple[str, str], int] = {}
-    resources = request.per_node
-    is_choosy = bool(request.pools) or request.requires != _NOTHING
     for capacity in _reserved_or_shared(request, capacities):
         if is_meant is not None and not is_meant(capacity):
             continue
-        choice = _preference_rank(request, capacity) if is_choosy else 0
-        if choice is None or (request.requires.fabric and policy.efa_interfaces.get(capacity.pool) == 0):
-            continue
-        fits_kind = not request.instance_types or capacity.instance_type in request.instance_types
-        is_unknown = not capacity.accelerators and not capacity.is_open
-        large_enough = is_unknown or capacity.is_large_enough(resources)
-        if capacity.cluster == request.cluster and fits_kind and large_enough:
+        choice = _choice_of(request, capacity, policy)
+        if choice is not None:
             kind = (capacity.pool, capacity.instance_type)
             kinds[kind].append(capacity)
             choices[kind] = min(choice, choices.get(kind, choice))
@@ -183,26 +209,90 @@ def _pool_nodes(
     )
 
 
+def _choice_of(request: AdmissionRequest, capacity: NodeCapacity, policy: SchedulingPolicy) -> int | None:
+    """Return the rank of a node in the job's order of preference; None if the job could not run there when it is free.
+
+    It does not depend on what is free.
+    """
+    if capacity.cluster != request.cluster:
+        return None
+    if request.instance_types and capacity.instance_type not in request.instance_types:
+        return None
+    is_choosy = bool(request.pools) or request.requires != _NOTHING
+    choice = _preference_rank(request, capacity) if is_choosy else 0
+    if choice is None or (request.requires.fabric and policy.efa_interfaces.get(capacity.pool) == 0):
+        return None
+    is_unknown = not capacity.accelerators and not capacity.is_open
+    return choice if is_unknown or capacity.is_large_enough(request.per_node) else None
+
+
 class SharedFits:
-    """The fits of requests on the nodes that are left. Requests of equal pods share the search for usable nodes."""
+    """The fits of requests on the nodes that are left. Requests of equal pods share the search for usable nodes.
+
+    After an admission only the nodes that it took are examined again. So a cycle does not examine every node for each
+    of its admissions.
+    """
 
     def __init__(self, capacities: Iterable[NodeCapacity], policy: SchedulingPolicy) -> None:
         """Take the nodes before the first admission: they name every job with reserved nodes."""
-        self._reservation_holders = frozenset(capacity.reserved_for for capacity in capacities)
+        self._capacities = tuple(capacities)
+        self._reservation_holders = frozenset(capacity.reserved_for for capacity in self._capacities)
         self._policy = policy
-        self._capacities: tuple[NodeCapacity, ...] = ()
-        self._found: dict[tuple[str, bool], tuple[_PoolNodes, ...]] = {}
+        self._positions: dict[str, list[int]] = defaultdict(list)
+        """Instance id → indexes of its nodes. An admission changes no position."""
+        for index, capacity in enumerate(self._capacities):
+            self._positions[capacity.life.instance_id].append(index)
+        self._found: dict[tuple[str, bool], tuple[AdmissionRequest, tuple[_PoolNodes, ...]]] = {}
 
     def of(self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...]) -> tuple[PoolFit, ...]:
-        """Return the fits of a request. Other nodes than in the last call begin anew."""
+        """Return the fits of a request. Nodes that are not those of `subtract` begin anew."""
         if self._capacities is not capacities:
             self._capacities, self._found = capacities, {}
         is_own = request.job_id in self._reservation_holders
         # A request with labels of pools has no hash.
         pods = (request.model_dump_json(exclude=None if is_own else _NEUTRAL_FIELDS), request.nodes > 1)
         if pods not in self._found:
-            self._found[pods] = _pool_nodes(request, capacities, self._policy)
-        return tuple(nodes.fit(request.nodes) for nodes in self._found[pods])
+            self._found[pods] = (request, _pool_nodes(request, capacities, self._policy))
+        return tuple(nodes.fit(request.nodes) for nodes in self._found[pods][1])
+
+    def subtract(
+        self, capacities: tuple[NodeCapacity, ...], request: AdmissionRequest, lives: Iterable[NodeLife]
+    ) -> tuple[NodeCapacity, ...]:
+        """Return the node capacities after a job has taken its nodes, as `subtract_assigned` does.
+
+        Args:
+            capacities: The nodes, in the order of the first ones.
+            request: The request of the job.
+            lives: Its nodes.
+        """
+        left = list(capacities)
+        changes: list[tuple[NodeCapacity, NodeCapacity]] = []
+        for life in {life.instance_id: life for life in lives}.values():
+            for index in self._positions[life.instance_id]:
+                before = capacities[index]
+                if before.life == life:
+                    left[index] = before.with_free(before.free.minus(request.per_node))
+                    changes.append((before, left[index]))
+        after = tuple(left)
+        # Whether a job takes its reserved nodes depends on all of them.
+        if self._capacities is capacities and self._reservation_holders <= {""}:
+            self._found = {pods: (of, self._changed(of, found, changes)) for pods, (of, found) in self._found.items()}
+            self._capacities = after
+        return after
+
+    def _changed(
+        self,
+        request: AdmissionRequest,
+        found: tuple[_PoolNodes, ...],
+        changes: Iterable[tuple[NodeCapacity, NodeCapacity]],
+    ) -> tuple[_PoolNodes, ...]:
+        by_kind = defaultdict(list)
+        for before, after in changes:
+            by_kind[after.pool, after.instance_type].append((before, after))
+        return tuple(
+            nodes.after(request, by_kind[nodes.counts.pool, nodes.counts.instance_type], self._policy)
+            for nodes in found
+        )
 
 
 def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapacity]) -> Iterable[NodeCapacity]:
@@ -292,8 +382,7 @@ def _nodes_of(
             closed[reason] += 1
         else:
             fits.append(capacity)
-    # The fullest node that still fits comes first, so that completely free nodes stay free for gangs that need them.
-    fits.sort(key=lambda capacity: (capacity.free.accelerators, capacity.free.cpu_millis, capacity.node_name))
+    fits.sort(key=_order_of)
     counts = PoolFit(
         pool=pool,
         instance_type=instance_type,
@@ -306,6 +395,14 @@ def _nodes_of(
         choice=choice,
     )
     return _PoolNodes(counts, tuple(fits))
+
+
+def _order_of(capacity: NodeCapacity) -> tuple[int, int, str]:
+    """Return the order in which gangs take nodes.
+
+    The fullest node that still fits comes first, so that completely free nodes stay free for gangs that need them.
+    """
+    return capacity.free.accelerators, capacity.free.cpu_millis, capacity.node_name
 
 
 def _lasts(request: AdmissionRequest, capacity: NodeCapacity) -> bool:

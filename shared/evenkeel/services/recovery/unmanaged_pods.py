@@ -6,6 +6,7 @@ All other pods are unmanaged: they are listed, counted and evicted like any othe
 """
 
 import re
+from collections.abc import Iterable
 
 from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipClaim, UnmanagedPod
 from evenkeel.domain.health.incidents import Incident
@@ -26,7 +27,12 @@ def pods(name: str, context: Context, on: str | None = None) -> tuple[UnmanagedP
         name: The cluster.
         on: Only pods on this node; empty: only pods without a node; None: all.
     """
-    unmanaged = context.cluster.pods(name, on)
+    return of_listed(name, context.cluster.pods(name, on), context)
+
+
+def of_listed(name: str, listed: Iterable[UnmanagedPod], context: Context) -> tuple[UnmanagedPod, ...]:
+    """Return the unmanaged pods among the listed pods of a cluster."""
+    unmanaged = tuple(listed)
     keys = {pod.uid: key for pod in unmanaged if pod.claim and (key := _key(pod.claim))}
     # Some callers may not read many incidents at once. There are few node tests.
     stored = get_all(context.ledger, (key for key in keys.values() if key.table is Table.JOBS))

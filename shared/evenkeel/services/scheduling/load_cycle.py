@@ -1,15 +1,16 @@
 """Load step of a scheduling cycle: read the quota tree, queues, charges, jobs and clusters into one snapshot.
 
-    tree ─ set-up ─ queues ─ rentals ─ charges ─ jobs ─┬─ attempts ─ pods ─┬─ spending        (the order matters)
-                                                       ├─ nodes ───────────┤
-                                                       └─ rows of nodes ───┘   of each cluster, in parallel
+    tree ─ set-up ─ queues ─ rentals ─┬─ charges ─ jobs ─ Jobs and pods ─ attempts ─┬─ spending   (the order matters)
+                                      ├─ nodes of each cluster ─────────────────────┤
+                                      └─ rows of nodes ─────────────────────────────┘
 
 A rental or a pod that changes between two reads counts twice at worst, and never not at all. Jobs are read after the
-charges, so freed quota is seen only together with the job that released it (docs/decisions/0023).
+charges, so freed quota is seen only together with the job that released it (docs/decisions/0023). Nodes are read after
+the rentals, so a node whose rental ends is never seen as free.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
@@ -22,10 +23,10 @@ from evenkeel.domain.admission.request_facts import with_reservation_ends
 from evenkeel.domain.admission.scheduler_state import ElasticState
 from evenkeel.domain.capacity.node_capacity import node_capacity
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
-from evenkeel.domain.jobs.attempt import ObservedWorkload
+from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.charge import Charge, resources_taken
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.nodes import KubernetesNode, ProviderNode, join_nodes
+from evenkeel.domain.nodes import FleetNode, KubernetesNode, ProviderNode, join_nodes
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.teams import TeamSetup
@@ -33,7 +34,7 @@ from evenkeel.domain.recovery.leases import Holds
 from evenkeel.domain.recovery.resume import charge_lost_work
 from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.resources import Resources
-from evenkeel.ports import EvenkeelError, Key, Ledger, Page, PodGroup, Row, Table, get_all
+from evenkeel.ports import EvenkeelError, Key, Ledger, Page, PodsInUse, Row, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
 from evenkeel.services.rentals import rentals
@@ -101,12 +102,16 @@ def run(context: Context) -> LoadedCycle:
     queues = _read_queues(snapshot, context)
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return _with_jobs(LoadedCycle(tree, snapshot), queues, ElasticState(), context.ledger)
-    # The rentals before the charges.
+    # The rentals before the charges and the nodes.
     rented = rentals.load(context.ledger)
-    loaded = _with_jobs(LoadedCycle(tree, snapshot), queues, snapshot.memory.elastic, context.ledger)
-    if _is_at_rest(loaded.snapshot, rented, context.policy):
-        return loaded
-    return _with_quotas(_with_clusters(loaded, rented, context), context)
+    with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
+        # Pending jobs need the nodes, whatever is read next.
+        lists = _NodeLists.start(readers, context) if queues.keys else None
+        loaded = _with_jobs(LoadedCycle(tree, snapshot), queues, snapshot.memory.elastic, context.ledger)
+        if _is_at_rest(loaded.snapshot, rented, context.policy):
+            return loaded
+        loaded = _with_clusters(loaded, rented, lists or _NodeLists.start(readers, context), context)
+    return _with_quotas(loaded, context)
 
 
 def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -> LoadedCycle:
@@ -351,7 +356,7 @@ def _versions_of(stored: StoredJobs) -> dict[str, int]:
 class _ClusterFacts(NamedTuple):
     """The facts that were read of one cluster."""
 
-    workloads: tuple[ObservedWorkload, ...]
+    workloads: Sequence[tuple[Attempt, ObservedWorkload]]
     in_use: Mapping[str, Resources]
     nodes: tuple[KubernetesNode, ...]
     kueue_namespaces: Mapping[str, str]
@@ -359,13 +364,27 @@ class _ClusterFacts(NamedTuple):
     pods: Sequence[UnmanagedPod]
 
 
-def _with_clusters(loaded: LoadedCycle, rented: RentalBook, context: Context) -> LoadedCycle:
+class _NodeLists(NamedTuple):
+    """Reads of the nodes that are under way. A list of nodes is the longest read of a cycle."""
+
+    of: Mapping[str, Future[tuple[KubernetesNode, ...]]]
+    """Cluster → its node objects."""
+    stored: Future[tuple[FleetNode, ...]]
+    """The nodes of the last sweep."""
+
+    @classmethod
+    def start(cls, readers: ThreadPoolExecutor, context: Context) -> "_NodeLists":
+        """Start the reads of all clusters."""
+        lists = {name: readers.submit(context.cluster.nodes, name) for name in context.site.clusters}
+        return cls(lists, readers.submit(stored_nodes.load, context))
+
+
+def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, context: Context) -> LoadedCycle:
     """Read the nodes, pods and Jobs of each cluster, and the state of the serving workloads."""
     snapshot, policy, names = loaded.snapshot, context.policy, context.site.clusters
     serves = frozenset(workload.cluster for workload in policy.scheduling.serving)
-    clusters, errors = _read_clusters(serves, context)
-    listed = [(name, workload) for name, facts in clusters.items() for workload in facts.workloads]
-    workloads = [(attempt.cluster, workload) for attempt, workload in attempt_record.owned(context.ledger, listed)]
+    clusters, errors = _read_clusters(serves, lists, context)
+    workloads = [(name, workload) for name, facts in clusters.items() for _, workload in facts.workloads]
     in_use = {(name, node): amounts for name, facts in clusters.items() for node, amounts in facts.in_use.items()}
     nodes = [node for name in names if name in clusters for node in clusters[name].nodes]
     provider_nodes = clusters[names[0]].provider_nodes if names[0] in clusters else ()
@@ -391,33 +410,34 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, context: Context) ->
 
 
 def _read_clusters(
-    serves: frozenset[str], context: Context
+    serves: frozenset[str], lists: _NodeLists, context: Context
 ) -> tuple[dict[str, _ClusterFacts], dict[str, EvenkeelError]]:
     """Read each cluster by itself, and HyperPod's records with the first one. If one read fails, all of it is left out.
 
     Args:
         serves: Clusters with serving workloads: their pods are read, too.
+        lists: The nodes, whose reads have started.
         context: Names the clusters.
     """
     facts: dict[str, _ClusterFacts] = {}
     errors: dict[str, EvenkeelError] = {}
     cluster, names = context.cluster, context.site.clusters
     with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
-        fleet = readers.submit(stored_nodes.load, context)
         reads = {
             name: (
-                readers.submit(_read_pods, name, context),
-                readers.submit(cluster.nodes, name),
+                readers.submit(cluster.pods_in_use, name),
                 readers.submit(cluster.kueue_namespaces, name),
                 readers.submit(cluster.pods, name) if name in serves else None,
             )
             for name in names
         }
-    for name, (pods, listed, namespaces, serving) in reads.items():
+        # The attempts of one cluster are read while the lists of the others are.
+        owned = {name: _owned_workloads(name, pods, context) for name, (pods, _, _) in reads.items()}
+    for name, (pods, namespaces, serving) in reads.items():
         try:
-            (workloads, movable), nodes, stored = pods.result(), listed.result(), fleet.result()
+            movable, nodes, stored = pods.result().movable, lists.of[name].result(), lists.stored.result()
             facts[name] = _ClusterFacts(
-                workloads,
+                owned[name],
                 stored_nodes.with_bound_pods(name, movable, nodes, stored, context),
                 nodes,
                 namespaces.result(),
@@ -429,7 +449,12 @@ def _read_clusters(
     return facts, errors
 
 
-def _read_pods(name: str, context: Context) -> tuple[tuple[ObservedWorkload, ...], Mapping[str, Resources]]:
-    """Read the attempts, and after them what pods request: a pod that starts between counts twice, and never not."""
-    cluster = context.cluster
-    return cluster.workloads(name), cluster.resources_in_use(name, PodGroup.MOVABLE)
+def _owned_workloads(
+    name: str, read: Future[PodsInUse], context: Context
+) -> Sequence[tuple[Attempt, ObservedWorkload]]:
+    """Return the workloads of a cluster that belong to attempts; none if the cluster could not be read."""
+    try:
+        listed = read.result().attempts
+    except EvenkeelError:
+        return ()  # `_read_clusters` reports the error
+    return attempt_record.owned(context.ledger, ((name, workload) for workload in listed))

@@ -5,14 +5,14 @@ import itertools
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod, unmanaged_workloads
+from evenkeel.domain.external.unmanaged_workloads import unmanaged_workloads
 from evenkeel.domain.nodes import FleetNode, Node
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.other_controllers import repaired_by
-from evenkeel.domain.resources import NONE, Resources, sum_by_place
+from evenkeel.domain.resources import NONE, sum_by_place
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
-from evenkeel.ports import Conflict, EvenkeelError, PodGroup, Put, Row, Table
+from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
 from evenkeel.services.recovery import manual_cordons, unmanaged_pods
 from evenkeel.services.storage import fleet_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
@@ -28,7 +28,9 @@ def refresh_fleet(sweep: SweepRun) -> int:
     The rows of a cluster that could not be read completely stay as they are: its nodes were not seen, and are not gone.
     """
     ledger = sweep.context.ledger
-    movable, bound = _pod_requests(sweep, PodGroup.MOVABLE), _pod_requests(sweep, PodGroup.BOUND)
+    sweep.read_lists()
+    movable = {(name, node): used for name, live in sweep.live_pods.items() for node, used in live.movable.items()}
+    bound = {(name, node): used for name, live in sweep.live_pods.items() for node, used in live.bound.items()}
     in_use = sum_by_place(itertools.chain(movable.items(), bound.items()))
     unmanaged_by_node, jobs = _record_unmanaged_workloads(sweep), _jobs_on_nodes(sweep)
     read = _complete_clusters(sweep)
@@ -74,12 +76,6 @@ def refresh_fleet(sweep: SweepRun) -> int:
             manual_cordons.prune(cordoned, sweep.context)
         _summarise(sweep, stored_nodes.values())
     return 0
-
-
-def _pod_requests(sweep: SweepRun, pods: PodGroup) -> dict[tuple[str, str], Resources]:
-    """Return what live pods request, by cluster and node name."""
-    requests = sweep.read_each_cluster("pods", lambda name: sweep.context.cluster.resources_in_use(name, pods))
-    return {(cluster, name): amounts for cluster, nodes in requests.items() for name, amounts in nodes.items()}
 
 
 def _complete_clusters(sweep: SweepRun) -> set[str]:
@@ -147,10 +143,8 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
     """Store the unmanaged work. Return the part that holds accelerators, by node."""
     clusters: dict[tuple[str, str], set[str]] = {}
 
-    def pods_of(cluster: str) -> tuple[UnmanagedPod, ...]:
-        return unmanaged_pods.pods(cluster, sweep.context)
-
-    for cluster, pods in sweep.read_each_cluster("pods", pods_of).items():
+    for cluster, live in sweep.live_pods.items():
+        pods = unmanaged_pods.of_listed(cluster, live.pods, sweep.context)
         listed = [workload for workload in unmanaged_workloads(cluster, pods) if workload.accelerators]
         for workload in listed:
             for name in workload.node_names:

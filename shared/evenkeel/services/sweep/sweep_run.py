@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from evenkeel.ports import (
     Conflict,
     EvenkeelError,
     ExecutionState,
+    LivePods,
     Put,
     Row,
     Table,
@@ -32,6 +34,8 @@ from evenkeel.services.storage.heartbeats import SourceResults
 T = TypeVar("T")
 V = TypeVar("V", bound=Value)
 WRITER = "sweep_fleet"
+_LISTS_AT_ONCE = 8
+"""Clusters, or kinds of objects, that are listed at a time."""
 _MIN_INTERVAL_SECONDS = {"kueue": 50, "ghosts": 50, "gauges": 50, "sources": 50, "overview": 50, "kept": 600}
 """Seconds between two runs of a step that not every sweep needs, if sweeps come more often than each minute."""
 
@@ -73,13 +77,17 @@ class SweepRun:
         return True
 
     def read_each_cluster(self, what: str, read: Callable[[str], T]) -> dict[str, T]:
-        """Read a list of each cluster. Record and skip a cluster that fails."""
+        """Read a list of each cluster, side by side. Record and skip a cluster that fails."""
         answers: dict[str, T] = {}
-        for cluster in self.context.site.clusters:
-            if cluster in self._no_answer:
-                continue
+        with ThreadPoolExecutor(max_workers=_LISTS_AT_ONCE) as readers:
+            reads = {
+                cluster: readers.submit(read, cluster)
+                for cluster in self.context.site.clusters
+                if cluster not in self._no_answer
+            }
+        for cluster, answer in reads.items():
             try:
-                answers[cluster] = read(cluster)
+                answers[cluster] = answer.result()
             except EvenkeelError as error:
                 self.unreadable_clusters.setdefault(cluster, f"{what}: {type(error).__name__}: {error}")
                 self._warn(f"cluster {cluster}", error)
@@ -111,6 +119,20 @@ class SweepRun:
         self.failures.append(str(error))
         self.context.telemetry.count("RowsUnreadable")
         self.context.telemetry.error("RowUnreadable", detail=str(error), runbook="row-unreadable")
+
+    def read_lists(self) -> None:
+        """Read the long lists of all control planes side by side. Each is read once in a run."""
+        with ThreadPoolExecutor(max_workers=_LISTS_AT_ONCE) as readers:
+            reads = [
+                readers.submit(getattr, self, name) for name in ("live_pods", "workloads_of", "nodes_of", "records")
+            ]
+        for read in reads:
+            read.result()
+
+    @cached_property
+    def live_pods(self) -> dict[str, LivePods]:
+        """Cluster → its live pods, for clusters whose pods could be listed."""
+        return self.read_each_cluster("pods", self.context.cluster.live_pods)
 
     @cached_property
     def nodes_of(self) -> dict[str, tuple[KubernetesNode, ...]]:
