@@ -1,0 +1,13 @@
+"""The engine's own interpreter runs `engine_program.py`, so no type checker sees what it loads from the project."""
+
+import re
+
+from evenkeel_local import PROJECT, worker_template
+
+
+def test_names_that_the_engine_loads_exist() -> None:
+    program = (PROJECT / "local" / "evenkeel_local" / "engine_program.py").read_text(encoding="utf-8")
+    used = set(re.findall(r"\bworker_template\.(\w+)", program)) - {"py"}
+
+    assert used
+    assert {name for name in used if not hasattr(worker_template, name)} == set()
