@@ -11,6 +11,7 @@ from evenkeel.services.waits import evaluate_waits
 from tests.fakes.cluster import a_node
 from tests.fakes.messages import WaitRequest
 from tests.unit.services_jobs.job_scenario import JobScenario
+from tests.unit.services_jobs.test_cycle_calls import meet
 
 LOCAL = Policy(watch=WatchPolicy(watch_seconds=20, tick_seconds=2, not_ready_seconds=5))
 
@@ -252,3 +253,15 @@ def test_unreachable_cluster_is_asked_once_for_all_waits() -> None:
     result = evaluate_waits.run(scenario.world.context())
 
     assert (len(result.failed), clusters) == (3, ["research-eks"])
+
+
+def test_round_lists_nodes_and_workloads_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = JobScenario(size=3, policy=LOCAL)
+    for _ in range(2):
+        a_wait(scenario, scenario.running(nodes=1).job_id, ConditionKind.ATTEMPT_ENDED)
+    meet(monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.cluster, "workloads"))
+
+    watched = scenario.watch()
+
+    assert watched.snapshots > 1
+    assert watched.failed_snapshots == 0

@@ -171,8 +171,9 @@ class _Watch:
     def answer_waits(self, now: datetime) -> str:
         """Evaluate every wait. Return why some could not be evaluated; empty if all were."""
         context = self.context.replace(now=now, wait_answers=self.answers)
+        clusters = self.context.site.clusters if self.nodes_changed else ()
         try:
-            judged = evaluate_waits.run(context, reads=self.reads)
+            judged = evaluate_waits.run(context, reads=self.reads, nodes_of=clusters)
         except EvenkeelError as error:
             self.waits = f"{type(error).__name__}: {error}"
             return self.waits

@@ -7,7 +7,7 @@ its condition may hold already. Repeated requests are harmless: `resolve_wait` a
 import contextlib
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from evenkeel.domain.external import kueue_status
@@ -107,6 +107,8 @@ class Observation:
         self._reads_all = reads_all
         """Whether workloads are listed all at once, or read one by one."""
         self._found: dict[Key, Row] = {}
+        self._lists_ahead: set[tuple[str, str]] = set()
+        """(cluster, kind of objects) that the waits surely need."""
         self._let_go: frozenset[str] | None = None
         self._workloads: dict[str, dict[tuple[str, int], list[ObservedWorkload]]] = {}
         self._slots: dict[str, SlotReader] = {}
@@ -129,6 +131,19 @@ class Observation:
                 for key in _rows_of(affected)
             ]
         self._found |= get_all(self.context.ledger, (key for key in keys if key not in self._found))
+        attempts = (
+            self._found.get(job_rows.attempt_key(subject, int(condition.facts["attempt"])))
+            for subject, condition in about
+            if condition.kind in _ATTEMPT_KINDS
+        )
+        self._lists_ahead |= {(str(row.doc["cluster"]), "workloads") for row in attempts if row}
+
+    def list_ahead(self, nodes_of: Iterable[str]) -> None:
+        """List side by side what the waits need, and the nodes of these clusters."""
+        cluster = self.context.cluster
+        calls = {"nodes": cluster.nodes, "workloads": cluster.workloads}
+        lists = sorted({*self._lists_ahead, *((name, "nodes") for name in nodes_of)})
+        self._reads.read_ahead((name, what, partial(calls[what], name)) for name, what in lists)
 
     def row(self, key: Key) -> Row | None:
         """Return a row, as it was when it was first read."""
@@ -302,12 +317,18 @@ def list_nodes(cluster: str, context: Context, reads: ReadCache) -> tuple[Kubern
 
 
 def run(
-    context: Context, *, subject: str = "", repeat_answered: bool = False, reads: ReadCache | None = None
+    context: Context,
+    *,
+    subject: str = "",
+    repeat_answered: bool = False,
+    reads: ReadCache | None = None,
+    nodes_of: Iterable[str] = (),
 ) -> EvaluationResult:
     """Evaluate the open waits, of one subject or of all, against one state of the clusters.
 
     A wait that cannot be evaluated does not block the rest. With `repeat_answered` (the sweep), answers that were
-    recorded but never delivered are requested again. `reads` has what the caller already read.
+    recorded but never delivered are requested again. `reads` has what the caller already read. `nodes_of` are clusters
+    whose nodes the caller reads next.
 
     Idempotent: yes, answers are only requested.
     """
@@ -318,6 +339,7 @@ def run(
     waits = list(rows.readable(wait_rows, Wait, lambda error: failed.append(str(error))))
     if len(waits) > 1:
         world.read_ahead(wait for _, wait in waits if wait.state is WaitState.OPEN)
+    world.list_ahead(nodes_of)
     for row, wait in waits:
         try:
             outcome = _evaluate(wait, row, world, context.wait_answers)

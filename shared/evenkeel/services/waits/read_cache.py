@@ -4,13 +4,15 @@ A list of a large fleet takes dozens of calls, and AWS throttles them. So only t
 each list serves every wait. A failed read is kept like an answer: a thousand waits must not repeat it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from evenkeel.ports import EvenkeelError, Unreachable
 
 T = TypeVar("T")
+_READS_AT_ONCE = 8
 
 
 class _Kept(NamedTuple):
@@ -38,6 +40,16 @@ class ReadCache:
     def keep(self, source: str, what: str, answer: object) -> None:
         """Keep an answer that the caller read in this round."""
         self._kept[source, what] = _Kept(answer, None, self.now, self.now)
+
+    def read_ahead(self, reads: Iterable[tuple[str, str, Callable[[], object]]]) -> None:
+        """Make several reads of this round side by side, each given by source, part and call. Keep every answer."""
+        missing = [(source, what, call) for source, what, call in reads if (source, what) not in self._kept]
+        if not missing:
+            return
+        with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
+            answers = [readers.submit(self._read, source, call, self.now) for source, _, call in missing]
+        for (source, what, _), answer in zip(missing, answers, strict=True):
+            self._kept[source, what] = answer.result()
 
     def read(self, source: str, what: str, call: Callable[[], T], *, seconds: float = 0) -> T:
         """Return the answer of a call, or raise its error, as it was when it was first read.
