@@ -155,14 +155,18 @@ def _print_error(failed: CommandFailed) -> None:
 
     code = f" [{failed.code}]" if failed.code else ""
     first, *more = failed.text.splitlines() or [""]
-    lines = [f"✖ {first}{code}", *more]
-    if failed.hint:
-        lines.append(f"  {failed.hint}")
-    if failed.request_id and failed.exit_code is Exit.FAILED:
-        lines.append(f"  request {failed.request_id}")
+    out = Printer(sys.stderr, os.environ)
     try:
-        for line in lines:
-            Printer(sys.stderr, os.environ).line(line)
+        out.paragraph(f"✖ {first}{code}")
+        for line in more:
+            out.line(line)
+        for line in failed.hint.splitlines():
+            if line.strip().startswith("evenkeel "):  # a command keeps its line, so that it can be copied
+                out.line(f"  {line.strip()}")
+            else:
+                out.paragraph(line.strip(), indent="  ")
+        if failed.request_id and failed.exit_code is Exit.FAILED:
+            out.line(f"  request {failed.request_id}")
         sys.stderr.flush()
     except BrokenPipeError:
         _discard_output(sys.stderr)

@@ -151,12 +151,12 @@ def main() -> int:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--verbose", action="store_true", help="list each timing that is shorter than in production")
     output = DemoOutput(is_verbose=options.parse_args().verbose)
-    output.line("Evenkeel demo: a node fails, and the job resumes. Everything runs on this machine.")
+    output.line("Evenkeel demo: a node fails and its job resumes, all on this machine.")
     try:
         with interruptible():
             return _play(output)
     except (DrillTimeoutError, EngineError, DeploymentError, ClusterFailed) as failed:
-        output.line(f"✖ {failed}")
+        output.paragraph(f"✖ {failed}")
         return 1
     except KeyboardInterrupt:
         output.line("\nInterrupted. All processes of the demo have ended.")

@@ -187,3 +187,19 @@ def test_wrong_secret_key_is_not_blamed_on_the_clock(site: CliFixture, date: str
     site.next_answers = [refused("BAD_SIGNATURE", Date=date)]
 
     assert "[BAD_SIGNATURE]" in site.run("status").err
+
+
+def test_hint_is_wrapped_between_words_and_a_command_is_not(site: CliFixture) -> None:
+    sentence = "Check the address of the fleet, and ask an administrator if it has moved to another account."
+    command = f"evenkeel automation hold --reason {'x' * 80}"
+    problem = {"status": 400, "code": "REFUSED", "detail": "No.", "hint": f"{sentence}\n{command}"}
+    site.next_answers = [ApiResponse(400, {}, json.dumps(problem))]
+
+    said = site.run("status", terminal=True).err.splitlines()
+
+    assert said == [
+        "✖ No. [REFUSED]",
+        "  Check the address of the fleet, and ask an administrator if it has moved to",
+        "  another account.",
+        f"  {command}",
+    ]
