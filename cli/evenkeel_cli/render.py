@@ -355,13 +355,13 @@ def note_page() -> Printer:
 def note(text: str) -> None:
     """Print a note to standard error."""
     page = note_page()
-    page.line(page.dim(text))
+    page.paragraph(page.dim(text))
 
 
 def warn(text: str) -> None:
     """Print a warning to standard error."""
     page = note_page()
-    page.line(page.with_glyph("warn", text))
+    page.paragraph(page.with_glyph("warn", text))
 
 
 def whole_seconds(instant: str) -> str:

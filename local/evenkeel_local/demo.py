@@ -75,9 +75,11 @@ class DemoOutput:
                 self._has_live = False
             print(text, flush=True)
 
-    def paragraph(self, text: str) -> None:
-        for part in textwrap.wrap(text, min(self._width, 100) - 2):
-            self.line(f"  {part}")
+    def paragraph(self, text: str, *, head: str = "  ") -> None:
+        """Print a text after a head; further lines are indented as far as the head is wide."""
+        width = max(40, min(self._width, 120))
+        for part in textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head)):
+            self.line(part)
 
     def step(self, text: str) -> None:
         self.line(f"  {time.monotonic() - self._began:6.1f}s  {text}")
@@ -143,7 +145,8 @@ class TimelinePrinter:
         for at, lane, entry in sorted(fresh, key=lambda item: item[:2]):
             since = (_time(at) - (self.injected_at or _time(at))).total_seconds()
             glyph = GLYPHS.get(entry["kind"], "●")
-            self._output.line(f"  {since:+7.2f}s  {lane:<4} {glyph} {entry['kind']:<9} {_short(entry['text'])}")
+            head = f"  {since:+7.2f}s  {lane:<4} {glyph} {entry['kind']:<9} "
+            self._output.paragraph(_short(entry["text"]), head=head)
 
 
 def main() -> int:
@@ -247,8 +250,8 @@ def _check_result(
     document = read_object(centre, f"s3://{CHECKPOINTS_BUCKET}/demo", f"result/attempt={job['currentAttempt']}.json")
     disturbed = str(json.loads(document)["digest"]) if document else "no result"
     undisturbed = reference.result(timeout=60)
-    output.line(f"  weights, this run                    {disturbed}")
-    output.line(f"  weights, same run without the fault  {undisturbed}")
+    output.line(f"  weights, this run                    {disturbed[:30]}…")
+    output.line(f"  weights, same run without the fault  {undisturbed[:30]}…")
     waiting = dead_letters(centre)
     checks = [
         (job["state"] == "SUCCEEDED", f"the job ended {job['state']}"),
@@ -258,7 +261,7 @@ def _check_result(
         (not waiting, f"dead-letter queues: {waiting or 'empty'}"),
     ]
     for ok, text in checks:
-        output.line(f"  {'●' if ok else '✖'} {text}")
+        output.paragraph(text, head=f"  {'●' if ok else '✖'} ")
     return [ok for ok, _ in checks]
 
 
@@ -305,8 +308,10 @@ def _print_shortened_timings(output: DemoOutput) -> None:
     ]
     replacement = f"{FleetShape().delays['replace']:g} s"
     output.line("")
-    output.line(f"  Here a replacement takes {replacement}; AWS publishes about 940 s on p5.48xlarge.")
-    output.line(f"  {len(shorter)} other waits are also shorter than in production. make demo VERBOSE=1 lists them.")
+    output.paragraph(
+        f"Here a replacement takes {replacement}; AWS publishes about 940 s on p5.48xlarge. {len(shorter)} other waits "
+        "are also shorter than in production. make demo VERBOSE=1 lists them."
+    )
     if output.is_verbose:
         output.chapter("Timings that the demo shortens (seconds)")
         for line in shorter:
@@ -328,13 +333,11 @@ def _print_summary(
     def after(at: str | None) -> str:
         return f"after {(_time(at) - injected_at).total_seconds():.1f} s" if at else "at an unknown time"
 
-    point = again.get("resumeFrom")
-    repeated = fault_step - point["step"] if point else fault_step
     node = _short(incident["node"]["name"])
     output.chapter("What happened")
     for text in (
         f"A GPU of {node} failed at step {fault_step}. Evenkeel cordoned it {after(stages.get('cordonedAt'))}.",
-        f"The job ran again {after(again.get('runningAt'))}, {_resumed_from(again)}. It repeated {repeated} steps.",
+        f"The job ran again {after(again.get('runningAt'))}, {_resumed_from(again)}.",
         f"The node was replaced, validated and back in service {after(stages.get('returnedAt'))}.",
         "The final weights equal those of a run without the fault." if is_proved else "A check above failed.",
     ):

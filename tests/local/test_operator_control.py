@@ -1,18 +1,23 @@
 """People control the running data centre: they approve plans, remove cordons, and opt nodes out."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
+from evenkeel_cli.console.server import ConsoleServer
 from evenkeel_client.client import ApiClient
 from evenkeel_client.context import ApiContext, StaticKey
 from evenkeel_client.errors import CommandFailed
 from evenkeel_local import REGION
 from evenkeel_local.data_centre import FLEET, DataCentre
-from evenkeel_local.drills import await_all_nodes_ready
+from evenkeel_local.drills import TrainingWork, await_all_nodes_ready, last_step
 from evenkeel_local.identities import make_user
+from tests import browser
 from tests.local import containers, signals
+from tests.local.training import TrainingJob
 from tests.waiting import until
 
 Json = dict[str, Any]
@@ -110,6 +115,38 @@ def test_recommend_mode_acts_only_after_one_approval(centre: DataCentre) -> None
     assert late.value.code == "ALREADY_ANSWERED"
     assert "operator" in late.value.text
     assert (settled["state"], settled["repairs"]) == ("RECOVERED", ["reboot"])
+
+
+def test_operator_follows_a_recovery_in_the_console(centre: DataCentre) -> None:
+    """The operator sees the incident, reads why, approves, watches the job resume, and reads the cost."""
+    work = TrainingWork(nodes=1, steps=400, paced_attempts=1)
+    job = TrainingJob.submit(centre, "console", work)
+    until(lambda: last_step(centre.client(), job.job_id) > 5, "the job to save a checkpoint", SECONDS)
+    attempt = job.show()["attempts"][0]
+    signals.queue(centre, signals.health_event(attempt["nodes"][0]["instanceId"], fault="EfaError"))
+    server = ConsoleServer(centre.client())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    with browser.running() as chromium:
+        page = chromium.new_page()
+        page.set_default_timeout(60_000)
+        page.goto(server.link)
+        incident = page.locator("#needs-you li", has_text=attempt["nodes"][0]["instanceId"][-4:])
+        incident.get_by_role("link").click(timeout=90_000)
+        expect(page.get_by_role("region", name="Why")).to_contain_text("approval", timeout=30_000)
+        page.get_by_role("button", name="Approve…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Reason").fill("seen in the console")
+        dialog.get_by_role("button", name="Approve", exact=True).click()
+        expect(dialog.get_by_role("status")).to_contain_text("approved the plan", timeout=30_000)
+        dialog.get_by_role("button", name="Close").click()
+
+        expect(page.get_by_text("running again, attempt 2")).to_be_visible(timeout=90_000)
+        expect(page.locator(".state", has_text="recovered").first).to_be_visible(timeout=90_000)
+        expect(page.get_by_role("region", name="Cost", exact=True)).to_contain_text("GPU-hours")
+        expect(page.get_by_role("region", name="Timeline")).to_contain_text("seen in the console")
+    server.shutdown()
+    server.server_close()
 
 
 def second_operator(centre: DataCentre) -> ApiClient:

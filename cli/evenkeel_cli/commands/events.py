@@ -6,7 +6,7 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer_list, show
-from evenkeel_cli.render import Column, OutputFormat, page
+from evenkeel_cli.render import Column, OutputFormat, Printer, page
 
 Json = dict[str, Any]
 
@@ -51,11 +51,11 @@ def _kind(typed: str) -> str:
     return " ".join(word.capitalize() for word in typed.replace("-", " ").split())
 
 
-def _columns(_out: Any) -> list[Column]:
+def _columns(out: Printer) -> list[Column]:
     return [
-        Column("TIME", lambda event: f"{event['occurredAt'][:19]}Z"),
+        Column(out.age_title("TIME"), lambda event: out.when(event["occurredAt"], ago=False), is_right=True),
         Column("KIND", lambda event: f"{event['kind']}{' (drill)' if event['isDrill'] else ''}"),
         Column("SUBJECT", "subject"),
         Column("BY", lambda event: event["by"] or "–"),
-        Column("WHAT", "text", wraps=True),
+        Column("WHAT", "text", goes_below=True),
     ]

@@ -265,7 +265,6 @@ class PageQuery(Body):
 
 
 NodeSort = Literal[
-    "",
     "state",
     "-state",
     "instanceId",
@@ -282,7 +281,6 @@ NodeSort = Literal[
     "-changedAt",
 ]
 JobSort = Literal[
-    "",
     "state",
     "-state",
     "name",
@@ -308,7 +306,7 @@ class NodesQuery(PageQuery):
     state: Annotated[tuple[NodeState, ...], BeforeValidator(_split)] = ()
     gone: Literal["", "true"] = ""
     """`true`: with those that are gone, which are remembered for 30 days."""
-    sort: NodeSort = ""
+    sort: NodeSort | None = None
     """Field to sort by; with `-`, in descending order. `state` lists nodes with problems first."""
 
 
@@ -330,7 +328,7 @@ class JobsQuery(PageQuery):
     team: Annotated[str, StringConstraints(max_length=63)] = ""
     priority_class: Annotated[str | None, StringConstraints(max_length=63), Field(alias="class")] = None
     """Empty: those without one."""
-    sort: JobSort = ""
+    sort: JobSort | None = None
     """Field to sort by; with `-`, in descending order. Jobs without a value come last."""
     unmanaged: Annotated[Literal["", "true"], AfterValidator(_check_unmanaged_filter)] = ""
     """`true`: the work that Evenkeel did not start, instead."""

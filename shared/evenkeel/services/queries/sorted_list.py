@@ -26,8 +26,8 @@ class Sort(NamedTuple):
     is_descending: bool = False
 
     @classmethod
-    def parse(cls, text: str) -> "Sort | None":
-        """Read `field` or `-field`; None if the text is empty."""
+    def parse(cls, text: str | None) -> "Sort | None":
+        """Read `field` or `-field`; None if there is no text."""
         return cls(text.removeprefix("-"), text.startswith("-")) if text else None
 
 
