@@ -23,8 +23,10 @@ from pydantic.alias_generators import to_camel
 
 from evenkeel.domain.admission import decide, fifo, request_facts, resize_facts, team_cycle
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.capacity import compatibility, start_estimates
+from evenkeel.domain.capacity import compatibility, instance_types, start_estimates
+from evenkeel.domain.capacity.compatibility import Storage
 from evenkeel.domain.capacity.pod_shares import NodeShares
+from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.checkpoints import (
     CheckpointContents,
     CheckpointRef,
@@ -184,6 +186,11 @@ def _why_healthy(incident: Incident, observed: ObservedNode, expected: int) -> s
     return unhealthy.why_healthy(incident, observed, default_catalogue(), expected=expected)
 
 
+def _why_not_portable(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
+    """Decide with the shipped catalogue: the corpus knows no policy with further instance types."""
+    return candidates.why_not_portable(job, pool, storage, instance_types.shipped())
+
+
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "admission.admit": fifo.admit,
     "admission.decide": decide.decide,
@@ -241,7 +248,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "leases.settled": leases.released_lease,
     "modes.mode_for": modes.mode_for,
     "modes.mode_now": modes.mode_now,
-    "moving.why_not_there": candidates.why_not_portable,
+    "moving.why_not_there": _why_not_portable,
     "placement.guards_deadline": cost.why_not_spot,
     "placement.place": placement.choose_pool,
     "placement.place_in_turn": placement.place_in_queue_order,

@@ -35,7 +35,7 @@ def init(
 def check(
     file: FileArgument, base: BaseOption = "production", output: lookup.OutputOption = OutputFormat.TABLE
 ) -> None:
-    """Check a policy file without a fleet. Exit 2 if the service would refuse it. Warns of improbable prices."""
+    """Check a policy file without a fleet. Exit 2 if the service would refuse it. Warns of improbable values."""
     from evenkeel_cli.offline import policies
 
     policy = policies.load(file, base)
@@ -44,7 +44,7 @@ def check(
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,
         "changes": [{"field": name, "before": before, "after": after} for name, before, after in changes],
-        "warnings": policies.price_warnings(policy, page().now()),
+        "warnings": policies.warnings(policy, page().now()),
     }
     answer(document, output, lambda out: _print_check(out, document))
 

@@ -53,10 +53,14 @@ def differences(policy: Policy, base: str = "production") -> list[tuple[str, str
     ]
 
 
-def price_warnings(policy: Policy, now: datetime) -> list[Json]:
-    """Return the prices of a policy that are valid and probably a mistake."""
-    warnings = price_checks.price_warnings(policy.economy, policy.burst.pools, now)
-    return [warning.to_json() for warning in warnings]
+def warnings(policy: Policy, now: datetime) -> list[Json]:
+    """Return the prices and instance types of a policy that are valid and probably a mistake."""
+    pools = policy.burst.pools
+    problems = (
+        *price_checks.price_warnings(policy.economy, pools, now),
+        *price_checks.type_warnings(policy.instance_types, policy.economy, pools, now),
+    )
+    return [warning.to_json() for warning in problems]
 
 
 def _leaves(document: Any, path: str = "") -> dict[str, str]:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Self
 from pydantic import ValidationError, model_validator
 
 from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.capacity.instance_types import InstanceTypes, shipped
+from evenkeel.domain.capacity.policy import InstanceTypeName, SiteInstanceType
 from evenkeel.domain.economics.policy import EconomyPolicy
 from evenkeel.domain.external.policy import AdoptionPolicy, ServingWorkload
 from evenkeel.domain.health.faults import CatalogueError, FaultCatalogue, FaultOverride, default_catalogue
@@ -34,6 +36,9 @@ class Policy(Section):
     """How attempts start, stop and resume, and what pods may use."""
     economy: EconomyPolicy = EconomyPolicy()
     """Prices and expected durations."""
+    instance_types: dict[InstanceTypeName, SiteInstanceType] = {}
+    """Instance types that the shipped catalogue does not have yet, by name, with or without `ml.`. A type stated here
+    replaces that of the catalogue."""
     watch: WatchPolicy = WatchPolicy()
     """How nodes and incidents are watched."""
     sources: SourcePolicy = SourcePolicy()
@@ -78,6 +83,20 @@ class Policy(Section):
                 if owners.setdefault(name, workload.label) != workload.label:
                     raise ValueError(f"{name} is a pool of {owners[name]} and of {workload.label}: name it only once")
         return self
+
+    @model_validator(mode="after")
+    def _knows_its_instance_types(self) -> Self:
+        if self.instance_types:
+            # Prices are asked of the section alone, so it must know these types, too.
+            self.__dict__["economy"] = self.economy.with_types(self.hardware)
+        for problem in self.economy.unknown_types():
+            raise ValueError(f"economy.{problem}")
+        return self
+
+    @functools.cached_property
+    def hardware(self) -> InstanceTypes:
+        """The catalogue of instance types with the site's own."""
+        return shipped().extended({name: each.described for name, each in self.instance_types.items()})
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:

@@ -7,10 +7,12 @@ import pytest
 from pydantic import ValidationError
 
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
+from evenkeel.domain.capacity.instance_types import shipped
 from evenkeel.domain.capacity.list_prices import DatedPrice, ListPrices, PriceSource, in_force
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.economics.policy import EconomyPolicy, SitePrice
-from evenkeel.domain.economics.price_checks import price_warnings
+from evenkeel.domain.economics.price_checks import price_warnings, type_warnings
+from evenkeel.domain.policy import Policy, PolicyError, changed
 
 NOW = datetime(2026, 11, 3, 10, tzinfo=UTC)
 P5, G6 = "ml.p5.48xlarge", "g6.12xlarge"
@@ -98,8 +100,6 @@ def test_discount_is_taken_off_the_list_price() -> None:
         ({"percentOffList": 10}, "state either usdPerNodeHour or percentOffList"),
         ({"usdPerNodeHour": None}, "state either usdPerNodeHour or percentOffList"),
         ({"until": "2026-08-31"}, "until must not be before from"),
-        ({"instanceType": "ml.p5.48xlrage"}, r"no instance type with accelerators ml\.p5\.48xlrage.*ml\.p5\.48xlarge"),
-        ({"instanceType": "ml.c5.large"}, "There is no instance type with accelerators ml.c5.large"),
         ({"instanceType": "p5e.48xlarge", "usdPerNodeHour": None, "percentOffList": 10}, "has no list price"),
         ({"usdPerNodeHour": -1}, "greater than or equal to 0"),
     ],
@@ -121,8 +121,88 @@ def test_new_list_price_leaves_earlier_days_unchanged() -> None:
 def test_unknown_type_of_an_accelerator_price_is_an_error_with_a_suggestion() -> None:
     message = r"usdPerAcceleratorHour\.ml\.p5\.48xlage: There is no instance type .* Did you mean ml\.p5\.48xlarge"
 
-    with pytest.raises(ValidationError, match=message):
-        EconomyPolicy.model_validate({"usdPerAcceleratorHour": {"ml.p5.48xlage": 2}})
+    with pytest.raises(PolicyError, match=message):
+        changed(Policy(), {"economy": {"usdPerAcceleratorHour": {"ml.p5.48xlage": 2}}})
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("ml.p5.48xlrage", r"no instance type with accelerators ml\.p5\.48xlrage.*ml\.p5\.48xlarge.*instanceTypes"),
+        ("ml.c5.large", r"prices\[0\].instanceType: There is no instance type with accelerators ml.c5.large"),
+    ],
+)
+def test_unknown_type_of_a_dated_price_is_an_error_with_a_suggestion(name: str, message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        changed(Policy(), {"economy": {"prices": [a_price(instanceType=name)]}})
+
+
+# ---------------------------------------------------------------- types that the catalogue does not know
+
+NEW: dict[str, Any] = {
+    "vcpu": 256,
+    "memoryGib": 4096,
+    "gpus": 16,
+    "efa": 32,
+    "model": "r300",
+    "acceleratorMemoryMib": 400_000,
+}
+
+
+def with_new_type(**economy: Any) -> Policy:
+    return changed(Policy(), {"instanceTypes": {"ml.p9.96xlarge": NEW}, "economy": economy})
+
+
+def test_new_type_has_the_prices_of_the_site() -> None:
+    policy = with_new_type(prices=[a_price(instanceType="ml.p9.96xlarge", usdPerNodeHour=160)])
+
+    for same in (policy, policy.replace(name="other"), Policy.model_validate(policy.to_json())):
+        price = same.economy.price_of("ml.p9.96xlarge", NOW)
+        assert price is not None
+        assert price.usd == 10
+    assert policy.hash != Policy().hash
+
+
+def test_new_type_is_found_with_and_without_the_prefix() -> None:
+    hardware = with_new_type().hardware
+
+    assert hardware.of("p9.96xlarge")
+    assert hardware.of("p9.96xlarge") == hardware.of("ml.p9.96xlarge")
+    assert hardware.of("ml.p5.48xlarge") == shipped().of("ml.p5.48xlarge")
+    assert shipped().of("p9.96xlarge") is None
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ({"p9": NEW}, "instanceTypes.p9"),
+        ({"p9.96xlarge": {**NEW, "gpus": -1}}, "instanceTypes.p9.96xlarge.gpus: .*greater than or equal to 0"),
+        ({"p9.96xlarge": {**NEW, "neuron": 2}}, "state either gpus or neuron"),
+        ({"p9.96xlarge": {**NEW, "gpus": 0}}, "describe accelerators: state gpus or neuron"),
+        ({"p9.96xlarge": {**NEW, "architecture": "x86"}}, "architecture must be amd64 or arm64"),
+        ({"p9.96xlarge": {**NEW, "gpu": 8}}, "there is no such field"),
+        ({"p9.96xlarge": {"gpus": 8}}, "vcpu"),
+    ],
+)
+def test_wrong_new_type_names_the_field(types: dict[str, Any], message: str) -> None:
+    with pytest.raises(PolicyError, match=message):
+        changed(Policy(), {"instanceTypes": types})
+
+
+def test_check_warns_of_types_without_a_price_or_that_the_catalogue_has() -> None:
+    known = shipped().of("p5.48xlarge")
+    assert known is not None
+    same = {name: known.to_json()[name] for name in NEW}
+    policy = changed(
+        Policy(),
+        {"instanceTypes": {"p9.96xlarge": NEW, "ml.p5.48xlarge": {**same, "gpus": 4}}},
+    )
+
+    found = {each.field: each.message for each in type_warnings(policy.instance_types, policy.economy, (), NOW)}
+
+    no_price = "has no list price, so its time has no price; state one in economy.prices"
+    assert found["instanceTypes.p9.96xlarge"] == no_price
+    assert "which differs in " in found["instanceTypes.ml.p5.48xlarge"]
 
 
 # ---------------------------------------------------------------- warnings

@@ -9,14 +9,16 @@ from evenkeel.domain.admission.fifo import admit
 from evenkeel.domain.admission.offers import SharedFits, pool_fits
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.capacity.compatibility import Requirements
+from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.types import JobTypes, check_type, with_defaults
 from evenkeel.domain.policy import Policy, PolicyError, changed
 from evenkeel.domain.resources import NONE
-from tests.unit.scheduling.builders import NOW, a_node_capacity, a_request
+from tests.unit.scheduling.builders import NOW, a_job, a_node_capacity, a_request, a_spec
 
 DEDICATED = {"key": "dedicated", "operator": "Equal", "value": "hyperpod", "effect": "NoSchedule"}
 TYPES = JobTypes.model_validate(
@@ -195,6 +197,20 @@ def test_nodes_without_required_properties_are_not_offered() -> None:
     offers = pool_fits(request, (small, large, unknown), Policy().scheduling)
 
     assert [offer.instance_type for offer in offers] == ["ml.p4de.24xlarge"]
+
+
+def test_nodes_of_a_type_that_the_policy_describes_are_offered() -> None:
+    new = {"vcpu": 256, "memoryGib": 4096, "gpus": 8, "model": "r300", "acceleratorMemoryMib": 100_000}
+    policy = changed(Policy(), {"instanceTypes": {"x9.large": new}})
+    nodes = (a_node_capacity(1, instance_type="ml.x9.large"),)
+
+    def offered(gib: int, policy: Policy) -> list[str]:
+        job = a_job(spec=a_spec(requires=Requirements(accelerator_memory_gib=gib)))
+        request = admission_request(job, NodeShares(nodes, ()), policy, NOW)
+        return [offer.instance_type for offer in pool_fits(request, nodes, policy.scheduling)]
+
+    assert offered(80, policy) == ["ml.x9.large"]
+    assert offered(120, policy) == offered(80, Policy()) == []
 
 
 def test_rented_nodes_need_no_labels_and_no_catalogue_entry() -> None:

@@ -331,7 +331,8 @@ def _preference_rank(request: AdmissionRequest, capacity: NodeCapacity) -> int |
         return 0
     return (
         preference_rank(request.pools, capacity.pool, capacity.labels)
-        if _meets_requirements(request.requires, capacity.instance_type)
+        if capacity.instance_type.removeprefix(instance_types.HYPERPOD_PREFIX) in request.meets_on
+        or _meets_requirements(request.requires, capacity.instance_type)
         else None
     )
 

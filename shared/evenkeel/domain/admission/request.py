@@ -24,6 +24,8 @@ class AdmissionRequest(Value):
     names_cpu_or_memory: bool = False
     """Whether the job names its CPU or its memory. Else both are its accelerators' share of a node."""
     instance_types: tuple[str, ...] = ()
+    meets_on: tuple[str, ...] = ()
+    """Types of the policy's `instanceTypes` that meet the job's requirements, without `ml.`."""
     not_before: Instant | None = None
     attempts: int = 0
     """Attempts so far."""

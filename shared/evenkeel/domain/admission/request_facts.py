@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.capacity import compatibility
+from evenkeel.domain.capacity.compatibility import Requirements
+from evenkeel.domain.capacity.instance_types import HYPERPOD_PREFIX
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.jobs.job import Job
@@ -48,6 +51,15 @@ def admission_request(job: Job, shares: NodeShares, policy: Policy, now: datetim
     if job.lost_at is not None and not job.is_preempted:
         replaced_by = job.lost_at + timedelta(seconds=policy.repair.replace_deadline_seconds)
         request = request.replace_unchecked(is_interrupted=now < replaced_by)
+    if policy.instance_types and job.spec.requires != Requirements():
+        needs = compatibility.needs_of(job.spec.requires, "", "", {})
+        request = request.replace_unchecked(
+            meets_on=tuple(
+                name.removeprefix(HYPERPOD_PREFIX)
+                for name in sorted(policy.instance_types)
+                if not compatibility.differences(needs, compatibility.environment_on(name, policy.hardware))
+            )
+        )
     if not policy.scheduling.reservations:
         return request
     run = policy.burst.run_seconds_of(job.spec.priority_class)

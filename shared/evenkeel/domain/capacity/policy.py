@@ -1,8 +1,12 @@
-"""Section of the policy for reserved pools."""
+"""Sections of the policy for reserved pools, and for instance types that the shipped catalogue does not have yet."""
 
-from pydantic import ConfigDict
+from typing import Annotated, Self
 
+from pydantic import ConfigDict, Field, StringConstraints, model_validator
+
+from evenkeel.domain.capacity.instance_types import InstanceType
 from evenkeel.domain.capacity.pools import Reservation
+from evenkeel.domain.policy_section import Section
 from evenkeel.domain.values import Word
 
 
@@ -20,3 +24,44 @@ class ReservedPool(Reservation):
     def stretch(self) -> Reservation:
         """The times of the reservation, without the pool."""
         return Reservation(starts_at=self.starts_at, ends_at=self.ends_at, closing_seconds=self.closing_seconds)
+
+
+InstanceTypeName = Annotated[str, StringConstraints(max_length=63, pattern=r"^(ml\.)?[a-z][a-z0-9-]*\.[a-z0-9-]+$")]
+_MAX_DEVICES = 1024
+
+
+class SiteInstanceType(Section):
+    """An instance type, with the figures of `aws ec2 describe-instance-types`."""
+
+    vcpu: int = Field(ge=1, le=100_000)
+    """vCPUs of an instance."""
+    memory_gib: float = Field(gt=0, le=1_000_000)
+    """Memory of an instance in GiB."""
+    gpus: int = Field(default=0, ge=0, le=_MAX_DEVICES)
+    """NVIDIA GPUs of an instance."""
+    neuron: int = Field(default=0, ge=0, le=_MAX_DEVICES)
+    """Neuron devices of an instance."""
+    efa: int = Field(default=0, ge=0, le=_MAX_DEVICES)
+    """EFA interfaces of an instance."""
+    architecture: Word = "amd64"
+    """CPU architecture, as container images name it: `amd64` or `arm64`."""
+    model: Word = ""
+    """Model of its accelerators, in lower case, such as `h100`."""
+    accelerator_memory_mib: int = Field(default=0, ge=0, le=100_000_000)
+    """Memory of one accelerator in MiB."""
+
+    @model_validator(mode="after")
+    def _has_one_kind_of_accelerators(self) -> Self:
+        if self.gpus and self.neuron:
+            raise ValueError("state either gpus or neuron")
+        described = bool(self.model), bool(self.accelerator_memory_mib)
+        if any(described) and not (self.gpus or self.neuron):
+            raise ValueError("model and acceleratorMemoryMib describe accelerators: state gpus or neuron")
+        if self.architecture not in ("amd64", "arm64"):
+            raise ValueError("architecture must be amd64 or arm64")
+        return self
+
+    @property
+    def described(self) -> InstanceType:
+        """The entry of the catalogue."""
+        return InstanceType(**{name: getattr(self, name) for name in type(self).model_fields})

@@ -1,12 +1,13 @@
 """Policy section for prices, costs and expected durations."""
 
+from collections.abc import Iterator
 from datetime import date, datetime
 from enum import StrEnum
 from typing import NamedTuple, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
-from evenkeel.domain.capacity.instance_types import HYPERPOD_PREFIX, shipped
+from evenkeel.domain.capacity.instance_types import HYPERPOD_PREFIX, InstanceTypes, shipped
 from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.policy_section import Seconds, Section, Usd
@@ -47,8 +48,6 @@ class SitePrice(Section):
             raise ValueError(f"{name}: state either usdPerNodeHour or percentOffList")
         if self.ends_on is not None and self.ends_on < self.starts_on:
             raise ValueError(f"{name}: until must not be before from")
-        if problem := _unknown_type(name):
-            raise ValueError(problem)
         if self.percent_off_list is not None and not shipped_prices().has(name):
             raise ValueError(f"{name}: has no list price, so state usdPerNodeHour")
         return self
@@ -90,12 +89,27 @@ class EconomyPolicy(Section):
     min_samples: int = Field(default=5, ge=1, le=1000)
     """Number of measured cases from which their median replaces the figures here."""
 
-    @model_validator(mode="after")
-    def _knows_its_types(self) -> Self:
+    _types: InstanceTypes | None = PrivateAttr(default=None)
+
+    @property
+    def types(self) -> InstanceTypes:
+        """The instance types that may have a price."""
+        return self._types or shipped()
+
+    def with_types(self, types: InstanceTypes) -> Self:
+        """Return the same prices for a catalogue with further instance types."""
+        copy = self.model_copy()
+        copy._types = types  # noqa: SLF001 - of the same class
+        return copy
+
+    def unknown_types(self) -> Iterator[str]:
+        """Yield each instance type with a price that is not in the catalogue: its field, and why."""
+        for place, price in enumerate(self.prices):
+            if problem := _unknown_type(price.instance_type, self.types):
+                yield f"prices[{place}].instanceType: {problem}"
         for name in self.usd_per_accelerator_hour:
-            if problem := _unknown_type(name):
-                raise ValueError(f"usdPerAcceleratorHour.{name}: {problem}")
-        return self
+            if problem := _unknown_type(name, self.types):
+                yield f"usdPerAcceleratorHour.{name}: {problem}"
 
     def price_of(self, instance_type: str, at: datetime, pool: str = "") -> AcceleratorPrice | None:
         """Return the price of an accelerator-hour; None if the type has no price of the site and no list price.
@@ -108,21 +122,24 @@ class EconomyPolicy(Section):
         dated = [price for price in self.prices if price.holds(instance_type, pool, at.date())]
         if dated:
             best = max(dated, key=lambda price: (bool(price.pool), price.starts_on))
-            return _per_accelerator(instance_type, at, best)
+            return _per_accelerator(instance_type, at, best, self.types)
         usd = self.usd_per_accelerator_hour.get(instance_type, self.other_usd_per_accelerator_hour)
         if usd is not None:
             return AcceleratorPrice(usd, "price in the site's policy")
         return list_price_of(instance_type, at)
 
 
-def _unknown_type(name: str) -> str:
+NEW_TYPE = "Describe a type that is new on AWS in the policy's section instanceTypes."
+
+
+def _unknown_type(name: str, types: InstanceTypes) -> str:
     """Return why a name is no instance type with accelerators, with similar names; empty if it is one."""
-    instance_type = shipped().of(name)
+    instance_type = types.of(name)
     if instance_type is not None and instance_type.accelerators:
         return ""
     prefix = HYPERPOD_PREFIX if name.startswith(HYPERPOD_PREFIX) else ""
-    known = (prefix + name.removeprefix(HYPERPOD_PREFIX) for name, has in shipped().types.items() if has.accelerators)
-    return unknown_name("instance type with accelerators", name, known)
+    known = (prefix + plain.removeprefix(HYPERPOD_PREFIX) for plain, has in types.types.items() if has.accelerators)
+    return f"{unknown_name('instance type with accelerators', name, known)} {NEW_TYPE}"
 
 
 def list_price_of(instance_type: str, at: datetime) -> AcceleratorPrice | None:
@@ -133,11 +150,15 @@ def list_price_of(instance_type: str, at: datetime) -> AcceleratorPrice | None:
     return AcceleratorPrice(price.usd_per_node_hour / kind.accelerators, price.origin)
 
 
-def _per_accelerator(instance_type: str, at: datetime, price: SitePrice) -> AcceleratorPrice | None:
-    kind = shipped().of(instance_type)
+def _per_accelerator(
+    instance_type: str, at: datetime, price: SitePrice, types: InstanceTypes
+) -> AcceleratorPrice | None:
+    kind = types.of(instance_type)
     text = f"{price.basis} of the site from {price.starts_on}"
     if price.usd_per_node_hour is not None:
-        return AcceleratorPrice(price.usd_per_node_hour / kind.accelerators, text) if kind else None
+        return (
+            AcceleratorPrice(price.usd_per_node_hour / kind.accelerators, text) if kind and kind.accelerators else None
+        )
     listed = list_price_of(instance_type, at)
     if listed is None or price.percent_off_list is None:
         return None

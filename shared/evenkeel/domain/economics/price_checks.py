@@ -1,13 +1,15 @@
-"""Warnings about prices of a site that are far from AWS's list, or that contradict each other."""
+"""Warnings about a site's prices and instance types: far from AWS's list, contradictory, or unknown."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
-from evenkeel.domain.capacity.instance_types import shipped
+from evenkeel.domain.capacity.instance_types import InstanceType, shipped
 from evenkeel.domain.capacity.list_prices import shipped_prices
+from evenkeel.domain.capacity.policy import SiteInstanceType
 from evenkeel.domain.capacity.pools import Market, Pool
 from evenkeel.domain.economics import money
-from evenkeel.domain.economics.policy import EconomyPolicy, SitePrice, list_price_of
+from evenkeel.domain.economics.policy import NEW_TYPE, EconomyPolicy, SitePrice, list_price_of
+from evenkeel.domain.names import unknown_name
 from evenkeel.domain.values import Value
 
 _FAR = 0.5
@@ -16,15 +18,15 @@ _DISAGREE = 0.05
 """Two prices of one node differ by more than this share."""
 
 
-class PriceWarning(Value):
-    """A price that is valid and probably a mistake."""
+class PolicyWarning(Value):
+    """A value that is valid and probably a mistake."""
 
     field: str
     """Path in the policy, such as `burst.pools[0].microsPerNodeHour`."""
     message: str
 
 
-def price_warnings(economy: EconomyPolicy, pools: Sequence[Pool], at: datetime) -> tuple[PriceWarning, ...]:
+def price_warnings(economy: EconomyPolicy, pools: Sequence[Pool], at: datetime) -> tuple[PolicyWarning, ...]:
     """Return the prices that differ from the list price by more than 50 %, and prices of one node that disagree.
 
     Args:
@@ -33,7 +35,40 @@ def price_warnings(economy: EconomyPolicy, pools: Sequence[Pool], at: datetime) 
         at: Undated prices are compared with the list price of this time.
     """
     problems = [*_site_prices(economy, at), *_pool_prices(economy, pools, at)]
-    return tuple(PriceWarning(field=field, message=message) for field, message in problems)
+    return tuple(PolicyWarning(field=field, message=message) for field, message in problems)
+
+
+def type_warnings(
+    types: Mapping[str, SiteInstanceType], economy: EconomyPolicy, pools: Sequence[Pool], at: datetime
+) -> tuple[PolicyWarning, ...]:
+    """Return the instance types that are stated twice, that have no price, or that no part of the policy describes.
+
+    Args:
+        types: The section `instanceTypes`.
+        economy: The site's prices.
+        pools: The pools to rent from.
+        at: The time of the prices.
+    """
+    problems = []
+    for name, stated in types.items():
+        field, listed = f"instanceTypes.{name}", shipped().of(name)
+        if listed == stated.described:
+            problems.append((field, "the shipped catalogue has this type now; remove it"))
+        elif listed is not None:
+            differs = _fields(stated.described, listed)
+            problems.append((field, f"replaces the type of the shipped catalogue, which differs in {differs}"))
+        if stated.described.accelerators and economy.price_of(name, at) is None:
+            problems.append((field, "has no list price, so its time has no price; state one in economy.prices"))
+    for place, pool in enumerate(pools):
+        if economy.types.of(pool.instance_type) is None:
+            message = unknown_name("instance type", pool.instance_type, economy.types.types)
+            problems.append((f"burst.pools[{place}].instanceType", f"{message} {NEW_TYPE}"))
+    return tuple(PolicyWarning(field=field, message=message) for field, message in problems)
+
+
+def _fields(one: InstanceType, other: InstanceType) -> str:
+    here, there = one.to_json(), other.to_json()
+    return ", ".join(sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)))
 
 
 def _site_prices(economy: EconomyPolicy, at: datetime) -> Iterator[tuple[str, str]]:
@@ -53,7 +88,7 @@ def _site_prices(economy: EconomyPolicy, at: datetime) -> Iterator[tuple[str, st
 def _pool_prices(economy: EconomyPolicy, pools: Iterable[Pool], at: datetime) -> Iterator[tuple[str, str]]:
     for place, pool in enumerate(pools):
         field, name = f"burst.pools[{place}]", pool.instance_type
-        usd, kind = pool.micros_per_node_hour / money.MICROS, shipped().of(name)
+        usd, kind = pool.micros_per_node_hour / money.MICROS, economy.types.of(name)
         if kind and kind.accelerators != pool.accelerators_per_node:
             text = f"{name} has {kind.accelerators} accelerators, not {pool.accelerators_per_node}"
             yield f"{field}.acceleratorsPerNode", text

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.capacity import compatibility
 from evenkeel.domain.capacity.compatibility import PoolEnvironment, Storage, differences, needs_of
-from evenkeel.domain.capacity.instance_types import InstanceTypes, shipped
+from evenkeel.domain.capacity.instance_types import InstanceTypes
 from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
 from evenkeel.domain.capacity.pod_shares import expected_offer
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
@@ -74,7 +74,7 @@ class QueueForecasts:
         pools = job.job_id if spec.pools else ""
         key = (spec.instance_types, pools, spec.requires, spec.checkpoint_claim, job.cluster, *_kind(pool))
         if key not in self._differences:
-            self._differences[key] = why_not_portable(job, pool, self._policy.storage)
+            self._differences[key] = why_not_portable(job, pool, self._policy.storage, self._policy.hardware)
         return self._differences[key]
 
     def starts(self, pool: Pool) -> Mapping[str, float]:
@@ -435,15 +435,16 @@ def why_not_tolerated(pool: RentedPool, tolerations: Iterable[Toleration]) -> tu
     return tuple(f"Its pods do not tolerate {taint}." for taint in pool.taints if not all_tolerated([taint], borne))[:1]
 
 
-def why_not_portable(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
+def why_not_portable(job: Job, pool: Pool, storage: Storage, hardware: InstanceTypes) -> tuple[str, ...]:
     """Return why a job would not run the same in a pool, one sentence each; empty if it would.
 
     Args:
         job: A pending job, or a job in another pool.
         pool: It may have no nodes yet.
         storage: The volume behind each claim, by cluster, as the policy describes it.
+        hardware: The catalogue of instance types.
     """
-    return tuple(_differences(job, pool, storage))
+    return tuple(_differences(job, pool, storage, hardware))
 
 
 def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> PoolEnvironment:
@@ -453,7 +454,7 @@ def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> Po
     return environment.replace(**{**given, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
 
 
-def _differences(job: Job, pool: Pool, storage: Storage) -> Iterator[str]:
+def _differences(job: Job, pool: Pool, storage: Storage, hardware: InstanceTypes) -> Iterator[str]:
     spec = job.spec
     if spec.instance_types and pool.instance_type not in spec.instance_types:
         yield f"The job asks for {' or '.join(spec.instance_types)}."
@@ -466,4 +467,4 @@ def _differences(job: Job, pool: Pool, storage: Storage) -> Iterator[str]:
         yield f"The job's checkpoints are on a volume that only {job.cluster} has."
         claim = ""
     needs = needs_of(spec.requires, claim, job.cluster, storage)
-    yield from differences(needs, environment_in(pool, storage, shipped()))
+    yield from differences(needs, environment_in(pool, storage, hardware))

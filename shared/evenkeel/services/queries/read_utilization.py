@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.capacity.instance_types import InstanceType
 from evenkeel.domain.capacity.utilization import (
     WINDOW,
@@ -93,7 +92,7 @@ def show(by: GroupBy, context: Context, *, cluster: str = "", pool: str = "") ->
     nodes = [node for node in present if cluster in ("", node.life.cluster) and pool in ("", node.pool)]
     states, has_more_incidents = read_fleet.states_of(context.ledger, nodes)
     metrics = context.utilization_metrics.read(nodes, context.now)
-    catalogue = instance_types.shipped()
+    catalogue = context.policy.hardware
     machines = [
         _Machine(
             node,
