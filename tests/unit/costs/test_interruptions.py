@@ -245,6 +245,16 @@ def test_attempt_that_ended_before_the_first_signal_only_waits() -> None:
     }
 
 
+def test_measured_restore_is_a_stage_of_its_own() -> None:
+    attempts = [ran(1, 0, 10, 1_000), ran(2, 1_100, 1_200, None, **resumed(900), trained_at=at(1_350))]
+
+    (lost,) = interruptions(a_job(), attempts, [], {}, at(2_000))
+
+    assert parts_of(lost)[Stage.RESTORE] == 150
+    assert lost.receipt.standstill_seconds == 350
+    assert lost.receipt.total.unknown_stages == ()
+
+
 def test_missing_record_is_named_by_the_stage_that_covers_it() -> None:
     attempts = [ran(1, 0, 10, 1_000), ran(2, 1_100, 1_200, None, **resumed(900))]
     unplanned = an_incident(first_signal_at=at(910), opened_at=at(920))

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.checkpoints import Distrust
+from evenkeel.domain.economics.expected_durations import restore_durations
 from evenkeel.domain.jobs.attempt import AttemptState, PodPhase
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, JobState, ResumeOption, ResumePlan
 from evenkeel.domain.jobs.policy import JobPolicy
@@ -12,7 +13,8 @@ from evenkeel.domain.jobs.spec import ElasticSpec
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.validation import HEALTH_STATUS
-from evenkeel.ports import NotAllowed, NotFound, Refused, TooLarge
+from evenkeel.ports import NotAllowed, NotFound, Refused, TooLarge, TransientError
+from evenkeel.services.attempts import pin_resume_point
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.attempts.mark_running import RunningOutcome
 from evenkeel.services.attempts.pin_resume_point import MAX_CHECKPOINTS_READ
@@ -27,14 +29,14 @@ def fence(scenario: JobScenario, job: Job) -> dict[str, Any] | None:
     return scenario.world.checkpoints.fence(job.spec.checkpoint_uri)[0]
 
 
-def lost(scenario: JobScenario, job: Job) -> str:
-    """Cut off the first node of attempt 1, settle the attempt, and admit the next."""
-    name = scenario.attempt(job.job_id).node_names[0]
+def lost(scenario: JobScenario, job: Job, number: int = 1) -> str:
+    """Cut off the first node of an attempt, settle the attempt, and admit the next."""
+    name = scenario.attempt(job.job_id, number).node_names[0]
     scenario.world.cluster.lose_node(name)
     scenario.world.clock.advance(61)
-    scenario.world.cluster.fail_pods(job.job_id, 1, 1, exit_code=76)
-    assert scenario.settle(job.job_id).outcome is SettleOutcome.JOB_REQUEUED
-    assert scenario.run_scheduling_cycle().admitted == (f"{job.job_id}-a2",)
+    scenario.world.cluster.fail_pods(job.job_id, number, 1, exit_code=76)
+    assert scenario.settle(job.job_id, number).outcome is SettleOutcome.JOB_REQUEUED
+    assert scenario.run_scheduling_cycle().admitted == (f"{job.job_id}-a{number + 1}",)
     return name
 
 
@@ -832,3 +834,82 @@ def test_timeline_shows_the_whole_life_of_a_job() -> None:
     scenario.settle(job.job_id)
 
     assert set(scenario.timeline(job.job_id)) == {"submitted", "admitted", "launched", "running", "settled"}
+
+
+# ---------------------------------------------------------------- the restore of an earlier attempt
+
+
+def resumed_twice(saved: dict[int, float]) -> tuple[JobScenario, str]:
+    """Run attempt 2 from step 10, let it save these steps so many seconds after its pods ran, and launch attempt 3."""
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.save(job.job_id, 1, 10)
+    lost(scenario, job)
+    scenario.run_attempt(job.job_id, 2)
+    for step, seconds in saved.items():
+        scenario.save(job.job_id, 2, step, seconds)
+    lost(scenario, job, 2)
+    scenario.launch(job.job_id, 3)
+    return scenario, job.job_id
+
+
+def test_restore_is_measured_from_the_checkpoints_of_the_attempt() -> None:
+    # 100 steps take 500 s, so steps 11 to 110 began 500 s before step 110 was saved.
+    scenario, job_id = resumed_twice({110: 800.0, 210: 1300.0})
+
+    attempt = scenario.attempt(job_id, 2)
+
+    assert attempt.running_at
+    assert attempt.trained_at
+    assert (attempt.trained_at - attempt.running_at).total_seconds() == 300
+    assert restore_durations([attempt, scenario.attempt(job_id, 3)]) == (300.0,)
+    assert scenario.attempt(job_id, 1).trained_at is None  # it began at step 0 and restored nothing
+
+
+@pytest.mark.parametrize(
+    ("saved", "seconds"),
+    [
+        ({}, None),
+        ({110: 800.0}, None),
+        ({110: 800.0, 210: 700.0}, None),  # clocks of two ranks
+        ({110: -5.0, 210: 700.0}, None),  # a clock that is behind
+        ({110: 400.0, 210: 1300.0}, 0),  # steps that became slower: never before the pods ran
+        ({210: 1300.0, 110: 800.0, 310: 1800.0}, 300),
+    ],
+)
+def test_restore_is_unknown_or_bounded_if_the_checkpoints_do_not_tell(
+    saved: dict[int, float], seconds: float | None
+) -> None:
+    scenario, job_id = resumed_twice(saved)
+
+    attempt = scenario.attempt(job_id, 2)
+
+    measured = attempt.trained_at and attempt.running_at and (attempt.trained_at - attempt.running_at).total_seconds()
+    assert measured == seconds
+    assert scenario.attempt(job_id, 3).launched_at
+
+
+def test_store_that_fails_does_not_fail_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = JobScenario()
+    job = scenario.running()
+    scenario.save(job.job_id, 1, 10)
+    lost(scenario, job)
+    scenario.run_attempt(job.job_id, 2)
+    for step, seconds in ((110, 800.0), (210, 1300.0)):
+        scenario.save(job.job_id, 2, step, seconds)
+    lost(scenario, job, 2)
+    pin = pin_resume_point.run
+
+    def then_fail(*args: Any, **more: Any) -> pin_resume_point.PinAnswer:
+        answer = pin(*args, **more)
+
+        def folders(_: str) -> tuple[str, ...]:
+            raise TransientError("the store is busy")
+
+        monkeypatch.setattr(scenario.world.checkpoints, "folders", folders)
+        return answer
+
+    monkeypatch.setattr(pin_resume_point, "run", then_fail)
+
+    assert scenario.launch(job.job_id, 3).outcome is LaunchOutcome.LAUNCHED
+    assert scenario.attempt(job.job_id, 2).trained_at is None

@@ -176,7 +176,7 @@ class FleetFacts(NamedTuple):
 
 NOTES = (
     "GPU-hours lost count on all GPUs of the interrupted job, also where other jobs used them during the standstill.",
-    "Restoring and saving checkpoints is not recorded, so it is in no loss.",
+    "Saving checkpoints is not recorded, so it is in no loss. Restoring is known only of measured attempts.",
     "NO_JOB is idle at most: use by workloads outside Evenkeel is not recorded.",
     "Drills, continued incidents and faults of the classes application and info do not count as failures of nodes.",
 )

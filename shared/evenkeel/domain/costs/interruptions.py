@@ -134,6 +134,8 @@ def _time_line(
         if later is resumed:
             marks.append(_Mark(Stage.LAUNCH, later.launched_at, f"{name} launched", later))
             marks.append(_Mark(Stage.RESTART, later.running_at, f"every pod of {name} runs", later))
+            if later.trained_at:
+                marks.append(_Mark(Stage.RESTORE, later.trained_at, f"{name} trains, by its checkpoints", later))
         elif later.ended_at:
             marks.append(_Mark(Stage.FAILED_START, later.ended_at, f"{name} ended without a run", later))
         elif later.launched_at:
@@ -191,7 +193,8 @@ def _priced(
         parts.append(part)
         spans += [(part.stage, span) for span in own]
     resumed = line.resumed
-    parts.append(_unknown(Stage.RESTORE, resumed or attempt, "not recorded"))
+    if resumed is None or resumed.trained_at is None:
+        parts.append(_unknown(Stage.RESTORE, resumed or attempt, "not recorded"))
     still = [round(part.seconds * 1e6) for part in parts if part.seconds and part.stage is not Stage.REPEATED_WORK]
     point = resumed.resume_from if resumed and resumed.is_pinned else None
     receipt = InterruptionReceipt(

@@ -18,6 +18,7 @@ from evenkeel.domain.costs.receipt import (
     MICROS_PER_HOUR,
     InterruptionCause,
     InterruptionReceipt,
+    Stage,
     cost_micros,
 )
 from evenkeel.domain.economics.fleet_forecast import published_stages
@@ -99,10 +100,12 @@ def _why_unknown(way: RecoveryBaseline, lost: InterruptionReceipt, owner: Incide
 def _saving(way: RecoveryBaseline, lost: InterruptionReceipt, restore_seconds: float) -> EstimatedSaving:
     nodes = max((part.nodes for part in lost.parts), default=0)
     low, high, resume, text = _published(way, max(1, nodes))
-    restore = min(restore_seconds, resume)
+    is_measured = any(part.stage is Stage.RESTORE and part.seconds is not None for part in lost.parts)
+    restore = 0.0 if is_measured else min(restore_seconds, resume)
+    assumed = f"No record says when this job trained again: {restore:g} s after the start of its pods is assumed."
     assumptions = (
         "An estimate, not a measurement. Without Evenkeel, the work since the last checkpoint is lost, too.",
-        f"No record says when this job trained again: {restore:g} s after the start of its pods is assumed.",
+        "Its checkpoints tell when this job trained again." if is_measured else assumed,
         text,
     )
     gpus = next((part.gpus for part in lost.parts), 0)

@@ -39,6 +39,15 @@ def repair_durations(past: Iterable[Incident], pool: str, rung: str) -> tuple[fl
     )
 
 
+def restore_durations(past: Iterable[Attempt]) -> tuple[float, ...]:
+    """Return how many seconds each attempt took from running pods until it trained again, where that was measured."""
+    return tuple(
+        (attempt.trained_at - attempt.running_at).total_seconds()
+        for attempt in past
+        if attempt.trained_at and attempt.running_at
+    )
+
+
 def launch_durations(past: Iterable[Attempt]) -> tuple[float, ...]:
     """Return how many seconds each attempt took from its admission until every pod ran."""
     return tuple((attempt.running_at - attempt.admitted_at).total_seconds() for attempt in past if attempt.running_at)

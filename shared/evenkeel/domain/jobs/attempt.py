@@ -96,6 +96,8 @@ class Attempt(Value):
     """When it was asked to stop, if it was. Checkpoints after that were saved during its drain."""
     launched_at: Instant | None = None
     running_at: Instant | None = None
+    trained_at: Instant | None = None
+    """When it trained again past its resume point, by its checkpoints; None if that was not measured."""
     ended_at: Instant | None = None
     reason: Sentence = ""
     exit_codes: dict[str, int] = {}

@@ -31,7 +31,7 @@ from evenkeel.ports import (
     Put,
     Refused,
 )
-from evenkeel.services.attempts import pin_resume_point
+from evenkeel.services.attempts import measure_restore, pin_resume_point
 from evenkeel.services.attempts.pin_resume_point import PinOutcome
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
@@ -177,6 +177,8 @@ def _launch(
     rentals.delete_capacity_pods_of(job, attempt, context)
     launched = decided.replace(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
     _record_launch(stored, launched, answer, placement.network, context)
+    for earlier_attempt in past:
+        measure_restore.run(job, earlier_attempt.attempt.attempt, context)
     context.telemetry.count("AttemptsLaunched")
     context.telemetry.info("AttemptLaunched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
     return LaunchJobResult(outcome=_launched(attempt), reason=choice.reason)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.decisions import Alternative, Decision
-from evenkeel.domain.economics.expected_durations import forecast, launch_durations, repair_durations
+from evenkeel.domain.economics.expected_durations import forecast, launch_durations, repair_durations, restore_durations
 from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
 from evenkeel.domain.elastic.sizes import ElasticJob
 from evenkeel.domain.health.assessment import checkpoint_trust_of
@@ -377,7 +377,7 @@ def _delays(
         repair=forecast(repair_durations(past, incident.pool, rung), repair_seconds, min_samples=least),
         capacity=forecast((), economy.expected_capacity_seconds, min_samples=least),
         launch=forecast(launch_durations(attempts), economy.expected_launch_seconds, min_samples=least),
-        restore=forecast((), jobs.expected_resume_seconds, min_samples=least),
+        restore=forecast(restore_durations(attempts), jobs.expected_resume_seconds, min_samples=least),
     )
 
 

@@ -1,0 +1,31 @@
+"""When a resumed attempt trained again, from the first checkpoints that it saved past its resume point.
+
+    resumed at step a, pods run ──▶ trains again ──▶ step b saved ──▶ step c saved
+                                    └── (b - a) steps ──┘└─ (c - b) steps ─┘
+
+The steps before b took as long as those between b and c. A save between b and c makes the steps look longer, so the
+result is too early by at most the time of one save.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from evenkeel.domain.checkpoints.manifest import Manifest
+
+
+def trained_at(saved: Sequence[Manifest], resumed_step: int, running_at: datetime) -> datetime | None:
+    """Return when an attempt trained again; None if fewer than two checkpoints tell.
+
+    Args:
+        saved: The first checkpoints of the attempt, in any order.
+        resumed_step: The step of its resume point.
+        running_at: When every pod of it ran. The result is not before.
+    """
+    past = sorted((each for each in saved if each.step > resumed_step), key=lambda each: each.step)
+    if len(past) < 2:
+        return None
+    first, second = past[:2]
+    if second.started_at <= first.started_at or first.started_at <= running_at:
+        return None  # the clocks of the ranks disagree with each other or with the service
+    step = (second.started_at - first.started_at) / (second.step - first.step)
+    return max(running_at, first.started_at - (first.step - resumed_step) * step)
