@@ -15,10 +15,11 @@ from bench import event_to_cordon
 from bench.cordon_timer import BenchFailed
 from bench.event_to_cordon import AIM, AIMED, LatencyReport
 from bench.figures import RegressionLimit, quantile, regressions
+from bench.origin import origin, write
 from evenkeel_local import PROJECT
 from evenkeel_local.processes import interruptible
 
-BASELINE: Final = Path(__file__).parent / "baselines" / "event_to_cordon.json"
+BASELINE: Final = Path(__file__).parent / "results" / "event_to_cordon.json"
 RUN_DIR: Final = PROJECT / ".evenkeel" / "bench"
 BUSY: Final = 0.5
 """Share of the processors in other hands above which a run is not compared."""
@@ -55,12 +56,13 @@ def main(words: Sequence[str] | None = None) -> int:
         return 2
     if arguments.update:
         baseline |= {
+            **origin("bench", words, []),
             "rounds": arguments.rounds,
             "coldRounds": arguments.cold_rounds,
             "othersShare": round(report.others, 2),
             "ratios": report.ratios(),
         }
-        BASELINE.write_text(json.dumps(baseline, indent=2) + "\n", encoding="utf-8")
+        write(BASELINE, baseline)
         print(f"Baseline written: {BASELINE}")
         return 0
     limits = {

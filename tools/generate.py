@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tools import (
     architecture,
+    benchmark_tables,
     chart,
     dashboard,
     economics_page,
@@ -30,6 +31,7 @@ def files() -> dict[Path, str]:
         policy_page,
         price_table,
         architecture,
+        benchmark_tables,
         chart,
         economics_page,
         metric_tables,

@@ -1,0 +1,403 @@
+"""Write the tables of docs/benchmarks.md from `bench/results/`, each with the command, seeds and commit of its run."""
+
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench import queues_plot, scale_plot
+from tools.page_tables import with_tables
+
+PROJECT = Path(__file__).resolve().parents[1]
+PAGE = PROJECT / "docs" / "benchmarks.md"
+RESULTS = PROJECT / "bench" / "results"
+FIGURES = PROJECT / "docs" / "figures"
+Json = Mapping[str, Any]
+_AIM_SECONDS = 5
+_POLICIES = {
+    "committed": "committed only",
+    "always": "always renting",
+    "greedy": "greedy first fit",
+    "evenkeel": "Evenkeel",
+}
+
+
+def load(name: str) -> Json:
+    """Return the figures of a file."""
+    found: Json = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def origin_lines(*names: str) -> Iterator[str]:
+    """Yield how the figures of the files were measured."""
+    for name in names:
+        found = load(name)
+        seeds = _numbers(found["seeds"])
+        others = found.get("othersShare")
+        busy = "" if others is None else f", other programs used {others:.0%} of the processors"
+        note = f" ({found['note']})" if "note" in found else ""
+        drawn = f", seeds {seeds}" if seeds else ""
+        yield ""
+        yield (
+            f"*`.venv/bin/{found['command']}`{drawn}, commit `{found['commit']}`{note}{busy}: "
+            f"[`bench/results/{name}.json`](../bench/results/{name}.json).*"
+        )
+
+
+def _numbers(numbers: Iterable[int]) -> str:
+    """Write whole numbers, runs of successive ones as a range."""
+    runs = []
+    for _, run in itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
+        values = [value for _, value in run]
+        runs.append(str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}")
+    return ", ".join(runs)
+
+
+def _table(*heads: str) -> Iterator[str]:
+    yield f"| {' | '.join(heads)} |"
+    yield "|" + "---|" * len(heads)
+
+
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+# ---------------------------------------------------------------- event to cordon
+
+
+def cordon_rows() -> Iterator[str]:
+    """Yield the ratios of the lanes."""
+    ratios = load("event_to_cordon")["ratios"]
+    yield from _table("ratio", "p50", "p99", "aim at the median")
+    for name, aim in {
+        "evenkeel/empty": "≤ 1.5",
+        "evenkeel/empty, without the pause": "none",
+        "evenkeel/bare": "none",
+        "evenkeel/empty, cold": "none",
+    }.items():
+        p99 = ratios.get(f"{name}, p99")
+        yield _row(name.replace("/", " / "), f"{ratios[f'{name}, p50']:.2f}", "" if p99 is None else f"{p99:.2f}", aim)
+    yield from origin_lines("event_to_cordon")
+
+
+# ---------------------------------------------------------------- scale
+
+
+def scale_rows() -> Iterator[str]:
+    """Yield each case at each size with as many jobs as nodes."""
+    yield from _table("case", "nodes", "jobs", "calls", "MB read", "service", "client", "p50 s", "p99 s", "peak MB")
+    results = [*load("scale")["results"], *load("scale-10000-cycle")["results"]]
+    order = {"event to cordon": 0, "watch": 1, "cycle": 2, "sweep": 3, "storm": 4, "settle": 5}
+    for each in sorted(results, key=lambda each: (order[each["case"]], each["nodes"], each["jobs"])):
+        if each["nodes"] == 100 and each["jobs"] == 10:
+            continue
+        memory = max((one["peakMemoryMB"] or 0 for one in each["functions"].values()), default=0)
+        yield _row(
+            each["case"],
+            f"{each['nodes']:,}",
+            f"{each['jobs']:,}",
+            f"{sum(each['calls'].values()):,}",
+            f"{each['bytesRead'] / 1e6:,.1f}",
+            f"{each['ownProcessorSeconds']:.2f}",
+            f"{each['clientProcessorSeconds']:.2f}",
+            f"{each['p50Seconds']:.2f}",
+            f"{each['p99Seconds']:.2f}",
+            f"{memory:.0f}" if memory else "",
+        )
+    yield from origin_lines("scale", "scale-10000-cycle")
+
+
+def aim_rows() -> Iterator[str]:
+    """Yield each aim of the scale benchmark with its figure at the largest size that was run."""
+    results = [*load("scale")["results"], *load("scale-10000-cycle")["results"]]
+
+    def largest(case: str) -> Json:
+        return max((each for each in results if each["case"] == case), key=lambda each: each["nodes"])
+
+    event, storm, cycle, watch = (largest(case) for case in ("event to cordon", "storm", "cycle", "watch"))
+    calls = sum(event["callsBeforeCordon"].values())
+    yield from _table("aim", "nodes", "figure", "")
+    for text, each, value, aim, unit in (
+        ("event to cordon at p99, warm: ≤ 1 s", event, event["warm"]["p99"], 1, " s"),
+        ("event to cordon at p99, cold functions: ≤ 3 s", event, event["cold"]["p99"], 3, " s"),
+        ("event to cordon at p99 in a storm: ≤ 5 s", storm, storm["p99Seconds"], _AIM_SECONDS, " s"),
+        ("calls before the cordon: ≤ 10", event, calls, 10, ""),
+        ("one cycle at p99: ≤ 5 s at 10,000 nodes", cycle, cycle["p99Seconds"], _AIM_SECONDS, " s"),
+        ("one watch at p99: ≤ 5 s at 10,000 nodes", watch, watch["p99Seconds"], _AIM_SECONDS, " s"),
+    ):
+        verdict = "met" if value <= aim else "**missed**"
+        if "10,000" in text and each["nodes"] < 10_000:
+            verdict = f"{verdict} here; **not run** at 10,000"
+        shown = f"{value:.2f}{unit}" if unit else value
+        yield _row(text, f"{each['nodes']:,}", shown, verdict)
+
+
+def queue_cycle_rows() -> Iterator[str]:
+    """Yield a cycle over long queues."""
+    yield from _table("pending jobs", "reads", "MB read", "service s", "client s", "end p50", "end p99")
+    for each in load("scale-queue")["results"]:
+        reads = sum(
+            count
+            for name, count in each["calls"].items()
+            if not name.endswith(("TransactWriteItems", "StartExecution"))
+        )
+        yield _row(
+            f"{each['jobs']:,}",
+            reads,
+            f"{each['bytesRead'] / 1e6:.0f}",
+            f"{each['ownProcessorSeconds']:.1f}",
+            f"{each['clientProcessorSeconds']:.1f}",
+            f"{each['p50Seconds']:.1f} s",
+            f"{each['p99Seconds']:.1f} s",
+        )
+    yield from origin_lines("scale-queue")
+
+
+def bill_rows() -> Iterator[str]:
+    """Yield the bill of a quiet month and of one recovery."""
+    bills = load("scale")["bills"]
+    yield from _table("bill", "total", "DynamoDB", "Lambda", "Step Functions", "metrics and alarms", "rest")
+    rows = {"one recovery": bills["recovery"]}
+    rows |= {f"a quiet month, {int(nodes):,} nodes": month for nodes, month in bills["quietMonth"].items()}
+    for name, bill in rows.items():
+        digits = 5 if name == "one recovery" else 2
+        parts = {
+            part: sum(value for key, value in bill.items() if key.startswith(prefix))
+            for part, prefix in {
+                "DynamoDB": "DynamoDB",
+                "Lambda": "Lambda",
+                "Step Functions": "Step Functions",
+                "alarms": "CloudWatch alarms",
+                "metrics": "CloudWatch metrics",
+            }.items()
+        }
+        watched = parts.pop("alarms") + parts.pop("metrics")
+        amounts = [bill["total"], *parts.values(), watched, bill["total"] - sum(parts.values()) - watched]
+        yield _row(name, *(f"${amount:,.{digits}f}" for amount in amounts))
+
+
+# ---------------------------------------------------------------- the command
+
+
+def plan_rows() -> Iterator[str]:
+    """Yield the processor seconds of `evenkeel plan`."""
+    found = load("plan")
+    alone = statistics.median(found["seconds"]["imports alone"])
+    yield from _table("process", "seconds: median (lowest to highest)", "× imports alone")
+    for name, seconds in found["seconds"].items():
+        middle = statistics.median(seconds)
+        yield _row(name, f"{middle:.2f} ({min(seconds):.2f} to {max(seconds):.2f})", f"{middle / alone:.1f}")
+    yield from origin_lines("plan")
+
+
+# ---------------------------------------------------------------- the queue scheduler
+
+
+def nomination_rows() -> Iterator[str]:
+    """Yield decisions per second by the number of queued jobs."""
+    yield from _table("queued", "order", "decisions/s: cold", "warm", "submits/s")
+    for each in load("queues")["nominations"]:
+        yield _row(
+            f"{each['queued']:,}",
+            "fair sharing" if each["fairSharing"] else "classical",
+            f"{each['coldNominationsPerSecond']:,}",
+            f"{each['nominationsPerSecond']:,}",
+            f"{each['submittedPerSecond']:,}",
+        )
+    yield from origin_lines("queues")
+
+
+def generator_rows() -> Iterator[str]:
+    """Yield the makespans of Kueue's generators, in Kueue's order and with Evenkeel's own setting."""
+    yield from _table(
+        "generator", "order", "jobs", "makespan", "bound", "ratio", "evictions", "mean wait: small, medium, large"
+    )
+    for each in load("queues-replays")["generators"]:
+        after = each["preemptAfterSeconds"]
+        yield _row(
+            each["shape"],
+            f"own: `preemptAfterSeconds` {after:g}" if after else "Kueue's",
+            f"{each['jobs']:,}",
+            f"{each['makespan']:.1f} s",
+            f"{each['bound']:.1f} s",
+            f"{each['makespan'] / each['bound']:.2f}",
+            f"{each['evictions']:,}",
+            ", ".join(f"{each['meanWaits'][kind]:.1f}" for kind in ("small", "medium", "large")) + " s",
+        )
+
+
+def philly_rows() -> Iterator[str]:
+    """Yield the waits of the trace, with and without sharing."""
+    found = load("queues-replays")["philly"]
+    yield from _table("", "mean wait", "90 %", "worst team, mean", "evictions")
+    for name, text in {
+        "alone": "each team alone",
+        "sharing": "the same devices with lending, borrowing, reclaim and fair sharing",
+    }.items():
+        worst = max(team[name]["mean"] for team in found["teams"].values())
+        evictions = found["evictions"] if name == "sharing" else ""
+        yield _row(text, f"{found[name]['mean']:.1f} h", f"{found[name]['p90']:.1f} h", f"{worst:.1f} h", evictions)
+    yield from origin_lines("queues-replays")
+
+
+def admission_rows() -> Iterator[str]:
+    """Yield a cycle's admissions against the bare writes."""
+    found = load("admissions")
+    yield from _table("writers", "cycle / bare", "95 % interval", "aim", "cycle: admissions/s", "bare: admissions/s")
+    for each in found["lanes"]:
+        verdict = "met" if each["ratio"] >= found["aim"] else "**missed**"
+        yield _row(
+            each["writers"],
+            f"{each['ratio']:.2f}",
+            f"{each['low']:.2f} to {each['high']:.2f}",
+            f"≥ {found['aim']}: {verdict}",
+            f"{each['perSecond']['cycle']:.0f}",
+            f"{each['perSecond']['bare']:.0f}",
+        )
+    yield from origin_lines("admissions")
+
+
+# ---------------------------------------------------------------- burst
+
+
+def grid_rows() -> Iterator[str]:
+    """Yield each setting: costs against the best baseline, and delays."""
+    found = load("burst-cycle-grid")
+    yield from _table(
+        "price of delay ×",
+        "price of Spot ×",
+        "committed nodes ×",
+        "best baseline",
+        "Evenkeel / it (lowest and highest drawn)",
+        "seeds won",
+        "Evenkeel's delay in hours: p50, p90, p99, longest",
+        "the baseline's",
+        "greedy's longest",
+    )
+    for cell in found["cells"]:
+        ours, theirs = (cell["policies"][name]["delayHours"] for name in ("evenkeel", cell["best"]))
+        yield _row(
+            f"{cell['delay']:g}",
+            f"{cell['spot']:g}",
+            f"{cell['committed']:g}",
+            _POLICIES[cell["best"]],
+            f"{cell['ratio']:.3f} ({cell['low']:.3f} to {cell['high']:.3f})",
+            f"{cell['wins']} of {cell['seeds']}",
+            *(", ".join(f"{hours[name]:.2f}" for name in ("p50", "p90", "p99", "max")) for hours in (ours, theirs)),
+            f"{cell['longestHoursOfGreedy']:.2f}",
+        )
+    yield ""
+    yield from _grid_verdict(found["cells"])
+    yield from origin_lines("burst-cycle-grid")
+
+
+def _grid_verdict(cells: Sequence[Json]) -> Iterator[str]:
+    """Say which aims the grid meets."""
+    published = cells[0]
+    worst = max(cells, key=lambda cell: float(cell["ratio"]))
+    longer = [cell for cell in cells if cell["longestHours"] > cell["longestHoursOfGreedy"]]
+    wins, seeds = sum(cell["wins"] for cell in cells), sum(cell["seeds"] for cell in cells)
+    yield f"* Published setting: {published['ratio']:.3f} of {_POLICIES[published['best']]} (aim: ≤ 0.75)."
+    yield (
+        f"* Worst of {len(cells)} settings: {worst['ratio']:.3f}, at {worst['delay']:g} × delay, {worst['spot']:g} × "
+        f"Spot and {worst['committed']:g} × nodes (aim: ≤ 1.0). Evenkeel costs less in {wins} of {seeds} runs."
+    )
+    yield f"* The longest delay exceeds greedy's in {len(longer)} of {len(cells)} settings (aim: none)."
+
+
+def burst_rows() -> Iterator[str]:
+    """Yield the policies with an estimate for each job."""
+    found = load("burst")
+    yield from _table(
+        "policy", "queue", "total", "rent", "delay", "mean delay", "90th percentile", "rentals", "Evenkeel / it (95 %)"
+    )
+    for name, each in found["policies"].items():
+        ratio = found["ratios"].get(name)
+        yield _row(
+            _POLICIES[name],
+            f"by {found['tuned'][name]['order']}",
+            f"${each['usd']:,}",
+            f"${each['rentUsd']:,}",
+            f"${each['delayUsd']:,}",
+            f"{each['meanDelayHours']:.2f} h",
+            f"{each['p90DelayHours']:.2f} h",
+            f"{each['rentals']:,}",
+            f"{ratio['ratio']:.3f} ({ratio['low']:.3f} – {ratio['high']:.3f})" if ratio else "",
+        )
+    for sigma, each in found["otherEstimates"].items():
+        text = f"{each['ratio']:.3f} ({each['low']:.3f} – {each['high']:.3f})"
+        name = f"{_POLICIES[each['against']]}, estimates wrong by sigma {sigma}, {each['seeds']} seeds"
+        yield _row(name, *[""] * 7, text)
+    yield from origin_lines("burst")
+
+
+def frontier_rows() -> Iterator[str]:
+    """Yield rent against delay for values of each policy's parameter."""
+    yield from _table("policy", "parameter", "rent", "delay", "mean delay")
+    for each in load("burst")["frontier"]:
+        parameter = {
+            "evenkeel": f"values delay at {each['valueFactor']:g} ×",
+            "greedy": f"waits {each['patienceHours'] or 0:g} h",
+            "always": f"rents jobs to {each['maxGpus']} GPUs",
+            "committed": "none",
+        }[each["policy"]]
+        yield _row(
+            _POLICIES[each["policy"]],
+            parameter,
+            f"${each['rentUsd']:,}",
+            f"${each['delayUsd']:,}",
+            f"{each['meanDelayHours']:.2f} h",
+        )
+
+
+def elastic_rows() -> Iterator[str]:
+    """Yield the idle days of an elastic job."""
+    found = load("elastic")
+    yield from _table("day", "idle GPU-hours", "recovered", "bound", "of the bound", "resizes", "at best")
+    for name, text in {
+        "all-day": "96 idle all day",
+        "off-peak": "96 idle from 22:00 to 06:00",
+        "ragged": "ragged, mean of 100 days",
+    }.items():
+        each = found[name]
+        spread = "" if each["low"] == each["high"] else f" ({each['low']:.1%} – {each['high']:.1%} of days)"
+        yield _row(
+            text,
+            f"{each['idleGpuHours']:,.1f}",
+            f"**{each['recovered']:.1%}**{spread}",
+            f"{each['bound']:.1%}",
+            f"{each['recovered'] / each['bound']:.1%}",
+            f"{each['resizes']:.1f}",
+            f"{each['bestResizes']:.1f}",
+        )
+    yield from origin_lines("elastic")
+
+
+TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "event_to_cordon": cordon_rows,
+    "scale": scale_rows,
+    "scale aims": aim_rows,
+    "scale-queue": queue_cycle_rows,
+    "bills": bill_rows,
+    "plan": plan_rows,
+    "nominations": nomination_rows,
+    "generators": generator_rows,
+    "philly": philly_rows,
+    "admissions": admission_rows,
+    "burst grid": grid_rows,
+    "burst": burst_rows,
+    "burst frontier": frontier_rows,
+    "elastic": elastic_rows,
+}
+
+
+def files() -> dict[Path, str]:
+    """Return the page with its tables, and its figures."""
+    scale = [*load("scale")["results"], *load("scale-10000-cycle")["results"]]
+    return {
+        PAGE: with_tables(PAGE, TABLES),
+        FIGURES / "queues.svg": queues_plot.svg(load("queues")["nominations"], ()),
+        FIGURES / "scale.svg": scale_plot.svg(scale),
+    }
