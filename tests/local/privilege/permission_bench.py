@@ -316,12 +316,14 @@ class PermissionBench:
         return self.kubernetes
 
     def await_machine(self, place: int) -> None:
-        """Wait until a node slot has a node in service, and put it at its index."""
+        """Wait until a node slot has a node in service and no repair runs there, and put the node at its index."""
         slot = self.nodes[place].slot
 
         def found() -> Node | None:
             ready = [
-                node for node in self._machines() if node.kubernetes and node.kubernetes.is_ready and node.provider
+                node
+                for node in self._machines()
+                if node.kubernetes and node.kubernetes.is_ready and node.provider and node.provider.status == "Running"
             ]
             # A node that is being removed still looks ready for a moment.
             lease = self.ledger.get(fleet_rows.lease_key(slot))

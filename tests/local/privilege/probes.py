@@ -282,7 +282,11 @@ def planned(stage: PermissionBench, node: int = 1, **changes: Any) -> Incident:
 
 
 def alone(stage: PermissionBench, node: int, **changes: Any) -> Incident:
-    """Store such an incident without other faulty nodes: consecutive probes would look like a wave."""
+    """Store such an incident without other faulty nodes: consecutive probes would look like a wave.
+
+    The repair of an earlier probe ends first. Else the node would look rebooted since its fault.
+    """
+    stage.await_machine(node)
     for state in OPEN_STATES:
         stage.forget_state(Table.INCIDENTS, f"INC#{state}")
     return planned(stage, node, **changes)
@@ -705,6 +709,7 @@ def evicts_a_recreated_pod(stage: PermissionBench) -> Json:
     "repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("REQUESTED", "RETRY")
 )
 def reboots(stage: PermissionBench) -> Json:
+    stage.await_machine(REBOOTED)
     a_run(stage, AttemptState.RUNNING, launched=True, node=REBOOTED)
     return of_incident(alone(stage, REBOOTED))
 
@@ -718,7 +723,6 @@ def looks_for_the_node_that_replaced_another(stage: PermissionBench) -> Json:
     "repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("REQUESTED", "RETRY")
 )
 def replaces(stage: PermissionBench) -> Json:
-    stage.await_machine(REPLACED)
     return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
 
 
@@ -779,7 +783,6 @@ def _wave(stage: PermissionBench) -> Iterator[None]:
     succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "BLOCKED" and not result.is_refused,
 )
 def pages_for_a_wave(stage: PermissionBench) -> Json:
-    stage.await_machine(REPLACED)
     return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
 
 
