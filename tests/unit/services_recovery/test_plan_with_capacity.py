@@ -137,6 +137,21 @@ def test_recovery_and_cycle_compute_the_same_rent() -> None:
     assert cycle.job.replace(max_rent_parts=None) == facts.renting.placement.job
 
 
+@pytest.mark.parametrize(("measured", "expected"), [(600, (600, 1)), (None, (1400, 0))])
+def test_measured_restore_replaces_the_figure_of_the_policy(measured: int | None, expected: tuple[int, int]) -> None:
+    policy = burst().replace(economy=EconomyPolicy(expected_reboot_seconds=2 * HOUR, min_samples=1))
+    recovery = RecoveryScenario(size=2, policy=policy)
+    attempt = recovery.scenario.attempt(recovery.job_id)
+    assert attempt.running_at
+    trained_at = attempt.running_at + timedelta(seconds=measured) if measured else None
+    recovery.scenario.put(job_rows.attempt_row(attempt.replace(trained_at=trained_at), 0))
+    plan(recovery)
+
+    restore = ResumeFacts.model_validate(record(recovery).facts).delays.restore
+
+    assert (restore.seconds, restore.samples) == expected
+
+
 def _rents(facts: PlacementFacts) -> dict[str, int]:
     return {row.pool: row.rent_parts for row in choose_pool(facts).table}
 
