@@ -81,3 +81,14 @@ def test_missing_command_or_option_is_found() -> None:
     text = "evenkeel incidents last\nevenkeel drain x\nevenkeel why x --loudly; evenkeel jobs ls --state FAILED"
 
     assert wrong_in(text) == ["incidents last", "drain", "why --loudly"]
+
+
+@pytest.mark.parametrize("noun", NOUNS)
+def test_page_of_the_command_line_has_every_command(noun: str) -> None:
+    page = (PROJECT / "docs" / "cli.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith(f"| `{noun}")]
+    app = importlib.import_module(f"evenkeel_cli.commands.{NOUNS[noun].module}").app
+    shown = verbs_of(noun).keys() - {command.name for command in app.registered_commands if command.hidden}
+
+    assert rows
+    assert [verb for verb in sorted(shown) if not re.search(rf"\b{re.escape(verb)}\b", " ".join(rows))] == []
