@@ -1,5 +1,6 @@
 """Fields of Kubernetes objects that several modules read or write: labels, resource names, times and conditions."""
 
+import functools
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -63,6 +64,7 @@ def accelerators_in(quantities: Mapping[str, Any]) -> tuple[str, int]:
     return "", 0
 
 
+@functools.lru_cache(maxsize=4096, typed=True)  # the objects of a fleet repeat the same few amounts
 def parse_quantity(resource: str, quantity: str | float) -> int:
     """Parse a Kubernetes quantity, such as `1k` for 1000. An invalid quantity counts as 0."""
     try:
