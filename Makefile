@@ -28,7 +28,7 @@ export PYTHON
 unexport PYTHONDONTWRITEBYTECODE
 export SAM_CLI_TELEMETRY := 0
 
-.PHONY: help setup torch demo dev test test-all fuzz mutants drill-mutants lint generate docs fmt build preflight package deploy rollback bench soak drills scenarios storm clean lock lock-check
+.PHONY: help setup torch demo dev test test-all fuzz mutants drill-mutants lint generate docs fmt build preflight package deploy rollback bench bench-check soak drills scenarios storm clean lock lock-check
 
 help: ## show this list
 	@$(SYSTEM_PYTHON) -c 'import re; [print(f"  make {name:13} {what}") for name, what in \
@@ -98,6 +98,9 @@ rollback: setup ## point the aliases at the deployment before, or at TO=…: doc
 
 bench: setup ## measure the time from event to cordon, and compare it with the baseline
 	@$(BIN)/python -m bench
+
+bench-check: setup ## short versions of all benchmarks against bench/baselines/check.json; part of a release (ONLY=verdicts)
+	@$(BIN)/python -m bench.check $(if $(ONLY),--only $(ONLY))
 
 fuzz: setup ## run seeds of the fault simulator, and report broken invariants (SEEDS=1..500; resumes; 7..7 prints the timeline)
 	@$(BIN)/python -m tests.simulator.fuzz $(SEEDS)

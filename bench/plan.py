@@ -33,11 +33,11 @@ def main() -> int:
     arguments = parser.parse_args()
     before, rounds = Usage.now(), arguments.rounds
     with tempfile.TemporaryDirectory() as folder:
-        lanes = _lanes(Path(folder))
-        seconds: dict[str, list[float]] = {name: [] for name in lanes}
+        commands = lanes(Path(folder))
+        seconds: dict[str, list[float]] = {name: [] for name in commands}
         for _ in range(rounds):
-            for name, command in lanes.items():
-                measure = _seconds_to_first_byte if name.endswith("first byte") else _processor_seconds
+            for name, command in commands.items():
+                measure = _seconds_to_first_byte if name.endswith("first byte") else processor_seconds
                 seconds[name].append(measure(command))
     empty = statistics.median(seconds["imports alone"])
     others_share = round(Usage.now().others_since(before), 2)
@@ -53,7 +53,8 @@ def main() -> int:
     return 0
 
 
-def _lanes(folder: Path) -> dict[str, list[str]]:
+def lanes(folder: Path) -> dict[str, list[str]]:
+    """Return the command of each lane; its files are written to a folder."""
     quota, jobs, few = folder / "q.json", folder / "j.json", folder / "few.json"
     quota.write_text(json.dumps({"queues": _queues()}), encoding="utf-8")
     jobs.write_text(json.dumps({"jobs": _jobs(JOBS)}), encoding="utf-8")
@@ -88,7 +89,8 @@ def _seconds_to_first_byte(command: list[str]) -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _processor_seconds(command: list[str]) -> float:
+def processor_seconds(command: list[str]) -> float:
+    """Run a command, and return its processor seconds."""
     before = os.times()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     after = os.times()

@@ -1,0 +1,159 @@
+"""`make bench-check`: short versions of all benchmarks against committed baselines, in about five minutes.
+
+    .venv/bin/python -m bench.check                       all lanes
+    .venv/bin/python -m bench.check --only verdicts cli   some of them
+    .venv/bin/python -m bench.check --update              write the figures of this run as the new baseline
+
+A lane is slower only if the whole 95 % interval of its ratio lies more than `MARGIN` above the interval of the
+baseline, and does so again in a second run with twice the rounds. A wide interval is no answer: it says "cannot tell".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from bench.cordon_timer import BenchFailed
+from bench.cpu_usage import Usage
+from bench.figures import Ratio, ratio
+from bench.lanes import IN_PROCESS, ON_ENGINE, Samples
+from bench.origin import origin
+from evenkeel_local.processes import interruptible
+
+BASELINE: Final = Path(__file__).parent / "baselines" / "check.json"
+MARGIN: Final = 0.1
+"""Share of a ratio by which it may differ from its baseline, beyond the two intervals."""
+WIDEST: Final = 0.5
+"""Width of an interval, as a share of the ratio, above which a lane that looks the same cannot be told from noise."""
+ROUNDS: Final = 6
+_ALL: Final = {**IN_PROCESS, **ON_ENGINE}
+
+
+class Verdict(StrEnum):
+    """The comparison of one lane with its baseline."""
+
+    SAME = "same"
+    SLOWER = "SLOWER"
+    FASTER = "faster"
+    CANNOT_TELL = "cannot tell"
+    NEW = "no baseline"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A ratio with its 95 % interval."""
+
+    p50: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, seen: Ratio) -> Figure:
+        return cls(round(seen.p50, 4), round(seen.p50_low, 4), round(seen.p50_high, 4))
+
+    @property
+    def width(self) -> float:
+        """Width of the interval, as a share of the ratio."""
+        return (self.high - self.low) / self.p50 if self.p50 else 0.0
+
+
+def compare(now: Figure, before: Figure | None) -> Verdict:
+    """Compare a figure with its baseline. Two intervals that come close to each other are the same."""
+    if before is None:
+        return Verdict.NEW
+    if now.low > before.high * (1 + MARGIN):
+        return Verdict.SLOWER
+    if now.high < before.low * (1 - MARGIN):
+        return Verdict.FASTER
+    return Verdict.CANNOT_TELL if now.width > WIDEST else Verdict.SAME
+
+
+def figures(samples: Samples) -> dict[str, Figure]:
+    """Return the figure of each lane."""
+    return {
+        name: Figure.of(ratio([pair.lane for pair in pairs], [pair.yardstick for pair in pairs]))
+        for name, pairs in samples.items()
+    }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Return 0 if no lane is slower, 1 if one is, 2 if a lane cannot be measured or told from noise."""
+    asked = _arguments(words)
+    baseline = read_baseline(BASELINE)
+    began = Usage.now()
+    found: dict[str, Figure] = {}
+    failed = False
+    with interruptible():
+        for group in asked.only:
+            print(f"  measuring {group}", file=sys.stderr, flush=True)
+            try:
+                found |= _measured(group, baseline, 1 if asked.update else 2)
+            except (BenchFailed, RuntimeError, OSError) as error:
+                failed = True
+                print(f"bench-check: {group} cannot be measured: {error}", file=sys.stderr)
+    others = Usage.now().others_since(began)
+    verdicts = {name: compare(figure, baseline.get(name)) for name, figure in found.items()}
+    print("\n".join(table(found, baseline, verdicts)))
+    print(f"\nOther programs used {others:.0%} of the processors meanwhile.")
+    if asked.update:
+        BASELINE.write_text(json.dumps(document(baseline | found, words, others), indent=1) + "\n", encoding="utf-8")
+        print(f"Baseline written: {BASELINE}")
+        return 2 if failed else 0
+    if Verdict.SLOWER in verdicts.values():
+        return 1
+    return 2 if failed or Verdict.CANNOT_TELL in verdicts.values() else 0
+
+
+def _measured(group: str, baseline: Mapping[str, Figure], most: int) -> dict[str, Figure]:
+    """Measure a group of lanes; again with twice the rounds if one of them looks slower or is too noisy."""
+    found = figures(_ALL[group](ROUNDS))
+    for _ in range(1, most):
+        doubtful = (Verdict.SLOWER, Verdict.CANNOT_TELL)
+        if any(compare(figure, baseline.get(name)) in doubtful for name, figure in found.items()):
+            print(f"  measuring {group} again", file=sys.stderr, flush=True)
+            found = figures(_ALL[group](2 * ROUNDS))
+    return found
+
+
+def read_baseline(path: Path) -> dict[str, Figure]:
+    """Read the figures of a baseline; none if there is no file."""
+    if not path.exists():
+        return {}
+    lanes = json.loads(path.read_text(encoding="utf-8"))["lanes"]
+    return {name: Figure(**figure) for name, figure in lanes.items()}
+
+
+def document(found: Mapping[str, Figure], words: Sequence[str] | None, others: float) -> dict[str, Any]:
+    """Return the file of a baseline."""
+    lanes = {name: vars(figure) for name, figure in found.items()}
+    return {**origin("bench.check", words, [1]), "othersShare": round(others, 2), "lanes": lanes}
+
+
+def table(
+    found: Mapping[str, Figure], baseline: Mapping[str, Figure], verdicts: Mapping[str, Verdict]
+) -> Iterator[str]:
+    """Yield the report as lines."""
+    yield ""
+    yield f"  {'cost / yardstick':<44}{'now':>9}{'95 % interval':>20}{'baseline':>10}  verdict"
+    for name, figure in found.items():
+        before = baseline.get(name)
+        interval = f"{figure.low:.3g} – {figure.high:.3g}"
+        was = f"{before.p50:.3g}" if before else "none"
+        yield f"  {name:<44}{figure.p50:>9.3g}{interval:>20}{was:>10}  {verdicts[name]}"
+
+
+def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.check", description="Short benchmarks against baselines.")
+    parser.add_argument("--only", nargs="+", choices=tuple(_ALL), default=tuple(_ALL), help="only these groups")
+    parser.add_argument("--update", action="store_true", help="write the figures as the new baseline")
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

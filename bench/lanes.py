@@ -1,0 +1,125 @@
+"""Short versions of the benchmarks for `make bench-check`: paired samples of a lane and of its yardstick.
+
+| lanes | cost | yardstick |
+|---|---|---|
+| verdicts | processor seconds of 1,000 decisions | a fixed loop in the same process, just before |
+| a cycle, the watch, a sweep | processor seconds, and calls | the same loop; calls need none |
+| cold starts | processor seconds of import and clients | the same loop |
+| command line | processor seconds of a process | a process that imports only the command's libraries |
+| durable admissions | seconds | the fixed bare loop |
+| event to cordon | seconds | the workflow with empty services |
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from bench import admissions, event_to_cordon, plan, queues
+from bench.event_to_cordon import AIMED, EMPTY, EVENKEEL
+from bench.scale import client_costs
+from bench.scale.fleet import FleetSize
+from bench.scale.functions import cold_start
+from bench.scale.model import load_setup
+from bench.scale.scenarios import Bench
+
+NODES: Final = 1_000
+_QUEUED, _DECISIONS = 10_000, 4_000
+_COLD = ("receive_event", "plan_recovery", "cordon_node", "schedule_jobs")
+_RUNS = {"cycle": "schedule_jobs", "watch": "watch_cluster", "sweep": "sweep_fleet"}
+
+
+class Pair(NamedTuple):
+    """One sample: the cost of a lane, and that of its yardstick right beside it."""
+
+    lane: float
+    yardstick: float
+
+
+Samples = Mapping[str, Sequence[Pair]]
+"""Name of a lane → its samples."""
+Measure = Callable[[int], Samples]
+"""Measures a number of rounds of one or several lanes."""
+
+
+def verdicts(rounds: int, *, fair: bool) -> Samples:
+    """Measure decisions on the heads of long queues."""
+    found = []
+    for _ in range(rounds):
+        loop = client_costs.reference_loop()
+        speed = queues.nominations(_QUEUED, _DECISIONS, fair=fair)
+        found.append(Pair(1_000 / speed.nominations_per_second, loop))
+    return {f"verdicts, {_QUEUED:,} queued{', fair sharing' if fair else ''}": found}
+
+
+def service(rounds: int) -> Samples:
+    """Measure the scheduled functions on a fleet in memory: processor seconds at the reference processor, and calls."""
+    bench = Bench(load_setup(), client_costs.measure(), {}, 1, measures_memory=False)
+    found: dict[str, list[Pair]] = {}
+    for _ in range(rounds):
+        for case, function in _RUNS.items():
+            measured = bench.one_invocation(case, function, FleetSize(NODES, NODES))
+            found.setdefault(f"{case}, {NODES:,} nodes, processor", []).append(Pair(measured.own, 1.0))
+            found.setdefault(f"{case}, {NODES:,} nodes, calls", []).append(Pair(measured.calls.total(), 1.0))
+    return found
+
+
+def cold_starts(rounds: int) -> Samples:
+    """Measure the import of functions and the creation of their clients: seconds at the reference processor."""
+    return {
+        f"cold start of {function}": [Pair(cold_start(function).processor_seconds, 1.0) for _ in range(rounds)]
+        for function in _COLD
+    }
+
+
+def command_line(rounds: int) -> Samples:
+    """Measure `evenkeel --help` and `evenkeel plan`."""
+    with tempfile.TemporaryDirectory() as folder:
+        commands = plan.lanes(Path(folder))
+        empty = commands["imports alone"]
+        chosen = ("--help", f"{plan.JOBS} jobs, evenkeel")
+        found: dict[str, list[Pair]] = {f"evenkeel, {name}": [] for name in chosen}
+        for _ in range(rounds):
+            for name in chosen:
+                seconds = plan.processor_seconds(commands[name])
+                found[f"evenkeel, {name}"].append(Pair(seconds, plan.processor_seconds(empty)))
+    return found
+
+
+def durable_admissions(rounds: int) -> Samples:
+    """Measure scheduling cycles against the fixed bare loop. A ratio of seconds: above 1 the cycle is slower."""
+    return {
+        f"durable admissions, {report.writers} writers": [
+            Pair(*pair) for pair in zip(report.seconds["cycle"], report.seconds["bare"], strict=True)
+        ]
+        for report in admissions.run(rounds)
+    }
+
+
+def to_cordon(rounds: int) -> Samples:
+    """Measure from a health event to the cordon, warm and cold, against the workflow with empty services."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = event_to_cordon.run(
+            Path(folder), rounds=rounds, warm_up=1, cold_rounds=max(3, rounds // 2), say=lambda _: None
+        )
+    warm = list(zip(report.warm[EVENKEEL], report.warm[EMPTY], strict=True))
+    cold = list(zip(report.cold[EVENKEEL], report.cold[EMPTY], strict=True))
+    return {
+        AIMED: [Pair(one.seconds, other.seconds) for one, other in warm],
+        f"{AIMED}, without the pause": [Pair(one.moving_seconds, other.moving_seconds) for one, other in warm],
+        f"{AIMED}, cold": [Pair(one.seconds, other.seconds) for one, other in cold],
+    }
+
+
+IN_PROCESS: Final[Mapping[str, Measure]] = {
+    "verdicts": functools.partial(verdicts, fair=False),
+    "fair": functools.partial(verdicts, fair=True),
+    "service": service,
+    "cold": cold_starts,
+    "cli": command_line,
+}
+ON_ENGINE: Final[Mapping[str, Measure]] = {"admissions": durable_admissions, "cordon": to_cordon}
+"""Lanes that start the local engine."""
