@@ -4,8 +4,8 @@
     .venv/bin/python -m bench.check --only verdicts cli   some of them
     .venv/bin/python -m bench.check --update              write the figures of this run as the new baseline
 
-A lane is slower only if the whole 95 % interval of its ratio lies more than `MARGIN` above the interval of the
-baseline, and does so again in a second run with twice the rounds. A wide interval is no answer: it says "cannot tell".
+A lane is slower only if the whole 95 % interval of its ratio lies more than `MARGIN` above that of the baseline. A
+second run with twice the rounds must show it again. The verdict on a wide interval is "cannot tell".
 """
 
 from __future__ import annotations

@@ -1,13 +1,6 @@
 """Short versions of the benchmarks for `make bench-check`: paired samples of a lane and of its yardstick.
 
-| lanes | cost | yardstick |
-|---|---|---|
-| verdicts | processor seconds of 1,000 decisions | a fixed loop in the same process, just before |
-| a cycle, the watch, a sweep | processor seconds, and calls | the same loop; calls need none |
-| cold starts | processor seconds of import and clients | the same loop |
-| command line | processor seconds of a process | a process that imports only the command's libraries |
-| durable admissions | seconds | the fixed bare loop |
-| event to cordon | seconds | the workflow with empty services |
+`docs/benchmarks.md` lists the lanes with their costs and yardsticks.
 """
 
 from __future__ import annotations
@@ -33,7 +26,7 @@ _RUNS = {"cycle": "schedule_jobs", "watch": "watch_cluster", "sweep": "sweep_fle
 
 
 class Pair(NamedTuple):
-    """One sample: the cost of a lane, and that of its yardstick right beside it."""
+    """A sample: the cost of a lane, and the cost of its yardstick, measured right beside it."""
 
     lane: float
     yardstick: float

@@ -88,13 +88,24 @@ def subtract_assigned(
     capacities: Iterable[NodeCapacity], request: AdmissionRequest, lives: Iterable[NodeLife]
 ) -> tuple[NodeCapacity, ...]:
     """Return the node capacities after a job has taken its nodes."""
-    taken = {life.instance_id: life for life in lives}
-    return tuple(
-        capacity.with_free(capacity.free.minus(request.per_node))
-        if taken.get(capacity.life.instance_id) == capacity.life
-        else capacity
-        for capacity in capacities
-    )
+    return subtract_all_assigned(capacities, ((request, lives),))
+
+
+def subtract_all_assigned(
+    capacities: Iterable[NodeCapacity], assigned: Iterable[tuple[AdmissionRequest, Iterable[NodeLife]]]
+) -> tuple[NodeCapacity, ...]:
+    """Return the node capacities after several jobs, each with its request, have taken their nodes."""
+    taken: dict[str, list[tuple[NodeLife, Resources]]] = defaultdict(list)
+    for request, lives in assigned:
+        for instance_id, life in {life.instance_id: life for life in lives}.items():
+            taken[instance_id].append((life, request.per_node))
+    left = []
+    for capacity in capacities:
+        for life, amount in taken.get(capacity.life.instance_id, ()):
+            if life == capacity.life:
+                capacity = capacity.with_free(capacity.free.minus(amount))  # noqa: PLW2901 - one job after the other
+        left.append(capacity)
+    return tuple(left)
 
 
 def why_no_fit(request: AdmissionRequest, offers: Iterable[PoolFit]) -> str:

@@ -15,7 +15,7 @@ from datetime import datetime
 
 from evenkeel.domain.admission.decide import Action, AdmissionDecision
 from evenkeel.domain.admission.decide_queue import decide_queue
-from evenkeel.domain.admission.offers import pool_fits, subtract_assigned
+from evenkeel.domain.admission.offers import pool_fits, subtract_all_assigned
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import admission_request
@@ -482,11 +482,9 @@ class _Planner:
 def _with_admitted(queue: QueueSnapshot, decisions: Iterable[AdmissionDecision]) -> QueueSnapshot:
     """Return the queue after this cycle's admissions: those jobs hold their nodes and wait no more."""
     started = {decided.job_id: decided for decided in decisions if decided.action is Action.ADMIT and decided.nodes}
-    capacities = queue.capacities
-    for decided in started.values():
-        capacities = subtract_assigned(capacities, decided.facts.request, decided.nodes)
+    assigned = ((decided.facts.request, decided.nodes) for decided in started.values())
     return queue._replace(
-        capacities=capacities,
+        capacities=subtract_all_assigned(queue.capacities, assigned),
         charges=(*queue.charges, *(decided.to_charge() for decided in started.values())),
         pending=tuple(request for request in queue.pending if request.job_id not in started),
     )

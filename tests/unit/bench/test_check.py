@@ -1,0 +1,94 @@
+"""`make bench-check` tells a change from noise."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from bench import check
+from bench.check import Figure, Verdict, compare
+from bench.lanes import Pair, Samples
+
+STEADY = (1.0, 1.01, 0.99, 1.0, 1.02, 0.98)
+NOISY = (1.0, 3.0, 0.4, 2.5, 0.5, 1.2)
+
+
+def samples(costs: Sequence[float]) -> Samples:
+    return {"lane": [Pair(cost, 1.0) for cost in costs]}
+
+
+@pytest.mark.parametrize(
+    ("now", "before", "verdict"),
+    [
+        (Figure(1.5, 1.4, 1.6), Figure(1.0, 0.95, 1.05), Verdict.SLOWER),
+        (Figure(1.2, 1.1, 1.3), Figure(1.0, 0.95, 1.05), Verdict.SAME),  # the intervals are within the margin
+        (Figure(0.6, 0.55, 0.65), Figure(1.0, 0.95, 1.05), Verdict.FASTER),
+        (Figure(1.2, 0.8, 1.6), Figure(1.0, 0.95, 1.05), Verdict.CANNOT_TELL),
+        (Figure(2.5, 1.8, 3.2), Figure(1.0, 0.95, 1.05), Verdict.SLOWER),  # noisy, and still surely slower
+        (Figure(53, 53, 53), Figure(52, 52, 52), Verdict.SAME),
+        (Figure(1.0, 1.0, 1.0), None, Verdict.NEW),
+    ],
+)
+def test_verdict_follows_from_the_two_intervals(now: Figure, before: Figure | None, verdict: Verdict) -> None:
+    assert compare(now, before) is verdict
+
+
+def baseline(folder: Path, figure: Figure) -> Path:
+    path = folder / "check.json"
+    path.write_text(json.dumps(check.document({"lane": figure}, [], 0.0)), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("runs", "code", "rounds"),
+    [
+        ([STEADY], 0, [6]),
+        ([[2 * cost for cost in STEADY]] * 2, 1, [6, 12]),
+        ([[2 * cost for cost in STEADY], STEADY], 0, [6, 12]),  # the second run shows that it was noise
+        ([NOISY] * 2, 2, [6, 12]),
+    ],
+)
+def test_exit_code_and_repeated_measurement(
+    runs: Sequence[Sequence[float]],
+    code: int,
+    rounds: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+
+    def measure(wanted: int) -> Samples:
+        asked.append(wanted)
+        return samples(runs[len(asked) - 1])
+
+    monkeypatch.setattr(check, "_ALL", {"group": measure})
+    monkeypatch.setattr(check, "BASELINE", baseline(tmp_path, Figure(1.0, 0.98, 1.02)))
+
+    assert check.main([]) == code
+    assert asked == rounds
+
+
+def test_group_that_cannot_be_measured_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_rounds: int) -> Samples:
+        raise OSError("no engine")
+
+    monkeypatch.setattr(check, "_ALL", {"broken": fails, "group": lambda _rounds: samples(STEADY)})
+    monkeypatch.setattr(check, "BASELINE", path := baseline(tmp_path, Figure(5.0, 4.9, 5.1)))
+
+    assert check.main(["--update"]) == 2
+    assert check.read_baseline(path)["lane"].p50 == 1.0
+
+
+def test_committed_baseline_has_every_group() -> None:
+    known = check.read_baseline(check.BASELINE)
+
+    assert {name.partition(",")[0] for name in known} >= {
+        "verdicts",
+        "cycle",
+        "watch",
+        "sweep",
+        "cold start of cordon_node",
+        "evenkeel",
+    }
+    assert all(figure.low <= figure.p50 <= figure.high for figure in known.values())
