@@ -31,6 +31,8 @@ MARGIN: Final = 0.1
 """Share of a ratio by which it may differ from its baseline, beyond the two intervals."""
 WIDEST: Final = 0.5
 """Width of an interval, as a share of the ratio, above which a lane that looks the same cannot be told from noise."""
+BUSY: Final = 0.5
+"""Share of the processors in other hands above which a run is neither compared nor a good baseline."""
 ROUNDS: Final = 6
 _ALL: Final = {**IN_PROCESS, **ON_ENGINE}
 
@@ -83,9 +85,12 @@ def figures(samples: Samples) -> dict[str, Figure]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Return 0 if no lane is slower, 1 if one is, 2 if a lane cannot be measured or told from noise."""
+    """Return 0 if no lane is slower, 1 if one is, 2 if a lane cannot be measured or told from noise.
+
+    Also 2 if other programs used too much of the processors, in this run or in that of the baseline.
+    """
     asked = _arguments(words)
-    baseline = read_baseline(BASELINE)
+    baseline, share_then = read_baseline(BASELINE), others_of(BASELINE)
     began = Usage.now()
     found: dict[str, Figure] = {}
     failed = False
@@ -105,6 +110,9 @@ def main(words: Sequence[str] | None = None) -> int:
         BASELINE.write_text(json.dumps(document(baseline | found, words, others), indent=1) + "\n", encoding="utf-8")
         print(f"Baseline written: {BASELINE}")
         return 2 if failed else 0
+    if max(others, share_then) > BUSY:
+        print(f"No verdict counts: at most {BUSY:.0%} may be in other hands; in the baseline it was {share_then:.0%}.")
+        return 2
     if Verdict.SLOWER in verdicts.values():
         return 1
     return 2 if failed or Verdict.CANNOT_TELL in verdicts.values() else 0
@@ -127,6 +135,11 @@ def read_baseline(path: Path) -> dict[str, Figure]:
         return {}
     lanes = json.loads(path.read_text(encoding="utf-8"))["lanes"]
     return {name: Figure(**figure) for name, figure in lanes.items()}
+
+
+def others_of(path: Path) -> float:
+    """Return the share of the processors that other programs used during the run of a baseline."""
+    return float(json.loads(path.read_text(encoding="utf-8"))["othersShare"]) if path.exists() else 0.0
 
 
 def document(found: Mapping[str, Figure], words: Sequence[str] | None, others: float) -> dict[str, Any]:

@@ -34,10 +34,26 @@ def test_verdict_follows_from_the_two_intervals(now: Figure, before: Figure | No
     assert compare(now, before) is verdict
 
 
-def baseline(folder: Path, figure: Figure) -> Path:
+def baseline(folder: Path, figure: Figure, others: float = 0.0) -> Path:
     path = folder / "check.json"
-    path.write_text(json.dumps(check.document({"lane": figure}, [], 0.0)), encoding="utf-8")
+    path.write_text(json.dumps(check.document({"lane": figure}, [], others)), encoding="utf-8")
     return path
+
+
+class OnIdleMachine:
+    """Ticks of a machine without other programs."""
+
+    @classmethod
+    def now(cls) -> "OnIdleMachine":
+        return cls()
+
+    def others_since(self, _before: "OnIdleMachine") -> float:
+        return 0.0
+
+
+@pytest.fixture(autouse=True)
+def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "Usage", OnIdleMachine)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +83,14 @@ def test_exit_code_and_repeated_measurement(
 
     assert check.main([]) == code
     assert asked == rounds
+
+
+def test_baseline_of_a_busy_machine_gives_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = [2 * cost for cost in STEADY]
+    monkeypatch.setattr(check, "_ALL", {"group": lambda _rounds: samples(slow)})
+    monkeypatch.setattr(check, "BASELINE", baseline(tmp_path, Figure(1.0, 0.98, 1.02), others=0.87))
+
+    assert check.main([]) == 2
 
 
 def test_group_that_cannot_be_measured_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
