@@ -13,7 +13,7 @@ from evenkeel.domain.decisions import OMITTED, Decision, packed
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.replay import CannotReplayError, replay
-from evenkeel.ports import Delete, Key, Ledger, Put, Row, Table, row_bytes
+from evenkeel.ports import Delete, Key, Ledger, Put, Row, Table, Throttled, row_bytes
 from evenkeel.services.admin import try_policy
 from evenkeel.services.queries import explain, read_incidents, read_jobs
 from evenkeel.services.queries.disclosure import Reader
@@ -150,6 +150,23 @@ def test_record_without_its_cycle_says_so_and_fails_no_page(fault: str) -> None:
     assert (tried["examined"], tried["cannot"]) == (len(jobs), 1 if fault in UNREADABLE else len(jobs))
     with pytest.raises(CannotReplayError, match="has no facts: the row of their cycle"):
         replay(next(with_facts([record_of(ledger, record)], ledger)), scenario.policy)
+
+
+def test_ledger_that_does_not_answer_fails_no_page() -> None:
+    scenario, _ = queued(2)
+    scenario.run_scheduling_cycle()
+    record = admissions(scenario)[0]
+
+    class Throttling:
+        def get(self, key: Key) -> Row | None:
+            if key.pk.startswith("FACTS#"):
+                raise Throttled("too many reads")
+            return scenario.world.ledger.get(key)
+
+    shown = read_incidents.show_decision(Throttling(), record.decision_id, Reader())  # type: ignore[arg-type]
+
+    assert shown["reason"] == record.reason
+    assert shown["facts"] == {OMITTED: "the row of their cycle cannot be read now: too many reads"}
 
 
 def test_release_that_cannot_follow_the_pointer_does_not_replay() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from evenkeel.domain.admission.cycle_facts import POINTER, CycleFacts, without_cycle
 from evenkeel.domain.decisions import Decision
-from evenkeel.ports import Ledger, Row, Unreadable
+from evenkeel.ports import EvenkeelError, Ledger, Unreadable
 from evenkeel.services.storage import cycle_facts_rows, rows
 
 
@@ -20,12 +20,16 @@ def with_facts(records: Iterable[Decision], ledger: Ledger) -> Iterator[Decision
             yield record
             continue
         if digest not in cycles:
-            cycles[digest] = _cycle_facts(digest, ledger.get(cycle_facts_rows.facts_key(digest)))
+            cycles[digest] = _cycle_facts(digest, ledger)
         yield _resolved(record, cycles[digest])
 
 
-def _cycle_facts(digest: str, row: Row | None) -> CycleFacts | str:
+def _cycle_facts(digest: str, ledger: Ledger) -> CycleFacts | str:
     """Return the facts of a cycle, or why they cannot be read."""
+    try:
+        row = ledger.get(cycle_facts_rows.facts_key(digest))
+    except EvenkeelError as error:
+        return f"the row of their cycle cannot be read now: {str(error)[:300]}"
     if row is None:
         return f"the row of their cycle, FACTS#{digest}, does not exist"
     if cycle_facts_rows.facts_digest(row.doc) != digest:
