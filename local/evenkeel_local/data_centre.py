@@ -227,7 +227,7 @@ class DataCentre:
         self._put_pod_identity(NAMESPACE, "trainer")
         self._subscribe_to_pages()
         on_call = policy_statements(self.deployer, self.outputs["EvenkeelOnCallPolicy"])
-        tests_itself = _doctor_statement([f"{STACK_NAME}-{function}" for function in self.roles])
+        tests_itself = _doctor_statement([f"{STACK_NAME}-{function}:live" for function in self.roles])
         routes = _api_statement(self.outputs["ApiId"])
         self.up_since = datetime.now(UTC).isoformat(timespec="seconds")
         self.operator = make_user(self.deployer, _OPERATOR, [routes, tests_itself, *_ENGINE_PARAMETERS, *on_call])
