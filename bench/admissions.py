@@ -78,7 +78,7 @@ class AdmissionReport(Value):
         return self.admissions / statistics.median(self.seconds[lane])
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures, with the cycle's rate divided by that of the bare loop: above 1 the cycle is faster."""
+        """Return the figures, and the cycle's rate divided by the bare loop's rate: above 1 the cycle is faster."""
         # Both lanes admit the same number of jobs, so the ratio of rates is the inverse ratio of seconds.
         lane_ratio = ratio(self.seconds["bare"], self.seconds["cycle"])
         return {
@@ -132,6 +132,8 @@ def _set_start_barrier(barrier: Barrier) -> None:
 
 @dataclass(frozen=True)
 class _Task:
+    """Work of one process: the transactions to send."""
+
     credentials: Credentials
     prefix: str
     nodes: int = 0
@@ -260,6 +262,8 @@ def _a_queue(credentials: Credentials, prefix: str, jobs: int) -> int:
 
 @dataclass
 class _AdmissionBench:
+    """A benchmark of admissions: its settings, and the recorded transactions."""
+
     credentials: Credentials
     pools: dict[int, ProcessPoolExecutor]
     jobs: int = fixed_admissions.ADMISSIONS

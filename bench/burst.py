@@ -634,7 +634,7 @@ def instant(seconds: float) -> datetime:
 
 
 def _size(job: TraceJob) -> str:
-    """Return the smallest rented type that holds one of its pods."""
+    """Return the smallest rented instance type that fits one pod of the job."""
     return next(
         name for name, gpus in (("g5.xlarge", 1), ("g5.12xlarge", 4), ("g5.48xlarge", 8)) if gpus >= job.per_node
     )

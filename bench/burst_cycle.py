@@ -2,7 +2,7 @@
 
 `decide_cycle` decides about admissions, rentals and departures. Its snapshot has the same facts as in the service
 (`services/scheduling/load_cycle.py`). It knows the policy of the site and what jobs have done so far. It knows no
-run time in advance. Jobs, nodes, markets and bills are those of `bench.burst`, so every policy meets the same month.
+run time in advance. Jobs, nodes, markets and bills are those of `bench.burst`, so every policy runs on the same month.
 """
 
 from __future__ import annotations
@@ -586,7 +586,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--grid", action="store_true", help="all cells of the grid, on the grid's seeds")
     parser.add_argument("--untold", action="store_true", help="the policy keeps the published prices of delay")
     parser.add_argument("--plain", action="store_true", help="without `maxMoves` and `maxWaitSeconds`")
-    parser.add_argument("--seeds", type=int, nargs="*", help="seeds instead of those of the grid file")
+    parser.add_argument("--seeds", type=int, nargs="*", help="seeds, instead of the seeds in the grid file")
     parser.add_argument("--days", type=int, help="a shorter month")
     parser.add_argument("--output", type=Path, help="file for the figures")
     arguments = parser.parse_args(words)

@@ -3,7 +3,7 @@
     python -m bench.elastic
 
 There are 256 GPUs. A training job always has 160 of them; inference leaves up to 96 idle. A resize stops the whole job
-for 150 s (`bench/setups/burst.json`). The decisions are those of the service (`plan_growth`, `plan_shrink`). The bound
+for 150 s (`bench/setups/burst.json`). The service's own code decides (`plan_growth`, `plan_shrink`). The bound
 is the best result with perfect knowledge of the day, at the same cost per resize.
 
     recovered = (GPU-seconds trained on idle GPUs - GPU-seconds stood still for resizes) / idle GPU-seconds

@@ -19,7 +19,7 @@ def quantile(samples: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Seconds of a lane divided by those of another lane, from the same run on the same engine."""
+    """Seconds of one lane divided by the seconds of another lane, from the same run on the same engine."""
 
     p50: float
     p50_low: float

@@ -68,7 +68,7 @@ variable "kubernetes_clusters" {
 }
 
 variable "mode" {
-  description = "What Evenkeel may do. observe records decisions and changes nothing. recommend asks a person before it acts. act acts without a question. Default: \"observe\"."
+  description = "Limit of Evenkeel's actions. observe records decisions and changes nothing. recommend asks a person before it acts. act acts without a question. Default: \"observe\"."
   type        = string
   default     = null
 
@@ -198,7 +198,7 @@ variable "architecture" {
 }
 
 variable "cordon_concurrency" {
-  description = "Concurrent Lambda invocations reserved for each of receive_event, plan_recovery and cordon_node, so that other functions of the account cannot delay a cordon. 0 reserves none; otherwise at least 10. The account's limit must leave 100 invocations unreserved. Default: \"0\"."
+  description = "Concurrent Lambda invocations reserved for each of receive_event, plan_recovery and cordon_node. Then other functions of the account cannot delay a cordon. 0 reserves none; otherwise at least 10. The account's limit must leave 100 invocations unreserved. Default: \"0\"."
   type        = string
   default     = null
 
@@ -242,7 +242,7 @@ variable "log_retention_days" {
 }
 
 variable "api_log_role" {
-  description = "API Gateway writes access logs with one role per account and region. off writes no access log. present uses the existing role, and fails in an account without one. set-up creates a role, sets it for the whole account and region, and keeps it if the stack is deleted. Default: \"off\"."
+  description = "API Gateway writes access logs with one role per account and region. The value off writes no access log. The value present uses the existing role, and fails in an account without a role. The value set-up creates a role for the whole account and region. The role stays if the stack is deleted. Default: \"off\"."
   type        = string
   default     = null
 

@@ -475,7 +475,7 @@ has it.
 def without_sentences(document: Json, key: str = "answer") -> Json:
     """Return an answer with each sentence replaced by the fact that there is one.
 
-    Of an option, its names and numbers are kept: they say which option it is. A key that is a sentence, such as why
+    The names and numbers of an option are kept, because they identify it. A key that is a sentence, such as why
     nodes are closed, is replaced as well.
     """
     if isinstance(document, dict):

@@ -231,7 +231,7 @@ class FakeKueue:
         self._api.patch(self._job_path(job), {"spec": {"suspend": False, "template": pods}})
 
     def _take_back(self, job: Json, one: Json) -> None:
-        """Stop a Job that was evicted; once it has no active pods, give its quota back."""
+        """Stop a Job that was evicted; once it has no active pods, release its quota."""
         status = job.get("status") or {}
         if not job["spec"].get("suspend"):
             self._api.patch(self._job_path(job), {"spec": {"suspend": True}})

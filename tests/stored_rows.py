@@ -146,7 +146,7 @@ class TreeRow(Value):
 
 
 class Cursors(Value):
-    """Where cycles read on in long queues."""
+    """The cursors from which cycles continue in long queues."""
 
     cursors: dict[str, str]
     barriers: tuple[tuple[str, str], ...] = ()

@@ -1,7 +1,7 @@
 """Write the files with which a new stack adopts the tables and the archive of an earlier one.
 
 CloudFormation imports resources only with a template that creates nothing. So the new stack begins with a template
-of the retained resources alone, and the next `make deploy` adds all others.
+of the retained resources alone, and the next `make deploy` adds all other resources.
 
     python -m tools.adoption prod evenkeel-JobsTable-1A evenkeel-IncidentsTable-1B … evenkeel-raweventsbucket-1E
 """
@@ -30,7 +30,7 @@ class BadNames(ValueError):
 
 
 def retained() -> dict[str, Json]:
-    """Return the resources that stay when the stack is deleted, by logical id, without those of an account."""
+    """Return the resources that stay when the stack is deleted, by logical id, without resources of the account."""
     candidates: dict[str, Json] = {
         name: resource for name, resource in template().items() if resource["Type"] in IDENTIFIERS
     }

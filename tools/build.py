@@ -20,7 +20,7 @@ SAM = ROOT / ".tools" / "sam" / "bin" / "sam"
 UV = ROOT / ".tools" / "uv" / "bin" / "uv"
 MACHINES = {"arm64": "aarch64", "x86_64": "x86_64"}
 OLD_LINUX = ("python3.11",)
-"""Runtimes on Amazon Linux 2 with glibc 2.26; later ones have 2.34.
+"""Runtimes on Amazon Linux 2 with glibc 2.26; later runtimes have glibc 2.34.
 
 Source: https://docs.aws.amazon.com/lambda/latest/dg/lambda-runtimes.html
 """
@@ -88,7 +88,7 @@ def find_interpreter(runtime: str) -> str:
 
 
 def answer_of(*command: str | Path) -> str:
-    """Return what a command printed; empty if it failed."""
+    """Return the output of a command; empty if it failed."""
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
@@ -128,7 +128,7 @@ def compiled(layer: Path) -> Iterator[tuple[str, bool]]:
 
 
 def describe_byte_code(layer: Path, runtime: str) -> str:
-    """Say whether the layer has byte code, and what that costs."""
+    """Print whether the layer has byte code, and the cost without it."""
     expected = "cpython-" + runtime.removeprefix("python").replace(".", "")
     modules = list(compiled(layer))
     if modules and all(module == (expected, True) for module in modules):

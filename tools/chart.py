@@ -25,7 +25,7 @@ _HEAD = """\
 
 
 def helm() -> Path | None:
-    """Return the helm program: `EVENKEEL_HELM`, else the one of `make setup`; None where neither exists."""
+    """Return the helm program: `EVENKEEL_HELM`, else the helm of `make setup`; None where neither exists."""
     named = os.environ.get("EVENKEEL_HELM")
     program = Path(named) if named else ROOT / ".tools" / "kubectl" / "helm"
     return program if program.is_file() else None

@@ -39,7 +39,7 @@ class Graph(NamedTuple):
     title: str
     series: tuple[Series, ...]
     axis: str
-    """What the axis counts."""
+    """The unit of the axis."""
 
 
 def _percentiles(name: str, label: str) -> tuple[Series, ...]:
@@ -90,7 +90,7 @@ GRAPHS = (
         (Series("RentalUsdPerHour", "Maximum", "cost"), Series("RentalCapUsdPerHour", "Maximum", "cap")),
         "US dollars an hour",
     ),
-    Graph("Work that the sweeper finished, by step", (Series("SweepCorrections", "Sum"),), "in 5 minutes"),
+    Graph("Work that the sweep finished, by step", (Series("SweepCorrections", "Sum"),), "in 5 minutes"),
     Graph("Stale sources, by kind", (Series("SourcesStale", "Maximum"),), "now"),
     Graph(
         "Events",

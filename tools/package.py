@@ -179,7 +179,7 @@ def build_wheels(folder: Path) -> None:
 
 
 def write_sboms(folder: Path) -> None:
-    """Write a CycloneDX document for each lock. `layer` is what runs in AWS; the rest builds and tests it."""
+    """Write a CycloneDX document for each lock. `layer` is the part that runs in AWS; the rest builds and tests it."""
     folder.mkdir(parents=True, exist_ok=True)
     for lock in environments.LOCKS:
         target = folder / f"{lock.name}.cdx.json"

@@ -1,4 +1,4 @@
-"""Check the English of docs, docstrings, comments and messages: short sentences, named subjects, present terms.
+"""Check the English of docs, docstrings, comments, messages and alarms: short sentences, named subjects, present terms.
 
     python tools/prose.py               fail on a file with more findings than its debt (`make lint`)
     python tools/prose.py README.md     list the findings of some files
@@ -9,7 +9,9 @@ the file has none. docs/decisions/0026-a-prose-checker-of-our-own.md explains wh
 """
 
 import ast
+import csv
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -26,16 +28,20 @@ MAX_WORDS = 25
 MAX_PASSIVE = 0.4
 """Largest share of passive sentences of a page; a page of fewer than 10 sentences is exempt."""
 _THIS = "tools/prose.py"
-_CHECKED = (".md", ".py", ".json")
+_CHECKED = (".md", ".py", ".json", ".yaml", ".js", ".csv")
 _LEFT_OUT = (
     "CHANGELOG.md",
     "docs/decisions/",
-    "tests/",
+    "tests/fixtures/",
     "requirements/",
     "docs/schemas/",
     "openapi.json",
     "tools/prose.py",
+    "tests/unit/test_prose.py",
+    "cli/evenkeel_cli/console/static/vendor/",
 )
+_TESTS = "tests/"
+"""In tests, only docstrings and comments are read: other texts may be wrong on purpose."""
 
 RETIRED = {
     "a pass": "a scheduling cycle",
@@ -78,7 +84,7 @@ RETIRED = {
     "rework": "lost work",
     "room": "node capacity",
     "rooms": "node capacities",
-    "runbook_shell": "commit context",
+    "desk": "commit context",
     "seat": "fit (scheduling), node slot (recovery)",
     "seats": "fits (scheduling), node slots (recovery)",
     "sick": "faulty, unhealthy",
@@ -113,7 +119,19 @@ _CODE_WORDS = 2
 """A text of at most so many words is a name or a code: no retired word of a name may be in it."""
 _SENTENCE_WORDS = 3
 """A text of fewer words is no sentence. In code a text needs two words more."""
-_NOUN = re.compile(r"^(Who|What|One|Others|Whose|Whom|Of \w+ with|Where one|That one)\b(?![^.]*\?$)")
+_VAGUE = re.compile(
+    r"\b(the ones?|ones) (that|who|whose|which|with|without|of)\b|\b(the|all) others\b(?! \w)|\beach other's\b"
+    r"|\bwhat (is|are) (left|missing|free|due|known|seen)\b",
+    re.IGNORECASE,
+)
+"""A pronoun or a clause inside a sentence in place of a noun."""
+_SUBJECTLESS = re.compile(r"^(Of|Those|The same as|The same for|As for|As in) (?!course\b)")
+"""The beginning of a fragment, or of a sentence in inverted order."""
+_GIVES_BACK = re.compile(r"\b(gives?|given|giving|gave) (\w+ ){1,3}back\b", re.IGNORECASE)
+_NOUN = re.compile(
+    r"^(Who|What|One(?= (?:that|who|of|which|is|has|may|can|must|repairs))|Others|Whose|Whom|Of \w+ with|Where one"
+    r"|That one)\b(?![^.]*\?$)"
+)
 _PASSIVE = re.compile(
     r"\b(is|are|was|were|be|been|being)\s+(?:\w+ly\s+)?(?:not\s+)?(\w+ed|\w+en|kept|told|said|held|made|read|put)\b"
 )
@@ -146,8 +164,19 @@ def texts_of(path: str, source: str) -> Iterator[Text]:
     """Yield the texts of a file that people read."""
     if path.endswith(".md"):
         yield from _of_markdown(source)
+    elif path.endswith(".py") and path.startswith(_TESTS):
+        yield from _of_docstrings(ast.parse(source))
+        yield from _of_comments(source)
     elif path.endswith(".py"):
         yield from _of_python(source)
+    elif path.endswith(".yaml"):
+        yield from _of_comments_after("#", source)
+        yield from _of_descriptions(source)
+    elif path.endswith(".js"):
+        yield from _of_comments_after("//", source)
+    elif path.endswith(".csv"):
+        for number, row in enumerate(csv.reader(io.StringIO(source)), 1):
+            yield from (Text(number, cell) for cell in row if len(cell.split()) > _SENTENCE_WORDS)
     elif path.endswith(".asl.json"):
         for number, line in enumerate(source.splitlines(), 1):
             if match := re.search(r'"Comment": "(.*)"', line):
@@ -212,12 +241,47 @@ def _paragraphs(text: str, margin: str) -> Iterator[str]:
             yield " ".join(paragraph.split())
 
 
+def _of_docstrings(tree: ast.Module) -> Iterator[Text]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield from (Text(node.lineno, part) for part in _paragraphs(text, " " * (node.col_offset + 4)))
+
+
+def _of_comments_after(sign: str, source: str) -> Iterator[Text]:
+    """Yield the comments of lines that hold only a comment; other comments may be part of a text."""
+    lines: list[str] = []
+    for number, line in enumerate([*source.splitlines(), ""], 1):
+        text = line.strip()
+        comment = text.removeprefix(sign) if text.startswith(sign) else ""
+        is_prose = comment.strip(f"{sign} ") and not comment.startswith("  ")  # an indented line is a command
+        if lines and (not is_prose or re.match(r" \w+: ", comment)):
+            yield Text(number - len(lines), " ".join(lines))
+            lines = []
+        if is_prose:
+            lines.append(comment.strip())
+
+
+def _of_descriptions(source: str) -> Iterator[Text]:
+    """Yield the descriptions of a CloudFormation template: one line, or a block after `>-`."""
+    lines = source.splitlines()
+    for number, line in enumerate(lines, 1):
+        if match := re.match(r"(\s*)(?:\w*Description|Comment): (.+)", line):
+            margin = match[1] + " "
+            block = itertools.takewhile(lambda text, margin=margin: text.startswith(margin), lines[number:])
+            text = (
+                " ".join(part.strip() for part in block) if match[2].startswith((">", "|")) else match[2].strip("'\"")
+            )
+            yield Text(number, text)
+
+
 def _of_comments(source: str) -> Iterator[Text]:
     comment: list[str] = []
     first = last = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and "---" not in token.string:
-            if comment and token.start[0] != last + 1:
+            is_alone = not token.line[: token.start[1]].strip()
+            if comment and (token.start[0] != last + 1 or not is_alone):
                 yield Text(first, " ".join(comment))
                 comment = []
             first, last = (first if comment else token.start[0]), token.start[0]
@@ -257,13 +321,15 @@ def judge(path: str, source: str) -> list[Finding]:
         for sentence in sentences_of(text.words):
             if word := _retired_word(sentence):
                 findings.append(Finding(path, text.line, f"retired: {word}", sentence))
+            elif _GIVES_BACK.search(sentence):
+                findings.append(Finding(path, text.line, "retired: gives back", sentence))
             if len(sentence.split()) < _SENTENCE_WORDS or len(text.words.split()) < shortest:
                 continue
             count += 1
             passive += bool(_PASSIVE.search(sentence))
             if len(sentence.split()) > MAX_WORDS:
                 findings.append(Finding(path, text.line, f"more than {MAX_WORDS} words", sentence))
-            if _NOUN.search(sentence):
+            if _NOUN.search(sentence) or _VAGUE.search(sentence) or _SUBJECTLESS.search(sentence):
                 findings.append(Finding(path, text.line, "name the subject", sentence))
     if count >= 10 and passive > count * MAX_PASSIVE:
         findings.append(Finding(path, 1, f"passive in {passive} of {count} sentences", "say who acts"))

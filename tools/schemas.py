@@ -72,7 +72,7 @@ def _schema(name: str, kinds: tuple[type[BaseModel], ...]) -> Json:
 
 
 def outbound_events() -> Json:
-    """Return the schema of the events that Evenkeel publishes, as EventBridge delivers them: one of each kind."""
+    """Return the schema of the events that Evenkeel publishes, as EventBridge delivers them."""
     shared: Json = {}
 
     def part(kind: type[BaseModel]) -> Json:

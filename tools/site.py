@@ -10,7 +10,7 @@ MKDOCS = ROOT / ".tools" / "site" / "bin" / "mkdocs"
 
 
 def build(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Build the site in a folder, and return what mkdocs printed."""
+    """Build the site in a folder, and return the output of mkdocs."""
     command = [str(MKDOCS), "build", "--strict", "--quiet", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

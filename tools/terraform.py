@@ -26,7 +26,7 @@ def files() -> dict[Path, str]:
 
 
 def variables_file(parameters: Mapping[str, Any]) -> str:
-    """Return a variable for each parameter, and the map of those that are set, in the layout of `terraform fmt`."""
+    """Return a variable for each parameter, and the map of the set variables, in the layout of `terraform fmt`."""
     blocks = [_variable(name, spec) for name, spec in parameters.items()]
     width = max(map(len, parameters))
     rows = [f"    {name:<{width}} = {_value(name, spec)}" for name, spec in parameters.items()]

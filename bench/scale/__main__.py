@@ -130,7 +130,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
     cases = ("", "event", "watch", "cycle", "sweep", "storm", "settle", "queue")
     parser.add_argument("--case", default="", choices=cases, help="one case; `queue` runs only if it is named")
     parser.add_argument("--seed", type=int, default=1, help="seed of the modelled latencies (default 1)")
-    parser.add_argument("--all-aims", action="store_true", help="also print the aims that are met")
+    parser.add_argument("--all-aims", action="store_true", help="also print the aims that the run meets")
     parser.add_argument("--output", type=Path, help=f"file for the figures as JSON, for example {OUTPUT.name}")
     arguments = parser.parse_args(words)
     arguments.words = words

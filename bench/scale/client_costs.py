@@ -138,6 +138,8 @@ class _Connections:
 
 
 class _PageApi(KubernetesApi):
+    """An API server that answers each list from memory, page by page."""
+
     def __init__(self, bodies: Mapping[str, bytes], pages: int) -> None:
         self.name, self._bodies, self._pages = "measured", bodies, pages
 
@@ -155,6 +157,8 @@ class _PageApi(KubernetesApi):
 
 
 class _RawAnswer(BytesIO):
+    """A response body that the client reads as a stream."""
+
     def stream(self, **_: Any) -> Any:
         while chunk := self.read(65_536):
             yield chunk

@@ -204,7 +204,7 @@ class Deployment:
             yield
 
     def run(self, work: Callable[[], object]) -> None:
-        """Run some work as a process, and everything that it starts, to the end."""
+        """Run one function as a process until it and all processes that it starts have ended."""
         with self.in_force():
             self.model.time.spawn(work)
             self.model.time.run()

@@ -39,7 +39,7 @@ def client_peak(steps: Sequence[Step], memory: Mapping[str, ListMemory]) -> floa
             objects[step.call.api] += step.call.items
     kept = peak = 0.0
     for api, count in objects.items():
-        # A list that is read twice is kept twice, but its peak is that of one list; the sum is an upper bound.
+        # A list that is read twice is kept twice, but the peak holds only one copy; the sum is an upper bound.
         peak = max(peak, kept + memory[api].peak(count))
         kept += memory[api].kept * count
     return peak

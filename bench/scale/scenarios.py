@@ -59,7 +59,7 @@ class FunctionFigures:
     seconds_p50: float
     seconds_p99: float
     gigabyte_seconds: float
-    """Of all invocations, at the median."""
+    """Median, over all invocations."""
     memory_bytes: int | None = None
     """Peak; None if it was not measured."""
 
@@ -135,7 +135,7 @@ class Bench:
     # ------------------------------------------------------------ one event
 
     def one_event(self, size: FleetSize) -> Measured:
-        """Measure the way of one event to the cordon, with functions that are warm and cold."""
+        """Measure the time from one event to the cordon, with warm and with cold functions."""
         deployment, _ = self.deployment(size)
         event = next(events_of(deployment.fleet, 1))
         deployment.run(lambda: _to_cordon(deployment, event))
@@ -439,7 +439,7 @@ def _call_of(invocations: Sequence[Invocation], api: str) -> ApiCall | None:
 
 
 def _longest_chain(trace: Sequence[Step], until: ApiCall | None) -> list[str]:
-    """Return the calls of a trace of which each waits for the one before. Of parallel chains, the longest counts."""
+    """Return the calls of a trace of which each waits for the one before. The longest parallel chain counts."""
     chain: list[str] = []
     branches: dict[int, list[str]] = {}
     for step in trace:

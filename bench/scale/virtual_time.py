@@ -125,7 +125,7 @@ class Slots:
         return self._time.seconds - began
 
     def give(self, count: int = 1) -> None:
-        """Give places back."""
+        """Release places."""
         self.free += min(count, self.places)
         while self._waiting and self._waiting[0][0] <= self.free:
             needed, wake = self._waiting.popleft()
@@ -167,6 +167,8 @@ def executor_of(time: VirtualTime) -> type[Any]:
     """Return a stand-in for `ThreadPoolExecutor` whose work runs as processes."""
 
     class Executor:
+        """A thread pool on virtual time."""
+
         def __init__(self, max_workers: int = 1, **_: Any) -> None:
             self._slots = Slots(time, max_workers)
             self._open: list[_Branch] = []

@@ -1,4 +1,4 @@
-"""EKS access entries of the functions' roles: what is missing in each cluster, and how to add it.
+"""EKS access entries of the functions' roles: find the missing entries of each cluster, and add them.
 
 Each entry that this module creates has the tag `evenkeel:stack` with the name of its stack. Only entries with this tag
 lose groups or are removed. Any other entry of the same role only gains groups.
@@ -100,7 +100,7 @@ class ClusterChanges:
 def plan_entries(
     wanted: Sequence[WantedEntry], present: Mapping[str, PresentEntry], stack: str
 ) -> Iterator[EntryChange]:
-    """Yield the change of each entry: first those of the stack's roles, then entries of roles that it no longer has."""
+    """Yield the change of each entry: first for the stack's roles, then for roles that the stack no longer has."""
     for function, role, groups in wanted:
         entry = present.get(role)
         if entry is None:
@@ -129,7 +129,8 @@ class EksAccess:
     wanted: tuple[WantedEntry, ...]
 
     def plan(self, cluster: str) -> ClusterChanges:
-        """Return what one cluster needs. It only reads. A failure is in the result, so that other clusters go on."""
+        """Return the missing entries of one cluster. It only reads. A failure is in the result, so that other
+        clusters go on."""
         present: dict[str, PresentEntry] = {}
         problem = _problem_of(lambda: present.update(self._present(cluster)), cluster)
         entries = () if problem else plan_entries(self.wanted, present, self.stack)
@@ -209,7 +210,7 @@ _FIXES: Mapping[str, str] = {
 
 
 def _problem_of(act: Callable[[], object], cluster: str) -> str:
-    """Return what failed in some calls of EKS and what to do next, by the error's code; empty after success."""
+    """Return the failed EKS calls and the next step for each, by the error's code; empty after success."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 _GROUPS = {"job": "jobs", "node": "nodes", "incident": "incidents", "team": "teams", "fault": "faults"}
 _GROUPS |= {plural: plural for plural in _GROUPS.values()}
 _VERBS = {"get": "ls", "list": "ls", "describe": "show", "delete": "cancel", "rm": "cancel", "log": "logs"}
-"""The second word of a command, by what people type there."""
+"""The second word of a command, by its alias."""
 _ROOT_VERBS = {"cordon": "nodes", "uncordon": "nodes"} | dict.fromkeys(("logs", "submit", "wait", "cancel"), "jobs")
 """Verbs that name their group by themselves."""
 

@@ -127,7 +127,7 @@ def _draw_folded(out: Printer, part: _Part) -> None:
     rest = width - sum(min(whole[key], width // 3) + _GAP for key in keys)
     widths = []
     for index, (column, cells) in enumerate(zip(columns, zip(*rows, strict=True), strict=True)):
-        # A text takes at most what the keys leave of the line, and a key at most a third of it.
+        # A key takes at most a third of the line, and a text the rest.
         most = width if not column.wraps else width // 3 if index in keys else max(rest, _NARROWEST)
         widths.append(max(*map(visible, column.title.split()), 1, min(max(map(visible, cells)), most)))
     for place, block in enumerate(_blocks(widths, keys, width)):
@@ -167,7 +167,7 @@ def _blocks(widths: list[int], keys: list[int], most: int) -> Iterator[list[int]
 
 
 def _keys(rows: list[list[str]]) -> list[int]:
-    """Return the first columns that tell the rows apart, without those that are not needed for it."""
+    """Return the fewest of the first columns that distinguish the rows."""
     columns: list[int] = []
     while len({tuple(row[index] for index in columns) for row in rows}) < len(rows) and len(columns) < len(rows[0]):
         columns.append(len(columns))

@@ -1,4 +1,4 @@
-"""A postmortem of an incident as Markdown: what happened, on whose evidence, what it cost, and what would have helped.
+"""Write the postmortem of an incident as Markdown: events, evidence, cost and possible improvements.
 
 The page is blameless: it speaks of systems, and names no person unless asked. Every statement is from a record.
 """
@@ -75,7 +75,7 @@ def _lines(records: Records) -> Iterator[str]:
 def _summary(incident: Json) -> str:
     settled = incident["settledAt"]
     state = f"It is {plain(incident['state'])}." if settled else f"It is not settled yet: {plain(incident['state'])}."
-    return f"{_cell(incident['outcome']) or 'The recovery is still at work.'} {state}"
+    return f"{_cell(incident['outcome']) or 'The recovery is in progress.'} {state}"
 
 
 def _facts(incident: Json) -> Iterator[tuple[str, str]]:
@@ -91,7 +91,7 @@ def _facts(incident: Json) -> Iterator[tuple[str, str]]:
     if incident["repairs"]:
         yield "Repairs", ", ".join(incident["repairs"])
     if incident["resumes"]:
-        yield "Continues", f"`{incident['resumes']}`: the same fault was not cured then"
+        yield "Continues", f"`{incident['resumes']}`: that recovery did not clear the same fault"
 
 
 def _impact(records: Records) -> Iterator[str]:
@@ -195,7 +195,7 @@ def _helpful(records: Records) -> Iterator[str]:
 
 
 def _advice(records: Records) -> Iterator[str]:
-    """Yield what would have shortened the incident, each from a record."""
+    """Yield the changes that would have shortened the incident, each from a record."""
     incident = records.incident
     later = incident["took"][1:]
     if later:

@@ -32,7 +32,7 @@ def seconds(value: float | None) -> str:
 
 
 def draw_incident_receipt(out: Printer, receipt: Json) -> None:
-    """Draw what an incident cost."""
+    """Draw the cost of an incident."""
     state = "settled" if receipt["isOver"] else "still growing"
     drill = ", a drill" if receipt["isDrill"] else ""
     out.line(f"{out.bold(receipt['incidentId'])}  {state}{drill}")
@@ -57,7 +57,7 @@ def draw_incident_receipt(out: Printer, receipt: Json) -> None:
 
 
 def draw_job_receipt(out: Printer, receipt: Json) -> None:
-    """Draw where the time of a job went, and what its interruptions cost."""
+    """Draw the use of a job's time, and the cost of its interruptions."""
     state = "ended" if receipt["isOver"] else "not ended"
     out.line(f"{out.bold(receipt['jobId'])}  {state}, {duration(receipt['elapsedSeconds'])} since its submission")
     out.line()
@@ -195,7 +195,7 @@ def _range(saving: Json, name: str, shown: Any) -> str:
 
 
 def draw_notes(out: Printer, notes: list[str]) -> None:
-    """Draw what the figures leave out."""
+    """Draw the limits of the figures."""
     out.line()
     for note in notes:
         out.paragraph(out.dim(note), indent="  ")

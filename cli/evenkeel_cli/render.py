@@ -37,7 +37,8 @@ _STYLED = re.compile(rf"\x1b{_STYLE_MARK}\[([0-9;]*)m")
 _SHOWN_STYLE = re.compile(r"\x1b\[[0-9;]*m")
 """A style as a terminal knows it."""
 _CONTROL_CHARACTERS = re.compile(
-    # Controls but tab and line feed; soft hyphen; what turns or joins text; line and paragraph ends; what is invisible.
+    # Controls except tab and line feed; soft hyphen; bidi controls and joiners; line and paragraph ends; invisible
+    # characters.
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
     "\\ufeff\\ufff9-\\ufffb\\ud800-\\udfff\\U000e0000-\\U000e007f]"
 )
@@ -89,7 +90,7 @@ class Column:
 
 @dataclass
 class Printer:
-    """The output of a command, and what it can show."""
+    """The output of a command, with its terminal's abilities."""
 
     stream: TextIO
     environment: Mapping[str, str]
@@ -241,7 +242,7 @@ class Printer:
         self._write_rows(shown, rows, indent, is_wide)
 
     def pairs(self, items: Iterable[tuple[str, str]], *, indent: str = "") -> None:
-        """Write names and what they stand for, aligned, long texts wrapped."""
+        """Write names and their values, aligned, with long texts wrapped."""
         shown = [(self.dim(name), text) for name, text in items if text]
         self.table([Column("", 0), Column("", 1, wraps=True)], shown, indent=indent)
 
@@ -334,7 +335,7 @@ class Printer:
             self.stream.flush()
 
     def json(self, document: Any, *, one_line: bool = False) -> None:
-        """Write the API's own object, unchanged; what a terminal would act on is spelled as JSON's escapes."""
+        """Write the API's own object unchanged, with control characters as JSON escapes."""
         text = json.dumps(document, ensure_ascii=not self.has_unicode, indent=None if one_line else 2)
         self._write(_CONTROL_CHARACTERS.sub(_escaped, text))
         self._write("\n")
@@ -370,7 +371,7 @@ def whole_seconds(instant: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write a duration in its two largest units: `2m51s`, `3h04m`, `9d02h`; short ones with a tenth."""
+    """Write a duration in its two largest units: `2m51s`, `3h04m`, `9d02h`; short durations with a tenth."""
     if seconds < 10:
         return f"{seconds:.1f}s" if seconds >= 0.05 else "0s"
     left = round(seconds)

@@ -24,7 +24,7 @@ class ReportSection(NamedTuple):
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
     left: int = 1
-    """Columns with text; the others hold figures."""
+    """Columns with text. All other columns hold figures."""
     wraps: bool = False
     """Whether the first column wraps instead of being cut."""
 
@@ -72,7 +72,7 @@ def summary(report: Json) -> list[tuple[str, str]]:
 
 
 def sections(report: Json) -> Iterator[ReportSection]:
-    """Yield the tables of the report; empty ones are left out."""
+    """Yield the tables of the report, without empty tables."""
     yield ReportSection(
         "What to change first",
         ("CHANGE", "GPU-HOURS", "WORTH AT MOST"),
@@ -181,7 +181,7 @@ def draw(out: Printer, report: Json, *, is_wide: bool) -> None:
 
 
 def texts(report: Json) -> list[str]:
-    """Return what the figures assume and leave out."""
+    """Return the assumptions and limits of the figures."""
     reasons = [
         f"{count} not claimed: {why}" for saving in report["saved"][:1] for why, count in saving["reasons"].items()
     ]

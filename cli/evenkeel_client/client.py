@@ -258,7 +258,7 @@ class ApiClient:
         return _load_credentials(self.context.profile)
 
     def _frozen_credentials(self) -> "ReadOnlyCredentials":
-        """Return the credentials for one request; short-lived ones are refreshed before they expire."""
+        """Return the credentials for one request. Short-lived credentials are refreshed before they expire."""
         from botocore.exceptions import BotoCoreError
 
         try:

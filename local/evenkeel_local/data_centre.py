@@ -221,7 +221,7 @@ class DataCentre:
         )
 
     def _grant_access(self, say: Say) -> None:
-        """Grant what pods, pages, the deployed functions and the operator may do."""
+        """Grant the rights of pods, pages, the deployed functions and the operator."""
         say("granting Kubernetes access")
         self._grant_kubernetes_access()
         self._put_pod_identity(NAMESPACE, "trainer")

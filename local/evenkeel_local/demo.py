@@ -93,7 +93,7 @@ class DemoOutput:
 
     @contextlib.contextmanager
     def progress(self, count: int) -> Iterator[Callable[[str], None]]:
-        """Show a bar of `count` steps while the body runs; call what this yields as each step begins."""
+        """Show a bar of `count` steps while the body runs; call the yielded function as each step begins."""
         begun: list[str] = []
         ended = threading.Event()
 

@@ -201,6 +201,8 @@ class _DevDataCentre:
 
 @dataclass(frozen=True)
 class _SupervisedPart:
+    """A part of the data centre that is restarted if it stops."""
+
     name: str
     is_running: Callable[[], bool]
     restart: Callable[[], tuple[str, str]]

@@ -179,7 +179,7 @@ class Child:
                 self.wait(grace_seconds)
             # The leader is ended or unwilling; either way it still holds the group's number, so this hits no stranger.
             _signal_group(self.pid, signal.SIGKILL)
-            _is_over(self.pid, GRACE_SECONDS)  # what is killed dies a moment later
+            _is_over(self.pid, GRACE_SECONDS)  # a killed process ends a moment later
             self._process.wait()
         if self._lifeline is not None:
             os.close(self._lifeline)

@@ -35,7 +35,7 @@ def reference_digest(ranks: int, steps: int, seed: int) -> str:
         "MASTER_ADDR": address,
         "MASTER_PORT": "29500",
     }
-    # Log to files: a full pipe would block a rank, and with it all the others.
+    # Log to files: a full pipe would block a rank, and with it all other ranks.
     logs = [folder / f"rank-{rank}.log" for rank in range(ranks)]
     running = []
     for rank, log in enumerate(logs):

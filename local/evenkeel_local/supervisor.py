@@ -93,7 +93,7 @@ class SupervisedPart(Protocol):
         ...
 
     def restart(self) -> tuple[str, str]:
-        """Restart it; return what was kept and what was lost, each as a sentence."""
+        """Restart the part; return a sentence about the kept state, and a sentence about the lost state."""
         ...
 
 

@@ -250,7 +250,7 @@ def serve(control: socket.socket, layer: Path) -> None:
 
 
 def collect_ended() -> None:
-    """Collect workers that have ended. Those that end later stay zombies until the next fork."""
+    """Collect workers that have ended. Processes that end later stay zombies until the next fork."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -67,7 +67,7 @@ class ClusterUnderTest(Protocol):
     def cordon_as_a_person(self, name: str) -> None: ...
 
     def taint(self, name: str) -> None:
-        """Give a node the awaiting-validation taint beside a foreign taint."""
+        """Give a node the awaiting-validation taint beside another controller's taint."""
         ...
 
     def ends(self, spec: LaunchSpec, exit_code: int) -> None:

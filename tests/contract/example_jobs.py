@@ -25,9 +25,9 @@ class Example:
     """Returns the manifest with this pod template."""
     pods: int
     after_crash: str
-    """What brings it back after its process on the node has failed."""
+    """The controller that restarts the job after its process on the node has failed."""
     after_drain: str
-    """What brings it back if its process still runs on the node."""
+    """The controller that restarts the job if its process still runs on the node."""
     examples: tuple[str, ...] = ()
 
 

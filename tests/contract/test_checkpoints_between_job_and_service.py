@@ -95,9 +95,9 @@ def test_a_launch_asks_the_store_a_bounded_number_of_times(store: S3Checkpoints,
     assert point
     assert point.step == 90
     assert Counter(calls) == {
-        "GetObject": 1 + 2,  # the fence; a manifest for each of the two that were looked at
-        "ListObjectsV2": 2 + 2,  # the attempts, the steps of one; the files of each of the two
-        "HeadObject": 2,  # the shard of each of the two
+        "GetObject": 1 + 2,  # the fence; the manifests of two attempts
+        "ListObjectsV2": 2 + 2,  # the attempts, the steps of an attempt; the files of two checkpoints
+        "HeadObject": 2,  # the shards of two checkpoints
         "PutObject": 1,  # the fence
     }
 

@@ -83,7 +83,7 @@ def recovery_of(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str) -> R
 
 
 def recovered(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: int) -> str:
-    """Work as DrainNode and the sweeper do, until the job runs elsewhere. Return what brought it back."""
+    """Work as DrainNode and the sweep do, until the job runs elsewhere. Return what brought it back."""
     recovery = recovery_of(bench, job, node)
     context = recovery.context(cluster=bench.cluster)
     evicted: list[str] = []

@@ -78,7 +78,7 @@ IN_ALL_TESTS = ("moto-lost-node-index-current", "moto-lost-node-index-lags", "en
 
 
 def races() -> Iterator[Any]:
-    """Yield each race with an index that is current, and with one that lags."""
+    """Yield each race with a current index, and with a late index."""
     for name, race in RACES.items():
         for lags in (False, True):
             case = f"{name}-index-{'lags' if lags else 'current'}"

@@ -24,7 +24,7 @@ class FakeCapacity:
         self.refusals: dict[str, tuple[datetime, str]] = {}
         """By pool: time and message of the last refusal."""
         self.slow_to_go = False
-        """Whether a machine that is given back stays until `go()`."""
+        """Whether a released machine stays until `go()`."""
         self.going: list[str] = []
 
     def create_capacity_pods(self, spec: CapacitySpec) -> None:

@@ -27,7 +27,7 @@ class FakeUnmanagedJobs:
         self._uids = itertools.count(1)
 
     def submit(self, cluster: str, job: UnmanagedJob) -> UnmanagedJob:
-        """Add a job, or replace the one of its name."""
+        """Add a job, or replace the job of its name."""
         self.users_jobs[(cluster, job.namespace, job.kind, job.name)] = job
         return job
 

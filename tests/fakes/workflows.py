@@ -15,7 +15,7 @@ class RecordingWorkflows:
     """The input of each."""
     states: dict[tuple[WorkflowName, str], ExecutionState] = field(default_factory=dict)
     traces: dict[tuple[WorkflowName, str], ExecutionTrace] = field(default_factory=dict)
-    """What a test says that an execution did."""
+    """The states of an execution that a test sets."""
 
     def start(self, machine: WorkflowName, name: str, document: Mapping[str, Any]) -> bool:
         if (machine, name) in self.executions:

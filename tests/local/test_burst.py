@@ -1,4 +1,4 @@
-"""Nodes by the hour, with IAM enforced: rented for a job that cannot wait, given back, and accounted for."""
+"""Nodes by the hour, with IAM enforced: rented for a job that cannot wait, released, and billed."""
 
 import time
 from collections.abc import Iterator

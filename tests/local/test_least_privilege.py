@@ -2,8 +2,8 @@
 
 A probe is a situation in which a function needs permissions of its role. With the whole role, each probe succeeds. The
 engine logs the requests that the role's policy allowed. A permission is needed if it alone allowed one of them. The
-tests marked `exhaustive` remove each permission alone, and a probe must be refused. docs/iam.md lists exactly the
-permissions that neither the engine nor the local GPU cluster enforces.
+tests marked `exhaustive` remove each permission alone, and a probe must be refused. docs/iam.md lists the permissions
+that no local part enforces.
 """
 
 from collections import Counter

@@ -226,7 +226,7 @@ def test_job_that_can_never_fit_is_refused(data_centre: DataCentre) -> None:
     ended = TrainingJob.submit(data_centre, "small", TrainingWork(nodes=1, steps=8, step_seconds=0.05)).end()
 
     assert (caught.value.code, caught.value.text.partition(":")[0]) == ("VALIDATION_FAILED", "nodes")
-    assert "the largest matching pool has 5" in caught.value.text
+    assert "the largest matching pool has 5 nodes" in caught.value.text
     assert ended["state"] == "SUCCEEDED"
 
 

@@ -51,7 +51,7 @@ READS = {
 READ_FAULTS = ("throttled", "unreachable", "crash", "pause", "pause")
 EFFECT_FAULTS = ("throttled", "unreachable", "lost", "lost", "before", "after", "after", "pause")
 _LONGEST_STACK = 3
-"""Number of paused processes that may wait for each other's events at the same time."""
+"""Number of paused processes that may wait for events of other processes at the same time."""
 
 
 class Chaos:

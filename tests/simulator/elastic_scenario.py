@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from tests.simulator.team_scenario import TeamScenario
 
 EVERY, _FIRST = 9, 4
-"""Of so many seeds one has elastic jobs, from this one on: it has no teams."""
+"""One seed in so many, counted from here, has elastic jobs and no teams."""
 _WITH_TEAMS, _FIRST_WITH_TEAMS = 36, 12
-"""Of so many one has both."""
+"""One seed in so many has both."""
 _SHARE = 0.6
-"""Of the teams' jobs so many are elastic."""
+"""Number of elastic jobs of the teams."""
 _TEAMS = 10
 """Name suffix of the jobs that every seed submits."""
 _OWN = 60
@@ -120,7 +120,7 @@ class ElasticScenario:
         self.spares = int(dice.random() < 0.15)
         self.repair_seconds = dice.choice((20, 60, 120))
         self._sizes: dict[int, ElasticSpec] = {}
-        """Those of some jobs, by number."""
+        """The values of some jobs, by number."""
         self._wanted = 0
         """Replicas that the Deployment is to have."""
         self._replicas = 0

@@ -186,7 +186,7 @@ def _jobs(world: "Simulation") -> None:
 
 
 def _outages(world: "Simulation", lasts: float) -> None:
-    """Let the watch, the sweeper or the provider's capacity be away for a part of it."""
+    """Let the watch, the sweep or the provider's capacity be away for a part of it."""
     chance = world.chance
     for name in OUTAGES:
         if chance.random() < (0.4 if name == "has_capacity" else 0.25):

@@ -65,7 +65,7 @@ def run_chunk(bounds: tuple[int, int]) -> Chunk:
 
 
 def run_all(first: int, last: int, processes: int) -> Iterator[Chunk]:
-    """Run the seeds in chunks, and give back the chunks in their order."""
+    """Run the seeds in chunks, and yield the chunks in their order."""
     bounds = [(start, min(start + _CHUNK - 1, last)) for start in range(first, last + 1, _CHUNK)]
     gc.freeze()  # loaded modules stay: no garbage collection has to visit them
     if processes == 1 or len(bounds) == 1:

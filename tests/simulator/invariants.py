@@ -729,7 +729,7 @@ def distrusted_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[
             continue
         decided = (datetime.fromisoformat(doc["decidedAt"]) - A_MOMENT).total_seconds()
         if decided > world.watched.launches[attempt.workload_name]:
-            # its pin may exist already: the sweeper rolls the job back (`plan_resume.roll_back_suspect_jobs`).
+            # its pin may exist already: the sweep rolls the job back (`plan_resume.roll_back_suspect_jobs`).
             continue
         first = (datetime.fromisoformat(facts["firstSignalAt"]) - A_MOMENT).total_seconds()
         # The pin of the next attempt respects the distrust; later attempts continue from that pin.
@@ -802,7 +802,7 @@ def no_silent_failure(world: "Simulation") -> Iterator[str]:
 
 @invariant_check(
     "reaches-quiescence",
-    "When faults stop, all incidents, workflows, waits and jobs end, even if only the sweeper is left.",
+    "When faults stop, all incidents, workflows, waits and jobs end, even if only the sweep is left.",
     CheckTrigger.END,
 )
 def all_work_ends(world: "Simulation") -> Iterator[str]:

@@ -5,8 +5,8 @@
     python -m tests.simulator.record_decisions drills       some drills, in a local data centre
 
 Each writes `decisions-….jsonl.gz`; the first two also write `calls-….jsonl.gz`, the arguments and results of pure
-functions. All write `policies.jsonl.gz`: every policy that a record refers to, and the policies that Evenkeel ships. Of
-similar records, the smallest is kept. The same code writes the same file of the simulator.
+functions. All write `policies.jsonl.gz`: every policy that a record refers to, and the policies that Evenkeel ships.
+The smallest of similar records is kept. The same code writes the same file of the simulator.
 
 Record again only when answers are meant to change. After a rename, add the name to `translation.json` instead.
 """
@@ -297,7 +297,7 @@ class Decisions:
         self.left_out: Counter[str] = Counter()
 
     def add(self, source: str, record: Decision, policy: Policy) -> None:
-        """Weigh one decision against the one of its shape."""
+        """Compare a decision with the kept decision of its shape."""
         if OMITTED in record.facts:
             return
         shape = shape_of_decision(record)

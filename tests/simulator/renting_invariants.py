@@ -23,7 +23,7 @@ _A_LOOK, _AFTERMATH = 130.0, 100.0
 faults, the second sweep sends a lost answer again, and the next sweep ends a wait that was opened too late.
 """
 _A_WHILE, _A_PASS = 500.0, 200.0
-"""The same for ends decided by a cycle: if all events are lost, the cycle, the stop and the end each wait for a sweep.
+"""Limit for ends that a cycle decides: if all events are lost, the cycle, the stop and the end each wait for a sweep.
 """
 _SOON = 600.0
 """Length of the part just after the faults, in seconds."""

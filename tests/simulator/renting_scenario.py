@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tests.simulator.simulation import Simulation
 
 EVERY, _OFFSET = 10, 3
-"""Of so many seeds one rents, from this one on: it has no teams."""
+"""One seed in so many, counted from here, rents and has no teams."""
 _WITH_TEAMS, _SHARED = 120, 30
-"""Of so many one rents, and its fleet is shared besides: this one is the first."""
+"""One seed in so many, counted from here, rents for a shared fleet."""
 ON_DEMAND, OTHER_ZONE, SPOT = "burst-on-demand", "burst-other-zone", "burst-spot"
 _MICROS = {ON_DEMAND: 50_000_000, OTHER_ZONE: 60_000_000, SPOT: 20_000_000}
 _TYPE = "p5.48xlarge"

@@ -436,7 +436,7 @@ class Simulation:
         self.mode = self.chance.choices(("act", "observe", "recommend"), (83, 5, 12))[0]
         self.policy = self.chance.choices(POLICIES, (45, 45, 10))[0]
         self.drops_events = self.chance.random() < 0.12
-        """Loss of all events and watch changes: only the sweeper works."""
+        """Loss of all events and watch changes: only the sweep works."""
         self.absent = ""
         """A function that cannot be invoked from a workflow for a while, by its placeholder."""
         self.is_calm = False

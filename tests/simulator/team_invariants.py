@@ -150,7 +150,7 @@ def spending_is_counted_once(world: "Simulation") -> Iterator[str]:
 
 @invariant_check(
     "no-preemption-cycle",
-    "Of two jobs, one preempts the other at most once per flap guard, and never repeatedly without starting.",
+    "A job preempts another job at most once per flap guard, and never repeatedly without starting.",
     CheckTrigger.COMMIT,
     needs_teams=True,
 )

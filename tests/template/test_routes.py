@@ -41,7 +41,7 @@ def grants_of(policy: str) -> set[Route]:
 
 
 def opened_by(grants: set[Route]) -> set[Route]:
-    """Return the routes that grants open. As in IAM, `*` matches any text with its slashes."""
+    """Return the routes that grants open. `*` matches any text with its slashes, as in IAM."""
     return {
         (method, path)
         for function in FUNCTION_OF_LEVEL.values()

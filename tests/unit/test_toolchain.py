@@ -1,4 +1,4 @@
-"""The toolchain: locks that are true and name no address, and a setup that says what is missing."""
+"""The toolchain: locks that are true and name no address, and a setup that names missing tools."""
 
 import hashlib
 import io

@@ -62,7 +62,7 @@ def stop(
 ) -> None:
     """Hold everything for a time: repairs, job stops, admissions, preemptions, resizes and rentals.
 
-    Prints what still runs. `automation release` ends it.
+    Prints the actions that still run. `automation release` ends it.
     """
     client = lookup.current_client()
     body = {"reason": reason, "forSeconds": seconds_of(length), "stopsScheduling": True}
@@ -80,7 +80,7 @@ def _draw_stop(out: Printer, held: Json, client: ApiClient) -> None:
 
 
 def still_running(client: ApiClient) -> list[tuple[str, str]]:
-    """Return what a hold on everything leaves running, as names and texts."""
+    """Return the names and texts of the actions that continue during a hold on everything."""
     status = client.get("/status")
     moving = lookup.items(client, "/jobs", 1000, state="STARTING,STOPPING")
     begun = [f"{incident['incidentId']}: {incident['nodeLane']['phase']}" for incident in status["incidents"]["items"]]
@@ -94,7 +94,7 @@ def still_running(client: ApiClient) -> list[tuple[str, str]]:
         ("recoveries", "; ".join(begun) or "none; a step that has begun is finished"),
         (
             "rented nodes",
-            f"{serving} for Deployments, and those of running jobs: AWS bills them until they are released",
+            f"{serving} rentals for Deployments, and rentals of running jobs: AWS bills them until they are released",
         ),
         ("scheduling", "a cycle that is under way commits its plan; the next one starts nothing"),
         ("not held", "cordons of faulty nodes, uncordons, and all records"),
@@ -138,7 +138,7 @@ def _where(hold: Json) -> str:
 
 
 def scope_options(hold: Json) -> str:
-    """Return the options that name what a hold covers; empty for the whole fleet."""
+    """Return the options that name the scope of a hold; empty for the whole fleet."""
     pool = f" --pool {hold['pool']}" if hold["pool"] else ""
     return pool + (f" --node {hold['instanceId']}" if hold["instanceId"] else "")
 

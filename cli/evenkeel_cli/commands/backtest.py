@@ -32,7 +32,7 @@ def backtest(
     node_recovery: Annotated[
         str,
         typer.Option(
-            "--node-recovery", metavar="MODE", help="Automatic or None; if omitted, as the events show it, else None."
+            "--node-recovery", metavar="MODE", help="Automatic or None. Default: the value in the events, else None."
         ),
     ] = "",
     output: lookup.OutputOption = OutputFormat.TABLE,

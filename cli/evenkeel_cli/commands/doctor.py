@@ -28,10 +28,10 @@ _SIGNS = {"ok": "ok", "warning": "warn", "failed": "failed", "unknown": "next"}
 def doctor(
     stack: Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", metavar="NAME")] = "",
     before: Annotated[
-        str, typer.Option("--before", help="Check what a deployment of an environment needs.", metavar="ENV")
+        str, typer.Option("--before", help="Check the requirements of a deployment of an environment.", metavar="ENV")
     ] = "",
     skip: Annotated[str, typer.Option("--skip", help="Skip these checks (comma-separated).", metavar="CHECK,…")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="The same as -o json.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; short for -o json.")] = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Check everything that Evenkeel needs, and print how to fix problems.
@@ -74,7 +74,7 @@ def _skipped(skip: str, table: "Sequence[DoctorCheck]") -> set[str]:
 
 
 def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
-    """Check what a deployment of an environment needs, and exit."""
+    """Check the requirements of a deployment of an environment, and exit."""
     from evenkeel_cli.doctor import checks, findings, predeployment
     from evenkeel_cli.doctor.site import BotocoreAws
     from evenkeel_cli.offline import planned_stack
@@ -134,7 +134,7 @@ def _client(where: context.ApiContext) -> ApiClient:
 
 
 def _locate(site: "InspectedSite", aws: "BotocoreAws") -> None:
-    """Complete what is known of the site from the stack's own description, where that can be read."""
+    """Complete the facts about the site from the stack's description, if it can be read."""
     from evenkeel_cli.doctor.findings import CouldNotCheck
 
     try:

@@ -139,6 +139,6 @@ def _table(out: Printer, found: Json) -> None:
 
 
 def _columns(out: Printer, title: str, name: str, text: str) -> list[Column]:
-    """Return the columns of names and what they do; titles only in a pipe."""
+    """Return the columns of names and effects; titles only in a pipe."""
     titles = (title, "EFFECT") if out.width is None else ("", "")
     return [Column(titles[0], lambda entry: out.bold(entry[name])), Column(titles[1], text, wraps=True)]

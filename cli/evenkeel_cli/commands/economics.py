@@ -20,7 +20,7 @@ app.command("commitment")(economics_fleet.commitment)
 
 FailuresOption = Annotated[int | None, typer.Option(metavar="N", help="Observed failures.")]
 NodeHoursOption = Annotated[
-    str | None, typer.Option(metavar="H", help="Nodes times hours in which they were observed.")
+    str | None, typer.Option(metavar="H", help="Observed nodes times the hours of observation.")
 ]
 RateOption = Annotated[str | None, typer.Option(metavar="R", help="Failures per node-hour: 0.0005 or 0.05%.")]
 ConfidenceOption = Annotated[str, typer.Option(metavar="P", help="Confidence of the interval.")]
@@ -86,7 +86,7 @@ def mtbf(
     node_hours: NodeHoursOption = None,
     downtime: Annotated[
         str | None,
-        typer.Option(metavar="D", help=f"Downtime of a failure ({_DURATION}): adds the size that never ends."),
+        typer.Option(metavar="D", help=f"Downtime of a failure ({_DURATION}), to show the job size that never ends."),
     ] = None,
     confidence: ConfidenceOption = "0.95",
     output: FigureOption = FigureFormat.TABLE,
@@ -104,9 +104,9 @@ def mtbf(
 @app.command("ettr")
 def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
     nodes: NodesOption,
-    downtime: Annotated[str, typer.Option(metavar="D", help=f"From a failure until the job trains: {_DURATION}.")],
+    downtime: Annotated[str, typer.Option(metavar="D", help=f"Time from a failure until the job trains: {_DURATION}.")],
     instead_of: Annotated[
-        str | None, typer.Option(metavar="D", help="A longer downtime: adds what the shorter one saves.")
+        str | None, typer.Option(metavar="D", help="A longer downtime, to show how much the shorter downtime saves.")
     ] = None,
     rate: RateOption = None,
     failures: FailuresOption = None,
@@ -147,7 +147,7 @@ def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
 @app.command("interval")
 def interval(
     write: Annotated[str, typer.Option(metavar="W", help=f"Time that a save blocks training: {_DURATION}.")],
-    restart: Annotated[str, typer.Option(metavar="R", help="From a failure until training goes on.")] = "0",
+    restart: Annotated[str, typer.Option(metavar="R", help="Time from a failure until training resumes.")] = "0",
     mtbf: Annotated[str | None, typer.Option(metavar="M", help="Mean time between failures of the job.")] = None,
     nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes, with --rate instead of --mtbf.")] = None,
     rate: RateOption = None,
@@ -180,13 +180,13 @@ def interval(
 @app.command("shrink")
 def shrink(
     nodes: NodesOption,
-    detect: Annotated[str, typer.Option(metavar="D", help=f"Until the failure is detected: {_DURATION}.")],
-    reconfigure: Annotated[str, typer.Option(metavar="D", help="Until the job runs on one node fewer.")],
-    lead: Annotated[str, typer.Option(metavar="L", help="Until the replacement is there.")],
+    detect: Annotated[str, typer.Option(metavar="D", help=f"Time until the failure is detected: {_DURATION}.")],
+    reconfigure: Annotated[str, typer.Option(metavar="D", help="Time until the job runs on one node fewer.")],
+    lead: Annotated[str, typer.Option(metavar="L", help="Time until the replacement is Ready.")],
     rate: RateOption = None,
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Downtime of a failure if an elastic job goes on with one node fewer. Needs no fleet."""
+    """Downtime of a failure if an elastic job continues with one node fewer. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
     per_hour = (
@@ -206,15 +206,15 @@ def shrink(
 @app.command("spares")
 def spares(  # noqa: PLR0913, PLR0917 - options, each given by its name
     nodes: NodesOption,
-    lead: Annotated[str, typer.Option(metavar="L", help=f"From an order until the node is a spare: {_DURATION}.")],
+    lead: Annotated[str, typer.Option(metavar="L", help=f"Time from an order until the node is a spare: {_DURATION}.")],
     rate: RateOption = None,
     failures: FailuresOption = None,
     node_hours: NodeHoursOption = None,
     wait: Annotated[
-        str | None, typer.Option(metavar="W", help="Wait for a node without a spare; --lead if omitted.")
+        str | None, typer.Option(metavar="W", help="Time until a node arrives if there is no spare. Default: --lead.")
     ] = None,
-    detect: Annotated[str, typer.Option(metavar="D", help="Until the failure is detected.")] = "0",
-    resume: Annotated[str, typer.Option(metavar="D", help="From the node until the job trains.")] = "0",
+    detect: Annotated[str, typer.Option(metavar="D", help="Time until the failure is detected.")] = "0",
+    resume: Annotated[str, typer.Option(metavar="D", help="Time from the node's arrival until the job trains.")] = "0",
     run_cost_usd: Annotated[str | None, typer.Option(metavar="USD", help="Cost of the run without failures.")] = None,
     max_spares: Annotated[int | None, typer.Option(metavar="N", min=0, max=1000, help="Rows to show.")] = None,
     confidence: ConfidenceOption = "0.95",
@@ -269,7 +269,7 @@ def repair_shop(  # noqa: PLR0913, PLR0917 - options, each given by its name
 def copies(
     machines: Annotated[int, typer.Option(metavar="N", help="Machines with checkpoints in memory.")],
     group: Annotated[int, typer.Option(metavar="M", help="Machines that hold the same checkpoint.")],
-    lost: Annotated[int, typer.Option(metavar="K", help="Machines that are lost at once.")],
+    lost: Annotated[int, typer.Option(metavar="K", help="Number of machines lost at the same time.")],
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
     """Probability that checkpoints in memory survive. Needs no fleet."""

@@ -100,7 +100,7 @@ class ProgressReader:
         self._pace = Pace()
 
     def read(self, job: Json) -> LogReading:
-        """Return what the log of the present attempt states; nothing if the log cannot be read."""
+        """Return the progress that the log of the present attempt states; nothing if the log cannot be read."""
         if job["state"] not in ("RUNNING", "STOPPING"):
             return LogReading()
         try:
@@ -222,7 +222,7 @@ class _FollowedLog:
             note(f"Attempt {found['attempt']} of {self._job_id}, from its beginning:")
             self._seen = ""
         is_first = not self._current and not self._is_awaited
-        # Kept lines of an attempt that was followed are a copy of what was printed.
+        # The kept lines of a followed attempt repeat the printed lines.
         is_copy = self._current == found["attempt"] and bool(found.get("keptAt"))
         text = self._seen if is_copy else found["text"]
         self._write(_last_lines(text, self._asked.tail) if is_first else new_log_text(self._seen, text))

@@ -1,4 +1,4 @@
-"""Jobs as people see them: the list, one job, and what the scheduler would decide about one."""
+"""Pages about jobs: the list, one job, and the scheduler's decision about a job."""
 
 import json
 from typing import Any
@@ -146,7 +146,7 @@ def draw_plan(out: Printer, found: Json, arguments: str) -> None:
 
 
 def _pool_columns(out: Printer) -> list[Column]:
-    """Return the columns of the pools where a job could run, with what each would cost or why it is not chosen."""
+    """Return the columns of the pools where a job could run, with the cost or the reason against each pool."""
 
     def pool(pool: Json) -> str:
         return out.with_glyph("ok" if pool["isChosen"] else "failed" if pool["whyNot"] else "idle", pool["pool"])

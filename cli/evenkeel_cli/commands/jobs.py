@@ -125,7 +125,7 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     if unmanaged:
         show(lambda: client.get("/jobs", unmanaged="true")["items"], draw_unmanaged, output, watch=watch)
         return
-    # An empty class is a filter, too: those without one.
+    # An empty class is a filter, too: it selects jobs without a class.
     path = "/jobs?class=" if priority_class == "(unset)" else "/jobs"
     given = None if priority_class == "(unset)" else priority_class
     document: Json = {"state": state and state.upper(), "team": team, "class": given, "sort": sort}

@@ -30,10 +30,10 @@ def plan(  # noqa: PLR0913, PLR0917 - options, each given by its name
     ] = "evenkeel",
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="Kueue configuration file.")] = None,
     now: Annotated[
-        str, typer.Option(metavar="WHEN", help="Start time; if omitted, the latest admission in the job files.")
+        str, typer.Option(metavar="WHEN", help="Start time. Default: the latest admission in the job files.")
     ] = "",
     cycles: Annotated[
-        int | None, typer.Option(min=1, help="Maximum cycles between two instants; if omitted, until nothing changes.")
+        int | None, typer.Option(min=1, help="Maximum cycles between two instants. Default: until nothing changes.")
     ] = None,
     evictions: Annotated[
         str, typer.Option(metavar="HOW", help="`held` until a podsGone event, or `released` before the next cycle.")

@@ -40,6 +40,8 @@ _STATUS_OF = {Exit.TRY_AGAIN: 503, Exit.NOT_ALLOWED: 401}
 
 
 class _Answer(NamedTuple):
+    """Status, headers and body of a response."""
+
     status: int
     headers: Mapping[str, str]
     content: bytes
@@ -75,6 +77,8 @@ class ConsoleServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """Handles the requests of one browser connection."""
+
     protocol_version = "HTTP/1.1"
     server_version = "evenkeel-console"
     sys_version = ""

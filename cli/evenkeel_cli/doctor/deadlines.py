@@ -17,12 +17,12 @@ AWS_SECONDS = 8.0
 
 
 def answers_within(seconds: float, calls: Sequence[Callable[[], T]], at_once: int) -> list[T | None]:
-    """Run calls in threads and return their results, None for each that has none after `seconds`.
+    """Run calls in threads and return their results, None for each call without a result after `seconds`.
 
     The threads do not keep the process alive.
 
     Raises:
-        Exception: what a call raised.
+        Exception: the exception of a call.
     """
     futures: list[Future[T]] = [Future() for _ in calls]
     waiting: queue.SimpleQueue[tuple[Callable[[], T], Future[T]]] = queue.SimpleQueue()

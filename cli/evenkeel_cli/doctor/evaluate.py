@@ -273,7 +273,7 @@ def _kueue(
 
 
 def judge_queues(events: int, requests: int) -> list[DoctorFinding]:
-    """Judge what waits in the two queues that functions work off."""
+    """Judge the waiting messages of the two queues from which functions read."""
     findings = []
     for name, count, limit, page in (
         ("events", events, MANY_EVENTS, "events-delayed"),
@@ -327,8 +327,8 @@ def judge_ages(
 
     Args:
         ages: Seconds since the last run, by function; None where none was ever seen.
-        states: The states of their schedules; without those of functions whose schedule is not known.
-        deployed: Seconds since the stack was deployed; None where that is not known.
+        states: State of each known schedule, by function. A function without a known schedule is missing.
+        deployed: Seconds since the stack was deployed; None if unknown.
     """
     findings = []
     for function, age in ages.items():
@@ -383,16 +383,16 @@ def _age_text(seconds: float) -> str:
 
 
 def judge_concurrency(limit: int, unreserved: int, peak: float | None) -> list[DoctorFinding]:
-    """Judge how many Lambda invocations at once are left to the stack.
+    """Judge how many concurrent Lambda invocations the stack can still use.
 
     Args:
         limit: The account's limit in this region.
         unreserved: The part that no function has reserved.
-        peak: The most that was in use at once during the last day; None where that is not known.
+        peak: Highest concurrent use during the last day; None if unknown.
     """
     left = unreserved - round(peak or 0)
-    use = "current use is unknown" if peak is None else f"{peak:.0f} in use at the peak of the last day"
-    text = f"{left} of {limit} concurrent Lambda invocations are left ({unreserved} unreserved, {use})."
+    use = "current use unknown" if peak is None else f"{peak:.0f} in use at the peak of the last day"
+    text = f"{left} of {limit} concurrent invocations are available: {unreserved} unreserved, {use}."
     fix = (
         "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
         f"--desired-value {max(1000, limit)}"

@@ -28,7 +28,7 @@ class DoctorFinding:
     text: str
     """The finding, in one or two sentences."""
     fix: str = ""
-    """An exact command, or the page that says what to do. A finding that is not ok has one."""
+    """An exact command, or the page that says what to do. Every finding that is not ok has a fix."""
     subject: str = ""
     """Part that this finding is about; empty if the check has only one part."""
     check: str = ""
@@ -36,7 +36,7 @@ class DoctorFinding:
 
 
 class CouldNotCheck(Exception):
-    """Facts could not be read. It says why, and what to do about it."""
+    """Facts could not be read. Its text gives the reason and the fix."""
 
     def __init__(self, reason: str, fix: str = "") -> None:
         super().__init__(reason)
@@ -61,7 +61,7 @@ def unknown(text: str, fix: str = "", subject: str = "") -> DoctorFinding:
 
 
 def exit_code(findings: Iterable[DoctorFinding]) -> int:
-    """Return 1 where something failed, 2 where something could not be checked, else 0. Warnings change nothing."""
+    """Return the exit code: 1 if a check failed, 2 if a check could not run, else 0. Warnings change nothing."""
     statuses = {finding.status for finding in findings}
     if Status.FAILED in statuses:
         return 1
@@ -77,7 +77,7 @@ def merged(findings: Sequence[DoctorFinding]) -> list[DoctorFinding]:
 
 
 def next_step(findings: Sequence[DoctorFinding], enable: str) -> str:
-    """Return what to do next, where the schedules are off: turn them on once nothing else is wrong.
+    """Return the next step if the schedules are off: turn them on once no other check fails.
 
     Args:
         findings: All of them.

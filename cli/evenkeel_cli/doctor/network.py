@@ -16,7 +16,7 @@ _HTTPS = 443
 
 
 def judge_clusters(found: Mapping[str, Json | None], *, has_subnets: bool) -> list[DoctorFinding]:
-    """Judge each EKS cluster: what EKS says of it, or None if it does not exist."""
+    """Judge each EKS cluster by its description from EKS; None if it does not exist."""
     if not found:
         return [failed("No Kubernetes cluster is named.", "Set KubernetesClusters in samconfig.toml.")]
     findings = [
@@ -72,9 +72,9 @@ def judge_subnets(
 
     Args:
         wanted: `SubnetIds`.
-        subnets: Those that exist.
+        subnets: The subnets in `SubnetIds` that exist.
         groups: `SecurityGroupIds`.
-        found_groups: Those that exist.
+        found_groups: The security groups in `SecurityGroupIds` that exist.
         clusters: The network configuration of each cluster that exists.
     """
     if not wanted:
@@ -122,7 +122,7 @@ def judge_cluster_rules(
 
 
 def _admits(rule: Json, groups: Sequence[str]) -> bool:
-    """Whether a rule allows HTTPS from one of the groups, or from addresses: those may be the subnets'."""
+    """Whether a rule allows HTTPS from one of the groups, or from addresses, which may belong to the subnets."""
     is_https = rule["IpProtocol"] == "-1" or (
         rule["IpProtocol"] == "tcp" and rule.get("FromPort", 0) <= _HTTPS <= rule.get("ToPort", 0)
     )
@@ -131,7 +131,7 @@ def _admits(rule: Json, groups: Sequence[str]) -> bool:
 
 
 def routes_of(subnet: str, tables: Sequence[Json]) -> list[Json]:
-    """Return the routes of a subnet: those of its own table, else those of the main table."""
+    """Return the routes of a subnet: from its own route table, else from the main route table."""
     documents = [
         table
         for table in tables

@@ -46,7 +46,7 @@ def judge_names(stack: str, fleet: str) -> list[DoctorFinding]:
 
 
 def judge_parameters(parameters: Mapping[str, str], clusters: Sequence[str]) -> list[DoctorFinding]:
-    """Judge the parameters that CloudFormation's rules also judge, and those that surprise in a first deployment."""
+    """Judge the parameters that CloudFormation's rules judge, and surprising parameters of a first deployment."""
     problems = {
         "KubernetesClusters": not clusters,
         "SecurityGroupIds": bool(parameters["SubnetIds"]) and not parameters["SecurityGroupIds"],

@@ -1,4 +1,4 @@
-"""The checks before a deployment: what the environment in samconfig.toml asks for, and what AWS has."""
+"""The checks before a deployment: compare an environment of samconfig.toml with AWS."""
 
 import threading
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class PlannedSite:
 
     @read_once
     def clusters(self) -> Mapping[str, Json | None]:
-        """Return what EKS says of each cluster; None for a cluster that does not exist."""
+        """Return the description of each cluster from EKS; None for a cluster that does not exist."""
         return {name: self._cluster(name) for name in self.planned.clusters()}
 
     def _cluster(self, name: str) -> Json | None:
@@ -119,7 +119,7 @@ def api_logs(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
 def concurrency(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     limits = site.call("lambda", "get_account_settings")["AccountLimit"]
     wanted, declared = (int(site.planned.parameters[name]) for name in ("CordonConcurrency", "LambdaConcurrencyLimit"))
-    # An update replaces what the present stack reserves.
+    # An update replaces the concurrency that the present stack reserves.
     present = {
         parameter["ParameterKey"]: parameter.get("ParameterValue", "")
         for parameter in site.stack().get("Parameters", ())

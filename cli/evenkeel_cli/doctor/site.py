@@ -146,7 +146,7 @@ T = TypeVar("T")
 
 
 class Remembering(Protocol):
-    """A site that keeps what it read."""
+    """A site that caches its answers."""
 
     lock: threading.Lock
     reading: dict[str, threading.Lock]
@@ -157,7 +157,7 @@ S = TypeVar("S", bound=Remembering)
 
 
 def read_once(read: Callable[[S], T]) -> Callable[[S], T]:
-    """Remember what a method of a site reads, or how it fails. A slow read delays only callers of the same method."""
+    """Cache the answer or the error of a method of a site. A slow read delays only callers of the same method."""
 
     @wraps(read)
     def method(site: S) -> T:
@@ -304,7 +304,7 @@ class InspectedSite:
 
     @read_once
     def self_tests(self) -> tuple[Mapping[str, Json], Mapping[str, tuple[str, str]]]:
-        """Return the answers by function, and for those that gave none the reason and what to do."""
+        """Return the answers by function. For a function without an answer, return the reason and the fix."""
         names = [name for name in self.rights.functions() if name in self.roles()]
         namespaces = self.namespaces()
         calls = [partial(self._run_self_test, name, namespaces) for name in names]
@@ -342,7 +342,7 @@ class InspectedSite:
 
 
 KUEUE_READER = "schedule_jobs"
-"""The function that acts on what it reads about Kueue and on the policy."""
+"""The function that reads Kueue's objects and the policy, and acts on both."""
 
 
 class RightsTable(Protocol):

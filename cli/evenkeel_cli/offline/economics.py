@@ -282,7 +282,7 @@ def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) 
         if name not in list(goodput.Bucket):
             raise wrong("--bucket", f"must name one of {', '.join(goodput.Bucket)}, not {name!r}")
         if name in hours_by_bucket:
-            raise wrong("--bucket", f"has {name} twice")
+            raise wrong("--bucket", f"names {name} twice. Give each bucket once")
         hours_by_bucket[name] = number(f"--bucket {name}", value)
     spent = goodput.TimeSpent(
         elapsed_seconds=number("--elapsed", elapsed),

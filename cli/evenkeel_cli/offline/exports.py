@@ -1,4 +1,4 @@
-"""Exported events as records of the backtest: what each document says, by the parsers of the service."""
+"""Convert exported events to records of the backtest, with the parsers of the service."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""The fault catalogue, and what each fault leads to, as the service would decide it."""
+"""The fault catalogue, and the recovery of each fault as the service would decide it."""
 
 import csv
 import importlib.resources
@@ -52,7 +52,7 @@ COLUMNS = (
 
 
 def explained(code: str, policy: Policy) -> Preview:
-    """Return what a fault leads to.
+    """Return the recovery of a fault.
 
     Raises:
         CommandFailed: the catalogue has no fault with this code; names similar codes.
@@ -71,7 +71,7 @@ def document_of(found: Preview) -> Json:
 
 
 def draw(out: Printer, found: Preview) -> None:
-    """Draw what a fault is, what it leads to, and from where that is known."""
+    """Draw a fault: its meaning, its recovery, and the sources of these facts."""
     fault = found.fault
     sign = {"critical": "failed", "major": "warn", "minor": "next", "info": "idle"}[fault.severity]
     out.line(f"{out.with_glyph(sign, out.bold(fault.key))}  {fault.name}")

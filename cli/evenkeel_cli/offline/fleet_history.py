@@ -1,4 +1,4 @@
-"""Failures and node-hours of a fleet from its own records: what the API's lists of nodes and incidents show.
+"""Failures and node-hours of a fleet, from the API's lists of nodes and incidents.
 
 The API keeps nodes that are gone for 30 days, so a window is at most that long. An incident counts as one failure of
 its pool. Drills, continued incidents, and faults of the classes `application` and `info` do not count.

@@ -40,7 +40,7 @@ def request_from(file: Path) -> Json:
 
 
 def forecast(request: Mapping[str, Any], place: str, notes: Iterable[str] = ()) -> Json:
-    """Return what failures cost the fleet.
+    """Return the cost of the fleet's failures.
 
     Args:
         request: The document.
@@ -126,7 +126,7 @@ def _document_rows(file: Path) -> list[Any]:
 
 
 def _row(row: Any) -> tuple[Any, Any]:
-    """Return the instant and the figure of a row; None for what it does not have."""
+    """Return the instant and the figure of a row; None for a missing value."""
     if not isinstance(row, dict):
         return None, row
     fields = {str(name).strip().lower(): value for name, value in row.items()}

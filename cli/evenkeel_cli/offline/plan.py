@@ -1,4 +1,4 @@
-"""The scheduler on files: what it would decide, cycle by cycle, and why."""
+"""Run the scheduler on files: its decisions, cycle by cycle, with their reasons."""
 
 from datetime import UTC, datetime
 from operator import attrgetter

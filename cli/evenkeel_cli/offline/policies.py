@@ -18,7 +18,7 @@ def load(file: Path | None, base: str = "production") -> Policy:
     """Read the shipped policy with a site's changes laid over it.
 
     Raises:
-        CommandFailed: the file cannot be read, or what it says cannot be used.
+        CommandFailed: the file cannot be read, or its content is not a policy.
     """
     shipped = importlib.resources.files("evenkeel").joinpath("policy", f"{base}.json")
     if not shipped.is_file():
@@ -45,7 +45,7 @@ def document(file: Path) -> Json:
 
 
 def differences(policy: Policy, base: str = "production") -> list[tuple[str, str, str]]:
-    """Return what a policy has otherwise than the shipped one: field, there, here."""
+    """Return the differences between the shipped policy and this policy: field, shipped value, own value."""
     before, after = _leaves(load(None, base).to_json()), _leaves(policy.to_json())
     names = sorted(before.keys() | after.keys())
     return [

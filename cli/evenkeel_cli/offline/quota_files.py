@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load(file: Path) -> list[Any]:
-    """Return a file's documents, those of a list one by one; `-` is standard input.
+    """Return a file's documents, with the documents of a list one by one; `-` is standard input.
 
     Raises:
         CommandFailed: it cannot be read, or is neither YAML nor JSON.
@@ -49,7 +49,7 @@ def refused(error: DocumentError) -> CommandFailed:
 
 
 def exchange(files: list[Path], into: str) -> "Converted":
-    """Return quota files in another spelling, and what was lost.
+    """Return quota files in another format, and the settings that were lost.
 
     Raises:
         CommandFailed: a file cannot be used, or there is no such spelling.

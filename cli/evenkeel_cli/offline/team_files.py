@@ -39,7 +39,7 @@ def read(files: list[Path]) -> DesiredState:
     """Read all files together.
 
     Raises:
-        CommandFailed: one cannot be used; names the file and what is wrong.
+        CommandFailed: a file cannot be used; names the file and the error.
     """
     wanted, declared = DesiredState(), QuotaDocuments(Profile.KUEUE, RULES[Profile.KUEUE])
     for file in files:
@@ -59,7 +59,7 @@ def read(files: list[Path]) -> DesiredState:
 
 
 def _check(wanted: DesiredState, files: str) -> None:
-    """Check what the service would refuse, as far as the files alone show it.
+    """Check the rules of the service that the files alone can break.
 
     Raises:
         CommandFailed: names the team and its first fault.

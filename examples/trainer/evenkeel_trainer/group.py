@@ -64,14 +64,14 @@ class RankGroup:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of one attempt meet."""
+    """The address where the ranks of one attempt meet."""
 
     name: str
     """Name of the attempt. Rank 0 refuses a process of another attempt."""
     world_size: int
     """Number of ranks."""
     bind_address: str
-    """Address on which rank 0 listens: that of its own pod, so another attempt can use the same port."""
+    """Address on which rank 0 listens: its own pod's address, so another attempt can use the same port."""
     master: tuple[str, int]
     """Host and port at which the other ranks reach rank 0."""
 

@@ -101,7 +101,7 @@ class DrillRun:
         return self.node()
 
     def check(self, what: str, holds: bool, seen: object) -> None:
-        """Record a check with what was observed."""
+        """Record a check with its observation."""
         self.result.check(what, holds, str(seen))
 
     def node(self, rank: int | None = None) -> Json:

@@ -110,7 +110,7 @@ def rented_pool(centre: DataCentre, name: str, market: str, *, max_nodes: int, p
 
 @dataclass
 class DrillResult:
-    """The result of a drill: its checks, with what was observed."""
+    """The result of a drill: its checks, with the observations."""
 
     drill: str
     seed: int

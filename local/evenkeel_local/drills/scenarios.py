@@ -1,4 +1,4 @@
-"""The steps of each drill, with its own checks."""
+"""The steps of each drill, with its own checks. The docstring of a drill is its title in `evenkeel drill ls`."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ _RENT_MICROS: Final = 22_000_000
 
 
 def no_capacity_burst(drill: DrillRun) -> None:
-    """As the drill before, but the fleet may rent nodes: the job runs on them during the replacement."""
+    """Run the drill above on a fleet that may rent nodes: the job runs on rented nodes during the replacement."""
     with _nodes_to_rent(drill, drill.centre.node_count):
         node = drill.submit_and_choose_node(TrainingWork(nodes=drill.centre.node_count, steps=160))
         drill.inject_fault("stuck-replace", node)
@@ -380,7 +380,7 @@ def lost_events(drill: DrillRun) -> None:
         ):
             drill.cluster.control("POST", "watches/drop")
             drill.inject_fault("gpu-xid79", node)
-            incident = drill.await_incident("the sweeper to find it", node, lambda _incident: True)
+            incident = drill.await_incident("the sweep to find it", node, lambda _incident: True)
     finally:
         for rule in rules:
             events.enable_rule(Name=rule)
@@ -616,7 +616,7 @@ def _other_controller(drill: DrillRun, marks: list[Json]) -> None:
 
 
 def _mark_node(drill: DrillRun, node: Json, mark: Json | None) -> None:
-    """Cordon a node and mark it; without a mark, remove both. Server-side apply removes what is left out."""
+    """Cordon a node and mark it; without a mark, remove both. Server-side apply removes omitted fields."""
     name = node["name"]
     taints = drill.cluster.get(f"/api/v1/nodes/{name}")["spec"].get("taints") or []
     spec: Json = {"unschedulable": True} if mark else {}

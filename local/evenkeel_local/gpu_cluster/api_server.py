@@ -98,7 +98,7 @@ class Authenticator(Protocol):
 
 
 class Authorizer(Protocol):
-    """Decides what callers may do."""
+    """Decides the rights of callers."""
 
     def refusal(self, user: User, request: RequestInfo) -> str | None:
         """Return why a request is refused; None if it is allowed."""

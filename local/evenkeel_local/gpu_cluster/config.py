@@ -174,7 +174,7 @@ class ClusterConfig(ConfigModel):
     duplicate_events: bool = False
     reorder_events: bool = False
     cluster_events: bool = False
-    """Also send the HyperPod cluster and state-change events; ListClusterEvents always has them."""
+    """Whether to send HyperPod's cluster and state-change events, too; ListClusterEvents always has them."""
     karpenter: KarpenterSettings | None = None
     training_operators: bool = False
     """Whether stand-ins for the operators of JobSet, PyTorchJob and HyperPodPyTorchJob run."""

@@ -152,7 +152,7 @@ class DeploymentController(Controller):
         self._report(rollout)
 
     def _claim(self, deployment: Obj) -> list[Obj]:
-        """Return the Deployment's ReplicaSets; adopt matching ones without a controller."""
+        """Return the Deployment's ReplicaSets; adopt matching ReplicaSets without a controller."""
         uid, selector = deployment["metadata"]["uid"], deployment["spec"]["selector"]
         reference = owner_reference(deployment)
         claimed: list[Obj] = []

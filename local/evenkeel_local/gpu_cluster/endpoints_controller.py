@@ -62,7 +62,7 @@ def _is_of(service: Obj, pod: Obj) -> bool:
 
 
 def subsets_of(service: Obj, pods: list[Obj]) -> list[Obj]:
-    """Return the addresses of a Service's pods by port: ready ones, and ones that are not ready."""
+    """Return the addresses of a Service's pods by port: ready addresses, and addresses that are not ready."""
     with_unready = (service["spec"] or {}).get("publishNotReadyAddresses")
     subsets: dict[str, Obj] = {}
     for pod in pods:

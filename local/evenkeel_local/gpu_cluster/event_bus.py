@@ -74,6 +74,6 @@ class EngineEventBus:
             await asyncio.sleep(RETRY_SECONDS * 2**attempt)
 
     def stop(self) -> None:
-        """Drop what has not been sent."""
+        """Drop unsent events."""
         for task in list(self._tasks):
             task.cancel()

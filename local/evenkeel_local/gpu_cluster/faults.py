@@ -1,4 +1,4 @@
-"""Faults of the fleet: the effect of each, and what repairs or clears it."""
+"""Faults of the fleet: the effect of each, and the action that repairs or clears it."""
 
 from __future__ import annotations
 
@@ -560,7 +560,7 @@ ROWS: dict[str, FaultDefinition] = {
         ),
         FaultDefinition(
             "stuck-replace",
-            "As gpu-xid79, and the replacement stays Pending without capacity until the fault is cleared.",
+            "The fault gpu-xid79, whose replacement stays Pending without capacity until the fault is cleared.",
             "clearing the fault",
             _stuck_replace,
             XID_OPTIONS,

@@ -42,7 +42,7 @@ WIDE = frozenset(
         *("supplementalGroups", "generation", "observedGeneration", "revision", "sizeBytes"),
     }
 )
-"""Number fields of 64 bits; all others have 32."""
+"""Number fields of 64 bits; all other number fields have 32."""
 REQUIRED = {"core/ContainerStatus": ("name",), "core/NodeAddress": ("type", "address")}
 """Fields that controllers read of a message; conditions need a type and a status."""
 INDEX = re.compile(r"\[[0-9]+\]")

@@ -304,7 +304,7 @@ class Karpenter:
     ) -> Obj:
         resources = offering.resources
         if EFA not in wanted:
-            # As in the AWS provider, a machine has EFA interfaces only if a pod that it is launched for requests them.
+            # A machine gets EFA interfaces only if one of its first pods requests them, as in the AWS provider.
             resources = {name: amount for name, amount in resources.items() if name != EFA}
         claim: Obj = {
             "metadata": {

@@ -1,7 +1,7 @@
 """Authentication of the Kubernetes API: EKS tokens, access entries and the admin's static token.
 
-An EKS token is a presigned STS request. As aws-iam-authenticator does, the server checks the request, sends it, and
-uses the identity that STS answers. It sends the request to the engine only, even if the token names another host.
+An EKS token is a presigned STS request. The server checks the request, sends it, and uses the identity that STS
+returns, as aws-iam-authenticator does. It sends the request to the engine only, even if the token names another host.
 """
 
 from __future__ import annotations

@@ -79,6 +79,8 @@ class _TestOperation(jsonpatch.TestOperation):
 
 
 class _JsonPatch(jsonpatch.JsonPatch):
+    """A JSON patch whose `test` compares values as the API server does."""
+
     operations = MappingProxyType({**jsonpatch.JsonPatch.operations, "test": _TestOperation})
 
 

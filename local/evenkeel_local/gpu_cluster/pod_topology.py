@@ -51,7 +51,7 @@ class NodeCapacityView:
             self.guards.remove(pod)
 
     def take(self, amounts: Amounts, times: int = 1) -> None:
-        """Subtract amounts from what is free; -1 times gives them back."""
+        """Subtract amounts, a number of times, from the free amounts; -1 times adds them."""
         for name, amount in amounts.items():
             self.free[name] = self.free.get(name, Decimal(0)) - amount * times
 

@@ -105,7 +105,7 @@ class ProcessGuard:
 class ContainerLog:
     """Copies the output of a container from a pipe to its log file, and notes when each part arrived.
 
-    As in a container runtime, the time of a line is the time at which it was read. `times_file` holds a line for each
+    The time of a line is the time at which it was read, as in a container runtime. `times_file` holds a line for each
     part: its offset in the log, and its time.
     """
 
@@ -120,7 +120,7 @@ class ContainerLog:
         self._loop.add_reader(self._source, self.copy)
 
     def copy(self) -> None:
-        """Copy what the pipe holds now."""
+        """Copy the present content of the pipe."""
         while not self._log.closed:
             try:
                 data = os.read(self._source, 65_536)
@@ -180,7 +180,7 @@ class RunningProcess:
         kill_group(self.group, signal.SIGKILL)
 
     async def wait(self) -> int:
-        """Wait for the first process, then kill the others, as the end of a container does. Return the exit code."""
+        """Wait for the first process, kill all other processes, and return the exit code."""
         code = await self.process.wait()
         kill_group(self.group, signal.SIGKILL)
         kill_marked(self.container_id)

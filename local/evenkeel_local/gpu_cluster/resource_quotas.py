@@ -53,7 +53,7 @@ def why_refused(pod: Obj, store: Store) -> str:
 
 
 def _missing(pod: Obj, hard: Obj) -> Iterator[str]:
-    """Yield what containers must specify, with their names."""
+    """Yield the resources that containers must specify, with their names."""
     for key in sorted(hard):
         part, _, resource = key.rpartition(".") if "." in key else ("requests", "", key)
         if resource not in _MUST_BE_SPECIFIED or part not in ("requests", "limits"):
@@ -68,7 +68,7 @@ def _missing(pod: Obj, hard: Obj) -> Iterator[str]:
 
 
 def _use_of(pod: Obj) -> Amounts:
-    """Return what a pod counts against quotas, under each name that a quota may use."""
+    """Return the amounts of a pod that count against quotas, under each name that a quota may use."""
     amounts: Amounts = {"pods": Decimal(1), "count/pods": Decimal(1)}
     for container in pod["spec"].get("containers") or ():
         for part in ("requests", "limits"):

@@ -66,7 +66,7 @@ def prune(schema: Obj, value: Any, path: str = "", dropped: list[str] | None = N
 
 
 def check(schema: Obj, value: Any, path: str = "") -> Iterator[Cause]:
-    """Yield what is wrong with a value."""
+    """Yield the problems of a value."""
     at = path or "<nil>"
     if type_error := _find_type_error(schema, value, at):
         yield type_error

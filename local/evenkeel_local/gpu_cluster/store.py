@@ -86,6 +86,8 @@ class _Page:
 
 @dataclass
 class _Log:
+    """Recent changes of one kind of object, and the watches that wait for more."""
+
     changes: deque[StoreChange]
     dropped_up_to: int = 0
     waiters: set[asyncio.Future[None]] = field(default_factory=set)

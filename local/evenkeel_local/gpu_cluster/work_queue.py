@@ -84,4 +84,4 @@ class Controller(ABC):
 
     @abstractmethod
     def sync(self, namespace: str, name: str) -> None:
-        """Compare one object with what it asks for, and act on the difference."""
+        """Compare the state of an object with its spec, and act on the difference."""

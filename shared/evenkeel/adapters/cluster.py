@@ -509,7 +509,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         until: Callable[[], bool],
         on_state: Callable[[str, str], None] | None = None,
     ) -> None:
-        """Also call `on_change` once per kind at the start and after each relist, because earlier changes are unknown.
+        """Call `on_change` for each change, and once per kind after each list, to cover unseen changes.
 
         `on_change` runs in the caller's thread.
         """
@@ -558,7 +558,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         return sorted(filter(None, self._listed(cluster, path, trim, query)), key=_namespaced_name)
 
     def _listed(self, cluster: str, path: str, read: Callable[[Json], T], query: Mapping[str, str]) -> list[T]:
-        """Return what `read` takes from each object of a list. If the list expires meanwhile, list it again once.
+        """Return the result of `read` for each object of a list. If the list expires meanwhile, list it again once.
 
         A function does not have enough memory for complete objects of all nodes or pods.
         """

@@ -33,7 +33,7 @@ _CALLS_AT_ONCE: Final = 8
 _SECONDS: Final = 15.0
 """Longest time of a read. The API function has 29 s, and reads the ledger before."""
 _FAILED: Final[Mapping[str, type[EvenkeelError]]] = {"InternalError": Unreachable, "Forbidden": NotAllowed}
-"""Status codes of one metric in an answer that has succeeded as a whole."""
+"""Status codes of one metric in a successful answer."""
 
 
 class ContainerInsights:

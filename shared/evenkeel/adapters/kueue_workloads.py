@@ -57,7 +57,7 @@ def read_kueue(workload: Mapping[str, Any], position: int | None = None) -> Kueu
 
 
 def read_queue(listed: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], KueueStatus]:
-    """Return the status of Kueue's Workloads, by namespace and UID of their Jobs. A waiting one has its position."""
+    """Return Kueue's status and the queue position of each Workload, by namespace and UID of its Job."""
     workloads = {
         job: (workload, read_kueue(workload)) for workload in listed if (job := owner_of_workload(workload))[1]
     }

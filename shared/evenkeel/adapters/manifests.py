@@ -41,7 +41,7 @@ _TYPE_LABEL = "node.kubernetes.io/instance-type"
 
 
 def labels(spec: LaunchSpec, fleet: str) -> dict[str, str]:
-    """Return the labels of an attempt's objects. Evenkeel's labels override those of the submission."""
+    """Return the labels of an attempt's objects. Evenkeel's labels override the labels of the submission."""
     return {
         **spec.job.labels,
         "app.kubernetes.io/managed-by": "evenkeel",
@@ -140,7 +140,8 @@ def _pod(spec: LaunchSpec, accelerator_resource: str) -> Json:
             # Each node gets a single pod, even if a pod needs less than a whole node.
             "podAntiAffinity": _one_per_node(own_labels),
         },
-        # The whole pod security standard "restricted". With EFA also IPC_LOCK, which only "privileged" allows.
+        # The whole pod security standard "restricted". Pods with EFA also need IPC_LOCK, which only "privileged"
+        # allows.
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": spec.job.run_as_user or DEFAULT_ID,
@@ -183,7 +184,7 @@ def _trainer(spec: LaunchSpec, accelerator_resource: str) -> Json:
 def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
     """Return the resources of one pod: accelerators, CPU, memory and huge pages, and with EFA also interfaces.
 
-    CPU and memory are requests without limits: a pod may use what is idle on its node.
+    CPU and memory are requests without limits: a pod may use idle CPU and memory of its node.
     """
     wanted, network = spec.attempt.per_node, spec.network
     count = spec.job.accelerators_per_node
@@ -206,7 +207,7 @@ def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
 def _placement(spec: LaunchSpec) -> list[Json]:
     """Return the node affinity terms of the pods: the attempt's nodes; for Kueue the allowed types and avoided nodes.
 
-    Kueue's flavors add their labels as node selectors. Of these terms, Kueue considers only keys of its flavors.
+    Kueue's flavors add their labels as node selectors. Kueue considers only the terms whose keys belong to its flavors.
     """
     if not spec.attempt.local_queue:
         return [{"key": _HOSTNAME, "operator": "In", "values": list(spec.attempt.node_names)}]
@@ -262,7 +263,7 @@ def check_job(spec: CheckSpec, fleet: str) -> Json:
 
 
 def access_review(right: KubernetesPermission) -> Json:
-    """Return a review of one of the caller's own rights. The API server answers it and does not store it."""
+    """Return a SelfSubjectAccessReview of one right of the caller. The API server answers it and does not store it."""
     resource, _, subresource = right.resource.partition("/")
     attributes = {"verb": right.verb, "group": right.group, "resource": resource, "namespace": right.namespace}
     return {
@@ -280,8 +281,8 @@ def capacity_job(spec: CapacitySpec, fleet: str, taints: Iterable[Mapping[str, A
     Args:
         spec: The rental.
         fleet: Its fleet.
-        taints: Taints of the pool's nodes. The pods tolerate no others. Otherwise they could start on cordoned nodes,
-            or on nodes of another rental that ends, and Karpenter would launch no new node.
+        taints: Taints of the pool's nodes. The pods tolerate no further taints. Otherwise a capacity pod could start on
+            cordoned nodes, or on nodes of another rental that ends, and Karpenter would launch no new node.
     """
     tolerated = dict.fromkeys(
         [(AWAITING_VALIDATION_TAINT, "NoSchedule"), *((taint["key"], taint["effect"]) for taint in taints)]
@@ -398,7 +399,7 @@ def _environment(spec: LaunchSpec) -> list[Json]:
 
 
 def _resume(spec: LaunchSpec) -> dict[str, str]:
-    """Return the variables for the resume point, or those for rank 0 to choose it."""
+    """Return the variables that name the resume point, or the variables with which rank 0 chooses it."""
     terms = spec.terms
     if terms is None:
         return {"EVENKEEL_RESUME_FROM": spec.resume_from}

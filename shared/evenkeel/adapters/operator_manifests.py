@@ -1,7 +1,7 @@
 """Manifests of an attempt for the operators of JobSet, Kubeflow and HyperPod. Pure.
 
-The pods are those of the Indexed Job, on the attempt's nodes. The operator creates them and names their ranks; it never
-restarts them. Evenkeel restarts a job as a new attempt on healthy nodes, from a verified checkpoint.
+The pods equal the pods of the Indexed Job, on the attempt's nodes. The operator creates them and names their ranks; it
+never restarts them. Evenkeel restarts a job as a new attempt on healthy nodes, from a verified checkpoint.
 
 Sources of the fields: kubernetes-sigs/jobset, `api/jobset/v1alpha2/jobset_types.go`; kubeflow/training-operator, branch
 release-1.9, `manifests/base/crds/kubeflow.org_pytorchjobs.yaml`; aws/sagemaker-hyperpod-cli,

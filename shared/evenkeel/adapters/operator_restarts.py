@@ -85,7 +85,7 @@ def _action_on_disruption(spec: Mapping[str, Any]) -> str:
 
 
 def _job_set_restarts(job_set: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
-    """Whether a JobSet restarts after one of its Jobs failed. Of its rules, the first that matches decides."""
+    """Whether a JobSet restarts after one of its Jobs failed. Its first matching rule decides."""
     policy = (job_set.get("spec") or {}).get("failurePolicy") or {}
     left = int((job_set.get("status") or {}).get("restartsCountTowardsMax") or 0) < int(policy.get("maxRestarts") or 0)
     fails_by_policy = _action_on_disruption(job.get("spec") or {}) == "FailJob"

@@ -271,7 +271,7 @@ def manifest_of(item: Mapping[str, Any]) -> Json:
 def checkpoint_place(item: Mapping[str, Any]) -> str:
     """Return where a job's manifest says that checkpoints are, and which field says so; empty if none does.
 
-    The training contract has a variable for it. Other scripts have one of a few usual variables or options.
+    The training contract has a variable for it. Other scripts use one of a few common variables or options.
     """
     for template in _pod_templates(item):
         for container in (template.get("spec") or {}).get("containers") or ():

@@ -76,7 +76,7 @@ def trim_unmanaged_pod(pod: Json) -> Json | None:
 
 
 def read_placed_pod(pod: Json) -> tuple[str, Resources] | None:
-    """Return the name of a pod's node and what the pod requests; None if it is on no node."""
+    """Return the name of a pod's node and the pod's requests; None if it is on no node."""
     node_name = (pod.get("spec") or {}).get("nodeName")
     return (node_name, resources_requested(pod)) if node_name else None
 
@@ -91,7 +91,7 @@ def read_own_pod(pod: Json) -> tuple[Json | None, tuple[str, Resources] | None]:
 
 
 class LivePod(NamedTuple):
-    """A pod, reduced to what lists of all live pods need."""
+    """A pod, reduced to the fields that lists of all live pods need."""
 
     is_bound: bool
     """Whether it has the label of DaemonSets' pods."""
@@ -163,7 +163,7 @@ def _tolerations(tolerations: Iterable[Mapping[str, Any]]) -> tuple[Toleration, 
 
 
 def resources_requested(pod: Mapping[str, Any]) -> Resources:
-    """Return what the scheduler reserves for a pod.
+    """Return the amounts that the scheduler reserves for a pod.
 
     Source: https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers.
     Containers and sidecars run side by side; other init containers run alone, one after the other, before them.

@@ -56,10 +56,10 @@ def resource_of(owner: Mapping[str, Any]) -> WorkloadResource | None:
 
 
 def rank_of(pod: Mapping[str, Any]) -> int:
-    """Return the rank of a pod in its gang. A pod that shows none gets a rank behind all others.
+    """Return the rank of a pod in its gang. A pod without a rank is sorted after all other pods.
 
-    It is the completion index of an Indexed Job, and so of a JobSet with one Job. It is the index of a worker of a
-    PyTorchJob that has only workers. The name of a pod of a HyperPodPyTorchJob ends with it.
+    It is the completion index of an Indexed Job, and so of a JobSet with one Job. In a PyTorchJob without a master, the
+    rank is the index of the worker. The name of a pod of a HyperPodPyTorchJob ends with it.
     """
     metadata = pod["metadata"]
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}

@@ -17,9 +17,9 @@ ENGINE_VERSION = "2"
 PACKED_FROM = 65_536
 """Facts with at least this many bytes are compressed. A row has at most 400 kB, and a commit 4 MB."""
 PACKED_FROM_IF_MANY = 1_000
-"""The same for records that are written by the hundred: DynamoDB charges a write by the KB."""
+"""Limit for records that are written by the hundred: DynamoDB charges a write by the KB."""
 LARGEST_PACKED = 250_000
-"""Maximum characters of compressed facts. Of larger facts a record keeps only the size, so that it can be stored."""
+"""Maximum characters of compressed facts. A record keeps only the size of larger facts, so that it can be stored."""
 MAX_ALTERNATIVES = 50
 """Maximum alternatives in one record, in the order in which they were considered."""
 PACKED = "packed"

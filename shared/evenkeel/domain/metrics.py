@@ -59,7 +59,7 @@ METRICS = {
         Metric("EventsIgnored", _COUNT, (), "An event that needs no action."),
         Metric("EventsUnknown", _COUNT, (), "An event of an unknown kind."),
         Metric("EventsPublished", _COUNT, (), "An event of Evenkeel was published."),
-        Metric("ChangesNotPublished", _COUNT, (), "A stored change that could not be published, and was passed over."),
+        Metric("ChangesNotPublished", _COUNT, (), "A stored change that could not be published, and was skipped."),
         Metric("FactsOpen", _COUNT, ("source",), "A fact opened an incident."),
         Metric("FactsJoin", _COUNT, ("source",), "A fact joined an open incident."),
         Metric("FactsDuplicate", _COUNT, ("source",), "A fact that is already recorded."),

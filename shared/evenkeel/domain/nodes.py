@@ -364,7 +364,7 @@ class FleetNode(Value):
         )
 
     def after(self, stored: "FleetNode | None") -> "FleetNode":
-        """Return this row with what only its earlier row has: workloads that have left the node, and unknown fields."""
+        """Return this row with two values of its earlier row: workloads that have left, and unknown fields."""
         if stored is None:
             return self
         left = dict.fromkeys(stored.unmanaged_workloads, self.changed_at) | stored.left_workloads
@@ -429,7 +429,7 @@ class FleetNode(Value):
 
 
 _SYSTEM_DOMAINS = ("kubernetes.io", "k8s.io", "k8s.aws", "nvidia.com", "amazonaws.com", "karpenter.sh")
-"""Domains of labels that rows do not store. Each node has dozens of them; other fields hold what is needed of them."""
+"""Domains of labels that rows do not store. Each node has dozens of labels; other fields hold the needed values."""
 
 
 def _own_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -33,7 +33,7 @@ class Policy(Section):
     repair: RepairPolicy = RepairPolicy()
     """How nodes are repaired, and the guardrails."""
     jobs: JobPolicy = JobPolicy()
-    """How attempts start, stop and resume, and what pods may use."""
+    """How attempts start, stop and resume, and the limits of pods."""
     economy: EconomyPolicy = EconomyPolicy()
     """Prices and expected durations."""
     instance_types: dict[InstanceTypeName, SiteInstanceType] = {}
@@ -46,7 +46,7 @@ class Policy(Section):
     scheduling: SchedulingPolicy = SchedulingPolicy()
     """Spares, limits of queues, elastic jobs, serving Deployments, reservations."""
     burst: BurstPolicy = BurstPolicy()
-    """Which nodes may be rented, and at which cost."""
+    """The nodes that Evenkeel may rent, and the maximum cost."""
     adoption: AdoptionPolicy = AdoptionPolicy()
     """The recovery of jobs that users submitted without Evenkeel."""
     job_types: JobTypes = JobTypes()
@@ -181,7 +181,7 @@ class PolicyChange(Value):
     changes: dict[str, Any]
     """All values that differ from the shipped policy, in the form of the policy's JSON."""
     before: dict[str, Any] | None = None
-    """The same values before this change."""
+    """All values that differed from the shipped policy before this change."""
     by: str
     reason: str
     at: Instant

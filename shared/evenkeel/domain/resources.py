@@ -35,7 +35,7 @@ class Resources(Value):
         return round(self.memory_mib / 1024, 1) if self.memory_mib else None
 
     def minus(self, other: "Resources") -> "Resources":
-        """Return what is left of each amount, at least 0."""
+        """Return the rest of each amount, at least 0."""
         return Resources(
             accelerators=max(0, self.accelerators - other.accelerators),
             cpu_millis=max(0, self.cpu_millis - other.cpu_millis),

@@ -39,7 +39,7 @@ SWEEP_STEPS = (
     "overview",
     "pass",
 )
-"""The steps of the sweeper, each a source of its own."""
+"""The steps of the sweep, each a source of its own."""
 
 ErrorText = Annotated[str, StringConstraints(max_length=_LONGEST_ERROR)]
 
@@ -62,7 +62,7 @@ class SourceKind(StrEnum):
     WAITS = "waits"
     """An evaluation of all open waits of workflows."""
     SWEEP = "sweep"
-    """A step of the sweeper."""
+    """A step of the sweep."""
 
 
 class Source(Value):

@@ -100,7 +100,7 @@ def _next(state: Definition) -> Iterator[str]:
 
 
 def _depths(definition: Definition) -> dict[str, int]:
-    """Return the number of steps from the start to each state. States that only catch errors come after all others."""
+    """Return the number of steps from the start to each state. States that only catch errors come last."""
     states: Mapping[str, Definition] = definition["States"]
     depths, ahead = {definition["StartAt"]: 0}, [definition["StartAt"]]
     while ahead:

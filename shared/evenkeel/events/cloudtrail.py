@@ -1,8 +1,8 @@
 """CloudTrail records of calls that change nodes: `Records` of a trail, or `detail` of `AWS API Call via CloudTrail`.
 
-Source: the CloudTrail guide, "CloudTrail record contents" and "CloudTrail userIdentity element". The fields of requests
-and answers are those of each API, with a small first letter. The record of TerminateInstances is documented; the
-records of HyperPod and Auto Scaling are read by that rule. A call with an `errorCode` had no effect.
+Source: the CloudTrail guide, "CloudTrail record contents" and "CloudTrail userIdentity element". The fields of
+requests and answers have the names of each API, with a small first letter. The record of TerminateInstances is
+documented; the records of HyperPod and Auto Scaling are read by that rule. A call with an `errorCode` had no effect.
 """
 
 from collections.abc import Callable, Iterable
@@ -98,7 +98,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _hyperpod(record: _Record) -> Iterable[tuple[str, str]]:
-    """Return the instance ids and logical ids that HyperPod accepted; those of the request if no answer is recorded."""
+    """Return the instance ids and logical ids that HyperPod accepted; the requested ids if no answer is recorded."""
     request, answer = record.request_parameters or {}, record.response_elements or {}
     source, names = (answer, _ACCEPTED) if any(name in answer for name in _ACCEPTED) else (request, _REQUESTED)
     instances, logical = (_texts(source.get(name)) for name in names)

@@ -25,7 +25,7 @@ _LINK = re.compile(r"\bLink (?P<number>[0-9]{1,3})\b", re.ASCII)
 _NOT_FATAL = re.compile(r"\bnon-?fatal\b", re.ASCII | re.IGNORECASE)
 _FATAL = re.compile(r"\bfatal\b", re.ASCII | re.IGNORECASE)
 _MAX_READINGS = 8
-"""Most codes that are read from one text."""
+"""Maximum number of codes that one text gives."""
 
 _CLEANUP = "45"
 """Channel cleanup after another fault; never evidence, thousands are normal (NVIDIA/NVSentinel#1748)."""

@@ -168,7 +168,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored:
 
 
 def _meaning(record: _Record) -> _Meaning | None:
-    """Return what a record means, or None if no rule names it."""
+    """Return the meaning of a record, or None if no rule names it."""
     if record.event_level == "Error":
         for beginning, meaning in _BY_MESSAGE.items():
             if record.metadata.failure_message.startswith(beginning):

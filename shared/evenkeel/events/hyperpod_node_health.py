@@ -1,7 +1,8 @@
 """aws.sagemaker / SageMaker HyperPod Cluster Node Health Event.
 
-Source: the SageMaker guide, "Events that SageMaker AI sends to EventBridge". The fault is in prose only. Of the status
-values only `Unhealthy` is published, so any value but the two known ones is an error and never "healthy".
+Source: the SageMaker guide, "Events that SageMaker AI sends to EventBridge". The fault is in prose only. Only the
+status value `Unhealthy` is published, so any value except the two known
+values is an error, never "healthy".
 """
 
 import re

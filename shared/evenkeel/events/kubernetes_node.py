@@ -150,7 +150,7 @@ def _from_kubelet(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> t
             NamedFault(NOT_READY, "NotReady"),
             since,
             occurrence=rfc3339(since),
-            detail=f"Node {node.name} is not Ready since {rfc3339(since)} ({seconds} s).",
+            detail=f"Node {node.name} has been NotReady since {rfc3339(since)} ({seconds} s).",
         ),
     )
 

@@ -32,7 +32,7 @@ class ParsedEvent:
 
     facts: tuple[Fact, ...]
     parts: tuple[Mapping[str, Any], ...] = ()
-    """The same event as several smaller ones, if it names more machines than one invocation should ingest."""
+    """Smaller events in place of this event, if it names more machines than one invocation should ingest."""
 
     @property
     def urgency(self) -> Urgency:

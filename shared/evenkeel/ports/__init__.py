@@ -1,4 +1,4 @@
-"""The ports: what services need from the outside world, as Protocols by role, and the errors that they may raise.
+"""The ports: Protocols of the services for the outside world, by role, and the errors that they may raise.
 
 The error tree is in `evenkeel.ports.errors`. Adapters implement the ports; `tests/fakes` has in-memory versions.
 """

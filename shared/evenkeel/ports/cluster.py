@@ -21,7 +21,8 @@ from evenkeel.ports.unmanaged_jobs import UnmanagedJobs
 
 
 class PodGroup(StrEnum):
-    """Which live pods count. The groups `BOUND` and `MOVABLE` have no pod in common, and every pod is in one of them.
+    """The live pods that count. The groups `BOUND` and `MOVABLE` have no pod in common, and every pod is in one of
+    them.
 
     Source of the label: the DaemonSet controller, `CreatePodTemplate` in pkg/controller/daemon/util of Kubernetes.
     """
@@ -33,7 +34,7 @@ class PodGroup(StrEnum):
 
 
 class PodsInUse(NamedTuple):
-    """The live pods of attempts, and what movable pods request."""
+    """The live pods of attempts, and the requests of movable pods."""
 
     attempts: tuple[ObservedWorkload, ...]
     """The pods, grouped by the workload that controls them. The workloads themselves are not read."""
@@ -49,7 +50,7 @@ class LivePods(NamedTuple):
     bound: Mapping[str, Resources]
     """Requests of the group `BOUND`, by node name."""
     pods: tuple[UnmanagedPod, ...]
-    """What `Cluster.pods` returns."""
+    """The result of `Cluster.pods` returns."""
 
 
 class CordonResult(StrEnum):
@@ -98,7 +99,7 @@ class LaunchSpec:
     avoid: tuple[str, ...] = ()
     """Nodes that the pods must not use, if the attempt names no nodes."""
     accelerator_resource: str = ""
-    """Resource name of the accelerators; empty = that of the attempt's nodes."""
+    """Resource name of the accelerators; empty = the resource of the attempt's nodes."""
     network: EfaRequest = efa.NO_EFA
     """EFA resources that each pod requests."""
 
@@ -231,13 +232,13 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
         Idempotent: yes, by name; an existing Job with the attempt's decision is ALREADY_THERE.
 
         Raises:
-            Refused: A Job of that name does not belong to the attempt, or the API server rejects the manifest. Also if
-                another system suspends a Job that Evenkeel did not hand over to Kueue.
+            Refused: A Job of that name does not belong to the attempt, or the API server rejects the manifest. Another
+                system suspends a Job that Evenkeel did not hand over to Kueue.
         """
         ...
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
-        """Return an attempt's own Job and pods: those in its namespace and with its UID (`Attempt.owns`)."""
+        """Return an attempt's own Job and pods, in its namespace and with its UID (`Attempt.owns`)."""
         ...
 
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
@@ -248,18 +249,18 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
         ...
 
     def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
-        """Return what live pods request, by node name. Pods outside Evenkeel count too."""
+        """Return the requests of live pods, by node name. Pods outside Evenkeel count too."""
         ...
 
     def pods_in_use(self, cluster: str) -> PodsInUse:
-        """Return the live pods of attempts, and what movable pods request. Each pod is listed once.
+        """Return the live pods of attempts, and the requests of movable pods. Each pod is listed once.
 
         As with `workloads`, labels prove nothing.
         """
         ...
 
     def live_pods(self, cluster: str) -> LivePods:
-        """Return what all live pods request, and the pods as `pods` does."""
+        """Return the requests of all live pods, and the pods as `pods` does."""
         ...
 
     def pods(self, cluster: str, on: str | None = None) -> tuple[UnmanagedPod, ...]:

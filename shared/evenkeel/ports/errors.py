@@ -20,11 +20,11 @@ The tree:
 
 
 class EvenkeelError(Exception):
-    """Root of the errors that a port may raise. The message says what was attempted, on which id, and what happened."""
+    """Root of the errors that a port may raise. The message names the attempted action, the id, and the result."""
 
 
 class TransientError(EvenkeelError):
-    """The same call may soon succeed."""
+    """A later repeat of the call may succeed."""
 
 
 class Throttled(TransientError):
@@ -49,7 +49,7 @@ class StaleVersion(Conflict):
 
 
 class PermanentError(EvenkeelError):
-    """The same call will not succeed."""
+    """A repeat of the call will not succeed."""
 
 
 class NotFound(PermanentError):

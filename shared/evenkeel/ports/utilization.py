@@ -24,7 +24,7 @@ class UtilizationMetrics(Protocol):
     def read(self, nodes: Sequence[FleetNode], now: datetime) -> Measurements:
         """Read the samples of the last 15 minutes.
 
-        A failed read of some nodes leaves the others readable, so it is no exception. A node that has not joined its
-        cluster has no samples. The call changes nothing, so it may be repeated.
+        Other nodes stay readable after a failed read of some nodes, so the failure is no exception. A node that has not
+        joined its cluster has no samples. The call changes nothing, so it may be repeated.
         """
         ...

@@ -61,7 +61,7 @@ class Workflows(Protocol):
         ...
 
     def trace(self, workflow: WorkflowName, name: str) -> ExecutionTrace | None:
-        """Return what an execution did, without its data; None if there is no execution of this name."""
+        """Return the states of an execution, without its data; None if there is no execution of this name."""
         ...
 
     def running(self, workflow: WorkflowName) -> frozenset[str]:

@@ -104,7 +104,7 @@ PROBLEMS: Mapping[str, ProblemKind] = {
     ),
     "THROTTLED": ProblemKind(429, "Too many requests", "Wait a moment, then send the same request again."),
     "INTERNAL": ProblemKind(500, "Internal error", "Report the requestId; changing requests are safe to repeat."),
-    "UNAVAILABLE": ProblemKind(503, "A dependency does not respond", "Send the same request again in a moment."),
+    "UNAVAILABLE": ProblemKind(503, "AWS or Kubernetes does not respond", "Send the same request again in a moment."),
 }
 """Every code that the API may answer with. docs/api.md lists them; a test compares."""
 
@@ -237,7 +237,7 @@ class Resolver(APIGatewayRestResolver):
         return read_caller(arn, own_account=context.account_id or "")
 
     def expected_version(self) -> int:
-        """Return the version that a change expects: that of the ETag in If-Match, or 0 to create the resource.
+        """Return the version that a change expects: the version of the ETag in If-Match, or 0 to create the resource.
 
         Raises:
             ApiProblem: The request has no precondition, or its ETag is not valid.
@@ -383,7 +383,8 @@ def as_problem(error: Exception) -> ApiProblem:
                 "UNAVAILABLE", "A newer release of Evenkeel wrote this record. This release cannot read it."
             )
         case NotAllowed():
-            return ApiProblem("UNAVAILABLE", "A dependency denied access to Evenkeel.")
+            detail = "AWS or Kubernetes denied a call of Evenkeel. An operator must check its role."
+            return ApiProblem("UNAVAILABLE", detail)
         case Invalid():
             faults = tuple(FieldError(field, message) for field, message in error.faults)
             return ApiProblem(
@@ -396,11 +397,11 @@ def as_problem(error: Exception) -> ApiProblem:
         case StaleVersion():
             return ApiProblem("STALE_VERSION", str(error))
         case Conflict():
-            return ApiProblem("CONFLICT", "It changed while this request was being answered.")
+            return ApiProblem("CONFLICT", "The resource changed during this request. Read it again and retry.")
         case Throttled():
-            return ApiProblem("THROTTLED", "A dependency is throttling requests.")
+            return ApiProblem("THROTTLED", "AWS or Kubernetes is throttling the calls of Evenkeel.")
         case TransientError():
-            return ApiProblem("UNAVAILABLE", "A dependency did not respond.")
+            return ApiProblem("UNAVAILABLE", "AWS or Kubernetes did not respond to Evenkeel.")
         case _:
             return ApiProblem("INTERNAL", "The request could not be answered.")
 

@@ -52,7 +52,7 @@ JobBody = request_model(
     JobSpec,
     JobRequest,
     groups={
-        "checkpoint": "Where the job keeps its checkpoints.",
+        "checkpoint": "The place of the job's checkpoints.",
         "securityContext": "The ids that the job's processes run with.",
         "recovery": "How the job recovers from failures of the application and of nodes.",
     },
@@ -81,7 +81,7 @@ class TeamBody(Body):
 
 
 class QuotasBody(Body):
-    """`PUT /v1/clusters/{cluster}/quotas`: the whole of what no single team owns."""
+    """`PUT /v1/clusters/{cluster}/quotas`: all parts of the quotas that no single team owns."""
 
     quotas: FleetQuotas
     reason: Reason
@@ -107,7 +107,7 @@ class HoldBody(Body):
     allow_unknown: bool = False
     """Allow a pool or node that the fleet does not know yet."""
     stops_scheduling: bool = False
-    """Also hold admissions, preemptions, resizes, migrations and rentals, on the whole fleet."""
+    """Whether to hold admissions, preemptions, resizes, migrations and rentals, too, on the whole fleet."""
 
     @model_validator(mode="after")
     def _check_end(self) -> Self:
@@ -124,7 +124,7 @@ class PolicyBody(Body):
     """`POST /v1/clusters/{cluster}/policy`."""
 
     changes: dict[str, Any]
-    """All that the site has otherwise than the shipped policy: it replaces what was given before."""
+    """All values that differ from the shipped policy. They replace all earlier changes."""
     reason: Reason
     based_on: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{12})?$")] = ""
     """Hash of the policy that the changes were written for; refused where another one is in force."""
@@ -134,7 +134,7 @@ class PolicyTestBody(Body):
     """`POST /v1/clusters/{cluster}/policy/test`."""
 
     changes: dict[str, Any]
-    """As they would be given."""
+    """The changes, as for a real change."""
     since: Timestamp | None = None
     """Decisions about incidents that were opened since; without it, the last seven days."""
 
@@ -212,9 +212,9 @@ class FaultBody(Body):
 
 
 class FaultsBody(Body):
-    """`POST /v1/faults`: what a site's own detectors found."""
+    """`POST /v1/faults`: reports of a site's own detectors."""
 
-    # `min_length` would count only the faults that are right, and blame a wrong one twice.
+    # `min_length` would count only valid faults, and report an invalid fault twice.
     faults: Annotated[tuple[FaultBody, ...], Field(max_length=100), AfterValidator(_not_empty)]
 
     def reports(self) -> tuple[FaultReport, ...]:
@@ -258,7 +258,7 @@ class RemovalQuery(Body):
 
 
 class PageQuery(Body):
-    """Which page of a list."""
+    """The page of a list."""
 
     page_size: Annotated[int, Field(ge=1, le=LARGEST_PAGE)] = 50
     next_page_token: Annotated[str, StringConstraints(max_length=8192)] = ""
@@ -327,7 +327,7 @@ class JobsQuery(PageQuery):
     state: Annotated[tuple[JobState, ...], BeforeValidator(_split)] = ()
     team: Annotated[str, StringConstraints(max_length=63)] = ""
     priority_class: Annotated[str | None, StringConstraints(max_length=63), Field(alias="class")] = None
-    """Empty: those without one."""
+    """Empty: jobs without a class."""
     sort: JobSort | None = None
     """Field to sort by; with `-`, in descending order. Jobs without a value come last."""
     unmanaged: Annotated[Literal["", "true"], AfterValidator(_check_unmanaged_filter)] = ""

@@ -265,9 +265,9 @@ def scheduled(handler: Handler) -> Handler:
 def stream(handler: Callable[[StoredChange], Json]) -> Handler:
     """Wrap the function behind the streams of the tables. The handler gets one change at a time, in order.
 
-    A failure of the world is raised, a denied call too: Lambda delivers the batch again from its start, for as long as
-    the stream keeps it (a day). A change that cannot be read or is refused is logged and counted, and the next change
-    follows. Otherwise it would block all later ones of its shard.
+    An error of AWS or Kubernetes, including a denied call, is raised: Lambda delivers the batch again from its start,
+    for as long as the stream keeps it (a day). A change that cannot be read or is refused is logged and counted, and
+    the next change follows. Otherwise it would block all later records of its shard.
     """
 
     @functools.wraps(handler)

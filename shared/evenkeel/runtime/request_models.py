@@ -109,7 +109,7 @@ def _field(field: SubmittedField) -> tuple[Any, Any]:
 
 
 def _request_type(kind: Any, terms: Submitted, *, may_be_empty: bool = False) -> Any:
-    """Return the type of a field in a request: that of the domain, with the limits of a request."""
+    """Return the type of a field in a request: the domain's type, with the limits of a request."""
     parts = alternatives(kind)
     if len(parts) > 1:
         first, *further_types = (_request_type(part, terms) for part in parts if part is not NoneType)

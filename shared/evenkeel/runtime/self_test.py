@@ -21,10 +21,14 @@ _NO_NODE = "evenkeel-self-test"
 
 
 class _Model(BaseModel):
+    """A part of the request; unknown fields are refused."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
 
 class _Right(_Model):
+    """A verb on a Kubernetes resource that the function needs."""
+
     verb: _Identifier
     group: _Identifier = ""
     resource: _Identifier

@@ -36,8 +36,8 @@ class SitePolicy:
     def current(self) -> Policy:
         """Return the policy in force.
 
-        While the table does not answer, the last policy that was read stays in force. Before the first read it is
-        unknown what the site forbids, so no decision is allowed.
+        While the table does not answer, the last policy that was read stays in force. Before the first read, the site's
+        restrictions are unknown, so no decision is allowed.
 
         Raises:
             TransientError: The table does not answer, and the policy was never read.

@@ -233,10 +233,10 @@ def world() -> World:
 
 
 def collect_less_garbage() -> None:
-    """Let the collector of cycles run rarely, and skip what exists now.
+    """Let the collector of cycles run rarely, and skip all present objects.
 
-    Almost everything here is freed by its reference count. With Python's own limits, the collector takes half of the
-    time in which a long list is parsed.
+    Almost everything here is freed by its reference count. With Python's default limits, the collector takes half of
+    the time that parsing a long list takes.
     """
     gc.freeze()
     gc.set_threshold(_ALLOCATIONS_PER_COLLECTION, 20, 20)

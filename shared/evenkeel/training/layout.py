@@ -106,7 +106,7 @@ def read_instant(text: object) -> datetime:
     except ValueError as error:
         raise UnreadableError(f"{text!r} is not an RFC 3339 time") from error
     if instant.tzinfo is None:
-        raise UnreadableError(f"{text!r} has no time zone")
+        raise UnreadableError(f"timestamp timestamp {text!r} has no time zone")
     return instant.astimezone(UTC)
 
 

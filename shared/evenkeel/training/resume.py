@@ -194,7 +194,7 @@ def choose(
 def _rejected_by_manifest(
     checkpoint: Checkpoint, content: bytes | None, distrust: Distrust | None, job_id: str
 ) -> Rejection | None:
-    """Return the rejection that the manifest alone shows; None if the files must be read. On a folder that is slow."""
+    """Return the rejection that the manifest alone shows; None if the files must be read. Listing a folder is slow."""
     if content is None:
         return None
     verdict = verify(checkpoint, content, {}, distrust, job_id=job_id)

@@ -329,15 +329,15 @@ class Run:
             step: Number of steps done so far. Save steps in rising order.
             files: Files of this rank; none if the library wrote none on it. No two files of all ranks may have the same
                 name. Only rank 0 may have DCP's `.metadata`.
-            metrics: As for `save`.
-            is_finite: As for `save`.
-            extra: As for `save`.
-            gather: As for `save`.
+            metrics: See `save`.
+            is_finite: See `save`.
+            extra: See `save`.
+            gather: See `save`.
 
         Raises:
             Fenced: A later attempt has taken over. The checkpoint is not complete; end the process.
             TimeoutError: The receipt of a rank did not arrive in time.
-            ValueError: As for `save`, or a file has a name that cannot be saved, or no rank has a file.
+            ValueError: See `save`; or a file has a name that cannot be saved, or no rank has a file.
         """
         paths = sorted(map(Path, files))
         for path in paths:
@@ -520,7 +520,7 @@ class Run:
         for key, content in parts:
             sha256 = hashlib.sha256(content).hexdigest()
             if key == checkpoint.convention_key:
-                # With this file a checkpoint is complete by convention, so the files of all ranks come first.
+                # This file makes a checkpoint complete by convention, so the files of all ranks come first.
                 self._convention = bytes(content)
             else:
                 self._storage.put(key, content, sha256)
@@ -544,7 +544,7 @@ class Run:
         return records
 
     def _polls(self, what: str) -> Iterator[None]:
-        """Yield for each poll of the store, until the timeout. `what` names what the rank waits for."""
+        """Yield for each poll of the store, until the timeout. `what` names the event that the rank waits for."""
         deadline = time.monotonic() + self._timeout_seconds
         pause_seconds = 0.05
         while True:

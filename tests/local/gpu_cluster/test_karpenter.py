@@ -296,7 +296,7 @@ def test_budget_bounds_concurrent_node_removals(kube: KubeClient, budget: str, l
     for name in ("one", "two"):
         kube.create(PODS, a_pod(name, *SLEEPS, gpus=8))
     nodes = {running(kube, name)["spec"]["nodeName"] for name in ("one", "two")}
-    # A foreign finalizer holds the node that is removed first, and the budget with it.
+    # Another program's finalizer holds the node that is removed first, and the budget with it.
     for node in nodes:
         kube.patch(f"{NODES}/{node}", {"metadata": {"finalizers": ["karpenter.sh/termination", "test/hold"]}})
     for name in ("one", "two"):

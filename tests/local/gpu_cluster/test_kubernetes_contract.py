@@ -581,7 +581,7 @@ def test_template_and_completions_of_a_job_are_immutable(api: KubeClient, space:
 
 
 def test_job_deleted_in_the_foreground_waits_for_its_finalizer(api: KubeClient, space: str) -> None:
-    # A foreign finalizer holds the object; a garbage collector would remove its own finalizer at once.
+    # Another program's finalizer holds the object; a garbage collector would remove its own finalizer at once.
     body = a_job("one", "true", spec={"suspend": True})
     body["metadata"]["finalizers"] = ["evenkeel.io/held"]
     api.create(jobs_of(space), body)

@@ -217,7 +217,7 @@ def a_mounted_run(stage: PermissionBench) -> Attempt:
 
 
 def an_unmanaged_pod(stage: PermissionBench, node_name: str) -> None:
-    """Create a pod of a foreign RayCluster on a node; its owner allows eviction."""
+    """Create a pod of an unmanaged RayCluster on a node; its owner allows eviction."""
     stage.clear_workloads()
     name = stage.ids.new("pod")
     owner = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "name": name, "uid": name, "controller": True}
@@ -460,7 +460,7 @@ def an_envelope(stage: PermissionBench, node: int = 0, instance_id: str = "", **
 
 
 def taken_in(seen: InvocationResult) -> bool:
-    """Whether no record of the batch is given back."""
+    """Whether no record of the batch is returned as failed."""
     return seen.answer == {"batchItemFailures": []} and not seen.is_refused
 
 

@@ -842,7 +842,7 @@ def test_any_stale_source_degrades_the_status(gateway: Gateway, kind: SourceKind
         gateway.fakes.ledger.rows.pop(fleet_rows.heartbeat_key(function))
         doc = {"at": rfc3339(A_MOMENT), "sources": reports}
         gateway.fakes.ledger.commit(Put(Row(fleet_rows.heartbeat_key(function), doc)))
-    gateway.fakes.clock.advance(120)  # eleven minutes for this kind, two for the others
+    gateway.fakes.clock.advance(120)  # eleven minutes for this kind, two for all other kinds
 
     status = gateway.get("/v1/status").document
 

@@ -55,7 +55,7 @@ class CliFixture:
         self.next_answers: list[ApiResponse] = []
         """Given instead of the API's own, in order."""
         self.cut_after: list[int] = []
-        """Of the next answers: the bytes of the body after which the connection is cut; -1: before the status line."""
+        """Bytes of the body after which the connection of each next answer is cut; -1: before the status line."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)

@@ -321,7 +321,7 @@ def test_pods_ready_timeout_requeues_with_backoff(files: Files) -> None:
 @pytest.mark.parametrize(
     ("state", "told_again_at"),
     [
-        ({}, None),  # nobody says until when
+        ({}, None),  # the end is unknown
         ({"requeueAt": "2026-11-03T13:00:00Z", "count": 1}, "2026-11-03T13:00:00Z"),
         ({"requeueAt": "2026-11-03T11:00:00Z"}, "2026-11-03T12:00:00Z"),  # it is over when time begins
     ],
@@ -829,7 +829,7 @@ def test_pods_with_requests_above_limits_are_inadmissible(files: Files, pods: Js
     [
         ({"status": {"admissionChecks": [{"name": "x", "state": "Retry"}]}}, "research", ["lab/first", "lab/second"]),
         ({"containers": [{"resources": GREEDY}]}, "research", ["lab/first", "lab/second"]),
-        ({}, "other", []),  # of a wrong namespace: it blocks nobody
+        ({}, "other", []),  # of a wrong namespace: it blocks no job
     ],
 )
 def test_strict_queue_waits_behind_an_inadmissible_head(

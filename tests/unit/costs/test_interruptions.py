@@ -1,4 +1,4 @@
-"""The receipt of interruptions: properties over whole lives of jobs, and the order of late and missing records."""
+"""The receipt of interruptions: properties over whole lives of jobs, late records, and missing records."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise

@@ -197,7 +197,7 @@ def test_fleet_without_failures_only_pays_for_saves() -> None:
         ({"failures": 3}, "groups[0]", "needs failures and nodeHours together"),
         ({"failures": 3, "nodeHours": 0}, "groups[0].nodeHours", "must be more than 0, not 0"),
         ({"failures": 3, "nodeHours": 9}, "groups[0]", "has failures and failuresPerNodeHour; give only one of them"),
-        ({"jobNodes": 300}, "groups[0]", "has jobs of 300 nodes (jobNodes), but only 256 nodes"),
+        ({"jobNodes": 300}, "groups[0]", "jobNodes is 300, but the group has 256 nodes"),
         ({"highFailuresPerNodeHour": 0.0001}, "groups[0]", "needs lowFailuresPerNodeHour <="),
         ({"market": "on-demand", "spares": 1}, "groups[0]", "has spares, but an on-demand group keeps none"),
         ({"price": 1}, "groups[0].price", "is not a known field"),

@@ -114,7 +114,7 @@ def test_fewer_repairers_keep_more_machines_broken() -> None:
 def test_fleet_that_is_always_short_keeps_its_figures() -> None:
     shop = spares.repair_shop(20_000, 1, 0.0005, 4.0, fails_while_stopped=True)
 
-    # Of the two states in which the job runs, one has no spare: n repairers weigh it with 20,000 x 0.0005 x 4.
+    # The job runs in two states, and one state has no spare: n repairers weigh it with 20,000 x 0.0005 x 4.
     assert shop.no_spare_probability == pytest.approx(40 / 41)
     assert shop.mean_broken == pytest.approx(40, abs=0.2)
 

@@ -1,4 +1,4 @@
-"""What each function loads before its first event. Each module costs time in each cold start."""
+"""The modules that each function loads before its first event. Each module costs time in each cold start."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.unit.test_imports import PROJECT
 FUNCTIONS = tuple(sorted(path.parent.name for path in (PROJECT / "functions").glob("*/handler.py")))
 ON_THE_WAY_TO_A_CORDON = ("receive_event", "plan_recovery", "cordon_node")
 LATE = {"boto3", "botocore.session", "botocore.client", "urllib3", "s3transfer"}
-"""What only adapters need. A function loads it with its first call. Powertools loads `botocore` itself."""
+"""Modules that only adapters need. A function loads it with its first call. Powertools loads `botocore` itself."""
 LARGE = ("evenkeel.domain.kueue", "evenkeel.domain.quotas", "evenkeel.domain.admission", "evenkeel.services.scheduling")
 """Packages that only scheduling needs, besides the section of the policy."""
 SECTIONS = {"evenkeel.domain.admission", "evenkeel.domain.admission.authority", "evenkeel.domain.admission.policy"}

@@ -72,7 +72,7 @@ def test_job_larger_than_every_pool_blocks_no_other_job() -> None:
 
     assert [answer.action for answer in answers.values()] == [Action.NEVER_FITS, Action.ADMIT]
     assert "The job can never start here" in answers["job-1"].reason
-    assert "the largest matching pool has 2" in answers["job-1"].reason
+    assert "the largest matching pool has 2 nodes" in answers["job-1"].reason
 
 
 def test_job_that_ran_before_waits_for_the_fleet_to_recover() -> None:

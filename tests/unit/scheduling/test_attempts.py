@@ -313,7 +313,9 @@ def test_repeatedly_damaged_checkpoint_counts_as_failure() -> None:
     assert (first.attempt.state, first.job.application_failures) == (AttemptState.LOST, 0)
     assert first.job.damaged_checkpoints == second.job.damaged_checkpoints == (point,)
     assert (second.attempt.state, second.job.application_failures) == (AttemptState.FAILED, 1)
-    assert second.attempt.reason == "It is damaged. Evenkeel knew of the damage, but the attempt resumed from it again."
+    assert second.attempt.reason == (
+        "It is damaged. Evenkeel knew of the damage, but the attempt resumed from this checkpoint again."
+    )
 
 
 def test_infrastructure_loss_requeues_at_once_without_a_restart() -> None:

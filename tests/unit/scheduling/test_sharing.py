@@ -309,7 +309,7 @@ def test_removed_team_and_stopped_queue_block_jobs() -> None:
 
     answers = passed(setup, capacities(2), a_request(1, team="red"), a_request(2, team="gone"))
 
-    assert answers["job-1"].reason == "The job's queue admits no jobs: Hold."
+    assert answers["job-1"].reason == "The job's queue admits no jobs: an administrator set its stop policy to Hold."
     assert answers["job-2"].reason == "Team gone no longer exists."
 
 

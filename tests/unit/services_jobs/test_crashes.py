@@ -45,7 +45,7 @@ class RunningExecution:
 class CrashReplay:
     """Runs cycles, workflows and sweeps alternately until the job has ended.
 
-    The workflow retries a task that crashed. With `aborts` the whole execution ends instead, and only the sweeper is
+    The workflow retries a task that crashed. With `aborts` the whole execution ends instead, and only the sweep is
     left. A crashed cycle or sweep is not repeated: the next run follows on schedule.
     """
 
@@ -87,7 +87,7 @@ class CrashReplay:
             step()
         except Crash:
             self.crashes += 1
-            # A dead sweeper's lock runs out; here that is not waited for.
+            # A dead sweep's lock runs out; here that is not waited for.
             self.scenario.world.clock.advance(61)
 
     def _tell(self, job_id: str) -> None:

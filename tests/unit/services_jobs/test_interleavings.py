@@ -27,7 +27,7 @@ def red(gpus: int) -> Team:
 
 @dataclass
 class InterleavingFixture:
-    """Four nodes; team red may use two of them, team blue the others.
+    """Four nodes; team red may use two nodes, team blue the other two.
 
     `alpha` of red runs on one node. `beta`, younger and of the same class, waits for two, which is all that red has.
     `low` of blue runs on two nodes; `high` of blue has a higher class, wants two nodes and waits for its turn.

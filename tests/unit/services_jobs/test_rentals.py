@@ -1,4 +1,4 @@
-"""Nodes by the hour, in memory: the pass rents, the tasks hand over and give back, a crash changes nothing."""
+"""Nodes by the hour, in memory: the cycle rents, the tasks hand over and release, a crash changes nothing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

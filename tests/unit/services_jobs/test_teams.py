@@ -629,7 +629,7 @@ def test_younger_job_takes_no_nodes_from_interrupted_job() -> None:
 
     scenario.world.clock.advance(
         scenario.policy.repair.replace_deadline_seconds
-    )  # nobody knows when a replacement comes
+    )  # the time of a replacement is unknown
     scenario.run_scheduling_cycle()
 
     assert scenario.job(younger.job_id).state is JobState.STARTING

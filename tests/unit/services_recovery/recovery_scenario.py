@@ -1,7 +1,7 @@
 """A whole recovery in memory: the services in the order in which recover_node calls them, and a world that moves on.
 
-Every call that writes or acts goes through one crash plan. What a crash interrupts is simply called again, as Step
-Functions, the queue or the sweeper would do it.
+Every call that writes or acts goes through one crash plan. A call that a crash interrupts is repeated, as Step
+Functions, the queue or the sweep would do it.
 """
 
 from collections.abc import Callable

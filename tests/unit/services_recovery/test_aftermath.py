@@ -1,4 +1,4 @@
-"""What happens to a node after the mode `observe` decided about it is recorded, and reported."""
+"""The events of a node after a decision of the mode `observe` are recorded and reported."""
 
 from datetime import timedelta
 from typing import Any

@@ -165,7 +165,7 @@ def reports_progress(recovery: RecoveryScenario) -> None:
 
 
 def is_noticed_early(recovery: RecoveryScenario) -> None:
-    """EC2 tells of a node that the sweeper has not seen yet."""
+    """EC2 tells of a node that the sweep has not seen yet."""
     recovery.ingest(a_fact(77, source="ec2.notice", fault_key="ec2:spot_interruption", envelope_id="notice"))
     recovery.report_fault()
     recovery.recover()

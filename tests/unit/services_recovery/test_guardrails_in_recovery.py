@@ -45,7 +45,7 @@ def guarded(**changes: Any) -> Policy:
 
 
 def fleet(size: int = 6, *, with_job: bool = False, policy: Policy | None = None, **settings: Any) -> RecoveryScenario:
-    """A fleet that the sweeper knows."""
+    """A fleet that the sweep knows."""
     recovery = RecoveryScenario(size=size, with_job=with_job, policy=policy or guarded(), **settings)
     for number in range(1, size + 1):
         remember(recovery, number)
@@ -275,7 +275,7 @@ def test_register_entry_of_an_earlier_incident_is_not_reused() -> None:
     recovery.state("Cordon", cordon_node)
 
     (entry,) = recovery.register(RegisterName.CORDONS).entries
-    assert (entry.incident_id, entry.since) == (faulty, recovery.now), "the sweeper takes out what is the earlier one's"
+    assert (entry.incident_id, entry.since) == (faulty, recovery.now), "the sweep takes out what is the earlier one's"
 
 
 # ---------------------------------------------------------------- cordons

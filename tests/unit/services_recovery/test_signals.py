@@ -1,4 +1,5 @@
-"""Events with many facts: partial failures are retried without loss or duplicates; foreign facts are dropped."""
+"""Events with many facts: partial failures are retried without loss or duplicates; facts of other fleets are
+dropped."""
 
 from datetime import timedelta
 from typing import Any

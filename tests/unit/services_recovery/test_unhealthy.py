@@ -30,7 +30,7 @@ def a_sweep_run(recovery: RecoveryScenario) -> SweepRun:
 
 
 def sweep(recovery: RecoveryScenario) -> int:
-    """Look at the fleet as the sweeper does; return how many recoveries were resumed."""
+    """Look at the fleet as the sweep does; return how many recoveries were resumed."""
     sweep_run = a_sweep_run(recovery)
     inventory.refresh_fleet(sweep_run)
     return unhealthy.resume_work(sweep_run)
@@ -41,7 +41,7 @@ def newest(recovery: RecoveryScenario) -> Incident:
 
 
 def go_on(recovery: RecoveryScenario) -> str:
-    """Follow the recovery that the sweeper resumed."""
+    """Follow the recovery that the sweep resumed."""
     assert sweep(recovery) == 1
     recovery.incident_id, recovery.run = newest(recovery).incident_id, 1
     assert f"{recovery.incident_id}-r1" in recovery.executions()

@@ -14,7 +14,7 @@ from evenkeel_local.gpu_cluster.validation.causes import Cause, at_least_zero, i
 
 
 def check_budget(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a budget."""
+    """Yield the problems of a budget."""
     spec = obj.get("spec") or {}
     if spec.get("minAvailable") is not None and spec.get("maxUnavailable") is not None:
         yield invalid("spec", spec, "minAvailable and maxUnavailable cannot be both set")
@@ -27,7 +27,7 @@ def check_budget(obj: Obj) -> Iterator[Cause]:
 
 
 def check_share(value: Any, field: str, *, above_all: bool = False) -> Iterator[Cause]:
-    """Yield what is wrong with a number of pods or a percentage of them; `above_all` allows more than 100 %."""
+    """Yield the problems of a number of pods or a percentage of them; `above_all` allows more than 100 %."""
     if not isinstance(value, str):
         yield from at_least_zero(field, value)
         return

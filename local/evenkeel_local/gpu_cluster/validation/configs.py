@@ -34,7 +34,7 @@ def _decoded_size(text: str) -> int:
 
 
 def check_config_map(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a ConfigMap."""
+    """Yield the problems of a ConfigMap."""
     data, binary = obj.get("data") or {}, obj.get("binaryData") or {}
     yield from _check_keys(data, "data")
     for key in data:
@@ -47,7 +47,7 @@ def check_config_map(obj: Obj) -> Iterator[Cause]:
 
 
 def check_secret(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a Secret."""
+    """Yield the problems of a Secret."""
     data, kind = obj.get("data") or {}, obj.get("type")
     yield from _check_keys(data, "data")
     if sum(map(_decoded_size, data.values())) > MAX_BYTES:
@@ -75,12 +75,12 @@ def _check_docker(text: str | None, field: str) -> Iterator[Cause]:
 
 
 def check_config_map_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a change of a ConfigMap."""
+    """Yield the problems of a change of a ConfigMap."""
     yield from _check_set_once(obj, old, ("data", "binaryData"))
 
 
 def check_secret_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a change of a Secret."""
+    """Yield the problems of a change of a Secret."""
     if obj.get("type") != old.get("type"):
         yield immutable("type", obj.get("type"))
     yield from _check_set_once(obj, old, ("data",))

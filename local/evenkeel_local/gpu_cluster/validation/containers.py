@@ -44,7 +44,7 @@ ACTIONS = ("exec", "httpGet", "tcpSocket", "grpc")
 
 
 def check_containers(spec: Obj, path: str) -> Iterator[Cause]:
-    """Yield what is wrong with the containers of a pod's spec."""
+    """Yield the problems of the containers of a pod's spec."""
     volumes = {volume.get("name") for volume in spec.get("volumes") or ()}
     if not spec.get("containers"):
         yield required(f"{path}.containers")
@@ -226,7 +226,7 @@ def _check_probe(probe: Obj, at: str) -> Iterator[Cause]:
 
 
 def check_resources(resources: Obj, at: str) -> Iterator[Cause]:
-    """Yield what is wrong with a container's limits and requests."""
+    """Yield the problems of a container's limits and requests."""
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for part, amounts in (("limits", limits), ("requests", requests)):
         for name, amount in amounts.items():
@@ -240,7 +240,7 @@ def check_resources(resources: Obj, at: str) -> Iterator[Cause]:
 
 
 def check_resource_name(name: str, field: str) -> Iterator[Cause]:
-    """Yield what is wrong with the name of a resource."""
+    """Yield the problems of the name of a resource."""
     reasons = names.qualified_name(name)
     yield from names.causes(field, name, reasons)
     if not reasons and "/" not in name and name not in STANDARD_RESOURCES and not name.startswith(HUGE_PAGES):
@@ -248,7 +248,7 @@ def check_resource_name(name: str, field: str) -> Iterator[Cause]:
 
 
 def check_amount(name: str, amount: Any, field: str) -> Iterator[Cause]:
-    """Yield what is wrong with the amount of a resource."""
+    """Yield the problems of the amount of a resource."""
     try:
         value = quantity(amount)
     except ValueError as broken:

@@ -43,7 +43,7 @@ GENERATED = ("batch.kubernetes.io/controller-uid", "batch.kubernetes.io/job-name
 
 
 def check_job(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a Job."""
+    """Yield the problems of a Job."""
     spec = obj["spec"]
     yield from _check_generated(obj)
     yield from _check_job_spec(spec)
@@ -243,7 +243,7 @@ def _listed(choices: tuple[str, ...]) -> str:
 
 
 def check_job_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a change of a Job."""
+    """Yield the problems of a change of a Job."""
     new_spec, old_spec = obj["spec"], old["spec"]
     yield from _check_completions(new_spec, old_spec)
     for field in FIXED:
@@ -258,7 +258,7 @@ def check_job_update(obj: Obj, old: Obj) -> Iterator[Cause]:
 
 
 def check_job_status(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with the status of a Job."""
+    """Yield the problems of the status of a Job."""
     indexes = (obj.get("status") or {}).get("completedIndexes") or ""
     if not INDEXES.match(indexes):
         yield invalid("status.completedIndexes", indexes, "must be a list of indexes and ranges, such as 0-2,5")

@@ -30,7 +30,7 @@ NAMES: dict[TypeKey, Callable[[str], list[str]]] = {
 
 
 def check_metadata(rt: ResourceType, obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with an object's metadata."""
+    """Yield the problems of an object's metadata."""
     metadata = obj["metadata"]
     name = metadata.get("name") or ""
     judge = NAMES.get(rt.key, names.subdomain)
@@ -45,7 +45,7 @@ def check_metadata(rt: ResourceType, obj: Obj) -> Iterator[Cause]:
 
 
 def check_annotations(annotations: dict[str, str], field: str) -> Iterator[Cause]:
-    """Yield what is wrong with annotations."""
+    """Yield the problems of annotations."""
     for key in annotations:
         yield from names.causes(field, key, names.qualified_name(key.lower()))
     if sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items()) > ANNOTATION_BYTES:
@@ -82,7 +82,7 @@ def _check_finalizers(rt: ResourceType, finalizers: list[str]) -> Iterator[Cause
 
 
 def check_metadata_update(stated: Obj, stored: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a change of an object's metadata; `stated` is the metadata that the client sent.
+    """Yield the problems of a change of an object's metadata; `stated` is the metadata that the client sent.
 
     The server ignores `creationTimestamp` and `generation`.
     """

@@ -165,7 +165,7 @@ def causes(field: str, value: Any, messages: Iterable[str]) -> Iterator[Cause]:
 
 
 def check_required(field: str, value: Any, judge: Callable[[Any], list[str]], detail: str = "") -> Iterator[Cause]:
-    """Yield what is wrong with a value that must be given."""
+    """Yield the problems of a value that must be given."""
     if value:
         yield from causes(field, value, judge(value))
     else:
@@ -173,14 +173,14 @@ def check_required(field: str, value: Any, judge: Callable[[Any], list[str]], de
 
 
 def check_labels(labels: Mapping[str, str] | None, field: str) -> Iterator[Cause]:
-    """Yield what is wrong with labels, or with a selector of equal labels."""
+    """Yield the problems of labels, or with a selector of equal labels."""
     for key, value in (labels or {}).items():
         yield from causes(field, key, qualified_name(key))
         yield from causes(field, value, label_value(value))
 
 
 def check_selector(selector: Obj | None, field: str) -> Iterator[Cause]:
-    """Yield what is wrong with a LabelSelector."""
+    """Yield the problems of a LabelSelector."""
     yield from check_labels((selector or {}).get("matchLabels"), f"{field}.matchLabels")
     for number, term in enumerate((selector or {}).get("matchExpressions") or ()):
         at = f"{field}.matchExpressions[{number}]"

@@ -31,7 +31,7 @@ SERVICE_TYPES = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
 
 
 def check_node(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a node. The server names taints under `metadata`."""
+    """Yield the problems of a node. The server names taints under `metadata`."""
     yield from check_taints((obj.get("spec") or {}).get("taints") or (), "metadata.taints")
     for part in ("capacity", "allocatable"):
         for name, amount in ((obj.get("status") or {}).get(part) or {}).items():
@@ -39,14 +39,14 @@ def check_node(obj: Obj) -> Iterator[Cause]:
 
 
 def check_node_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a change of a node."""
+    """Yield the problems of a change of a node."""
     before, after = old["spec"].get("providerID"), (obj.get("spec") or {}).get("providerID")
     if before and before != after:
         yield forbidden("spec.providerID", 'node updates may not change providerID except from "" to valid')
 
 
 def check_service(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a service."""
+    """Yield the problems of a service."""
     spec = obj.get("spec") or {}
     kind, ports = spec.get("type"), spec.get("ports") or []
     if not ports and spec.get("clusterIP") != "None" and kind != "ExternalName":
@@ -70,7 +70,7 @@ def check_service(obj: Obj) -> Iterator[Cause]:
 
 
 def check_priority(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a priority class."""
+    """Yield the problems of a priority class."""
     if name_of(obj).startswith(RESERVED):
         message = f"priority class names with '{RESERVED}' prefix are reserved for system use only"
         yield forbidden("metadata.name", message)
@@ -80,7 +80,7 @@ def check_priority(obj: Obj) -> Iterator[Cause]:
 
 
 def check_priority_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a change of a priority class."""
+    """Yield the problems of a change of a priority class."""
     if obj.get("value") != old.get("value"):
         yield forbidden("value", "may not be changed in an update.")
     if obj.get("preemptionPolicy") != old.get("preemptionPolicy"):
@@ -88,7 +88,7 @@ def check_priority_update(obj: Obj, old: Obj) -> Iterator[Cause]:
 
 
 def check_quota(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a ResourceQuota."""
+    """Yield the problems of a ResourceQuota."""
     for name, amount in ((obj.get("spec") or {}).get("hard") or {}).items():
         at = f"spec.hard[{name}]"
         yield from names.causes(at, name, names.qualified_name(name))
@@ -96,7 +96,7 @@ def check_quota(obj: Obj) -> Iterator[Cause]:
 
 
 def check_limits(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a LimitRange."""
+    """Yield the problems of a LimitRange."""
     kinds: set[str] = set()
     for number, limit in enumerate((obj.get("spec") or {}).get("limits") or ()):
         at, kind = f"spec.limits[{number}]", limit.get("type") or ""
@@ -111,7 +111,7 @@ def check_limits(obj: Obj) -> Iterator[Cause]:
 
 
 def check_binding(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a role binding."""
+    """Yield the problems of a role binding."""
     ref = obj.get("roleRef") or {}
     yield from one_of("roleRef.kind", ref.get("kind") or "", ("Role", "ClusterRole"), sort=False)
     if not ref.get("name"):
@@ -126,13 +126,13 @@ def check_binding(obj: Obj) -> Iterator[Cause]:
 
 
 def check_binding_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a change of a role binding."""
+    """Yield the problems of a change of a role binding."""
     if obj.get("roleRef") != old.get("roleRef"):
         yield invalid("roleRef", obj.get("roleRef"), "cannot change roleRef")
 
 
 def check_definition(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a custom resource definition."""
+    """Yield the problems of a custom resource definition."""
     spec = obj.get("spec") or {}
     named = spec.get("names") or {}
     for field in ("group", "scope", "versions"):
@@ -149,7 +149,7 @@ def check_definition(obj: Obj) -> Iterator[Cause]:
 
 
 def check_role(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a role."""
+    """Yield the problems of a role."""
     for number, rule in enumerate(obj.get("rules") or ()):
         at = f"rules[{number}]"
         if not rule.get("verbs"):
@@ -169,7 +169,7 @@ def check_role(obj: Obj) -> Iterator[Cause]:
 
 
 def check_claim(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a volume claim."""
+    """Yield the problems of a volume claim."""
     spec = obj.get("spec") or {}
     if not spec.get("accessModes"):
         yield required("spec.accessModes", "at least 1 access mode is required")
@@ -183,7 +183,7 @@ def check_claim(obj: Obj) -> Iterator[Cause]:
 
 
 def check_claim_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a change of a volume claim: only its size may grow."""
+    """Yield the problems of a change of a volume claim: only its size may grow."""
     new_spec, old_spec = clone(obj["spec"]), clone(old["spec"])
     for spec in (new_spec, old_spec):
         (spec.get("resources") or {}).pop("requests", None)
@@ -197,6 +197,6 @@ def check_claim_update(obj: Obj, old: Obj) -> Iterator[Cause]:
 
 
 def check_budget_status(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with the status of a budget."""
+    """Yield the problems of the status of a budget."""
     for field in ("disruptionsAllowed", "currentHealthy", "desiredHealthy", "expectedPods"):
         yield from at_least_zero(f"status.{field}", (obj.get("status") or {}).get(field))

@@ -40,12 +40,12 @@ CHANGEABLE = f"pod updates may not change fields other than {','.join(_CHANGEABL
 
 
 def check_pod(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a pod."""
+    """Yield the problems of a pod."""
     yield from check_pod_spec(obj.get("spec") or {}, "spec")
 
 
 def check_pod_template(template: Obj, path: str) -> Iterator[Cause]:
-    """Yield what is wrong with the pod template of a Job or Deployment."""
+    """Yield the problems of the pod template of a Job or Deployment."""
     metadata = template.get("metadata") or {}
     yield from names.check_labels(metadata.get("labels"), f"{path}.labels")
     for key in metadata.get("annotations") or {}:
@@ -54,7 +54,7 @@ def check_pod_template(template: Obj, path: str) -> Iterator[Cause]:
 
 
 def check_pod_spec(spec: Obj, path: str) -> Iterator[Cause]:
-    """Yield what is wrong with a pod's spec."""
+    """Yield the problems of a pod's spec."""
     yield from _check_volumes(spec.get("volumes") or (), f"{path}.volumes")
     yield from check_containers(spec, path)
     yield from one_of(f"{path}.restartPolicy", spec.get("restartPolicy"), RESTART_POLICIES, sort=False)
@@ -123,7 +123,7 @@ def _check_volume_source(volume: Obj, at: str) -> Iterator[Cause]:
 
 
 def check_tolerations(tolerations: Iterable[Obj], path: str) -> Iterator[Cause]:
-    """Yield what is wrong with tolerations."""
+    """Yield the problems of tolerations."""
     for number, toleration in enumerate(tolerations):
         at = f"{path}[{number}]"
         key, operator = toleration.get("key") or "", toleration.get("operator") or ""
@@ -148,7 +148,7 @@ def check_tolerations(tolerations: Iterable[Obj], path: str) -> Iterator[Cause]:
 
 
 def check_taints(taints: Iterable[Obj], path: str) -> Iterator[Cause]:
-    """Yield what is wrong with a node's taints."""
+    """Yield the problems of a node's taints."""
     keys: set[tuple[str, str]] = set()
     for number, taint in enumerate(taints):
         at, key, effect = f"{path}[{number}]", taint.get("key") or "", taint.get("effect") or ""
@@ -231,7 +231,7 @@ def _check_spread(rule: Obj, at: str) -> Iterator[Cause]:
 
 
 def check_pod_update(obj: Obj, old: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a change of a pod. The server checks only what may change."""
+    """Yield the problems of a change of a pod. The server checks only what may change."""
     new_spec, old_spec = obj["spec"], old["spec"]
     for part in ("containers", "initContainers"):
         if len(new_spec.get(part) or ()) != len(old_spec.get(part) or ()):

@@ -26,7 +26,7 @@ COUNTS = ("replicas", "minReadySeconds", "revisionHistoryLimit", "progressDeadli
 
 
 def check_replicas(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a Deployment or ReplicaSet."""
+    """Yield the problems of a Deployment or ReplicaSet."""
     spec = obj["spec"]
     for field in COUNTS:
         yield from at_least_zero(f"spec.{field}", spec.get(field))
@@ -50,7 +50,7 @@ def check_replicas(obj: Obj) -> Iterator[Cause]:
 
 
 def check_deployment(obj: Obj) -> Iterator[Cause]:
-    """Yield what is wrong with a Deployment."""
+    """Yield the problems of a Deployment."""
     yield from check_replicas(obj)
     spec = obj["spec"]
     deadline, ready = spec.get("progressDeadlineSeconds"), spec.get("minReadySeconds") or 0

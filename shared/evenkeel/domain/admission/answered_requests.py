@@ -3,7 +3,7 @@
     write ─▶ request ─────── ANSWER_MARGIN ───────▶ start of a cycle ─▶ its reads ─▶ its commit
                  └ the clocks of SQS and Lambda differ by less, and the index of waiting jobs lags by less
 
-A request holds no data. A cycle that started long enough after it has read what was written before it. If the index
+A request holds no data. A cycle that started long enough after the request has read all earlier writes. If the index
 lags longer, the cycle of the next minute sees the write.
 """
 

@@ -30,7 +30,7 @@ class Preemption(NamedTuple):
 
     decision: AdmissionDecision
     victims: Mapping[str, str]
-    """Job that is asked to stop → Kueue's reason. Jobs that were asked earlier are not listed."""
+    """Job whose stop the cycle requests → Kueue's reason. Jobs that were asked earlier are not listed."""
 
 
 class RentalStart(NamedTuple):
@@ -89,12 +89,12 @@ class QueuePlan(NamedTuple):
     pending: Mapping[str, Job] = {}
     """The pending jobs that were decided, by id."""
     decisions: tuple[AdmissionDecision, ...] = ()
-    """About every pending job, in the order of commits."""
+    """Decisions about all pending jobs, in the order of commits."""
     resizes: ResizePlan = ResizePlan()
     demand: ServingDemand = ServingDemand()
     """Serving replicas that wait, with the nodes that they find."""
     cursors: QueueCursors | None = None
-    """Where the next cycle reads on in long queues."""
+    """The cursors from which the next cycle continues in long queues."""
 
 
 class CyclePlan(NamedTuple):

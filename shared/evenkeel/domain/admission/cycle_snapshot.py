@@ -41,7 +41,7 @@ class CycleSnapshot(NamedTuple):
     deferred: frozenset[str] = frozenset()
     """Pending jobs that this cycle leaves out, since the ledger refused their admission."""
     holders: Mapping[str, Job] = {}
-    """Jobs that hold a charge, by id. Without teams only those that a decision needs."""
+    """Jobs that hold a charge, by id. Without teams, only the charges that a decision needs."""
     elastic: Mapping[str, Job] = {}
     """Elastic jobs that hold nodes or are changing size, by id."""
     attempts: tuple[Attempt, ...] = ()
@@ -52,7 +52,7 @@ class CycleSnapshot(NamedTuple):
     released: tuple[Charge, ...] = ()
     """Charges that the last attempts of pending jobs released."""
     spent: Mapping[tuple[str, str], Spent] = {}
-    """(team, name of the budget period) → what its settled attempts and its rentals used."""
+    """(team, name of the budget period) → the use of its settled attempts and its rentals."""
     used: Mapping[str, Mapping[str, float]] = {}
     """Team with a queue ordered by usage → submitter → decayed usage of its settled attempts, in accelerators."""
     work_at_risk_by_job: Mapping[str, float] = {}
@@ -78,9 +78,9 @@ class CycleSnapshot(NamedTuple):
     next_page: Mapping[str, str] = {}
     """Team whose queue is longer than this cycle read → the cursor behind the jobs that it read."""
     cursors_after_heads: Mapping[str, str] = {}
-    """The same for the heads of the queues alone."""
+    """Team → the cursor after the head of its queue."""
     queue_cursors: QueueCursors | None = None
-    """Where the next cycle reads on; None if no queue is longer than its head."""
+    """The cursors from which the next cycle continues; None if no queue is longer than its head."""
 
     def without(self, job_ids: Collection[str]) -> "CycleSnapshot":
         """Return the snapshot with these pending jobs left out."""
@@ -139,7 +139,7 @@ class CycleSnapshot(NamedTuple):
         )
 
     def resizable(self) -> dict[str, Job]:
-        """Return the elastic jobs, without those that hold nodes on unreadable clusters."""
+        """Return the elastic jobs, without the jobs on nodes of unreadable clusters."""
         elsewhere = {charge.job_id for charge in self.held if charge.cluster in self.unreadable}
         return {name: job for name, job in self.elastic.items() if name not in elsewhere}
 

@@ -182,8 +182,10 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
         return with_preemption(decision)
     if all(offer.total_nodes < request.nodes for offer in offers) and request.attempts == 0:
         largest = max((offer.total_nodes for offer in offers), default=0)
-        requested = describe_request(request)
-        reason = f"The job can never start here: it asks for {requested}, and the largest matching pool has {largest}."
+        reason = (
+            f"The job can never start here: it asks for {describe_request(request)}, "
+            f"and the largest matching pool has {count_of(largest, 'node')}."
+        )
         return _decided(facts, Action.NEVER_FITS, reason)
     if facts.blocked_by:
         return _decided(
@@ -284,7 +286,7 @@ def with_preemption(decided: AdmissionDecision) -> AdmissionDecision:
 
 
 def _shortage_text(weighed: CycleDecision) -> str:
-    """Say what the last evaluated flavor was short of."""
+    """Return which amounts the last evaluated flavor was short of."""
     for attempts in weighed.assignment.attempts:
         for attempt in reversed(attempts):
             for inequality in attempt.compared:

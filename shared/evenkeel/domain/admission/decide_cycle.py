@@ -203,7 +203,7 @@ def _held_in_other_teams_namespaces(snapshot: CycleSnapshot, now: datetime) -> I
 
 
 def _queues_to_read_further(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDecision]) -> tuple[str, ...]:
-    """Return the teams whose queue goes on behind jobs that are all parked."""
+    """Return the teams whose queue continues after a head of parked jobs."""
     has_teams = snapshot.setup.has_teams
     actions: dict[str, set[Action]] = {}
     for decided in decisions:

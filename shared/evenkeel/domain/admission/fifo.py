@@ -28,7 +28,7 @@ def admit(snapshot: QueueSnapshot, policy: SchedulingPolicy, now: datetime) -> t
 
 
 class FifoBarrier:
-    """The jobs that wait for nodes. Each blocks the later jobs that could take the same kind of node, and no others."""
+    """The jobs that wait for nodes. Each blocks only the later jobs that could take the same kind of node."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[str, frozenset[tuple[str, str]]]] = []

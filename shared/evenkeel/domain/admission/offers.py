@@ -162,7 +162,7 @@ class _PoolNodes(NamedTuple):
         Args:
             request: The request of the gang.
             changes: Nodes before and after.
-            policy: As for the search.
+            policy: See the search.
         """
         closed, empty = Counter(self.counts.closed), self.counts.empty
         usable = list(self.usable)
@@ -223,7 +223,7 @@ def _pool_nodes(
 def _choice_of(request: AdmissionRequest, capacity: NodeCapacity, policy: SchedulingPolicy) -> int | None:
     """Return the rank of a node in the job's order of preference; None if the job could not run there when it is free.
 
-    It does not depend on what is free.
+    It does not depend on free amounts.
     """
     if capacity.cluster != request.cluster:
         return None
@@ -433,7 +433,7 @@ def _why_closed(request: AdmissionRequest, wanted: Resources, capacity: NodeCapa
 
 
 def describe_request(request: AdmissionRequest) -> str:
-    """Return in words what a job waits for: its nodes, and what must be free on each."""
+    """Return in words the nodes that a job waits for, and the amounts that must be free on each node."""
     nodes, wanted = count_of(request.nodes, "node"), []
     if request.accelerators_per_node:
         wanted.append(count_of(request.accelerators_per_node, "free accelerator"))

@@ -18,16 +18,16 @@ class SchedulingPolicy(Section):
     spare_nodes: dict[Word, Count] = {}
     """Pool → free nodes that only a recovery may take."""
     efa_interfaces: dict[Word, Count] = {}
-    """Pool → EFA interfaces of each node, if they differ from those of the instance type; 0 = jobs there use none."""
+    """Pool → EFA interfaces of each node, if they differ from the instance type's; 0 = jobs there use none."""
     heads_per_cycle: int = Field(default=50, ge=1, le=1000)
     """Pending jobs that one scheduling cycle examines, in queue order."""
     jobs_per_cycle: int = Field(default=500, ge=1, le=100_000)
     """Pending jobs that one scheduling cycle examines in all queues together. Half of them are at the heads, at least
     one in each queue. The others are behind the heads of long queues, which take turns."""
     max_open_jobs_per_principal: int = Field(default=500, ge=1, le=100_000)
-    """Jobs of one submitter that have not ended. A submission beyond this number is refused."""
+    """Maximum open jobs of one submitter: jobs that have not ended. Further submissions are refused."""
     max_open_jobs_per_team: int = Field(default=2000, ge=1, le=100_000)
-    """The same for one team; without teams, for all jobs together."""
+    """Maximum open jobs of one team; without teams, of all jobs together."""
     elastic: ElasticTerms = ElasticTerms()
     """When elastic jobs grow, and how long they wait for a spare node."""
     serving: tuple[ServingWorkload, ...] = ()

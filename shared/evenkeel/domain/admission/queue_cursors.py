@@ -29,7 +29,7 @@ def next_queues(long: Sequence[str], last: str | None, most: int) -> tuple[str, 
 
 
 class QueueCursors(NamedTuple):
-    """Where the next cycle reads on behind the heads of long queues."""
+    """The cursors after the heads of long queues, from which the next cycle continues."""
 
     next_page: Mapping[str, str]
     """Team → the cursor of its next page. A queue that was read to its end is not listed: it begins anew."""
@@ -46,7 +46,7 @@ class QueueCursors(NamedTuple):
         """Return the cursors with this cycle's waiting jobs as barriers. Used without teams only.
 
         Args:
-            decisions: About the pending jobs.
+            decisions: Decisions about the pending jobs.
             cursor_after_head: The cursor behind the head of the list.
         """
         if ALL_JOBS not in self.next_page:

@@ -22,7 +22,7 @@ class QueueSnapshot(NamedTuple):
     """Jobs that hold a charge although a person, a recovery or an earlier cycle asked them to stop."""
     memory: SchedulerState = SchedulerState()
     spent: Mapping[tuple[str, str], Spent] = {}
-    """(team, name of the budget period) → what its settled attempts and rentals used."""
+    """(team, name of the budget period) → the use of its settled attempts and rentals."""
     last_reasons: Mapping[str, str] = {}
     """Job → the recorded reason why it waits. The rules gather no facts for a reason that they recorded before."""
     used: Mapping[str, Mapping[str, float]] = {}

@@ -87,7 +87,7 @@ def jobs_without_nodes(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDec
 
 
 def placement_context(snapshot: CycleSnapshot, queue: QueueSnapshot, policy: Policy, now: datetime) -> PlacementContext:
-    """Return what all placements of one cycle have in common, before its admissions. Its queue is empty."""
+    """Return the facts that all placements of one cycle share, before its admissions. Its queue is empty."""
     jobs = {charge.job_id: snapshot.known_job(charge.job_id) for charge in queue.charges}
     return PlacementContext(
         now=now,
@@ -114,8 +114,8 @@ def plan_placements(
     Args:
         snapshot: The snapshot of the cycle.
         queue: The queue that was decided.
-        decisions: About the pending jobs.
-        rented: All open rentals, with those that this cycle plans for serving replicas.
+        decisions: Decisions about the pending jobs.
+        rented: All open rentals, and the rentals that this cycle plans for serving replicas.
         policy: The whole policy.
         now: The time.
     """
@@ -185,8 +185,8 @@ def plan_displacement(
     Args:
         snapshot: The snapshot of the cycle.
         queue: The queue that was decided.
-        decisions: About the pending jobs.
-        placements: Where else the waiting jobs could run.
+        decisions: Decisions about the pending jobs.
+        placements: Placements of the waiting jobs elsewhere.
         policy: The whole policy.
         now: The time.
     """
@@ -380,7 +380,7 @@ def why_rental_would_not_help(job_id: str, pool: Pool, decisions: Iterable[Admis
 def jobs_that_may_leave(
     snapshot: CycleSnapshot, queue: QueueSnapshot, decisions: Sequence[AdmissionDecision]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the jobs that may leave their rented nodes now, and those of them whose run time decides about it."""
+    """Return the jobs that may leave their rented nodes now, and which of these jobs need a run-time estimate."""
     is_free = _has_free_node(_committed_left(queue.capacities, decisions))
     jobs = tuple(rental.job_id for rental in _departure_candidates(snapshot, is_free=is_free))
     return jobs, jobs if is_free else ()
@@ -403,7 +403,7 @@ def next_departure(
     Args:
         snapshot: The snapshot of the cycle.
         queue: The queue that was decided.
-        decisions: About the pending jobs.
+        decisions: Decisions about the pending jobs.
         asked_to_stop: Jobs that this cycle asks to stop for another reason.
         policy: The whole policy.
         now: The time.
@@ -426,7 +426,7 @@ def next_departure(
 
 
 def _departure_candidates(snapshot: CycleSnapshot, *, is_free: bool) -> list[Rental]:
-    """Return the rentals whose jobs may leave now: all if a committed node is free, else those with a due time."""
+    """Return the rentals whose jobs may leave now: all if a committed node is free, else due rentals."""
     candidates = (
         rental
         for rental in snapshot.rented.rentals

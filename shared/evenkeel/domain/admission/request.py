@@ -22,7 +22,7 @@ class AdmissionRequest(Value):
     memory_mib_per_node: int = 0
     """Memory that each pod requests."""
     names_cpu_or_memory: bool = False
-    """Whether the job names its CPU or its memory. Else both are its accelerators' share of a node."""
+    """Whether the job names its CPU or its memory. If not, both are proportional to its accelerators."""
     instance_types: tuple[str, ...] = ()
     meets_on: tuple[str, ...] = ()
     """Types of the policy's `instanceTypes` that meet the job's requirements, without `ml.`."""
@@ -53,7 +53,7 @@ class AdmissionRequest(Value):
     resumes_by_preemption: bool = False
     """Whether its resume plan is to preempt: if the job has quota but no nodes, other jobs are stopped for it."""
     is_resize: bool = False
-    """Whether the job was stopped to change size. The nodes that it asks for were its own, or idle."""
+    """Whether the job was stopped to change size. The requested nodes were idle, or the job's own."""
     has_displaced: bool = False
     """Whether other jobs were displaced for it. It then goes before jobs that wait for nodes of their own."""
     is_displaced: bool = False

@@ -45,7 +45,7 @@ def admission_request(job: Job, shares: NodeShares, policy: Policy, now: datetim
     """Return the request of a job, with the facts that depend on the fleet and on the time.
 
     These are the CPU and memory that the job leaves open, and whether nodes are reserved for the job. If reservations
-    end, they include how long a node must stay to be of use. The estimate is the one of `renting/placement.py`.
+    end, they include how long a node must stay to be of use. The estimate comes from `renting/placement.py`.
     """
     request = with_open_amounts(AdmissionRequest.of(job), shares)
     if job.lost_at is not None and not job.is_preempted:

@@ -17,7 +17,7 @@ class ShrinkFacts(Value):
     """Facts of a decision which jobs shrink."""
 
     jobs: tuple[ElasticJob, ...]
-    """Each job with the sizes that it may take. Jobs that may shrink have priority 0, the others 1."""
+    """Each job with the sizes that it may take. Jobs that may shrink have priority 0, all other jobs 1."""
     nodes: int
     """Nodes that are needed."""
     waiting_id: str

@@ -3,7 +3,7 @@
     a job waits   ──▶ would it start if other jobs shrank? ──▶ the jobs that lose least shrink; none is preempted first
     no job waits  ──▶ have idle nodes paid for a resize?   ──▶ one job grows
 
-`elastic/grow_shrink.py` decides by how much a job changes and at what loss. The admission rules decide whether a job
+`elastic/grow_shrink.py` decides by how much a job changes, and at which loss. The admission rules decide whether a job
 then starts: they are applied to a fleet in which the nodes are already free. So quota, limits and nodes hold at every
 size.
 """
@@ -44,9 +44,9 @@ _MAX_HELPED = 3
 _MAX_TRIED = 12
 """Waiting jobs for which one cycle checks whether shrinking helps. Each costs one queue decision."""
 _MAX_IDLE_NODES = 256
-"""Idle nodes that are remembered: those that have been idle longest."""
+"""Maximum number of idle nodes that are remembered: the longest idle nodes."""
 _MAX_SIZES_TRIED = 12
-"""Sizes that are tried for one growth."""
+"""Maximum number of sizes that one growth tries."""
 
 NodeKind = tuple[str, str, str]
 """Cluster, pool and instance type. All nodes of an attempt are of one kind."""
@@ -64,7 +64,7 @@ def plan_resizes(
 
     Args:
         queue: The queue, with all nodes of the fleet, those reserved for replicas included.
-        decisions: About the pending jobs.
+        decisions: Decisions about the pending jobs.
         jobs: Elastic jobs that hold nodes or are changing size.
         demands: Requests of serving replicas that have no node.
         policy: The whole policy.
@@ -74,6 +74,8 @@ def plan_resizes(
 
 
 class _Planner:
+    """Plans the resizes of one cycle."""
+
     def __init__(
         self,
         queue: QueueSnapshot,
@@ -116,7 +118,7 @@ class _Planner:
     # ------------------------------------------------------------ elastic jobs
 
     def _nodes_left_by_earlier_stops(self) -> dict[str, int]:
-        """Return the nodes that each job keeps that an earlier cycle asked to stop: none, or those of its new size."""
+        """Return how many nodes each stopping job keeps: none, or the nodes of its new size."""
         nodes_by_job = {name: 0 for name in self.queue.memory.stopping if name in self.charges}
         for name, job in self.jobs.items():
             resize = job.live_resize()
@@ -307,8 +309,8 @@ class _Planner:
         """Return the jobs that may free nodes for a request, each with the sizes that it may take.
 
         A victim of the queue rules may shrink to its smallest size, or stop. A job of lower priority in the same queue
-        may shrink to its smallest size, but not stop. Every other job may release only nodes beyond the number that
-        it asked for: those were idle when it took them.
+        may shrink to its smallest size, but not stop. Every other job may release only nodes beyond its requested
+        number, because these nodes were idle before.
 
         Args:
             request: The request that waits.

@@ -73,7 +73,7 @@ def replica_requests(
 def reserve_for_replicas(
     demands: Iterable[AdmissionRequest], capacities: tuple[NodeCapacity, ...], policy: SchedulingPolicy
 ) -> tuple[NodeCapacity, ...]:
-    """Return the node capacities without those that waiting replicas will take."""
+    """Return the node capacities without the nodes that waiting replicas will take."""
     for demand in demands:
         offers = pool_fits(demand, capacities, policy)
         best = max(offers, key=lambda offer: (offer.fitting, offer.pool), default=None)
@@ -139,10 +139,10 @@ class ServingRentalPlan(NamedTuple):
     registered: ServingWorkload
     state: ServingState
     version: int = 0
-    """Of the state's row; 0 if there is none."""
+    """Version of the state's row; 0 if there is no row."""
     per_replica: int = 0
     decisions: tuple[PlacementDecision, ...] = ()
-    """A decision for each node to rent, or a single one with the reason why none is rented."""
+    """A decision for each node to rent, or a single decision with the reason why Evenkeel rents no node."""
     fits_committed: bool = False
     """Whether committed nodes can run its replicas, so that there is nothing to decide."""
 
@@ -159,7 +159,7 @@ def plan_serving_rentals(
 
     Args:
         demand: The replicas that wait.
-        states: By id: the stored state of each Deployment that has one, with its row's version.
+        states: The stored state of each Deployment, by id, with its row's version.
         context: The snapshot of the cycle. Its queue does not count: replicas take free nodes before any job.
         policy: Prices and caps.
     """

@@ -50,7 +50,7 @@ def fit_sizes(
 
     Args:
         snapshot: The queue.
-        decisions: About each pending job at the size that it asks for.
+        decisions: The decision about each pending job at its requested size.
         policy: The whole policy.
         now: The time.
         full_size_only: Jobs that wait for all their nodes, since those nodes were rented and are starting.

@@ -49,6 +49,8 @@ _MAX_CYCLES = 2000
 
 
 class _QueueDecision(NamedTuple):
+    """The Kueue decision about a head, with the state before it."""
+
     decision: CycleDecision
     before: CycleState
     """The state right before the Kueue cycle."""
@@ -67,7 +69,7 @@ def run_team_cycle(
     while True:
         answers = _TeamCycle(snapshot, policy, economy, now, last).run()
         started = {answer.job_id for answer in answers if answer.action is Action.ADMIT}
-        # A job that would start and be preempted in the same cycle is decided last: it takes what is left.
+        # A job that would start and be preempted in the same cycle is decided last. It takes the remaining nodes.
         preempted_at_once = started & {victim.job_id for answer in answers for victim in answer.victims}
         if preempted_at_once <= last:
             return answers
@@ -75,6 +77,8 @@ def run_team_cycle(
 
 
 class _TeamCycle:
+    """A scheduling cycle of a fleet with teams. The queue engine decides quota, and this class decides nodes."""
+
     def __init__(
         self,
         snapshot: QueueSnapshot,
@@ -96,7 +100,7 @@ class _TeamCycle:
         self.requests: dict[str, AdmissionRequest] = {}
         """Requests that take part in the Kueue cycles."""
         self.jobs: dict[str, short_form.ShortJob] = {}
-        """The same requests as Kueue reads them."""
+        """The requests in Kueue's form, by job id."""
         self.documents = DocumentCache()
         self.latest: dict[str, _QueueDecision] = {}
         """Job → its latest decision by quota."""
@@ -158,7 +162,8 @@ class _TeamCycle:
             return self._decide(request, hold_reason=f"Team {request.team} no longer exists.")
         queue = self.queues.by_name[request.team]
         if not queue.is_active:
-            return self._decide(request, hold_reason=f"The job's queue admits no jobs: {queue.inactive or queue.stop}.")
+            why = queue.inactive or f"an administrator set its stop policy to {queue.stop}"
+            return self._decide(request, hold_reason=f"The job's queue admits no jobs: {why}.")
         offers = self.nodes.fits(request)
         if all(offer.total_nodes < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
             return self._decide(request, offers=offers)

@@ -1,4 +1,4 @@
-"""The queues of the teams during one scheduling cycle: their use, their limits, and what a job requests of them."""
+"""The queues of the teams during one scheduling cycle: their use, their limits, and the quota that jobs request."""
 
 from collections.abc import Iterator
 from datetime import datetime

@@ -1,4 +1,4 @@
-"""Compatibility: whether a job could run on the nodes of another pool, and what would differ."""
+"""Compatibility: whether a job could run on the nodes of another pool, and the differences."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated
@@ -21,7 +21,7 @@ class PoolEnvironment(Value):
     accelerator: Word = ""
     """GPU or accelerator model, as its vendor names it: `a100`, `h100`; empty if unknown."""
     accelerator_memory_gib: float = 0
-    """Of one accelerator; 0 if unknown."""
+    """Memory of one accelerator; 0 if unknown."""
     fabric: Word = ""
     """Network between the nodes: `efa`, or empty."""
     storage: dict[Word, Line] = {}
@@ -128,7 +128,7 @@ def environment_on(
     """Return the environment on nodes of an instance type; all unknown if the type is not in the catalogue.
 
     Args:
-        instance_type: With or without `ml.`.
+        instance_type: The instance type, with or without `ml.`.
         catalogue: The catalogue of instance types.
         storage: The storage behind the claims of its cluster.
     """

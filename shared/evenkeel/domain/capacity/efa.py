@@ -52,7 +52,7 @@ def expected_interfaces(node: EfaNode, by_pool: Mapping[str, int]) -> int:
 
     Args:
         node: The node.
-        by_pool: The policy's `scheduling.efaInterfaces`: counts that differ from those of the instance type.
+        by_pool: The policy's `scheduling.efaInterfaces`: counts that differ from the instance type's.
     """
     if node.pool in by_pool:
         return by_pool[node.pool]
@@ -69,7 +69,7 @@ def interfaces_per_pod(node: EfaNode, nodes: int, accelerators: int, by_pool: Ma
         node: A node that the job may run on.
         nodes: Number of nodes of the job.
         accelerators: Accelerators of each pod.
-        by_pool: As for `expected_interfaces`.
+        by_pool: Expected interfaces by pool, as in `expected_interfaces`.
     """
     instance_type = shipped().of(node.instance_type)
     whole = instance_type.accelerators if instance_type else node.accelerators

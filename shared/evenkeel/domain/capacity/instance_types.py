@@ -1,4 +1,4 @@
-"""Instance types: what one instance has, and how much of it pods can use."""
+"""Instance types: the resources of one instance, and the share that pods can use."""
 
 import functools
 import importlib.resources
@@ -32,7 +32,7 @@ class InstanceType(Value):
     model: str = ""
     """Model of its accelerators, in lower case: `h100`, `trainium2`."""
     accelerator_memory_mib: int = Field(default=0, ge=0)
-    """Of one accelerator, as DescribeInstanceTypes states it; 0 without accelerators.
+    """Memory of one accelerator, as DescribeInstanceTypes states it; 0 without accelerators.
 
     Vendors round it: an A10G of "24 GB" has 22,888 MiB.
     """

@@ -1,4 +1,4 @@
-"""Free accelerators, CPU and memory of each node: what it offers, less what pods and charges of attempts take.
+"""Free accelerators, CPU and memory of each node: its offer, less the requests of pods and the charges of attempts.
 
     taken = max(used by live pods + charged to attempts whose pod is not there yet, charged to all attempts)
     free  = offered - taken
@@ -56,7 +56,7 @@ class NodeCapacity(Value):
         return (self.cluster, self.node_name)
 
     def why_too_small(self, wanted: Resources) -> str:
-        """Return in a few words what is not free for a pod now; empty if the pod fits."""
+        """Return in a few words the resource that a pod lacks now; empty if the pod fits."""
         return why_too_small(wanted, self.free, self.offered)
 
     def is_large_enough(self, wanted: Resources) -> bool:
@@ -83,7 +83,7 @@ def node_capacity(
     """Return the capacity of the nodes as the control planes show them, ordered by node life.
 
     Args:
-        nodes: Of the fleet.
+        nodes: All nodes of the fleet.
         taken: Amounts that are not free, by node.
         unhealthy: Nodes that need a repair and get none.
     """
@@ -96,7 +96,7 @@ def stored_capacity(
     """Return the capacity of the nodes as the last sweep stored them, ordered by node life.
 
     Args:
-        nodes: Of the fleet.
+        nodes: All nodes of the fleet.
         charged: Amounts that attempts are charged for, by node.
         unhealthy: Nodes that need a repair and get none.
     """

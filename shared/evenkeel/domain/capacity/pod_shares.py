@@ -29,9 +29,9 @@ def whole_machine(instance_type: InstanceType) -> Resources:
 
 @functools.lru_cache(maxsize=1024)
 def available_to_pods(node: Resources) -> Resources:
-    """Return what the pods of users can request of a node, after what the node's own software takes.
+    """Return the amounts of a node that users' pods can request, after the node's own software.
 
-    The same allowance as in the HyperPod command line: of 192 vCPU it leaves 179.97, of 2,048 GiB 1,890.26.
+    The allowance equals the HyperPod command line's: it leaves 179.97 of 192 vCPU, and 1,890.26 of 2,048 GiB.
     """
     cpu = Fraction(node.cpu_millis, 1000)
     memory = Fraction(node.memory_mib, _MIB_PER_GIB)
@@ -98,7 +98,7 @@ def smallest_request(wanted: Resources, nodes: Iterable[tuple[Resources, Resourc
 
     Args:
         wanted: The request. 0 CPU or memory = open.
-        nodes: Everything that each node has, and what its node object states.
+        nodes: All resources of each node, and the amounts that its node object states.
     """
     requests = [complete_request(wanted, node, stated) for node, stated in nodes if _is_large_enough(node, wanted)]
     if not requests:
@@ -121,7 +121,7 @@ class NodeShares:
     """The CPU and memory that pods request on the nodes of a fleet, wherever their jobs leave them open."""
 
     def __init__(self, capacities: Iterable[NodeCapacity], pools: Iterable[Pool] = ()) -> None:
-        """Read the amounts of the nodes, and those of pools without a node.
+        """Read the amounts of the nodes, and of pools without a node.
 
         Args:
             capacities: Nodes of the fleet.
@@ -168,7 +168,7 @@ def amounts_of(instance_type: str, stated: Resources) -> Resources:
     """Return everything that a node has: by the catalogue, else as its node object states.
 
     Args:
-        instance_type: With or without `ml.`.
+        instance_type: The instance type, with or without `ml.`.
         stated: The allocatable amounts of its node object.
     """
     known = shipped().of(instance_type)
@@ -176,7 +176,7 @@ def amounts_of(instance_type: str, stated: Resources) -> Resources:
 
 
 def expected_offer(instance_type: str, accelerators: int) -> Resources:
-    """Return what a node that does not exist yet will offer pods. CPU and memory of an unknown type are left open."""
+    """Return the amounts that a future node will offer to pods. CPU and memory of an unknown type are left open."""
     known = shipped().of(instance_type)
     usable = available_to_pods(whole_machine(known)) if known else NONE
     return usable.replace_unchecked(accelerators=accelerators)

@@ -9,7 +9,7 @@ first of these sources that exists is used:
     4. past runs of the fleet
     5. the policy's expected run time, as one value
 
-Past runs are those that lasted longer than this run has lasted already. If too few did, the run is expected to take
+Only past runs count that lasted longer than this run so far. If too few did, the run is expected to take
 half as long again.
 """
 
@@ -29,7 +29,7 @@ _VALUES = 12
 _MIDS = tuple((number + 0.5) / _VALUES for number in range(_VALUES))
 _DEVIATES = tuple(NormalDist().inv_cdf(share) for share in _MIDS)
 _STATED_SIGMA = 0.8
-"""Spread of runs around what their submissions state: within a factor of 2.2 in two of three cases."""
+"""Spread of run times around their stated run times: within a factor of 2.2 in two of three cases."""
 
 
 class PastRun(NamedTuple):
@@ -137,7 +137,7 @@ def _lognormal(median: float, sigma: float) -> list[float]:
 
 
 def _after(ordered: list[float], ran_seconds: float, usual_seconds: float, min_samples: int) -> LeftTime:
-    """Return what is left of runs that lasted longer than a time."""
+    """Return the remaining time of runs that lasted longer than a time."""
     first = bisect_right(ordered, ran_seconds)
     longer = len(ordered) - first
     if longer < min_samples:

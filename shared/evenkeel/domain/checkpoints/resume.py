@@ -20,7 +20,7 @@ class CheckpointRules(Value):
     """Requirements of a job for the checkpoint that it resumes from."""
 
     distrust: tuple[Distrust, ...] = ()
-    """Distrust of earlier faults. A covered checkpoint is rejected; all others must meet its requirement."""
+    """Distrust of earlier faults. A covered checkpoint is rejected; all other checkpoints must meet its requirement."""
     accepts_convention: bool = False
     """Whether `COMPLETE_BY_CONVENTION` is enough if no fault requires more."""
     damaged: frozenset[CheckpointRef] = frozenset()

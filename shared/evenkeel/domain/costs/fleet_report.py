@@ -43,7 +43,7 @@ class DurationPercentiles(Value):
     """Cases without a known duration. They are in no figure."""
     p50_seconds: float | None
     p99_seconds: float | None
-    """Of fewer than 100 cases, the longest."""
+    """With fewer than 100 cases, the longest case."""
     max_seconds: float | None
 
 
@@ -83,7 +83,7 @@ class NodeFailures(Value):
     is_above_fleet: bool
     """Whether fewer than one fleet in 20 of this size would show such a node by chance, at the rate of the fleet."""
     gpu_hours: float
-    """Lost by the incidents that it owns."""
+    """Loss by the incidents that the pool or node owns."""
     usd_micros: int | None
 
 
@@ -111,7 +111,7 @@ class EffectiveTrainingTime(Value):
 
 
 class Improvement(Value):
-    """A change, and what it would have been worth in the window, at most."""
+    """A change, and the most that it could have saved in the window."""
 
     change: str
     worth_gpu_hours: float
@@ -395,6 +395,8 @@ def _effective(all_nodes: PoolTime, lost: float) -> EffectiveTrainingTime:
 
 
 class _Lever(NamedTuple):
+    """A change of the fleet that would save GPU-hours."""
+
     change: str
     stages: tuple[Stage, ...]
     share: float

@@ -1,4 +1,4 @@
-"""The receipt of an incident: what its jobs lost, the time of its node, what was expected, and what was saved."""
+"""The receipt of an incident: the loss of its jobs, the time of its node, the forecast, and the savings."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -31,17 +31,17 @@ class NodeOutage(Value):
     seconds: float | None
     """Null: unknown, or there was none."""
     counted_with_jobs_seconds: float
-    """Of these, the seconds that the interruptions of its jobs lost, too. They are in no sum here."""
+    """Part of these seconds that its jobs' interruptions count as lost. No sum here includes it."""
     gpus: int | None
     """Null: the type of the node is unknown."""
     gpu_hours: float | None
-    """Without those that count with the jobs."""
+    """GPU-hours that do not already count with the jobs."""
     usd_micros: int | None
     why_unknown: str = ""
 
 
 class WeighedOption(Value):
-    """An option of a decision about a job: the forecast, and what came of the chosen one."""
+    """An option of a decision about a job: the forecast, and the result of the chosen option."""
 
     job_id: str
     decision_id: str
@@ -49,7 +49,7 @@ class WeighedOption(Value):
     is_chosen: bool
     expected_seconds: float | None
     actual_seconds: float | None
-    """Of the chosen option, from the decision until every pod ran, and the repeated work; null if not known."""
+    """Time of the chosen option: from the decision until every pod ran, plus the repeated work; null if unknown."""
     expected_gpu_hours: float | None
     expected_usd: float | None
     why_not: str
@@ -72,7 +72,7 @@ class IncidentReceipt(Value):
     """Jobs on the node that no end of an attempt interrupted so far."""
     node: NodeOutage
     lost: ReceiptTotal
-    """Of the owned interruptions."""
+    """Loss of the interruptions that this incident owns."""
     total_gpu_hours: float
     """Lost by jobs, and of the node beside them. A lower bound if anything is unknown."""
     total_usd_micros: int | None
@@ -141,7 +141,7 @@ def incident_receipt(
 
 _NOTES = (
     "While a job stands still, all its GPUs count as lost, also where other jobs use them.",
-    "Restoring the checkpoint is not recorded, so the time until the job trained again is in no sum.",
+    "Evenkeel does not record how long restoring the checkpoint takes, so no sum includes this time.",
 )
 
 
@@ -154,7 +154,7 @@ def node_outage(
         incident: The incident.
         with_jobs: Spans that the interruptions of its jobs lost.
         gpus: GPUs of the node; None if unknown.
-        price: Of a GPU-hour of the node; None if unknown.
+        price: Price of a GPU-hour of the node; None if unknown.
         now: The time.
     """
     stages = incident.stages
@@ -227,7 +227,7 @@ def _options(decisions: Iterable[Decision], found: Sequence[InterruptionReceipt]
 
 
 def _actual(receipt: InterruptionReceipt | None, decided_at: datetime) -> float | None:
-    """Return what the forecast of a decision was about: the time until every pod ran, and the repeated work."""
+    """Return the actual values of a forecast: the time until every pod ran, and the repeated work."""
     if receipt is None or receipt.resumed_by_attempt is None:
         return None
     repeated = receipt.seconds_of(Stage.REPEATED_WORK)

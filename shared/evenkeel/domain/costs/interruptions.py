@@ -110,6 +110,8 @@ def _was_interrupted(job: Job, attempt: Attempt, later: Sequence[Attempt]) -> bo
 
 
 class _TimeLine(NamedTuple):
+    """The recorded instants of one interruption, in order of time."""
+
     start: datetime | None
     """None: the resume point is unknown."""
     start_record: str

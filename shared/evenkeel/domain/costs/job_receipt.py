@@ -21,7 +21,7 @@ from evenkeel.domain.values import Instant, Value
 
 
 class JobTimeBucket(StrEnum):
-    """Where the time of a job went. Every second is in exactly one bucket."""
+    """Use of a job's time. Every second is in exactly one bucket."""
 
     PRODUCTIVE = "PRODUCTIVE"
     """Running, and the work was kept. Saving and restoring checkpoints is in it, because nothing records them."""
@@ -41,7 +41,7 @@ class BucketTime(Value):
     bucket: JobTimeBucket
     seconds: float
     share: float | None
-    """Of the elapsed time; null if no time has elapsed."""
+    """Share of the elapsed time; null if no time has elapsed."""
     gpu_hours: float
     usd_micros: int | None
 
@@ -68,7 +68,7 @@ def job_receipt(
 ) -> JobReceipt:
     """Return the receipt of a job's whole life so far.
 
-    The same records give the same receipt, in any order. A late record changes it: nothing is stored.
+    Equal records give an equal receipt, in any order. A late record changes it: nothing is stored.
 
     Args:
         job: The job.
@@ -96,7 +96,7 @@ def job_receipt(
 
 
 NOTES = (
-    "Restoring and saving checkpoints is not recorded. Its time is in PRODUCTIVE and in no loss.",
+    "Evenkeel does not record how long restoring and saving checkpoints takes. This time counts as PRODUCTIVE.",
     "While a job stands still, all its GPUs count as lost, also where other jobs use them.",
 )
 

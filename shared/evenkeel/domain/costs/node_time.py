@@ -24,7 +24,7 @@ class NodeUse(StrEnum):
     LOST = "LOST"
     """A job ran, and a failure made it lose this work; or it drained or started after a failure."""
     INTERRUPTED = "INTERRUPTED"
-    """The same after a request: preempted, resized, moved, drained or suspended."""
+    """A job lost this work after a request: preempted, resized, moved, drained or suspended."""
     STARTING = "STARTING"
     """An attempt was admitted and its pods did not all run yet."""
     IN_REPAIR = "IN_REPAIR"
@@ -71,9 +71,9 @@ class UseTime(Value):
     use: NodeUse
     gpu_hours: float
     share: float | None
-    """Of all GPU time; null if there is none."""
+    """Share of all GPU time; null if there is no GPU time."""
     usd_micros: int | None
-    """Null: part of it has no price. Of rented nodes null: the rental has their cost."""
+    """Null: part of it has no price. Null for rented nodes, whose cost is in the rental."""
 
 
 class PoolTime(Value):
@@ -94,6 +94,8 @@ class PoolTime(Value):
 
 
 class _UseTotals:
+    """GPU time and cost of a group of nodes, by use."""
+
     def __init__(self) -> None:
         self.gpu: dict[NodeUse, int] = dict.fromkeys(NodeUse, 0)
         self.usd: dict[NodeUse, int | None] = dict.fromkeys(NodeUse, 0)

@@ -1,4 +1,4 @@
-"""The price of each attempt and node: what it was at its admission, with its origin. An unknown price is never zero."""
+"""The price of each attempt and node at its admission, with its origin. An unknown price is never zero."""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta

@@ -70,7 +70,7 @@ class ReceiptPart(Value):
     """Lost seconds; null if a border is unknown. Seconds of an earlier interruption do not count."""
     started_at: Instant | None
     ended_at: Instant | None
-    """Null: unknown. Of a stage that still lasts, the time of the receipt."""
+    """Null: unknown. For a stage that still lasts, the time of the receipt."""
     from_record: str
     """The record of the beginning."""
     to_record: str
@@ -104,7 +104,7 @@ class ReceiptTotal(Value):
 
     @property
     def is_lower_bound(self) -> bool:
-        """Whether something that is unknown is missing in the sum."""
+        """Whether the sum excludes an unknown part."""
         return bool(self.unknown_stages) or self.unpriced_gpu_hours > 0
 
 
@@ -118,7 +118,8 @@ class InterruptionReceipt(Value):
     """Null: no later attempt runs."""
     cause: InterruptionCause
     incident_ids: tuple[str, ...] = ()
-    """The incidents that name this attempt. The first one owns the loss; the others do not count it again."""
+    """The incidents that name this attempt. The first incident owns the loss; the other incidents do not count it
+    again."""
     reason: Sentence = ""
     interrupted_at: Instant
     """When the attempt had ended."""
@@ -127,7 +128,7 @@ class InterruptionReceipt(Value):
     pool: str
     instance_type: str
     price: GpuPrice | None
-    """Of the interrupted attempt; null if unknown."""
+    """Price of the interrupted attempt; null if unknown."""
     resumed_step: int | None
     """Step of the checkpoint that the job resumed from; null if there is none, or it is not known yet."""
     parts: tuple[ReceiptPart, ...]
@@ -160,7 +161,7 @@ def cost_micros(gpu_micros: int, price: GpuPrice | None) -> int | None:
 
     Args:
         gpu_micros: GPUs times microseconds.
-        price: Of a GPU-hour.
+        price: Price of a GPU-hour.
     """
     if price is None:
         return None

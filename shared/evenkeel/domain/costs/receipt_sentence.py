@@ -8,7 +8,7 @@ _MIN_SHOWN_SECONDS = 1
 
 
 def incident_sentence(receipt: IncidentReceipt) -> str:
-    """Return what an incident cost."""
+    """Return a sentence about the cost of an incident."""
     if not receipt.jobs:
         shared = " The loss of its jobs is counted in another incident." if receipt.shared else ""
         return f"Receipt: no job lost time by this incident.{shared}"
@@ -17,7 +17,7 @@ def incident_sentence(receipt: IncidentReceipt) -> str:
 
 
 def interruption_sentence(receipt: InterruptionReceipt) -> str:
-    """Return what one interruption of a job cost, by stage."""
+    """Return a sentence about the cost of one interruption of a job, by stage."""
     stages = ", ".join(
         f"{plain(part.stage)} {_exact(part.seconds)}"
         for part in receipt.parts

@@ -42,13 +42,13 @@ class RecoveryBaseline(StrEnum):
 
 
 class EstimatedSaving(Value):
-    """An estimate of what Evenkeel saved against one other way. Negative: the other way would have been faster."""
+    """An estimate of the savings against one other way of recovery. Negative: the other way would have been faster."""
 
     instead_of: RecoveryBaseline
     is_estimate: bool = True
     """Always true."""
     low_standstill_seconds: float | None
-    """Of the other way; null if nothing is claimed."""
+    """Standstill without Evenkeel; null if nothing is claimed."""
     high_standstill_seconds: float | None
     low_saved_seconds: float | None
     high_saved_seconds: float | None
@@ -91,7 +91,7 @@ def _why_unknown(way: RecoveryBaseline, lost: InterruptionReceipt, owner: Incide
     if not has_acted(owner):
         return "Evenkeel did not act on this incident, so it saved nothing."
     if not lost.is_over or lost.resumed_by_attempt is None:
-        return "The job does not run again yet, so its standstill is not known."
+        return "The job has not resumed yet, so the length of its standstill is unknown."
     if way is RecoveryBaseline.HYPERPOD_UNCHANGED and not lost.instance_type.startswith(_HYPERPOD):
         return "HyperPod does not manage this node, so it would not have repaired it."
     return ""
@@ -134,7 +134,7 @@ _FIGURES = ("standstill_seconds", "saved_seconds", "saved_gpu_hours", "saved_usd
 
 
 def _published(way: RecoveryBaseline, nodes: int) -> tuple[float, float, float, str]:
-    """Return the low and the high end of a standstill, its resume stage, and what they assume."""
+    """Return the low and the high end of a standstill, its resume stage, and the assumptions."""
     if way is RecoveryBaseline.MANUAL:
         cause, replace, resume = (60.0 * minutes for minutes in TABLE_3["without HyperPod"][:3])
         text = "10 min to find the cause, 240 min to replace, 30 min to resume (AWS's article, Table 3). No interval."
@@ -161,7 +161,7 @@ class SavedSum(Value):
     """Null: nothing is claimed."""
     high_saved_gpu_hours: float | None
     low_saved_usd_micros: int | None
-    """Null also if one of the claimed has no price."""
+    """Null also if one claimed interruption has no price."""
     high_saved_usd_micros: int | None
     assumptions: tuple[str, ...]
     reasons: dict[str, int]

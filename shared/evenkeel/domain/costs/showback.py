@@ -20,7 +20,7 @@ class ChargeKind(StrEnum):
     """The kind of a row."""
 
     USE = "USE"
-    """GPU time that attempts held. Of rented nodes it costs nothing here."""
+    """GPU time that attempts held. It costs nothing here on rented nodes."""
     RENT = "RENT"
     """Bills of rentals. Their GPU time is in the rows of USE."""
 

@@ -114,7 +114,7 @@ def lost_work_seconds(interval_seconds: float, write_seconds: float, mtbf_second
     return mtbf_seconds - (cycle / math.expm1(ratio) if ratio < 700 else 0.0)
 
 
-_HOPELESS = "Saves take so long that the job fails before it ends one: at no interval does it progress."
+_HOPELESS = "The job fails before a save ends, so it makes no progress at any interval."
 
 
 class IntervalChoice(Value):

@@ -55,7 +55,7 @@ class HourlyDemand(Value):
 
     hours: tuple[float, ...]
     unknown_hours: int = 0
-    """Hours between the first and the last that have no figure."""
+    """Hours without a figure, between the first and the last hour."""
     note: str = ""
 
 
@@ -119,11 +119,11 @@ class CommitmentAdvice(Value):
     peak_units: int
     mean_units: float
     best: CommitmentCost
-    """With the units whose demand share is above the break-even share."""
+    """Cost if all units with a demand share above the break-even share are committed."""
     nothing_committed: CommitmentCost
     peak_committed: CommitmentCost
     present: CommitmentCost | None
-    """With the units that are committed now; null if unknown."""
+    """Cost with the units that are committed now; null if unknown."""
     units: tuple[UnitAdvice, ...]
     notes: tuple[str, ...]
 
@@ -137,7 +137,8 @@ def advise_commitment(
         demand: Demand by the hour.
         terms: Prices of a unit.
         committed_units: Units that are committed now; None if unknown.
-        accelerators_per_unit: If the demand is in accelerators, those of a node. Part of a node counts as one.
+        accelerators_per_unit: If the demand is in accelerators, the accelerators of a node. Part of a node counts as
+            one.
 
     Raises:
         WrongFigure: a figure cannot be used, or there is no hour of demand.
@@ -169,7 +170,7 @@ def advise_commitment(
                 None,
                 (
                     demand.note,
-                    "The demand of the past is taken for the demand of the future.",
+                    "Future demand is assumed to equal past demand.",
                     "A committed unit is paid every hour, and a rented unit only in hours with demand.",
                     "Broken units are priced by their availability."
                     if terms.reserved_availability < 1 or terms.on_demand_availability < 1

@@ -1,4 +1,4 @@
-"""Whether checkpoints in memory survive: N machines in groups of m keep each other's copies, and k are lost at once.
+"""Whether checkpoints in memory survive: N machines in groups of m keep copies; k machines are lost.
 
 A checkpoint is lost if all m machines of a group are lost. By inclusion and exclusion over the lost groups:
 
@@ -76,8 +76,8 @@ def recoverable_sets(machines: int, group_size: int, lost_machines: int) -> int:
 def ring_recoverable_sets(machines: int, group_size: int, lost_machines: int) -> int:
     """Count the sets of lost machines without `group_size` neighbours in a row on a ring.
 
-    The kept machines cut the ring into gaps of 0 to `group_size` - 1 lost machines. With n kept machines, the gaps are
-    the solutions of g1 + ... + gn = lost. Each arrangement is counted from each kept machine: N/n of them are distinct.
+    The kept machines cut the ring into gaps of 0 to `group_size` - 1 lost machines. With n kept machines, each set of
+    gaps solves g1 + ... + gn = lost. Each arrangement is counted from each kept machine: N/n of them are distinct.
     """
     kept = machines - lost_machines
     if kept == 0:

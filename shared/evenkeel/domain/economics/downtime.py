@@ -66,16 +66,16 @@ def shrink_downtime_seconds(
 
 
 class Saving(Value):
-    """The saving of a shorter downtime on one run. Null: one of the runs never ends."""
+    """The saving of a shorter downtime on one run. Null if one of the runs never ends."""
 
     model: DowntimeModel
     saved_days: float | None
     saved_share: float | None
-    """Of the time with the longer downtime."""
+    """Share of the time with the longer downtime."""
 
 
 def saving(longer: "RunTime", shorter: "RunTime") -> Saving:
-    """Return what a shorter downtime saves on the same run."""
+    """Return the savings of a shorter downtime on the same run."""
     if longer.days is None or shorter.days is None:
         return Saving(model=longer.model, saved_days=None, saved_share=None)
     days = longer.days - shorter.days

@@ -53,9 +53,9 @@ class GroupForecast(Value):
     """False: jobs of this size never end."""
     ettr: float | None
     downtime_hours_per_month: float | None
-    """Of each job: from failures until training goes on."""
+    """Hours of each job from failures until training resumes."""
     lost_work_hours_per_month: float | None
-    """Of each job: repeated steps and saves. Null without a checkpoint interval."""
+    """Hours of each job for repeated steps and saves. Null without a checkpoint interval."""
     lost_gpu_hours_per_month: float | None
     spare_gpu_hours_per_month: float
     usd_per_month: float | None
@@ -99,7 +99,7 @@ class FleetForecast(Value):
 
 
 def forecast_fleet(request: FleetRequest) -> FleetForecast:
-    """Return what failures cost in a month for each way of recovery, and what each change is worth."""
+    """Return the monthly cost of failures for each way of recovery, and the value of each change."""
     ways = {name: _rows(request, way_of) for name, way_of in _WAYS.items()}
     return FleetForecast(
         name=request.name,
@@ -287,7 +287,7 @@ def _unknown(way: Way, group: ForecastGroup, end: str, spare_hours: float) -> Gr
 
 
 def _sum(rows: Iterable[GroupForecast], end: str, field: str) -> float | None:
-    """Return the sum over the groups at one end; None if one is unknown."""
+    """Return the sum over the groups at one end; None if one value is unknown."""
     values = [getattr(row, field) for row in rows if row.end == end]
     return None if None in values else math.fsum(values)
 

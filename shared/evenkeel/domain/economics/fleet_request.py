@@ -39,14 +39,14 @@ class ForecastGroup(FigureDocument):
     low_failures_per_node_hour: float | None = Field(default=None, ge=0, le=1)
     high_failures_per_node_hour: float | None = Field(default=None, ge=0, le=1)
     spares: int = Field(default=0, ge=0, le=10_000)
-    """Idle nodes kept for failures, paid like the others. Only committed groups keep spares."""
+    """Idle nodes kept for failures, paid like all other nodes. Only committed groups keep spares."""
     replace_seconds: float | None = Field(default=None, ge=0, le=31_536_000)
-    """Time until another node is there, where this group differs, such as the launch of an on-demand node."""
+    """Time until a replacement is Ready, if this group differs; for example the launch of an on-demand node."""
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         if self.job_nodes is not None and self.job_nodes > self.nodes:
-            raise ValueError(f"has jobs of {self.job_nodes} nodes (jobNodes), but only {self.nodes} nodes")
+            raise ValueError(f"jobNodes is {self.job_nodes}, but the group has {self.nodes} nodes")
         if (self.failures is None) is not (self.node_hours is None):
             raise ValueError("needs failures and nodeHours together")
         if self.failures is not None and self.failures_per_node_hour is not None:
@@ -104,7 +104,7 @@ class FleetRequest(FigureDocument):
     name: Name = "fleet"
     hours_per_month: float = Field(default=730.0, gt=0, le=744)
     confidence: float = Field(default=0.95, gt=0, lt=1)
-    """Of the intervals of counted rates."""
+    """Confidence of the intervals of counted rates."""
     downtime_model: DowntimeModel = DowntimeModel.RENEWAL
     groups: tuple[ForecastGroup, ...] = Field(min_length=1)
     checkpoint: CheckpointTimes | None = None

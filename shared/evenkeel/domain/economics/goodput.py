@@ -16,7 +16,7 @@ _TOLERANCE_SECONDS = 1e-6
 
 
 class Bucket(StrEnum):
-    """Where time goes that is no productive step."""
+    """Kinds of time that is not a productive step."""
 
     TPU_INITIALIZATION = "TPU_INITIALIZATION"
     """Start of the accelerators, GPUs included."""
@@ -58,13 +58,13 @@ class BucketShare(Value):
     bucket: Bucket
     seconds: float
     share: float
-    """Of the elapsed time."""
+    """Share of the elapsed time."""
     is_added: bool
     """False: it overlaps with steps."""
 
 
 class Goodput(Value):
-    """Where the time of a job went. Productive time and the added buckets sum to the elapsed time."""
+    """Use of a job's time. Productive time and the added buckets sum to the elapsed time."""
 
     elapsed_seconds: float
     productive_seconds: float

@@ -69,8 +69,8 @@ class EconomyPolicy(Section):
     """Prices of accelerator time, and durations to expect if there are too few measurements."""
 
     prices: tuple[SitePrice, ...] = ()
-    """The site's dated prices: discounts, Savings Plans, capacity blocks, commitments. Of several, the price for the
-    pool is used, then the latest."""
+    """The site's dated prices: discounts, Savings Plans, capacity blocks, commitments. If several prices match, the
+    price for the pool is used, then the latest."""
     usd_per_accelerator_hour: dict[Word, Usd] = {}
     """The site's price by instance type, with `ml.` for HyperPod, without a date."""
     other_usd_per_accelerator_hour: Usd | None = None

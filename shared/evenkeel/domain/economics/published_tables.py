@@ -71,12 +71,12 @@ class Cell(Value):
     unit: str
     printed: float | None
     correct: float
-    """As printed if that is right, rounded in the same way; otherwise what the cell should say."""
+    """The printed value if it is right, rounded in the same way; otherwise the corrected value."""
     exact: float
     """Unrounded, by the closed form."""
     second_derivation: float
     standard_error: float
-    """Of the second derivation; 0 if it uses no random numbers."""
+    """Standard error of the second derivation; 0 if it uses no random numbers."""
     agrees: bool
     """Whether both derivations agree, within four standard errors where random numbers are used."""
     verdict: CellCheck
@@ -112,6 +112,8 @@ _EXACT = _Rule(CellCheck.EXACT, float)
 
 
 class _Place(NamedTuple):
+    """A cell of a published table."""
+
     table: str
     row: str
     column: str

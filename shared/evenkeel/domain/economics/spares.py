@@ -60,7 +60,7 @@ class SpareCost(Value):
 
     spares: int
     no_spare_probability: float
-    """With each failure ordering one node."""
+    """Result if each failure orders one node."""
     no_spare_probability_without_backorder: float
     """Erlang's loss formula."""
     mean_downtime_seconds: float
@@ -129,7 +129,7 @@ class RepairShop(Value):
     spares: int
     repairers: int
     broken_probabilities: tuple[float, ...]
-    """Of 0, 1, … broken machines, at a random time."""
+    """Probability of 0, 1, … broken machines, at a random time."""
     mean_broken: float
     mean_waiting_for_a_repairer: float
     enough_nodes_probability: float
@@ -179,7 +179,7 @@ def repair_shop(
         mean_broken=math.fsum(n * p for n, p in enumerate(states)),
         mean_waiting_for_a_repairer=math.fsum(max(0, n - crew) * p for n, p in enumerate(states)),
         enough_nodes_probability=enough,
-        # Of the states in which the job runs alone: their share of all states may be too small for a float.
+        # Relative to the states in which the job runs: their share of all states may be too small for a float.
         no_spare_probability=_shares(logs[: spares + 1])[spares] if len(logs) > spares else 0.0,
         mean_nodes_short=math.fsum(max(0, n - spares) * p for n, p in enumerate(states)),
     )

@@ -178,7 +178,7 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
             reason=f"{_nodes_are(nodes)} needed, but jobs of lower priority hold {nodes - short}. No job is stopped.",
             short=short,
         )
-    # As few jobs as possible are stopped, those that lose least first. All other jobs that can shrink do so.
+    # As few jobs as possible are stopped, first the jobs that lose least. All other jobs that can shrink do so.
     victims.sort(key=lambda job: (job.lost_gpu_seconds(usual, is_killed=True), job.job_id))
     is_preemptable = [job for job in victims if job.is_preemptable]
     for count in range(1, len(is_preemptable) + 1):
@@ -199,7 +199,8 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
 
 
 _MAX_SETS = 256
-"""Sets of jobs to stop that are compared, those with the smallest single losses first. This bounds the time."""
+"""Maximum number of compared sets of jobs to stop, first the sets with the smallest single losses. This bounds the
+time."""
 _MAX_EXHAUSTIVE = 10
 """Candidates up to which every set is compared. With more, jobs are added by loss per node until they are enough."""
 
@@ -292,7 +293,7 @@ class NodeLossFacts(Value):
     """Facts of a decision about an elastic job that lost nodes."""
 
     job: ElasticJob
-    """The job at the size that it had."""
+    """The job at its earlier size."""
     lost_nodes: int
     spares: int
     lost_at: Instant

@@ -1,7 +1,7 @@
 """The status of a job that Kueue admits, read from its Workload.
 
 If Kueue is the authority, Evenkeel has no quota of its own. It creates a suspended Kubernetes Job and follows Kueue.
-Condition types and reasons are those of `apis/kueue/v1beta2/workload_types.go`; v1beta1 has the same. A newer Kueue
+Condition types and reasons follow `apis/kueue/v1beta2/workload_types.go`; v1beta1 has the same. A newer Kueue
 gives specific reasons (`WaitingForQuota`) where an older one gives `Pending`.
 """
 

@@ -1,4 +1,4 @@
-"""Unmanaged workloads: pods that Evenkeel did not start, and what it may do with them."""
+"""Unmanaged workloads: pods that Evenkeel did not start, and the actions that it may take on them."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -46,7 +46,7 @@ class ManagedKind(StrEnum):
 
 
 class OwnershipClaim(Value):
-    """Which attempt, rental or check a pod claims by its labels.
+    """The attempt, rental or check that a pod claims by its labels.
 
     Any user may write labels: `services/recovery/unmanaged_pods.py` compares the claim with the ledger.
     """

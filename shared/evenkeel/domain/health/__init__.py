@@ -1,1 +1,1 @@
-"""Faults, the catalogue that says what they call for, and the incidents they open."""
+"""Faults, the catalogue of their recoveries, and the incidents that they open."""

@@ -167,7 +167,7 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
 
 
 def _look_up_all(reports: Iterable[Signal | Recurrence], catalogue: FaultCatalogue) -> dict[str, Fault]:
-    """Return each fault that the signals or recurrences name, by the key that they report."""
+    """Return each fault that a signal or recurrence names, by the reported key."""
     return {key: catalogue.look_up(key) for key in dict.fromkeys(report.fault_key for report in reports)}
 
 
@@ -199,7 +199,7 @@ def _most_specific(faults: Sequence[Fault]) -> tuple[Fault, ...]:
 
 
 def _refines(exact: Fault, vague: Fault) -> bool:
-    """Whether one fault describes more exactly what the other fault reports.
+    """Whether one fault is a more exact description of the other fault.
 
     Source: a HyperPod event gives only a fault type; the Xid gives the fault itself. Xid 171 and 172 locate the memory
     error of Xid 48. An SXid names the link of Xid 74. Xid 154 and a NotReady node have another fault as their cause.
@@ -259,7 +259,7 @@ def checkpoint_trust_of(incident: Incident, catalogue: FaultCatalogue) -> tuple[
 
 
 def add_cleared_fault(cleared_faults: Iterable[ClearedFault], new: ClearedFault) -> tuple[ClearedFault, ...]:
-    """Return the cleared faults with a new one added. Of two reports of one fault by one source, keep the later."""
+    """Return the cleared faults with a new one added. Keep the later of two reports of one fault by one source."""
     same = [fault for fault in cleared_faults if (fault.fault_key, fault.source) == (new.fault_key, new.source)]
     other_faults = (fault for fault in cleared_faults if fault not in same)
     last = max((new, *same), key=lambda fault: fault.at)

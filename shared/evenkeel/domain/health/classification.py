@@ -15,7 +15,7 @@ class ClassifiedFact(NamedTuple):
     fact: NodeFact
     affected: AffectedNode
     fault: Fault
-    """The fault with the site's overrides. Without meaning unless the fact is `FAULT`."""
+    """The fault with the site's overrides. Meaningful only if the fact is `FAULT`."""
 
     @classmethod
     def of(cls, fact: NodeFact, affected: AffectedNode, catalogue: FaultCatalogue) -> Self:

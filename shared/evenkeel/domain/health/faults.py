@@ -23,7 +23,7 @@ from evenkeel.domain.values import StrictValue, Value
 
 
 class CheckpointTrust(StrEnum):
-    """Which checkpoints stay trusted after a fault, strictest last."""
+    """Checkpoints that stay trusted after a fault, strictest rule last."""
 
     TRUSTED = "trusted"
     SUSPECT_SINCE_FIRST_SIGNAL = "suspect_since_first_signal"
@@ -299,7 +299,7 @@ class FaultCatalogue(Mapping[str, Fault]):
         return by_code[0] if len(by_code) == 1 else None
 
     def nearest(self, code: str, at_most: int = 5) -> tuple[str, ...]:
-        """Return the keys that are spelled most like a code, best match first."""
+        """Return the keys most similar to a code, best match first."""
         plain = _plain(code)
         names = {_plain(key): key for key in self._faults} | {
             _plain(key.partition(":")[2]): key for key in self._faults

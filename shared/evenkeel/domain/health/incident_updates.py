@@ -152,7 +152,7 @@ def _updated_recurrences(
     incident_id: str,
     histories: Mapping[str, FaultHistory],
 ) -> tuple[Recurrence, ...]:
-    """Return the known recurrences and that of this fact. For each fault, keep the highest count."""
+    """Return the known recurrences and the recurrence of this fact. For each fault, keep the highest count."""
     ordered = [history for history_key, history in sorted(histories.items())]
     new_recurrence = find_recurrence(report, ordered, incident_id=incident_id)
     if new_recurrence is None:

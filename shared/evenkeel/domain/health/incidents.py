@@ -105,7 +105,7 @@ class NodeBranchResult(StrEnum):
 
 
 class IncidentState(StrEnum):
-    """Where an incident stands. OPEN, RECOVERING and BLOCKED are open; the other states are settled."""
+    """State of an incident. OPEN, RECOVERING and BLOCKED are open; the other states are settled."""
 
     OPEN = "OPEN"
     """Recorded; its workflow has not begun."""
@@ -136,8 +136,8 @@ OPEN_STATES = (IncidentState.OPEN, IncidentState.RECOVERING, IncidentState.BLOCK
 LIST_ORDER = (*OPEN_STATES, IncidentState.RECOVERING, *(state for state in IncidentState if state.is_settled))
 """The order in which a list reads the states, one after another.
 
-It misses no incident that changes its state meanwhile: a state follows those that lead to it. BLOCKED and RECOVERING
-lead to each other, so RECOVERING is read twice.
+It misses no incident that changes its state meanwhile, because each state comes after its earlier states. BLOCKED and
+RECOVERING lead to each other, so RECOVERING is read twice.
 """
 
 
@@ -156,7 +156,7 @@ class RepairProgress(Value):
     """A step of a repair that the provider reported."""
 
     code: str
-    """As in `NodeFact.code`."""
+    """Fault code, as in `NodeFact.code`."""
     at: Instant
     instance_id: str
     """The reported node: after a replacement, its successor."""

@@ -114,7 +114,7 @@ def join_or_open(
 def _duplicate_or_stale(
     fact: NodeFact, known_id: str, last: LastIncident | None, current: Incident | None
 ) -> IntakeDecision | None:
-    """Return the decision on a recorded fact, or on a fact from before the node's return; None for all others."""
+    """Return the decision on a recorded fact, or on a fact from before the node's return; None for all other facts."""
     if last and last.is_replaced:
         return IntakeDecision(action=IntakeAction.STALE, reason=f"{last.incident_id} replaced the node.")
     returned_at = last.returned_at if last else None

@@ -1,4 +1,4 @@
-"""Policy sections for watching the clusters and for the age of what each source reports."""
+"""Policy sections for watching the clusters, and for the maximum age of each source."""
 
 from pydantic import Field
 
@@ -48,7 +48,7 @@ class SourcePolicy(Section):
     waits_seconds: Seconds = 300
     """A check of everything that workflows wait for."""
     sweep_seconds: Seconds = 600
-    """A step of the sweeper."""
+    """A step of the sweep."""
 
     def threshold_seconds(self, kind: str) -> int:
         """Return the threshold of a kind of source, such as `kubernetes-list`."""

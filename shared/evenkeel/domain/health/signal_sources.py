@@ -1,4 +1,4 @@
-"""The sources of signals: what people read of each, and what it says about a node that Evenkeel does not know."""
+"""The sources of signals: the display name of each, and its meaning for a node that Evenkeel does not know."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -106,7 +106,7 @@ class PodAllowance(Section):
     max_scratch_gib: int = Field(0, ge=0, le=MAX_SCRATCH_GIB)
     """Maximum size of all scratch folders of one pod, in GiB."""
     max_huge_pages_mib: int = Field(0, ge=0, le=MAX_HUGE_PAGES_MIB)
-    """Maximum size of the huge pages that one pod requests besides those of EFA, in MiB."""
+    """Maximum size of the huge pages that one pod requests, in MiB, in addition to EFA's huge pages."""
 
     @model_validator(mode="after")
     def _claims_are_distinct(self) -> Self:

@@ -61,7 +61,7 @@ class Attempt(Value):
     local_queue: str = ""
     """Kueue's LocalQueue that received the attempt; empty if Evenkeel admitted it."""
     nodes: tuple[NodeLife, ...]
-    """Nodes of the attempt; its pods may run on no others. Empty until the pods run if Kueue admits."""
+    """Nodes of the attempt. Its pods may run only on these nodes. Empty until the pods run if Kueue admits."""
     node_names: tuple[str, ...]
     size: int = 0
     """Pods of its gang, one for each node; 0 in an attempt older than elastic jobs (see `ranks`)."""
@@ -105,11 +105,11 @@ class Attempt(Value):
 
     @property
     def charged_since(self) -> datetime | None:
-        """Since when it uses what it is charged for; None if Kueue admits and its pods were not seen running."""
+        """Start of its charged use; None if Kueue admits and its pods were not seen running."""
         return self.running_at if self.local_queue else self.admitted_at
 
     def nodes_in(self, workload: "ObservedWorkload") -> tuple[str, ...]:
-        """Return its nodes: those of its admission, else those of its pods."""
+        """Return its nodes: from its admission, else from its pods."""
         return self.node_names or tuple(dict.fromkeys(pod.node_name for pod in workload.pods if pod.node_name))
 
     def owns(self, workload: "ObservedWorkload") -> bool:

@@ -236,7 +236,7 @@ def _exit_text(pod: ObservedPod) -> str:
 
 
 def without_blame(ending: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]) -> AttemptEnd:
-    """Return the end without blame for the job if one of its nodes is lost or faulty: the whole gang ends with it.
+    """Return the end without blame for the job if one of its nodes is lost or faulty, because the whole gang then ends.
 
     An attempt that never ran for this reason counts as LOST, so its job keeps its place and does not pause.
     """

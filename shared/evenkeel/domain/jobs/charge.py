@@ -96,7 +96,7 @@ def charged_resources(
     """Return the amounts of each node that attempts are charged for.
 
     Args:
-        charges: Of the attempts.
+        charges: Charges of the attempts.
         started: Pods to leave out, by cluster, node name, job and attempt.
     """
     return sum_by_place(
@@ -114,7 +114,7 @@ def resources_taken(
 
     Args:
         in_use: Requests of live pods, unmanaged pods included.
-        charges: Of all attempts that are not settled.
+        charges: Charges of all unsettled attempts.
         workloads: Pods of attempts, with the name of their cluster.
     """
     held = tuple(charges)

@@ -1,4 +1,4 @@
-"""Checks a job against what its team allows in pods. Pure."""
+"""Check a job against its team's rules for pods. Pure."""
 
 from collections.abc import Iterable, Iterator
 

@@ -21,7 +21,7 @@ class ImportedTypes(Value):
     quotas: dict[str, Any]
     """Priority classes and flavors in the short form, for `evenkeel teams apply`."""
     priority_classes: dict[str, Any]
-    """The same classes as Kubernetes objects. The API server rejects pods of an unknown class."""
+    """The priority classes as Kubernetes objects. The API server rejects pods of an unknown class."""
     losses: tuple[str, ...]
     """Properties of the file that the documents cannot express."""
     additions: tuple[str, ...]
@@ -122,7 +122,7 @@ def _toleration_fields(toleration: dict[str, str]) -> dict[str, str]:
 
 
 def _tolerations_of_later_pools(template: JobTemplate, read: JobTemplates) -> list[dict[str, str]]:
-    """Return the tolerations for a template's later pools: those of the templates that prefer these pools."""
+    """Return the tolerations for a template's later pools, from the templates that prefer these pools."""
     templates = (
         job_template
         for name in template.pools[1:]

@@ -50,8 +50,8 @@ LIST_ORDER = (
 )
 """The order in which a list reads the states, one after another.
 
-It misses no job that changes its state meanwhile: a state follows those that lead to it. Every open state leads to
-PENDING and PENDING to the others, so it is read twice.
+It misses no job that changes its state meanwhile, because each state comes after its earlier states. Every open state
+leads to PENDING, and PENDING leads to every other open state, so PENDING is read twice.
 """
 
 
@@ -335,12 +335,12 @@ class Job(Value):
         """Return this job with a plan and its distrust of checkpoints.
 
         An earlier distrust still counts if no attempt was pinned since. The pin of a later attempt already respected
-        it, and the fence excludes what that attempt skipped. An attempt that was admitted but not pinned yet respected
-        nothing.
+        it, and the fence excludes the checkpoints that this attempt skipped. An attempt that was admitted but not
+        pinned yet respected nothing.
 
         Args:
             plan: The plan after the interrupted attempt.
-            is_doubted: Whether no attempt was pinned after those that the earlier distrust concerns.
+            is_doubted: Whether no attempt was pinned after the attempts of the earlier distrust.
         """
         after, requirement = plan.distrust_after, plan.requirement
         if is_doubted:

@@ -1,4 +1,4 @@
-"""Which service may change which state of a job or an attempt."""
+"""The services that may change each state of a job or an attempt."""
 
 from collections.abc import Mapping
 

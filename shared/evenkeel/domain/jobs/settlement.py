@@ -30,7 +30,7 @@ class Settlement(Value):
 
 
 def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime) -> Settlement:
-    """Decide what the end of an attempt means for its job.
+    """Decide the next state of a job after the end of an attempt.
 
     Only failures of the application use up restarts. An attempt that infrastructure ended is always repeated.
     """
@@ -46,7 +46,7 @@ def settle(job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, no
     damaged = {attempt.resume_from} if ending.is_checkpoint_damaged and attempt.resume_from else set()
     if damaged & {*job.damaged_checkpoints}:
         # An older training library ignores the list of damaged checkpoints. Without this count it would retry for ever.
-        reason = f"{ending.reason} Evenkeel knew of the damage, but the attempt resumed from it again."
+        reason = f"{ending.reason} Evenkeel knew of the damage, but the attempt resumed from this checkpoint again."
         ending = ending.replace(state=A.FAILED, counts_as_failure=True, reason=reason)
         ended = ended.replace(state=ending.state, reason=reason)
     job = job.replace(
@@ -115,7 +115,7 @@ def _requeued(job: Job, ended: Attempt, ending: AttemptEnd) -> Settlement:
 def _repeated_failure(
     job: Job, attempt: Attempt, ending: AttemptEnd, policy: JobPolicy, now: datetime
 ) -> RepeatedFailure | None:
-    """Count failures that are the same: same exit code, soon after the start, and from the same checkpoint.
+    """Count equal failures: same exit code, soon after the start, and from the same checkpoint.
 
     None if a failure cannot be compared: much can happen in a long run, and a killed process gives no reason.
     """

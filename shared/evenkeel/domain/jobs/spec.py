@@ -73,8 +73,8 @@ class ElasticSpec(Value):
 class JobSpec(Value):
     """Specification of a job as the user submitted it. The API validates it; it is stored unchanged.
 
-    `Submitted` declares what a request may contain. The request body, its checks, `openapi.json`, the options of
-    `evenkeel jobs submit` and the table of fields in docs/api.md are derived from these fields and their docstrings.
+    `Submitted` declares the fields and limits of a request. The request body, its checks, `openapi.json`, the options
+    of `evenkeel jobs submit` and the table of fields in docs/api.md are derived from these fields and their docstrings.
     """
 
     name: Annotated[
@@ -162,14 +162,15 @@ class JobSpec(Value):
         int | None,
         Submitted(option="--cpu-per-node", limits=(1, MAX_CPU_PER_NODE), unit="vCPU per node", is_public=True),
     ] = None
-    """vCPU that each pod requests. Null: the share of the node that its accelerators are."""
+    """vCPU that each pod requests. Null: in proportion to its accelerators, so 4 of 8 GPUs get half of the node."""
     memory_gib_per_node: Annotated[
         int | None,
         Submitted(
             option="--memory-gib-per-node", limits=(1, MAX_MEMORY_GIB_PER_NODE), unit="GiB per node", is_public=True
         ),
     ] = None
-    """Memory that each pod requests, in GiB. Null: the share of the node that its accelerators are."""
+    """Memory that each pod requests, in GiB. Null: in proportion to its accelerators, so 4 of 8 GPUs get half of
+    the node."""
     shared_memory_gib: Annotated[
         int | None,
         Submitted(option="--shared-memory-gib", limits=(1, MAX_MEMORY_GIB_PER_NODE), unit="GiB per node"),
@@ -179,7 +180,7 @@ class JobSpec(Value):
         int | None,
         Submitted(option="--huge-pages-mib-per-node", limits=(2, MAX_HUGE_PAGES_MIB), unit="MiB per node"),
     ] = None
-    """Huge pages of 2 MiB that each pod requests besides those of EFA, in MiB. Null: none."""
+    """Huge pages of 2 MiB that each pod requests, in MiB, in addition to EFA's huge pages. Null: none."""
     instance_types: Annotated[
         tuple[str, ...],
         Submitted(
@@ -203,7 +204,7 @@ class JobSpec(Value):
     max_restarts: Annotated[
         int | None, Submitted("recovery.maxRestarts", limits=(0, MAX_RESTARTS), unit="restarts")
     ] = None
-    """Restarts after failures of the application. Null: as the policy says."""
+    """Maximum restarts after failures of the application. Null: the policy's value."""
     on_node_fault: Annotated[OnNodeFault, Submitted("recovery.onNodeFault")] = OnNodeFault.MOVE
     """How to treat the job when a node becomes faulty: `move` stops and resumes the job, `finish` lets it end first."""
     grace_seconds: Annotated[int, Submitted(limits=(0, MAX_GRACE_SECONDS), unit="seconds")] = 30
@@ -215,7 +216,7 @@ class JobSpec(Value):
         Submitted(option="--expected-seconds", limits=(1, MAX_EXPECTED_SECONDS), unit="seconds", is_public=True),
     ] = None
     """Expected run time without failures, in seconds. It may cause or avoid renting; no job is stopped because of it.
-    Null: learned from past runs of the submitter, else as the policy says."""
+    Null: learned from past runs of the submitter, else the policy's value."""
     labels: Annotated[dict[str, str], Submitted(max_length=63, max_items=MAX_LABELS, unit="labels")] = {}
     """Kubernetes labels of the pods."""
     pools: tuple[PoolChoice, ...] = ()

@@ -35,7 +35,7 @@ class TemplateFinding(Value):
     """A finding about a field of the file, for an operator."""
 
     trap: str
-    """`T0-1` … `T0-14`; empty for a finding that is not in the list of traps."""
+    """`T0-1` … `T0-14`; empty for a finding outside the list of traps."""
     weight: FindingSeverity
     field: str
     """The field: `jobTemplates.production.nodeSelector`."""
@@ -97,7 +97,7 @@ class JobTemplates(Value):
     command: tuple[str, ...]
     args: tuple[str, ...]
     env: dict[str, str]
-    """Without values that no program can use."""
+    """Unusable values are left out."""
     retries: int
     """Only for failures of the application."""
     keep_seconds: int

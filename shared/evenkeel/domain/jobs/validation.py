@@ -99,7 +99,7 @@ def _errors(spec: JobSpec) -> Iterator[SpecError]:
 
 
 def _declared_errors(value: Value, prefix: str = "") -> Iterator[SpecError]:
-    """Compare the fields of a value with what `Submitted` declares of them, except the length of texts."""
+    """Compare the fields of a value with what `Submitted` declares for them, except the length of texts."""
     for field in submitted_fields(type(value)):
         field_value, terms, place = getattr(value, field.name), field.terms, prefix + ".".join(field.path)
         if terms.limits and field_value is not None and not terms.limits[0] <= field_value <= terms.limits[1]:

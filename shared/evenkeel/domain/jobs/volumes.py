@@ -1,4 +1,4 @@
-"""Folders of a job's pods: claims that are mounted, and scratch folders. Also the paths where they may be. Pure."""
+"""Folders of a job's pods: claims that are mounted, and scratch folders. Their paths are checked here. Pure."""
 
 import re
 from collections.abc import Iterable, Iterator

@@ -11,6 +11,6 @@ class WorkloadKind(StrEnum):
     JOB_SET = "JobSet"
     """https://jobset.sigs.k8s.io."""
     PYTORCH_JOB = "PyTorchJob"
-    """Of Kubeflow's training operator."""
+    """The kind of Kubeflow's training operator."""
     HYPERPOD_PYTORCH_JOB = "HyperPodPyTorchJob"
-    """Of HyperPod's training operator."""
+    """The kind of HyperPod's training operator."""

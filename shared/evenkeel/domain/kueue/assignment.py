@@ -88,7 +88,7 @@ class FlavorAttempt(NamedTuple):
 
 
 class FlavorCursor(NamedTuple):
-    """Where a scan of the flavors stopped, so that the next cycle continues there."""
+    """The flavor at which a scan stopped, so that the next cycle continues there."""
 
     tried: tuple[Mapping[str, int], ...]
     """By pod set: resource → index of the last flavor examined."""

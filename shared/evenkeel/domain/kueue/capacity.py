@@ -51,7 +51,7 @@ class Slot:
         return self._potential
 
     def available(self) -> int:
-        """Return what could be used now; negative if the tree uses more than its quota."""
+        """Return the quota that is available now; negative if the tree uses more than its quota."""
         chain = self.chain
         root = chain[0]
         free = root.subtree - root.use
@@ -147,11 +147,11 @@ class QuotaNode:
         return self.at(key).potential
 
     def available(self, key: Key) -> int:
-        """Return what could be used now; negative if the tree uses more than its quota."""
+        """Return the quota that is available now; negative if the tree uses more than its quota."""
         return self.at(key).available()
 
     def free(self, key: Key) -> int:
-        """Return what could be used now, never negative."""
+        """Return the quota that is available now, never negative."""
         return max(0, self.at(key).available())
 
     def fits(self, wanted: Mapping[Key, int]) -> bool:

@@ -13,6 +13,8 @@ from evenkeel.domain.kueue.recent_use import Decay
 
 
 class Transformation(Document):
+    """`Configuration.resources.transformations[]`."""
+
     input: str
     strategy: Literal["Retain", "Replace"] = "Retain"
     multiply_by: str = ""
@@ -20,7 +22,7 @@ class Transformation(Document):
 
 
 class ResourceRules:
-    """Which resources of a request count against quota: some are excluded, others are transformed."""
+    """The resources of a request that count against quota: some are excluded, some are transformed."""
 
     def __init__(self, excluded: tuple[str, ...] = (), transformations: tuple[Transformation, ...] = ()) -> None:
         self.excluded = excluded
@@ -41,18 +43,22 @@ class ResourceRules:
                 add_amounts(
                     outputs, {output: quantities.parse(by) * amount * factor for output, by in rule.outputs.items()}
                 )
-        # A negative factor lowers what transformations add to a resource, never what the pod itself requests of it.
+        # A negative factor lowers the amounts that transformations add to a resource, never the pod's own request.
         add_amounts(counted, {name: max(Fraction(0), amount) for name, amount in outputs.items()})
         return {name: max(0, quantities.amount(name, amount)) for name, amount in counted.items()}
 
 
 class ConfiguredResources(Document):
+    """`Configuration.resources`."""
+
     quota_check_strategy: Literal["BlockUndeclared", "IgnoreUndeclared"] = "BlockUndeclared"
     exclude_resource_prefixes: tuple[str, ...] = ()
     transformations: tuple[Transformation, ...] = ()
 
 
 class ConfiguredFairSharing(Document):
+    """`Configuration.fairSharing`."""
+
     enable: bool = True
     preemption_strategies: tuple[Literal["LessThanOrEqualToFinalShare", "LessThanInitialShare"], ...] = (
         "LessThanOrEqualToFinalShare",
@@ -75,6 +81,8 @@ class AdmissionFairSharing(Document):
 
 
 class RequeuingStrategy(Document):
+    """`Configuration.waitForPodsReady.requeuingStrategy`."""
+
     timestamp: Literal["Eviction", "Creation"] = "Eviction"
     backoff_base_seconds: WholeNumber = 60
     backoff_max_seconds: WholeNumber = 3600
@@ -82,6 +90,8 @@ class RequeuingStrategy(Document):
 
 
 class WaitForPodsReady(Document):
+    """`Configuration.waitForPodsReady`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"timeout", "recoveryTimeout"})
     requeuing_strategy: RequeuingStrategy = Field(default_factory=RequeuingStrategy)
     enable: bool | None = None

@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def use(self) -> Amounts:
-        """The quota that the head takes in addition to what it holds."""
+        """The quota that the head takes beyond its present use."""
         return {} if self.waiting.workload.has_reservation else self.assignment.use
 
 

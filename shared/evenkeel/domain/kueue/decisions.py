@@ -71,7 +71,7 @@ class CycleDecision(NamedTuple):
     earlier: EarlierHeads = NO_EARLIER_HEADS
     """Set only if the scheduler checks nodes."""
     scan_start: FlavorCursor | None = None
-    """Where its scan of the flavors started."""
+    """The flavor at which its scan started."""
     below_nominal: Mapping[str, Amounts] = MappingProxyType({})
     """By queue: how far it falls below its nominal quota once the victims are gone.
 

@@ -48,7 +48,7 @@ def evictions_of(decisions: Iterable[CycleDecision]) -> tuple[Eviction, ...]:
 def state_digest(scheduler: Scheduler) -> bytes:
     """Hash everything that determines the scheduler's further cycles at one instant.
 
-    Counters that only grow are reduced to what the rules compare: whether a queue changed since a scan of its flavors.
+    Counters that only grow are reduced to the compared fact: whether a queue changed since a scan of its flavors.
     """
     queues = (_queue_state(scheduler, name, queue) for name, queue in sorted(scheduler.snapshot.queues.items()))
     pairs = sorted((sorted(pair), at) for pair, at in scheduler.snapshot.evicted_at.items())

@@ -1,4 +1,4 @@
-"""Fair sharing: how much a node borrows, relative to what it could, and the order and the victims that follow.
+"""Fair sharing: the borrowing of a node relative to its maximum, and the resulting order and victims.
 
     share(n) = max over resources of 1000 · (use of n beyond its quota, over all flavors) / lendable(resource),
                divided by n's weight; 0 without a parent. With weight 0, any borrowing counts as infinite.
@@ -29,7 +29,7 @@ from evenkeel.domain.kueue.snapshot import Snapshot, not_using, using
 
 
 class Share(NamedTuple):
-    """The borrowing of a node, relative to what could be lent to it."""
+    """The borrowing of a node, relative to the quota that others could lend to it."""
 
     ratio: float = 0.0
     """Per mille, before division by the weight."""
@@ -63,7 +63,7 @@ def share_of(node: QuotaNode) -> Share:
         return Share(weight=node.weight)
     ratio, resource = 0.0, ""
     borrowed: list[Key] = []
-    for name, slots in node.by_resource:  # by name: of equal ratios the first counts
+    for name, slots in node.by_resource:  # sorted by name, so that the first of equal ratios wins
         beyond = 0
         for key, slot in slots:
             over = slot.use - slot.subtree
@@ -128,7 +128,7 @@ class Tournament:
         return winner.node.name
 
     def changed(self, node: QuotaNode) -> None:
-        """Drop the cached ranks that depend on a queue's use: its own share, and those of the cohorts above it."""
+        """Drop the cached ranks that depend on a queue's use: its own rank, and the ranks of the cohorts above it."""
         self._ranks.pop(node, None)
         for ancestor in node.path:
             self._ranks.pop(ancestor, None)

@@ -1,4 +1,4 @@
-"""Which flavor each pod set of a workload gets, and in which mode.
+"""Choose the flavor and the mode of each pod set of a workload.
 
 The modes:
 
@@ -69,7 +69,7 @@ class FlavorAssigner:
             workload: The workload that needs flavors.
             snapshot: The state that is read.
             simulate: Simulates preemption for one key.
-            progress: Where an earlier scan stopped.
+            progress: The flavor at which an earlier scan stopped.
             cycle: Number of the present cycle.
             only: By pod set, the flavors to use; None allows all.
             replaced: The smaller slice that the workload replaces.
@@ -128,7 +128,7 @@ class FlavorAssigner:
         return requests
 
     def _already_held(self, index: int, resource: str) -> int:
-        """Return what the replaced slice already holds of a resource for this pod set."""
+        """Return the amount of a resource that the replaced slice already holds for this pod set."""
         if self.replaced is None:
             return 0
         count = self.replaced.counts[index]

@@ -46,10 +46,14 @@ MAX_CLASSES = 10
 
 
 class _Aws(Document):
+    """A document of the SageMaker API."""
+
     model_config = ConfigDict(extra="allow", alias_generator=to_pascal, populate_by_name=True, frozen=True)
 
 
 class Partition(_Aws):
+    """`AcceleratorPartitionConfig` of the SageMaker API."""
+
     type: str
     count: WholeNumber = Field(ge=0)
 
@@ -100,18 +104,24 @@ def _share(value: float | None, whole: float) -> Fraction:
 
 
 class ResourceSharing(_Aws):
+    """`ResourceSharingConfig` of the SageMaker API."""
+
     strategy: Literal["Lend", "DontLend", "LendAndBorrow"] = "LendAndBorrow"
     borrow_limit: WholeNumber | None = Field(None, ge=0, le=10000)
     absolute_borrow_limits: tuple[QuotaResources, ...] = ()
 
 
 class QuotaConfig(_Aws):
+    """`ComputeQuotaConfig` of the SageMaker API."""
+
     compute_quota_resources: tuple[QuotaResources, ...] = ()
     resource_sharing_config: ResourceSharing = Field(default_factory=ResourceSharing)
     preempt_team_tasks: Literal["Never", "LowerPriority"] = "LowerPriority"
 
 
 class QuotaTarget(_Aws):
+    """`ComputeQuotaTarget` of the SageMaker API."""
+
     team_name: str
     fair_share_weight: WholeNumber = Field(0, ge=0, le=100)
 
@@ -174,11 +184,15 @@ class ComputeQuota(_Aws):
 
 
 class PriorityClass(_Aws):
+    """`PriorityClass` of the SageMaker API."""
+
     name: str
     weight: WholeNumber = Field(ge=0, le=100)
 
 
 class Scheduling(_Aws):
+    """`SchedulerConfig` of the SageMaker API."""
+
     priority_classes: tuple[PriorityClass, ...] = ()
     fair_share: Literal["Enabled", "Disabled"] = "Enabled"
     idle_resource_sharing: Literal["Enabled", "Disabled"] = "Disabled"
@@ -204,6 +218,8 @@ class SchedulerConfig(_Aws):
 
 
 class InstanceGroup(_Aws):
+    """`ClusterInstanceGroupDetails` of the SageMaker API."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset(
         {"InstanceGroupName", "Status", "TargetCount", "LifeCycleConfig", "ExecutionRole", "ThreadsPerCore"}
         | {"InstanceStorageConfigs", "OnStartDeepHealthChecks", "TrainingPlanArn", "TrainingPlanStatus", "MinCount"}

@@ -40,7 +40,7 @@ class Nominator:
 
         Args:
             workload: The head of a queue.
-            progress: Where an earlier scan of the flavors stopped.
+            progress: The flavor at which an earlier scan stopped.
             only: By pod set, the flavors to use; None allows all.
         """
         self._victims.clear()

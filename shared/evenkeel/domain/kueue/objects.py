@@ -27,7 +27,7 @@ class QueueingStrategy(StrEnum):
 
 
 class StopPolicy(StrEnum):
-    """Whether a queue admits workloads, and what happens to those that it admitted."""
+    """Whether a queue admits workloads, and what happens to its admitted workloads."""
 
     NONE = "None"
     HOLD = "Hold"
@@ -41,12 +41,12 @@ class StopPolicy(StrEnum):
 
 
 class PreemptionPolicy(StrEnum):
-    """Which admitted workloads a pending workload may preempt."""
+    """The admitted workloads that a pending workload may preempt."""
 
     NEVER = "Never"
     LOWER_PRIORITY = "LowerPriority"
     LOWER_OR_NEWER_EQUAL_PRIORITY = "LowerOrNewerEqualPriority"
-    """Also workloads of equal priority that queued later. Only within the same queue."""
+    """Workloads of lower priority, or of equal priority that queued later. Only within the same queue."""
     ANY = "Any"
     """Only in other queues."""
 
@@ -59,7 +59,7 @@ class Fungible(StrEnum):
 
 
 class Preference(StrEnum):
-    """Which of the two a workload prefers if it needs one of them."""
+    """Whether a workload prefers to borrow or to preempt."""
 
     BORROWING_OVER_PREEMPTION = "BorrowingOverPreemption"
     PREEMPTION_OVER_BORROWING = "PreemptionOverBorrowing"
@@ -104,7 +104,7 @@ class BorrowWithin:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionRules:
-    """Which workloads a queue's workloads may preempt: in the queue, in other queues, and while it borrows."""
+    """The workloads that a queue's workloads may preempt: in the queue, in other queues, and while borrowing."""
 
     within: PreemptionPolicy = PreemptionPolicy.NEVER
     reclaim: PreemptionPolicy = PreemptionPolicy.NEVER
@@ -126,7 +126,7 @@ class Queue:
 
     name: str
     cohort: str = ""
-    """Its parent. Without one it neither borrows nor lends."""
+    """Its parent. Without a cohort, the queue neither borrows nor lends."""
     groups: tuple[ResourceGroup, ...] = ()
     fair_weight: float = 1.0
     preemption: PreemptionRules = PreemptionRules()

@@ -51,7 +51,7 @@ class PendingQueue:
         self.sticky = ""
         """The workload that waits for its evictions. It stays the head, even before higher priorities."""
         self._waiting: dict[str, PendingWorkload] = {}
-        """Without the workloads that are backing off."""
+        """Workloads that are backing off are not included."""
         self._same_shape: dict[tuple[str, str], list[_Entry]] = {}
         """Heaps by shape and sub-queue. An entry may be stale: `_drop_stale` removes it."""
         self._heads: dict[str, list[_Entry]] = {}
@@ -131,7 +131,7 @@ class PendingQueue:
         return self._waiting.get(workload_id) or self._backing_off.get(workload_id)
 
     def push(self, waiting: PendingWorkload, *, not_before: float | None = None) -> None:
-        """Add a workload, or replace the one with its id. If its shape is parked, it is parked too."""
+        """Add a workload, or replace the workload with the same id. If its shape is parked, it is parked too."""
         self._follow_trigger()
         workload = waiting.workload
         if workload.workload_id in self:

@@ -1,4 +1,4 @@
-"""The events of a plan: documents that say what happens to jobs and queues, and when."""
+"""The events of a plan: documents with the changes of jobs and queues, and their times."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -9,6 +9,8 @@ from evenkeel.domain.kueue.objects import StopPolicy
 
 
 class TimedEvent(Document):
+    """An event of a plan file, with its time."""
+
     at: Instant = 0
     """When it happens. Events of one instant happen together, in their order."""
 
@@ -100,7 +102,7 @@ class Priority(TimedEvent):
 
 
 class QuotaChange(TimedEvent):
-    """Quota documents are added. A document replaces the one with its name."""
+    """Quota documents are added. A document replaces the earlier document with the same name."""
 
     type: Literal["quota"]
     documents: tuple[Json, ...] = ()

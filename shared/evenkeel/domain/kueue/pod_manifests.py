@@ -1,4 +1,4 @@
-"""The pod template of a Kueue Workload, as far as scheduling depends on it, and what one pod requests."""
+"""The pod template of a Kueue Workload, as far as scheduling depends on it, and the requests of one pod."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -13,6 +13,8 @@ from evenkeel.domain.kueue.queue_manifests import Expression, PodToleration
 
 
 class ContainerResources(Document):
+    """`Container.resources`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"claims"})
     requests: dict[str, Quantity] = {}
     limits: dict[str, Quantity] = {}
@@ -47,31 +49,43 @@ _IGNORED_POD_FIELDS = frozenset(
 
 
 class Container(Document):
+    """`PodSpec.containers[]` and `PodSpec.initContainers[]`."""
+
     ignored_fields: ClassVar[frozenset[str]] = _IGNORED_CONTAINER_FIELDS
     resources: ContainerResources = Field(default_factory=ContainerResources)
     restart_policy: str = ""
 
 
 class NodeSelectorTerm(Document):
+    """`NodeSelector.nodeSelectorTerms[]`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"matchFields"})
     match_expressions: tuple[Expression, ...] = ()
 
 
 class NodeSelector(Document):
+    """`NodeAffinity.requiredDuringSchedulingIgnoredDuringExecution`."""
+
     node_selector_terms: tuple[NodeSelectorTerm, ...] = ()
 
 
 class NodeAffinity(Document):
+    """`Affinity.nodeAffinity`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"preferredDuringSchedulingIgnoredDuringExecution"})
     required: NodeSelector | None = Field(None, alias="requiredDuringSchedulingIgnoredDuringExecution")
 
 
 class Affinity(Document):
+    """`PodSpec.affinity`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"podAffinity", "podAntiAffinity"})
     node_affinity: NodeAffinity | None = None
 
 
 class PodSpec(Document):
+    """`PodTemplateSpec.spec`."""
+
     ignored_fields: ClassVar[frozenset[str]] = _IGNORED_POD_FIELDS
     containers: tuple[Container, ...] = ()
     init_containers: tuple[Container, ...] = ()
@@ -127,11 +141,13 @@ class PodSpec(Document):
 
 
 def add_amounts(to: dict[str, Fraction], amounts: Mapping[str, Fraction]) -> None:
-    """Add amounts to those of another mapping, in place."""
+    """Add amounts to another mapping, in place."""
     for name, amount in amounts.items():
         to[name] = to.get(name, Fraction(0)) + amount
 
 
 class PodTemplate(Document):
+    """`PodTemplateSpec` of Kubernetes."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"metadata"})
     spec: PodSpec = Field(default_factory=PodSpec)

@@ -1,4 +1,4 @@
-"""Which workloads to preempt so that a workload fits, in Kueue's classical order.
+"""Choose the workloads to preempt so that a workload fits, in Kueue's classical order.
 
 Candidates are of three kinds: workloads of the same queue; *hierarchical* candidates, which use quota that belongs to
 the preemptor's part of the tree; and *priority* candidates, which only the preemptor's priority outranks. Candidates
@@ -148,7 +148,7 @@ def outranks(workload: Workload, other: Workload, policy: PreemptionPolicy) -> b
 
 
 def compute_median_risk(candidates: Iterable[Admitted], snapshot: Snapshot) -> float | None:
-    """Return the risk of a candidate that reports none: the median of the others, so that reporting never hurts.
+    """Return the risk of a candidate without a report: the median of all other candidates.
 
     None if the rules do not spare work.
     """
@@ -200,6 +200,8 @@ def restore(victims: Iterable[Victim], snapshot: Snapshot) -> None:
 
 
 class _Kind(IntEnum):
+    """The relation of a candidate to the preemptor, in the order of preemption."""
+
     WITHIN = 0
     HIERARCHICAL = 1
     WITHOUT_BORROWING = 2
@@ -217,6 +219,8 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
+    """An admitted workload that the preemptor may preempt."""
+
     admitted: Admitted
     kind: _Kind
     common_ancestor: QuotaNode | None

@@ -1,7 +1,7 @@
 """Kubernetes quantities, exactly: `1500m`, `64Gi`, `2e3`. CPU counts in thousandths, everything else in whole units.
 
-Source: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. As in Kueue, an amount that
-64 bits cannot hold is unlimited.
+Source: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/. An amount that 64 bits cannot
+    hold is unlimited, as in Kueue.
 """
 
 import functools

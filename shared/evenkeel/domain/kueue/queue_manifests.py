@@ -60,6 +60,8 @@ class KubernetesManifest(Document):
 
 
 class ResourceQuota(Document):
+    """`ClusterQueue.spec.resourceGroups[].flavors[].resources[]`."""
+
     name: str
     nominal_quota: Quantity = 0
     borrowing_limit: Quantity | None = None
@@ -74,11 +76,15 @@ class ResourceQuota(Document):
 
 
 class FlavorQuota(Document):
+    """`ClusterQueue.spec.resourceGroups[].flavors[]`."""
+
     name: str
     resources: tuple[ResourceQuota, ...] = ()
 
 
 class Group(Document):
+    """`ClusterQueue.spec.resourceGroups[]`."""
+
     covered_resources: tuple[str, ...] = ()
     flavors: tuple[FlavorQuota, ...] = ()
 
@@ -92,6 +98,8 @@ class Group(Document):
 
 
 class FairSharing(Document):
+    """`ClusterQueue.spec.fairSharing`."""
+
     weight: Quantity | None = None
 
 
@@ -102,11 +110,15 @@ def weight_of(sharing: FairSharing | None) -> float:
 
 
 class BorrowWithinCohort(Document):
+    """`ClusterQueue.spec.preemption.borrowWithinCohort`."""
+
     policy: Literal["Never", "LowerPriority", ""] = "Never"
     max_priority_threshold: WholeNumber | None = None
 
 
 class QueuePreemption(Document):
+    """`ClusterQueue.spec.preemption`."""
+
     within_cluster_queue: Literal["Never", "LowerPriority", "LowerOrNewerEqualPriority", ""] = "Never"
     reclaim_within_cohort: Literal["Never", "LowerPriority", "Any", ""] = "Never"
     borrow_within_cohort: BorrowWithinCohort | None = None
@@ -121,6 +133,8 @@ class QueuePreemption(Document):
 
 
 class FlavorFungibility(Document):
+    """`ClusterQueue.spec.flavorFungibility`."""
+
     when_can_borrow: Literal["Borrow", "MayStopSearch", "TryNextFlavor", ""] = "MayStopSearch"
     when_can_preempt: Literal["Preempt", "MayStopSearch", "TryNextFlavor", ""] = "TryNextFlavor"
     preference: Literal["BorrowingOverPreemption", "PreemptionOverBorrowing"] | None = None
@@ -162,10 +176,14 @@ class LabelSelector(Document):
 
 
 class AdmissionScope(Document):
+    """`ClusterQueue.spec.admissionScope`."""
+
     admission_mode: Literal["UsageBasedAdmissionFairSharing", "NoAdmissionFairSharing", ""] = ""
 
 
 class ClusterQueueSpec(Document):
+    """`ClusterQueue.spec`."""
+
     resource_groups: tuple[Group, ...] = ()
     cohort: str = ""
     """Name of the cohort in v1beta1."""
@@ -210,6 +228,8 @@ class ClusterQueue(KubernetesManifest):
 
 
 class CohortSpec(Document):
+    """`Cohort.spec`."""
+
     parent: str = ""
     """Name of the parent in v1beta1."""
     parent_name: str = ""
@@ -234,6 +254,8 @@ class CohortManifest(KubernetesManifest):
 
 
 class NodeTaint(Document):
+    """`ResourceFlavor.spec.nodeTaints[]`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"timeAdded"})
     key: str
     value: str = ""
@@ -241,6 +263,8 @@ class NodeTaint(Document):
 
 
 class PodToleration(Document):
+    """`ResourceFlavor.spec.tolerations[]` and `PodSpec.tolerations[]`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"tolerationSeconds"})
     key: str = ""
     operator: str = "Equal"
@@ -252,6 +276,8 @@ class PodToleration(Document):
 
 
 class ResourceFlavorSpec(Document):
+    """`ResourceFlavor.spec`."""
+
     node_labels: dict[str, str] = {}
     node_taints: tuple[NodeTaint, ...] = ()
     tolerations: tuple[PodToleration, ...] = ()
@@ -274,22 +300,30 @@ class ResourceFlavor(KubernetesManifest):
 
 
 class LocalQueueSpec(Document):
+    """`LocalQueue.spec`."""
+
     cluster_queue: str
     stop_policy: Literal["None", "Hold", "HoldAndDrain", ""] | None = None
     fair_sharing: FairSharing | None = None
 
 
 class ConsumedResources(Document):
+    """`LocalQueue.status.fairSharing.admissionFairSharingStatus`."""
+
     consumed_resources: dict[str, Quantity] = {}
     last_update: Instant | None = None
 
 
 class LocalQueueFairSharing(Document):
+    """`LocalQueue.status.fairSharing`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"weightedShare"})
     admission_fair_sharing_status: ConsumedResources | None = None
 
 
 class LocalQueueStatus(Document):
+    """`LocalQueue.status`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset(
         {"conditions", "pendingWorkloads", "reservingWorkloads", "admittedWorkloads", "flavors"}
         | {"flavorsReservation", "flavorsUsage", "flavorUsage"}

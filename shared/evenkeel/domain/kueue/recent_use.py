@@ -2,7 +2,7 @@
 
     use(t + d) = use(t) · 2^(-d/h) + running · (1 - 2^(-d/h))        h: the half-life
 
-The value converges to what runs, and to 0 if nothing runs. An admission counts at once as `entry_seconds` of use.
+The value converges to the present use, and to 0 if nothing runs. An admission counts at once as `entry_seconds` of use.
 Otherwise many workloads of one sub-queue would be admitted before the first of them counts. The value is exact at any
 time. Kueue's admission fair sharing (KEP-4136), the source of the rule, samples it.
 """
@@ -24,12 +24,14 @@ class Decay(NamedTuple):
     weights: tuple[tuple[str, float], ...] = ()
     """Weights by resource, default 1: the weighted sum of the resources counts.
 
-    Empty: the largest fraction of what the queue could use counts.
+    Empty: the largest fraction of the queue's possible use counts.
     """
 
 
 @dataclass(slots=True)
 class _Use:
+    """The recent use of one LocalQueue: decayed past use, and present use."""
+
     decayed: dict[str, float] = field(default_factory=dict)
     running: dict[str, float] = field(default_factory=dict)
     at: float = -math.inf
@@ -86,7 +88,7 @@ class DecayedUse:
             known.decayed[name] = known.decayed.get(name, 0.0) + amount
 
     def set_reported(self, sub_queue: str, amounts: Mapping[str, float], at: float) -> None:
-        """Set a sub-queue's use at a time, by resource. It includes what running workloads used until then."""
+        """Set a sub-queue's use at a time, by resource. It includes the use of running workloads until then."""
         self._known[sub_queue] = _Use(dict(amounts), at=at, reported_until=at)
 
     def stop(self, admitted: Admitted, now: float) -> None:

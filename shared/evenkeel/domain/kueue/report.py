@@ -37,6 +37,8 @@ class ChosenFlavor(Output):
 
 
 class PodSetAnswer(Output):
+    """The flavors of one pod set."""
+
     name: str
     count: int
     """The admitted count; smaller than requested after partial admission."""
@@ -45,6 +47,8 @@ class PodSetAnswer(Output):
 
 
 class VictimAnswer(Output):
+    """A job that would be preempted, and why."""
+
     job: str
     queue: str
     reason: str
@@ -134,13 +138,13 @@ class QuotaUsage(Output):
     resource: str
     nominal: str
     subtree: str
-    """Nominal quota plus what its children can lend."""
+    """Nominal quota plus the quota that its children can lend."""
     used: str
     borrowed: str
     available: str
     """The amount it could use now; 0 if its tree uses more than its quota."""
     potential: str
-    """The most that it could use in an empty tree."""
+    """The maximum that the queue could use in an empty tree."""
 
 
 class ShareAnswer(Output):
@@ -156,6 +160,8 @@ class ShareAnswer(Output):
 
 
 class NodeAnswer(Output):
+    """A queue or cohort with its quotas."""
+
     name: str
     parent: str
     quotas: tuple[QuotaUsage, ...]
@@ -163,6 +169,8 @@ class NodeAnswer(Output):
 
 
 class QueueAnswer(NodeAnswer):
+    """A queue with its quotas and its waiting jobs."""
+
     inactive: str
     """Why the queue is inactive; empty if it is active."""
     active: tuple[str, ...]
@@ -176,6 +184,8 @@ class QueueAnswer(NodeAnswer):
 
 
 class AdmittedAnswer(Output):
+    """A job that holds quota."""
+
     job: str
     queue: str
     at: float | None
@@ -185,12 +195,16 @@ class AdmittedAnswer(Output):
 
 
 class AdmittedPodSet(Output):
+    """A pod set of a job that holds quota."""
+
     name: str
     count: int
     flavors: dict[str, str]
 
 
 class UnqueuedAnswer(Output):
+    """A job in no queue, with the reason."""
+
     job: str
     reason: str
 

@@ -80,6 +80,8 @@ def to_quantity(resource: str, amount: int) -> str:
 
 
 class ShortPreemption(Document):
+    """The preemption policies of a queue in the short form."""
+
     within: PreemptionPolicy = PreemptionPolicy.NEVER
     reclaim: PreemptionPolicy = PreemptionPolicy.NEVER
     borrow_within: bool = False
@@ -87,6 +89,8 @@ class ShortPreemption(Document):
 
 
 class ShortFungibility(Document):
+    """The order of flavors of a queue in the short form."""
+
     when_can_borrow: Fungible = Fungible.STOP
     when_can_preempt: Fungible = Fungible.TRY_NEXT
     preference: Preference = Preference.BORROWING_OVER_PREEMPTION
@@ -213,6 +217,8 @@ class ShortQuotas(Document):
 
 
 class ShortPodSet(Document):
+    """A pod set of a job in the short form."""
+
     name: str = "main"
     count: WholeNumber = Field(1, ge=0)
     min_count: WholeNumber | None = Field(None, ge=0)

@@ -143,7 +143,7 @@ def _sentence(scheduler: Scheduler, workload: Workload, decision: CycleDecision,
         return f"{sticky} stays the head of {queue.name} until {stopping or 'its victims'} has stopped."
     if decision.result in _GRANTED and position is not None and position > 1:
         alone = "be admitted" if decision.result is Result.ADMITTED else "preempt jobs"
-        return f"Jobs before it in {queue.name}: {position - 1}. Without them it would {alone}."
+        return f"Jobs before this job in {queue.name}: {position - 1}. Without them, this job would {alone}."
     worst = _tightest(decision)
     return f"{decision.reason} {worst}".strip()
 
@@ -186,7 +186,7 @@ def _smallest(most: int, works: Callable[[int], bool]) -> int | None:
 
 
 def _minimize_each(most: dict[str, int], works: Callable[[dict[str, int]], bool]) -> dict[str, int]:
-    """Return amounts that work, of which none can be smaller while the others stay."""
+    """Return amounts that work. No single amount can be smaller while all other amounts stay the same."""
     amounts, before = dict(most), dict[str, int]()
     while amounts != before:  # a smaller amount of one resource may allow a smaller amount of another
         before = dict(amounts)

@@ -16,10 +16,14 @@ REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
 
 
 class TopologyRequest(Document):
+    """`Workload.spec.podSets[].topologyRequest`."""
+
     pod_set_group_name: str | None = None
 
 
 class PodSetManifest(Document):
+    """`Workload.spec.podSets[]`."""
+
     name: str = "main"
     count: WholeNumber = Field(1, ge=0)
     min_count: WholeNumber | None = Field(None, ge=0)
@@ -28,11 +32,15 @@ class PodSetManifest(Document):
 
 
 class PriorityClassRef(Document):
+    """`Workload.spec.priorityClassRef`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"group", "kind"})
     name: str = ""
 
 
 class WorkloadSpec(Document):
+    """`Workload.spec`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"maximumExecutionTimeSeconds", "priorityClassSource"})
     pod_sets: tuple[PodSetManifest, ...]
     queue_name: str = ""
@@ -44,6 +52,8 @@ class WorkloadSpec(Document):
 
 
 class Condition(Document):
+    """`Workload.status.conditions[]`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"message", "observedGeneration"})
     type: str
     status: Literal["True", "False", "Unknown"]
@@ -52,6 +62,8 @@ class Condition(Document):
 
 
 class PodSetAssignment(Document):
+    """`Workload.status.admission.podSetAssignments[]`."""
+
     name: str = "main"
     flavors: dict[str, str] = {}
     resource_usage: dict[str, Quantity] | None = None
@@ -59,21 +71,29 @@ class PodSetAssignment(Document):
 
 
 class Admission(Document):
+    """`Workload.status.admission`."""
+
     cluster_queue: str
     pod_set_assignments: tuple[PodSetAssignment, ...] = ()
 
 
 class ReclaimablePod(Document):
+    """`Workload.status.reclaimablePods[]`."""
+
     name: str
     count: WholeNumber
 
 
 class RequeueState(Document):
+    """`Workload.status.requeueState`."""
+
     count: WholeNumber | None = None
     requeue_at: Instant | None = None
 
 
 class CheckState(Document):
+    """`Workload.status.admissionChecks[]`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset(
         {"lastTransitionTime", "message", "podSetUpdates", "requeueAfterSeconds", "retryCount"}
     )
@@ -82,6 +102,8 @@ class CheckState(Document):
 
 
 class WorkloadStatus(Document):
+    """`Workload.status`."""
+
     ignored_fields: ClassVar[frozenset[str]] = frozenset(
         {"resourceRequests", "accumulatedPastExecutionTimeSeconds", "schedulingStats"}
         | {"accumulatedPastExexcutionTimeSeconds", "nominatedClusterNames", "clusterName"}
@@ -177,7 +199,7 @@ class WorkloadManifest(KubernetesManifest):
         Args:
             queue: The queue in which it is pending or admitted.
             priority: Its priority, after the lookup of its class.
-            rules: Which of its requests count against quota.
+            rules: The requests that count against quota.
             inadmissible_reason: Why its queue never admits it; empty if it may.
             blocks_when_inadmissible: Whether a strict queue waits behind it although it is inadmissible.
             from_eviction: Whether a missed ready timeout makes the eviction its queueing time.

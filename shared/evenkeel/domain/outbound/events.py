@@ -61,7 +61,7 @@ class EventMetadata(Value):
     """The part of `detail` that is the same for all kinds. It maps one to one to CloudEvents 1.0."""
 
     id: str
-    """Identity of the fact. A repeated delivery has the same id: drop what you have seen."""
+    """Identity of the fact. A repeated delivery has the same id: drop ids that you have already processed."""
     schema_version: str
     occurred_at: Instant
     """When the ledger stored the change, in whole seconds. Order of delivery is not promised; this is the order."""
@@ -177,7 +177,7 @@ DATA_OF: Mapping[OutboundKind, type[Value]] = {kind: _DATA[kind.split()[0]] for 
 
 
 class OutboundEvent(Value):
-    """An event: what happened to which incident, job, node, team or fleet."""
+    """An event: a change of an incident, job, node, team or fleet."""
 
     event_id: str
     """Identity of the fact. A repeated delivery has the same id."""

@@ -9,7 +9,7 @@ from evenkeel.domain.outbound.events import OutboundEvent, OutboundKind
 from evenkeel.domain.recovery.settling import PAGED
 
 LONGEST_PAGE = 500
-"""Maximum characters of a page: three text messages, and what a locked telephone shows."""
+"""Maximum characters of a page: three text messages, or the preview of a locked telephone."""
 _SHORTEST = 24
 """An answer is not cut below this."""
 
@@ -31,7 +31,7 @@ class Notice(NamedTuple):
     what: str
     """What happened, and where?"""
     affects: str
-    """Which jobs does it affect?"""
+    """Which jobs does the incident affect?"""
     doing: str
     """The actions of Evenkeel so far, and the present action."""
     until: str

@@ -100,7 +100,7 @@ def resource_of(instance_types: Iterable[str], queue: Queue, catalogue: Instance
 def quota_use(
     charge: Charge, queue: Queue, flavors: Mapping[str, Flavor], catalogue: InstanceTypes
 ) -> Mapping[str, Mapping[str, int]]:
-    """Return the quota that a charge uses. For a charge older than the quota, return what it would have used.
+    """Return the quota that a charge uses. Return the quota that a charge older than the quota would have used.
 
     Empty if its nodes match no flavor of the queue: they are used, but no quota is.
     """

@@ -64,7 +64,7 @@ def _team_errors(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
         yield SpecError("image", f"Team {team.name} runs only {', '.join(team.images[:10])}.")
     if spec.priority_class and team.priority_classes and spec.priority_class not in team.priority_classes:
         known = ", ".join(team.priority_classes[:10])
-        yield SpecError("priorityClass", f"Jobs of team {team.name} have one of these classes: {known}.")
+        yield SpecError("priorityClass", f"Use one of the priority classes of team {team.name}: {known}.")
     yield from check_allowance(spec, team.allowed, f"Team {team.name}")
     if not spec.checkpoint_uri:
         return

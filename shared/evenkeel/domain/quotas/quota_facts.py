@@ -1,4 +1,4 @@
-"""The facts of a decision about quota, reduced to what the decision depends on.
+"""The facts of a decision about quota, reduced to the facts that decide it.
 
     quotas   the queues and cohorts of the job's tree
     jobs     the holders of quota in that tree, one by one if they could be preempted; else one sum for each queue
@@ -50,9 +50,9 @@ StoredDocument = Annotated[Json, *_AS_TEXT]
 StoredDocuments = Annotated[tuple[Json, ...], *_AS_TEXT]
 
 MAX_BYTES = 180_000
-"""Of one stored record; an item may have 400 kB. Beyond it, holders that could be preempted are added up too."""
+"""Maximum size of one stored record; an item may have 400 kB. A larger record also sums preemptable holders."""
 _MAX_PLAIN_BYTES = 3_000_000
-"""Of one unpacked record; an answer of the API may have 6 MB."""
+"""Maximum size of one unpacked record; an answer of the API may have 6 MB."""
 
 
 class ReservedQuota(Value):
@@ -84,7 +84,7 @@ class QuotaFacts(Value):
     scan_start: tuple[dict[str, int], ...] = ()
     """Where the scan of the flavors started, by pod set: resource → index of the last flavor examined before."""
     summed_holders: int = 0
-    """Number of holders that are in a sum."""
+    """Number of summed holders."""
     is_cut: bool = False
     """Whether a sum contains holders that could be preempted, because there were too many. Such facts do not replay."""
 

@@ -113,7 +113,7 @@ def _team_errors(team: Team) -> Iterator[SetupError]:
 def _placement_errors(team: Team) -> Iterator[SetupError]:
     if team.namespace and (not _NAME.fullmatch(team.namespace) or _is_system_namespace(team.namespace)):
         yield SetupError(
-            "namespace", "Name a namespace of the team's own, in lower case, that is not a system namespace."
+            "namespace", "Give the team a namespace of its own, in lower case. System namespaces are not allowed."
         )
     if team.service_account and not _ACCOUNT_NAME.fullmatch(team.service_account):
         yield SetupError("serviceAccount", "Name a service account of the team's namespace.")
@@ -163,11 +163,11 @@ def _checkpoint_errors(folders: tuple[str, ...]) -> Iterator[SetupError]:
 
 def _size_errors(part: "Team | FleetQuotas") -> Iterator[SetupError]:
     if (size := len(_text(part.to_json()).encode())) > LARGEST_PART:
-        yield SetupError("", f"It takes {size} bytes as JSON; the limit is {LARGEST_PART}.")
+        yield SetupError("", f"This part takes {size} bytes as JSON; the limit is {LARGEST_PART}.")
 
 
 def _text(document: object) -> str:
-    # As stored in rows: every character that is not ASCII is escaped.
+    # Rows store every character that is not ASCII with an escape.
     return json.dumps(document, separators=(",", ":"))
 
 
@@ -224,7 +224,7 @@ def _class_errors(classes: Mapping[str, int]) -> Iterator[SetupError]:
 def _conflicts(setup: TeamSetup) -> Iterator[SetupError]:
     if len(setup.teams) > MAX_TEAMS:
         yield SetupError("name", f"The fleet already has {MAX_TEAMS} teams, which is the limit.")
-    # Pods in the same namespace can read each other's secrets.
+    # Every pod of a namespace can read all secrets of the namespace.
     for namespace in _duplicates(team.namespace for team in setup.teams if team.namespace):
         owners = ", ".join(team.name for team in setup.teams if team.namespace == namespace)
         yield SetupError(

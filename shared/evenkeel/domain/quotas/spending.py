@@ -4,7 +4,8 @@ A settled attempt adds its use, from its admission to its end, to each period in
 running attempt is computed from its charge. On rented nodes an attempt adds only hours: the dollars are the rent, which
 the rental adds as it is billed (`budgets.py`). A budget never stops a running job; it only keeps the next job waiting.
 
-Queues that order by recent use need the recent use of each submitter. Of `a` accelerators used from b to e, at time t
+Queues that order by recent use need the recent use of each submitter. The sum of `a` accelerators used from b to e, at
+time t
 
     a · (2^(-(t-e)/h) - 2^(-(t-b)/h)) = 2^(-(t-w)/h) · a · (2^((e-w)/h) - 2^((b-w)/h))        h: the half-life
 
@@ -26,7 +27,7 @@ from evenkeel.domain.values import Value
 
 HALF_LIFE_SECONDS = Decay().half_life_seconds
 USED_WEEKS = 8
-"""Weeks of use that are stored. A week is one half-life, so older use has decayed to less than 1 in 256."""
+"""Number of stored weeks of use. A week is one half-life, so older use has decayed to less than 1 in 256."""
 _MAX_PERIODS = 13
 """Most periods of one kind to which an attempt is added: the last ones. A year touches at most 13 months."""
 
@@ -49,7 +50,7 @@ class PeriodUsage(NamedTuple):
 
 
 def usage_by_week(attempt: Attempt, ended_at: datetime) -> dict[str, int]:
-    """Return by week what the end of an attempt adds to its submitter's sum, in millionths of an accelerator."""
+    """Return by week the use that an ended attempt adds to its submitter's sum, in millionths of an accelerator."""
     return {
         week: round(
             1e6 * attempt.accelerators * (_growth_factor(week_of(since), until) - _growth_factor(week_of(since), since))
@@ -152,7 +153,7 @@ def usage_limits(
 def budget_used(
     budget: Budget, charges: Iterable[Charge], spent: Mapping[str, Spent], economy: EconomyPolicy, now: datetime
 ) -> Spent:
-    """Return what counts against a budget in the present period: settled use, and the use of running attempts.
+    """Return the use that counts against a budget in the present period, by settled and by running attempts.
 
     Args:
         budget: A budget of the team.
@@ -178,7 +179,7 @@ def budget_used(
 
 
 def _without_price(team: Team, charges: tuple[Charge, ...], economy: EconomyPolicy) -> list[UsageLimit]:
-    """Return a limit of 0 for accelerators without a price: a budget in dollars cannot hold what it cannot count."""
+    """Return a limit of 0 for accelerators without a price: a budget in dollars cannot limit use without a price."""
     seconds: dict[str, int] = {}
     for charge in charges:
         if charge.admitted_at and _price_of(charge, charge.admitted_at, economy) is None:

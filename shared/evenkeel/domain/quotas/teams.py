@@ -27,7 +27,7 @@ from evenkeel.domain.kueue.snapshot import Rules
 from evenkeel.domain.values import Value
 
 MAX_GPU_HOURS = 1_000_000_000
-"""Of a budget. Larger than any fleet; a larger sum in micro-dollars would lose precision."""
+"""Limit of a budget, larger than any fleet needs; a larger sum in micro-dollars would lose precision."""
 MAX_USD = 1_000_000_000_000
 MAX_ACCELERATORS = 10_000_000
 MAX_SECONDS = 366 * 86_400
@@ -52,7 +52,7 @@ class Role(StrEnum):
     """Changes any job of the team."""
 
     def includes(self, needed: "Role") -> bool:
-        """Whether this role allows what the needed role allows."""
+        """Whether this role includes all rights of the needed role."""
         roles = list(Role)
         return roles.index(self) >= roles.index(needed)
 
@@ -122,7 +122,7 @@ class TeamQueue(ShortQueue):
 
 
 class Team(_SetupPart):
-    """A team: its quota, its members, where its pods run, and what it may use and spend."""
+    """A team: its quota, its members, the place of its pods, and its limits and budgets."""
 
     name: str
     queue: Annotated[TeamQueue, _plan_schema("queue")] = TeamQueue()

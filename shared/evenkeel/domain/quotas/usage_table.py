@@ -6,7 +6,7 @@
     lent       use of its quota by other teams
 
 Borrowed quota comes first from the nearest cohort's own quota. Then it comes from the teams below that cohort that lend
-unused quota, each in proportion to what it lends. The rest is borrowed one cohort higher.
+unused quota, each in proportion to the quota that it lends. The rest is borrowed one cohort higher.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ _COHORT_QUOTA = ""
 
 
 def _borrow(node: QuotaNode, key: Key, lent: dict[tuple[str, Key], int]) -> tuple[int, dict[str, int]]:
-    """Distribute borrowing below a node; return what must be borrowed above it, and what it can still lend, by team."""
+    """Distribute borrowing below a node; return the quota to borrow above it, and the lendable quota by team."""
     slot = node.at(key)
     lendable = max(0, slot.subtree - slot.guaranteed - max(0, slot.use - slot.guaranteed))
     if node.is_queue:
@@ -87,7 +87,7 @@ def _borrow(node: QuotaNode, key: Key, lent: dict[tuple[str, Key], int]) -> tupl
 
 
 def _split_amount(amount: int, lendable_by_team: Mapping[str, int]) -> dict[str, int]:
-    """Split an amount in proportion to what each team can lend. The rest goes to the largest remainders."""
+    """Split an amount in proportion to each team's lendable quota. The rest goes to the largest remainders."""
     total = sum(lendable_by_team.values())
     if not total:
         return {}

@@ -152,7 +152,7 @@ def drain_deadline(fault: Fault, *, opened_at: datetime, deadline_at: datetime |
 def decide_unmanaged_pod(
     pod: UnmanagedPod, fault: Fault, *, until: datetime, has_deadline: bool, policy: Policy, now: datetime
 ) -> UnmanagedPodDecision:
-    """Decide what to do with a pod outside Evenkeel on a node before its repair.
+    """Decide whether to evict an unmanaged pod on a node before the node's repair.
 
     Args:
         pod: The pod.

@@ -169,6 +169,8 @@ ALLOWED = GuardrailVerdict(allowed=True, reason="No guardrail blocks it.")
 
 
 class _Violation(NamedTuple):
+    """A guardrail that blocks an action, with the reason."""
+
     reason: str
     clears_at: datetime | None = None
     cause: str = ""

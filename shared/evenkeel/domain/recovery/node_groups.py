@@ -26,7 +26,7 @@ _STARTING = (
     "ReplacingRootVolume:Proceed",
     "RootVolumeReplaced",
 )
-"""Lifecycle states that end without help. All others, such as Standby, need a person."""
+"""Lifecycle states that end without help. All other states, such as Standby, need a person."""
 _REFUSED = (RepairAnswer.NOT_NOW, RepairAnswer.FAILED)
 _NEEDED_PROCESSES = ("Launch", "Terminate")
 """Processes of the group that a replacement needs. A person who suspends one of them stops replacements."""

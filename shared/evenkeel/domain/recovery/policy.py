@@ -20,7 +20,7 @@ class GuardrailPolicy(Section):
     pool_repairs: int | None = Field(default=4, ge=1, le=1_000_000)
     """Nodes of one pool in repair at a time, as a count; null = no limit by count."""
     pool_repair_share: float | None = Field(default=0.1, gt=0, le=1)
-    """The same limit as a share of the nodes of the pool."""
+    """Share of the pool's nodes in repair at a time; null = no limit by share."""
     repairs_per_hour: int = Field(default=20, ge=1, le=1000)
     """Repair requests for the whole fleet."""
     fleet_cordons: int = Field(default=60, ge=1, le=1000)
@@ -28,7 +28,7 @@ class GuardrailPolicy(Section):
     pool_cordons: int | None = Field(default=20, ge=1, le=1_000_000)
     """Nodes of one pool that Evenkeel keeps cordoned at a time, as a count; null = no limit by count."""
     pool_cordon_share: float | None = Field(default=0.3, gt=0, le=1)
-    """The same limit as a share of the nodes of the pool."""
+    """Share of the pool's nodes that Evenkeel keeps cordoned at a time; null = no limit by share."""
     leaving_seconds: Seconds = 900
     """If AWS ends a node within this time, the cordon limits do not apply to it."""
     shared_cause_count: int = Field(default=3, ge=2, le=1_000_000)

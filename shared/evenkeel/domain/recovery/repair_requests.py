@@ -1,4 +1,4 @@
-"""Judge what came of a repair request: its deadline, its effects and its failure."""
+"""Judge the result of a repair request: its deadline, its effects and its failure."""
 
 from datetime import datetime, timedelta
 from enum import StrEnum

@@ -159,7 +159,7 @@ def why_not_concerned(job: UnmanagedJob, node_name: str, *, by_policy: bool) -> 
         by_policy: Whether the policy lets Evenkeel recover the jobs of its namespace.
     """
     if job.has_managed_labels:
-        return "it carries the labels of Evenkeel's own jobs, but is none of them."
+        return "it has the labels of an Evenkeel job but is not an Evenkeel job."
     if not is_allowed(job.consent, by_policy=by_policy):
         return f"only the label {RESUME_LABEL}={RESUME_ALLOWED} or the policy lets Evenkeel restart it."
     if job.state is UnmanagedJobState.RUNNING and node_name not in job.live_nodes:
@@ -221,7 +221,7 @@ def _start(job: UnmanagedJob) -> str:
 
 
 def fault_consequence(workload: UnmanagedWorkload, *, by_policy: bool) -> str:
-    """Describe what happens to a workload when its node becomes faulty, and whether it has Evenkeel's labels.
+    """Describe the effect of a faulty node on a workload, and whether the workload has Evenkeel's labels.
 
     Args:
         workload: The workload.

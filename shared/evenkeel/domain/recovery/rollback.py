@@ -99,7 +99,7 @@ def _suspect_reason(root: Attempt, facts: RollbackFacts, distrust_after: datetim
 def _root(facts: RollbackFacts) -> Attempt | None:
     """Return the attempt that resumed from the interrupted attempt or an earlier one, and led to the current attempt.
 
-    None if the current attempt does not descend from them. If only rank 0 knows what an attempt resumed from, the
+    None if the current attempt does not descend from them. If only rank 0 knows the resume point of an attempt, the
     attempt may descend from any checkpoint, so it is returned.
     """
     by_number = {attempt.attempt: attempt for attempt in facts.descent}

@@ -1,1 +1,1 @@
-"""When and where to rent burst capacity, and when to give it back."""
+"""When and where to rent burst capacity, and when to release it."""

@@ -1,4 +1,4 @@
-"""All open rentals at one moment: the nodes that they reserve, and what they leave of caps, limits and budgets."""
+"""All open rentals at one moment: their reserved nodes, and the rest of caps, limits and budgets."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
@@ -42,7 +42,7 @@ class RentalAllocation(Value):
 
 
 class RentalBook(NamedTuple):
-    """All open rentals, with what they take of caps and limits."""
+    """All open rentals, with their share of caps and limits."""
 
     rentals: tuple[Rental, ...] = ()
     allocations: tuple[RentalAllocation, ...] = ()
@@ -67,7 +67,7 @@ class RentalBook(NamedTuple):
         """Return the capacities with rented nodes reserved for their jobs. Migrating jobs reserve none.
 
         Args:
-            capacities: Of the fleet.
+            capacities: Node capacities of the fleet.
             jobs: The pending jobs.
             pools: Pools that the policy rents from.
         """
@@ -91,11 +91,11 @@ def reserve_rented_nodes(
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacities with each node of a rented pool reserved: for the job that received it, or for no job.
 
-    Capacity pods stay on such a node until its job's own pods exist, so what they use counts as free for the job.
+    Capacity pods stay on such a node until its job's own pods exist, so their requests count as free for the job.
 
     Args:
-        capacities: Of the fleet.
-        rentals: The open ones.
+        capacities: Node capacities of the fleet.
+        rentals: The open rentals.
         pools: Pools that the policy rents from.
         migrating: Jobs that move to committed nodes: rented nodes are not reserved for them.
     """

@@ -103,7 +103,7 @@ def _kind(pool: Pool) -> tuple[str, str, str]:
 
 
 def origin_of(job: Job, policy: Policy) -> RunOrigin:
-    """Return what is known of a job's run time before it ends."""
+    """Return the known facts about a job's run time before its end."""
     spec = job.spec
     seconds = policy.burst.run_seconds_of(spec.priority_class)
     return RunOrigin(spec.team, job.owner, spec.job_type, spec.expected_seconds, seconds)
@@ -165,7 +165,7 @@ def job_demand(
     done_seconds: float = 0,
     waiting_since: datetime | None = None,
 ) -> JobDemand:
-    """Return what the cost of a job in any pool depends on."""
+    """Return the facts that decide the cost of a job in any pool."""
     burst, spec = policy.burst, job.spec
     keeps = bool(spec.checkpoint_uri)
     done = done_seconds if keeps else 0.0
@@ -201,7 +201,7 @@ def risk_limits(policy: Policy) -> RiskLimits:
 
 
 def jobs_to_place(pending: Iterable[Job], policy: Policy, now: datetime) -> list[Job]:
-    """Return the jobs that one cycle places: the first of the queue, and one page of the others, by the minute.
+    """Return the jobs that one cycle places: the first jobs of the queue, and one later page that changes each minute.
 
     Without the pages, jobs at the head that no pool can run would keep all later jobs from rented nodes. A job with a
     deadline is always placed, so that its user learns whether any pool meets its deadline.
@@ -245,7 +245,7 @@ def nodes_to_rent(job: Job, pool: RentedPool, now: datetime) -> tuple[NodeCapaci
 
 
 def rented_candidate(pool: Pool, context: PlacementContext, differences: tuple[str, ...]) -> CandidatePool:
-    """Return a pool to rent from, with what its limit and recent refusals leave."""
+    """Return a pool to rent from, with its remaining limit and recent refusals."""
     return _rented_candidate(pool, context.rented.allocations, context.shortages, differences, context.now)
 
 
@@ -279,12 +279,12 @@ def facts_for_next_offer(
     now: datetime,
     budget_left_parts: int | None = None,
 ) -> PlacementFacts:
-    """Return the facts for the next offer of a rental: those of its placement, brought up to date.
+    """Return the facts for the next offer of a rental: the facts of its placement, brought up to date.
 
     Args:
         facts: Facts of the placement that began the rental.
         rental: Its current offer was refused.
-        allocations: Of all rentals. The rental's own allocation does not count.
+        allocations: Allocations of all rentals. The rental's own allocation does not count.
         shortages: Recent refusals.
         burst: Pools and caps as they are now.
         now: The time.
@@ -308,7 +308,7 @@ def facts_for_next_offer(
             pool,
             rental_allocations,
             shortages,
-            ("It was asked already.",) if pool.name in tried else before.get(pool.name, ()),
+            ("Evenkeel already asked this pool.",) if pool.name in tried else before.get(pool.name, ()),
             now,
         )
         for pool in burst.pools
@@ -415,7 +415,7 @@ def forecast_starts(
 
 
 def opportunity_cost_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:
-    """Return what the jobs that wait would give for an accelerator-hour of a committed pool; 0 if no job waits.
+    """Return the value of an accelerator-hour of a committed pool for the waiting jobs; 0 if no job waits.
 
     Past demand by the hour is not recorded yet. While a job waits, every hour counts as wanted.
     """
@@ -448,7 +448,7 @@ def why_not_portable(job: Job, pool: Pool, storage: Storage, hardware: InstanceT
 
 
 def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> PoolEnvironment:
-    """Return what a job finds on a node of a pool: what its instance type offers, with the overrides in `place`."""
+    """Return the properties of a pool's nodes: its instance type's properties, with the overrides in `place`."""
     environment = compatibility.environment_on(pool.instance_type, catalogue)
     given = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
     return environment.replace(**{**given, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})

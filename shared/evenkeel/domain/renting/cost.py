@@ -38,7 +38,7 @@ SPOT_NOTICE_SECONDS = 120
 
 
 class JobDemand(Value):
-    """A pending job, reduced to what its cost depends on."""
+    """A pending job, reduced to the facts that decide its cost."""
 
     job_id: str
     team: str
@@ -137,7 +137,7 @@ class RiskLimits(Value):
 
 
 class PoolCost(Value):
-    """The cost of one pool for one job. Parts are those of `economics.money`."""
+    """The cost of one pool for one job. The unit of parts is defined in `economics.money`."""
 
     pool: str
     market: Market
@@ -160,7 +160,7 @@ class PoolCost(Value):
         return self.rent_parts + self.delay_parts + self.opportunity_parts
 
     def premium_over(self, committed: "PoolCost | None") -> int:
-        """Return what renting here costs more than the committed hours that it leaves to other jobs."""
+        """Return the rent, less the value of the committed hours that other jobs then get."""
         return self.rent_parts + self.opportunity_parts - (committed.opportunity_parts if committed else 0)
 
 
@@ -244,7 +244,7 @@ class _RentedTime(NamedTuple):
     moved_seconds: float
     """Expected time without training, because the job moves to committed nodes."""
     opportunity_parts: int
-    """Of the committed nodes after the move."""
+    """Opportunity cost of the committed nodes after the move."""
 
 
 def _rented_time(
@@ -431,10 +431,10 @@ def opportunity_cost(
     an hour. It is never worth more than the same hour rented.
 
     Args:
-        rented_micros_per_accelerator_hour: Of the cheapest pool to rent.
+        rented_micros_per_accelerator_hour: Price in the cheapest pool to rent.
         share_full: How often demand is at least the committed capacity.
         delay_micros_per_hour: Price of delay of all jobs that wait for the pool, together.
-        accelerators: Of the committed pool.
+        accelerators: Accelerators of the committed pool.
     """
     queue = delay_micros_per_hour / accelerators if accelerators else 0.0
     return round(min(1.0, max(0.0, share_full)) * min(rented_micros_per_accelerator_hour, queue))

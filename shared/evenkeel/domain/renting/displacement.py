@@ -65,7 +65,7 @@ class DisplacementFacts(Value):
     committed: tuple[CommittedNode, ...]
     movable: tuple[MovableJob, ...]
     team_left_micros: dict[str, int]
-    """Team of a movable job → what its cap leaves, in micro-dollars an hour."""
+    """Team of a movable job → the rest of its cap, in micro-dollars an hour."""
     fleet_left_micros: int
     now: Instant
 
@@ -173,7 +173,7 @@ def _node_options(facts: DisplacementFacts, costs: dict[str, int]) -> Iterator[t
     for node in facts.committed:
         free, victims = node.free, list[str]()
         on_node = [job for job in facts.movable if node.name in job.nodes]
-        # The cheapest accelerators first. Then jobs that the others make unnecessary stay.
+        # The cheapest accelerators first. Then jobs stay that the remaining moves make unnecessary.
         for job in sorted(on_node, key=lambda job: (costs[job.job_id] / job.nodes[node.name], job.job_id)):
             if free >= facts.accelerators_per_node:
                 break

@@ -293,7 +293,7 @@ class TemporaryCapacityDecision(Value):
 
 
 def decide_temporary_capacity(facts: TemporaryCapacityFacts) -> TemporaryCapacityDecision:
-    """Decide what to do with temporary capacity: always return it by its due time, with time for a last checkpoint."""
+    """Decide when to release temporary capacity: at its due time at the latest, with time for a last checkpoint."""
     temporary = facts.temporary
     if temporary.returned_at is not None:
         state, reason = TemporaryCapacityState.RETURNED, "The temporary capacity was returned."

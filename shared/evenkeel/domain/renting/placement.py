@@ -1,4 +1,4 @@
-"""Where a pending job should run: the cheapest pool that meets its deadline, by the cost model in `cost.py`.
+"""Choose the pool of a pending job: the cheapest pool that meets its deadline, by the cost model in `cost.py`.
 
 Free committed nodes come first. Otherwise nodes are rented for a job exactly where
 
@@ -56,7 +56,7 @@ class PlacementAction(StrEnum):
 
 
 class PlacementDecision(Value):
-    """Where a job should run, and why."""
+    """The chosen pool of a job, and the reason."""
 
     job_id: str
     action: PlacementAction
@@ -201,7 +201,7 @@ def _pool_costs(facts: PlacementFacts) -> Iterator[PoolCost]:
 
 
 def migration_target(candidates: Iterable[CandidatePool]) -> CandidatePool | None:
-    """Return the committed pool that a job on rented nodes would move to: the one with the shortest wait."""
+    """Return the committed pool with the shortest wait, to which a job on rented nodes would move."""
     committed = (
         candidate for candidate in candidates if not candidate.pool.market.is_rented and not candidate.differences
     )

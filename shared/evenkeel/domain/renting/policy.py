@@ -22,14 +22,14 @@ class RentedPool(Pool):
     taints: tuple[Annotated[str, Field(max_length=400, pattern=_TAINT)], ...] = ()
     """`key=value:Effect` of all its nodes. A job that does not tolerate them gets no node of the pool."""
     labels: dict[Word, Word] = {}
-    """Labels of all its nodes besides those of Karpenter and Kubernetes. A `nodeSelector` may ask for them."""
+    """Labels of all its nodes, without the labels of Karpenter and Kubernetes. A `nodeSelector` may ask for them."""
 
     @model_validator(mode="after")
     def _is_rented_and_bounded(self) -> Self:
         if not self.market.is_rented:
-            raise ValueError(f"{self.name}: its market must be spot or on-demand")
+            raise ValueError(f"{self.name}: market must be spot or on-demand")
         if not self.max_nodes or not self.accelerators_per_node:
-            raise ValueError(f"{self.name}: it needs maxNodes and acceleratorsPerNode above 0")
+            raise ValueError(f"{self.name}: maxNodes and acceleratorsPerNode must be above 0")
         # The time of the slowest of many launches is computed from both. Extreme values would overflow it.
         if self.launch.p90_seconds > min(86_400, 100 * self.launch.p50_seconds or 86_400):
             raise ValueError(f"{self.name}: p90Seconds may be at most a day, and at most 100 times p50Seconds")
@@ -37,14 +37,14 @@ class RentedPool(Pool):
 
 
 class BurstPolicy(Section):
-    """Which nodes may be rented, for which jobs, and at which cost. The shipped policy rents nothing."""
+    """The nodes that Evenkeel may rent, for which jobs, and at which cost. The shipped policy rents nothing."""
 
     pools: tuple[RentedPool, ...] = ()
-    """Pools to rent from. Of equally cheap pools the first is chosen."""
+    """Pools to rent from. The first of equally cheap pools is chosen."""
     fleet_cap_micros_per_hour: Micros = 0
     """Cap on the cost of all rentals, in millionths of a dollar an hour."""
     team_caps_micros_per_hour: dict[Word, Micros] = {}
-    """The same cap for each listed team."""
+    """Cap on the cost of one team's rentals, in millionths of a dollar an hour, for each listed team."""
     other_team_cap_micros_per_hour: Micros = 0
     """The cap for every other team."""
     delay_micros_per_hour: dict[PriorityClass, Micros] = {}

@@ -6,8 +6,8 @@
       offered  └──┘                               ▼  ▼
                                                  ENDING ── ended ──▶ ENDED
 
-`refused` gives up the current pool, and `offered` asks the next one. In every state but ENDED a rental also records
-what is seen: `nodes_joined`, `other_nodes_seen`, `replicas_seen`, `restarted`.
+`refused` gives up the current pool, and `offered` asks the next one. In every state except ENDED a rental also records
+its observations: `nodes_joined`, `other_nodes_seen`, `replicas_seen`, `restarted`.
 
 A rental is opened in a commit that raises the quota tree's version, as admissions are. So caps hold if two cycles run
 at once. Evenkeel alone sets the limit of a rented NodePool, to the number of nodes that are rented from it.
@@ -86,7 +86,7 @@ class RentalOffer(Value):
 
     @classmethod
     def of(cls, pool: RentedPool, now: datetime) -> "RentalOffer":
-        """Return an offer of a pool that is asked now."""
+        """Return a request to a pool, made now."""
         return cls(
             pool=pool.name,
             cluster=pool.cluster,
@@ -130,7 +130,7 @@ class Rental(Value):
     reason: Sentence
     nodes: int
     offers: tuple[RentalOffer, ...]
-    """The last one is current."""
+    """The last offer is current."""
     node_names: tuple[str, ...] = ()
     """Its nodes; empty before they are assigned."""
     begun_at: Instant
@@ -190,7 +190,7 @@ class Rental(Value):
         return self.replace(offers=(*self.offers[:-1], self.offer.replace(**changes)))
 
     def bills(self) -> tuple[money.BillableRental, ...]:
-        """Return what is billed: the nodes of each offer, from the request until the last of them is gone."""
+        """Return the billed use: the nodes of each offer, from the request until its last node is gone."""
         return tuple(
             money.BillableRental(
                 pool=offer.pool,

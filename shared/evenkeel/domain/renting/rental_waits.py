@@ -46,7 +46,7 @@ def evaluate_rental_ready(
     Args:
         rental: An OPENING rental.
         job: Its job.
-        nodes: Of the cluster.
+        nodes: Nodes of the cluster.
         refusal: The provider's refusal since the pool was opened; empty if there is none.
         taken: Nodes of other rentals.
     """
@@ -96,7 +96,7 @@ def evaluate_rental_over(
         rental: A READY rental.
         job: Its job.
         attempt: The job's current attempt; None if it has none.
-        nodes: Of the cluster.
+        nodes: Nodes of the cluster.
         quiet_seconds: How long idle nodes are kept for a pending job.
         now: The time.
     """
@@ -141,8 +141,8 @@ def why_node_not_needed(
         rental: An OPENING rental.
         others: Rentals of the same Deployment. Without them the answer comes later than it could.
         registered: The Deployments in the policy.
-        pods: Those without a node, and those on the nodes of the rental's pool.
-        nodes: Of the cluster.
+        pods: Pods without a node, and pods on the nodes of the rental's pool.
+        nodes: Nodes of the cluster.
     """
     label = _target_of(rental).label
     registration = registration_of(rental, registered)
@@ -183,9 +183,9 @@ def evaluate_serving_rental_over(
     """Answer the wait for the end of a Deployment's rental; None while a replica runs on the node, or may soon.
 
     Args:
-        rental: A READY rental, with what is seen of its replicas.
-        pods: Of the cluster.
-        nodes: Of the cluster.
+        rental: A READY rental, with the observed use by its replicas.
+        pods: Pods of the cluster.
+        nodes: Nodes of the cluster.
         quiet_seconds: How long an idle node is kept.
         now: The time.
     """

@@ -1,4 +1,4 @@
-"""A case: what Evenkeel decided about one node, and what then happened to the node.
+"""A case: Evenkeel's decision about one node, and the later events of the node.
 
 In the mode `observe`, each further fault of a node opens another incident, because no repair is under way. These
 incidents are not independent of each other, and after the first of them Evenkeel would have acted. So all incidents of
@@ -208,7 +208,7 @@ _STEPS = {
 
 
 def event_of(fact: NodeFact, *, is_evidence: bool) -> NodeEvent | None:
-    """Return what a fact says about its node; None if it says nothing.
+    """Return the meaning of a fact for its node; None if it says nothing.
 
     Args:
         fact: The fact.

@@ -42,7 +42,7 @@ class ExportedInstance:
         self._is_cordoned = False
 
     def add(self, event: NodeEvent) -> None:
-        """Add an event. Of several sightings in service without another event, the last one says everything."""
+        """Add an event. Keep only the last of several sightings in service without another event."""
         if event.kind is NodeEventKind.IN_SERVICE and self.events and self.events[-1].kind is event.kind:
             self.events.pop()
         self.events.append(event)
@@ -259,7 +259,7 @@ class NodeIndex:
                 code="NotReady",
                 observed_at=since,
                 envelope_id=f"{KUBELET}/{NOT_READY}/{rfc3339(since)}",
-                detail=f"Node {name} is not Ready since {rfc3339(since)}.",
+                detail=f"Node {name} has been NotReady since {rfc3339(since)}.",
                 occurrence=rfc3339(since),
             ),
         )
@@ -267,7 +267,7 @@ class NodeIndex:
     # ------------------------------------------------------------ state at a time
 
     def node_at(self, instance_id: str, at: datetime) -> NodeThen:
-        """Return what the records show about an instance at a time."""
+        """Return the recorded state of an instance at a time."""
         machine = self.machines[instance_id]
         return NodeThen(
             affected=machine.affected(),

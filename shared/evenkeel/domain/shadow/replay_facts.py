@@ -1,8 +1,8 @@
-"""Decide offline what the mode `observe` would have decided about recorded facts.
+"""Repeat offline the decisions of the mode `observe` on recorded facts.
 
     facts, in order of time ─▶ intake ─▶ incident ─▶ plan ─▶ the incident ends, as in `observe`
 
-The same decisions as in the service run here. The replay knows only what the facts and the nodes show, so guardrails,
+The code of the service decides here, too. The replay knows only what the facts and the nodes show, so guardrails,
 jobs and the marks of other controllers are left out.
 """
 
@@ -37,6 +37,8 @@ class NodeThen(Value):
 
 
 class _OpenIncident(NamedTuple):
+    """An incident of the replay that is still open."""
+
     incident: Incident
     opened_at: datetime
 
@@ -49,7 +51,7 @@ class FactReplay:
 
         Args:
             policy: The site's policy.
-            node_at: Returns what is known about an instance at a time.
+            node_at: Returns the known facts about an instance at a time.
         """
         self._policy = policy
         self._node_at = node_at

@@ -4,7 +4,7 @@
     ◀ lookback                    actions of the node's owners count here
                         healthy ─────────────── worked one window without a fault: no action was needed
 
-A verdict needs evidence. Without it, the verdict is UNKNOWN, with its cause. An action that the
+A verdict needs evidence. Without this proof, the verdict is UNKNOWN, with its cause. An action that the
 node did not need counts against Evenkeel, also if the node was idle.
 """
 

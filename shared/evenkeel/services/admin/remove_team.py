@@ -91,7 +91,7 @@ def _tree(ledger: Ledger) -> Row:
 
 
 def _why_in_use(team: str, setup: TeamSetup, ledger: Ledger) -> str:
-    """Return what the team still has; empty if nothing."""
+    """Return the jobs, charges or lent quota that keep the team; empty if none."""
     if jobs := jobs_of(team, ledger):
         return jobs
     charges = read_charges.run(ledger)

@@ -42,7 +42,7 @@ def run(request: SetQuotasRequest, context: Context, *, own_namespaces: Collecti
         this part at `expected` ── checked with all other parts ── commit: the part, VERSION as read, TREE raised
 
     The commit depends on the version of the whole setup. So if two teams claim one namespace at once, one is refused.
-    The same transaction raises the tree, so a scheduling cycle with the older setup fails as a whole and decides again.
+    The transaction also raises the tree's version, so a cycle with the older setup fails as a whole and decides again.
 
     Idempotent: yes, a repeated request finds its part at `expected` + 1.
 

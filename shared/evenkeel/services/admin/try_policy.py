@@ -1,4 +1,4 @@
-"""Apply a changed policy to recorded decisions, and report what it would have changed."""
+"""Apply a changed policy to recorded decisions, and report the decisions that differ."""
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta

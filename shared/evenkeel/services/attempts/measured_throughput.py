@@ -12,7 +12,7 @@ from evenkeel.services.storage import job_rows, rows
 def with_report(job: Job, attempt: Attempt, ledger: Ledger) -> Job:
     """Return an elastic job with the throughput that the resume point of its attempt reports; else the job itself.
 
-    Repeats are safe: a report replaces the earlier one of the same size.
+    Repeats are safe: a report replaces the earlier report of the same size.
     """
     if job.spec.elastic is None or attempt.resume_from is None or attempt.resumed_throughput is None:
         return job

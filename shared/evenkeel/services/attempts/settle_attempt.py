@@ -36,7 +36,7 @@ _MOST_READ_SINGLY = 20
 
 
 class SettleAttemptRequest(attempt_record.AttemptRequest):
-    """An attempt, and what its workflow knows about its end."""
+    """An attempt, and the facts of its workflow about its end."""
 
     ended: dict[str, Any] | None = None
     """The answer of the last wait, with `{state, reason, exitCodes}` if it saw the end. Objects that still exist are

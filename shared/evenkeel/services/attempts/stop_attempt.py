@@ -32,8 +32,8 @@ class StopAttemptResult(Value):
 def run(request: attempt_record.AttemptRequest, context: Context) -> StopAttemptResult:
     """Delete an attempt's Kubernetes Job and pods with the grace period of the stop request.
 
-    Without a request, a deadline has passed. That is recorded as the request first, so that it explains the end. A
-    request is carried out in any mode: a person made it, or a recovery while it was allowed to act.
+    Without a request, a deadline has passed. The passed deadline is first recorded as the request, so that it explains
+    the end. A request is carried out in any mode: a person made it, or a recovery while it was allowed to act.
 
     Idempotent: yes, missing objects are success.
     """

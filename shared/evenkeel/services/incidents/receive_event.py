@@ -192,7 +192,7 @@ def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
 
 
 def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
-    """Find the open incident that a signal about a repair belongs to: the one of the node, else the one of its slot.
+    """Find the open incident of a signal about a repair: the node's incident, else its slot's incident.
 
     A signal about a replacement may name either node, or a node that never ran. HyperPod is not called.
     """
@@ -294,7 +294,7 @@ class _FactRows(NamedTuple):
     """Place of the fault (node, slot, job, …) → its history there."""
 
     def to_records(self) -> IntakeRecords:
-        """Return what the rows say, for the decision."""
+        """Return the content of the rows, for the decision."""
         return IntakeRecords(
             known_incident_id=self.fact.doc["incidentId"] if self.fact else "",
             last=rows.read(self.last, LastIncident) if self.last else None,

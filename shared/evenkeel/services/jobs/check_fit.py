@@ -44,7 +44,7 @@ class ConfiguredFleet(NamedTuple):
 
 
 def read_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
-    """Return a cluster's nodes as the last sweeps stored them, also nodes that are gone: they may be replaced."""
+    """Return a cluster's nodes as the last sweeps stored them, with nodes that are gone but replaceable."""
     node_rows, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=MAX_NODES)
     nodes = [node for node in (rows.read(row, FleetNode) for row in node_rows) if node.life.cluster == cluster]
     # A slot counts once, although several nodes may have held it.

@@ -97,11 +97,11 @@ def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
             if first is not None and not _has_expired(first, context.now):
                 return _repeated_outcome(first, fingerprint, context)
             if isinstance(error, Conflict):
-                continue  # another submission or end was counted, or another job claimed the checkpoints
+                continue  # another job was submitted or ended first, or claimed this folder
             raise
         context.cycle_requests.request(f"{job.job_id} submitted")
         return SubmitJobResult(job=job, is_repeat=False)
-    raise Throttled("other submissions changed the same rows on every attempt; submit the job again")
+    raise Throttled("Other submissions kept changing the same rows. Submit the job again.")
 
 
 def job_of(
@@ -147,7 +147,7 @@ def job_of(
 def _refuse(faults: tuple[SpecError, ...]) -> None:
     if faults:
         message = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
-        raise Invalid(f"The job cannot be queued. {message}", tuple(faults))
+        raise Invalid(f"The job was refused. {message}", tuple(faults))
 
 
 def refuse_in_kueue_namespace(job: Job, ledger: Ledger) -> None:
@@ -167,7 +167,7 @@ def refuse_in_kueue_namespace(job: Job, ledger: Ledger) -> None:
             f"The job's pods would run in namespace {job.namespace}, where Kueue admits jobs ({by}): "
             "Evenkeel starts no jobs there."
         )
-        raise Invalid(f"The job cannot be queued. team: {fault}", (("team", fault),))
+        raise Invalid(f"The job was refused. Field `team`: {fault}", (("team", fault),))
 
 
 def refuse_unfit(job: Job, setup: TeamSetup, context: Context) -> None:
@@ -180,7 +180,7 @@ def refuse_unfit(job: Job, setup: TeamSetup, context: Context) -> None:
         job, check_fit.read_fleet(job.cluster, context.ledger), setup, context.policy, context.now
     )
     if fault is not None:
-        raise Invalid(f"The job cannot be queued. {fault.field}: {fault.message}", (fault,))
+        raise Invalid(f"The job was refused. Field `{fault.field}`: {fault.message}", (fault,))
 
 
 def claim_of(job: Job, requester: check_role.Requester, setup: TeamSetup, ledger: Ledger) -> tuple[Put, ...]:
@@ -210,8 +210,8 @@ def claim_of(job: Job, requester: check_role.Requester, setup: TeamSetup, ledger
             holds = (
                 "The path holds" if taken.key == job_rows.checkpoints_key(place) else "The path overlaps the path of"
             )
-            fault = f"{holds} the checkpoints of {other if is_visible else 'another job'}: give each job its own path."
-            raise Invalid("the job would overwrite the checkpoints of another job", (("checkpoint.uri", fault),))
+            fault = f"{holds} the checkpoints of {other if is_visible else 'another job'}. Give each job its own path."
+            raise Invalid(f"The job was refused. {fault}", (("checkpoint.uri", fault),))
     return (Put(job_rows.checkpoints_row(job, own.version if own else 0)),)
 
 

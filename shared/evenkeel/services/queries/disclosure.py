@@ -1,8 +1,8 @@
 """Public and private fields of a job.
 
-If teams exist, a team's logs, commands, environment, checkpoints and failure reports are private. All callers see what
-keeps the queue transparent: owner, size, age, and why a job is pending. This module lists every public field, so a new
-field is private until it is added here.
+If teams exist, a team's logs, commands, environment, checkpoints and failure reports are private. All callers see the
+facts that make the queue transparent: owner, size, age, and the pending reason. This module lists every public field,
+so a new field is private until it is added here.
 """
 
 import re
@@ -41,7 +41,7 @@ PUBLIC_ATTEMPT = (
 )
 """Fields of an attempt that every caller sees. Its reason is private, because it may quote the application."""
 PUBLIC_ENTRIES = frozenset({"submitted", "admitted", "kueue", "preempted", "drained", "ranked"})
-"""Timeline entries of a job whose text every caller sees. Of other entries, only time and kind are public."""
+"""Timeline entries of a job whose text every caller sees. Only time and kind of other entries are public."""
 NODE_KINDS = frozenset({"RECOVERY", "REPAIR", "CHECK", "VALIDATION"})
 """Decisions about nodes: every caller sees the whole record."""
 QUEUE_KINDS = frozenset({"ADMISSION", "PLACEMENT"})
@@ -138,7 +138,7 @@ def job_timeline(entries: Iterable[Json]) -> list[Json]:
 
 
 def incident_timeline(entries: Iterable[Json]) -> list[Json]:
-    """Return the public part of an incident's timeline. Of its jobs, only time and kind are public."""
+    """Return the public part of an incident's timeline. Only time and kind of its jobs are public."""
     return [_bare(entry) if entry.get("kind") == "job" else entry for entry in entries]
 
 

@@ -158,7 +158,7 @@ def _asker(stop: StopRequest) -> str:
 
 
 def _after_stop(job: Job, stop: StopRequest) -> str:
-    """Say what follows once the attempt has stopped."""
+    """Return the next step after the attempt has stopped."""
     begin = "After the stop"
     if job.is_suspended:
         return f"{begin} it stays suspended until a person resumes it."

@@ -31,6 +31,8 @@ class AuditFilter(NamedTuple):
 
 
 class _Act(NamedTuple):
+    """A recorded act of a person."""
+
     at: str
     kind: str
     by: str

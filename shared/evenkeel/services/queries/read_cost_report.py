@@ -167,7 +167,7 @@ def _node_hours(nodes: Iterable[NodeSpan]) -> dict[str, tuple[str, str, float]]:
 
 
 def _held(attempts: Iterable[Attempt], lost: Sequence[LostTime], now: datetime) -> Iterator[HeldGpus]:
-    """Yield what attempts did with the GPUs of each of their nodes."""
+    """Yield the use of each node's GPUs by attempts."""
     losses: dict[str, list[tuple[Span, bool]]] = defaultdict(list)
     for lost_time in lost:
         losses[lost_time.receipt.job_id] += [(span, lost_time.receipt.cause.is_failure) for _, span in lost_time.spans]

@@ -52,7 +52,8 @@ _MAX_JOBS = 2000
 _MAX_OPEN = 1000
 """Open incidents of one state that the overview counts. Beyond it, the counts are marked as lower bounds."""
 _MAX_UNRESOLVED = 100
-"""Newest incidents of one failed outcome that are examined. Older ones are found by what they left."""
+"""Newest incidents of one failed outcome that are examined. Older incidents are found by their marks and resume
+plans."""
 _MAX_LEFT = 50
 """Older incidents that are looked up by the nodes and jobs that they left."""
 _MAX_INTERRUPTED = 200
@@ -75,6 +76,8 @@ class Health(StrEnum):
 
 
 class _JobCounts(TypedDict):
+    """Jobs of one state, and whether more exist than were read."""
+
     rows: Sequence[Row]
     is_lower_bound: bool
 
@@ -92,6 +95,8 @@ def _by_node(incidents: Iterable[Incident]) -> dict[str, Incident]:
 
 
 class IncidentsByNeed(NamedTuple):
+    """Open incidents, separated by whether they need a person."""
+
     needing: Sequence[Incident]
     """Incidents that need a person: first those that await approval, then those that failed."""
     working: Sequence[Incident]
@@ -456,8 +461,8 @@ def _unresolved(
 ) -> tuple[list[Incident], bool]:
     """Return the settled incidents that may need a person, and whether there may be more.
 
-    The newest are listed. Older ones need a person only for what they left: a node with their mark, or a job with their
-    resume plan. They are found by these.
+    The newest are listed. An older incident needs a person only if a node carries its mark or a job its resume plan.
+    They are found by these.
     """
     incidents: list[Incident] = []
     has_older = is_lower_bound = False

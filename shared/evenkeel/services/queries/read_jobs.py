@@ -61,8 +61,8 @@ def list_jobs(
 ) -> Json:
     """Return one page of jobs, newest first; a list of pending jobs only, in the order of their queues.
 
-    If teams exist, pending jobs come before all others, by team, the last of each queue first: the index has this
-    order. A job that starts between two pages may be returned twice.
+    If teams exist, pending jobs come before all other jobs, by team, the last of each queue first, as in the index. A
+    job that starts between two pages may be returned twice.
 
     Raises:
         BadPageToken: this list did not issue the token.
@@ -154,7 +154,7 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
     if is_redacted:
         return public | {"attempts": [public_attempt(attempt) for attempt in reversed(attempts)]}
     return public | {
-        # The values may be secret; the names show what was set.
+        # The values may be secret; the names show which variables are set.
         "envNames": sorted(spec.env),
         "pools": [choice.to_json() for choice in spec.pools],
         "tolerations": [toleration.to_pod() for toleration in spec.tolerations],

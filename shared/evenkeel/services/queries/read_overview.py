@@ -1,7 +1,7 @@
 """The overview for the API: one small document from a constant number of reads, whatever the fleet's size.
 
-The sweep counts nodes and jobs once a minute and stores the counts in one row. A request reads that row, and reads what
-is small and must be current: open incidents, holds and heartbeats.
+The sweep counts nodes and jobs once a minute and stores the counts in one row. A request reads that row and the small
+current lists: open incidents, holds and heartbeats.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ _MAX_BUDGETS = 300
 _COUNTED = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy", "cordons")
 """Parts of the status that the row keeps."""
 STALE_AFTER_SECONDS = 600
-"""The sweep writes the counts each minute. Older ones are marked as stale."""
+"""The sweep writes the counts each minute. Older counts are marked as stale."""
 
 
 def count(sources: Sequence[SourceAge], context: Context) -> Json:

@@ -1,4 +1,4 @@
-"""Receipts for the API: what an incident or a job cost. They are computed on each read, so late facts change them."""
+"""Receipts for the API: the cost of an incident or a job. They are computed on each read, so late facts change them."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -41,7 +41,7 @@ def of_job(job: Job, reader: Reader, context: Context) -> JobReceipt:
 
 
 def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
-    """Return the receipt of an incident. Of other teams' jobs, resume points and prices are withheld.
+    """Return the receipt of an incident. Resume points and prices of other teams' jobs are withheld.
 
     Raises:
         NotFound: there is no such incident.

@@ -179,7 +179,7 @@ def _events_of_incident(incident: Incident) -> list[NodeEvent]:
 
 
 def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable[NodeEvent]) -> list[NodeEvent]:
-    """Return what the node's row shows: its end, or that it was in service at the last complete list."""
+    """Return the state in the node's row: its end, or its service at the last complete list."""
     fleet = node.fleet
     if fleet is None:
         return []

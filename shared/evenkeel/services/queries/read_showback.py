@@ -50,7 +50,7 @@ class ShowbackFilter(NamedTuple):
 def show(asked: ShowbackFilter, page: pagination.PageRequest, reader: Reader, context: Context) -> Json:
     """Return one page of rows, the sum of all rows, and the budgets of the teams that the caller sees.
 
-    Of other teams' jobs, user, project and cost are withheld.
+    User, project and cost of other teams' jobs are withheld.
 
     Raises:
         Invalid: the window is empty.

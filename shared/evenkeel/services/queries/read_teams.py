@@ -1,4 +1,4 @@
-"""Teams for the API: the quota of each, its use, what it borrows and lends, and its running and pending jobs."""
+"""Teams for the API: the quota of each team, its use, its borrowing and lending, and its running and pending jobs."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence

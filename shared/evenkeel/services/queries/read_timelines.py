@@ -63,7 +63,7 @@ def _by_time(entries: list[Json]) -> list[Json]:
 
 
 def _aftermath(ledger: Ledger, incident_id: str) -> list[Json]:
-    """Return what happened to the node after an incident of the mode `observe` had ended, as timeline entries."""
+    """Return the events of the node after the end of an incident of the mode `observe`, as timeline entries."""
     row = ledger.get(incident_rows.aftermath_key(incident_id))
     events = rows.read(row, Aftermath).events if row else ()
     entries = (

@@ -36,7 +36,8 @@ _FAULT_STATES = (
     IncidentState.JOB_NOT_RESUMED,
     IncidentState.FAILED,
 )
-"""States of incidents that may share a cause. Observed incidents, and those of other owners, do not count."""
+"""States of incidents that may share a cause. Incidents in mode `observe` and incidents of other owners do not
+count."""
 
 
 class GuardContext(NamedTuple):

@@ -87,9 +87,7 @@ def hold(request: HoldRequest, context: Context) -> Hold:
             fault = f"must be in the future, at most {LONGEST_HOLD.days} days from now"
             raise Invalid(f"a hold until {request.until.isoformat()}", (("until", fault),))
         if request.stops_scheduling and (request.pool or request.instance_id):
-            raise Invalid(
-                "a hold on scheduling has no scope", (("stopsScheduling", "give it without pool and instanceId"),)
-            )
+            raise Invalid("a hold on scheduling has no scope", (("stopsScheduling", "omit pool and instanceId"),))
         if not request.allows_unknown:
             _check_scope(request, context)
     wanted = Hold(
@@ -148,7 +146,7 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
     if not request.reason:
         raise Invalid("ending a shared cause needs a reason", (("reason", "say why the cause is over"),))
     if request.pool or request.instance_id:
-        raise Invalid("a cause has no scope", (("cause", "give it without pool and instanceId"),))
+        raise Invalid("a cause has no scope", (("cause", "omit pool and instanceId"),))
     for _ in range(5):
         earlier = context.ledger.get(fleet_rows.automation_request_key(request.request_id))
         first_answer = _first_answer(earlier, request, context.now)

@@ -1,4 +1,4 @@
-"""State PlanRecovery of recover_node: decide what to do about a node, and whether it is allowed."""
+"""State PlanRecovery of recover_node: decide the recovery of a node, and whether it is allowed."""
 
 from collections.abc import Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -45,7 +45,7 @@ class PlanRecoveryResult(Value):
 
 
 def run(request: incident_record.RecoveryRun, context: Context) -> PlanRecoveryResult:
-    """Decide what to do about an incident, and record the decision when the incident becomes RECOVERING.
+    """Decide the recovery of an incident, and record the decision when the incident becomes RECOVERING.
 
     Idempotent: yes. The plan of a run is stored with its incident, and returned again.
     """

@@ -1,9 +1,9 @@
 """Read one node slot, in as many calls in a large fleet as in a small one.
 
 Only the node itself and its replacement are read from the control planes, so they are fresh. The facts about its peers
-are those of the last sweep (`FleetSummary`): at most a minute old, and older only while the sweep fails. They never
-show that a node is healthy. A stale summary can delay a return to service, or miss that a whole pool just opted out
-after its node was gone.
+come from the last sweep (`FleetSummary`): at most a minute old, and older only while the sweep fails. They never show
+that a node is healthy. A stale summary can delay a return to service, or miss that a whole pool just opted out after
+its node was gone.
 """
 
 from collections.abc import Callable

@@ -37,7 +37,7 @@ def block(
         record: The decision, recorded with the entry.
         writer: The service that writes the entry.
 
-    Idempotent: yes. The same rule for the same action has one entry; its reason stays current.
+    Idempotent: yes. A guardrail has one entry for each action; its reason stays current.
     """
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:

@@ -472,7 +472,7 @@ def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
 
 
 def _note(incident: Incident, decision: RepairDecision, record: Decision, context: Context) -> None:
-    """Write why it waits, or what comes next, once for each reason."""
+    """Write why the repair waits, or its next step, once for each reason."""
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.outcome == decision.reason or current.state.is_settled:

@@ -1,6 +1,6 @@
 """Restart jobs that Evenkeel did not create, after their node failed and where their operator does not.
 
-DrainNode and RepairNode request a restart and take its first step. The sweeper takes the steps that are left. Each step
+DrainNode and RepairNode request a restart and take its first step. The sweep takes the steps that are left. Each step
 is decided anew from the object in the cluster, so a repeated, late or lost step does no harm.
 """
 
@@ -38,7 +38,7 @@ from evenkeel.services.storage.decision_record import decision_of
 
 WRITER = "restart_unmanaged"
 _MAX_NAMED_JOBS = 50
-"""Most unmanaged jobs that an incident names. Of the jobs above that, only restarts are recorded."""
+"""Most unmanaged jobs that an incident names. Beyond that number, only restarts are recorded."""
 
 
 def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[str]:
@@ -97,7 +97,7 @@ def _key(incident: Incident, label: str) -> Key:
 
 
 def _jobs_on_node(incident: Incident, node: FleetNode | None, context: Context) -> Iterator[UnmanagedJob]:
-    """Yield the unmanaged jobs with pods on the node, and then failed ones that a sweep listed there before."""
+    """Yield the unmanaged jobs with pods on the node, and then failed jobs that a sweep listed there before."""
     cluster = incident.life.cluster
     jobs = context.cluster.unmanaged_jobs(cluster, incident.node_name)
     yield from jobs
@@ -105,7 +105,7 @@ def _jobs_on_node(incident: Incident, node: FleetNode | None, context: Context) 
     for label in sorted(labels - {job.label for job in jobs}):
         kind, namespace, name = parse_label(label)
         if kind in set(WorkloadKind):
-            with contextlib.suppress(EvenkeelError):  # the other jobs go on, and the sweeper tries this one again
+            with contextlib.suppress(EvenkeelError):  # the other jobs go on, and the sweep tries this one again
                 job = context.cluster.unmanaged_job(cluster, namespace, WorkloadKind(kind), name)
                 if job is not None and job.state is UnmanagedJobState.FAILED:
                     yield job

@@ -32,7 +32,7 @@ _OUTCOME_TEXT = {
 def run(request: incident_record.RecoveryRun, context: Context) -> ReturnNodeResult:
     """Remove Evenkeel's cordon and the validation taint from the node in the slot, and request a scheduling cycle.
 
-    No mode and no hold blocks this: it only undoes what this recovery did.
+    No mode and no hold blocks this: it only undoes this recovery's cordon.
 
     Idempotent: yes, a node without a cordon is success.
     """

@@ -1,1 +1,1 @@
-"""Rent burst capacity, watch it and give it back."""
+"""Rent burst capacity, watch it and release it."""

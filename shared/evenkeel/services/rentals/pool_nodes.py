@@ -72,9 +72,10 @@ def nodes_in_use(cluster: str, names: Iterable[str], context: Context) -> frozen
 
 
 def release_offer(rental: Rental, context: Context) -> str:
-    """Release the current offer: its pods, its part of the limit and its nodes. Return what still exists; else empty.
+    """Release the current offer: its pods, its part of the limit and its nodes. Return the objects that still exist;
+    empty if none do.
 
-    Idempotent: yes, what is gone is success.
+    Idempotent: yes, a missing object is success.
     """
     offer = rental.offer
     are_pods_gone = context.cluster.delete_capacity_pods(offer.cluster, rental.namespace, rental.pods_name)

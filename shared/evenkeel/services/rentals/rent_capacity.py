@@ -4,7 +4,7 @@
                ▲          │ refused, late                              ▲
                └── NEXT ──┴── no other pool ───────────────────────────┘
 
-Each step reads the present state, does what is missing and reports how far it is. A rental takes its part of the caps
+Each step reads the present state, does the missing work and reports its progress. A rental takes its part of the caps
 until its last node is gone. Only then its bill is written and the rental ends.
 """
 
@@ -136,7 +136,7 @@ class _StepCase(NamedTuple):
         return change.rental
 
     def store(self, stored: Rental) -> None:
-        """Store what was seen of the rental, if it is new."""
+        """Store new observations of the rental."""
         if stored != self.rental:
             self.context.ledger.commit(Put(job_rows.rental_row(stored, self.version)))
 
@@ -144,7 +144,7 @@ class _StepCase(NamedTuple):
 def run(request: RentCapacityRequest, context: Context) -> RentCapacityResult:
     """Do one step of a rental.
 
-    Idempotent: yes, by the rental's state; a repeated step finds what is done and does the rest.
+    Idempotent: yes, by the rental's state; a repeated step finds the finished work and does the rest.
 
     Raises:
         NotFound: There is no such rental.
@@ -175,7 +175,7 @@ def _load(request: RentCapacityRequest, context: Context) -> _StepCase:
 
 
 def _check(case: _StepCase) -> RentCapacityResult:
-    """State CheckBudget: check that the rental is still needed and allowed; after a crash, say where to go on."""
+    """Check that the rental is still needed and allowed (state CheckBudget); after a crash, name the next state."""
     rental = case.rental
     if rental.state is RentalState.READY:
         _free_node(case)
@@ -218,7 +218,7 @@ def _why_unwanted(case: _StepCase) -> str:
     rental, context = case.rental, case.context
     if case.job is not None:
         return why_not_needed(rental, case.job)
-    # The pods first: a pod that finds a node between the reads is seen without a node, or with a node that is listed.
+    # Read pods first: a pod bound between the two reads then appears unbound, or bound to a listed node.
     pods, nodes = context.cluster.pods(case.cluster_name), context.cluster.nodes(case.cluster_name)
     own = [other for other in rentals.load(context.ledger).rentals if other.job_id == rental.job_id]
     return why_node_not_needed(rental, own, context.policy.scheduling.serving, pods, nodes)
@@ -234,7 +234,7 @@ def _free_node(case: _StepCase) -> None:
 
 
 def _open(case: _StepCase) -> RentCapacityResult:
-    """State OpenPool: raise the pool's limit by the rented nodes, and request all nodes at once."""
+    """Raise the pool's limit by the rented nodes, and request all nodes at once (state OpenPool)."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.OPENING:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=rental.reason)
@@ -260,7 +260,7 @@ def _open(case: _StepCase) -> RentCapacityResult:
 
 
 def _hand_over(case: _StepCase) -> RentCapacityResult:
-    """State HandOver: assign all nodes in one commit, which raises the tree's version. The next cycle uses them."""
+    """Assign all nodes in one commit, which raises the tree's version (state HandOver). The next cycle uses them."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.OPENING:
         outcome = RentOutcome.NOT_WANTED
@@ -294,7 +294,7 @@ def _hand_over(case: _StepCase) -> RentCapacityResult:
 
 
 def _next_offer(case: _StepCase) -> RentCapacityResult:
-    """State NextOffer: return the refused offer completely, record the refusal, and place the job again."""
+    """Release the refused offer completely, record the refusal, and place the job again (state NextOffer)."""
     context = case.context
     if case.rental.state is not RentalState.OPENING:
         return RentCapacityResult(outcome=RentOutcome.NONE, reason=case.rental.reason)
@@ -345,7 +345,7 @@ def _pools_for(case: _StepCase) -> tuple[RentedPool, ...]:
 
 
 def _release(case: _StepCase) -> RentCapacityResult:
-    """State ReleasePool: stop new pods on its nodes, and release the nodes until none is left."""
+    """Stop new pods on the pool's nodes, and release all nodes (state ReleasePool)."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.ENDING:
         if rental.state is RentalState.READY and _is_in_use(case):
@@ -365,7 +365,7 @@ def _release(case: _StepCase) -> RentCapacityResult:
 
 
 def _settle(case: _StepCase) -> RentCapacityResult:
-    """State SettleRental: write the bill and free the caps, once nothing of the rental is left."""
+    """Write the bill and free the caps, once nothing of the rental is left (state SettleRental)."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.ENDING:
         return RentCapacityResult(

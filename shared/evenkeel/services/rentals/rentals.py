@@ -2,7 +2,7 @@
 
 A rental, its reason and its decision record are one commit, which raises the version of the quota tree as admissions
 do. So the caps hold, whatever other cycle runs. A crash after the commit leaves a rental without its workflow, which
-the sweeper starts.
+the sweep starts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -57,7 +57,7 @@ def load(ledger: Ledger) -> RentalBook:
 
 
 def load_allocations(ledger: Ledger) -> tuple[RentalAllocation, ...]:
-    """Read what the open rentals take of caps and limits: one round trip."""
+    """Read the shares of the open rentals in caps and limits, in one round trip."""
     key = quota_rows.rental_allocation_key("", 0)
     return tuple(rows.read(row, RentalAllocation) for row in ledger.partition(key.table, key.pk, "RENTAL#"))
 
@@ -156,7 +156,7 @@ def writes_of(
 
 
 def _allocation_writes(change: RentalChange, version: int, ledger: Ledger) -> tuple[Write, ...]:
-    """Return the write of what a rental takes of caps and limits: put with each offer, deleted at the end."""
+    """Return the write of a rental's share in caps and limits: put with each offer, deleted at the end."""
     rental = change.rental
     has_ended = rental.state is RentalState.ENDED
     if not change.has_new_offer and not has_ended:
@@ -187,7 +187,7 @@ def _market_writes(report: MarketReport, rental: Rental, context: Context) -> tu
 
 
 def start(rental: Rental, context: Context) -> bool:
-    """Start the workflow of a rental; False if that failed. Then the sweeper starts it.
+    """Start the workflow of a rental; False if that failed. Then the sweep starts it.
 
     Idempotent: yes, by the execution's name; an execution that exists is success.
     """
@@ -297,7 +297,7 @@ def _commit_begun(
 def placement_note(
     job: Job, answer: PlacementDecision | str | None, context: Context
 ) -> tuple[PlacementNote | None, tuple[Write, ...]]:
-    """Return what a pending job says about its placement, with the decision record if the answer is new."""
+    """Return the reason of a pending job about its placement, with the decision record if the reason is new."""
     if answer is None:
         return None, ()
     if isinstance(answer, str):

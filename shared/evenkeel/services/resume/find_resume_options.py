@@ -41,7 +41,7 @@ _KUEUE = "Kueue admits jobs here, so Evenkeel neither rents nodes nor preempts"
 
 
 class ResumeOffers(NamedTuple):
-    """The options, and the reasons why the others are not available."""
+    """The available options, and the reason against each other option."""
 
     renting: RentOption | None = None
     preemption_victims: tuple[PreemptionCandidate, ...] = ()
@@ -67,7 +67,7 @@ class InterruptedJob(NamedTuple):
 def run(
     interrupted: InterruptedJob, nodes: Iterable[KubernetesNode], in_use: Mapping[str, Resources], context: Context
 ) -> ResumeOffers:
-    """Apply the admission rules to find out what renting or preempting would do for an interrupted job.
+    """Apply the admission rules to find the effect of renting or preempting for an interrupted job.
 
     Args:
         interrupted: The job, its interrupted attempt, and the faulty node.

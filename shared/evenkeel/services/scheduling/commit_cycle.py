@@ -4,8 +4,8 @@
 
 The next version of the tree is part of each commit that changes quota. So the commit fails if another cycle changed the
 tree in between. Jobs that start are committed first: the other decisions count on them. A crash after the commit of an
-attempt leaves it without its workflow, which the sweeper starts. A job that is asked to stop keeps its charge until its
-pods are gone, and the job that needs its nodes waits.
+attempt leaves it without its workflow, which the sweep starts. A stopping job keeps its charge until its pods are
+gone, and the job that needs its nodes waits.
 """
 
 import contextlib
@@ -249,7 +249,7 @@ def _commit_attempts(
 
 
 def start_run(attempt: Attempt, context: Context) -> bool:
-    """Start the workflow of an attempt. Return False if that failed: then the sweeper starts it.
+    """Start the workflow of an attempt. Return False if that failed: then the sweep starts it.
 
     Idempotent: yes, by the execution's name. An execution that exists already is success.
     """
@@ -511,7 +511,7 @@ def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> 
     job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
     note, records = rentals.placement_note(job, step.placement, context.replace(mode=step.mode))
     if decided.action is Action.BACK_OFF:
-        return ()  # the job records already what failed
+        return ()  # the job already records the failure
     reason = recorded_reason(decided, step.mode)
     text = f"{reason} {note.text}" if note else reason
     placed = _with_current_queue(job, loaded.snapshot.setup).replace(reason=text, placement=note)

@@ -25,7 +25,7 @@ def stop_group(decided: MigrationDecision, job: Job, version: int, context: Cont
     Args:
         decided: Why the job must leave.
         job: The job, as the cycle read it.
-        version: Of the job's row.
+        version: Version of the job's row.
         context: Ids, policy and time.
     """
     record = Decision(

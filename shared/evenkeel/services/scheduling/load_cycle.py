@@ -87,7 +87,7 @@ class LoadedCycle(NamedTuple):
 
 
 def run(context: Context) -> LoadedCycle:
-    """Read everything that a cycle decides from. Where Kueue admits, these are the pending jobs alone.
+    """Read everything that a cycle decides from. If Kueue admits, the snapshot has only the pending jobs.
 
     Raises:
         Conflict: an attempt is being settled at this instant.
@@ -296,7 +296,7 @@ def _is_at_rest(snapshot: CycleSnapshot, rented: RentalBook, policy: Policy) -> 
 
 
 def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
-    """Read the jobs that hold charges, and what the teams have spent and used."""
+    """Read the jobs that hold charges, and the spending and use of the teams."""
     snapshot, policy = loaded.snapshot, context.policy
     setup = snapshot.setup
     if not setup.has_teams:

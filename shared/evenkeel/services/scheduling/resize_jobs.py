@@ -27,7 +27,7 @@ WRITER = "resize_jobs"
 
 
 def carry_out(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
-    """Ask jobs to stop so that they change size. In any mode but `act`, record once what would be asked.
+    """Ask jobs to stop so that they change size. In any mode but `act`, record the planned requests once.
 
     Idempotent: yes, each commit is conditional on the versions of the tree and of the jobs.
 
@@ -71,7 +71,7 @@ class _ResizeCommit:
             return memory  # a job has ended or was asked to stop: the next cycle decides again
         records = {resize.job_id: self._record(resize) for resize in planned}
         parts = [self._part(resize, records[resize.job_id]) for resize in planned]
-        # Jobs that do not fit into one commit are asked by the next cycle, which counts on those that stop already.
+        # The next cycle asks the jobs that do not fit into one commit, and counts on the jobs that already stop.
         first = next(batches.cut(parts, common_writes=(self.tree.put(memory),)))
         names = {part.subject for part in first}
         resizes = [resize for resize in planned if resize.job_id in names]
@@ -131,7 +131,7 @@ class _ResizeCommit:
         )
 
     def _record_dry_run(self, planned: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
-        """Record what would be done, once for as long as it stays the same."""
+        """Record the planned actions, once for as long as they stay the same."""
         messages = {
             resize.job_id: f"{resize.resize.from_nodes} to {resize.resize.to_nodes} {resize.waiting_id}".strip()
             for resize in planned

@@ -18,7 +18,7 @@ class Answer(Protocol):
 
     @property
     def reason(self) -> str:
-        """One sentence for an operator."""
+        """Sentence for an operator."""
         ...
 
     @property

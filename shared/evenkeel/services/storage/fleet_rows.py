@@ -42,7 +42,7 @@ def group_fact_row(fact: GroupFact, now: datetime) -> Row:
 
 
 def unmanaged_workloads_key(cluster: str) -> Key:
-    """`UNMANAGED#cluster / META`: workloads with accelerators that Evenkeel did not start, as last seen."""
+    """`UNMANAGED#cluster / META`: unmanaged workloads with accelerators, as last seen."""
     return Key(Table.FLEET, f"UNMANAGED#{cluster}", "META")
 
 
@@ -77,12 +77,12 @@ def cause_key(cause: str, *, is_drill: bool = False) -> Key:
 
 
 def ended_causes_key() -> Key:
-    """`CAUSES#ended / META`: the shared causes that a person ended, each with time, person and reason."""
+    """`CAUSES#ended / META`: shared causes that a person ended, with time, person and reason."""
     return Key(Table.FLEET, "CAUSES#ended", "META")
 
 
 def lease_row(lease: RepairLease, version: int, *, is_drill: bool = False) -> Row:
-    """In `byState` under `LEMON` while its node is one. Drills create none."""
+    """In `byState` under `LEMON` while its node is a lemon. Drills create no such row."""
     state = ("LEMON", lease.slot) if lease.lemon and not is_drill else None
     return Row(lease_key(lease.slot, is_drill=is_drill), lease.to_json(), version, state)
 
@@ -129,7 +129,7 @@ def automation_event_row(entry: TimelineEntry, request_id: str) -> Row:
 
 
 def overview_key() -> Key:
-    """`OVERVIEW#fleet / META`: counts of nodes and jobs, teams and budgets, as the last sweep saw them."""
+    """`OVERVIEW#fleet / META`: the last sweep's counts of nodes and jobs, teams and budgets."""
     return Key(Table.FLEET, "OVERVIEW#fleet", "META")
 
 

@@ -36,7 +36,7 @@ def incident_row(incident: Incident, version: int) -> Row:
 
 
 def open_key(life: NodeLife, *, is_drill: bool = False) -> Key:
-    """`OPEN#life`: exists exactly while an incident of that life is open; one for real facts and one for drills."""
+    """`OPEN#life`, which exists while an incident of that life is open. Drills have their own."""
     return Key(Table.INCIDENTS, rows.partition(f"OPEN#{life.key}", is_drill=is_drill), "META")
 
 
@@ -109,7 +109,7 @@ def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: 
 
 
 def unhealthy_key(life: NodeLife) -> Key:
-    """`UNHEALTHY#life / META`: an incident left the node unhealthy and none works on it, or a person trusts it."""
+    """`UNHEALTHY#life / META`: a node that an incident left unhealthy, or that a person trusts."""
     return Key(Table.INCIDENTS, f"UNHEALTHY#{life.key}", "META")
 
 

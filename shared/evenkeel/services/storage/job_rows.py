@@ -93,14 +93,14 @@ def checkpoint_place(job: Job) -> str:
 def checkpoints_key(place: str) -> Key:
     """`CHECKPOINTS#place / META`: the owner of a checkpoint folder. Written with the job, never deleted.
 
-    Attempt numbers begin at one in each job. Two jobs with one folder would mistake each other's fences and
-    checkpoints.
+    Attempt numbers begin at one in each job. Two jobs with one folder would use the fences and checkpoints of the other
+    job.
     """
     return Key(Table.JOBS, f"CHECKPOINTS#{place}", "META")
 
 
 def checkpoints_row(job: Job, version: int = 0) -> Row:
-    """Record the owner of a checkpoint folder. In `byState` under `CHECKPOINTS` by place, for folders inside."""
+    """Record the owner of a checkpoint folder. `byState` lists it under `CHECKPOINTS` by place, for folders inside."""
     place = checkpoint_place(job)
     return Row(checkpoints_key(place), {"jobId": job.job_id}, version, checkpoints_entry(place))
 
@@ -135,7 +135,7 @@ def rental_row(rental: Rental, version: int) -> Row:
 
 
 def serving_key(holder_id: str) -> Key:
-    """`JOB#srv-… / SERVING`: a Deployment for which nodes are rented. Its rentals, waits and timeline are beside it."""
+    """`JOB#srv-… / SERVING`: a Deployment with rented nodes. Its rentals, waits and timeline are beside it."""
     return Key(Table.JOBS, f"JOB#{holder_id}", "SERVING")
 
 

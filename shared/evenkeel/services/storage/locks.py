@@ -10,7 +10,7 @@ from evenkeel.services.storage import fleet_rows
 
 
 class Lock(NamedTuple):
-    """A held lock. `notes` is what its last owner stored for the next."""
+    """A held lock. `notes` is the value that its last owner stored for the next owner."""
 
     row: Row
     seconds: float

@@ -12,12 +12,12 @@ EVENTS_KEPT = timedelta(days=90)
 
 
 def event_key(event_id: str) -> Key:
-    """`EVT#id / META`: a repeated delivery finds the row."""
+    """Return the key `EVT#id / META`: a repeated delivery finds the row."""
     return Key(Table.INCIDENTS, f"EVT#{event_id}", "META")
 
 
 def event_row(event: OutboundEvent, recorded_at: datetime) -> Row:
-    """In `byState` under `EVT#<month>` by the time of its record: later records come later, however late their change.
+    """Return the row; `byState` lists it under `EVT#<month>` by the time of its record, not of its change.
 
     A month bounds the size of a partition. Writers of one partition of the index share 1,000 rows a second.
     """

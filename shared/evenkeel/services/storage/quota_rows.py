@@ -29,7 +29,7 @@ def tree_key(root: str = ROOT_TREE) -> Key:
 
 
 def queue_cursors_key() -> Key:
-    """`TREE#root / TURN`: team → how far cycles have read its queue behind the head."""
+    """`TREE#root / TURN`: team → how far cycles have read its queue after the head."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", "TURN")
 
 
@@ -39,7 +39,7 @@ def finished_cycle_key() -> Key:
 
 
 def charge_key(attempt: Attempt) -> Key:
-    """`TREE#root / CHARGE#workload`: in the tree's rows.partition, so that all charges are read strongly consistent."""
+    """`TREE#root / CHARGE#workload`: in the tree's partition, for strongly consistent reads of all charges."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"CHARGE#{attempt.workload_name}")
 
 
@@ -54,7 +54,7 @@ def released_charge_row(attempt: Attempt, version: int, now: datetime) -> Row:
 
 
 def rental_allocation_key(job_id: str, number: int) -> Key:
-    """`TREE#root / RENTAL#job-bn`: in the tree's rows.partition, so that caps are checked on a consistent read."""
+    """`TREE#root / RENTAL#job-bn`: in the tree's partition, for consistent checks of the caps."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"RENTAL#{job_id}-b{number}")
 
 
@@ -64,7 +64,7 @@ def rental_allocation_row(rental: Rental, version: int) -> Row:
 
 
 def setup_key() -> Key:
-    """`SETUP / VERSION`: raised by every change of the setup, so that no two changes start from the same one."""
+    """`SETUP / VERSION`: raised by every change of the setup, so that concurrent changes conflict."""
     return Key(Table.QUOTAS, _SETUP, "VERSION")
 
 
@@ -74,7 +74,7 @@ def fleet_quotas_key() -> Key:
 
 
 def team_key(team: str) -> Key:
-    """`SETUP / TEAM#team`: a team's quota and members. The whole setup is one partition: one consistent query."""
+    """`SETUP / TEAM#team`: a team's quota and members. A single query reads the whole setup consistently."""
     return Key(Table.QUOTAS, _SETUP, f"TEAM#{team}")
 
 
@@ -98,7 +98,7 @@ USED = "USED#"
 
 
 def used_key(team: str, week: str, submitter: str) -> Key:
-    """`TEAM#team / USED#week#digest`: the decayed use of a submitter's settled attempts, changed by ADD only.
+    """`TEAM#team / USED#week#digest`: a submitter's decayed use by settled attempts. Changed by ADD only.
 
     Each submitter has a row: there may be any number of sessions, and one row for all would become too large.
     """
@@ -107,5 +107,5 @@ def used_key(team: str, week: str, submitter: str) -> Key:
 
 
 def spent_key(team: str, period: str) -> Key:
-    """`TEAM#team / SPENT#period`: the use of settled attempts in a day, week or month, changed by ADD only."""
+    """`TEAM#team / SPENT#period`: the use of settled attempts in one period. Changed by ADD only."""
     return Key(Table.QUOTAS, f"TEAM#{team}", f"SPENT#{period}")

@@ -71,7 +71,7 @@ def run(ledger: Ledger) -> Charges:
 
 
 def held(ledger: Ledger) -> tuple[Charge, ...]:
-    """Return what live attempts hold."""
+    """Return the charges of live attempts."""
     return run(ledger).held
 
 

@@ -9,7 +9,7 @@ LIVE = "RESTART#LIVE"
 
 
 def restart_key(cluster: str, namespace: str, kind: str, name: str) -> Key:
-    """`RESTART#cluster/namespace/kind/name / META`: the latest restart of a job name."""
+    """Return the key `RESTART#cluster/namespace/kind/name / META`: the latest restart of a job name."""
     return Key(Table.INCIDENTS, f"RESTART#{cluster}/{namespace}/{kind}/{name}", "META")
 
 
@@ -19,7 +19,7 @@ def key_of(restart: Restart) -> Key:
 
 
 def restart_row(restart: Restart, version: int) -> Row:
-    """In `byState` under `RESTART#LIVE` until it ends."""
+    """Return the row; `byState` lists it under `RESTART#LIVE` until it ends."""
     has_ended = restart.stage is RestartStage.ENDED
     return Row(
         key_of(restart),

@@ -1,7 +1,7 @@
-"""The nodes as the last sweep stored them, and what a node's own pods request.
+"""The nodes as the last sweep stored them, and the requests of each node's DaemonSet pods.
 
 Pods of DaemonSets are most pods of a large fleet, and they change only with a DaemonSet or with their node. So the
-sweep stores what they request, and a scheduling cycle lists only the other pods. A changed DaemonSet is seen after the
+sweep stores their requests, and a scheduling cycle lists only the other pods. A changed DaemonSet is seen after the
 next sweep.
 """
 
@@ -27,9 +27,9 @@ def with_bound_pods(
     stored: Iterable[FleetNode],
     context: Context,
 ) -> dict[str, Resources]:
-    """Return what all live pods request, by node name.
+    """Return the requests of all live pods, by node name.
 
-    The pods of DaemonSets are listed only if a node has no row yet that says what they request.
+    The pods of DaemonSets are listed only if a node has no row with their requests yet.
 
     Args:
         cluster: Kubernetes cluster.

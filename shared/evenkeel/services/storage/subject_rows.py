@@ -9,21 +9,21 @@ from evenkeel.services.storage import rows
 
 
 def subject_partition(subject: str) -> tuple[Table, str]:
-    """Table and partition of a job or an incident, by the type that its id carries."""
+    """Return the table and partition of a job or an incident, by the prefix of its id."""
     if subject.startswith("inc-"):
         return Table.INCIDENTS, f"INC#{subject}"
     return Table.JOBS, f"JOB#{subject}"
 
 
 def timeline_row(subject: str, entry: TimelineEntry, discriminator: str) -> Row:
-    """`… / EVENT#time#discriminator`. The discriminator makes a retried write the same row."""
+    """Return the row `… / EVENT#time#discriminator`. The discriminator makes a retried write the same row."""
     table, pk = subject_partition(subject)
     key = Key(table, pk, f"EVENT#{rfc3339(entry.at)}#{discriminator}")
     return Row(key, entry.to_json(), 0, None, entry.at + rows.KEPT)
 
 
 def wait_key(subject: str, name: str) -> Key:
-    """`… / WAIT#name`."""
+    """Return the key `… / WAIT#name`."""
     table, pk = subject_partition(subject)
     return Key(table, pk, f"WAIT#{name}")
 
@@ -40,12 +40,12 @@ def wait_row(wait: Wait, version: int) -> Row:
 
 
 def decision_key(decision_id: str) -> Key:
-    """`DEC#id / META`."""
+    """Return the key `DEC#id / META`."""
     return Key(Table.INCIDENTS, f"DEC#{decision_id}", "META")
 
 
 def decision_row(decision: Decision, packed_from: int = PACKED_FROM) -> Row:
-    """In `byState` under `DEC#<subject>` by time: the decisions about one incident or job.
+    """Return the row; `byState` lists it under `DEC#<subject>` by time: the decisions about one incident or job.
 
     Facts with at least `packed_from` characters are compressed.
     """

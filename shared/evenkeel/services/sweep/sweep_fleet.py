@@ -1,4 +1,4 @@
-"""The sweep: compare the ledger with the clusters, and repeat what a crash left half done, by the same services.
+"""The sweep: compare the ledger with the clusters, and complete interrupted work, by the same services.
 
 Each step stands alone. A failed step is reported and runs again in the next sweep; the other steps go on.
 """

@@ -46,10 +46,10 @@ class SweepRun:
     def __init__(self, context: Context, notes: Mapping[str, Any]) -> None:
         self.context = context
         self.notes = dict(notes)
-        """Where long lists were interrupted, for the next run."""
+        """The positions in long lists, for the next run."""
         self.pages_left = context.policy.watch.sweep_page_budget
         self.accelerators_in_use: int | None = None
-        """Of all clusters; None if this run did not read every cluster."""
+        """Accelerators in use, over all clusters; None if this run did not read every cluster."""
         self.results = SourceResults()
         """The facts that this run learned about its sources."""
         self.unreadable_clusters: dict[str, str] = {}

@@ -18,6 +18,8 @@ from evenkeel.services.recovery import manual_cordons, plan_recovery
 from evenkeel.services.storage import incident_record, incident_rows, rows
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 
+_SEEN_BY_SWEEP = "The sweep observed this."
+
 
 def resume_work(sweep: SweepRun) -> int:
     """Check every unhealthy node again: the mode, the policy, an opt-out or a person's answer may have changed.
@@ -79,7 +81,7 @@ def _forget(sweep: SweepRun, row: Row, incident: Incident, reason: str, event: N
 
 
 def _end_of(incident: Incident, slot_state: SlotState, sweep: SweepRun) -> NodeEvent:
-    """Return what ended the unhealthy state of a node, as the sweep saw it."""
+    """Return the event that ended the unhealthy state of a node, as the sweep observed it."""
     node, successor = slot_state.original.node, slot_state.replacement
     kind, at, actor = NodeEventKind.RECOVERED, sweep.context.now, Actor.UNKNOWN
     if not slot_state.original.is_there:
@@ -90,7 +92,7 @@ def _end_of(incident: Incident, slot_state: SlotState, sweep: SweepRun) -> NodeE
             at = min(at, max(successor.record.launched_at, incident.opened_at))
     elif node is not None and incident.boot_id and node.boot_id and node.boot_id != incident.boot_id:
         kind = NodeEventKind.REBOOTED
-    return NodeEvent(at=at, kind=kind, actor=actor, evidence="The sweep saw it.")
+    return NodeEvent(at=at, kind=kind, actor=actor, evidence=_SEEN_BY_SWEEP)
 
 
 def _follow(sweep: SweepRun, incident: Incident, node: KubernetesNode | None) -> None:
@@ -119,7 +121,7 @@ def _cordon(incident: Incident, node: KubernetesNode, sweep: SweepRun) -> NodeEv
         text = f"{person.by}: {person.reason}"
         return NodeEvent(at=person.at, kind=NodeEventKind.CORDONED, actor=Actor.PERSON, evidence=text)
     actor = Actor.PERSON if is_manual_cordon(node) else Actor.CONTROLLER
-    return NodeEvent(at=sweep.context.now, kind=NodeEventKind.CORDONED, actor=actor, evidence="The sweep saw it.")
+    return NodeEvent(at=sweep.context.now, kind=NodeEventKind.CORDONED, actor=actor, evidence=_SEEN_BY_SWEEP)
 
 
 def _resume(sweep: SweepRun, row: Row, left: UnhealthyNode, before: Incident, reason: str) -> bool:

@@ -1,8 +1,8 @@
 """Watch the cluster: answer the waits that a change satisfies, and report faulty nodes.
 
 A schedule invokes it each minute, and a lock allows one at a time. Each round reads the present state, so a later round
-sees what a broken watch missed. Some conditions become true by time alone, so a round runs every few seconds even
-without a change. The fleet's first cluster is watched; the others are read in every round.
+sees the changes that a broken watch missed. Some conditions become true by time alone, so a round runs every few
+seconds even without a change. The fleet's first cluster is watched; every round reads all other clusters.
 """
 
 from datetime import datetime, timedelta
@@ -183,7 +183,8 @@ class _Watch:
     def ingest_node_facts(self, now: datetime) -> list[str]:
         """Ingest the facts of node objects, once in an invocation. Return the failures.
 
-        Nodes are read only if they may show a new fact. A cluster or node that fails leaves the others alone.
+        Nodes are read only if they may show a new fact. A failing cluster or node does not affect the other clusters
+        and nodes.
         """
         if not self.nodes_changed:
             return []

@@ -327,7 +327,7 @@ def run(
     """Evaluate the open waits, of one subject or of all, against one state of the clusters.
 
     A wait that cannot be evaluated does not block the rest. With `repeat_answered` (the sweep), answers that were
-    recorded but never delivered are requested again. `reads` has what the caller already read. `nodes_of` are clusters
+    recorded but never delivered are requested again. `reads` has the caller's earlier reads. `nodes_of` are clusters
     whose nodes the caller reads next.
 
     Idempotent: yes, answers are only requested.

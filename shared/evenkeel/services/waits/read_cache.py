@@ -16,6 +16,8 @@ _READS_AT_ONCE = 8
 
 
 class _Kept(NamedTuple):
+    """A cached answer or error of one read."""
+
     answer: Any
     error: EvenkeelError | None
     read_at: datetime
@@ -23,7 +25,7 @@ class _Kept(NamedTuple):
 
 
 class ReadCache:
-    """The reads of one round, and those of earlier rounds that may still be used."""
+    """The reads of one round, and reads of earlier rounds that are still fresh enough."""
 
     def __init__(self, now: datetime) -> None:
         self.now = now

@@ -1,4 +1,4 @@
-// What failures, idle nodes and rent cost in a window, what to change first, and who used what.
+// The cost of failures, idle nodes and rent in a window, the most valuable changes, and the use by team.
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { now, useLive } from "../api.js";
 import { counted, href, plain } from "../format.js";

@@ -1,4 +1,4 @@
-// What an interruption cost, stage by stage: on the page of an incident and of a job.
+// The cost of an interruption, stage by stage, on the page of an incident and of a job.
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { useLive } from "../api.js";
 import { clockTime, duration, href, plain } from "../format.js";
