@@ -1,5 +1,6 @@
-"""Ask AWS, after the first deployment, the questions that no local test can answer. It changes nothing and calls no
-function.
+"""Ask AWS, after the first deployment, the questions that no local test can answer.
+
+It changes nothing and calls no function.
 
     python -m tools.day_one dev
 

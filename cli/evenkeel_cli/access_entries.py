@@ -129,8 +129,10 @@ class EksAccess:
     wanted: tuple[WantedEntry, ...]
 
     def plan(self, cluster: str) -> ClusterChanges:
-        """Return the missing entries of one cluster. It only reads. A failure is in the result, so that other
-        clusters go on."""
+        """Return the missing entries of one cluster.
+
+        It only reads. A failure is in the result, so that other clusters go on.
+        """
         present: dict[str, PresentEntry] = {}
         problem = _problem_of(lambda: present.update(self._present(cluster)), cluster)
         entries = () if problem else plan_entries(self.wanted, present, self.stack)

@@ -21,8 +21,9 @@ from evenkeel.ports.unmanaged_jobs import UnmanagedJobs
 
 
 class PodGroup(StrEnum):
-    """The live pods that count. The groups `BOUND` and `MOVABLE` have no pod in common, and every pod is in one of
-    them.
+    """The live pods that count.
+
+    The groups `BOUND` and `MOVABLE` have no pod in common, and every pod is in one of them.
 
     Source of the label: the DaemonSet controller, `CreatePodTemplate` in pkg/controller/daemon/util of Kubernetes.
     """

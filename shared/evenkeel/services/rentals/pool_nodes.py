@@ -72,8 +72,9 @@ def nodes_in_use(cluster: str, names: Iterable[str], context: Context) -> frozen
 
 
 def release_offer(rental: Rental, context: Context) -> str:
-    """Release the current offer: its pods, its part of the limit and its nodes. Return the objects that still exist;
-    empty if none do.
+    """Release the current offer: its pods, its part of the limit and its nodes.
+
+    Return the objects that still exist; empty if none do.
 
     Idempotent: yes, a missing object is success.
     """
