@@ -267,11 +267,10 @@ def _of_descriptions(source: str) -> Iterator[Text]:
     lines = source.splitlines()
     for number, line in enumerate(lines, 1):
         if match := re.match(r"(\s*)(?:\w*Description|Comment): (.+)", line):
-            margin = match[1] + " "
-            block = itertools.takewhile(lambda text, margin=margin: text.startswith(margin), lines[number:])
-            text = (
-                " ".join(part.strip() for part in block) if match[2].startswith((">", "|")) else match[2].strip("'\"")
-            )
+            block = [line[len(match[1]) :] for line in lines[number:]]
+            parts = itertools.takewhile(lambda part: part.startswith(" "), block)
+            is_block = match[2].startswith((">", "|"))
+            text = " ".join(part.strip() for part in parts) if is_block else match[2].strip("'\"")
             yield Text(number, text)
 
 
