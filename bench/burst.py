@@ -707,12 +707,12 @@ def tuned(
 
 
 def _mean(
-    setup: Json, policy: BaselinePolicy, seeds: Sequence[int], seen: dict[tuple[BaselinePolicy, int], float]
+    setup: Json, policy: BaselinePolicy, seeds: Sequence[int], known_costs: dict[tuple[BaselinePolicy, int], float]
 ) -> float:
     for seed in seeds:
-        if (policy, seed) not in seen:
-            seen[policy, seed] = BurstSimulation(setup, policy, seed).play().usd
-    return statistics.fmean(seen[policy, seed] for seed in seeds)
+        if (policy, seed) not in known_costs:
+            known_costs[policy, seed] = BurstSimulation(setup, policy, seed).play().usd
+    return statistics.fmean(known_costs[policy, seed] for seed in seeds)
 
 
 def interval(ratios: Sequence[tuple[float, float]], seed: int = 1) -> tuple[float, float, float]:
@@ -825,14 +825,14 @@ def main(words: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _more(setup: Json, best: Mapping[str, BaselinePolicy], rival: str, seeds: Sequence[int], found: Json) -> None:
+def _more(setup: Json, best: Mapping[str, BaselinePolicy], rival: str, seeds: Sequence[int], document: Json) -> None:
     """Add the frontier, and the results with better and worse estimates of run times; on fewer seeds."""
-    found["frontier"] = list(_frontier(setup, best, seeds[:_FRONTIER_SEEDS]))
+    document["frontier"] = list(_frontier(setup, best, seeds[:_FRONTIER_SEEDS]))
     print(f"\n  frontier, {_FRONTIER_SEEDS} seeds: rent $ and mean delay h")
-    for row in found["frontier"]:
+    for row in document["frontier"]:
         knob = row["valueFactor"] if row["policy"] == "evenkeel" else row["patienceHours"] or row["maxGpus"]
         print(f"  {row['policy']:<10}{knob!s:>8}{row['rentUsd']:>10}{row['meanDelayHours']:>8.2f}", flush=True)
-    found["otherEstimates"] = {}
+    document["otherEstimates"] = {}
     for sigma in setup["jobs"]["estimate"]["otherSigmas"]:
         pairs = [
             (
@@ -842,7 +842,7 @@ def _more(setup: Json, best: Mapping[str, BaselinePolicy], rival: str, seeds: Se
             for seed in seeds[:_ESTIMATE_SEEDS]
         ]
         ratio, low, high = (round(bound, 3) for bound in interval(pairs))
-        found["otherEstimates"][str(sigma)] = {
+        document["otherEstimates"][str(sigma)] = {
             "against": rival,
             "seeds": len(pairs),
             "ratio": ratio,
@@ -856,8 +856,8 @@ _FRONTIER_SEEDS = 4
 _ESTIMATE_SEEDS = 8
 
 
-def _pairs(ours: Mapping[int, BurstOutcome], theirs: Mapping[int, BurstOutcome]) -> list[tuple[float, float]]:
-    return [(outcome.usd, theirs[seed].usd) for seed, outcome in ours.items()]
+def _pairs(outcomes: Mapping[int, BurstOutcome], baselines: Mapping[int, BurstOutcome]) -> list[tuple[float, float]]:
+    return [(outcome.usd, baselines[seed].usd) for seed, outcome in outcomes.items()]
 
 
 if __name__ == "__main__":

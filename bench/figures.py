@@ -67,10 +67,10 @@ class RegressionLimit:
         return self.baseline * (1 + self.tolerance)
 
 
-def regressions(seen: Mapping[str, float], limits: Mapping[str, RegressionLimit]) -> list[str]:
+def regressions(figures: Mapping[str, float], limits: Mapping[str, RegressionLimit]) -> list[str]:
     """Return a sentence for each regression; a ratio without a baseline is never a regression."""
     return [
-        f"{name} is {seen[name]:.2f}, more than {limit.tolerance:.0%} above the baseline of {limit.baseline:.2f}"
+        f"{name} is {figures[name]:.2f}, more than {limit.tolerance:.0%} above the baseline of {limit.baseline:.2f}"
         for name, limit in limits.items()
-        if name in seen and seen[name] > limit.highest
+        if name in figures and figures[name] > limit.highest
     ]

@@ -125,7 +125,7 @@ def preview_of(key: str, policy: Policy) -> Preview:
 def choose_resume_point(  # noqa: PLR0913 - the arguments that the corpus recorded
     attempt: int,
     fence: fence.Fence | None,
-    found: Collection[CheckpointRef],
+    candidates: Collection[CheckpointRef],
     evidence: Mapping[CheckpointRef, CheckpointContents],
     distrust: tuple[Distrust, ...] = (),
     *,
@@ -135,7 +135,7 @@ def choose_resume_point(  # noqa: PLR0913 - the arguments that the corpus record
 ) -> fence.ResumeChoice | checkpoint_resume.ContentsNeeded:
     """Return the resume point of an attempt, or the checkpoint to read first."""
     rules = CheckpointRules(distrust=distrust, accepts_convention=accepts_convention, damaged=frozenset(damaged))
-    return checkpoint_resume.choose_resume_point(attempt, fence, found, evidence, rules, max_reads=max_reads)
+    return checkpoint_resume.choose_resume_point(attempt, fence, candidates, evidence, rules, max_reads=max_reads)
 
 
 class _NamedAmounts(NodeShares):

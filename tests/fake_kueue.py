@@ -191,7 +191,7 @@ class FakeKueue:
             else:
                 self._set_reason(kept[uid], used + wanted - self.room)
 
-    def _follow(self, job: Json, one: Json) -> None:
+    def _follow(self, job: Json, workload: Json) -> None:
         name, status = job["metadata"]["name"], job.get("status") or {}
         over = next(
             (condition for condition in status.get("conditions") or () if condition["type"] in ("Complete", "Failed")),
@@ -199,25 +199,25 @@ class FakeKueue:
         )
         if over is not None and over["status"] == "True":
             reason = "Succeeded" if over["type"] == "Complete" else "Failed"
-            self._set(one, {}, ("Finished", True, reason, over.get("message") or "Job finished"))
-        elif holds(one, "Evicted"):
-            self._take_back(job, one)
-        elif not is_active(one) and holds(one, "Admitted"):
-            self._set(one, {}, ("Evicted", True, "Deactivated", "The workload is deactivated"))
-        elif name in self._doomed and holds(one, "Admitted"):
+            self._set(workload, {}, ("Finished", True, reason, over.get("message") or "Job finished"))
+        elif holds(workload, "Evicted"):
+            self._take_back(job, workload)
+        elif not is_active(workload) and holds(workload, "Admitted"):
+            self._set(workload, {}, ("Evicted", True, "Deactivated", "The workload is deactivated"))
+        elif name in self._doomed and holds(workload, "Admitted"):
             reason, message = self._doomed.pop(name)
             more = [("Preempted", True, "InClusterQueue", message)] if reason == "Preempted" else []
-            self._set(one, {}, ("Evicted", True, reason, message), *more)
-        elif holds(one, "Admitted") and job["spec"].get("suspend"):
+            self._set(workload, {}, ("Evicted", True, reason, message), *more)
+        elif holds(workload, "Admitted") and job["spec"].get("suspend"):
             self._start(job)
 
-    def _admit(self, job: Json, one: Json) -> None:
-        queue = f"{one['spec']['queueName']}-queue"
+    def _admit(self, job: Json, workload: Json) -> None:
+        queue = f"{workload['spec']['queueName']}-queue"
         given = {"name": "main", "flavors": {GPU: FLAVOR}, "resourceUsage": {GPU: str(asked(job))}}
         admission = {"clusterQueue": queue, "podSetAssignments": [{**given, "count": job["spec"]["parallelism"]}]}
-        again = [("Evicted", False, "QuotaReserved", "Previously: evicted")] if condition(one, "Evicted") else []
+        again = [("Evicted", False, "QuotaReserved", "Previously: evicted")] if condition(workload, "Evicted") else []
         self._set(
-            one,
+            workload,
             {"admission": admission},
             ("QuotaReserved", True, "QuotaReserved", f"Quota reserved in ClusterQueue {queue}"),
             ("Admitted", True, "Admitted", "The workload is admitted"),
@@ -230,41 +230,43 @@ class FakeKueue:
         pods = {"spec": {"nodeSelector": selector}}
         self._api.patch(self._job_path(job), {"spec": {"suspend": False, "template": pods}})
 
-    def _take_back(self, job: Json, one: Json) -> None:
+    def _take_back(self, job: Json, workload: Json) -> None:
         """Stop a Job that was evicted; once it has no active pods, release its quota."""
         status = job.get("status") or {}
         if not job["spec"].get("suspend"):
             self._api.patch(self._job_path(job), {"spec": {"suspend": True}})
             return
-        if not holds(one, "QuotaReserved"):
+        if not holds(workload, "QuotaReserved"):
             return
         if status.get("startTime"):
             self._api.patch(f"{self._job_path(job)}/status", {"status": {"startTime": None}})
         self._api.patch(self._job_path(job), {"spec": {"template": {"spec": {"nodeSelector": None}}}})
         if status.get("active"):
             return
-        document = condition(one, "Evicted")
+        document = condition(workload, "Evicted")
         reason, message = document["reason"], document["message"]
         self._set(
-            one,
+            workload,
             {"admission": None, "accumulatedPastExecutionTimeSeconds": 1},
             ("Requeued", reason == "Preempted", reason, message),
             ("QuotaReserved", False, "PendingEvaluation", message),
             ("Admitted", False, "NoReservation", "The workload has no reservation"),
         )
-        one["evicted-now"] = True
+        workload["evicted-now"] = True
 
-    def _set_reason(self, one: Json, missing: int) -> None:
+    def _set_reason(self, workload: Json, missing: int) -> None:
         message = (
             f"couldn't assign flavors to pod set main: insufficient unused quota for {GPU} in flavor {FLAVOR}, "
             f"{missing} more needed"
         )
-        self._set(one, {}, ("QuotaReserved", False, "WaitingForQuota", message))
+        self._set(workload, {}, ("QuotaReserved", False, "WaitingForQuota", message))
 
     # ------------------------------------------------------------ writing
 
-    def _set(self, one: Json, status: Json, *changes: tuple[str, bool, str, str]) -> None:
-        document = {condition["type"]: condition for condition in (one.get("status") or {}).get("conditions") or ()}
+    def _set(self, workload: Json, status: Json, *changes: tuple[str, bool, str, str]) -> None:
+        document = {
+            condition["type"]: condition for condition in (workload.get("status") or {}).get("conditions") or ()
+        }
         before = dict(document)
         for kind, is_true, reason, message in changes:
             known, state = document.get(kind, {}), "True" if is_true else "False"
@@ -278,44 +280,46 @@ class FakeKueue:
                 "lastTransitionTime": since or now,
             }
         if document != before or status:
-            written = self._api.patch(self._path(one), {"status": {**status, "conditions": list(document.values())}})
-            one["status"] = written["status"]
+            written = self._api.patch(
+                self._path(workload), {"status": {**status, "conditions": list(document.values())}}
+            )
+            workload["status"] = written["status"]
 
-    def _path(self, one: Json) -> str:
-        return f"{API}/namespaces/{one['metadata']['namespace']}/workloads/{one['metadata']['name']}"
+    def _path(self, workload: Json) -> str:
+        return f"{API}/namespaces/{workload['metadata']['namespace']}/workloads/{workload['metadata']['name']}"
 
     def _job_path(self, job: Json) -> str:
         return f"/apis/batch/v1/namespaces/{job['metadata']['namespace']}/jobs/{job['metadata']['name']}"
 
 
-def condition(one: Json, kind: str) -> Json:
+def condition(workload: Json, kind: str) -> Json:
     """Return a condition of a Workload; empty where it was never set."""
     return next(
         (
             dict(condition)
-            for condition in (one.get("status") or {}).get("conditions") or ()
+            for condition in (workload.get("status") or {}).get("conditions") or ()
             if condition["type"] == kind
         ),
         {},
     )
 
 
-def holds(one: Json, kind: str) -> bool:
+def holds(workload: Json, kind: str) -> bool:
     """Whether a condition of a Workload is true."""
-    return condition(one, kind).get("status") == "True"
+    return condition(workload, kind).get("status") == "True"
 
 
-def is_active(one: Json) -> bool:
+def is_active(workload: Json) -> bool:
     """Whether a Workload may be admitted: `active` of its spec, which is true if it is missing."""
-    return one["spec"].get("active", True) is not False
+    return workload["spec"].get("active", True) is not False
 
 
-def ended(one: Json) -> bool:
+def ended(workload: Json) -> bool:
     """Whether a Workload is over."""
-    return holds(one, "Finished")
+    return holds(workload, "Finished")
 
 
-def in_order(one: Json) -> tuple[int, str, str]:
+def in_order(workload: Json) -> tuple[int, str, str]:
     """Higher priority first, then age."""
-    metadata = one["metadata"]
-    return (-int(one["spec"].get("priority") or 0), metadata["creationTimestamp"], metadata["name"])
+    metadata = workload["metadata"]
+    return (-int(workload["spec"].get("priority") or 0), metadata["creationTimestamp"], metadata["name"])

@@ -216,10 +216,10 @@ _OBJECTS: Final[dict[str, Json]] = {
     f"/api/v1/nodes/{NODE}": _node(),
     "/api/v1/nodes/ip-10-0-0-1": RENTED,
     "/version": {"major": "1", "minor": "33", "gitVersion": "v1.33.0"},
-    "/apis": {"kind": "APIGroupList", "groups": [{"name": each.group} for each in RESOURCES.values()]},
+    "/apis": {"kind": "APIGroupList", "groups": [{"name": resource.group} for resource in RESOURCES.values()]},
     **{
-        f"/apis/{each.api_version}": {"kind": "APIResourceList", "resources": [{"name": each.plural}]}
-        for each in RESOURCES.values()
+        f"/apis/{resource.api_version}": {"kind": "APIResourceList", "resources": [{"name": resource.plural}]}
+        for resource in RESOURCES.values()
     },
     "/apis/karpenter.sh/v1/nodepools/burst": POOL,
 }
@@ -377,70 +377,76 @@ _MANIFEST: Final[Json] = {
     "spec": {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "main", "image": "any"}]}}},
 }
 CASES: Final = (
-    KubernetesCase("server_version", lambda it: it.server_version(CLUSTER)),
-    KubernetesCase("missing_rights", lambda it: it.missing_rights(CLUSTER, [RIGHT])),
-    KubernetesCase("nodes", lambda it: it.nodes(CLUSTER)),
-    KubernetesCase("node", lambda it: it.node(CLUSTER, NODE)),
-    KubernetesCase("cordon", lambda it: it.cordon(CLUSTER, NODE, "inc-1")),
-    KubernetesCase("cordon_seen_version", lambda it: it.cordon(CLUSTER, NODE, "inc-1", "7")),
-    KubernetesCase("cordon_by_a_person", lambda it: it.cordon(CLUSTER, NODE, None)),
-    KubernetesCase("release", lambda it: it.release(CLUSTER, NODE, "inc-1"), _cordoned),
-    KubernetesCase("uncordon", lambda it: it.uncordon(CLUSTER, NODE), _cordoned_by_a_person),
-    KubernetesCase("resources_in_use", lambda it: it.resources_in_use(CLUSTER)),
-    KubernetesCase("delete_node", lambda it: it.delete_node(CLUSTER, "ip-10-0-0-1", "i-0fedcba9876543210")),
-    KubernetesCase("start_check", lambda it: it.start_check(CHECK)),
-    KubernetesCase("check_result", lambda it: it.check_result(CLUSTER, NAMESPACE, "check-1")),
+    KubernetesCase("server_version", lambda port: port.server_version(CLUSTER)),
+    KubernetesCase("missing_rights", lambda port: port.missing_rights(CLUSTER, [RIGHT])),
+    KubernetesCase("nodes", lambda port: port.nodes(CLUSTER)),
+    KubernetesCase("node", lambda port: port.node(CLUSTER, NODE)),
+    KubernetesCase("cordon", lambda port: port.cordon(CLUSTER, NODE, "inc-1")),
+    KubernetesCase("cordon_seen_version", lambda port: port.cordon(CLUSTER, NODE, "inc-1", "7")),
+    KubernetesCase("cordon_by_a_person", lambda port: port.cordon(CLUSTER, NODE, None)),
+    KubernetesCase("release", lambda port: port.release(CLUSTER, NODE, "inc-1"), _cordoned),
+    KubernetesCase("uncordon", lambda port: port.uncordon(CLUSTER, NODE), _cordoned_by_a_person),
+    KubernetesCase("resources_in_use", lambda port: port.resources_in_use(CLUSTER)),
+    KubernetesCase("delete_node", lambda port: port.delete_node(CLUSTER, "ip-10-0-0-1", "i-0fedcba9876543210")),
+    KubernetesCase("start_check", lambda port: port.start_check(CHECK)),
+    KubernetesCase("check_result", lambda port: port.check_result(CLUSTER, NAMESPACE, "check-1")),
     *(
-        KubernetesCase(f"launch_{kind}", lambda it, kind=kind: it.launch(_launch(kind)))  # type: ignore[misc]  # bound now
+        KubernetesCase(f"launch_{kind}", lambda port, kind=kind: port.launch(_launch(kind)))  # type: ignore[misc]  # bound now
         for kind in WorkloadKind
     ),
     *(
         KubernetesCase(f"{name}_{kind}", act, _launched(kind))
         for kind in WorkloadKind
         for name, act in (
-            ("workload", lambda it, kind=kind: it.workload(_attempt(kind))),
-            ("stop", lambda it, kind=kind: it.stop(_attempt(kind), 30)),
-            ("force_delete_pods", lambda it, kind=kind: it.force_delete_pods(_attempt(kind), [NODE])),
+            ("workload", lambda port, kind=kind: port.workload(_attempt(kind))),
+            ("stop", lambda port, kind=kind: port.stop(_attempt(kind), 30)),
+            ("force_delete_pods", lambda port, kind=kind: port.force_delete_pods(_attempt(kind), [NODE])),
         )
     ),
-    KubernetesCase("workloads", lambda it: it.workloads(CLUSTER), _launched(WorkloadKind.JOB)),
-    KubernetesCase("pods", lambda it: it.pods(CLUSTER), _launched(WorkloadKind.JOB_SET)),
-    KubernetesCase("pods_on_a_node", lambda it: it.pods(CLUSTER, NODE), _launched(WorkloadKind.JOB)),
-    KubernetesCase("kueue_namespaces", lambda it: it.kueue_namespaces(CLUSTER), _has_kueue),
-    KubernetesCase("evict", lambda it: it.evict(CLUSTER, UNMANAGED)),
-    KubernetesCase("logs", lambda it: it.logs(_attempt(WorkloadKind.JOB), 0, 200), _launched(WorkloadKind.JOB)),
-    KubernetesCase("logs_head", lambda it: it.logs(_attempt(WorkloadKind.JOB), 0, None), _launched(WorkloadKind.JOB)),
-    KubernetesCase("tails", lambda it: it.tails(_attempt(WorkloadKind.JOB), 200, 4, 5.0), _launched(WorkloadKind.JOB)),
+    KubernetesCase("workloads", lambda port: port.workloads(CLUSTER), _launched(WorkloadKind.JOB)),
+    KubernetesCase("pods", lambda port: port.pods(CLUSTER), _launched(WorkloadKind.JOB_SET)),
+    KubernetesCase("pods_on_a_node", lambda port: port.pods(CLUSTER, NODE), _launched(WorkloadKind.JOB)),
+    KubernetesCase("kueue_namespaces", lambda port: port.kueue_namespaces(CLUSTER), _has_kueue),
+    KubernetesCase("evict", lambda port: port.evict(CLUSTER, UNMANAGED)),
+    KubernetesCase("logs", lambda port: port.logs(_attempt(WorkloadKind.JOB), 0, 200), _launched(WorkloadKind.JOB)),
+    KubernetesCase(
+        "logs_head", lambda port: port.logs(_attempt(WorkloadKind.JOB), 0, None), _launched(WorkloadKind.JOB)
+    ),
+    KubernetesCase(
+        "tails", lambda port: port.tails(_attempt(WorkloadKind.JOB), 200, 4, 5.0), _launched(WorkloadKind.JOB)
+    ),
     KubernetesCase("watch", _watch),
-    KubernetesCase("create_capacity_pods", lambda it: it.create_capacity_pods(CAPACITY)),
+    KubernetesCase("create_capacity_pods", lambda port: port.create_capacity_pods(CAPACITY)),
     KubernetesCase(
         "delete_capacity_pods",
-        lambda it: it.delete_capacity_pods(CLUSTER, NAMESPACE, CAPACITY.name),
+        lambda port: port.delete_capacity_pods(CLUSTER, NAMESPACE, CAPACITY.name),
         _has_capacity_pods,
     ),
-    KubernetesCase("set_pool_limit", lambda it: it.set_pool_limit(CLUSTER, "burst", lambda: (2, 16))),
-    KubernetesCase("claims", lambda it: it.claims(CLUSTER, "burst")),
-    KubernetesCase("delete_claim", lambda it: it.delete_claim(CLUSTER, "burst-1")),
-    KubernetesCase("refusal", lambda it: it.refusal(CLUSTER, "burst", A_MOMENT)),
-    KubernetesCase("unmanaged_jobs", lambda it: it.unmanaged_jobs(CLUSTER, NODE), _launched(WorkloadKind.PYTORCH_JOB)),
+    KubernetesCase("set_pool_limit", lambda port: port.set_pool_limit(CLUSTER, "burst", lambda: (2, 16))),
+    KubernetesCase("claims", lambda port: port.claims(CLUSTER, "burst")),
+    KubernetesCase("delete_claim", lambda port: port.delete_claim(CLUSTER, "burst-1")),
+    KubernetesCase("refusal", lambda port: port.refusal(CLUSTER, "burst", A_MOMENT)),
+    KubernetesCase(
+        "unmanaged_jobs", lambda port: port.unmanaged_jobs(CLUSTER, NODE), _launched(WorkloadKind.PYTORCH_JOB)
+    ),
     *(
         KubernetesCase(f"{name}_{kind}", act, _has_users_job(kind))
         for kind in WorkloadKind
         for name, act in (
-            ("unmanaged_job", lambda it, kind=kind: it.unmanaged_job(CLUSTER, "research", kind, "users")),
-            ("suspend", lambda it, kind=kind: it.suspend(CLUSTER, _users_job(kind), is_suspended=True)),
-            ("delete_job", lambda it, kind=kind: it.delete_job(CLUSTER, _users_job(kind))),
-            ("restart_rights", lambda it, kind=kind: it.missing_restart_rights(CLUSTER, _users_job(kind))),
+            ("unmanaged_job", lambda port, kind=kind: port.unmanaged_job(CLUSTER, "research", kind, "users")),
+            ("suspend", lambda port, kind=kind: port.suspend(CLUSTER, _users_job(kind), is_suspended=True)),
+            ("delete_job", lambda port, kind=kind: port.delete_job(CLUSTER, _users_job(kind))),
+            ("restart_rights", lambda port, kind=kind: port.missing_restart_rights(CLUSTER, _users_job(kind))),
         )
     ),
     KubernetesCase(
         "suspend_a_queued_job",
-        lambda it: it.suspend(CLUSTER, _users_job(WorkloadKind.JOB, is_queued=True), is_suspended=False),
+        lambda port: port.suspend(CLUSTER, _users_job(WorkloadKind.JOB, is_queued=True), is_suspended=False),
         _has_users_job(WorkloadKind.JOB, is_queued=True),
     ),
     KubernetesCase(
         "create_job",
-        lambda it: it.create_job(
+        lambda port: port.create_job(
             Restart(
                 cluster=CLUSTER,
                 namespace="research",
@@ -498,10 +504,10 @@ def resource_of(path: str) -> Resource | None:
     """Return the resource that a path names; None for discovery."""
     if DISCOVERY.fullmatch(path):
         return None
-    found = _PATH.fullmatch(path)
-    assert found, path
+    match = _PATH.fullmatch(path)
+    assert match, path
     return Resource(
-        found["group"] or "", found["version"], found["plural"], found["subresource"] or "", found["name"] is not None
+        match["group"] or "", match["version"], match["plural"], match["subresource"] or "", match["name"] is not None
     )
 
 
@@ -514,8 +520,8 @@ def schema(kind: str, group: str, version: str, release: str) -> Json:
     """
     family = group.removesuffix(".k8s.io")
     name = "-".join(filter(None, (kind.lower(), family, version)))
-    found: Json = json.loads(_schemas(release).joinpath(f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    document: Json = json.loads(_schemas(release).joinpath(f"{name}.json").read_text(encoding="utf-8"))
+    return document
 
 
 @cache
@@ -523,8 +529,8 @@ def definition(reference: str, release: str) -> Json:
     """Return the schema that a `$ref` names."""
     name = reference.rpartition("/")[2]
     definitions = json.loads(_schemas(release).joinpath("_definitions.json").read_text(encoding="utf-8"))
-    found: Json = definitions["$defs"][name]
-    return found
+    document: Json = definitions["$defs"][name]
+    return document
 
 
 def _schemas(release: str) -> Any:
@@ -549,7 +555,7 @@ def unknown_fields(part: Any, shape: Json, release: str, path: str = "") -> list
             )
         ]
     if isinstance(part, list):
-        return [each for item in part for each in unknown_fields(item, shape.get("items", {}), release, f"{path}[]")]
+        return [inner for item in part for inner in unknown_fields(item, shape.get("items", {}), release, f"{path}[]")]
     wanted = shape.get("type")
     allowed = [wanted] if isinstance(wanted, str) else wanted or []
     types = {bool: "boolean", int: "integer", str: "string", dict: "object", type(None): "null"}

@@ -59,8 +59,8 @@ def _of_attempt(attempt: FlavorAttempt) -> Iterator[str]:
         yield f"{attempt.flavor}: not all of its resources fit"
 
 
-def _must_borrow(used: int, each: object) -> bool:
-    wanted, nominal, available = (getattr(each, name) for name in ("wanted", "nominal", "available"))
+def _must_borrow(used: int, row: object) -> bool:
+    wanted, nominal, available = (getattr(row, name) for name in ("wanted", "nominal", "available"))
     # Without a cohort only nominal quota is available, so nothing is borrowed.
     return bool(used + wanted > nominal and available > max(0, nominal - used))
 

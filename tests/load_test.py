@@ -257,12 +257,12 @@ class _LoadTest:
         stored = get_all(self.scenario.ledger, map(job_rows.job_key, names)).values()
         return {job.job_id: job for job in (rows.read(row, Job) for row in stored)}
 
-    def _move(self, job: Job, seen: Attempt, dice: random.Random) -> None:
+    def _move(self, job: Job, attempt_read: Attempt, dice: random.Random) -> None:
         """Take an attempt one step further, or let it run on for a while."""
-        scenario, job_id, attempt = self.scenario, job.job_id, seen.attempt
+        scenario, job_id, attempt = self.scenario, job.job_id, attempt_read.attempt
         if job.stop_of(attempt):
             scenario.stop(job_id, attempt)
-        elif not seen.launched_at:
+        elif not attempt_read.launched_at:
             launched = scenario.launch(job_id, attempt).outcome
             if launched is LaunchOutcome.LAUNCHED:
                 scenario.world.cluster.run_pods(job_id, attempt)
@@ -272,7 +272,7 @@ class _LoadTest:
         elif dice.random() < _RUNS_ON:
             return
         else:
-            if seen.state is not AttemptState.RUNNING:
+            if attempt_read.state is not AttemptState.RUNNING:
                 scenario.mark_running(job_id, attempt)
             scenario.world.cluster.finish_pods(job_id, attempt)
         scenario.settle(job_id, attempt)

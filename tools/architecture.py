@@ -115,7 +115,7 @@ RECOVERY = ROOT / "statemachines" / "recover_node.asl.json"
 RECOVERY_START = "PlanRecovery"
 
 
-def following(states: Mapping[str, Any], name: str, seen: frozenset[str] = frozenset()) -> Iterator[str]:
+def following(states: Mapping[str, Any], name: str, above: frozenset[str] = frozenset()) -> Iterator[str]:
     """Yield the task and parallel states that can come next after a state, errors aside."""
     state = states[name]
     nexts = [choice["Next"] for choice in state.get("Choices", ())]
@@ -123,8 +123,8 @@ def following(states: Mapping[str, Any], name: str, seen: frozenset[str] = froze
     for successor in dict.fromkeys(nexts):
         if states[successor]["Type"] in ("Task", "Parallel"):
             yield successor
-        elif successor not in seen:
-            yield from following(states, successor, seen | {successor})
+        elif successor not in above:
+            yield from following(states, successor, above | {successor})
 
 
 def flow(states: Mapping[str, Any], start: str) -> Iterator[str]:

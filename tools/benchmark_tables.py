@@ -26,22 +26,22 @@ _POLICIES = {
 
 def load(name: str) -> Json:
     """Return the figures of a file."""
-    found: Json = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    document: Json = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return document
 
 
 def origin_lines(*names: str) -> Iterator[str]:
     """Yield how the figures of the files were measured."""
     for name in names:
-        found = load(name)
-        seeds = _numbers(found["seeds"])
-        others = found.get("othersShare")
-        busy = "" if others is None else f", other programs used {others:.0%} of the processors"
-        note = f" ({found['note']})" if "note" in found else ""
+        document = load(name)
+        seeds = _numbers(document["seeds"])
+        others_share = document.get("othersShare")
+        busy = "" if others_share is None else f", other programs used {others_share:.0%} of the processors"
+        note = f" ({document['note']})" if "note" in document else ""
         drawn = f", seeds {seeds}" if seeds else ""
         yield ""
         yield (
-            f"*`.venv/bin/{found['command']}`{drawn}, commit `{found['commit']}`{note}{busy}: "
+            f"*`.venv/bin/{document['command']}`{drawn}, commit `{document['commit']}`{note}{busy}: "
             f"[`bench/results/{name}.json`](../bench/results/{name}.json).*"
         )
 
@@ -90,20 +90,20 @@ def scale_rows() -> Iterator[str]:
     yield from _table("case", "nodes", "jobs", "calls", "MB read", "service", "client", "p50 s", "p99 s", "peak MB")
     results = [*load("scale")["results"], *load("scale-10000-cycle")["results"]]
     order = {"event to cordon": 0, "watch": 1, "cycle": 2, "sweep": 3, "storm": 4, "settle": 5}
-    for each in sorted(results, key=lambda each: (order[each["case"]], each["nodes"], each["jobs"])):
-        if each["nodes"] == 100 and each["jobs"] == 10:
+    for result in sorted(results, key=lambda row: (order[row["case"]], row["nodes"], row["jobs"])):
+        if result["nodes"] == 100 and result["jobs"] == 10:
             continue
-        memory = max((one["peakMemoryMB"] or 0 for one in each["functions"].values()), default=0)
+        memory = max((function["peakMemoryMB"] or 0 for function in result["functions"].values()), default=0)
         yield _row(
-            each["case"],
-            f"{each['nodes']:,}",
-            f"{each['jobs']:,}",
-            f"{sum(each['calls'].values()):,}",
-            f"{each['bytesRead'] / 1e6:,.1f}",
-            f"{each['ownProcessorSeconds']:.2f}",
-            f"{each['clientProcessorSeconds']:.2f}",
-            f"{each['p50Seconds']:.2f}",
-            f"{each['p99Seconds']:.2f}",
+            result["case"],
+            f"{result['nodes']:,}",
+            f"{result['jobs']:,}",
+            f"{sum(result['calls'].values()):,}",
+            f"{result['bytesRead'] / 1e6:,.1f}",
+            f"{result['ownProcessorSeconds']:.2f}",
+            f"{result['clientProcessorSeconds']:.2f}",
+            f"{result['p50Seconds']:.2f}",
+            f"{result['p99Seconds']:.2f}",
             f"{memory:.0f}" if memory else "",
         )
     yield from origin_lines("scale", "scale-10000-cycle")
@@ -114,12 +114,12 @@ def aim_rows() -> Iterator[str]:
     results = [*load("scale")["results"], *load("scale-10000-cycle")["results"]]
 
     def largest(case: str) -> Json:
-        return max((each for each in results if each["case"] == case), key=lambda each: each["nodes"])
+        return max((result for result in results if result["case"] == case), key=lambda result: result["nodes"])
 
     event, storm, cycle, watch = (largest(case) for case in ("event to cordon", "storm", "cycle", "watch"))
     calls = sum(event["callsBeforeCordon"].values())
     yield from _table("aim", "nodes", "figure", "")
-    for text, each, value, aim, unit in (
+    for text, result, value, aim, unit in (
         ("event to cordon at p99, warm: ≤ 1 s", event, event["warm"]["p99"], 1, " s"),
         ("event to cordon at p99, cold functions: ≤ 3 s", event, event["cold"]["p99"], 3, " s"),
         ("event to cordon at p99 in a storm: ≤ 5 s", storm, storm["p99Seconds"], _AIM_SECONDS, " s"),
@@ -128,29 +128,29 @@ def aim_rows() -> Iterator[str]:
         ("one watch at p99: ≤ 5 s at 10,000 nodes", watch, watch["p99Seconds"], _AIM_SECONDS, " s"),
     ):
         verdict = "met" if value <= aim else "**missed**"
-        if "10,000" in text and each["nodes"] < 10_000:
+        if "10,000" in text and result["nodes"] < 10_000:
             verdict = f"{verdict} here; **not run** at 10,000"
         shown = f"{value:.2f}{unit}" if unit else value
-        yield _row(text, f"{each['nodes']:,}", shown, verdict)
+        yield _row(text, f"{result['nodes']:,}", shown, verdict)
 
 
 def queue_cycle_rows() -> Iterator[str]:
     """Yield a cycle over long queues."""
     yield from _table("pending jobs", "reads", "MB read", "service s", "client s", "end p50", "end p99")
-    for each in load("scale-queue")["results"]:
+    for result in load("scale-queue")["results"]:
         reads = sum(
             count
-            for name, count in each["calls"].items()
+            for name, count in result["calls"].items()
             if not name.endswith(("TransactWriteItems", "StartExecution"))
         )
         yield _row(
-            f"{each['jobs']:,}",
+            f"{result['jobs']:,}",
             reads,
-            f"{each['bytesRead'] / 1e6:.0f}",
-            f"{each['ownProcessorSeconds']:.1f}",
-            f"{each['clientProcessorSeconds']:.1f}",
-            f"{each['p50Seconds']:.1f} s",
-            f"{each['p99Seconds']:.1f} s",
+            f"{result['bytesRead'] / 1e6:.0f}",
+            f"{result['ownProcessorSeconds']:.1f}",
+            f"{result['clientProcessorSeconds']:.1f}",
+            f"{result['p50Seconds']:.1f} s",
+            f"{result['p99Seconds']:.1f} s",
         )
     yield from origin_lines("scale-queue")
 
@@ -183,10 +183,10 @@ def bill_rows() -> Iterator[str]:
 
 def plan_rows() -> Iterator[str]:
     """Yield the processor seconds of `evenkeel plan`."""
-    found = load("plan")
-    alone = statistics.median(found["seconds"]["imports alone"])
+    plan = load("plan")
+    alone = statistics.median(plan["seconds"]["imports alone"])
     yield from _table("process", "seconds: median (lowest to highest)", "× imports alone")
-    for name, seconds in found["seconds"].items():
+    for name, seconds in plan["seconds"].items():
         middle = statistics.median(seconds)
         yield _row(name, f"{middle:.2f} ({min(seconds):.2f} to {max(seconds):.2f})", f"{middle / alone:.1f}")
     yield from origin_lines("plan")
@@ -198,13 +198,13 @@ def plan_rows() -> Iterator[str]:
 def nomination_rows() -> Iterator[str]:
     """Yield decisions per second by the number of queued jobs."""
     yield from _table("queued", "order", "decisions/s: cold", "warm", "submits/s")
-    for each in load("queues")["nominations"]:
+    for result in load("queues")["nominations"]:
         yield _row(
-            f"{each['queued']:,}",
-            "fair sharing" if each["fairSharing"] else "classical",
-            f"{each['coldNominationsPerSecond']:,}",
-            f"{each['nominationsPerSecond']:,}",
-            f"{each['submittedPerSecond']:,}",
+            f"{result['queued']:,}",
+            "fair sharing" if result["fairSharing"] else "classical",
+            f"{result['coldNominationsPerSecond']:,}",
+            f"{result['nominationsPerSecond']:,}",
+            f"{result['submittedPerSecond']:,}",
         )
     yield from origin_lines("queues")
 
@@ -214,48 +214,48 @@ def generator_rows() -> Iterator[str]:
     yield from _table(
         "generator", "order", "jobs", "makespan", "bound", "ratio", "evictions", "mean wait: small, medium, large"
     )
-    for each in load("queues-replays")["generators"]:
-        after = each["preemptAfterSeconds"]
+    for result in load("queues-replays")["generators"]:
+        after = result["preemptAfterSeconds"]
         yield _row(
-            each["shape"],
+            result["shape"],
             f"own: `preemptAfterSeconds` {after:g}" if after else "Kueue's",
-            f"{each['jobs']:,}",
-            f"{each['makespan']:.1f} s",
-            f"{each['bound']:.1f} s",
-            f"{each['makespan'] / each['bound']:.2f}",
-            f"{each['evictions']:,}",
-            ", ".join(f"{each['meanWaits'][kind]:.1f}" for kind in ("small", "medium", "large")) + " s",
+            f"{result['jobs']:,}",
+            f"{result['makespan']:.1f} s",
+            f"{result['bound']:.1f} s",
+            f"{result['makespan'] / result['bound']:.2f}",
+            f"{result['evictions']:,}",
+            ", ".join(f"{result['meanWaits'][kind]:.1f}" for kind in ("small", "medium", "large")) + " s",
         )
 
 
 def philly_rows() -> Iterator[str]:
     """Yield the waits of the trace, with and without sharing."""
-    found = load("queues-replays")["philly"]
+    philly = load("queues-replays")["philly"]
     yield from _table("", "mean wait", "90 %", "worst team, mean", "evictions")
     for name, text in {
         "alone": "each team alone",
         "sharing": "the same devices with lending, borrowing, reclaim and fair sharing",
     }.items():
-        worst = max(team[name]["mean"] for team in found["teams"].values())
-        evictions = found["evictions"] if name == "sharing" else ""
-        yield _row(text, f"{found[name]['mean']:.1f} h", f"{found[name]['p90']:.1f} h", f"{worst:.1f} h", evictions)
+        worst = max(team[name]["mean"] for team in philly["teams"].values())
+        evictions = philly["evictions"] if name == "sharing" else ""
+        yield _row(text, f"{philly[name]['mean']:.1f} h", f"{philly[name]['p90']:.1f} h", f"{worst:.1f} h", evictions)
     yield from origin_lines("queues-replays")
 
 
 def admission_rows() -> Iterator[str]:
     """Yield a cycle's admissions against the fixed bare loop."""
-    found = load("admissions")
+    admissions = load("admissions")
     yield from _table("writers", "cycle / bare", "95 % interval", "aim", "cycle: admissions/s", "bare: admissions/s")
-    for each in found["lanes"]:
-        aim = found["aims"][str(each["writers"])]
-        verdict = "met" if each["ratio"] >= aim else "**missed**"
+    for lane in admissions["lanes"]:
+        aim = admissions["aims"][str(lane["writers"])]
+        verdict = "met" if lane["ratio"] >= aim else "**missed**"
         yield _row(
-            each["writers"],
-            f"{each['ratio']:.2f}",
-            f"{each['low']:.2f} to {each['high']:.2f}",
+            lane["writers"],
+            f"{lane['ratio']:.2f}",
+            f"{lane['low']:.2f} to {lane['high']:.2f}",
             f"≥ {aim}: {verdict}",
-            f"{each['perSecond']['cycle']:.0f}",
-            f"{each['perSecond']['bare']:.0f}",
+            f"{lane['perSecond']['cycle']:.0f}",
+            f"{lane['perSecond']['bare']:.0f}",
         )
     yield from origin_lines("admissions")
 
@@ -265,7 +265,7 @@ def admission_rows() -> Iterator[str]:
 
 def grid_rows() -> Iterator[str]:
     """Yield each setting: costs against the best baseline, and delays."""
-    found = load("burst-cycle-grid")
+    grid = load("burst-cycle-grid")
     yield from _table(
         "price of delay ×",
         "price of Spot ×",
@@ -277,8 +277,8 @@ def grid_rows() -> Iterator[str]:
         "the baseline's",
         "greedy's longest",
     )
-    for cell in found["cells"]:
-        ours, theirs = (cell["policies"][name]["delayHours"] for name in ("evenkeel", cell["best"]))
+    for cell in grid["cells"]:
+        own_hours, best_hours = (cell["policies"][name]["delayHours"] for name in ("evenkeel", cell["best"]))
         yield _row(
             f"{cell['delay']:g}",
             f"{cell['spot']:g}",
@@ -286,11 +286,14 @@ def grid_rows() -> Iterator[str]:
             _POLICIES[cell["best"]],
             f"{cell['ratio']:.3f} ({cell['low']:.3f} to {cell['high']:.3f})",
             f"{cell['wins']} of {cell['seeds']}",
-            *(", ".join(f"{hours[name]:.2f}" for name in ("p50", "p90", "p99", "max")) for hours in (ours, theirs)),
+            *(
+                ", ".join(f"{hours[name]:.2f}" for name in ("p50", "p90", "p99", "max"))
+                for hours in (own_hours, best_hours)
+            ),
             f"{cell['longestHoursOfGreedy']:.2f}",
         )
     yield ""
-    yield from _grid_verdict(found["cells"])
+    yield from _grid_verdict(grid["cells"])
     yield from origin_lines("burst-cycle-grid")
 
 
@@ -310,26 +313,26 @@ def _grid_verdict(cells: Sequence[Json]) -> Iterator[str]:
 
 def burst_rows() -> Iterator[str]:
     """Yield the policies with an estimate for each job."""
-    found = load("burst")
+    burst = load("burst")
     yield from _table(
         "policy", "queue", "total", "rent", "delay", "mean delay", "90th percentile", "rentals", "Evenkeel / it (95 %)"
     )
-    for name, each in found["policies"].items():
-        ratio = found["ratios"].get(name)
+    for name, figures in burst["policies"].items():
+        ratio = burst["ratios"].get(name)
         yield _row(
             _POLICIES[name],
-            f"by {found['tuned'][name]['order']}",
-            f"${each['usd']:,}",
-            f"${each['rentUsd']:,}",
-            f"${each['delayUsd']:,}",
-            f"{each['meanDelayHours']:.2f} h",
-            f"{each['p90DelayHours']:.2f} h",
-            f"{each['rentals']:,}",
+            f"by {burst['tuned'][name]['order']}",
+            f"${figures['usd']:,}",
+            f"${figures['rentUsd']:,}",
+            f"${figures['delayUsd']:,}",
+            f"{figures['meanDelayHours']:.2f} h",
+            f"{figures['p90DelayHours']:.2f} h",
+            f"{figures['rentals']:,}",
             f"{ratio['ratio']:.3f} ({ratio['low']:.3f} – {ratio['high']:.3f})" if ratio else "",
         )
-    for sigma, each in found["otherEstimates"].items():
-        text = f"{each['ratio']:.3f} ({each['low']:.3f} – {each['high']:.3f})"
-        name = f"{_POLICIES[each['against']]}, estimates wrong by sigma {sigma}, {each['seeds']} seeds"
+    for sigma, estimate in burst["otherEstimates"].items():
+        text = f"{estimate['ratio']:.3f} ({estimate['low']:.3f} – {estimate['high']:.3f})"
+        name = f"{_POLICIES[estimate['against']]}, estimates wrong by sigma {sigma}, {estimate['seeds']} seeds"
         yield _row(name, *[""] * 7, text)
     yield from origin_lines("burst")
 
@@ -337,41 +340,41 @@ def burst_rows() -> Iterator[str]:
 def frontier_rows() -> Iterator[str]:
     """Yield rent against delay for values of each policy's parameter."""
     yield from _table("policy", "parameter", "rent", "delay", "mean delay")
-    for each in load("burst")["frontier"]:
+    for point in load("burst")["frontier"]:
         parameter = {
-            "evenkeel": f"values delay at {each['valueFactor']:g} ×",
-            "greedy": f"waits {each['patienceHours'] or 0:g} h",
-            "always": f"rents jobs to {each['maxGpus']} GPUs",
+            "evenkeel": f"values delay at {point['valueFactor']:g} ×",
+            "greedy": f"waits {point['patienceHours'] or 0:g} h",
+            "always": f"rents jobs to {point['maxGpus']} GPUs",
             "committed": "none",
-        }[each["policy"]]
+        }[point["policy"]]
         yield _row(
-            _POLICIES[each["policy"]],
+            _POLICIES[point["policy"]],
             parameter,
-            f"${each['rentUsd']:,}",
-            f"${each['delayUsd']:,}",
-            f"{each['meanDelayHours']:.2f} h",
+            f"${point['rentUsd']:,}",
+            f"${point['delayUsd']:,}",
+            f"{point['meanDelayHours']:.2f} h",
         )
 
 
 def elastic_rows() -> Iterator[str]:
     """Yield the idle days of an elastic job."""
-    found = load("elastic")
+    elastic = load("elastic")
     yield from _table("day", "idle GPU-hours", "recovered", "bound", "of the bound", "resizes", "at best")
     for name, text in {
         "all-day": "96 idle all day",
         "off-peak": "96 idle from 22:00 to 06:00",
         "ragged": "ragged, mean of 100 days",
     }.items():
-        each = found[name]
-        spread = "" if each["low"] == each["high"] else f" ({each['low']:.1%} – {each['high']:.1%} of days)"
+        figures = elastic[name]
+        spread = "" if figures["low"] == figures["high"] else f" ({figures['low']:.1%} – {figures['high']:.1%} of days)"
         yield _row(
             text,
-            f"{each['idleGpuHours']:,.1f}",
-            f"**{each['recovered']:.1%}**{spread}",
-            f"{each['bound']:.1%}",
-            f"{each['recovered'] / each['bound']:.1%}",
-            f"{each['resizes']:.1f}",
-            f"{each['bestResizes']:.1f}",
+            f"{figures['idleGpuHours']:,.1f}",
+            f"**{figures['recovered']:.1%}**{spread}",
+            f"{figures['bound']:.1%}",
+            f"{figures['recovered'] / figures['bound']:.1%}",
+            f"{figures['resizes']:.1f}",
+            f"{figures['bestResizes']:.1f}",
         )
     yield from origin_lines("elastic")
 

@@ -95,11 +95,13 @@ def _bills(bench: Bench, results: Sequence[Measured]) -> dict[str, Any]:
     return {"recovery": recovery.to_json(), "recoveryCounts": counted, "quietMonth": months}
 
 
-def _document(asked: argparse.Namespace, bench: Bench, results: Sequence[Measured], others: float) -> dict[str, Any]:
+def _document(
+    arguments: argparse.Namespace, bench: Bench, results: Sequence[Measured], others_share: float
+) -> dict[str, Any]:
     return {
-        **origin("bench.scale", asked.words or None, [asked.seed]),
+        **origin("bench.scale", arguments.words or None, [arguments.seed]),
         "setup": setup_hash(),
-        "othersShare": round(others, 2),
+        "othersShare": round(others_share, 2),
         "objectBytes": {
             "node": bench.clients.sizes.node,
             "pod": bench.clients.sizes.pod,

@@ -55,48 +55,53 @@ def verdicts(results: Sequence[Measured]) -> list[Verdict]:
     return sorted(result_verdicts, key=lambda verdict: (verdict.is_met, -verdict.excess))
 
 
-def _verdicts_of(found: Measured) -> Iterator[Verdict]:
-    size, cause = str(found.size), _cause(found)
-    if found.case == "event to cordon":
-        before = found.notes["callsBeforeCordon"]
+def _verdicts_of(measured: Measured) -> Iterator[Verdict]:
+    size, cause = str(measured.size), _cause(measured)
+    if measured.case == "event to cordon":
+        before = measured.notes["callsBeforeCordon"]
         most = ", ".join(f"{count} {api}" for api, count in sorted(before.items(), key=lambda entry: -entry[1])[:5])
         yield Verdict("calls before the cordon", size, sum(before.values()), CALLS_AIM, "calls", most)
-        yield Verdict("event to cordon alone, p99, warm", size, found.notes["warm"]["p99"], ALONE_AIM, "s", cause)
+        yield Verdict("event to cordon alone, p99, warm", size, measured.notes["warm"]["p99"], ALONE_AIM, "s", cause)
         yield Verdict(
-            "event to cordon alone, p99, cold", size, found.notes["cold"]["p99"], ALONE_AIM, "s", "cold starts"
+            "event to cordon alone, p99, cold", size, measured.notes["cold"]["p99"], ALONE_AIM, "s", "cold starts"
         )
-    if found.case == "queue":
-        yield Verdict("reads of a cycle over long queues", size, found.notes["reads"], READS_AIM, "reads", cause)
-        spent = found.notes["processorSeconds"]
+    if measured.case == "queue":
+        yield Verdict("reads of a cycle over long queues", size, measured.notes["reads"], READS_AIM, "reads", cause)
+        spent = measured.notes["processorSeconds"]
         yield Verdict("processor of a cycle over long queues", size, spent, PROCESSOR_AIM, "s", cause)
-    if found.case == "storm":
-        yield Verdict("event to cordon in a storm, p99", size, found.p99, STORM_AIM, "s", cause)
-    if found.case in ("watch", "cycle"):
-        yield Verdict(f"one {found.case}, p99", size, found.p99, ROUND_AIM, "s", cause)
-    for name, figures in found.functions.items():
+    if measured.case == "storm":
+        yield Verdict("event to cordon in a storm, p99", size, measured.p99, STORM_AIM, "s", cause)
+    if measured.case in ("watch", "cycle"):
+        yield Verdict(f"one {measured.case}, p99", size, measured.p99, ROUND_AIM, "s", cause)
+    for name, figures in measured.functions.items():
         limit = limits()[name]
         timeout = limit.timeout_seconds * TIMEOUT_SHARE
         yield Verdict(
-            f"{name} within a third of its timeout ({found.case})", size, figures.seconds_p99, timeout, "s", cause
+            f"{name} within a third of its timeout ({measured.case})", size, figures.seconds_p99, timeout, "s", cause
         )
         if figures.memory_bytes is not None:
             memory = limit.memory_mb * MEMORY_SHARE * 1024**2 / _MB
             yield Verdict(
-                f"{name} within half its memory ({found.case})", size, figures.memory_bytes / _MB, memory, "MB", cause
+                f"{name} within half its memory ({measured.case})",
+                size,
+                figures.memory_bytes / _MB,
+                memory,
+                "MB",
+                cause,
             )
 
 
-def _cause(found: Measured) -> str:
+def _cause(measured: Measured) -> str:
     """Name the calls and the processor time that a figure consists of."""
-    most = ", ".join(f"{count} {api}" for api, count in found.calls.most_common(3))
-    throttled: Mapping[str, float] = found.notes.get("throttledSeconds", {})
+    most = ", ".join(f"{count} {api}" for api, count in measured.calls.most_common(3))
+    throttled: Mapping[str, float] = measured.notes.get("throttledSeconds", {})
     waits = "".join(
         f"; {api} waits {seconds:,.0f} s in all"
         for api, seconds in sorted(throttled.items(), key=lambda entry: -entry[1])[:1]
         if seconds >= 1
     )
-    processor = f"{found.clients:.2f} s of processor in clients, {found.own:.2f} s in services"
-    return f"{most}; {found.received / _MB:,.1f} MB read; {processor}{waits}"
+    processor = f"{measured.clients:.2f} s of processor in clients, {measured.own:.2f} s in services"
+    return f"{most}; {measured.received / _MB:,.1f} MB read; {processor}{waits}"
 
 
 def table(results: Sequence[Measured]) -> list[str]:
@@ -135,19 +140,19 @@ def bill_lines(bills: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def to_json(found: Measured) -> dict[str, Any]:
+def to_json(measured: Measured) -> dict[str, Any]:
     """Return the figures of a case."""
     return {
-        "case": found.case,
-        "nodes": found.size.nodes,
-        "jobs": found.size.jobs,
-        "calls": dict(sorted(found.calls.items())),
-        "bytesRead": found.received,
-        "ownProcessorSeconds": round(found.own, 4),
-        "clientProcessorSeconds": round(found.clients, 4),
-        "p50Seconds": _rounded(found.p50),
-        "p99Seconds": _rounded(found.p99),
-        "dynamoUnits": {name: round(value, 1) for name, value in found.units.items()},
+        "case": measured.case,
+        "nodes": measured.size.nodes,
+        "jobs": measured.size.jobs,
+        "calls": dict(sorted(measured.calls.items())),
+        "bytesRead": measured.received,
+        "ownProcessorSeconds": round(measured.own, 4),
+        "clientProcessorSeconds": round(measured.clients, 4),
+        "p50Seconds": _rounded(measured.p50),
+        "p99Seconds": _rounded(measured.p99),
+        "dynamoUnits": {name: round(value, 1) for name, value in measured.units.items()},
         "functions": {
             name: {
                 "invocations": figures.invocations,
@@ -156,9 +161,9 @@ def to_json(found: Measured) -> dict[str, Any]:
                 "gigabyteSeconds": round(figures.gigabyte_seconds, 4),
                 "peakMemoryMB": None if figures.memory_bytes is None else round(figures.memory_bytes / _MB, 1),
             }
-            for name, figures in found.functions.items()
+            for name, figures in measured.functions.items()
         },
-        **found.notes,
+        **measured.notes,
     }
 
 

@@ -308,55 +308,55 @@ def percent(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share:.1%}"
 
 
-def rate(found: Json | None) -> str:
+def rate(failure_rate: Json | None) -> str:
     """Return failures per 1,000 node-days with their interval."""
-    if found is None:
+    if failure_rate is None:
         return UNKNOWN
     low, high = (
-        found[f"low{_PER_THOUSAND_NODE_DAYS[0].upper()}{_PER_THOUSAND_NODE_DAYS[1:]}"],
-        found["highFailuresPerThousandNodeDays"],
+        failure_rate[f"low{_PER_THOUSAND_NODE_DAYS[0].upper()}{_PER_THOUSAND_NODE_DAYS[1:]}"],
+        failure_rate["highFailuresPerThousandNodeDays"],
     )
-    return f"{found[_PER_THOUSAND_NODE_DAYS]:.2f} ({low:.2f} to {high:.2f})"
+    return f"{failure_rate[_PER_THOUSAND_NODE_DAYS]:.2f} ({low:.2f} to {high:.2f})"
 
 
-def duration_text(found: Json) -> str:
+def duration_text(duration: Json) -> str:
     """Return the percentiles of a duration, and how many cases they rest on."""
-    if not found["count"]:
+    if not duration["count"]:
         return f"{UNKNOWN}: no interruption with a known end"
-    known = f"{found['count']} known" + (f", {found['unknown']} unknown" if found["unknown"] else "")
-    p50, p99, longest = (seconds(found[f"{name}Seconds"]) for name in ("p50", "p99", "max"))
+    known = f"{duration['count']} known" + (f", {duration['unknown']} unknown" if duration["unknown"] else "")
+    p50, p99, longest = (seconds(duration[f"{name}Seconds"]) for name in ("p50", "p99", "max"))
     return f"p50 {p50}, p99 {p99}, longest {longest} ({known})"
 
 
-def _rate_cells(found: Json | None) -> tuple[str, str, str]:
-    if found is None:
+def _rate_cells(failure_rate: Json | None) -> tuple[str, str, str]:
+    if failure_rate is None:
         return UNKNOWN, UNKNOWN, UNKNOWN
-    per_hour = found["failuresPerNodeHour"]
-    low, high = found["lowFailuresPerThousandNodeDays"], found["highFailuresPerThousandNodeDays"]
+    per_hour = failure_rate["failuresPerNodeHour"]
+    low, high = failure_rate["lowFailuresPerThousandNodeDays"], failure_rate["highFailuresPerThousandNodeDays"]
     mtbf = seconds(3600 / per_hour) if per_hour else UNKNOWN
-    return f"{found[_PER_THOUSAND_NODE_DAYS]:.2f}", f"{low:.2f} to {high:.2f}", mtbf
+    return f"{failure_rate[_PER_THOUSAND_NODE_DAYS]:.2f}", f"{low:.2f} to {high:.2f}", mtbf
 
 
-def _loss(each: Json) -> tuple[str, ...]:
-    cost = dollars(each["usdMicros"])
-    if each["unpricedGpuHours"] and each["usdMicros"] is not None:
+def _loss(loss: Json) -> tuple[str, ...]:
+    cost = dollars(loss["usdMicros"])
+    if loss["unpricedGpuHours"] and loss["usdMicros"] is not None:
         cost = f"> {cost}"
     return (
-        each["group"],
-        str(each["interruptions"]),
-        str(each["stillInterrupted"]),
-        gpu_hours(each["gpuHours"]),
+        loss["group"],
+        str(loss["interruptions"]),
+        str(loss["stillInterrupted"]),
+        gpu_hours(loss["gpuHours"]),
         cost,
-        str(each["unknownRepeatedWork"]),
+        str(loss["unknownRepeatedWork"]),
     )
 
 
-def _pool(each: Json) -> tuple[str, ...]:
-    shares = {use["use"]: use for use in each["uses"]}
-    idle = "rented" if each["isRented"] else dollars(shares["NO_JOB"]["usdMicros"])
+def _pool(pool: Json) -> tuple[str, ...]:
+    shares = {use["use"]: use for use in pool["uses"]}
+    idle = "rented" if pool["isRented"] else dollars(shares["NO_JOB"]["usdMicros"])
     return (
-        each["pool"] or UNKNOWN,
-        gpu_hours(each["gpuHours"]),
+        pool["pool"] or UNKNOWN,
+        gpu_hours(pool["gpuHours"]),
         *(percent(shares[use]["share"]) for use in _USES),
         idle,
     )

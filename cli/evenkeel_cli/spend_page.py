@@ -45,11 +45,11 @@ def read(client: ApiClient, **query: str | None) -> Json:
     return document | {"items": rows}
 
 
-def draw(out: Printer, found: Json, by: SpendGroupBy) -> None:
+def draw(out: Printer, document: Json, by: SpendGroupBy) -> None:
     """Draw the sums of each group, and the budgets."""
-    out.line(f"{found['since'][:16]}Z to {found['until'][:16]}Z")
+    out.line(f"{document['since'][:16]}Z to {document['until'][:16]}Z")
     out.line()
-    rows = [*_groups(found["items"], by), ("all", "", found["total"])]
+    rows = [*_groups(document["items"], by), ("all", "", document["total"])]
     columns = [
         Column("TEAM", 0),
         *([] if by is SpendGroupBy.TEAM else [Column(by.upper(), 1, may_shrink=True)]),
@@ -60,7 +60,7 @@ def draw(out: Printer, found: Json, by: SpendGroupBy) -> None:
         Column("WITHOUT PRICE", lambda row: gpu_hours(row[2]["unpricedGpuHours"]), is_right=True),
     ]
     out.table(columns, rows)
-    if found["budgets"]:
+    if document["budgets"]:
         out.line()
         out.table(
             [
@@ -70,10 +70,10 @@ def draw(out: Printer, found: Json, by: SpendGroupBy) -> None:
                 Column("AT ITS END", lambda budget: _of(budget, budget["expectedAtEnd"]), is_right=True),
                 Column("REACHED", lambda budget: _reached(out, budget)),
             ],
-            found["budgets"],
+            document["budgets"],
         )
     out.line()
-    for text in found["notes"]:
+    for text in document["notes"]:
         out.paragraph(out.dim(text))
 
 
@@ -116,7 +116,7 @@ def _reached(out: Printer, budget: Json) -> str:
     return "not in this period" if budget["expectedAtEnd"] is not None else UNKNOWN
 
 
-def focus_rows(found: Json) -> list[Json]:
+def focus_rows(document: Json) -> list[Json]:
     """Return the rows in the columns of FOCUS. An unknown cost is an empty cell."""
     return [
         {
@@ -124,8 +124,8 @@ def focus_rows(found: Json) -> list[Json]:
             "BillingCurrency": "USD",
             "ChargeCategory": "Usage",
             "ChargeDescription": f"{item['kind']} of {item['instanceType'] or 'nodes'} in {item['pool']}",
-            "ChargePeriodStart": found["since"],
-            "ChargePeriodEnd": found["until"],
+            "ChargePeriodStart": document["since"],
+            "ChargePeriodEnd": document["until"],
             "ConsumedQuantity": item["gpuHours"],
             "ConsumedUnit": "GPU-Hours",
             "ProviderName": "AWS",
@@ -134,7 +134,7 @@ def focus_rows(found: Json) -> list[Json]:
             "SubAccountId": item["team"],
             "SubAccountName": item["team"],
             "ResourceType": item["instanceType"],
-            "Tags": json.dumps({"user": item["user"], found["label"]: item["project"], "pool": item["pool"]}),
+            "Tags": json.dumps({"user": item["user"], document["label"]: item["project"], "pool": item["pool"]}),
             "x_User": item["user"],
             "x_Project": item["project"],
             "x_Pool": item["pool"],
@@ -142,7 +142,7 @@ def focus_rows(found: Json) -> list[Json]:
             "x_Jobs": item["jobs"],
             "x_UnpricedGpuHours": item["unpricedGpuHours"],
         }
-        for item in found["items"]
+        for item in document["items"]
     ]
 
 

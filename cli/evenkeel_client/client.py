@@ -168,9 +168,9 @@ class ApiClient:
         try:
             parse_response(answer.status, answer.content)
         except ApiRequestFailed as failed:
-            said = failed.code, failed.text
+            received = failed.code, failed.text
             explained = self._with_cause(failed, answer)
-            return explained if (explained.code, explained.text) != said else None
+            return explained if (explained.code, explained.text) != received else None
         return None
 
     def _with_cause(self, failed: ApiRequestFailed, answer: RawAnswer) -> ApiRequestFailed:

@@ -127,10 +127,10 @@ def load(
     schedule.load_state_dict(state["schedule"])
 
 
-def gather(mine: dict[str, Any]) -> Sequence[dict[str, Any]]:
+def gather(record: dict[str, Any]) -> Sequence[dict[str, Any]]:
     """Return the records of all ranks, in rank order."""
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
+    dist.all_gather_object(everyone, record)
     return everyone
 
 

@@ -290,8 +290,8 @@ def _down_status(detail: str) -> Json:
     return {"isUp": False, "parts": [_probe_document(probes.ProbeResult("data centre", is_up=False, detail=detail))]}
 
 
-def _probe_document(one: probes.ProbeResult) -> Json:
-    return {"part": one.part, "isUp": one.is_up, "detail": one.detail}
+def _probe_document(result: probes.ProbeResult) -> Json:
+    return {"part": result.part, "isUp": result.is_up, "detail": result.detail}
 
 
 def _read_json(file: Path) -> Json:

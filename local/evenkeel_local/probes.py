@@ -72,11 +72,11 @@ def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Pro
     return [results.get(part, ProbeResult(part, is_up=False, detail=silent)) for part in tries]
 
 
-def _probe_part(found: dict[str, ProbeResult], part: str, one: Callable[[], str]) -> None:
+def _probe_part(results: dict[str, ProbeResult], part: str, attempt: Callable[[], str]) -> None:
     try:
-        found[part] = ProbeResult(part, is_up=True, detail=one())
+        results[part] = ProbeResult(part, is_up=True, detail=attempt())
     except Exception as error:  # noqa: BLE001 - any failure means that the part is down
-        found[part] = ProbeResult(part, is_up=False, detail=str(error) or type(error).__name__)
+        results[part] = ProbeResult(part, is_up=False, detail=str(error) or type(error).__name__)
 
 
 def _get(url: str) -> str:

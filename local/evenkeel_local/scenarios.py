@@ -165,13 +165,13 @@ class ScenarioRun:
             text = text.replace(act.job_id, act.name)
         return text
 
-    def note(self, who: str, text: str, at: str = "") -> None:
+    def note(self, actor: str, text: str, at: str = "") -> None:
         """Print one line: the time, the actor and the text."""
-        self.say(f"{at or datetime.now(UTC).strftime('%H:%M:%S')}  {who:<9} {text}")
+        self.say(f"{at or datetime.now(UTC).strftime('%H:%M:%S')}  {actor:<9} {text}")
 
-    def check(self, what: str, holds: object, seen: object) -> None:
+    def check(self, what: str, holds: object, detail: object) -> None:
         """Record a check."""
-        self.result.check(what, bool(holds), str(seen))
+        self.result.check(what, bool(holds), str(detail))
 
     def finish(self) -> None:
         """End all jobs, and check the outcome."""

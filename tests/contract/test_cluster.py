@@ -645,8 +645,8 @@ def test_unmanaged_pods_show_owner_and_recreation(bench: ClusterUnderTest) -> No
     assert {pod.uid for pod in live.pods} == {pod.uid for pod in bench.cluster.pods(CLUSTER)}
     used = bench.cluster.pods_in_use(CLUSTER)
     assert used.movable == in_use[PodGroup.MOVABLE]
-    assert [(each.job_uid, each.pods) for each in used.attempts] == [
-        (each.job_uid, each.pods) for each in bench.cluster.workloads(CLUSTER)
+    assert [(allocated.job_uid, allocated.pods) for allocated in used.attempts] == [
+        (workload.job_uid, workload.pods) for workload in bench.cluster.workloads(CLUSTER)
     ]
 
 

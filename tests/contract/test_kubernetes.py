@@ -399,10 +399,10 @@ def test_use_of_nodes_lists_each_pod_once(script: Script, api: KubernetesApi) ->
     cluster.pods_in_use("c")
     cluster.live_pods("c")
 
-    asked = [urlsplit(path) for _, path, *_ in script.asked if "/pods" in path]
+    listed = [urlsplit(path) for _, path, *_ in script.asked if "/pods" in path]
     live = ["status.phase!=Succeeded,status.phase!=Failed"]
-    assert [parse_qs(each.query)["fieldSelector"] for each in asked] == [live, live, live]
-    assert [parse_qs(each.query).get("labelSelector") for each in asked] == [
+    assert [parse_qs(parts_of_url.query)["fieldSelector"] for parts_of_url in listed] == [live, live, live]
+    assert [parse_qs(parts_of_url.query).get("labelSelector") for parts_of_url in listed] == [
         ["!pod-template-generation,evenkeel.io/fleet=f"],
         ["!pod-template-generation,evenkeel.io/fleet!=f"],
         None,

@@ -14,7 +14,7 @@ from tests import kubernetes_calls
 from tests.kubernetes_calls import CASES, KINDS, RELEASES, KubernetesCase, KubernetesRequest, Resource, resource_of
 
 CUSTOM = {
-    *((each.group, each.plural) for each in OPERATED),
+    *((operated.group, operated.plural) for operated in OPERATED),
     *(("karpenter.sh", plural) for plural in ("nodepools", "nodeclaims")),
     *(("kueue.x-k8s.io", plural) for plural in ("localqueues", "workloads")),
 }
@@ -75,10 +75,10 @@ def test_request_fits_the_published_schema(request_: KubernetesRequest, release:
     if request_.method == "DELETE":
         options = kubernetes_calls.schema("DeleteOptions", "meta", "v1", release)
         assert kubernetes_calls.unknown_fields(request_.body, options, release) == []
-    found = built_in(request_)
-    if found is None:
+    kind_of_request = built_in(request_)
+    if kind_of_request is None:
         return
-    resource, kind = found
+    resource, kind = kind_of_request
     shape = kubernetes_calls.schema(kind, resource.group, resource.version, release)
     if request_.method == "POST":
         kubernetes_validate.validate(request_.body, release, strict=True)
@@ -119,9 +119,9 @@ def test_patch_names_the_version_that_was_read(request_: KubernetesRequest) -> N
 )
 def test_wrong_patch_is_found(body: dict[str, Any], problem: list[str]) -> None:
     shape = kubernetes_calls.schema("Node", "", "v1", RELEASES[0])
-    found = kubernetes_calls.unknown_fields(body, shape, RELEASES[0])
+    unknown = kubernetes_calls.unknown_fields(body, shape, RELEASES[0])
 
-    assert [each[: len(wanted)] for each, wanted in zip(found, problem, strict=True)] == problem
+    assert [problem_found[: len(wanted)] for problem_found, wanted in zip(unknown, problem, strict=True)] == problem
 
 
 def test_wrong_pointer_is_found() -> None:

@@ -115,7 +115,7 @@ def test_pod_mounts_claims_read_only_and_scratch_folders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "told"),
+    ("terms", "expected"),
     [
         (ProofTerms(None, accepts_convention=False, may_start_over=False), {}),
         (
@@ -139,12 +139,12 @@ def test_pod_mounts_claims_read_only_and_scratch_folders() -> None:
         ),
     ],
 )
-def test_rank_0_gets_the_terms_to_choose_a_checkpoint(terms: ProofTerms, told: dict[str, str]) -> None:
+def test_rank_0_gets_the_terms_to_choose_a_checkpoint(terms: ProofTerms, expected: dict[str, str]) -> None:
     (container,) = pod_of(manifests.job(on_a_claim(terms), "research", "nvidia.com/gpu"))["containers"]
 
     known = ("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI")
     document = {entry["name"]: entry["value"] for entry in container["env"] if entry["name"].startswith("EVENKEEL_")}
-    assert {name: value for name, value in document.items() if name not in known} == told
+    assert {name: value for name, value in document.items() if name not in known} == expected
 
 
 def test_kubernetes_never_restarts_the_pods() -> None:
@@ -336,12 +336,12 @@ def test_most_specific_reason_of_a_pod_is_kept(status: dict[str, Any], reason: s
     assert (pod.reason, pod.exit_code) == (reason, exit_code)
 
 
-@pytest.mark.parametrize(("reason", "said"), [("PodFailurePolicy", True), ("BackoffLimitExceeded", False)])
+@pytest.mark.parametrize(("reason", "expected"), [("PodFailurePolicy", True), ("BackoffLimitExceeded", False)])
 @pytest.mark.parametrize("kind", ["Failed", "FailureTarget"])
-def test_eviction_of_a_pod_is_read_from_its_job(kind: str, reason: str, said: bool) -> None:
+def test_eviction_of_a_pod_is_read_from_its_job(kind: str, reason: str, expected: bool) -> None:
     condition = {"type": kind, "status": "True", "reason": reason}
 
-    assert workloads.was_disrupted({"status": {"conditions": [condition]}}) is said
+    assert workloads.was_disrupted({"status": {"conditions": [condition]}}) is expected
 
 
 def test_a_bare_node_object_can_be_read() -> None:

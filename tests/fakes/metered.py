@@ -193,8 +193,8 @@ class MeteredPort:
 
         return metered
 
-    def _calls_of(self, name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
-        return self._calls(name, given, found)
+    def _calls_of(self, name: str, given: tuple[Any, ...], answer: Any) -> Iterator[ApiCall]:
+        return self._calls(name, given, answer)
 
 
 class MeteredCluster(MeteredPort):
@@ -224,25 +224,25 @@ class MeteredCluster(MeteredPort):
             self._meter.call(ApiCall(f"kubernetes:WATCH {kind}"))
         self._inner.watch(cluster, on_change, **options)
 
-    def _calls_of(self, name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
+    def _calls_of(self, name: str, given: tuple[Any, ...], answer: Any) -> Iterator[ApiCall]:
         sizes = self._sizes
         match name:
             case "nodes":
-                yield from self._lists("nodes", len(found), sizes.node)
+                yield from self._lists("nodes", len(answer), sizes.node)
             case "workloads":
-                yield from self._lists("jobs", len(found), sizes.workload)
+                yield from self._lists("jobs", len(answer), sizes.workload)
                 yield self._get("apis", 4_000)
-                yield from self._lists("own pods", sum(len(workload.pods) for workload in found), sizes.pod)
+                yield from self._lists("own pods", sum(len(workload.pods) for workload in answer), sizes.pod)
             case "workload":
-                yield from self._objects_of(len(found.pods))
+                yield from self._objects_of(len(answer.pods))
             case "pods_in_use":
                 yield self._get("apis", 4_000)
-                yield from self._lists("fleet pods", sum(len(each.pods) for each in found.attempts), sizes.pod)
+                yield from self._lists("fleet pods", sum(len(attempt.pods) for attempt in answer.attempts), sizes.pod)
                 yield from self._lists("all pods", len(self._inner.unmanaged), sizes.pod)
             case "resources_in_use":
                 yield from self._resources_in_use(*given)
             case "pods" | "live_pods":
-                listed = found if name == "pods" else found.pods
+                listed = answer if name == "pods" else answer.pods
                 yield from self._pods(given[0], given[1] if len(given) > 1 else None, listed)
             case "launch":
                 yield self._get("nodes", sizes.node)
@@ -251,8 +251,8 @@ class MeteredCluster(MeteredPort):
             case "stop":
                 yield from self._stops(given[0])
             case "tails":
-                yield from self._objects_of(len(found))
-                for _ in found:
+                yield from self._objects_of(len(answer))
+                for _ in answer:
                     yield ApiCall("kubernetes:GET log", 20_000)
             case "release" | "uncordon":
                 yield self._get("nodes", sizes.node)
@@ -266,10 +266,10 @@ class MeteredCluster(MeteredPort):
         count = {PodGroup.BOUND: bound, PodGroup.MOVABLE: self._all_pods(cluster) - bound}
         yield from self._lists("all pods", count.get(pods, self._all_pods(cluster)), self._sizes.pod)
 
-    def _pods(self, cluster: str, on: str | None, found: Any) -> Iterator[ApiCall]:
-        count = self._all_pods(cluster) if on is None else self._sizes.system_pods_per_node + len(found)
+    def _pods(self, cluster: str, on: str | None, answer: Any) -> Iterator[ApiCall]:
+        count = self._all_pods(cluster) if on is None else self._sizes.system_pods_per_node + len(answer)
         yield from self._lists("all pods" if on is None else "pods of a node", count, self._sizes.pod)
-        if any(pod.kind == "Job" for pod in found):
+        if any(pod.kind == "Job" for pod in answer):
             yield from self._lists("jobs", self._job_count(cluster), self._sizes.workload)
 
     def _objects_of(self, pods: int) -> Iterator[ApiCall]:
@@ -330,11 +330,11 @@ def provider_calls(sizes: ObjectSizes) -> Callable[[str, tuple[Any, ...], Any], 
     return calls_of
 
 
-def workflow_calls(name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
+def workflow_calls(name: str, given: tuple[Any, ...], answer: Any) -> Iterator[ApiCall]:
     """Yield the calls of Step Functions for the ports Workflows and Tokens."""
     if name == "running":
-        for start in range(0, max(1, len(found)), WORKFLOWS_PAGE):
-            items = min(WORKFLOWS_PAGE, len(found) - start)
+        for start in range(0, max(1, len(answer)), WORKFLOWS_PAGE):
+            items = min(WORKFLOWS_PAGE, len(answer) - start)
             yield ApiCall("states:ListExecutions", 100 + 300 * items, 0, items)
         return
     operations = {
@@ -355,10 +355,10 @@ def one_call(api: str, received: int = 300, sent: int = 500) -> Callable[..., It
     return calls_of
 
 
-def checkpoint_calls(name: str, given: tuple[Any, ...], found: Any) -> Iterator[ApiCall]:
+def checkpoint_calls(name: str, given: tuple[Any, ...], answer: Any) -> Iterator[ApiCall]:
     """Yield the calls of S3 for the port CheckpointStore."""
     if name in ("folders", "contents"):
-        yield ApiCall("s3:ListObjectsV2", 100 + 400 * len(found), 0, len(found))
+        yield ApiCall("s3:ListObjectsV2", 100 + 400 * len(answer), 0, len(answer))
     else:
         yield ApiCall("s3:PutObject" if name in ("put", "raise_fence") else "s3:GetObject", 2_000)
 

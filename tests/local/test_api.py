@@ -192,11 +192,11 @@ def workers(engine: int) -> list[int]:
     """Return the processes of functions: the forks of the engine's worker templates."""
 
     def children(pid: int) -> list[int]:
-        found = []
+        pids = []
         for task in Path(f"/proc/{pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):
-                found += [int(child) for child in task.read_text("ascii").split()]
-        return found
+                pids += [int(child) for child in task.read_text("ascii").split()]
+        return pids
 
     def is_template(pid: int) -> bool:
         try:
@@ -204,13 +204,13 @@ def workers(engine: int) -> list[int]:
         except OSError:
             return False
 
-    found, todo = [], [engine]
+    pids, todo = [], [engine]
     while todo:
         pid = todo.pop()
         below = children(pid)
-        found += [child for child in below if is_template(pid) and is_template(child)]
+        pids += [child for child in below if is_template(pid) and is_template(child)]
         todo += below
-    return found
+    return pids
 
 
 def test_functions_killed_during_acts_lose_nothing(people: People, data_centre: DataCentre) -> None:
@@ -251,8 +251,10 @@ def test_functions_killed_during_acts_lose_nothing(people: People, data_centre: 
     recorded = [act for act in operator.get("/audit", pageSize=200)["items"] if run in act["text"]]
     assert len(recorded) == 6, recorded
     assert operator.get(path)["isHeld"] is False
-    named = [each for each in operator.get("/jobs", pageSize=200)["items"] if each["name"] == job["name"]]
-    assert [each["jobId"] for each in named] == [submitted["jobId"]]
+    named = [
+        named_job for named_job in operator.get("/jobs", pageSize=200)["items"] if named_job["name"] == job["name"]
+    ]
+    assert [named_job["jobId"] for named_job in named] == [submitted["jobId"]]
 
 
 def test_malformed_job_names_its_field(people: People) -> None:

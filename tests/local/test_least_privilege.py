@@ -141,11 +141,11 @@ def never_refused(
 # ---------------------------------------------------------------- functions
 
 
-@pytest.mark.parametrize("one", PROBES, ids=str)
-def test_probe_succeeds_with_the_whole_role(stage: PermissionBench, one: PermissionProbe) -> None:
-    result = one.run(stage)
+@pytest.mark.parametrize("probe", PROBES, ids=str)
+def test_probe_succeeds_with_the_whole_role(stage: PermissionBench, probe: PermissionProbe) -> None:
+    result = probe.run(stage)
 
-    assert one.succeeds(result), result.error_text
+    assert probe.succeeds(result), result.error_text
 
 
 @pytest.mark.parametrize("owner", sorted(FUNCTIONS))

@@ -100,10 +100,10 @@ def test_stopped_gpu_cluster_is_restarted(root: Path) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("whom", ["the engine", "its guard"])
-def test_killed_engine_restarts_and_its_loss_is_reported(root: Path, whom: str) -> None:
+@pytest.mark.parametrize("killed", ["the engine", "its guard"])
+def test_killed_engine_restarts_and_its_loss_is_reported(root: Path, killed: str) -> None:
     restarts_before = len(restarts(root, "engine"))
-    pid = command_of_engine(root) if whom == "the engine" else state(root)["pids"]["engine"]
+    pid = command_of_engine(root) if killed == "the engine" else state(root)["pids"]["engine"]
 
     os.kill(pid, signal.SIGKILL)
 

@@ -332,8 +332,8 @@ class StateRun:
         variables = {"errorOutput": {"Error": failure.error, "Cause": failure.cause}}
         self._go_on(name, catcher, variables["errorOutput"], variables["errorOutput"], variables)
 
-    def _go_on(self, name: str, rule: Json, given: Any, result: Any, seen: Json | None = None) -> None:
-        document = {"input": given, "result": result, **(seen or {})}
+    def _go_on(self, name: str, rule: Json, given: Any, result: Any, extra: Json | None = None) -> None:
+        document = {"input": given, "result": result, **(extra or {})}
         output = self._evaluate(rule["Output"], document) if "Output" in rule else result
         assigned = {key: self._evaluate(value, document) for key, value in rule.get("Assign", {}).items()}
         self.variables.update(assigned)

@@ -57,11 +57,11 @@ _LONGEST_STACK = 3
 class Chaos:
     """Decides for each call whether it fails, and how. Makes no faults until `rate` is set."""
 
-    def __init__(self, chance: random.Random, loop: Loop, tell: Callable[[str], None], seen: Counter[str]) -> None:
+    def __init__(self, chance: random.Random, loop: Loop, tell: Callable[[str], None], counts: Counter[str]) -> None:
         self.chance = chance
         self.loop = loop
         self.tell = tell
-        self.seen = seen
+        self.seen = counts
         self.away: set[str] = set()
         """Ports that do not answer for a while."""
         self.rate = 0.0

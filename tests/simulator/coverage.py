@@ -47,12 +47,12 @@ def all_events() -> Iterator[str]:
         yield from ways(machine)
 
 
-def never_seen(seen: Counter[str]) -> list[str]:
+def never_seen(counts: Counter[str]) -> list[str]:
     """Return the possible items that no seed covered."""
-    return [event for event in dict.fromkeys(all_events()) if not seen[event]]
+    return [event for event in dict.fromkeys(all_events()) if not counts[event]]
 
 
-def table(seen: Counter[str]) -> str:
+def table(counts: Counter[str]) -> str:
     """Count each item, and print known items with their counts."""
-    known = list(dict.fromkeys([*all_events(), *sorted(seen)]))
-    return "\n".join(f"{seen[event]:8}  {event}" for event in known)
+    known = list(dict.fromkeys([*all_events(), *sorted(counts)]))
+    return "\n".join(f"{counts[event]:8}  {event}" for event in known)

@@ -135,25 +135,25 @@ def growth_waits(world: "Simulation", changes: Changes) -> Iterator[str]:
         _follow(world, known.setdefault(attempt.job_id, GrowthAttempt()), before, attempt)
 
 
-def _follow(world: "Simulation", seen: GrowthAttempt, before: Attempt | None, attempt: Attempt) -> None:
+def _follow(world: "Simulation", growth: GrowthAttempt, before: Attempt | None, attempt: Attempt) -> None:
     """Record how an attempt's change affects the growth of its job."""
     if before is None:
         last = _attempt(world, attempt.job_id, attempt.attempt - 1)
         wish = _job(world, attempt.job_id).resize
         is_resized = wish is not None and last is not None and wish.after_attempt == last.attempt
-        seen.grown = 0
+        growth.grown = 0
         if last and (is_resized or last.size != attempt.size):
-            seen.resized_at = attempt.admitted_at
+            growth.resized_at = attempt.admitted_at
         if is_resized and wish and wish.nodes > wish.from_nodes:
             if attempt.size < wish.nodes:
-                seen.failures, seen.failed_at = seen.failures + 1, attempt.admitted_at
+                growth.failures, growth.failed_at = growth.failures + 1, attempt.admitted_at
             elif attempt.size == wish.nodes:
-                seen.grown = attempt.attempt
-    elif attempt.attempt == seen.grown and attempt.state is not before.state:
+                growth.grown = attempt.attempt
+    elif attempt.attempt == growth.grown and attempt.state is not before.state:
         if attempt.state is AttemptState.RUNNING:
-            seen.failures, seen.failed_at = 0, None
+            growth.failures, growth.failed_at = 0, None
         elif attempt.state is AttemptState.NEVER_RAN:
-            seen.failures, seen.failed_at = seen.failures + 1, attempt.ended_at
+            growth.failures, growth.failed_at = growth.failures + 1, attempt.ended_at
 
 
 @invariant_check(

@@ -151,17 +151,17 @@ def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool, tells_all: b
     return 1 if failed else 0
 
 
-def _resumed(asked: str, code: str) -> dict[str, Any]:
+def _resumed(seeds: str, code: str) -> dict[str, Any]:
     """Return how far the same seeds came with the same code."""
-    first = int(asked.partition("..")[0])
+    first = int(seeds.partition("..")[0])
     fresh = {"next": first, "seconds": 0.0, "incidents": 0, "decisions": 0, "virtualHours": 0.0, "seen": {}}
-    key = {"seeds": asked, "code": code}
+    key = {"seeds": seeds, "code": code}
     document: dict[str, Any]
     try:
         document = json.loads(PROGRESS.read_text())
     except (OSError, ValueError):
         document = {}
-    if {name: document.get(name) for name in key} != key or document["next"] > int(asked.partition("..")[2]):
+    if {name: document.get(name) for name in key} != key or document["next"] > int(seeds.partition("..")[2]):
         document = key | fresh
     return document
 

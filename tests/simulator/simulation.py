@@ -317,13 +317,13 @@ class WatchedLedger(InMemoryLedger):
 
     def __init__(
         self,
-        told: Callable[[list[tuple[Key, Row | None, Row | None]]], None],
+        observe: Callable[[list[tuple[Key, Row | None, Row | None]]], None],
         asks: Callable[[TableRequest], None],
         *,
         is_strict: bool,
     ) -> None:
         super().__init__()
-        self.told = told
+        self.told = observe
         self.asks = asks
         """Called for every request that DynamoDB would receive."""
         self.lag = 0.0

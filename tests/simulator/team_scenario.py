@@ -181,13 +181,13 @@ class TeamScenario:
             self._let_borrow(document)
         return Team.model_validate(document)
 
-    def _let_borrow(self, asked: dict[str, Any]) -> None:
+    def _let_borrow(self, submission: dict[str, Any]) -> None:
         """Let a team borrow, or lend and reclaim."""
-        is_greedy = asked["name"] == self.greedy
+        is_greedy = submission["name"] == self.greedy
         share = max(1, self.world.size // (len(self.names) - 1))
         for limit in ("budgets", "max_accelerators_per_user") if is_greedy else ():
-            asked.pop(limit, None)
-        queue = asked["queue"]
+            submission.pop(limit, None)
+        queue = submission["queue"]
         queue["cohort"] = COHORT
         borrow = self.dice.choice((None, GPUS, 2 * GPUS)) if is_greedy else None
         queue["groups"][0][_OURS][_GPU] = {"nominal": 0 if is_greedy else GPUS * share, "borrow": borrow}
@@ -254,9 +254,9 @@ class TeamScenario:
         """Set up one more team; `ask` names its jobs."""
         self._set_up(_team_of(name, queue), 0)
 
-    def ask(self, number: int, **asked: Any) -> None:
+    def ask(self, number: int, **parameters: Any) -> None:
         """Return the fields of a job."""
-        self._asked[number] = {"accelerators_per_node": GPUS, **asked}
+        self._asked[number] = {"accelerators_per_node": GPUS, **parameters}
 
     def governed(self, number: int, nodes: int) -> dict[str, Any]:
         """Return the fields of a submitted job of this setup; later jobs have a higher value."""

@@ -34,9 +34,9 @@ A_FLEET = {"KubernetesClusters": "research-eks"}
 A_VPC = {"SubnetIds": "subnet-1,subnet-2", "SecurityGroupIds": "sg-1"}
 
 
-def values(said: Mapping[str, str], empty: list[str]) -> dict[str, str | list[str]]:
+def values(parameters: Mapping[str, str], empty: list[str]) -> dict[str, str | list[str]]:
     """Return the value of each parameter; `empty` is the value of a list without members."""
-    given = {name: str(said.get(name, spec["Default"])) for name, spec in PARAMETERS.items()}
+    given = {name: str(parameters.get(name, spec["Default"])) for name, spec in PARAMETERS.items()}
     return {
         name: (value.split(",") if value else empty) if PARAMETERS[name]["Type"] == "CommaDelimitedList" else value
         for name, value in given.items()
@@ -63,12 +63,12 @@ def evaluated(node: Any, known: Mapping[str, str | list[str]]) -> Any:
     raise AssertionError(f"no function of a rule: {node}")
 
 
-def refusals(**said: str) -> list[str]:
+def refusals(**parameters: str) -> list[str]:
     """Return the texts with which CloudFormation refuses these parameters.
 
     AWS does not say whether an empty list has one empty member or none in a rule, so both must give the same answer.
     """
-    refused, none = (_refusals(values(said, empty)) for empty in ([""], []))
+    refused, none = (_refusals(values(parameters, empty)) for empty in ([""], []))
     assert refused == none
     return refused
 
@@ -84,16 +84,16 @@ def _refusals(known: Mapping[str, str | list[str]]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "parameters",
     [A_FLEET, {**A_FLEET, **A_VPC}, {**A_FLEET, "CheckpointBuckets": "arn:b", "CheckpointEncryption": "arn:k"}],
     ids=["smallest", "private", "encrypted"],
 )
-def test_useful_parameters_are_accepted(said: Mapping[str, str]) -> None:
-    assert refusals(**said) == []
+def test_useful_parameters_are_accepted(parameters: Mapping[str, str]) -> None:
+    assert refusals(**parameters) == []
 
 
 @pytest.mark.parametrize(
-    ("said", "names"),
+    ("parameters", "names"),
     [
         ({}, "KubernetesClusters"),
         ({"KubernetesClusters": ""}, "KubernetesClusters"),
@@ -109,8 +109,8 @@ def test_useful_parameters_are_accepted(said: Mapping[str, str]) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value) or "nothing",
 )
-def test_useless_parameters_are_refused_with_their_name(said: Mapping[str, str], names: str) -> None:
-    (text,) = refusals(**said)
+def test_useless_parameters_are_refused_with_their_name(parameters: Mapping[str, str], names: str) -> None:
+    (text,) = refusals(**parameters)
 
     assert text.startswith(names)
     assert re.search(r"(Set|Name|Leave) ", text), "the text says what to do"

@@ -24,8 +24,8 @@ def of_template() -> list[Finding]:
     return every_finding(translated())
 
 
-def unwaived(found: list[Finding]) -> list[str]:
-    return [sentence for key, sentence in found if key not in LINT_WAIVERS]
+def unwaived(findings: list[Finding]) -> list[str]:
+    return [sentence for key, sentence in findings if key not in LINT_WAIVERS]
 
 
 def every_finding(document: Json) -> list[Finding]:

@@ -102,8 +102,8 @@ def differences(
     return texts
 
 
-def told(found: list[str]) -> str:
-    return "\n".join([*found[:20], f"{len(found)} records differ." if found else "", ADVICE])
+def told(differing: list[str]) -> str:
+    return "\n".join([*differing[:20], f"{len(differing)} records differ." if differing else "", ADVICE])
 
 
 @pytest.mark.parametrize("file", DECISIONS)

@@ -157,22 +157,22 @@ def is_within(module: str, allowed: tuple[str, ...] | frozenset[str]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in allowed)
 
 
-def offence(layer: LayerRule, found: Import) -> str | None:
+def offence(layer: LayerRule, imported: Import) -> str | None:
     """Return why a layer may not have this import; None if it may."""
-    top = found.module.partition(".")[0]
+    top = imported.module.partition(".")[0]
     top = "mypy_boto3" if top.startswith("mypy_boto3_") else top
-    if found.module.startswith("."):
+    if imported.module.startswith("."):
         return "is relative: say the whole path"
-    if is_within(found.module, layer.ours):
+    if is_within(imported.module, layer.ours):
         return None
-    if top in layer.third_party or (found.is_late and top in layer.only_late):
+    if top in layer.third_party or (imported.is_late and top in layer.only_late):
         return None
     if top in layer.only_late:
         return f"may import {top} only inside a function"
     if top in OURS:
-        return f"may not reach {found.module}"
+        return f"may not reach {imported.module}"
     if top in sys.stdlib_module_names:
-        return "is impure here" if layer.is_pure and is_within(found.module, IMPURE_MODULES) else None
+        return "is impure here" if layer.is_pure and is_within(imported.module, IMPURE_MODULES) else None
     return f"may not use {top}"
 
 
@@ -360,7 +360,7 @@ def test_module_imports_only_packages_below_its_own(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("floor", "module", "source", "found"),
+    ("floor", "module", "source", "expected"),
     [
         ("services", "incidents.x", "from evenkeel.services.recovery import plan_recovery", ["recovery.plan_recovery"]),
         ("services", "recovery.x", "from evenkeel.services.incidents import receive_event", []),
@@ -370,8 +370,8 @@ def test_module_imports_only_packages_below_its_own(path: str) -> None:
         ("domain", "policy", "from evenkeel.domain.recovery.plan import Plan", ["recovery.plan.Plan"]),
     ],
 )
-def test_import_of_a_higher_package_is_found(floor: str, module: str, source: str, found: list[str]) -> None:
-    assert higher_imports(module, ast.parse(source), floor) == found
+def test_import_of_a_higher_package_is_found(floor: str, module: str, source: str, expected: list[str]) -> None:
+    assert higher_imports(module, ast.parse(source), floor) == expected
 
 
 def test_gpu_cluster_declares_its_imports() -> None:

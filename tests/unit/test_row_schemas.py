@@ -42,13 +42,13 @@ def test_absent_field_equals_none() -> None:
     """Rows that leave out fields that are None read the same (`Value.to_compact_json`)."""
     kinds = {kind for row in TYPES for kind in classes_in(row.kind) if issubclass(kind, BaseModel)}
 
-    others = [
+    differing = [
         f"{kind.__name__}.{name}"
         for kind in kinds
         for name, field in kind.model_fields.items()
         if type(None) in get_args(field.annotation) and field.default is not None
     ]
-    assert others == []
+    assert differing == []
 
 
 def _changed(change: Callable[[dict[str, Any]], object]) -> str:
@@ -58,7 +58,7 @@ def _changed(change: Callable[[dict[str, Any]], object]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (lambda s: s["values"]["Job"].pop("reason"), "Job.reason is gone. Keep the field; stop using it."),
         (lambda s: s["values"]["Job"].update(priority="str"), "Job.priority was int"),
@@ -70,8 +70,10 @@ def _changed(change: Callable[[dict[str, Any]], object]) -> str:
         (lambda s: s["enumerations"]["JobState"].append("PAUSED"), "JobState.PAUSED is new. The last release cannot"),
     ],
 )
-def test_change_that_breaks_the_last_release_is_named(change: Callable[[dict[str, Any]], object], said: str) -> None:
-    assert said in _changed(change)
+def test_change_that_breaks_the_last_release_is_named(
+    change: Callable[[dict[str, Any]], object], expected: str
+) -> None:
+    assert expected in _changed(change)
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,8 @@ def _found(stack: str, only: list[str] | None) -> tuple["EksAccess", list[str]]:
     ]
 
 
-def _print(out: Printer, found: list["ClusterChanges"], *, is_done: bool) -> None:
-    for changes in found:
+def _print(out: Printer, clusters: list["ClusterChanges"], *, is_done: bool) -> None:
+    for changes in clusters:
         if changes.problem:
             out.line(out.with_glyph("failed", f"{changes.cluster}  failed: {changes.problem}"))
             continue

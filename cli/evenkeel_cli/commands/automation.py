@@ -155,18 +155,18 @@ def seconds_of(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _show(out: Printer, found: Json) -> None:
-    drills = "drills may act" if found["drillsMayAct"] else "drills are only recorded"
-    meaning = f"({_MODES.get(found.get('modeInForce') or found['mode'], '')}; {drills})"
-    out.line(f"mode  {out.bold(mode_of(found))}  {out.dim(meaning)}")
-    for rule in found.get("modeRules", ()):
+def _show(out: Printer, automation: Json) -> None:
+    drills = "drills may act" if automation["drillsMayAct"] else "drills are only recorded"
+    meaning = f"({_MODES.get(automation.get('modeInForce') or automation['mode'], '')}; {drills})"
+    out.line(f"mode  {out.bold(mode_of(automation))}  {out.dim(meaning)}")
+    for rule in automation.get("modeRules", ()):
         where = " ".join(filter(None, (rule["faultClass"], f"in pool {rule['pool']}" if rule["pool"] else "")))
         out.line(f"      at most {rule['mode']} for {where}")
-    for held in found["holds"]:
+    for held in automation["holds"]:
         out.line(out.with_glyph("warn", f"held{_where(held)} by {held['by']}, until {held['until'][:19]}Z"))
         out.paragraph(held["reason"], indent="  ")
         out.next(f"evenkeel automation release{scope_options(held)}")
-    if not found["holds"]:
+    if not automation["holds"]:
         out.line(out.with_glyph("ok", "not held"))
 
 

@@ -44,17 +44,17 @@ def status(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     raise typer.Exit(Exit.DONE if document["isUp"] else Exit.FAILED)
 
 
-def _show(out: Printer, found: dict[str, Any]) -> None:
-    silent = [part["part"] for part in found["parts"] if not part["isUp"]]
+def _show(out: Printer, document: dict[str, Any]) -> None:
+    silent = [part["part"] for part in document["parts"] if not part["isUp"]]
     out.line(out.with_glyph("failed", f"down: {', '.join(silent)}") if silent else out.with_glyph("ok", "up"))
     marks = {True: out.with_glyph("ok", "up  "), False: out.with_glyph("failed", "down")}
     columns = [Column("", "part"), Column("", lambda part: marks[part["isUp"]]), Column("", "detail", wraps=True)]
-    out.table(columns, found["parts"], indent="  ")
-    for restart in found.get("restarts", ()):
+    out.table(columns, document["parts"], indent="  ")
+    for restart in document.get("restarts", ()):
         out.line(f"  {out.bold('restarted')}  {restart['part']}, {restart['at']}")
         out.paragraph(f"kept: {restart['kept']} lost: {restart['lost']}", indent="    ")
-    if "runDir" in found:
-        out.line(f"  files        {found['runDir']}")
+    if "runDir" in document:
+        out.line(f"  files        {document['runDir']}")
     else:
         out.next("evenkeel dev up")
 

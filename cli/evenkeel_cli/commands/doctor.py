@@ -146,12 +146,12 @@ def _locate(site: "InspectedSite", aws: "BotocoreAws") -> None:
         pass  # the check `stack` says so
 
 
-def show(out: Printer, head: str, found: list["DoctorFinding"], then: str) -> None:
+def show(out: Printer, head: str, findings: list["DoctorFinding"], then: str) -> None:
     """Print a line for each finding, with its fix below."""
     out.line(out.bold(f"evenkeel doctor  {head}"))
     rows = []
     last = ""
-    for finding in found:
+    for finding in findings:
         name = finding.check if finding.check != last else ""
         last = finding.check
         mark = out.with_glyph(_SIGNS[finding.status.value], f"{finding.status.value:<7}")
@@ -159,7 +159,7 @@ def show(out: Printer, head: str, found: list["DoctorFinding"], then: str) -> No
         if finding.fix:
             rows.append(("", "", out.dim(f"fix: {finding.fix}")))
     out.table([Column("", 0), Column("", 1), Column("", 2, wraps=True)], rows)
-    counts = {name: sum(finding.status.value == name for finding in found) for name in _SIGNS}
+    counts = {name: sum(finding.status.value == name for finding in findings) for name in _SIGNS}
     out.line(out.bold(", ".join(f"{number} {name}" for name, number in counts.items())))
     if then:
         out.paragraph(f"next  {then}")

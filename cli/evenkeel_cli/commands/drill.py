@@ -129,9 +129,9 @@ def _drills() -> Any:
     return local_data_centre.load("drills")
 
 
-def _table(out: Printer, found: Json) -> None:
-    out.table(_columns(out, "FAULT", "fault", "does"), found["rows"])
-    injected = [item for item in found["injected"] if not item["cleared"]]
+def _table(out: Printer, document: Json) -> None:
+    out.table(_columns(out, "FAULT", "fault", "does"), document["rows"])
+    injected = [item for item in document["injected"] if not item["cleared"]]
     if injected:
         out.line()
         fault = Column("FAULT", lambda item: plain(item["fault"]))

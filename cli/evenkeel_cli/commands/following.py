@@ -179,10 +179,10 @@ def watch_job(client: ApiClient, job_id: str, draw: Callable[[Json, LogReading, 
 class _FollowedLog:
     """The log of one rank, attempt after attempt."""
 
-    def __init__(self, client: _RetryingClient, job_id: str, rank: int, asked: LogQuery, write: Write) -> None:
-        self._client, self._job_id, self._rank, self._asked = client, job_id, rank, asked
+    def __init__(self, client: _RetryingClient, job_id: str, rank: int, query: LogQuery, write: Write) -> None:
+        self._client, self._job_id, self._rank, self._asked = client, job_id, rank, query
         self._write = write
-        self._lines = max(asked.tail, _POLL_NOTE)
+        self._lines = max(query.tail, _POLL_NOTE)
         self._current, self._seen, self._is_awaited = 0, "", False
 
     def poll(self, job: Json | None) -> bool:
@@ -216,20 +216,20 @@ class _FollowedLog:
         options = self._asked._replace(attempt=attempt, tail=tail)
         return self._client.get(f"/jobs/{self._job_id}/logs", rank=self._rank, **options.parameters())
 
-    def _print(self, found: Json) -> None:
-        if self._current and found["attempt"] != self._current:
+    def _print(self, log: Json) -> None:
+        if self._current and log["attempt"] != self._current:
             self._write(missing_newline(self._seen))
-            note(f"Attempt {found['attempt']} of {self._job_id}, from its beginning:")
+            note(f"Attempt {log['attempt']} of {self._job_id}, from its beginning:")
             self._seen = ""
         is_first = not self._current and not self._is_awaited
         # The kept lines of a followed attempt repeat the printed lines.
-        is_copy = self._current == found["attempt"] and bool(found.get("keptAt"))
-        text = self._seen if is_copy else found["text"]
+        is_copy = self._current == log["attempt"] and bool(log.get("keptAt"))
+        text = self._seen if is_copy else log["text"]
         self._write(_last_lines(text, self._asked.tail) if is_first else new_log_text(self._seen, text))
-        self._current, self._seen = found["attempt"], _last_lines(text, self._lines)
+        self._current, self._seen = log["attempt"], _last_lines(text, self._lines)
 
 
-def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int, Write], asked: LogQuery) -> None:
+def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int, Write], query: LogQuery) -> None:
     """Print the logs of ranks and their new lines, attempt after attempt, until the job or the attempt ends.
 
     Between two attempts there is no log; that is not an error.
@@ -238,10 +238,10 @@ def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int, Write], as
         client: To read with.
         job_id: The job.
         writers: By rank: prints its text.
-        asked: The part to print.
+        query: The part to print.
     """
     patience = _RetryingClient(client)
-    logs = [_FollowedLog(patience, job_id, rank, asked, write) for rank, write in writers.items()]
+    logs = [_FollowedLog(patience, job_id, rank, query, write) for rank, write in writers.items()]
     while True:
         job = patience.get(f"/jobs/{job_id}")
         logs = [log for log in logs if not log.poll(job)]
@@ -272,11 +272,11 @@ def _last_lines(text: str, count: int) -> str:
     return "".join(text.splitlines(keepends=True)[-count:])
 
 
-def new_log_text(seen: str, now: str) -> str:
+def new_log_text(earlier: str, now: str) -> str:
     """Return the lines of the newer tail that the older tail lacks; all of it if the two do not overlap."""
-    if now.startswith(seen):
-        return now[len(seen) :]
-    lines = seen.splitlines(keepends=True)
+    if now.startswith(earlier):
+        return now[len(earlier) :]
+    lines = earlier.splitlines(keepends=True)
     for start in range(1, len(lines)):
         rest = "".join(lines[start:])
         if now.startswith(rest):

@@ -112,17 +112,17 @@ def draw_progress(out: Printer, job: Json, progress: str) -> None:
     )
 
 
-def draw_plan(out: Printer, found: Json, arguments: str) -> None:
+def draw_plan(out: Printer, job_plan: Json, arguments: str) -> None:
     """Draw what the next scheduling cycle would decide about a job. `arguments` submit the same job."""
-    decision = found["decision"]
+    decision = job_plan["decision"]
     would_start = decision["action"] == "ADMIT"
     # Admitted without a node: Kueue places the job, so it has no queue position here.
     is_handed_over = would_start and not decision["nodes"]
     status = "ok" if would_start else "working" if decision["action"] == "PREEMPT" else "next"
     starts = "would be submitted to Kueue" if is_handed_over else "would start"
     outcome = starts if would_start else f"would wait: {plain(decision['action'])}"
-    place = "" if is_handed_over else f", position {found['position']} in its queue"
-    out.line(f"{out.with_glyph(status, outcome)}, team {found['team']}{place}")
+    place = "" if is_handed_over else f", position {job_plan['position']} in its queue"
+    out.line(f"{out.with_glyph(status, outcome)}, team {job_plan['team']}{place}")
     out.paragraph(decision["reason"], indent="  ")
     out.pairs(
         [
@@ -136,7 +136,7 @@ def draw_plan(out: Printer, found: Json, arguments: str) -> None:
     )
     for alternative in decision["considered"]:
         out.paragraph(f"{alternative['option']}: {alternative['whyNot'] or 'taken'}", indent="  ")
-    placement = found.get("placement")
+    placement = job_plan.get("placement")
     if placement and placement["pools"]:
         out.line()
         out.table(_pool_columns(out), placement["pools"], indent="  ")

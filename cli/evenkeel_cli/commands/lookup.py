@@ -196,12 +196,12 @@ def _find(
     raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} {typed!r}.", code="NOT_FOUND", hint=hint)
 
 
-def _newest(found: list[Json], path: str) -> Json:
-    return max(found, key=lambda item: item[_TIME_FIELDS[path]] or "")
+def _newest(items: list[Json], path: str) -> Json:
+    return max(items, key=lambda item: item[_TIME_FIELDS[path]] or "")
 
 
-def _join_names(found: list[Json], key: str) -> str:
-    return ", ".join(str(item[key]) for item in found[:_MAX_NAMED]) + (", …" if len(found) > _MAX_NAMED else "")
+def _join_names(items: list[Json], key: str) -> str:
+    return ", ".join(str(item[key]) for item in items[:_MAX_NAMED]) + (", …" if len(items) > _MAX_NAMED else "")
 
 
 def instant(option: str, text: str, now: datetime) -> str:

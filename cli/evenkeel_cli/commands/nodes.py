@@ -139,37 +139,37 @@ def _cordon_or_uncordon(typed: str, verb: str, reason: str, key: str | None, out
     answer_change(response, output, f"{response['instanceId']}  {plain(response['outcome'])}", then=then)
 
 
-def _show(out: Printer, found: Json) -> None:
-    state = found["state"]
-    out.line(f"{out.with_glyph(_sign(found), out.bold(found['instanceId']))}  {plain(state)}{out.last_seen(found)}")
+def _show(out: Printer, node: Json) -> None:
+    state = node["state"]
+    out.line(f"{out.with_glyph(_sign(node), out.bold(node['instanceId']))}  {plain(state)}{out.last_seen(node)}")
     out.line()
     out.pairs(
         [
-            ("incident", found["incidentId"] or ""),
-            ("unhealthy", found["unhealthy"]["reason"] if found["unhealthy"] else ""),
-            ("marks", ", ".join(found["marks"])),
-            ("waits", f"{found['block']['guardrail']}: {found['block']['reason']}" if found["block"] else ""),
-            ("repaired by", found.get("repairedBy") or ""),
-            ("cordoned", cordoned(out, found)),
-            ("name", found["name"] or "has not joined its cluster"),
-            ("cluster", found["cluster"]),
-            ("pool", f"{found['pool']}, {found['instanceType']}, {found['zone'] or 'zone unknown'}"),
-            ("node slot", found["slot"]),
-            ("GPUs", f"{found['gpusInUse']} of {found['gpus']} in use"),
-            ("CPU", in_use(found, "cpu", "vCPU")),
-            ("memory", in_use(found, "memoryGib", "GiB")),
-            ("unmanaged work", ", ".join(found["unmanagedWorkloads"])),
-            ("lemon", "returned to service too often: its next fault replaces it" if found["isLemon"] else ""),
-            ("HyperPod says", found["providerStatus"] or ""),
-            ("launched", out.when(found["launchedAt"])),
-            ("not ready", f"since {out.when(found['notReadySince'])}" if found["notReadySince"] else ""),
-            ("changed", out.when(found["changedAt"])),
+            ("incident", node["incidentId"] or ""),
+            ("unhealthy", node["unhealthy"]["reason"] if node["unhealthy"] else ""),
+            ("marks", ", ".join(node["marks"])),
+            ("waits", f"{node['block']['guardrail']}: {node['block']['reason']}" if node["block"] else ""),
+            ("repaired by", node.get("repairedBy") or ""),
+            ("cordoned", cordoned(out, node)),
+            ("name", node["name"] or "has not joined its cluster"),
+            ("cluster", node["cluster"]),
+            ("pool", f"{node['pool']}, {node['instanceType']}, {node['zone'] or 'zone unknown'}"),
+            ("node slot", node["slot"]),
+            ("GPUs", f"{node['gpusInUse']} of {node['gpus']} in use"),
+            ("CPU", in_use(node, "cpu", "vCPU")),
+            ("memory", in_use(node, "memoryGib", "GiB")),
+            ("unmanaged work", ", ".join(node["unmanagedWorkloads"])),
+            ("lemon", "returned to service too often: its next fault replaces it" if node["isLemon"] else ""),
+            ("HyperPod says", node["providerStatus"] or ""),
+            ("launched", out.when(node["launchedAt"])),
+            ("not ready", f"since {out.when(node['notReadySince'])}" if node["notReadySince"] else ""),
+            ("changed", out.when(node["changedAt"])),
         ],
         indent="  ",
     )
-    if found["incidentId"]:
+    if node["incidentId"]:
         out.line()
-        out.next(f"evenkeel why {found['incidentId']}")
+        out.next(f"evenkeel why {node['incidentId']}")
 
 
 def _sign(node: Json) -> str:

@@ -23,12 +23,12 @@ REFRESH_SECONDS = 2.0
 """Time between two reads of a watch."""
 
 
-def answer(found: Json, output: OutputFormat, draw: Callable[[Printer], None], *, has_wide: bool = False) -> None:
+def answer(document: Json, output: OutputFormat, draw: Callable[[Printer], None], *, has_wide: bool = False) -> None:
     """Print one object. `has_wide`: accept `-o wide`, which draws the same page."""
     printer = page()
     forms = (OutputFormat.TABLE, OutputFormat.JSON, *([OutputFormat.WIDE] if has_wide else []))
     if only(output, forms).is_document:
-        printer.document(found, output)
+        printer.document(document, output)
     else:
         draw(printer)
 
@@ -60,7 +60,7 @@ def write_template(name: str, file: Path, *, then: str, force: bool) -> None:
     printer.next(then)
 
 
-def answer_change(found: Json, output: OutputFormat, text: str, *, status: str = "ok", then: str = "") -> None:
+def answer_change(document: Json, output: OutputFormat, text: str, *, status: str = "ok", then: str = "") -> None:
     """Print the result of a change on one line, and the command that helps next."""
 
     def draw(out: Printer) -> None:
@@ -68,16 +68,16 @@ def answer_change(found: Json, output: OutputFormat, text: str, *, status: str =
         if then:
             out.next(f"evenkeel {then}")
 
-    answer(found, output, draw)
+    answer(document, output, draw)
 
 
-def answer_model(found: Any, output: OutputFormat, draw: Callable[[Printer], None]) -> None:
+def answer_model(model: Any, output: OutputFormat, draw: Callable[[Printer], None]) -> None:
     """Answer with a pydantic model. It writes its own JSON: `json` takes ten times as long to indent a large plan."""
     printer = page()
     if output is OutputFormat.JSON and printer.has_unicode:
-        printer.line(found.model_dump_json(by_alias=True, indent=2))
+        printer.line(model.model_dump_json(by_alias=True, indent=2))
     else:
-        answer(found.model_dump(mode="json", by_alias=True), output, draw)
+        answer(model.model_dump(mode="json", by_alias=True), output, draw)
 
 
 def show(fetch: Callable[[], Found], draw: Callable[[Found], None], form: OutputFormat, *, watch: bool) -> None:
@@ -109,7 +109,7 @@ def show(fetch: Callable[[], Found], draw: Callable[[Found], None], form: Output
 
 
 def answer_list(
-    found: list[Json],
+    items: list[Json],
     output: OutputFormat,
     columns: Callable[[Printer], Sequence[Column]],
     *,
@@ -121,7 +121,7 @@ def answer_list(
     """Answer with a list.
 
     Args:
-        found: The items.
+        items: The items.
         output: The form asked for.
         columns: Returns the columns of the table.
         fields: The columns of `-o csv`, as for `write_csv`. `-o name` prints the first.
@@ -132,16 +132,16 @@ def answer_list(
     printer = page()
     match output:
         case OutputFormat.JSON | OutputFormat.YAML:
-            printer.document({"items": found} | ({} if ends_after is None else {"nextPageToken": page_token}), output)
+            printer.document({"items": items} | ({} if ends_after is None else {"nextPageToken": page_token}), output)
         case OutputFormat.CSV:
-            write_csv(printer, found, fields)
+            write_csv(printer, items, fields)
         case OutputFormat.NAME:
-            for item in found:
+            for item in items:
                 printer.line(str(item[fields[0]]))
-        case _ if not found:
+        case _ if not items:
             note(nothing)
         case _:
-            printer.table(columns(printer), found, is_wide=output is OutputFormat.WIDE)
+            printer.table(columns(printer), items, is_wide=output is OutputFormat.WIDE)
     if page_token:
         way = f": --limit accepts up to {lookup.MAX_LISTED}" if ends_after != lookup.MAX_LISTED else ""
         note(f"Listed the first {ends_after} items. There may be more{way}.")

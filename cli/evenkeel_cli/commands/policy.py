@@ -180,9 +180,9 @@ def try_(
     answer(response, output, lambda out: _print_test(out, response))
 
 
-def _print_test(out: Printer, found: Json) -> None:
-    changed = found["changed"]
-    of = f"of {found['examined']} decisions since {found['since'][:19]}Z"
+def _print_test(out: Printer, document: Json) -> None:
+    changed = document["changed"]
+    of = f"of {document['examined']} decisions since {document['since'][:19]}Z"
     out.line(out.with_glyph("warn" if changed else "ok", f"{len(changed)} {of} would differ"))
     if changed:
         columns = [
@@ -193,15 +193,15 @@ def _print_test(out: Printer, found: Json) -> None:
             Column("WOULD BE", lambda row: _answer_text(row["after"])),
         ]
         out.table(columns, changed, indent="  ")
-    if found["cannot"]:
-        out.line(f"  {found['cannot']} cannot be replayed: another engine version made them")
-    if found["isLowerBound"]:
+    if document["cannot"]:
+        out.line(f"  {document['cannot']} cannot be replayed: another engine version made them")
+    if document["isLowerBound"]:
         out.line("  not all incidents and jobs were examined, only the newest")
-    out.paragraph(found["asRecorded"], indent="  ")
+    out.paragraph(document["asRecorded"], indent="  ")
 
 
-def _answer_text(said: Json) -> str:
-    return f"{said['action']} in {said['mode']}" if said.get("mode") else str(said["action"])
+def _answer_text(decision: Json) -> str:
+    return f"{decision['action']} in {decision['mode']}" if decision.get("mode") else str(decision["action"])
 
 
 def _print_findings(out: Printer, findings: list[Json]) -> None:
@@ -217,16 +217,18 @@ def _print_findings(out: Printer, findings: list[Json]) -> None:
     out.line(f"{len(findings)} findings: {total}" if findings else out.with_glyph("ok", "no findings"))
 
 
-def _show(out: Printer, found: Json) -> None:
-    change = found["change"]
-    out.line(f"{out.bold(found['policy']['name'])}  policy {found['hash']}, catalogue {found['catalogueHash']}")
+def _show(out: Printer, document: Json) -> None:
+    change = document["change"]
+    out.line(
+        f"{out.bold(document['policy']['name'])}  policy {document['hash']}, catalogue {document['catalogueHash']}"
+    )
     if not change:
         out.line("  as shipped")
         return
-    if found.get("refused"):
-        instead = f"change {found['inForce']} is" if found["inForce"] else "the policy as shipped is"
+    if document.get("refused"):
+        instead = f"change {document['inForce']} is" if document["inForce"] else "the policy as shipped is"
         out.line(out.with_glyph("warn", f"change {change['number']} is invalid, so {instead} active:"))
-        out.paragraph(found["refused"], indent="  ")
+        out.paragraph(document["refused"], indent="  ")
     out.pairs(
         [
             ("changed", f"{out.when(change['at'])} by {change['by']}, change {change['number']}"),
@@ -237,14 +239,16 @@ def _show(out: Printer, found: Json) -> None:
     )
 
 
-def _print_check(out: Printer, found: Json) -> None:
-    out.line(out.with_glyph("ok", f"The file is valid: policy {found['hash']}, catalogue {found['catalogueHash']}"))
-    if found["changes"]:
+def _print_check(out: Printer, document: Json) -> None:
+    out.line(
+        out.with_glyph("ok", f"The file is valid: policy {document['hash']}, catalogue {document['catalogueHash']}")
+    )
+    if document["changes"]:
         out.line()
         columns = [Column("FIELD", "field"), Column("SHIPPED", "before"), Column("HERE", "after", may_shrink=True)]
-        out.table(columns, found["changes"], indent="  ")
-    if found["warnings"]:
+        out.table(columns, document["changes"], indent="  ")
+    if document["warnings"]:
         out.line()
-    for warning in found["warnings"]:
+    for warning in document["warnings"]:
         out.line(out.with_glyph("warn", warning["field"]))
         out.paragraph(f"{warning['message']}.", indent="    ")

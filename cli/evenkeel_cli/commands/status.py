@@ -46,44 +46,46 @@ def status(
     show(lambda: client.get("/status"), draw, form, watch=watch)
 
 
-def _line(out: Printer, found: Json, form: OutputFormat) -> None:
+def _line(out: Printer, status: Json, form: OutputFormat) -> None:
     if form.is_document:
-        out.document(found, form)
+        out.document(status, form)
     else:
-        out.line(f"{out.with_glyph(HEALTH[found['health']], found['health'])}  {'; '.join(found['reasons'])}".rstrip())
+        out.line(
+            f"{out.with_glyph(HEALTH[status['health']], status['health'])}  {'; '.join(status['reasons'])}".rstrip()
+        )
 
 
-def draw_status(out: Printer, found: Json, *, is_wide: bool = False) -> None:
+def draw_status(out: Printer, status: Json, *, is_wide: bool = False) -> None:
     """Print the overview; the wide form names every source with its age."""
-    automation, incidents = found["automation"], found["incidents"]
-    old = out.seconds_since(found["asOf"])
-    shown_at = f"{found['asOf'][11:19]}Z" + (f" ({duration(old)} old)" if out.is_terminal and old >= 2 else "")
+    automation, incidents = status["automation"], status["incidents"]
+    old = out.seconds_since(status["asOf"])
+    shown_at = f"{status['asOf'][11:19]}Z" + (f" ({duration(old)} old)" if out.is_terminal and old >= 2 else "")
     held = "  HELD" if automation["isHeld"] else ""
-    _print_left_right(out, out.bold(f"fleet {found['fleet']}"), f"mode: {mode_of(automation)}{held}  {shown_at}")
-    head = out.with_glyph(HEALTH[found["health"]], out.bold(found["health"]))
+    _print_left_right(out, out.bold(f"fleet {status['fleet']}"), f"mode: {mode_of(automation)}{held}  {shown_at}")
+    head = out.with_glyph(HEALTH[status["health"]], out.bold(status["health"]))
     more = "+" if incidents.get("isLowerBound") else ""
     working = counted(incidents["working"], "incident").replace(" ", f"{more} ", 1)
     counts = f"{working} working, {_attention_text(incidents['needYou'], more)}"
     out.line(f"{head}  {counts}")
-    for reason in _other_reasons(found["reasons"]):
+    for reason in _other_reasons(status["reasons"]):
         out.line(f"  {reason}")
-    _sources(out, found.get("sources", []), is_wide=is_wide)
-    _nodes(out, found["nodes"])
-    _gpus(out, found["gpus"])
+    _sources(out, status.get("sources", []), is_wide=is_wide)
+    _nodes(out, status["nodes"])
+    _gpus(out, status["gpus"])
     if is_wide:
-        _amount(out, "CPU", found["cpu"], "vCPU")
-        _amount(out, "MEMORY", found["memoryGib"], "GiB")
-    _jobs(out, found["jobs"])
-    _teams(out, found["teams"])
-    _serving(out, found.get("serving", []))
-    in_outage = {name for outage in found.get("outages", []) for name in outage["incidentIds"]}
-    for outage in found.get("outages", []):
+        _amount(out, "CPU", status["cpu"], "vCPU")
+        _amount(out, "MEMORY", status["memoryGib"], "GiB")
+    _jobs(out, status["jobs"])
+    _teams(out, status["teams"])
+    _serving(out, status.get("serving", []))
+    in_outage = {name for outage in status.get("outages", []) for name in outage["incidentIds"]}
+    for outage in status.get("outages", []):
         out.line(f"{out.bold('OUTAGE')}  {outage['cause']}: {', '.join(outage['instanceIds'])}")
     for incident in incidents["items"]:
         if incident["incidentId"] in in_outage and not incident["needsYou"]:
             continue
         _print_incident(out, incident)
-    for node in found.get("unhealthy", []):
+    for node in status.get("unhealthy", []):
         since = f" since {node['since'][11:16]}Z" if node["since"] else ""
         out.line(f"{out.bold('UNHEALTHY')} {node['instanceId']}  {node['incidentId'] or ''}{since}")
         out.paragraph(node["reason"], indent="        ")
@@ -93,10 +95,10 @@ def draw_status(out: Printer, found: Json, *, is_wide: bool = False) -> None:
         where = hold["instanceId"] or hold["pool"]
         what = f"{where} by" if where else "everything, by" if hold.get("stopsScheduling") else "by"
         out.line(f"{out.bold('HELD')}    {what} {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
-    for cordon in found.get("cordons", []):
+    for cordon in status.get("cordons", []):
         why = f": {cordon['reason']}" if cordon["reason"] else ""
         out.line(f"{out.bold('CORDONED')} {cordon['instanceId']} by {cordon['by']}, {out.when(cordon['at'])}{why}")
-    _print_next_steps(out, found)
+    _print_next_steps(out, status)
 
 
 def _print_incident(out: Printer, incident: Json) -> None:
@@ -240,13 +242,13 @@ def _age_text(seconds: float | None) -> str:
     return "–" if seconds is None else age(seconds)
 
 
-def _print_next_steps(out: Printer, found: Json) -> None:
-    if found.get("next"):
-        out.line(f"{out.bold('NEXT')}    {found['next']}")
-    elif found["automation"]["isHeld"]:
-        [hold, *_] = found["automation"]["holds"]
+def _print_next_steps(out: Printer, status: Json) -> None:
+    if status.get("next"):
+        out.line(f"{out.bold('NEXT')}    {status['next']}")
+    elif status["automation"]["isHeld"]:
+        [hold, *_] = status["automation"]["holds"]
         out.line(f"{out.bold('NEXT')}    evenkeel automation release{scope_options(hold)}")
-    elif any(source["state"] == "STALE" for source in found.get("sources", [])):
+    elif any(source["state"] == "STALE" for source in status.get("sources", [])):
         out.line(f"{out.bold('NEXT')}    evenkeel doctor")
 
 

@@ -162,8 +162,8 @@ def _current_or_new(client: ApiClient, path: str) -> Json:
         return {"version": 0, "team": None}
 
 
-def _change(name: str, path: str, kind: str, there: Json, wanted: Json, read_at: int | None) -> Json:
-    before = there[kind] or {}
+def _change(name: str, path: str, kind: str, present: Json, wanted: Json, read_at: int | None) -> Json:
+    before = present[kind] or {}
     fields = sorted(field for field in {*before, *wanted} if before.get(field) != wanted.get(field))
     return {
         "name": name,
@@ -172,18 +172,20 @@ def _change(name: str, path: str, kind: str, there: Json, wanted: Json, read_at:
         "wanted": wanted,
         "changes": fields,
         # A file that names a version is refused if the team has a newer version.
-        "version": there["version"] if read_at is None or not fields else read_at,
+        "version": present["version"] if read_at is None or not fields else read_at,
     }
 
 
-def _print_changes(out: Printer, found: Json) -> None:
-    for item in found["items"]:
+def _print_changes(out: Printer, document: Json) -> None:
+    for item in document["items"]:
         name = item["name"] or "(fleet settings)"
         if not item["changes"]:
             out.line(out.with_glyph("idle", f"{name}  unchanged"))
             continue
-        verb = "would change" if found["isDryRun"] else f"set, version {item['version']}"
-        out.line(out.with_glyph("next" if found["isDryRun"] else "ok", f"{name}  {verb}: {', '.join(item['changes'])}"))
+        verb = "would change" if document["isDryRun"] else f"set, version {item['version']}"
+        out.line(
+            out.with_glyph("next" if document["isDryRun"] else "ok", f"{name}  {verb}: {', '.join(item['changes'])}")
+        )
     out.next("evenkeel teams ls")
 
 
@@ -227,10 +229,10 @@ def _resources(out: Printer, team: Json) -> None:
         out.line(f"also uses {besides} accelerators on nodes outside the flavors of its quota")
 
 
-def _show(out: Printer, found: Json) -> None:
-    team = found["team"]
+def _show(out: Printer, document: Json) -> None:
+    team = document["team"]
     queue = team["queue"]
-    out.line(f"{out.bold(team['name'])}  version {found['version']}")
+    out.line(f"{out.bold(team['name'])}  version {document['version']}")
     out.pairs(
         [
             ("cohort", queue["cohort"] or "none: the team neither borrows nor lends"),

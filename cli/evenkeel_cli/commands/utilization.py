@@ -70,14 +70,16 @@ def list_utilization(
         warn("The fleet has more nodes or open incidents than this answer counts. The figures cover a part of it.")
 
 
-def _draw(out: Printer, found: Json, by: By, *, is_wide: bool) -> None:
-    totals, items = found["totals"], found["items"]
+def _draw(out: Printer, document: Json, by: By, *, is_wide: bool) -> None:
+    totals, items = document["totals"], document["items"]
     if by is By.NODE:
         out.table(_node_columns(out), items, is_wide=is_wide)
     else:
         every = [{"pool": "(all)", "cluster": "–", **totals}] if len(items) > 1 else []
         out.table(_pool_columns(out), [*items, *every], is_wide=is_wide)
-    out.paragraph(f"GPU utilization over {found['windowMinutes']} minutes: {_extremes(totals['utilization']['gpu'])}.")
+    out.paragraph(
+        f"GPU utilization over {document['windowMinutes']} minutes: {_extremes(totals['utilization']['gpu'])}."
+    )
     if totals["measuredAt"]:
         out.line(f"Each reading is from {out.when(totals['measuredAt'])} or later.")
     if by is By.POOL and any(total["unknownNodes"] for total in totals["utilization"].values()):

@@ -121,12 +121,12 @@ def _incident_of(client: ApiClient, instance_id: str) -> str:
     )
 
 
-def _print_answer(out: Printer, found: Json) -> None:
-    states = JOB if found["kind"] == "job" else INCIDENT
-    sign = "warn" if found.get("isStale") else states[found["state"]]
-    out.line(f"{out.with_glyph(sign, out.bold(found['subject']))}  {plain(found['state'])}{out.last_seen(found)}")
-    out.paragraph(found["sentence"], indent="  ")
-    decision = found["decision"]
+def _print_answer(out: Printer, answer: Json) -> None:
+    states = JOB if answer["kind"] == "job" else INCIDENT
+    sign = "warn" if answer.get("isStale") else states[answer["state"]]
+    out.line(f"{out.with_glyph(sign, out.bold(answer['subject']))}  {plain(answer['state'])}{out.last_seen(answer)}")
+    out.paragraph(answer["sentence"], indent="  ")
+    decision = answer["decision"]
     if decision:
         out.line()
         out.pairs(
@@ -136,12 +136,12 @@ def _print_answer(out: Printer, found: Json) -> None:
             ],
             indent="  ",
         )
-        _print_alternatives(out, found["considered"])
-    for number, change in enumerate(found.get("changes") or []):
+        _print_alternatives(out, answer["considered"])
+    for number, change in enumerate(answer.get("changes") or []):
         if not number:
             out.line()
         out.pairs([("would start if" if not number else "or if", change["said"])], indent="  ")
-    earlier = found.get("earlier") or []
+    earlier = answer.get("earlier") or []
     if earlier:
         out.line()
         columns = [
@@ -152,7 +152,7 @@ def _print_answer(out: Printer, found: Json) -> None:
         ]
         clocks = out.clocks(decision["decidedAt"] for decision in earlier)
         out.table(columns, zip(clocks, earlier, strict=True), indent="  ")
-    evidence = found["evidence"]
+    evidence = answer["evidence"]
     resumed, rejected = evidence.get("resumedFrom"), evidence.get("rejectedCheckpoints") or []
     out.line()
     out.pairs(
@@ -162,8 +162,8 @@ def _print_answer(out: Printer, found: Json) -> None:
             ("unmanaged work", ", ".join(evidence.get("unmanagedWorkloads") or ())),
             ("incident", evidence.get("incident") or ""),
             ("execution", evidence.get("execution") or ""),
-            ("withheld", "Only the job's team and operators see the rest." if found.get("isRedacted") else ""),
-            ("next", found["next"] or ""),
+            ("withheld", "Only the job's team and operators see the rest." if answer.get("isRedacted") else ""),
+            ("next", answer["next"] or ""),
         ],
         indent="  ",
     )

@@ -127,8 +127,8 @@ def _patches(cluster: str, groups: Sequence[Json]) -> list[DoctorFinding]:
     return [ok(f"Every instance group is up to date: {', '.join(sorted(levels)) or 'there are none'}.", subject)]
 
 
-def _format_pairs(found: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in sorted(found.items()))
+def _format_pairs(pairs: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(pairs.items()))
 
 
 def judge_kubernetes(
@@ -169,13 +169,13 @@ def judge_kubernetes(
     return findings
 
 
-def _dead(cluster: str, dead: Mapping[str, Json], asked: int) -> DoctorFinding:
+def _dead(cluster: str, dead: Mapping[str, Json], tested: int) -> DoctorFinding:
     name, answer = next(iter(sorted(dead.items())))
     saw = f"The error of {name}: {answer['error']}"
     if answer["serverVersion"]:
-        text = f"{cluster} answers, but {len(dead)} of {asked} functions can read nothing there. {saw}"
+        text = f"{cluster} answers, but {len(dead)} of {tested} functions can read nothing there. {saw}"
         return failed(text, "Check the cluster's control plane: kubectl get --raw='/readyz?verbose'", cluster)
-    text = f"{cluster} does not answer {len(dead)} of {asked} functions. {saw}"
+    text = f"{cluster} does not answer {len(dead)} of {tested} functions. {saw}"
     return failed(text, "Check the cluster's endpoint, and the parameters SubnetIds and SecurityGroupIds.", cluster)
 
 
@@ -186,9 +186,9 @@ def _find_cluster(test: Json, cluster: str) -> Json | None:
     return next((candidate for candidate in test["clusters"] if candidate["cluster"] == cluster), None)
 
 
-def _is_access_denied(one: Json) -> bool:
+def _is_access_denied(answer: Json) -> bool:
     """Whether the server answered, and let the function's role do nothing."""
-    return str(one["error"]).startswith("NotAllowed")
+    return str(answer["error"]).startswith("NotAllowed")
 
 
 def judge_access(
@@ -359,9 +359,9 @@ def judge_sources(sources: Sequence[Json]) -> list[DoctorFinding]:
     return [*([ok(f"{good} of {len(findings)} sources of facts are current.")] if good else []), *merged(bad)]
 
 
-def _source(one: Json) -> DoctorFinding:
-    name, reason = one["name"], one["reason"]
-    match one["state"]:
+def _source(source: Json) -> DoctorFinding:
+    name, reason = source["name"], source["reason"]
+    match source["state"]:
         case "CURRENT":
             return ok(reason, name)
         case "FAILING":
@@ -454,10 +454,10 @@ FLEETS = "/evenkeel/fleets"
 """Path of the parameters in which each stack records its fleet."""
 
 
-def judge_fleets(clusters: Collection[str], hyper_pod: str, others: Mapping[str, Json]) -> list[DoctorFinding]:
-    """Judge whether a cluster belongs to two fleets. `others` holds the records of the other fleets, by fleet."""
+def judge_fleets(clusters: Collection[str], hyper_pod: str, other_fleets: Mapping[str, Json]) -> list[DoctorFinding]:
+    """Judge whether a cluster belongs to two fleets. `other_fleets` holds the records of the other fleets, by fleet."""
     findings = []
-    for fleet, record in sorted(others.items()):
+    for fleet, record in sorted(other_fleets.items()):
         fleet_clusters = str(record.get("clusters", "")).split(",")
         shared = [name for name in clusters if name in fleet_clusters]
         if hyper_pod and hyper_pod == record.get("hyperPod"):
@@ -470,7 +470,9 @@ def judge_fleets(clusters: Collection[str], hyper_pod: str, others: Mapping[str,
             )
             for name in shared
         ]
-    return findings or [ok(f"No cluster is shared with the {len(others)} other fleets of the account and region.")]
+    return findings or [
+        ok(f"No cluster is shared with the {len(other_fleets)} other fleets of the account and region.")
+    ]
 
 
 def judge_policy(policy: Json) -> list[DoctorFinding]:

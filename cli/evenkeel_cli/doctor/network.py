@@ -15,14 +15,16 @@ _PAGE = "docs/private-clusters.md"
 _HTTPS = 443
 
 
-def judge_clusters(found: Mapping[str, Json | None], *, has_subnets: bool) -> list[DoctorFinding]:
+def judge_clusters(clusters: Mapping[str, Json | None], *, has_subnets: bool) -> list[DoctorFinding]:
     """Judge each EKS cluster by its description from EKS; None if it does not exist."""
-    if not found:
+    if not clusters:
         return [failed("No Kubernetes cluster is named.", "Set KubernetesClusters in samconfig.toml.")]
     findings = [
-        finding for name, cluster in found.items() for finding in _cluster(name, cluster, has_subnets=has_subnets)
+        finding for name, cluster in clusters.items() for finding in _cluster(name, cluster, has_subnets=has_subnets)
     ]
-    return findings or [ok(f"{', '.join(found)}: ACTIVE, with access entries, and an endpoint that functions reach.")]
+    return findings or [
+        ok(f"{', '.join(clusters)}: ACTIVE, with access entries, and an endpoint that functions reach.")
+    ]
 
 
 def _cluster(name: str, cluster: Json | None, *, has_subnets: bool) -> list[DoctorFinding]:

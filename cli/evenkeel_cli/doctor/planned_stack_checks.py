@@ -169,10 +169,10 @@ def judge_orchestrator(described: Json, clusters: Sequence[str]) -> list[DoctorF
     return [failed(text, f"Put {name} first in KubernetesClusters.", subject)]
 
 
-def judge_buckets(found: Mapping[str, Json | None], region: str) -> list[DoctorFinding]:
+def judge_buckets(buckets: Mapping[str, Json | None], region: str) -> list[DoctorFinding]:
     """Judge each checkpoint bucket: its description, or None if it does not exist."""
     findings = []
-    for arn, described in found.items():
+    for arn, described in buckets.items():
         if not re.fullmatch(r"arn:aws[a-z-]*:s3:::[a-z0-9.-]+", arn):
             findings.append(
                 failed(f"{arn} is not the ARN of a bucket.", f"Name arn:PARTITION:s3:::BUCKET in {_SAMCONFIG}.", arn)
@@ -187,18 +187,18 @@ def judge_buckets(found: Mapping[str, Json | None], region: str) -> list[DoctorF
                 f"The bucket is in {bucket_region}, the stack in {region}. A gateway endpoint cannot reach the bucket."
             )
             findings.append(warning(text, "Prefer a bucket of the same region.", arn))
-    if not found:
+    if not buckets:
         return [ok("There are no checkpoint buckets (parameter CheckpointBuckets).")]
-    return findings or [ok(f"{len(found)} checkpoint buckets exist in {region}.")]
+    return findings or [ok(f"{len(buckets)} checkpoint buckets exist in {region}.")]
 
 
-def judge_keys(found: Mapping[str, str]) -> list[DoctorFinding]:
+def judge_keys(keys: Mapping[str, str]) -> list[DoctorFinding]:
     """Judge each key of the buckets: its state, empty if it does not exist."""
     findings = [
         failed(f"The key {arn} {f'is {state}' if state else 'does not exist'}.", "Correct CheckpointEncryption.", arn)
-        for arn, state in found.items()
+        for arn, state in keys.items()
         if state != "Enabled"
     ]
-    if not found:
+    if not keys:
         return [ok("There are no keys of your own (parameter CheckpointEncryption).")]
-    return findings or [ok(f"{len(found)} keys are enabled.")]
+    return findings or [ok(f"{len(keys)} keys are enabled.")]

@@ -180,25 +180,25 @@ def _nothing_usable(intake: Intake) -> str:
     return f"{text}{f': {totals}' if totals else ''}.{f' The first: {first}.' if first else ''}"
 
 
-def draw(out: Printer, found: Json, *, is_wide: bool) -> None:
+def draw(out: Printer, document: Json, *, is_wide: bool) -> None:
     """Draw the input, the sum and the cases."""
-    read = found["input"]
+    read = document["input"]
     out.line(
-        f"{counted(read['records'], 'record')} of {counted(found['nodes'], 'node')}, from "
+        f"{counted(read['records'], 'record')} of {counted(document['nodes'], 'node')}, from "
         f"{counted(read['documents'], 'document')} in {counted(read['files'], 'file')}; repeats: {read['copies']}"
     )
-    if found["firstAt"]:
-        out.line(f"from {found['firstAt'][:19]}Z to {found['lastAt'][:19]}Z")
-    _draw_unused(out, found, is_wide=is_wide)
+    if document["firstAt"]:
+        out.line(f"from {document['firstAt'][:19]}Z to {document['lastAt'][:19]}Z")
+    _draw_unused(out, document, is_wide=is_wide)
     out.line()
-    draw_summary(out, found["summary"])
+    draw_summary(out, document["summary"])
     if is_wide:
-        draw_faults(out, found["summary"]["faults"])
-    draw_cases(out, found["cases"], is_wide=is_wide)
+        draw_faults(out, document["summary"]["faults"])
+    draw_cases(out, document["cases"], is_wide=is_wide)
 
 
-def _draw_unused(out: Printer, found: Json, *, is_wide: bool) -> None:
-    read = found["input"]
+def _draw_unused(out: Printer, document: Json, *, is_wide: bool) -> None:
+    read = document["input"]
     if read["malformed"]:
         out.line(out.with_glyph("warn", counted(read["malformed"], "malformed document")))
         for malformed_document in read["malformedDocuments"][: None if is_wide else 5]:
@@ -211,7 +211,7 @@ def _draw_unused(out: Printer, found: Json, *, is_wide: bool) -> None:
             out.line(f"  {count} × {kind}")
     if read["drills"]:
         out.line(f"{counted(read['drills'], 'drill')}, left out")
-    if found["unmatched"]:
+    if document["unmatched"]:
         out.line(
-            out.with_glyph("warn", f"{counted(found['unmatched'], 'record')} about nodes that no record identifies")
+            out.with_glyph("warn", f"{counted(document['unmatched'], 'record')} about nodes that no record identifies")
         )

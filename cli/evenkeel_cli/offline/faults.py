@@ -65,35 +65,35 @@ def explained(code: str, policy: Policy) -> Preview:
     return preview(fault, policy)
 
 
-def document_of(found: Preview) -> Json:
+def document_of(preview: Preview) -> Json:
     """Return the whole answer for a script, references with their addresses."""
-    return found.to_json() | {"references": [_reference(key) for key in found.fault.facts.references]}
+    return preview.to_json() | {"references": [_reference(key) for key in preview.fault.facts.references]}
 
 
-def draw(out: Printer, found: Preview) -> None:
+def draw(out: Printer, preview: Preview) -> None:
     """Draw a fault: its meaning, its recovery, and the sources of these facts."""
-    fault = found.fault
+    fault = preview.fault
     sign = {"critical": "failed", "major": "warn", "minor": "next", "info": "idle"}[fault.severity]
     out.line(f"{out.with_glyph(sign, out.bold(fault.key))}  {fault.name}")
-    changed = "changed by this policy" if found.is_changed else ""
+    changed = "changed by this policy" if preview.is_changed else ""
     kind = ", ".join(part for part in (fault.fault_class, fault.severity, changed) if part)
     out.line(f"  {kind}")
     out.line()
     out.pairs(
         [
             ("means", f"another name of {fault.alias_of}" if fault.alias_of else ""),
-            ("plan", _leads_to(found)),
+            ("plan", _leads_to(preview)),
             ("confirmed by", _CONFIRMATION_TEXTS[fault.acts_alone]),
-            ("two signals", _two_fault_note(found)),
-            ("waits", f"{duration(fault.settle_seconds)} for more evidence, then starts" if found.steps else ""),
+            ("two signals", _two_fault_note(preview)),
+            ("waits", f"{duration(fault.settle_seconds)} for more evidence, then starts" if preview.steps else ""),
             ("drain", _drain(fault)),
-            ("checkpoints", _checkpoints(found)),
-            ("validation", _VALIDATION[fault.validate_with] if found.steps else ""),
-            ("if repeated", _recurrence_text(found)),
+            ("checkpoints", _checkpoints(preview)),
+            ("validation", _VALIDATION[fault.validate_with] if preview.steps else ""),
+            ("if repeated", _recurrence_text(preview)),
         ],
         indent="  ",
     )
-    _ladder(out, found)
+    _ladder(out, preview)
     facts = fault.facts
     out.line()
     out.pairs(
@@ -113,7 +113,7 @@ def draw(out: Printer, found: Preview) -> None:
         reference = _reference(key)
         out.line(f"  {out.dim('reference')}  {reference['title']}{': ' if reference['url'] else ''}{reference['url']}")
     out.line()
-    out.line(f"{out.dim('policy')}  {found.policy_hash}, catalogue {found.catalogue_hash}")
+    out.line(f"{out.dim('policy')}  {preview.policy_hash}, catalogue {preview.catalogue_hash}")
 
 
 _CONFIRMATION_TEXTS = {True: "one signal", False: "a second, independent signal, or a person"}
@@ -134,19 +134,19 @@ _RECURRENCE_KEY_TEXTS = {
 }
 
 
-def _leads_to(found: Preview) -> str:
-    if found.plan:
-        return found.plan.reason
+def _leads_to(preview: Preview) -> str:
+    if preview.plan:
+        return preview.plan.reason
     reason = (
         "this fault is a consequence of another fault"
-        if found.fault.ladder[0] is Rung.FOLLOW_PRIMARY
+        if preview.fault.ladder[0] is Rung.FOLLOW_PRIMARY
         else "the catalogue ignores this fault"
     )
     return f"No incident: {reason}."
 
 
-def _two_fault_note(found: Preview) -> str:
-    alone, both = found.plan, found.with_second_source
+def _two_fault_note(preview: Preview) -> str:
+    alone, both = preview.plan, preview.with_second_source
     return both.reason if alone and both and both.reason != alone.reason else ""
 
 
@@ -158,13 +158,13 @@ def _drain(fault: Fault) -> str:
     return f"{fault.drain_class} ({named}); {saving[fault.can_save]}"
 
 
-def _checkpoints(found: Preview) -> str:
-    if found.distrusted_from_seconds is None:
-        return f"trusted; {_CHECK_TEXTS[found.requirement]}"
-    before = duration(found.distrusted_from_seconds)
+def _checkpoints(preview: Preview) -> str:
+    if preview.distrusted_from_seconds is None:
+        return f"trusted; {_CHECK_TEXTS[preview.requirement]}"
+    before = duration(preview.distrusted_from_seconds)
     since = f"distrusted if its write began in the {before} before the first signal, or later"
-    requirement = f"{since}; {_CHECK_TEXTS[found.requirement]}"
-    none = found.fault.checkpoint_trust is CheckpointTrust.NONE
+    requirement = f"{since}; {_CHECK_TEXTS[preview.requirement]}"
+    none = preview.fault.checkpoint_trust is CheckpointTrust.NONE
     return f"{requirement}, because the time of the damage is unknown" if none else requirement
 
 
@@ -175,8 +175,8 @@ _CHECK_TEXTS = {
 }
 
 
-def _recurrence_text(found: Preview) -> str:
-    again = found.repeated
+def _recurrence_text(preview: Preview) -> str:
+    again = preview.repeated
     if again is None:
         return ""
     ordinal = {2: "2nd", 3: "3rd"}.get(again.count, f"{again.count}th")
@@ -184,12 +184,12 @@ def _recurrence_text(found: Preview) -> str:
     return f"the {ordinal} time within {again.window_hours} h {where}, recovery starts with {again.rung}"
 
 
-def _ladder(out: Printer, found: Preview) -> None:
-    if not found.steps:
+def _ladder(out: Printer, preview: Preview) -> None:
+    if not preview.steps:
         return
     out.line()
     out.line(f"  {out.bold('LADDER')}: each rung runs if the previous rung did not help")
-    out.pairs([(_step(step), step.reason) for step in found.steps], indent="  ")
+    out.pairs([(_step(step), step.reason) for step in preview.steps], indent="  ")
 
 
 def _step(step: RungPreview) -> str:

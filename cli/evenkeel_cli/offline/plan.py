@@ -54,12 +54,12 @@ def run(
     return replay
 
 
-def _jobs_of(found: Any) -> list[Any]:
-    return _listed(found["jobs"]) if isinstance(found, dict) and "jobs" in found else expanded(found)
+def _jobs_of(document: Any) -> list[Any]:
+    return _listed(document["jobs"]) if isinstance(document, dict) and "jobs" in document else expanded(document)
 
 
-def _listed(found: Any) -> list[Any]:
-    return found if isinstance(found, list) else [] if found is None else [found]
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _events(declared: QuotaDocuments, file: Path | None) -> Events:

@@ -60,16 +60,16 @@ def _merged(site: Json, imported: Json) -> Json:
     return merged
 
 
-def write(found: Json, into: Path, *, force: bool) -> list[str]:
+def write(imported: Json, into: Path, *, force: bool) -> list[str]:
     """Write the documents and return the names of their files. Only `force` replaces existing files.
 
     Raises:
         CommandFailed: a file exists, or cannot be written.
     """
     files = [
-        (into / "policy.json", found["policy"]),
-        (into / "quotas.json", found["quotas"]),
-        (into / "priority-classes.json", found["priorityClasses"]),
+        (into / "policy.json", imported["policy"]),
+        (into / "quotas.json", imported["quotas"]),
+        (into / "priority-classes.json", imported["priorityClasses"]),
     ]
     present = [str(path) for path, _ in files if path.exists()]
     if present and not force:

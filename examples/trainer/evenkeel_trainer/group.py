@@ -37,12 +37,12 @@ class RankGroup:
         """On rank 0, one socket per peer, in rank order; on another rank, the socket to rank 0."""
         self._patience_seconds = patience_seconds
 
-    def gather(self, mine: bytes) -> list[bytes]:
+    def gather(self, message: bytes) -> list[bytes]:
         """Collect the bytes of all ranks on rank 0, in rank order; return an empty list on other ranks."""
         if self.rank != 0:
-            _send(self._sockets[0], mine)
+            _send(self._sockets[0], message)
             return []
-        return [mine, *(_receive(peer, self._patience_seconds) for peer in self._sockets)]
+        return [message, *(_receive(peer, self._patience_seconds) for peer in self._sockets)]
 
     def spread(self, content: bytes) -> bytes:
         """Send the content of rank 0 to every rank and return it; other ranks' arguments are ignored."""
@@ -52,9 +52,9 @@ class RankGroup:
             _send(peer, content)
         return content
 
-    def gather_json(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    def gather_json(self, record: dict[str, Any]) -> list[dict[str, Any]]:
         """Collect the JSON objects of all ranks on rank 0; `Run.save` accepts this as its `gather`."""
-        return [json.loads(message) for message in self.gather(json.dumps(mine).encode())]
+        return [json.loads(message) for message in self.gather(json.dumps(record).encode())]
 
     def close(self) -> None:
         for joined in self._sockets:

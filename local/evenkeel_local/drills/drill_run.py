@@ -100,9 +100,9 @@ class DrillRun:
         self.await_random_step()
         return self.node()
 
-    def check(self, what: str, holds: bool, seen: object) -> None:
+    def check(self, what: str, holds: bool, detail: object) -> None:
         """Record a check with its observation."""
-        self.result.check(what, holds, str(seen))
+        self.result.check(what, holds, str(detail))
 
     def node(self, rank: int | None = None) -> Json:
         """Return the node of a rank of the current attempt; by default of a random rank."""

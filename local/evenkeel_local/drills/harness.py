@@ -125,8 +125,8 @@ class DrillResult:
     def is_ok(self) -> bool:
         return bool(self.checks) and all(ok for _, ok, _ in self.checks)
 
-    def check(self, name: str, ok: bool, seen: str) -> None:
-        self.checks.append((name, ok, seen))
+    def check(self, name: str, ok: bool, detail: str) -> None:
+        self.checks.append((name, ok, detail))
 
     def failures(self) -> list[str]:
         return [f"{name}: {detail}" for name, ok, detail in self.checks if not ok]

@@ -486,8 +486,8 @@ class ApiServer:
             return web.json_response(errors.success(details=details))
         return self._object_response(http, rt, last)
 
-    def _warn_of_orphans(self, rt: ResourceType, asked: Obj) -> None:
-        if rt.key in admission.ORPHANING and not asked.get("propagationPolicy") and "orphanDependents" not in asked:
+    def _warn_of_orphans(self, rt: ResourceType, options: Obj) -> None:
+        if rt.key in admission.ORPHANING and not options.get("propagationPolicy") and "orphanDependents" not in options:
             _warnings.get().append(PODS_STAY)
 
     async def _delete_all(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:

@@ -286,9 +286,9 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             for labels in (f"={self._fleet}", f"!={self._fleet}")
         )
         own = self._listed(cluster, _PODS, unmanaged_pods.read_own_pod, own_query)
-        others = self._listed(cluster, _PODS, unmanaged_pods.read_placed_pod, others_query)
+        unmanaged = self._listed(cluster, _PODS, unmanaged_pods.read_placed_pod, others_query)
         pods = sorted((pod for pod, _ in own if pod is not None), key=_namespaced_name)
-        in_use = sum_by_place(filter(None, itertools.chain((placed for _, placed in own), others)))
+        in_use = sum_by_place(filter(None, itertools.chain((placed for _, placed in own), unmanaged)))
         return PodsInUse(workloads.read_workloads(jobs, pods, {}), in_use)
 
     @property

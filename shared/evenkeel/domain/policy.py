@@ -96,7 +96,7 @@ class Policy(Section):
     @functools.cached_property
     def hardware(self) -> InstanceTypes:
         """The catalogue of instance types with the site's own."""
-        return shipped().extended({name: each.described for name, each in self.instance_types.items()})
+        return shipped().extended({name: listed_type.described for name, listed_type in self.instance_types.items()})
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:

@@ -86,11 +86,11 @@ def code_of(refused: pytest.ExceptionInfo[ClientError]) -> str:
     return str(refused.value.response["Error"]["Code"])
 
 
-def token(engine: Engine, who: Credentials, cluster: str, *, secret: str = "", header: bool = True) -> str:
+def token(engine: Engine, credentials: Credentials, cluster: str, *, secret: str = "", header: bool = True) -> str:
     headers = {"x-k8s-aws-id": cluster} if header else {}
     url = f"{engine.endpoint_url}/?Action=GetCallerIdentity&Version=2011-06-15"
     request = AWSRequest("GET", url, headers=headers)
-    key = Key(who.access_key_id, secret or who.secret_access_key)
+    key = Key(credentials.access_key_id, secret or credentials.secret_access_key)
     SigV4QueryAuth(key, "sts", "us-west-2", expires=60).add_auth(request)
     return "k8s-aws-v1." + base64.urlsafe_b64encode(str(request.url).encode()).decode().rstrip("=")
 

@@ -68,8 +68,8 @@ def entries(cluster: ClusterHandle) -> dict[str, tuple[str, ...]]:
     return {entry["principalArn"]: tuple(entry["kubernetesGroups"]) for entry in listed}
 
 
-def actions(found: Json, place: int = 0) -> list[str]:
-    return [entry["action"] for entry in found["clusters"][place]["entries"]]
+def actions(document: Json, place: int = 0) -> list[str]:
+    return [entry["action"] for entry in document["clusters"][place]["entries"]]
 
 
 def test_apply_creates_every_entry_and_the_second_run_none(cluster: ClusterHandle, run: Command) -> None:

@@ -131,7 +131,7 @@ def test_file_that_is_no_snapshot_is_not_overwritten(tmp_path: Path, content: st
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "expected"),
     [
         ("{", "Expecting property name"),
         ("[]", "the document: Input should be"),
@@ -142,7 +142,7 @@ def test_file_that_is_no_snapshot_is_not_overwritten(tmp_path: Path, content: st
     ],
 )
 def test_invalid_configuration_is_reported_on_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], document: str, expected: str
 ) -> None:
     config = tmp_path / "config.json"
     config.write_text(document)
@@ -152,7 +152,7 @@ def test_invalid_configuration_is_reported_on_one_line(
     complaint = capsys.readouterr().err
     assert code == 2
     assert complaint.startswith("the configuration cannot be used: ")
-    assert told in complaint
+    assert expected in complaint
     assert complaint.count("\n") == 1
 
 

@@ -154,7 +154,7 @@ def test_reset_cluster_keeps_its_addresses(cluster: ClusterHandle, kube: KubeCli
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "told"),
+    ("method", "path", "body", "expected"),
     [
         ("POST", "call-faults", {"effect": "explode"}, "effect must be one of"),
         ("POST", "call-faults", {"effect": "error", "colour": "red"}, "has no colour"),
@@ -186,9 +186,9 @@ def test_reset_cluster_keeps_its_addresses(cluster: ClusterHandle, kube: KubeCli
     ],
 )
 def test_invalid_control_call_is_refused_with_a_reason(
-    cluster: ClusterHandle, method: str, path: str, body: Json | None, told: str
+    cluster: ClusterHandle, method: str, path: str, body: Json | None, expected: str
 ) -> None:
-    with pytest.raises(ClusterFailed, match=told):
+    with pytest.raises(ClusterFailed, match=expected):
         cluster.control(method, path, body)
 
 

@@ -116,12 +116,12 @@ def test_unschedulable_pod_gets_the_cheapest_fitting_node(burst: ClusterHandle, 
     assert len(kube.items(CLAIMS)) == 2
 
 
-@pytest.mark.parametrize(("asked", "offered"), [("16", "32"), ("", None)])
-def test_node_has_efa_if_its_pod_requests_it(kube: KubeClient, asked: str, offered: str | None) -> None:
+@pytest.mark.parametrize(("requested", "offered"), [("16", "32"), ("", None)])
+def test_node_has_efa_if_its_pod_requests_it(kube: KubeClient, requested: str, offered: str | None) -> None:
     kube.create(POOLS, a_pool())
     pod = a_pod("large", *SLEEPS, gpus=8)
-    if asked:
-        pod["spec"]["containers"][0]["resources"]["limits"]["vpc.amazonaws.com/efa"] = asked
+    if requested:
+        pod["spec"]["containers"][0]["resources"]["limits"]["vpc.amazonaws.com/efa"] = requested
     kube.create(PODS, pod)
 
     node = kube.get(f"{NODES}/{running(kube, 'large')['spec']['nodeName']}")

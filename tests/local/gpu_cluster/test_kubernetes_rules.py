@@ -763,9 +763,9 @@ TYPE_RULES: list[tuple[str, Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "told"), TYPE_RULES)
+@pytest.mark.parametrize(("path", "value", "expected"), TYPE_RULES)
 def test_value_of_another_type_is_refused_with_its_cause(
-    api: KubeClient, space: str, path: str, value: Any, told: str
+    api: KubeClient, space: str, path: str, value: Any, expected: str
 ) -> None:
     body = put_at(a_job("one", "true", spec={"suspend": True}), path, value)
 
@@ -773,7 +773,7 @@ def test_value_of_another_type_is_refused_with_its_cause(
 
     assert (refused.code, refused.reason) == (400, "BadRequest")
     assert str(refused.status["message"]).startswith('Job in version "v1" cannot be handled as a Job: ')
-    assert told in str(refused.status["message"])
+    assert expected in str(refused.status["message"])
 
 
 # Status, claims and roles

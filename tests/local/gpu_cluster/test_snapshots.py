@@ -170,13 +170,13 @@ def test_snapshot_is_restored(cluster: ClusterHandle, kube: KubeClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [({"schemaVersion": 9}, "schema version 9"), ({"clusterArn": "arn:other"}, "is of arn:other")],
 )
-def test_snapshot_of_another_format_is_refused(cluster: ClusterHandle, change: Json, told: str) -> None:
+def test_snapshot_of_another_format_is_refused(cluster: ClusterHandle, change: Json, expected: str) -> None:
     snapshot = cluster.control("GET", "snapshot")
 
-    with pytest.raises(ClusterFailed, match=told):
+    with pytest.raises(ClusterFailed, match=expected):
         cluster.control("PUT", "snapshot", {**snapshot, **change})
 
     assert cluster.nodes()

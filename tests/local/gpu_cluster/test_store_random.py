@@ -131,43 +131,43 @@ class Objects(RuleBasedStateMachine):
     def _type_of(self, obj: Json) -> ResourceType:
         return POD if obj["kind"] == "Pod" else NODE
 
-    @rule(seen=read, value=VALUES, status=st.booleans())
-    def update_a_read_object(self, seen: Json, value: str, status: bool) -> None:
+    @rule(obj=read, value=VALUES, status=st.booleans())
+    def update_a_read_object(self, obj: Json, value: str, status: bool) -> None:
         """Write back an object read earlier, or its status: it succeeds exactly if the object has not changed since."""
-        if not seen:
+        if not obj:
             return
-        rt, name = self._type_of(seen), name_of(seen)
+        rt, name = self._type_of(obj), name_of(obj)
         current = self._current(rt, name)
-        changed = clone(seen)
+        changed = clone(obj)
         changed["metadata"]["labels"] = {**changed["metadata"]["labels"], "v": value}
         changed["status"] = {**changed.get("status", {}), "told": value}
         subresource = "status" if status else ""
         stored, refused = attempt(lambda: self.registry.update(rt, changed, subresource=subresource))
         if stored is None:
             self._refused(refused, 404, 409)
-            assert current is None or version_of(current) != version_of(seen)
+            assert current is None or version_of(current) != version_of(obj)
             return
         assert current is not None
-        assert version_of(current) == version_of(seen)
+        assert version_of(current) == version_of(obj)
         assert stored["spec"] == current["spec"]
         assert stored.get("status", {}).get("told") == (value if status else current.get("status", {}).get("told"))
         self._settle(rt, name, stored)
 
-    @rule(seen=read, value=VALUES)
-    def update_without_a_version(self, seen: Json, value: str) -> None:
+    @rule(obj=read, value=VALUES)
+    def update_without_a_version(self, obj: Json, value: str) -> None:
         """Overwrite the present object: it fails only if the object was deleted or recreated."""
-        if not seen:
+        if not obj:
             return
-        rt, name = self._type_of(seen), name_of(seen)
+        rt, name = self._type_of(obj), name_of(obj)
         current = self._current(rt, name)
-        changed = clone(current or seen)
-        changed["metadata"]["uid"] = seen["metadata"]["uid"]
+        changed = clone(current or obj)
+        changed["metadata"]["uid"] = obj["metadata"]["uid"]
         changed["metadata"].pop("resourceVersion", None)
         changed["metadata"]["annotations"] = {"v": value}
         stored, refused = attempt(lambda: self.registry.update(rt, changed))
         if stored is None:
             self._refused(refused, 404, 422)
-            assert current is None or current["metadata"]["uid"] != seen["metadata"]["uid"]
+            assert current is None or current["metadata"]["uid"] != obj["metadata"]["uid"]
             return
         assert current is not None
         assert stored["metadata"]["annotations"] == {"v": value}
@@ -205,15 +205,15 @@ class Objects(RuleBasedStateMachine):
 
     # Ending
 
-    @rule(seen=consumes(read), grace=st.none() | st.just(0), policy=st.sampled_from([None, "Foreground"]))
-    def delete_a_read_object(self, seen: Json, grace: int | None, policy: str | None) -> None:
+    @rule(obj=consumes(read), grace=st.none() | st.just(0), policy=st.sampled_from([None, "Foreground"]))
+    def delete_a_read_object(self, obj: Json, grace: int | None, policy: str | None) -> None:
         """Delete with the UID that was read as the precondition: a successor of the same name is safe."""
-        if not seen:
+        if not obj:
             return
-        rt, name, uid = self._type_of(seen), name_of(seen), seen["metadata"]["uid"]
+        rt, name, uid = self._type_of(obj), name_of(obj), obj["metadata"]["uid"]
         current = self._current(rt, name)
         options: Json = {"preconditions": {"uid": uid}, "gracePeriodSeconds": grace, "propagationPolicy": policy}
-        done, refused = attempt(lambda: self.registry.delete(rt, namespace_of(seen), name, options))
+        done, refused = attempt(lambda: self.registry.delete(rt, namespace_of(obj), name, options))
         if done is None:
             self._refused(refused, 404 if current is None else 409)
             assert current is None or current["metadata"]["uid"] != uid

@@ -348,14 +348,14 @@ class PermissionBench:
 
         return until(found, f"a node of group {NODE_GROUP}")  # type: ignore[return-value]  # until it is one
 
-    def put(self, *found: Row) -> None:
+    def put(self, *rows: Row) -> None:
         """Store rows as they are, whatever was there."""
 
         def write(row: Row) -> None:
             stored = self.ledger.get(row.key)
             self.ledger.commit(Put(replace(row, version=stored.version if stored else 0)))
 
-        for row in found:
+        for row in rows:
             until_committed(partial(write, row), f"{row.key} changed on every try")
 
     def forget(self, *keys: RowKey) -> None:

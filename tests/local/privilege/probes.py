@@ -459,9 +459,9 @@ def an_envelope(stage: PermissionBench, node: int = 0, instance_id: str = "", **
     return {"Records": [{"messageId": "probe", "body": json.dumps(body)}]}
 
 
-def taken_in(seen: InvocationResult) -> bool:
+def taken_in(result: InvocationResult) -> bool:
     """Whether no record of the batch is returned as failed."""
-    return seen.answer == {"batchItemFailures": []} and not seen.is_refused
+    return result.answer == {"batchItemFailures": []} and not result.is_refused
 
 
 def forget_facts(stage: PermissionBench, node: int = 0) -> None:
@@ -1184,10 +1184,10 @@ def admits(stage: PermissionBench) -> Json:
     return {}
 
 
-def looked(seen: InvocationResult) -> bool:
+def looked(result: InvocationResult) -> bool:
     """Return whether a whole poll succeeded before the watch was refused."""
     failed = ("WatchSnapshotFailed", "WaitNotEvaluated")
-    return seen.refuses_verb("watch", "jobs") and not any(word in seen.error_text for word in failed)
+    return result.refuses_verb("watch", "jobs") and not any(word in result.error_text for word in failed)
 
 
 @contextmanager
@@ -1278,11 +1278,11 @@ def leave_unresolved(stage: PermissionBench, place: int) -> None:
     stage.put(*(incident_rows.unresolved_row(fact.to_json(), fact.fact_key, now()) for fact in facts))
 
 
-def swept(seen: InvocationResult) -> bool:
+def swept(result: InvocationResult) -> bool:
     """Return whether every step succeeded. Events of other probes may remain: the queue was read."""
-    if not seen.answer or seen.answer["outcome"] != "SWEPT":
+    if not result.answer or result.answer["outcome"] != "SWEPT":
         return False
-    return all(failure.startswith("event-queue: ") for failure in seen.answer["failed"])
+    return all(failure.startswith("event-queue: ") for failure in result.answer["failed"])
 
 
 @probe("sweep_fleet", succeeds=swept)
@@ -1416,8 +1416,8 @@ def left_unhealthy(stage: PermissionBench) -> UnhealthyNode:
     return UnhealthyNode(life=stage.nodes[2].life, incident_id="inc-probe", since=now(), reason="A probe.")
 
 
-def answered(seen: InvocationResult) -> bool:
-    return bool(seen.answer) and seen.answer["statusCode"] < 300
+def answered(result: InvocationResult) -> bool:
+    return bool(result.answer) and result.answer["statusCode"] < 300
 
 
 def things_to_read(stage: PermissionBench) -> dict[str, str]:
@@ -1490,8 +1490,8 @@ for _path in (
     probe("api_read", succeeds=answered)(_reading(_path))
 
 
-def compared(seen: InvocationResult) -> bool:
-    return answered(seen) and bool(json.loads(str((seen.answer or {})["body"]))["items"])
+def compared(result: InvocationResult) -> bool:
+    return answered(result) and bool(json.loads(str((result.answer or {})["body"]))["items"])
 
 
 @probe("api_read", succeeds=compared)

@@ -103,7 +103,7 @@ class Gateway:
         self.routes = template_routes()
         self.use_ports()
 
-    def use_ports(self, **others: Any) -> None:
+    def use_ports(self, **changes: Any) -> None:
         """Let the functions use the ports of the fakes, apart from others that are given."""
         fakes = self.fakes
         ports = {
@@ -119,7 +119,7 @@ class Gateway:
             "telemetry": fakes.telemetry,
             "policy": fakes.policy,
         }
-        self.world = wiring.World(self.settings, **{**ports, **others})
+        self.world = wiring.World(self.settings, **{**ports, **changes})
 
     def call(
         self,

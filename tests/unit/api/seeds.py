@@ -187,19 +187,19 @@ def heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT, **errors: str) -
         ledger.commit(Put(Row(fleet_rows.heartbeat_key(function), doc)))
 
 
-def _row(thing: object) -> Row:
-    match thing:
+def _row(value: object) -> Row:
+    match value:
         case Job():
-            return job_rows.job_row(thing, 0)
+            return job_rows.job_row(value, 0)
         case Attempt():
-            return job_rows.attempt_row(thing, 0)
+            return job_rows.attempt_row(value, 0)
         case Incident():
-            return incident_rows.incident_row(thing, 0)
+            return incident_rows.incident_row(value, 0)
         case Evidence():
-            return incident_rows.evidence_row(thing)
+            return incident_rows.evidence_row(value)
         case Decision():
-            return subject_rows.decision_row(thing)
+            return subject_rows.decision_row(value)
         case FleetNode():
-            life = thing.life
-            return fleet_rows.node_row(life.cluster, life.instance_id, thing.to_json(), 0, None)
-    raise AssertionError(f"no row for {thing!r}")
+            life = value.life
+            return fleet_rows.node_row(life.cluster, life.instance_id, value.to_json(), 0, None)
+    raise AssertionError(f"no row for {value!r}")

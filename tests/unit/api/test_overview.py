@@ -157,7 +157,7 @@ def test_classes_are_in_the_order_of_their_priority() -> None:
 
     listed = count_fleet(gateway.fakes)["jobs"]["classes"]
 
-    assert [each["priorityClass"] for each in listed] == ["high", "medium", "low", None]
+    assert [job_class["priorityClass"] for job_class in listed] == ["high", "medium", "low", None]
 
 
 def test_hold_shows_at_once() -> None:

@@ -97,17 +97,17 @@ def test_idempotency_key_belongs_to_one_request(site: Gateway) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"repair": {"maxAtempts": 2}}, "repair.maxAtempts: there is no such field"),
         ({"faults": {"xid:9999": {}}}, "there is no fault 'xid:9999'"),
     ],
 )
-def test_invalid_policy_is_refused_by_field(site: Gateway, changes: dict[str, Any], said: str) -> None:
+def test_invalid_policy_is_refused_by_field(site: Gateway, changes: dict[str, Any], expected: str) -> None:
     refused = give(site, changes)
 
     assert code(refused) == (400, "VALIDATION_FAILED")
-    assert said in refused.text
+    assert expected in refused.text
     assert stored(site) is None
 
 

@@ -300,7 +300,7 @@ def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
 
 
 @pytest.mark.parametrize(
-    ("job", "said", "following"),
+    ("job", "expected", "following"),
     [
         (
             {"is_suspended": True, "stop_request": a_stop("suspend/role/Lead (bo)", "Suspended by role/Lead (bo).")},
@@ -347,14 +347,14 @@ def a_stop(by: str, reason: str, **more: Any) -> StopRequest:
     ],
 )
 def test_why_of_a_stopping_job_names_the_next_state(
-    gateway: Gateway, job: dict[str, Any], said: str, following: str
+    gateway: Gateway, job: dict[str, Any], expected: str, following: str
 ) -> None:
     stored(gateway.fakes.ledger, a_job(1, state="RUNNING", current_attempt=2, reason="Runs on 2 nodes.", **job))
 
     why = gateway.get("/v1/jobs/job-0000000001/why").document
 
     assert why["sentence"].startswith("The job is stopping, attempt 2. ")
-    assert why["sentence"].endswith(said)
+    assert why["sentence"].endswith(expected)
     assert why["next"] == f"evenkeel jobs {following} job-0000000001"
 
 

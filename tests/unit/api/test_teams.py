@@ -21,8 +21,8 @@ def role(name: str) -> str:
     return f"arn:aws:iam::{ACCOUNT}:role/{name}"
 
 
-def session(name: str, who: str = "ana") -> str:
-    return f"arn:aws:sts::{ACCOUNT}:assumed-role/{name}/{who}"
+def session(name: str, person: str = "ana") -> str:
+    return f"arn:aws:sts::{ACCOUNT}:assumed-role/{name}/{person}"
 
 
 def a_team(**changes: Any) -> dict[str, Any]:

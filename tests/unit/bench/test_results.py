@@ -23,17 +23,17 @@ def _git(*words: str) -> str:
 
 
 def figures_of(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((benchmark_tables.RESULTS / name).read_text("utf-8"))
-    return found
+    document: dict[str, Any] = json.loads((benchmark_tables.RESULTS / name).read_text("utf-8"))
+    return document
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_results_name_their_command_seeds_and_commit(path: Path) -> None:
-    found = figures_of(path.name)
+    figures = figures_of(path.name)
 
-    assert found["command"].startswith("python -m bench")
-    assert isinstance(found["seeds"], list)
-    assert re.fullmatch(r"[0-9a-f]{8,40}", found["commit"])
+    assert figures["command"].startswith("python -m bench")
+    assert isinstance(figures["seeds"], list)
+    assert re.fullmatch(r"[0-9a-f]{8,40}", figures["commit"])
     assert f"../bench/results/{path.name}" in PAGE
 
 

@@ -38,10 +38,10 @@ def answer_of(*words: str | Path) -> Json:
     return document
 
 
-def verdicts(found: Json) -> list[tuple[str, str, str]]:
+def verdicts(document: Json) -> list[tuple[str, str, str]]:
     return [
         (case["decision"]["instanceId"], case["cordon"]["verdict"], case["repair"]["verdict"])
-        for case in found["cases"]
+        for case in document["cases"]
     ]
 
 

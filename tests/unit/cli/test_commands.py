@@ -271,7 +271,7 @@ def test_cancel_of_an_ended_job_exits_5(served: CliFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "now", "new"),
+    ("earlier", "now", "new"),
     [
         ("", "a\n", "a\n"),
         ("a\n", "a\nb\n", "b\n"),
@@ -281,8 +281,8 @@ def test_cancel_of_an_ended_job_exits_5(served: CliFixture) -> None:
         ("a\nb", "a\nbc\n", "c\n"),
     ],
 )
-def test_follow_prints_new_lines(seen: str, now: str, new: str) -> None:
-    assert new_log_text(seen, now) == new
+def test_follow_prints_new_lines(earlier: str, now: str, new: str) -> None:
+    assert new_log_text(earlier, now) == new
 
 
 def test_unmanaged_workloads_have_their_own_list(served: CliFixture) -> None:

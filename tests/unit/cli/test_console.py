@@ -271,7 +271,7 @@ def test_missing_credentials_are_a_problem_with_a_hint(served: CliFixture, monke
 
 
 @pytest.mark.parametrize(
-    ("code", "minutes", "expected", "said"),
+    ("code", "minutes", "expected", "detail"),
     [
         ("EXPIRED_CREDENTIALS", 0, "EXPIRED_CREDENTIALS", "The AWS credentials have expired. Nothing was changed."),
         ("BAD_SIGNATURE", 10, "CLOCK_SKEW", "This machine's clock is 10 minutes behind the API's"),
@@ -279,7 +279,7 @@ def test_missing_credentials_are_a_problem_with_a_hint(served: CliFixture, monke
     ],
 )
 def test_cause_on_this_machine_is_named(
-    browser: Browser, served: CliFixture, code: str, minutes: int, expected: str, said: str
+    browser: Browser, served: CliFixture, code: str, minutes: int, expected: str, detail: str
 ) -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes, seconds=1), usegmt=True)
     problem = {"status": 403, "code": code, "detail": "AWS said so.", "hint": "Look."}
@@ -288,7 +288,7 @@ def test_cause_on_this_machine_is_named(
     reply = browser.change(f"/v1/clusters/{FLEET}/automation/hold")
 
     assert (reply.status, reply.code) == (403, expected)
-    assert json.loads(reply.text)["detail"].startswith(said)
+    assert json.loads(reply.text)["detail"].startswith(detail)
 
 
 def test_page_of_a_proxy_is_not_taken_for_an_answer(browser: Browser, served: CliFixture) -> None:
@@ -358,9 +358,9 @@ def a_console_process() -> Iterator[tuple[subprocess.Popen[str], Browser]]:
     command = [sys.executable, "-m", "evenkeel_cli.main", "console", "--no-open"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/\S+", process.stdout.readline())
-        assert found
-        browser = Browser(Address(int(found[1]), found[0]))
+        match = re.search(r"http://127\.0\.0\.1:(\d+)/\S+", process.stdout.readline())
+        assert match
+        browser = Browser(Address(int(match[1]), match[0]))
         browser.sign_in()
         yield process, browser
         process.kill()

@@ -166,10 +166,10 @@ def test_live_figures_come_from_the_overview_alone(served: CliFixture, page: Pag
     expect(page.get_by_text("p5-on-demand").first).to_be_visible()
     page.wait_for_load_state("networkidle")
 
-    asked = {path for _, path, _ in served.requests}
+    paths = {path for _, path, _ in served.requests}
 
-    assert "/v1/overview" in asked
-    assert "/v1/status" not in asked, "it reads every node and job"
+    assert "/v1/overview" in paths
+    assert "/v1/status" not in paths, "it reads every node and job"
 
 
 def test_replacement_shows_its_plan_before_it_starts(served: CliFixture, page: Page) -> None:

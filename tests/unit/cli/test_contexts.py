@@ -24,11 +24,11 @@ class Stacks:
     def __init__(self, where: context.ApiContext) -> None:
         self.where = where
 
-    def call(self, service: str, operation: str, **asked: Any) -> dict[str, Any]:
+    def call(self, service: str, operation: str, **parameters: Any) -> dict[str, Any]:
         assert (service, operation) == ("cloudformation", "describe_stacks")
-        if asked["StackName"] not in STACKS:
-            raise ResourceNotFound(asked["StackName"])
-        fleet, api = STACKS[asked["StackName"]]
+        if parameters["StackName"] not in STACKS:
+            raise ResourceNotFound(parameters["StackName"])
+        fleet, api = STACKS[parameters["StackName"]]
         return {
             "Stacks": [
                 {

@@ -195,9 +195,9 @@ def test_hint_is_wrapped_between_words_and_a_command_is_not(site: CliFixture) ->
     problem = {"status": 400, "code": "REFUSED", "detail": "No.", "hint": f"{sentence}\n{command}"}
     site.next_answers = [ApiResponse(400, {}, json.dumps(problem))]
 
-    said = site.run("status", terminal=True).err.splitlines()
+    lines = site.run("status", terminal=True).err.splitlines()
 
-    assert said == [
+    assert lines == [
         "✖ No. [REFUSED]",
         "  Check the address of the fleet, and ask an administrator if it has moved to",
         "  another account.",

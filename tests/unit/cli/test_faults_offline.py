@@ -137,7 +137,7 @@ def test_valid_policy_is_shown_with_its_changes(served: CliFixture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "expected"),
     [
         ({"repair": {"maxAtempts": 2}}, "repair.maxAtempts: there is no such field"),
         ({"repair": {"maxAttempts": "many"}}, "repair.maxAttempts: "),
@@ -149,11 +149,11 @@ def test_valid_policy_is_shown_with_its_changes(served: CliFixture) -> None:
         ("[]", "must hold one object"),
     ],
 )
-def test_invalid_policy_is_refused_by_field_and_exits_2(served: CliFixture, document: object, told: str) -> None:
+def test_invalid_policy_is_refused_by_field_and_exits_2(served: CliFixture, document: object, expected: str) -> None:
     result = served.run("policy", "check", written(served, document), terminal=True)
 
     assert result.exit_code == 2
-    assert told in result.err
+    assert expected in result.err
     assert result.out == ""
 
 

@@ -21,16 +21,16 @@ OBJECTS = st.dictionaries(
 FORMS = ("lines", "pretty", "array", "Records", "items", "Events")
 
 
-def written(found: list[dict[str, Any]], form: str) -> str:
+def written(documents: list[dict[str, Any]], form: str) -> str:
     match form:
         case "lines":
-            return "".join(f"{json.dumps(document)}\n" for document in found)
+            return "".join(f"{json.dumps(document)}\n" for document in documents)
         case "pretty":
-            return "\n".join(json.dumps(document, indent=2, ensure_ascii=False) for document in found)
+            return "\n".join(json.dumps(document, indent=2, ensure_ascii=False) for document in documents)
         case "array":
-            return json.dumps(found)
+            return json.dumps(documents)
         case _:
-            return json.dumps({"apiVersion": "v1", form: found, "kind": "List", "metadata": {"n": [1]}}, indent=1)
+            return json.dumps({"apiVersion": "v1", form: documents, "kind": "List", "metadata": {"n": [1]}}, indent=1)
 
 
 def read(folder: Path, text: str | bytes, *, chunk: int | None = None) -> list[tuple[int, Any, str]]:
@@ -43,14 +43,14 @@ def read(folder: Path, text: str | bytes, *, chunk: int | None = None) -> list[t
 
 
 @settings(max_examples=examples(300))
-@given(found=st.lists(OBJECTS, max_size=6), form=st.sampled_from(FORMS), chunk=st.sampled_from([200, 1 << 20]))
+@given(documents=st.lists(OBJECTS, max_size=6), form=st.sampled_from(FORMS), chunk=st.sampled_from([200, 1 << 20]))
 def test_every_form_gives_the_same_documents(
-    found: list[dict[str, Any]], form: str, chunk: int, tmp_path_factory: pytest.TempPathFactory
+    documents: list[dict[str, Any]], form: str, chunk: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("export")
 
-    assert [(content, problem) for _, content, problem in read(folder, written(found, form), chunk=chunk)] == [
-        (document, "") for document in found
+    assert [(content, problem) for _, content, problem in read(folder, written(documents, form), chunk=chunk)] == [
+        (document, "") for document in documents
     ]
 
 

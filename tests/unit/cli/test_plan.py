@@ -120,9 +120,9 @@ def example(number: int, *options: str) -> Json:
     return document
 
 
-def first(found: Json) -> dict[str, Json]:
+def first(plan: Json) -> dict[str, Json]:
     """Return the first cycle's decisions by job."""
-    return {decision["job"]: decision for decision in found["cycles"][0]["decisions"]}
+    return {decision["job"]: decision for decision in plan["cycles"][0]["decisions"]}
 
 
 def victims(decision: Json) -> dict[str, str]:
@@ -657,8 +657,8 @@ HAS_QUOTA: Json = {"type": "QuotaReserved", "status": "True", "lastTransitionTim
 NOT_YET: Json = {"type": "Admitted", "status": "False", "lastTransitionTime": "2026-11-03T11:00:00Z"}
 
 
-def evicted(found: Json) -> dict[str, bool]:
-    return {job["job"]: job["evicted"] for job in found["end"]["admitted"]}
+def evicted(plan: Json) -> dict[str, bool]:
+    return {job["job"]: job["evicted"] for job in plan["end"]["admitted"]}
 
 
 @pytest.mark.parametrize(

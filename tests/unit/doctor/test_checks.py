@@ -911,15 +911,15 @@ OFF = DoctorFinding(Status.WARNING, "off", "on", check="schedules")
 
 
 @pytest.mark.parametrize(
-    ("others", "expected"),
+    ("other_status", "expected"),
     [
         ("ok", "All other checks passed. Turn the schedules on: HOW"),
         ("failed", "Fix the failed checks, run evenkeel doctor again, then turn the schedules on."),
         ("unknown", "Investigate the unknown checks. If they are in order, turn the schedules on: HOW"),
     ],
 )
-def test_next_step_enables_schedules_if_other_checks_pass(others: str, expected: str) -> None:
-    assert findings.next_step([OFF, DoctorFinding(Status(others), "", check="api")], "HOW") == expected
+def test_next_step_enables_schedules_if_other_checks_pass(other_status: str, expected: str) -> None:
+    assert findings.next_step([OFF, DoctorFinding(Status(other_status), "", check="api")], "HOW") == expected
 
 
 def test_healthy_new_stack_suggests_enabling_schedules() -> None:

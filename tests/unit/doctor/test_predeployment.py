@@ -485,7 +485,7 @@ def test_limits_are_those_of_the_template() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "parameters"),
     [
         ("KubernetesClusters", {"KubernetesClusters": "none"}),
         ("SecurityGroupIds", {"SecurityGroupIds": ""}),
@@ -493,8 +493,8 @@ def test_limits_are_those_of_the_template() -> None:
         ("CheckpointBuckets", {"CheckpointBuckets": ""}),
     ],
 )
-def test_parameters_that_the_template_refuses_fail_the_check(name: str, said: dict[str, str]) -> None:
-    bench = Bench(parameters=said)
+def test_parameters_that_the_template_refuses_fail_the_check(name: str, parameters: dict[str, str]) -> None:
+    bench = Bench(parameters=parameters)
     planned = bench.planned().parameters
 
     assert test_first_deployment.refusals(**planned) != []

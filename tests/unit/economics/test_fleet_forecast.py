@@ -24,10 +24,10 @@ def forecast(*groups: Json, **changes: Any) -> FleetForecast:
     return forecast_fleet(FleetRequest.read({"groups": list(groups), **changes}))
 
 
-def row(found: FleetForecast, way: str, end: str = "estimate", group: str = "p5") -> GroupForecast:
+def row(forecast: FleetForecast, way: str, end: str = "estimate", group: str = "p5") -> GroupForecast:
     return next(
         group_forecast
-        for group_forecast in found.groups
+        for group_forecast in forecast.groups
         if (group_forecast.way, group_forecast.end, group_forecast.group) == (way, end, group)
     )
 

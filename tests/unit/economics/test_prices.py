@@ -198,11 +198,13 @@ def test_check_warns_of_types_without_a_price_or_that_the_catalogue_has() -> Non
         {"instanceTypes": {"p9.96xlarge": NEW, "ml.p5.48xlarge": {**same, "gpus": 4}}},
     )
 
-    found = {each.field: each.message for each in type_warnings(policy.instance_types, policy.economy, (), NOW)}
+    messages = {
+        warning.field: warning.message for warning in type_warnings(policy.instance_types, policy.economy, (), NOW)
+    }
 
     no_price = "has no list price, so its time has no price; state one in economy.prices"
-    assert found["instanceTypes.p9.96xlarge"] == no_price
-    assert "which differs in " in found["instanceTypes.ml.p5.48xlarge"]
+    assert messages["instanceTypes.p9.96xlarge"] == no_price
+    assert "which differs in " in messages["instanceTypes.ml.p5.48xlarge"]
 
 
 # ---------------------------------------------------------------- warnings

@@ -16,17 +16,17 @@ def cells(seed: int = 1, failures: int = published_tables.DEFAULT_FAILURES) -> t
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[Cell, ...]:
+def published() -> tuple[Cell, ...]:
     return cells()
 
 
-def test_every_cell_agrees_with_its_second_derivation(found: tuple[Cell, ...]) -> None:
-    assert [cell for cell in found if not cell.agrees] == []
-    assert Counter(cell.table for cell in found) == {"1": 32, "2": 4, "3": 2, "4": 32, "5": 9, "6": 1}
+def test_every_cell_agrees_with_its_second_derivation(published: tuple[Cell, ...]) -> None:
+    assert [cell for cell in published if not cell.agrees] == []
+    assert Counter(cell.table for cell in published) == {"1": 32, "2": 4, "3": 2, "4": 32, "5": 9, "6": 1}
 
 
-def test_table_4_has_exactly_three_misprints(found: tuple[Cell, ...]) -> None:
-    wrong = [(cell.table, cell.row, cell.column, cell.printed, cell.correct) for cell in found if cell.is_misprint]
+def test_table_4_has_exactly_three_misprints(published: tuple[Cell, ...]) -> None:
+    wrong = [(cell.table, cell.row, cell.column, cell.printed, cell.correct) for cell in published if cell.is_misprint]
 
     assert wrong == [
         ("4", "0.05 % per hour", "512 instances", 48, 47),
@@ -35,15 +35,15 @@ def test_table_4_has_exactly_three_misprints(found: tuple[Cell, ...]) -> None:
     ]
 
 
-def test_table_1_is_rounded_up_throughout(found: tuple[Cell, ...]) -> None:
-    table = [cell for cell in found if cell.table == "1"]
+def test_table_1_is_rounded_up_throughout(published: tuple[Cell, ...]) -> None:
+    table = [cell for cell in published if cell.table == "1"]
 
     assert {cell.verdict for cell in table} == {CellCheck.ROUNDED_UP}
     assert sum(math.floor(cell.exact + 0.5) == cell.printed for cell in table) == 19
 
 
-def test_run_of_ten_million_gpu_hours(found: tuple[Cell, ...]) -> None:
-    exact = {cell.row: round(cell.exact, 2) for cell in found if cell.table in "56"}
+def test_run_of_ten_million_gpu_hours(published: tuple[Cell, ...]) -> None:
+    exact = {cell.row: round(cell.exact, 2) for cell in published if cell.table in "56"}
 
     assert exact == {
         "time without failures": 203.45,
@@ -57,7 +57,7 @@ def test_run_of_ten_million_gpu_hours(found: tuple[Cell, ...]) -> None:
         "months saved, of 30 days": 3.47,
         "cost saved": 25_600_000,
     }
-    assert next(cell.printed for cell in found if cell.table == "6") == 25_559_040
+    assert next(cell.printed for cell in published if cell.table == "6") == 25_559_040
 
 
 def test_sum_of_p90s_exceeds_the_p90_of_the_sum() -> None:

@@ -42,7 +42,7 @@ IN_GROUP = {"instanceId": NODE, "shouldDecrementDesiredCapacity": False}
 
 
 @pytest.mark.parametrize(
-    ("source", "call", "asked", "kind"),
+    ("source", "call", "parameters", "kind"),
     [
         ("sagemaker", "BatchRebootClusterNodes", IN_HYPERPOD, NodeEventKind.REBOOTED),
         ("sagemaker", "BatchDeleteClusterNodes", IN_HYPERPOD, NodeEventKind.REMOVED),
@@ -51,8 +51,10 @@ IN_GROUP = {"instanceId": NODE, "shouldDecrementDesiredCapacity": False}
         ("autoscaling", "TerminateInstanceInAutoScalingGroup", IN_GROUP, NodeEventKind.REMOVED),
     ],
 )
-def test_call_gives_its_action_on_its_node(source: str, call: str, asked: dict[str, Any], kind: NodeEventKind) -> None:
-    assert targets(a_record(source, call, requestParameters=asked)) == [(kind, NODE, "")]
+def test_call_gives_its_action_on_its_node(
+    source: str, call: str, parameters: dict[str, Any], kind: NodeEventKind
+) -> None:
+    assert targets(a_record(source, call, requestParameters=parameters)) == [(kind, NODE, "")]
 
 
 def test_only_accepted_nodes_of_a_batch_count() -> None:

@@ -67,7 +67,7 @@ def test_going_not_ready_twice_within_a_minute_is_two_facts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("node", "told"),
+    ("node", "expected"),
     [
         (a_lost_node(created_at=A_MOMENT - timedelta(seconds=2)), []),
         (a_lost_node(created_at=A_MOMENT - timedelta(seconds=60), is_awaiting_validation=True), []),
@@ -76,8 +76,8 @@ def test_going_not_ready_twice_within_a_minute_is_two_facts() -> None:
     ],
     ids=["never Ready yet", "not in service yet", "was Ready before", "boots for too long"],
 )
-def test_first_boot_is_no_fault(node: KubernetesNode, told: list[str]) -> None:
-    assert told == keys(node, 600)
+def test_first_boot_is_no_fault(node: KubernetesNode, expected: list[str]) -> None:
+    assert expected == keys(node, 600)
 
 
 def test_node_without_instance_id_is_skipped() -> None:

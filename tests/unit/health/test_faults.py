@@ -47,7 +47,7 @@ def test_whole_catalogue_is_read_and_each_alias_equals_its_fault() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "expected"),
     [
         ({"p_ladder": "reboot>explode"}, r"xid:79\), column p_ladder: .*not 'explode'"),
         ({"p_ladder": "reboot>reboot"}, "xid:79\\), column p_ladder: a rung occurs twice"),
@@ -69,8 +69,8 @@ def test_whole_catalogue_is_read_and_each_alias_equals_its_fault() -> None:
         ({"key": "xid:78"}, r"xid:78\), column key: this key occurs twice"),
     ],
 )
-def test_invalid_row_is_refused_with_line_key_and_column(columns: dict[str, str], said: str) -> None:
-    with pytest.raises(CatalogueError, match=said):
+def test_invalid_row_is_refused_with_line_key_and_column(columns: dict[str, str], expected: str) -> None:
+    with pytest.raises(CatalogueError, match=expected):
         read_catalogue(written("xid:79", **columns))
 
 
@@ -97,7 +97,7 @@ def test_each_reference_has_an_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "found"),
+    ("key", "expected"),
     [
         ("xid:79", "xid:79"),
         ("xid:4711", "xid:*"),
@@ -109,8 +109,8 @@ def test_each_reference_has_an_address() -> None:
         ("nonsense", UNKNOWN_FAULT),
     ],
 )
-def test_every_key_finds_a_row(key: str, found: str) -> None:
-    assert default_catalogue().look_up(key).key == found
+def test_every_key_finds_a_row(key: str, expected: str) -> None:
+    assert default_catalogue().look_up(key).key == expected
 
 
 @pytest.mark.parametrize("key", sorted(default_catalogue()))
@@ -124,7 +124,7 @@ def test_an_unknown_fault_repairs_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    ("code", "expected"),
     [
         ("79", "xid:79"),
         ("XID 79", "xid:79"),
@@ -138,11 +138,11 @@ def test_an_unknown_fault_repairs_nothing() -> None:
         ("spot_interruption", "ec2:spot_interruption"),
     ],
 )
-def test_typed_fault_names_are_found(code: str, found: str) -> None:
+def test_typed_fault_names_are_found(code: str, expected: str) -> None:
     fault = default_catalogue().find(code)
 
     assert fault
-    assert fault.key == found
+    assert fault.key == expected
 
 
 def test_unknown_fault_name_suggests_similar_names() -> None:
@@ -184,7 +184,7 @@ def test_order_of_changes_does_not_matter_to_the_catalogue() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "changes", "said"),
+    ("key", "changes", "expected"),
     [
         ("xid:9999", {}, "there is no fault 'xid:9999'; did you mean xid:99"),
         ("eks:DCGMError", {"severity": "info"}, "is an alias of gpu:dcgm_host_engine_lost"),
@@ -193,8 +193,8 @@ def test_order_of_changes_does_not_matter_to_the_catalogue() -> None:
         ("xid:43", {"ladder": ["reboot"]}, "xid:43: validateWith: "),
     ],
 )
-def test_invalid_change_is_refused_by_field(key: str, changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(CatalogueError, match=said):
+def test_invalid_change_is_refused_by_field(key: str, changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(CatalogueError, match=expected):
         default_catalogue().overridden({key: override(**changes)})
 
 

@@ -195,7 +195,7 @@ def test_earliest_deadline_applies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "wins"),
+    ("first_code", "other", "wins"),
     [
         ("hp:NvidiaErrorReboot", "xid:79", "xid:79"),
         ("hp:NvidiaErrorReboot", "node:not_ready", "hp:NvidiaErrorReboot"),
@@ -213,8 +213,8 @@ def test_earliest_deadline_applies() -> None:
         ("xid:149/nonfatal", "xid:149/fatal", "xid:149/fatal"),
     ],
 )
-def test_worst_fault_is_named_and_exact_codes_refine_vague_ones(one: str, other: str, wins: str) -> None:
-    for first, second in ((one, other), (other, one)):
+def test_worst_fault_is_named_and_exact_codes_refine_vague_ones(first_code: str, other: str, wins: str) -> None:
+    for first, second in ((first_code, other), (other, first_code)):
         incident = with_fact(an_incident(a_fact(fault_key=first)), a_fact(1, fault_key=second))
         assert incident.fault_key == wins
 

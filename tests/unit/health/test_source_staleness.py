@@ -136,9 +136,9 @@ def test_report_keeps_the_beginning_of_a_long_error() -> None:
     assert len(SourceReport.after(None, "x" * 10_000, A_MOMENT).error) == 300
 
 
-@pytest.mark.parametrize(("length", "said"), [(40, "40 s"), (720, "12 min"), (18_000, "5 h"), (260_000, "3 days")])
-def test_span_is_written_in_one_unit(length: float, said: str) -> None:
-    assert span(length) == said
+@pytest.mark.parametrize(("length", "expected"), [(40, "40 s"), (720, "12 min"), (18_000, "5 h"), (260_000, "3 days")])
+def test_span_is_written_in_one_unit(length: float, expected: str) -> None:
+    assert span(length) == expected
 
 
 CYCLE = Source(kind=SourceKind.SCHEDULING_CYCLE)

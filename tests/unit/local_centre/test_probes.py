@@ -67,8 +67,8 @@ def server() -> Iterator[Server]:
     started.stop()
 
 
-def down(found: dict[str, probes.ProbeResult]) -> set[str]:
-    return {part for part, result in found.items() if not result.is_up} - {"Kubernetes"}
+def down(results: dict[str, probes.ProbeResult]) -> set[str]:
+    return {part for part, result in results.items() if not result.is_up} - {"Kubernetes"}
 
 
 def test_parts_that_answer_are_up(server: Server) -> None:

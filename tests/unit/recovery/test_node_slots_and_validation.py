@@ -135,7 +135,7 @@ def test_validation_wait_ends_with_the_right_answer(
 
 
 @pytest.mark.parametrize(
-    ("why", "there", "rung", "is_back"),
+    ("why", "slot_state", "rung", "is_back"),
     [
         ("it has not booted again", a_slot_state(), "reboot", False),
         ("it has booted again", a_slot_state(boot_id="boot-2"), "reboot", True),
@@ -148,8 +148,8 @@ def test_validation_wait_ends_with_the_right_answer(
         ("another has not joined", a_slot_state(successor=a_successor(is_ready=False)), "replace", False),
     ],
 )
-def test_node_wait_ends_once_the_node_is_back(why: str, there: SlotState, rung: str, is_back: bool) -> None:
-    answer = node_back(there, rung=rung, boot_id_before="boot-1")
+def test_node_wait_ends_once_the_node_is_back(why: str, slot_state: SlotState, rung: str, is_back: bool) -> None:
+    answer = node_back(slot_state, rung=rung, boot_id_before="boot-1")
 
     assert (answer is not None) is is_back, why
 
@@ -295,7 +295,7 @@ def test_strongest_check_allowed_by_the_site_is_used(
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds", "result"),
+    ("label", "seconds", "result"),
     [
         ("Passed", 59, CheckResult.PENDING),
         ("Passed", 60, CheckResult.PASSED),
@@ -304,8 +304,8 @@ def test_strongest_check_allowed_by_the_site_is_used(
         ("Failed", 60, CheckResult.FAILED),
     ],
 )
-def test_early_deep_check_result_may_belong_to_an_older_check(said: str, seconds: float, result: CheckResult) -> None:
-    node = a_node(1, labels={DEEP_CHECK_STATUS: said})
+def test_early_deep_check_result_may_belong_to_an_older_check(label: str, seconds: float, result: CheckResult) -> None:
+    node = a_node(1, labels={DEEP_CHECK_STATUS: label})
 
     assert judge_deep_check(node, started_at=at(0), min_seconds=60, now=at(seconds)) is result
 

@@ -150,7 +150,7 @@ def test_wait_for_another_controller_is_recorded(requests: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "outcome"),
+    ("slot_state", "outcome"),
     [
         (a_slot_state(labels={STATE: "draining"}, is_ready=True), None),
         (a_slot_state(labels={STATE: "remediation-succeeded"}, is_ready=True, boot_id="boot-2"), None),
@@ -162,8 +162,8 @@ def test_wait_for_another_controller_is_recorded(requests: Any) -> None:
     ],
     ids=["works", "rebooted", "gave up", "released, not Ready", "released", "replaced", "gone"],
 )
-def test_wait_ends_when_the_controller_is_done(there: SlotState, outcome: str | None) -> None:
-    answer = node_back(there, rung="controller", boot_id_before="boot-1", owner="CONTROLLER", since=at(10))
+def test_wait_ends_when_the_controller_is_done(slot_state: SlotState, outcome: str | None) -> None:
+    answer = node_back(slot_state, rung="controller", boot_id_before="boot-1", owner="CONTROLLER", since=at(10))
 
     assert (answer.outcome if answer else None) == outcome
 

@@ -42,8 +42,8 @@ BOOTED = a_slot_state(boot_id="boot-2", ready_since=at(15))
 STARTING = a_slot_state(boot_id="boot-2", is_ready=False, not_ready_since=at(15))
 
 
-def progress_facts(*told: tuple[str, float]) -> tuple[RepairProgress, ...]:
-    return tuple(RepairProgress(code=code, at=at(seconds), instance_id=LIFE.instance_id) for code, seconds in told)
+def progress_facts(*steps: tuple[str, float]) -> tuple[RepairProgress, ...]:
+    return tuple(RepairProgress(code=code, at=at(seconds), instance_id=LIFE.instance_id) for code, seconds in steps)
 
 
 def with_status(status: str) -> SlotState:
@@ -359,7 +359,7 @@ def test_boot_since_the_fault_is_an_alternative_that_was_skipped() -> None:
 
     assert decision.action is Repair.REPLACE
     assert decision.reason.startswith("The reboot did not clear the fault")
-    assert {each.option: each.why_not for each in decision.alternatives} == {
+    assert {alternative.option: alternative.why_not for alternative in decision.alternatives} == {
         "reboot": "the node has already rebooted since its latest fault signal"
     }
 

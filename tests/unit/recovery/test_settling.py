@@ -85,7 +85,7 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
 
 
 @pytest.mark.parametrize(
-    ("incident", "rungs", "said"),
+    ("incident", "rungs", "expected"),
     [
         (planned(), ("watch", "reboot"), ""),
         (planned(), ("reboot", "replace"), "requires reboot, which the plan does not include"),
@@ -100,15 +100,17 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
         (planned(run=2), ("replace",), ""),
     ],
 )
-def test_plan_without_repair_is_remade_for_a_worse_fault(incident: Incident, rungs: tuple[str, ...], said: str) -> None:
+def test_plan_without_repair_is_remade_for_a_worse_fault(
+    incident: Incident, rungs: tuple[str, ...], expected: str
+) -> None:
     reason = why_replan(incident, rungs, "ACT")
 
-    assert said in reason
-    assert bool(said) == bool(reason)
+    assert expected in reason
+    assert bool(expected) == bool(reason)
 
 
 @pytest.mark.parametrize(
-    ("cause", "said"),
+    ("cause", "expected"),
     [
         ("KeyError: a bug", "KeyError: a bug"),
         ('P: {"errorType": "P", "errorMessage": "Refused: no", "stackTrace": ["x"', "P: Refused: no"),
@@ -116,9 +118,9 @@ def test_plan_without_repair_is_remade_for_a_worse_fault(incident: Incident, run
         ('P: {"errorMessage": "Refused: n', "P: Refused: n"),
     ],
 )
-def test_failure_is_reported_without_its_stack_trace(cause: str, said: str) -> None:
+def test_failure_is_reported_without_its_stack_trace(cause: str, expected: str) -> None:
     ended = choose_incident_end(
         (), BranchEnd(outcome="ACT"), BranchEnd(outcome="FAILED", reason=cause), BranchEnd(outcome="NO_JOBS"), ""
     )
 
-    assert ended.reason == f"The node branch failed: {said}"
+    assert ended.reason == f"The node branch failed: {expected}"

@@ -94,7 +94,7 @@ def test_error_leaves_under_a_name_that_workflows_match(
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "expected"),
     [
         (Throttled("slow down"), ("TransientError", "Throttled: slow down")),
         (Refused("wrong"), ("PermanentError", "Refused: wrong")),
@@ -102,12 +102,12 @@ def test_error_leaves_under_a_name_that_workflows_match(
     ],
 )
 def test_failure_under_a_token_is_sent_to_the_workflow(
-    world: FakeWorld, error: Exception, told: tuple[str, str]
+    world: FakeWorld, error: Exception, expected: tuple[str, str]
 ) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 - only the token is looked at
         entry.task(raising(error))({"token": "t-1", "incidentId": "inc-1"}, CONTEXT)
 
-    assert world.tokens.failures == {"t-1": told}
+    assert world.tokens.failures == {"t-1": expected}
     assert "t-1" not in str(world.telemetry.lines)
     assert "token" not in world.telemetry.bound
 

@@ -114,18 +114,18 @@ def test_lost_peer_is_never_the_cause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "expected"),
     [
         (137, "exit code 137: killed by SIGKILL; possibly out of memory"),
         (127, "exit code 127: its command was not found in the image"),
         (9, "exit code 9"),
     ],
 )
-def test_exit_code_is_explained_as_a_possibility(code: int, said: str) -> None:
+def test_exit_code_is_explained_as_a_possibility(code: int, expected: str) -> None:
     ending = judged(a_pod(0, FAILED, 76), a_pod(1, FAILED, code))
 
     assert ending
-    assert ending.reason == f"Pod job-1-a1-1 failed ({said})."
+    assert ending.reason == f"Pod job-1-a1-1 failed ({expected})."
 
 
 def test_pod_on_a_lost_node_loses_the_attempt() -> None:

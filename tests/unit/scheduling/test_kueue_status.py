@@ -34,7 +34,7 @@ ADMITTED = status_text("Admitted", is_true=True)
 
 
 @pytest.mark.parametrize(
-    ("found", "sentence", "step"),
+    ("status", "sentence", "step"),
     [
         (None, "Kueue has no Workload for the job in LocalQueue nlp yet.", ""),
         (seen(), "The job waits in Kueue's queue nlp: Kueue has not evaluated the job yet.", "Pending"),
@@ -77,8 +77,8 @@ ADMITTED = status_text("Admitted", is_true=True)
         ),
     ],
 )
-def test_kueue_status_is_described_in_plain_words(found: KueueStatus | None, sentence: str, step: str) -> None:
-    assert (describe_status(found, "nlp", A_MOMENT), status_step(found)) == (sentence, step)
+def test_kueue_status_is_described_in_plain_words(status: KueueStatus | None, sentence: str, step: str) -> None:
+    assert (describe_status(status, "nlp", A_MOMENT), status_step(status)) == (sentence, step)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_eviction_states_its_reason(reason: str, sentence: str, was_preempted: b
 
 
 @pytest.mark.parametrize(
-    "found",
+    "status",
     [
         seen(RESERVED, ADMITTED),
         seen(
@@ -112,8 +112,8 @@ def test_eviction_states_its_reason(reason: str, sentence: str, was_preempted: b
         seen(status_text("QuotaReserved", reason="WaitingForQuota")),
     ],
 )
-def test_workload_that_was_never_admitted_is_not_evicted(found: KueueStatus) -> None:
-    assert eviction_of(found) is None
+def test_workload_that_was_never_admitted_is_not_evicted(status: KueueStatus) -> None:
+    assert eviction_of(status) is None
 
 
 def a_workload(name: str, *, priority: int = 0, at: int = 0, queue: str = "nlp", **status: Any) -> dict[str, Any]:

@@ -496,10 +496,10 @@ def rate_of(decision: PlacementDecision) -> int:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(pools, spendings, spendings, st.lists(jobs, min_size=1, max_size=8))
-def test_cycle_never_exceeds_caps_budgets_or_capacity(pools, spending, others, waiting) -> None:  # type: ignore[no-untyped-def]
+def test_cycle_never_exceeds_caps_budgets_or_capacity(pools, spending, speech_spending, waiting) -> None:  # type: ignore[no-untyped-def]
     """Each team has its own caps and budget, and all share those of the fleet; includes deadlines and recoveries."""
     fleet = {name: getattr(spending, name) for name in ("fleet_micros_per_hour", "fleet_cap_micros_per_hour")}
-    spends = {"vision": spending, "speech": others.replace(**fleet)}
+    spends = {"vision": spending, "speech": speech_spending.replace(**fleet)}
 
     decisions = place_in_queue_order([facts_of(*pools, job=job, spending=spends[job.team]) for job in waiting])
 

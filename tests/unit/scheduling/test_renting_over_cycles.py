@@ -92,7 +92,7 @@ passes = st.lists(
 @settings(max_examples=examples(150), deadline=None)
 @given(pools, caps, st.fixed_dictionaries(dict.fromkeys(TEAMS, caps)), st.sampled_from([None, 0, 90, 700]), passes)
 def test_rentals_never_exceed_caps_pool_limits_or_budgets(
-    found: tuple[RentedPool, ...],
+    rented_pools: tuple[RentedPool, ...],
     fleet_cap: int,
     team_caps: dict[str, int],
     usd: int | None,
@@ -104,7 +104,7 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
     its limit. The cost and the expected further cost of a team's rentals are within its budget.
     """
     burst = BurstPolicy(
-        pools=found,
+        pools=rented_pools,
         fleet_cap_micros_per_hour=fleet_cap,
         team_caps_micros_per_hour=team_caps,
         delay_micros_per_hour={"priced": 500 * money.MICROS},
@@ -137,7 +137,7 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
             jobs.append(a_job(count, team, nodes=nodes, priority_class=priority_class, deadline_at=until))
         for decision in place_in_queue_order([placement_facts(job, placement_context, policy) for job in jobs]):
             if decision.action is PlacementAction.RENT and decision.row:
-                pool = next(rented_pool for rented_pool in found if rented_pool.name == decision.pool)
+                pool = next(rented_pool for rented_pool in rented_pools if rented_pool.name == decision.pool)
                 running.append(a_rental(decision.facts.job.team, decision.facts.job.nodes, pool, decision.row, now))
 
         holds = [RentalAllocation.of(rental) for rental in running]
@@ -147,7 +147,7 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
             assert sum(hold.micros_per_hour for hold in holds if hold.team == team) <= team_caps[team]
             if usd is not None:
                 assert paid[team] + sum(rental.expected_parts for rental in rentals_of_team) <= usd * money.PARTS
-        for pool in found:
+        for pool in rented_pools:
             assert sum(hold.nodes for hold in holds if hold.pool == pool.name) <= pool.max_nodes
 
 
@@ -303,9 +303,9 @@ def test_rented_jobs_return_to_idle_committed_nodes_in_time(
             assert final_job.avoidable_rent_parts <= 2 * final_job.cost_of_moving(policy) + final_job.rate * longest
 
 
-def deadline_prevents_move(each: RentedJob, policy: Policy, now: Any) -> bool:
-    if each.job.spec.deadline_at is None:
+def deadline_prevents_move(rented_job: RentedJob, policy: Policy, now: Any) -> bool:
+    if rented_job.job.spec.deadline_at is None:
         return False
-    spare = (each.job.spec.deadline_at - now).total_seconds() - each.remaining(policy)
-    move_seconds = each.job.spec.grace_seconds + LAUNCH + policy.jobs.expected_resume_seconds
+    spare = (rented_job.job.spec.deadline_at - now).total_seconds() - rented_job.remaining(policy)
+    move_seconds = rented_job.job.spec.grace_seconds + LAUNCH + policy.jobs.expected_resume_seconds
     return bool(0 <= spare < move_seconds)

@@ -54,18 +54,18 @@ def test_fits_after_admissions_equal_a_new_search(seed: int, reserves: bool) -> 
         capacities = (capacities[0].replace(reserved_for="job-1"), *capacities[1:])
     policy = SchedulingPolicy(spare_nodes={"p5": dice.choice((0, 1))})
     fits = SharedFits(capacities, policy)
-    waiting = [_request(dice, number, [each.life.key for each in capacities]) for number in range(1, 7)]
+    waiting = [_request(dice, number, [capacity.life.key for capacity in capacities]) for number in range(1, 7)]
 
     for request in dice.choices(waiting, k=20):
-        found = fits.of(request, capacities)
+        pool_fits_kept = fits.of(request, capacities)
 
-        assert found == pool_fits(request, capacities, policy)
-        best = next((fit.best for fit in found if fit.best), ())
+        assert pool_fits_kept == pool_fits(request, capacities, policy)
+        best = next((fit.best for fit in pool_fits_kept if fit.best), ())
         if best and dice.random() < 0.7:
             expected = subtract_assigned(capacities, request, best)
             capacities = fits.subtract(capacities, request, best)
             assert capacities == expected
         elif dice.random() < 0.1:
             # Nodes that became free in another way begin anew.
-            freed = [each.with_free(each.offered) for each in capacities]
+            freed = [capacity.with_free(capacity.offered) for capacity in capacities]
             capacities = tuple(freed)

@@ -89,7 +89,9 @@ def check_facts_of_a_cycle(answers: Iterable[AdmissionDecision]) -> None:
     facts = {answer.job_id: answer.facts for answer in answers}
     stored = json.loads(json.dumps(packed(cycle_facts(facts).to_json(), 0)))
     cycle = CycleFacts.model_validate(stored)
-    assert {name: cycle.of(name) for name in facts} == {name: each.to_json() for name, each in facts.items()}
+    assert {name: cycle.of(name) for name in facts} == {
+        name: cycle_record.to_json() for name, cycle_record in facts.items()
+    }
 
 
 def actions(answers: dict[str, AdmissionDecision]) -> dict[str, Action]:

@@ -23,8 +23,8 @@ def sized(
     }
 
 
-def sizes(found: dict[str, AdmissionDecision]) -> dict[str, int]:
-    return {name: len(decision.nodes) for name, decision in found.items() if decision.action is Action.ADMIT}
+def sizes(decisions: dict[str, AdmissionDecision]) -> dict[str, int]:
+    return {name: len(decision.nodes) for name, decision in decisions.items() if decision.action is Action.ADMIT}
 
 
 def elastic(number: int, nodes: int, *smaller: int, **changes: object) -> AdmissionRequest:

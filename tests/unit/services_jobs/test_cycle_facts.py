@@ -41,8 +41,8 @@ def queued(jobs: int, **more: Any) -> tuple[JobScenario, list[str]]:
 
 
 def admissions(scenario: JobScenario) -> list[Decision]:
-    found = [row for key, row in scenario.world.ledger.rows.items() if key.pk.startswith("DEC#")]
-    return [record for row in found if (record := rows.read(row, Decision)).action == "ADMIT"]
+    decision_rows = [row for key, row in scenario.world.ledger.rows.items() if key.pk.startswith("DEC#")]
+    return [record for row in decision_rows if (record := rows.read(row, Decision)).action == "ADMIT"]
 
 
 def record_of(ledger: Ledger, record: Decision) -> Decision:
@@ -103,7 +103,9 @@ def test_shared_facts_outlive_every_record() -> None:
 
     named = [row for key, row in scenario.world.ledger.rows.items() if key.pk.startswith("DEC#")]
     assert row.expires_at
-    assert all(each.expires_at and each.expires_at + timedelta(hours=1) < row.expires_at for each in named)
+    assert all(
+        row_named.expires_at and row_named.expires_at + timedelta(hours=1) < row.expires_at for row_named in named
+    )
 
 
 UNREADABLE: dict[str, dict[str, Any]] = {

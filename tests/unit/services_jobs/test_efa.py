@@ -31,11 +31,11 @@ def launch_text(scenario: JobScenario, job: Job) -> str:
 
 
 @pytest.mark.parametrize(
-    ("changes", "asked"),
+    ("changes", "expected"),
     [({}, EfaRequest(32, 5120)), ({"accelerators_per_node": 4}, EfaRequest(16, 2560)), ({"nodes": 1}, EfaRequest())],
 )
-def test_a_launch_asks_for_its_nodes_interfaces(changes: dict[str, Any], asked: EfaRequest) -> None:
-    assert network(JobScenario(), **changes) == asked
+def test_a_launch_asks_for_its_nodes_interfaces(changes: dict[str, Any], expected: EfaRequest) -> None:
+    assert network(JobScenario(), **changes) == expected
 
 
 def test_a_pool_without_efa_gets_none() -> None:
@@ -67,7 +67,7 @@ def test_a_gang_waits_for_the_efa_plugin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("types", "asked"),
+    ("types", "expected"),
     [
         (("ml.p5.48xlarge",), 32),
         (("ml.p5.48xlarge", "ml.p4d.24xlarge"), 4),
@@ -75,10 +75,10 @@ def test_a_gang_waits_for_the_efa_plugin() -> None:
         ((), 32),
     ],
 )
-def test_kueue_may_admit_on_any_named_type(types: tuple[str, ...], asked: int) -> None:
+def test_kueue_may_admit_on_any_named_type(types: tuple[str, ...], expected: int) -> None:
     scenario = JobScenario(admission=AdmissionAuthority.KUEUE)
     scenario.world.cluster.by_name["research-eks", "cpu"] = a_node(
         9, name="cpu", instance_type="ml.m5.xlarge", accelerators=0, accelerator_resource="", efa=0
     )
 
-    assert network(scenario, instance_types=types) == EfaRequest(asked)
+    assert network(scenario, instance_types=types) == EfaRequest(expected)

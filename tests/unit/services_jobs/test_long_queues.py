@@ -163,12 +163,12 @@ def test_reading_restarts_after_the_end_of_a_queue() -> None:
     assert scenario.job(late.job_id).state is JobState.STARTING
 
 
-def crowded_without_teams(parked: int, **asked: Any) -> tuple[JobScenario, Job]:
+def crowded_without_teams(parked: int, **parameters: Any) -> tuple[JobScenario, Job]:
     """A small job behind many that cannot start, in the one queue that there is without teams."""
     scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=5)))
     for number in range(parked):
         scenario.world.clock.advance(1)
-        scenario.submit(f"large-{number}", **{"nodes": 3, **asked})
+        scenario.submit(f"large-{number}", **{"nodes": 3, **parameters})
     scenario.world.clock.advance(1)
     return scenario, scenario.submit("small", nodes=1)
 
@@ -184,12 +184,12 @@ def cycles_until_started(scenario: JobScenario, job: Job, most: int) -> int:
 
 @pytest.mark.parametrize("parked", [5, 20, 60, 100])
 @pytest.mark.parametrize(
-    "asked",
+    "parameters",
     [{"nodes": 64}, {"accelerators_per_node": 9}, {"instance_types": ("ml.p9.xlarge",)}],
     ids=["too-many-nodes", "too-many-accelerators", "unknown-type"],
 )
-def test_unfit_jobs_without_teams_starve_no_job(parked: int, asked: dict[str, Any]) -> None:
-    scenario, small = crowded_without_teams(parked, **asked)
+def test_unfit_jobs_without_teams_starve_no_job(parked: int, parameters: dict[str, Any]) -> None:
+    scenario, small = crowded_without_teams(parked, **parameters)
 
     assert cycles_until_started(scenario, small, parked) <= parked / 5 + 1
 

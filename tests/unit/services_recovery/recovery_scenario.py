@@ -142,9 +142,9 @@ class RecoveryScenario:
     def ingest(self, fact: NodeFact) -> receive_event.IngestResult:
         return self.until_done(lambda: receive_event.ingest_fact(fact, self.context()))
 
-    def state(self, name: str, service: Any, **asked: Any) -> Any:
+    def state(self, name: str, service: Any, **parameters: Any) -> Any:
         """Run a task state."""
-        request = get_type_hints(service.run)["request"](incident_id=self.incident_id, run=self.run, **asked)
+        request = get_type_hints(service.run)["request"](incident_id=self.incident_id, run=self.run, **parameters)
         result = self.until_done(lambda: service.run(request, self.context()))
         self.visited.append(f"{name}: {result.outcome}")
         return result

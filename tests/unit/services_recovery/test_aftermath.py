@@ -52,9 +52,9 @@ def name_of(recovery: RecoveryScenario) -> str:
     return name
 
 
-def report(recovery: RecoveryScenario, **asked: Any) -> Any:
+def report(recovery: RecoveryScenario, **parameters: Any) -> Any:
     context = recovery.world.context(policy=recovery.policy, mode=recovery.mode)
-    return read_shadow_report.show(read_shadow_report.ShadowFilter(**asked), pagination.PageRequest(), context)
+    return read_shadow_report.show(read_shadow_report.ShadowFilter(**parameters), pagination.PageRequest(), context)
 
 
 def verdicts(recovery: RecoveryScenario) -> tuple[str, str]:

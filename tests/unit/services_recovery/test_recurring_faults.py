@@ -101,7 +101,7 @@ def test_second_hang_of_a_job_counts_on_another_node() -> None:
 
 
 @pytest.mark.parametrize(
-    ("faults", "asked"),
+    ("faults", "expected"),
     [
         ({}, ["reboot"]),
         ({"hp:NvidiaErrorReboot": {"ladder": ["replace"]}}, ["replace"]),
@@ -109,13 +109,13 @@ def test_second_hang_of_a_job_counts_on_another_node() -> None:
         ({"hp:NvidiaErrorReboot": {"actsAlone": False}}, []),
     ],
 )
-def test_site_ladder_is_used(faults: dict[str, Any], asked: list[str]) -> None:
+def test_site_ladder_is_used(faults: dict[str, Any], expected: list[str]) -> None:
     recovery = RecoveryScenario(policy=changed(QUICK, {"faults": faults}))
     recovery.report_fault()
 
     recovery.recover()
 
-    assert [rung for rung, _ in recovery.world.provider.asked] == asked
+    assert [rung for rung, _ in recovery.world.provider.asked] == expected
 
 
 def test_every_decision_names_its_catalogue() -> None:

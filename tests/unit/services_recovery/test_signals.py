@@ -169,7 +169,7 @@ OTHER_ARN = CLUSTER_ARN.replace("k3v9x2m7q1ab", "zzzzzzzzzzzz")
 
 
 @pytest.mark.parametrize(
-    ("said", "ours", "outcome"),
+    ("event_arn", "own_arn", "outcome"),
     [
         (OTHER_ARN, CLUSTER_ARN, "OTHER_FLEET"),
         (OTHER_ARN, "", "OTHER_FLEET"),
@@ -179,8 +179,8 @@ OTHER_ARN = CLUSTER_ARN.replace("k3v9x2m7q1ab", "zzzzzzzzzzzz")
         (CLUSTER_ARN.replace("k3v9x2m7q1ab", "research-train"), CLUSTER_ARN, "OPEN"),
     ],
 )
-def test_events_of_other_clusters_are_ignored(said: str, ours: str, outcome: str) -> None:
-    assert ingest(FakeWorld(), a_fact(cluster_arn=said), cluster_arn=ours) == [outcome]
+def test_events_of_other_clusters_are_ignored(event_arn: str, own_arn: str, outcome: str) -> None:
+    assert ingest(FakeWorld(), a_fact(cluster_arn=event_arn), cluster_arn=own_arn) == [outcome]
 
 
 def test_group_facts_of_other_clusters_are_dropped() -> None:

@@ -864,14 +864,14 @@ def test_attach_works_outside_the_main_thread(tmp_path: Path) -> None:
     assert not run.should_stop()
 
 
-@pytest.mark.parametrize(("said", "environ", "waited"), [(None, "1", "1 s"), (0.5, "600", "0 s"), (0, None, "0 s")])
+@pytest.mark.parametrize(("timeout", "environ", "waited"), [(None, "1", "1 s"), (0.5, "600", "0 s"), (0, None, "0 s")])
 @pytest.mark.usefixtures("sigterm")
 def test_timeout_of_code_overrides_that_of_the_environment(
-    said: float | None, environ: str | None, waited: str, tmp_path: Path
+    timeout: float | None, environ: str | None, waited: str, tmp_path: Path
 ) -> None:
     given = {"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | POD
     variables = {} if environ is None else {"EVENKEEL_TIMEOUT_SECONDS": environ}
-    run = training.attach(given | variables, timeout_seconds=said)
+    run = training.attach(given | variables, timeout_seconds=timeout)
 
     with pytest.raises(TimeoutError, match=f"waited {waited} for rank 0 to pin"):
         run.resume()

@@ -77,8 +77,8 @@ def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
     # Records see the holders of a queue in one order, and each saw more of them: runs are longest by queue.
     order = sorted(range(len(holders.texts)), key=holders.group_of)
     place = {index: number for number, index in enumerate(order)}
-    for decision_id, seen in indexes.items():
-        own[decision_id]["quota"]["jobs"] = _runs(place[index] for index in seen)
+    for decision_id, indexes_of_record in indexes.items():
+        own[decision_id]["quota"]["jobs"] = _runs(place[index] for index in indexes_of_record)
     return CycleFacts.model_construct(
         quotas=tuple(quotas.texts), holders=tuple(holders.texts[index] for index in order), facts=own
     )

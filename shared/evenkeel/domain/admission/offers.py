@@ -287,14 +287,16 @@ class SharedFits:
         after = tuple(left)
         # Whether a job takes its reserved nodes depends on all of them.
         if self._capacities is capacities and self._reservation_holders <= {""}:
-            self._found = {pods: (of, self._changed(of, found, changes)) for pods, (of, found) in self._found.items()}
+            self._found = {
+                pods: (of, self._changed(of, pool_nodes, changes)) for pods, (of, pool_nodes) in self._found.items()
+            }
             self._capacities = after
         return after
 
     def _changed(
         self,
         request: AdmissionRequest,
-        found: tuple[_PoolNodes, ...],
+        pool_nodes: tuple[_PoolNodes, ...],
         changes: Iterable[tuple[NodeCapacity, NodeCapacity]],
     ) -> tuple[_PoolNodes, ...]:
         by_kind = defaultdict(list)
@@ -302,7 +304,7 @@ class SharedFits:
             by_kind[after.pool, after.instance_type].append((before, after))
         return tuple(
             nodes.after(request, by_kind[nodes.counts.pool, nodes.counts.instance_type], self._policy)
-            for nodes in found
+            for nodes in pool_nodes
         )
 
 

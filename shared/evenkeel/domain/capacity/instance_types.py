@@ -64,7 +64,11 @@ class InstanceTypes(Value):
     def extended(self, types: Mapping[str, InstanceType]) -> "InstanceTypes":
         """Return a catalogue with further types. A type that both have is taken from the further ones."""
         plain = {name.removeprefix(HYPERPOD_PREFIX) for name in types}
-        kept = {name: each for name, each in self.types.items() if name.removeprefix(HYPERPOD_PREFIX) not in plain}
+        kept = {
+            name: instance_type
+            for name, instance_type in self.types.items()
+            if name.removeprefix(HYPERPOD_PREFIX) not in plain
+        }
         return InstanceTypes(source=self.source, types={**kept, **types})
 
     def of(self, name: str) -> InstanceType | None:

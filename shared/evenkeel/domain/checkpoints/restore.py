@@ -21,7 +21,9 @@ def trained_at(saved: Sequence[Manifest], resumed_step: int, running_at: datetim
         resumed_step: The step of its resume point.
         running_at: When every pod of it ran. The result is not before.
     """
-    past = sorted((each for each in saved if each.step > resumed_step), key=lambda each: each.step)
+    past = sorted(
+        (checkpoint for checkpoint in saved if checkpoint.step > resumed_step), key=lambda checkpoint: checkpoint.step
+    )
     if len(past) < 2:
         return None
     first, second = past[:2]

@@ -368,17 +368,17 @@ def _groups(failed: Iterable[OwnedInterruption], by: Callable[[OwnedInterruption
     return tuple(sorted(rows, key=lambda row: (-row.gpu_hours, row.group)))
 
 
-def _loss(group: str, found: Sequence[OwnedInterruption]) -> GroupLoss:
-    total = total_of(part for owned_interruption in found for part in owned_interruption.receipt.parts)
+def _loss(group: str, interruptions: Sequence[OwnedInterruption]) -> GroupLoss:
+    total = total_of(part for owned_interruption in interruptions for part in owned_interruption.receipt.parts)
     return GroupLoss(
         group=group,
-        interruptions=len(found),
-        still_interrupted=sum(not owned_interruption.receipt.is_over for owned_interruption in found),
+        interruptions=len(interruptions),
+        still_interrupted=sum(not owned_interruption.receipt.is_over for owned_interruption in interruptions),
         gpu_hours=total.gpu_hours,
-        usd_micros=0 if not found else total.usd_micros,
+        usd_micros=0 if not interruptions else total.usd_micros,
         unpriced_gpu_hours=total.unpriced_gpu_hours,
         unknown_repeated_work=Counter(
-            owned_interruption.receipt.seconds_of(Stage.REPEATED_WORK) is None for owned_interruption in found
+            owned_interruption.receipt.seconds_of(Stage.REPEATED_WORK) is None for owned_interruption in interruptions
         )[True],
     )
 

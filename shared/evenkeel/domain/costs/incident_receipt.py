@@ -196,7 +196,7 @@ def _no_outage(start: datetime | None, *, is_over: bool, gpus: int | None, why: 
     )
 
 
-def _options(decisions: Iterable[Decision], found: Sequence[InterruptionReceipt]) -> Iterable[WeighedOption]:
+def _options(decisions: Iterable[Decision], interruptions: Sequence[InterruptionReceipt]) -> Iterable[WeighedOption]:
     """Yield every option of each decision about a resume, the chosen one first."""
     for decision in sorted(decisions, key=lambda earlier: (earlier.decided_at, earlier.decision_id)):
         if decision.kind != "RESUME":
@@ -205,7 +205,7 @@ def _options(decisions: Iterable[Decision], found: Sequence[InterruptionReceipt]
         receipt = next(
             (
                 interruption_receipt
-                for interruption_receipt in found
+                for interruption_receipt in interruptions
                 if (interruption_receipt.job_id, interruption_receipt.attempt) == (job_id, attempt)
             ),
             None,

@@ -117,11 +117,11 @@ class _BucketTotals:
 
 
 def _buckets(
-    job: Job, attempts: Sequence[Attempt], found: Sequence[LostTime], price_of: PriceOf, until: datetime
+    job: Job, attempts: Sequence[Attempt], losses: Sequence[LostTime], price_of: PriceOf, until: datetime
 ) -> tuple[BucketTime, ...]:
     sums = {bucket: _BucketTotals() for bucket in JobTimeBucket}
-    taken = [span for lost_time in found for _, span in lost_time.spans]
-    for lost_time in found:
+    taken = [span for lost_time in losses for _, span in lost_time.spans]
+    for lost_time in losses:
         bucket = JobTimeBucket.LOST if lost_time.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
         for part in lost_time.receipt.parts:
             if part.seconds is not None:

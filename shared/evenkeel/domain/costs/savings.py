@@ -168,9 +168,9 @@ class SavedSum(Value):
     """Why nothing is claimed, with the number of interruptions."""
 
 
-def sum_savings(found: Iterable[EstimatedSaving], way: RecoveryBaseline) -> SavedSum:
+def sum_savings(estimates: Iterable[EstimatedSaving], way: RecoveryBaseline) -> SavedSum:
     """Return the sum of the estimates against one other way. Without an estimate it is unknown, not zero."""
-    of_way = [estimated_saving for estimated_saving in found if estimated_saving.instead_of is way]
+    of_way = [estimated_saving for estimated_saving in estimates if estimated_saving.instead_of is way]
     claimed = [estimated_saving for estimated_saving in of_way if not estimated_saving.why_unknown]
     reasons: dict[str, int] = {}
     for estimated_saving in of_way:

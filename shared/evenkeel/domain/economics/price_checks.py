@@ -66,9 +66,11 @@ def type_warnings(
     return tuple(PolicyWarning(field=field, message=message) for field, message in problems)
 
 
-def _fields(one: InstanceType, other: InstanceType) -> str:
-    here, there = one.to_json(), other.to_json()
-    return ", ".join(sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name)))
+def _fields(first: InstanceType, other: InstanceType) -> str:
+    here, later_fields = first.to_json(), other.to_json()
+    return ", ".join(
+        sorted(name for name in here.keys() | later_fields.keys() if here.get(name) != later_fields.get(name))
+    )
 
 
 def _site_prices(economy: EconomyPolicy, at: datetime) -> Iterator[tuple[str, str]]:

@@ -196,8 +196,8 @@ def _is_counted(key: RecurKey, earlier: FaultOccurrence, fact: NodeFact, affecte
             assert_never(key)
 
 
-def _may_match(one: str, other: str) -> bool:
-    return not one or not other or one == other
+def _may_match(first: str, other: str) -> bool:
+    return not first or not other or first == other
 
 
 def _count_series(spans: Sequence[tuple[datetime, datetime, str]]) -> int:

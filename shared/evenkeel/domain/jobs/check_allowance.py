@@ -80,9 +80,9 @@ def _secret_errors(spec: JobSpec, allowed: PodAllowance, owner: str) -> Iterator
             yield SpecError(f"secretEnv.{name}.secret", text)
 
 
-def _not_listed(verb: str, thing: str, claims: Iterable[AllowedClaim], owner: str) -> str:
+def _not_listed(verb: str, noun: str, claims: Iterable[AllowedClaim], owner: str) -> str:
     known = _listed([f"{claim.name} ({claim.max_mode})" for claim in claims])
-    return f"{owner} {verb} {f'these {thing}s: {known}' if known else f'no {thing}s'}."
+    return f"{owner} {verb} {f'these {noun}s: {known}' if known else f'no {noun}s'}."
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -325,9 +325,9 @@ def _is_leaving(facts: GuardFacts, policy: GuardrailPolicy) -> bool:
     )
 
 
-def _of_pool(others: int, facts: GuardFacts) -> str:
+def _of_pool(count: int, facts: GuardFacts) -> str:
     size = f" of {facts.pool_nodes}" if facts.pool_nodes else ""
-    return f"{others}{size} nodes of {facts.pool}"
+    return f"{count}{size} nodes of {facts.pool}"
 
 
 GUARDRAILS: tuple[Guardrail, ...] = (

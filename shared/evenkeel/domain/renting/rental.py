@@ -305,12 +305,12 @@ def nodes_joined(rental: Rental, names: Iterable[str]) -> Rental:
     return _moved(rental, rental.state).with_offer(joined_node_names=joined)
 
 
-def other_nodes_seen(rental: Rental, others: Iterable[Rental]) -> Rental:
+def other_nodes_seen(rental: Rental, rentals: Iterable[Rental]) -> Rental:
     """Return a rental that knows which nodes belong to the other rentals of its pool.
 
     The wait for its own nodes reads the row of this rental alone.
     """
-    names = tuple(sorted({name for other in others for name in other.node_names}))
+    names = tuple(sorted({name for other in rentals for name in other.node_names}))
     return _moved(rental, rental.state, other_rentals_nodes=names)
 
 

@@ -130,7 +130,7 @@ def evaluate_rental_over(
 
 def why_node_not_needed(
     rental: Rental,
-    others: Iterable[Rental],
+    other_rentals: Iterable[Rental],
     registered: Iterable[ServingWorkload],
     pods: Sequence[UnmanagedPod],
     nodes: Iterable[KubernetesNode],
@@ -139,14 +139,14 @@ def why_node_not_needed(
 
     Args:
         rental: An OPENING rental.
-        others: Rentals of the same Deployment. Without them the answer comes later than it could.
+        other_rentals: Rentals of the same Deployment. Without them the answer comes later than it could.
         registered: The Deployments in the policy.
         pods: Pods without a node, and pods on the nodes of the rental's pool.
         nodes: Nodes of the cluster.
     """
     label = _target_of(rental).label
     registration = registration_of(rental, registered)
-    beside = [other for other in others if other.name != rental.name]
+    beside = [other for other in other_rentals if other.name != rental.name]
     before = [other for other in beside if other.state is RentalState.READY or other.number < rental.number]
     landed = len(_replicas_landed(rental, beside, pods, nodes))
     alike = [other for other in before if not other.node_names and other.offer.pool == rental.offer.pool]
@@ -168,10 +168,10 @@ def _target_of(rental: Rental) -> ServingTarget:
 
 
 def _replicas_landed(
-    rental: Rental, others: Iterable[Rental], pods: Iterable[UnmanagedPod], nodes: Iterable[KubernetesNode]
+    rental: Rental, other_rentals: Iterable[Rental], pods: Iterable[UnmanagedPod], nodes: Iterable[KubernetesNode]
 ) -> tuple[UnmanagedPod, ...]:
     """Return the replicas on nodes of a rental's pool that belong to no rental yet."""
-    taken = {*rental.other_rentals_nodes, *(name for other in others for name in other.node_names)}
+    taken = {*rental.other_rentals_nodes, *(name for other in other_rentals for name in other.node_names)}
     joined = {node.name for node in joined_nodes(rental, nodes, taken)}
     target = _target_of(rental)
     return tuple(pod for pod in replicas_of(target.namespace, target.name, pods) if pod.node_name in joined)

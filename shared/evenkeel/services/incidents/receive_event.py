@@ -145,11 +145,11 @@ def summary(outcomes: tuple[IngestResult, ...]) -> dict[str, Any]:
     return {"outcome": "INGESTED", "reason": ", ".join(f"{count} {result}" for result, count in counts.items())}
 
 
-def _is_of_another_cluster(stated_arn: str, ours: str) -> bool:
+def _is_of_another_cluster(stated_arn: str, own_arn: str) -> bool:
     """Some ARNs end in the cluster's name, which proves nothing. Only two different ids are two clusters."""
-    if not stated_arn or stated_arn == ours:
+    if not stated_arn or stated_arn == own_arn:
         return False
-    return not ours or (_CLUSTER_ID.fullmatch(stated_arn) is not None and _CLUSTER_ID.fullmatch(ours) is not None)
+    return not own_arn or (_CLUSTER_ID.fullmatch(stated_arn) is not None and _CLUSTER_ID.fullmatch(own_arn) is not None)
 
 
 def _other_fleet_outcome(reason: str, source: str, telemetry: Telemetry) -> IngestResult:

@@ -266,13 +266,13 @@ def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) 
     return max(decisions, key=lambda decision: (decision.kind != "PLACEMENT", decision.decided_at), default=None)
 
 
-def _first(ledger: Ledger, decision_id: str, others: list[Decision]) -> list[Decision]:
+def _first(ledger: Ledger, decision_id: str, decisions: list[Decision]) -> list[Decision]:
     """Put the decision that the subject itself names before other decisions about it."""
     row = ledger.get(subject_rows.decision_key(decision_id)) if decision_id else None
     if row is None:
-        return others
+        return decisions
     named = rows.read(row, Decision)
-    return [named, *(decision for decision in others if decision.decision_id != decision_id)]
+    return [named, *(decision for decision in decisions if decision.decision_id != decision_id)]
 
 
 _CHANGEABLE = (Action.NO_QUOTA, Action.SAME_SHAPE, Action.BLOCKED)

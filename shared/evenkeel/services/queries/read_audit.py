@@ -39,7 +39,7 @@ class _Act(NamedTuple):
     text: str
 
 
-def run(asked: AuditFilter, page: pagination.PageRequest, context: Context) -> Json:
+def run(audit_filter: AuditFilter, page: pagination.PageRequest, context: Context) -> Json:
     """Return one page of the acts of people, newest first.
 
     It reads month by month, so that a page reads few rows however long the fleet exists.
@@ -47,14 +47,14 @@ def run(asked: AuditFilter, page: pagination.PageRequest, context: Context) -> J
     Raises:
         BadPageToken: this list did not issue the token.
     """
-    since = max(asked.since or context.now - _PERIOD, context.now - rows.KEPT)
+    since = max(audit_filter.since or context.now - _PERIOD, context.now - rows.KEPT)
     before = _read_token(page.token)
     items: list[Json] = []
     last: _Act | None = None
     for act in _acts(context.ledger, since, context.now):
         if act.at < rfc3339(since):
             break
-        if (before is not None and act >= before) or asked.by not in act.by:
+        if (before is not None and act >= before) or audit_filter.by not in act.by:
             continue
         if len(items) == page.size and last is not None:
             return {"since": rfc3339(since), "items": items, "nextPageToken": _write_token(last)}

@@ -43,13 +43,13 @@ class ReportWindow(NamedTuple):
     until: datetime | None = None
 
 
-def show(asked: ReportWindow, context: Context) -> Json:
+def show(report_window: ReportWindow, context: Context) -> Json:
     """Return the cost report of a window.
 
     Raises:
         Invalid: the window is empty.
     """
-    asked_span = read_cost_records.window_of(asked.since, asked.until, context.now)
+    asked_span = read_cost_records.window_of(report_window.since, report_window.until, context.now)
     attempts, window = read_cost_records.attempts_in(context.ledger, asked_span)
     span, notes = window.span, []
     if not window.is_complete:

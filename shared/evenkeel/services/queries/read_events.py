@@ -34,7 +34,7 @@ class EventFilter(NamedTuple):
         )
 
 
-def list_events(asked: EventFilter, page: pagination.PageRequest, context: Context) -> Json:
+def list_events(event_filter: EventFilter, page: pagination.PageRequest, context: Context) -> Json:
     """Return one page of events, by the time of their record, newest first.
 
     That time only grows, however late a change was published. So a caller that asks again since its newest record
@@ -44,7 +44,7 @@ def list_events(asked: EventFilter, page: pagination.PageRequest, context: Conte
         BadPageToken: this list did not issue the token.
     """
     kept_since = context.now - outbound_rows.EVENTS_KEPT
-    oldest = max(asked.since or kept_since, kept_since)
+    oldest = max(event_filter.since or kept_since, kept_since)
     place = rfc3339(oldest)
     answer = pagination.newest_first(
         context.ledger,
@@ -52,7 +52,7 @@ def list_events(asked: EventFilter, page: pagination.PageRequest, context: Conte
         tuple(reversed(tuple(outbound_rows.months_between(oldest, context.now)))),
         page,
         # An older row passes the filter, so that it ends the list and not the rows after it.
-        lambda row: row.doc["recordedAt"] < place or asked.keeps(row),
+        lambda row: row.doc["recordedAt"] < place or event_filter.keeps(row),
     )
     listed = [row for row in answer.rows if row.doc["recordedAt"] >= place]
     has_ended = len(listed) < len(answer.rows)

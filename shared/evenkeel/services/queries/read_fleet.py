@@ -199,7 +199,7 @@ _SORT_VALUES: dict[str, sorted_list.SortValue] = {
 
 
 def list_nodes(
-    ledger: Ledger, page: pagination.PageRequest, asked: NodeFilter, *, sort: sorted_list.Sort | None = None
+    ledger: Ledger, page: pagination.PageRequest, node_filter: NodeFilter, *, sort: sorted_list.Sort | None = None
 ) -> Json:
     """Return one page of nodes, by pool. Nodes that are gone are kept for a while and listed only on request.
 
@@ -213,7 +213,7 @@ def list_nodes(
     listed_incidents, is_cut = open_incidents(ledger)
     incidents = _by_node(listed_incidents)
     left = unhealthy_nodes.load(ledger)
-    shows_gone = asked.with_gone or NodeState.GONE in asked.states
+    shows_gone = node_filter.with_gone or NodeState.GONE in node_filter.states
 
     def incident_of(node: FleetNode) -> Incident | None:
         return incidents.get(node.life.key) or (_incident_of(ledger, node) if is_cut else None)
@@ -225,11 +225,11 @@ def list_nodes(
     def keep(row: Row) -> bool:
         return (
             (shows_gone or read_queue.is_present(row))
-            and asked.pool in ("", row.doc.get("pool"))
-            and (not asked.states or state_of(row) in asked.states)
+            and node_filter.pool in ("", row.doc.get("pool"))
+            and (not node_filter.states or state_of(row) in node_filter.states)
         )
 
-    filters = keep if not shows_gone or asked.pool or asked.states else None
+    filters = keep if not shows_gone or node_filter.pool or node_filter.states else None
     unhealthy = _untrusted(left)
     cordons = manual_cordons.load(ledger)
 
@@ -457,7 +457,10 @@ class _JobCache:
 
 
 def _unresolved(
-    nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], others: Iterable[Incident], context: Context
+    nodes: Iterable[FleetNode],
+    work: Mapping[JobState, _JobCounts],
+    other_incidents: Iterable[Incident],
+    context: Context,
 ) -> tuple[list[Incident], bool]:
     """Return the settled incidents that may need a person, and whether there may be more.
 
@@ -480,7 +483,7 @@ def _unresolved(
         return incidents, is_lower_bound
     docs = (row.doc for lookup in work.values() for row in lookup["rows"])
     named = {node.incident_id for node in nodes} | {(doc.get("resumePlan") or {}).get("incidentId") for doc in docs}
-    incident_ids = {incident.incident_id for incident in (*incidents, *others)}
+    incident_ids = {incident.incident_id for incident in (*incidents, *other_incidents)}
     older = sorted({name for name in named if name} - incident_ids, reverse=True)
     left = map(context.ledger.get, map(incident_rows.incident_key, older[:_MAX_LEFT]))
     incidents += [incident for _, incident in rows.readable((row for row in left if row is not None), Incident)]
@@ -504,7 +507,7 @@ def outages(working: Iterable[Incident]) -> list[Json]:
     ):
         if incident.block and incident.block.cause and not incident.is_drill:
             barred[incident.block.cause].append(incident)
-    return [_outage(cause, barred[cause]) for cause in sorted(barred, key=lambda each: (-len(barred[each]), each))]
+    return [_outage(cause, barred[cause]) for cause in sorted(barred, key=lambda cause: (-len(barred[cause]), cause))]
 
 
 def _outage(cause: str, members: Sequence[Incident]) -> Json:

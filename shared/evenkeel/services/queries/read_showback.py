@@ -47,7 +47,7 @@ class ShowbackFilter(NamedTuple):
     label: str = "project"
 
 
-def show(asked: ShowbackFilter, page: pagination.PageRequest, reader: Reader, context: Context) -> Json:
+def show(showback_filter: ShowbackFilter, page: pagination.PageRequest, reader: Reader, context: Context) -> Json:
     """Return one page of rows, the sum of all rows, and the budgets of the teams that the caller sees.
 
     User, project and cost of other teams' jobs are withheld.
@@ -56,24 +56,26 @@ def show(asked: ShowbackFilter, page: pagination.PageRequest, reader: Reader, co
         Invalid: the window is empty.
         BadPageToken: this list did not issue the token.
     """
-    span = read_cost_records.window_of(asked.since, asked.until, context.now)
+    span = read_cost_records.window_of(showback_filter.since, showback_filter.until, context.now)
     attempts, window = read_cost_records.attempts_in(context.ledger, span)
-    wanted = [attempt for attempt in attempts if asked.team in ("", attempt.team)]
+    wanted = [attempt for attempt in attempts if showback_filter.team in ("", attempt.team)]
     jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys(attempt.job_id for attempt in wanted))
     rentals = [
-        rental for rental in read_cost_records.rentals_in(jobs.values(), context) if asked.team in ("", rental.team)
+        rental
+        for rental in read_cost_records.rentals_in(jobs.values(), context)
+        if showback_filter.team in ("", rental.team)
     ]
     jobs |= read_cost_records.jobs_of(context.ledger, {rental.job_id for rental in rentals} - jobs.keys())
-    charges = _Charges(context, jobs, reader, asked.label, window.span)
+    charges = _Charges(context, jobs, reader, showback_filter.label, window.span)
     rows, total = showback_rows([*charges.of_attempts(wanted), *charges.of_rentals(rentals)])
     shown, token = _page_of(rows, page)
     return {
         "since": rfc3339(window.span.start),
         "until": rfc3339(window.span.end),
-        "label": asked.label,
+        "label": showback_filter.label,
         "isComplete": window.is_complete,
         "total": total.to_json(),
-        "budgets": [forecast.to_json() for forecast in _budgets(context, reader, asked.team)],
+        "budgets": [forecast.to_json() for forecast in _budgets(context, reader, showback_filter.team)],
         "items": [row.to_json() for row in shown],
         "notes": [*_NOTES, *([] if window.is_complete else ["Too many attempts: the window begins later than asked."])],
         "nextPageToken": token or None,

@@ -112,7 +112,7 @@ def _decide(incident: Incident, observed: _Observed, context: Context, *, drills
 
 def _records(
     incident: Incident,
-    made: _Decided,
+    decided: _Decided,
     request: incident_record.RecoveryRun,
     decision_id: str,
     approved: str,
@@ -123,9 +123,18 @@ def _records(
         text = f"Run {request.run} continues with the approved plan."
         return [_timeline_line(incident, text, approved, context)]
     decision = decision_of(
-        "RECOVERY", incident.incident_id, made.plan.intent, made.plan, made.facts, context, decision_id=decision_id
-    ).replace(mode=made.mode, simulated=made.plan.outcome is PlanOutcome.OBSERVE)
-    return [Put(subject_rows.decision_row(decision)), _timeline_line(incident, made.plan.reason, decision_id, context)]
+        "RECOVERY",
+        incident.incident_id,
+        decided.plan.intent,
+        decided.plan,
+        decided.facts,
+        context,
+        decision_id=decision_id,
+    ).replace(mode=decided.mode, simulated=decided.plan.outcome is PlanOutcome.OBSERVE)
+    return [
+        Put(subject_rows.decision_row(decision)),
+        _timeline_line(incident, decided.plan.reason, decision_id, context),
+    ]
 
 
 def _timeline_line(incident: Incident, text: str, decision_id: str, context: Context) -> Put:
@@ -263,13 +272,13 @@ def _is_node_gone(slot_state: SlotState) -> bool:
 
 def _planned(
     incident: Incident,
-    made: _Decided,
+    decided: _Decided,
     node: KubernetesNode | None,
     run_number: int,
     decision_id: str,
     context: Context,
 ) -> Incident:
-    facts, plan, mode = made
+    facts, plan, mode = decided
     approval_wait = timedelta(seconds=context.policy.repair.approval_deadline_seconds)
     stored_plan = StoredRecoveryPlan(
         run=run_number,

@@ -165,9 +165,9 @@ class _SharedFacts:
         """
         if len(facts) < 2:
             return
-        found = list(cycle_facts_rows.facts_rows(facts, self._context.now))
-        self._places = {name: digest for digest, _, names in found for name in names}
-        writes = tuple(Put(row) for _, row, _ in found)
+        groups = list(cycle_facts_rows.facts_rows(facts, self._context.now))
+        self._places = {name: digest for digest, _, names in groups for name in names}
+        writes = tuple(Put(row) for _, row, _ in groups)
         if len(writes) == 1:
             self.unwritten = writes
             return

@@ -176,10 +176,10 @@ def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
     return _Queues((*first_keys, *keys, *behind), next_page, cursors, row, may_be_read_further)
 
 
-def _read_pages(asked: Iterable[tuple[str, int, str | None]], ledger: Ledger) -> list[tuple[str, Page]]:
+def _read_pages(requests: Iterable[tuple[str, int, str | None]], ledger: Ledger) -> list[tuple[str, Page]]:
     """Read a page of several queues in parallel. Each is asked for by team, number of jobs and cursor."""
     with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
-        reads = [(team, readers.submit(_read_page, ledger, team, limit, cursor)) for team, limit, cursor in asked]
+        reads = [(team, readers.submit(_read_page, ledger, team, limit, cursor)) for team, limit, cursor in requests]
     return [(team, read.result()) for team, read in reads]
 
 

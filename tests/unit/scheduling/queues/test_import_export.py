@@ -185,15 +185,15 @@ KUEUE: tuple[Json, ...] = (
 )
 
 
-def round_trip(found: QuotaDocuments, into: Format) -> tuple[QuotaDocuments, tuple[str, ...]]:
+def round_trip(documents: QuotaDocuments, into: Format) -> tuple[QuotaDocuments, tuple[str, ...]]:
     """Convert to a format, and read the result again."""
-    written = convert(found, into)
+    written = convert(documents, into)
     return declared(*json.loads(json.dumps(written.documents))), written.losses
 
 
-def declarations(found: QuotaDocuments) -> tuple[list[Queue], list[object], list[object], dict[str, int]]:
-    queues, cohorts, flavors = found.everything()
-    return queues, list(cohorts), list(flavors), found.priorities
+def declarations(documents: QuotaDocuments) -> tuple[list[Queue], list[object], list[object], dict[str, int]]:
+    queues, cohorts, flavors = documents.everything()
+    return queues, list(cohorts), list(flavors), documents.priorities
 
 
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
