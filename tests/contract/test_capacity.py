@@ -107,7 +107,7 @@ def a_spec(nodes: int = 2) -> CapacitySpec:
     )
 
 
-def test_a_limit_is_set_once_and_a_pool_without_one_is_left_alone(cluster: Cluster) -> None:
+def test_pool_limit_is_set_once_and_missing_limit_stays(cluster: Cluster) -> None:
     first = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (1, 8))
     second = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (1, 8))
     back = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (0, 0))

@@ -107,7 +107,7 @@ def test_cordon_of_a_person_is_kept(bench: ClusterUnderTest) -> None:
     assert node.is_cordoned
 
 
-def test_cordon_at_a_seen_version_finds_a_later_cordon_of_a_person(bench: ClusterUnderTest) -> None:
+def test_cordon_at_seen_version_finds_later_manual_cordon(bench: ClusterUnderTest) -> None:
     first, second = free_nodes(bench, 2)
     bench.cordon_as_a_person(first.name)
 

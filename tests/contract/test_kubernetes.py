@@ -630,7 +630,7 @@ def test_forbidden_watch_reports_an_error(script: Script, api: KubernetesApi) ->
         KubernetesCluster(OneApi(api), fleet="f").watch("c", lambda _: None, until=lambda: time.monotonic() > deadline)
 
 
-def test_a_watch_ends_soon_after_it_should_and_leaves_no_thread(script: Script, api: KubernetesApi) -> None:
+def test_watch_ends_soon_after_deadline_and_leaves_no_thread(script: Script, api: KubernetesApi) -> None:
     quiet: queue.Queue[bytes] = queue.Queue()
     for path in (NODES, "/api/v1/pods", "/apis/batch/v1/jobs"):
         script.on("GET", path, (200, {"metadata": {"resourceVersion": "6"}, "items": []}), (200, quiet))

@@ -226,7 +226,7 @@ def test_add_creates_the_row_then_adds(ledger: Ledger) -> None:
     assert (row.doc, row.version) == ({"gpus": 5, "jobs": 1}, 2)
 
 
-def test_add_joins_what_was_put_and_a_later_put_replaces_both(ledger: Ledger) -> None:
+def test_add_joins_put_and_later_put_replaces_both(ledger: Ledger) -> None:
     ledger.commit(Put(Row(USAGE, {"gpus": 10, "name": "default"})))
     ledger.commit(Add(USAGE, {"gpus": 6}))
     read = stored(ledger, USAGE)
@@ -414,7 +414,7 @@ def test_pages_of_a_state_give_each_row_once_in_order(ledger: Ledger, newest_fir
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
-def test_a_prefix_leaves_the_rest_of_a_state_out_over_all_pages(ledger: Ledger, newest_first: bool) -> None:
+def test_prefix_filters_state_over_all_pages(ledger: Ledger, newest_first: bool) -> None:
     for n, sort in enumerate(("ab#1", "a#1", "a#2", "a#3", "a#4", "b#1", "a", "A#1")):
         ledger.commit(Put(Row(Key(Table.JOBS, f"JOB#job-{n}", "META"), {}, 0, ("JOB#PENDING", sort))))
 

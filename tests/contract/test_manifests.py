@@ -367,7 +367,7 @@ def test_cordon_mark_counts_only_on_a_cordoned_node() -> None:
     assert node_objects.read_node("c", {**item, "spec": {"unschedulable": True}}).incident_id == "inc-1"
 
 
-def test_a_burst_node_is_read_with_its_pool_and_neuron_devices() -> None:
+def test_burst_node_is_read_with_pool_and_neuron_devices() -> None:
     item = {
         "metadata": {
             "name": "ip-10-0-0-1",

@@ -153,7 +153,7 @@ def test_their_pods_are_valid_for_the_real_api(kind: WorkloadKind, changes: Json
 
 
 @each_kind
-def test_a_gang_has_a_pod_for_each_rank_on_the_nodes_of_the_attempt(kind: WorkloadKind) -> None:
+def test_gang_has_one_pod_per_rank_on_attempt_nodes(kind: WorkloadKind) -> None:
     spec = a_spec()
 
     templates = templates_of(rendered(kind))
@@ -180,7 +180,7 @@ def test_the_operator_never_restarts_a_pod(kind: WorkloadKind) -> None:
 
 
 @each_kind
-def test_the_object_and_its_pods_name_the_attempt_and_its_decision(kind: WorkloadKind) -> None:
+def test_object_and_pods_name_attempt_and_decision(kind: WorkloadKind) -> None:
     manifest = rendered(kind)
 
     for metadata in (manifest["metadata"], *(template["metadata"] for template in templates_of(manifest))):
@@ -198,7 +198,7 @@ def test_hyperpods_operator_sets_the_ranks() -> None:
     assert {"EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI", "EVENKEEL_RESUME_FROM"} <= names
 
 
-def test_the_pods_of_a_job_set_find_rank_0_by_the_name_of_its_pod() -> None:
+def test_job_set_pods_find_rank_0_by_pod_name() -> None:
     manifest = rendered(WorkloadKind.JOB_SET)
     name = manifest["metadata"]["name"]
     template = templates_of(manifest)[0]
@@ -215,7 +215,7 @@ def test_a_pytorch_job_succeeds_only_with_all_its_pods() -> None:
     assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
 
 
-def test_the_ranks_of_a_pytorch_job_are_the_indexes_of_its_workers() -> None:
+def test_pytorch_job_ranks_are_worker_indexes() -> None:
     manifest = rendered(WorkloadKind.PYTORCH_JOB)
     container = templates_of(manifest)[0]["spec"]["containers"][0]
     variables = {variable["name"]: variable for variable in container["env"]}

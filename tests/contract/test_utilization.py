@@ -105,7 +105,7 @@ def test_node_outside_kubernetes_and_empty_fleet_have_no_samples(bench: Bench) -
     assert bench.metrics.read([], NOW) == ({}, {})
 
 
-def test_series_of_one_gpu_or_of_the_cluster_are_left_out(moto_client: Any) -> None:
+def test_series_of_single_gpu_or_cluster_are_ignored(moto_client: Any) -> None:
     client = moto_client("cloudwatch")
     node = a_node()
     one_gpu = {"InstanceType": node.instance_type, "GpuDevice": "nvidia0"}

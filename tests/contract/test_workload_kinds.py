@@ -220,9 +220,7 @@ def test_a_listed_pod_names_its_attempt(bench: LocalClusterUnderTest, kind: Work
 
 
 @pytest.mark.parametrize("kind", [WorkloadKind.JOB, WorkloadKind.JOB_SET])
-def test_an_evicted_pod_is_a_disruption_and_no_failure_of_the_application(
-    bench: LocalClusterUnderTest, kind: WorkloadKind
-) -> None:
+def test_evicted_pod_is_disruption_not_application_failure(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     spec = running(bench, kind)
     name = seen(bench, spec).pods[0].name
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}

@@ -205,7 +205,7 @@ def test_every_function_has_a_probe() -> None:
 # ---------------------------------------------------------------- the listing
 
 
-def test_every_statement_has_a_removal_test_or_is_listed_as_unproved() -> None:
+def test_every_statement_has_removal_test_or_is_unproved() -> None:
     assert permission_table.every_sid() - permission_table.sids_with_a_test() == set(permission_table.unproved())
 
 

@@ -444,7 +444,7 @@ def test_no_parameter_holds_a_secret() -> None:
     ]
 
 
-def test_fleet_name_belongs_to_one_stack_of_an_account_and_region() -> None:
+def test_fleet_name_is_unique_in_account_and_region() -> None:
     record = resources("AWS::SSM::Parameter")["FleetRecord"]
     text, names = record["Value"]["Fn::Sub"]
 

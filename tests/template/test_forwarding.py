@@ -60,7 +60,7 @@ def test_nothing_is_forwarded_in_the_fleets_own_account_and_region() -> None:
     assert {resource.get("Condition") for resource in FORWARDS["Resources"].values()} == {"IsElsewhere"}
 
 
-def test_every_target_has_a_dead_letter_queue_and_the_forwarding_role() -> None:
+def test_every_target_has_dead_letter_queue_and_forwarding_role() -> None:
     for rule in RULES.values():
         (target,) = rule["Targets"]
         assert target["RoleArn"] == {"Fn::GetAtt": ["ForwarderRole", "Arn"]}

@@ -120,7 +120,7 @@ def owners(action: str) -> set[str]:
     return {statement.owner for statement in ROLES if action in statement.actions}
 
 
-def test_only_repair_node_may_reboot_or_replace_and_only_on_the_cluster() -> None:
+def test_only_repair_node_may_repair_and_only_on_cluster() -> None:
     destructive = [
         statement for statement in ROLES if any(action.startswith("sagemaker:Batch") for action in statement.actions)
     ]

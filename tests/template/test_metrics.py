@@ -317,7 +317,7 @@ def test_alarm_counts_throttles_of_a_table_and_its_index(table: str) -> None:
     }
 
 
-def test_every_workflow_and_each_function_before_a_cordon_has_a_throttle_alarm() -> None:
+def test_workflows_and_functions_before_cordon_have_throttle_alarms() -> None:
     watched = {
         (series.name, dict(series.dimensions).get("FunctionName") or dict(series.dimensions)["StateMachineArn"])
         for alarm in ALARMS.values()

@@ -136,7 +136,7 @@ def test_unanswered_question_is_told(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_variables_of_the_first_task_have_the_values_of_the_input(name: str) -> None:
+def test_variables_of_first_task_have_input_values(name: str) -> None:
     call = next(
         workflow_call
         for workflow_call in day_one.workflow_calls(Machine(name, workflow(name), ROLE))

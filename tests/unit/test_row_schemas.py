@@ -17,7 +17,7 @@ READ_BUT_NOT_WRITTEN: dict[str, frozenset[str]] = {}
 COMMITTED = json.loads(FILE.read_text(encoding="utf-8"))
 
 
-def test_rows_of_the_last_release_can_be_read_and_it_can_read_ours() -> None:
+def test_last_release_and_this_release_read_each_others_rows() -> None:
     texts = list(problems(COMMITTED, schemas(), READ_BUT_NOT_WRITTEN))
 
     assert not texts, "\n".join(["docs/release.md#what-a-release-may-change:", *texts])

@@ -59,7 +59,7 @@ def test_every_policy_field_has_a_description() -> None:
         ),
     ],
 )
-def test_link_to_the_code_leads_to_the_repository_if_it_is_known(repository: str, expected: str) -> None:
+def test_code_link_leads_to_known_repository(repository: str, expected: str) -> None:
     page = SimpleNamespace(file=SimpleNamespace(src_uri="architecture.md"))
     config = {"docs_dir": str(DOCS), "repo_url": repository}
     text = "See [template.yaml](../template.yaml) and [a](b.md#c)."

@@ -111,7 +111,7 @@ def test_manifest_has_no_field_that_the_server_set() -> None:
     assert stored["status"] == {"failed": 1}
 
 
-def test_manifest_keeps_a_selector_that_the_user_wrote_and_drops_a_suspension() -> None:
+def test_manifest_keeps_selector_of_user_and_drops_suspension() -> None:
     spec = {"manualSelector": True, "selector": {"matchLabels": {"a": "b"}}, "template": {}}
 
     assert manifest_of({"kind": "Job", "metadata": {}, "spec": spec})["spec"] == spec

@@ -101,7 +101,7 @@ def test_interruption_belongs_to_the_window_in_which_its_attempt_ended(gateway: 
     assert before["lost"]["gpuHours"] == pytest.approx(4.8)
 
 
-def test_losses_of_a_job_that_is_older_than_the_window_are_whole(gateway: Gateway) -> None:
+def test_losses_of_job_older_than_window_are_complete(gateway: Gateway) -> None:
     job, first, second = a_lost_job()
     earlier = first.replace(running_at=ago(days=9), admitted_at=ago(days=9), ended_at=ago(days=8))
     ended = second.replace(

@@ -47,7 +47,7 @@ def reads_of(size: int) -> tuple[int, int]:
     return sum(counted.calls.values()), counted.rows_read
 
 
-def test_number_of_reads_does_not_depend_on_the_size_of_the_fleet() -> None:
+def test_number_of_reads_does_not_depend_on_fleet_size() -> None:
     small, large = reads_of(60), reads_of(1200)
 
     assert small == large
@@ -234,7 +234,7 @@ def test_unknown_state_of_a_node_is_refused() -> None:
     assert Gateway().get("/v1/nodes?state=BROKEN").status == 400
 
 
-def test_task_table_has_its_seven_columns_and_jobs_without_a_class() -> None:
+def test_task_table_has_seven_columns_and_jobs_without_class() -> None:
     gateway = Gateway()
     stored(
         gateway.fakes.ledger,
@@ -284,7 +284,7 @@ def test_budget_event_at_each_threshold(before: float, after: float, threshold: 
     assert [event.data["thresholdPercent"] for event in events] == ([threshold] if threshold else [])
 
 
-def test_budget_event_repeats_with_the_same_id_and_anew_in_the_next_period() -> None:
+def test_budget_event_id_repeats_within_period_and_changes_after() -> None:
     def ids(change: RowChange) -> list[str]:
         return [event.event_id for event in publish_events.derive(change, "research")]
 

@@ -933,7 +933,7 @@ def test_status_shows_the_mode_that_the_policy_sets() -> None:
     ],
     ids=["replacing", "rebooting", "awaits approval", "settled"],
 )
-def test_recovery_at_work_says_its_next_step_and_its_latest_end(
+def test_active_recovery_shows_next_step_and_latest_end(
     gateway: Gateway, changes: dict[str, Any], following: str | None, latest: int | None
 ) -> None:
     stages = StageTimes(planned_at=ago(minutes=3), cordoned_at=ago(minutes=3), repair_requested_at=ago(minutes=2))

@@ -55,7 +55,7 @@ def test_entry_of_a_removed_role_goes_only_with_our_tag() -> None:
     assert [(change.role, change.action) for change in changes] == [("arn:c", EntryAction.REMOVE)]
 
 
-def test_entry_of_a_node_type_is_a_problem_and_not_changed() -> None:
+def test_entry_of_node_type_is_unchanged_problem() -> None:
     before = {"arn:a": PresentEntry(frozenset(), "", "EC2_LINUX")}
 
     (change,) = plan_entries(WANTED[:1], before, STACK)

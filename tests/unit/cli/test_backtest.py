@@ -201,7 +201,7 @@ def test_planned_end_of_a_node_is_no_repair(tmp_path: Path) -> None:
     assert case["cordon"]["reason"].startswith("The node ended as planned.")
 
 
-def test_notice_of_ec2_is_the_end_of_the_node_and_no_case(tmp_path: Path) -> None:
+def test_ec2_notice_ends_node_and_is_no_case(tmp_path: Path) -> None:
     ended = json.loads((EVENTS / "ec2-instance-state-change.json").read_text("utf-8"))
     ended["detail"] = {"instance-id": NODE, "state": "shutting-down"}
     ended["time"] = "2026-11-03T12:15:02Z"
@@ -278,7 +278,7 @@ def test_empty_folder_is_an_error(tmp_path: Path) -> None:
         ('{"a": 1}', "1 of a kind without a parser. The first: a document with the fields a."),
     ],
 )
-def test_export_without_a_usable_record_is_an_error_with_a_next_step(tmp_path: Path, text: str, problem: str) -> None:
+def test_export_without_usable_record_is_error_with_next_step(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "export.jsonl"
     file.write_text(text)
 

@@ -311,7 +311,7 @@ def test_unmanaged_workloads_have_their_own_list(served: CliFixture) -> None:
     assert served.run("jobs", "ls", "--unmanaged", "-o", "name").out == "llama\n"
 
 
-def test_node_shows_its_cpu_and_memory_or_that_they_are_unknown(served: CliFixture) -> None:
+def test_node_shows_cpu_and_memory_or_unknown(served: CliFixture) -> None:
     stated = a_fleet_node(1, cpu_millis=192_000, cpu_millis_in_use=95_500, memory_mib=2_097_152)
     stored(served.gateway.fakes.ledger, stated, a_fleet_node(2))
 

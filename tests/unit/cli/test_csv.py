@@ -101,7 +101,7 @@ def test_empty_list_prints_a_header_and_no_message(served: CliFixture, words: st
 
 
 @pytest.mark.parametrize("words", LISTS)
-def test_every_list_is_a_table_of_the_same_items_as_its_json(served: CliFixture, words: str) -> None:
+def test_every_list_table_has_same_items_as_json(served: CliFixture, words: str) -> None:
     recovery_at_work(served.gateway)
 
     result = served.run(*words.split(), "-o", "csv")

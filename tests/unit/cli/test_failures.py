@@ -104,7 +104,7 @@ class Cut:
 
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-def test_connection_that_is_always_cut_ends_with_the_key_of_the_act(
+def test_connection_always_cut_ends_with_key_of_act(
     site: CliFixture, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _seconds: None)

@@ -51,7 +51,7 @@ def test_longest_step_is_named_with_its_remedy(served: CliFixture) -> None:
     assert helpful[0].startswith("- The longest step led to *jobs stopped*: 7.9s of 12s.")
 
 
-def test_option_that_would_have_been_faster_is_named_with_its_obstacle() -> None:
+def test_faster_option_is_named_with_obstacle() -> None:
     decision = {
         "decisionId": "dec-1",
         "decidedAt": "2026-11-03T10:00:00Z",

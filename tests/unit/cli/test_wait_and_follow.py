@@ -225,7 +225,7 @@ def test_follow_of_one_attempt_ends_with_it(served: CliFixture, monkeypatch: pyt
     assert (result.exit_code, result.out) == (0, "a\n")
 
 
-def test_the_log_of_a_job_that_ended_without_one_exits_4(served: CliFixture) -> None:
+def test_log_of_ended_job_without_log_exits_4(served: CliFixture) -> None:
     there_is(served, "FAILED", ended=1)
 
     assert served.run("jobs", "logs", "-f", "job-0000000001").exit_code == 4

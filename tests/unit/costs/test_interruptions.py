@@ -320,7 +320,7 @@ def test_last_save_during_the_drain_loses_no_work() -> None:
         (an_attempt(1, state="NEVER_RAN", admitted_at=at(0), ended_at=at(100)), a_job()),
     ],
 )
-def test_end_of_a_job_or_of_an_attempt_that_never_ran_is_no_interruption(attempt: Attempt, job: Job) -> None:
+def test_job_end_and_unstarted_attempt_are_no_interruptions(attempt: Attempt, job: Job) -> None:
     assert interruptions(job, [attempt], [], {}, at(2_000)) == []
 
 

@@ -44,7 +44,7 @@ def test_uses_sum_to_all_gpu_time(nodes: list[NodeSpan], held: list[HeldGpus], r
         assert use.gpu_hours == pytest.approx(sum(pool.of(use.use).gpu_hours for pool in pools))
 
 
-def test_rest_of_a_node_is_in_repair_or_has_no_job() -> None:
+def test_remaining_node_time_is_repair_or_without_job() -> None:
     held = [HeldGpus("a", NodeUse.PRODUCTIVE, 6, between(2, 4)), HeldGpus("a", NodeUse.LOST, 6, between(3, 4))]
     _, total = node_time([a_node()], held, [NodeOutageSpan("a", between(3, 6))], price_at)
 

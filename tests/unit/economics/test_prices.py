@@ -118,7 +118,7 @@ def test_new_list_price_leaves_earlier_days_unchanged() -> None:
     assert [in_force((cut, first), day) for day in days] == [first, first, cut]
 
 
-def test_unknown_type_of_an_accelerator_price_is_an_error_with_a_suggestion() -> None:
+def test_unknown_type_of_accelerator_price_is_error_with_suggestion() -> None:
     message = r"usdPerAcceleratorHour\.ml\.p5\.48xlage: There is no instance type .* Did you mean ml\.p5\.48xlarge"
 
     with pytest.raises(PolicyError, match=message):
@@ -132,7 +132,7 @@ def test_unknown_type_of_an_accelerator_price_is_an_error_with_a_suggestion() ->
         ("ml.c5.large", r"prices\[0\].instanceType: There is no instance type with accelerators ml.c5.large"),
     ],
 )
-def test_unknown_type_of_a_dated_price_is_an_error_with_a_suggestion(name: str, message: str) -> None:
+def test_unknown_type_of_dated_price_is_error_with_suggestion(name: str, message: str) -> None:
     with pytest.raises(PolicyError, match=message):
         changed(Policy(), {"economy": {"prices": [a_price(instanceType=name)]}})
 
@@ -189,7 +189,7 @@ def test_wrong_new_type_names_the_field(types: dict[str, Any], message: str) -> 
         changed(Policy(), {"instanceTypes": types})
 
 
-def test_check_warns_of_types_without_a_price_or_that_the_catalogue_has() -> None:
+def test_check_warns_of_unpriced_and_catalogued_types() -> None:
     known = shipped().of("p5.48xlarge")
     assert known is not None
     same = {name: known.to_json()[name] for name in NEW}
@@ -241,7 +241,7 @@ def test_price_beyond_half_of_the_list_price_has_a_warning(usd_per_hour: float, 
     assert "EC2 list price of p5.48xlarge in us-east-1 from 2026-07-20" in warning[1]
 
 
-def test_price_of_an_accelerator_in_the_place_of_a_node_has_a_warning() -> None:
+def test_accelerator_price_in_place_of_node_price_has_warning() -> None:
     assert list(warnings(prices=[a_price(usdPerNodeHour=6.88)])) == ["economy.prices[0].usdPerNodeHour"]
 
 
@@ -255,13 +255,13 @@ def test_node_and_accelerator_prices_that_disagree_have_a_warning() -> None:
     }
 
 
-def test_pool_with_another_number_of_accelerators_than_its_type_has_a_warning() -> None:
+def test_pool_accelerators_that_differ_from_type_have_warning() -> None:
     messages = warnings(a_pool(accelerators_per_node=8))
 
     assert messages["burst.pools[0].acceleratorsPerNode"] == "g6.12xlarge has 4 accelerators, not 8"
 
 
-def test_spot_price_may_be_low_but_not_above_the_list_price() -> None:
+def test_spot_price_above_list_price_has_warning() -> None:
     assert warnings(a_pool(market=Market.SPOT, micros_per_node_hour=900_000)) == {}
     assert list(warnings(a_pool(market=Market.SPOT, micros_per_node_hour=5_000_000))) == [
         "burst.pools[0].microsPerNodeHour"

@@ -83,7 +83,7 @@ def test_rack_maintenance_gives_a_group_fact() -> None:
         {"lastUpdatedTime": "Wed, 4 Nov 2026 08:00:02 GMT", "statusCode": "open"},
     ],
 )
-def test_pages_backups_and_updates_of_one_plan_are_the_same_facts(changes: Json) -> None:
+def test_pages_backups_and_updates_of_plan_are_same_facts(changes: Json) -> None:
     assert keys(sample(HEALTH, **changes) | {"id": "another"}) == keys(sample(HEALTH))
 
 

@@ -133,7 +133,7 @@ def test_a_kind_belongs_to_its_source(source: Any, detail_type: Any) -> None:
         ("bad-instance-id.json", "EVENT_BAD_ID", "detail.InstanceId"),
     ],
 )
-def test_hostile_event_is_refused_with_its_code_and_first_bad_path(name: str, code: str, reason: str) -> None:
+def test_hostile_event_is_refused_with_code_and_first_path(name: str, code: str, reason: str) -> None:
     answer = envelope.parse(body(f"bad/{name}"))
 
     assert isinstance(answer, Malformed)

@@ -185,7 +185,7 @@ def test_deep_check_in_progress_is_no_fault() -> None:
     assert facts(a_node(labels=labels, taints=(f"{PREFIX}node-health-status=Unschedulable:NoSchedule",))) == ()
 
 
-def test_two_devices_with_one_code_at_one_moment_are_two_facts() -> None:
+def test_same_code_of_two_devices_gives_two_facts() -> None:
     node = a_marked_node(a_detail("Xid (PCI:0000:b9:00): 79, x"), a_detail("Xid (PCI:0000:ba:00): 79, x"))
 
     node_facts = [fact for fact in facts(node) if fact.fault_key == "xid:79"]

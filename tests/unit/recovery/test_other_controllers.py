@@ -74,7 +74,7 @@ def test_cordon_without_a_known_mark_is_a_persons(label: str, taint: str) -> Non
 
 
 @pytest.mark.parametrize(("mark", "word"), [(WORKS, "waits"), (FAILED, "gave up")])
-def test_plan_moves_the_jobs_and_leaves_the_repair_to_the_controller(mark: ControllerMark, word: str) -> None:
+def test_plan_moves_jobs_and_leaves_repair_to_controller(mark: ControllerMark, word: str) -> None:
     plan = plan_recovery(plan_facts(controller=mark), POLICY)
 
     assert (plan.outcome, plan.owner, plan.jobs) == ("ACT", Owner.CONTROLLER, "MOVE")

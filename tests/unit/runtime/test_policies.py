@@ -44,7 +44,7 @@ def test_policy_change_applies_after_the_cache_expires() -> None:
     assert later.hash != BASE.hash
 
 
-def test_policy_is_read_with_the_first_rows_and_then_not_at_all() -> None:
+def test_policy_is_read_once_with_first_rows() -> None:
     fake = FakeWorld()
     give(fake, a_change(faults={"xid:94": {"ladder": ["replace"]}}))
     reads: list[tuple[Key, ...]] = []

@@ -85,7 +85,7 @@ def test_job_without_nodes_of_its_type_blocks_no_other_job() -> None:
     assert actions([a_node_capacity(1)], lost, a_request(2)) == [("job-1", Action.WAIT), ("job-2", Action.ADMIT)]
 
 
-def test_job_waiting_for_a_type_blocks_only_jobs_of_that_type() -> None:
+def test_job_waiting_for_type_blocks_only_same_type() -> None:
     capacities = [a_node_capacity(1), a_node_capacity(2, instance_type="ml.g5.12xlarge", pool="small")]
     large = a_request(1, nodes=2, attempts=1, instance_types=("ml.p5.48xlarge",))
 

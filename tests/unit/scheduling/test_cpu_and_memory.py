@@ -52,7 +52,7 @@ def test_allowance_for_node_software_matches_the_hyperpod_command_line() -> None
     assert (resources.cpu_millis, round(resources.memory_mib / 1024, 2)) == (179_970, 1890.26)
 
 
-def test_quarter_of_the_gpus_gets_a_quarter_of_cpu_and_memory() -> None:
+def test_quarter_of_gpus_gets_quarter_of_cpu_and_memory() -> None:
     resources = complete_request(Resources(accelerators=2), WHOLE_P5)
 
     assert resources == Resources(
@@ -191,7 +191,7 @@ def test_shrunk_charge_keeps_its_amounts_per_node() -> None:
 # ---------------------------------------------------------------- quota
 
 
-def test_quota_of_cpu_and_memory_limits_a_job_with_enough_gpus() -> None:
+def test_cpu_and_memory_quota_limits_job_with_enough_gpus() -> None:
     groups = [{P5: {GPU: 8, "cpu": 96, "memory": "512Gi"}}]
     setup = a_setup(a_team("red", cohort="", queue={"groups": groups, "cohort": ""}))
     half = {"accelerators_per_node": 2, "cpu_millis_per_node": 64_000, "memory_mib_per_node": gib(100), "team": "red"}

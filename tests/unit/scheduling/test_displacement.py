@@ -54,7 +54,7 @@ def decided(*movable: MovableJob, free: dict[str, int] | None = None, **changes:
     return decide_displacement(DisplacementFacts.model_validate(facts | changes))
 
 
-def test_jobs_move_if_that_costs_less_than_renting_for_the_gang() -> None:
+def test_jobs_move_if_cheaper_than_renting_for_gang() -> None:
     decision = decided(a_movable("a", "n1"), a_movable("b", "n1"))
 
     assert (decision.action, decision.victims) == (DisplacementAction.DISPLACE, ("a", "b"))

@@ -132,7 +132,7 @@ def decided(request: AdmissionRequest, *capacities: Any) -> Any:
     return admit(QueueSnapshot(capacities=capacities or ROOMS, pending=(request,)), Policy().scheduling, NOW)[0]
 
 
-def test_jobs_of_equal_shape_share_the_fits_of_pools_with_labels() -> None:
+def test_jobs_of_equal_shape_share_fits_of_labelled_pools() -> None:
     fits = SharedFits(ROOMS, Policy().scheduling)
 
     choices = ((DEMAND, HYPERPOD), (HYPERPOD,))

@@ -77,7 +77,7 @@ def test_root_has_no_valid_id() -> None:
     ]
 
 
-def test_shared_memory_is_part_of_the_memory_that_the_pods_request() -> None:
+def test_memory_request_of_pods_includes_shared_memory() -> None:
     assert fields(shared_memory_gib=64) == ["sharedMemoryGib"]
     assert fields(shared_memory_gib=64, memory_gib_per_node=32) == ["sharedMemoryGib"]
     assert fields(shared_memory_gib=64, memory_gib_per_node=64) == []

@@ -81,7 +81,7 @@ def test_committed_nodes_of_another_cluster_are_not_used() -> None:
     assert why_not_portable(a_job(), pool, {}, shipped()) == (f"The job belongs to cluster {CLUSTER}.",)
 
 
-def test_rented_pool_of_a_type_that_the_policy_describes_runs_the_job() -> None:
+def test_rented_pool_of_type_described_by_policy_runs_job() -> None:
     new = InstanceType(vcpu=256, memory_gib=4096, gpus=8, model="r300", accelerator_memory_mib=100_000)
     pool = a_pool(Market.ON_DEMAND, cluster="burst", instance_type="x9.large")
     job = a_job(spec=a_spec(requires=Requirements(accelerator_memory_gib=80)))

@@ -119,7 +119,7 @@ def test_node_of_a_deployment_is_no_temporary_capacity() -> None:
     assert "temporary" not in change.text
 
 
-def test_assigned_nodes_are_on_the_bill_and_the_market_has_supplied() -> None:
+def test_assigned_nodes_are_billed_and_count_as_supplied() -> None:
     change = assigned(nodes_joined(a_rental(), ["ip-0"]), ("ip-1", "ip-2"), LATER)
 
     assert change.rental.node_names == ("ip-1", "ip-2")

@@ -48,7 +48,7 @@ def test_only_runs_that_lasted_longer_count() -> None:
     assert learned.left(a_run(), 60).mean == 10_000  # a run that is not short is long
 
 
-def test_run_longer_than_all_past_runs_takes_half_as_long_again() -> None:
+def test_run_beyond_past_runs_takes_half_as_long_again() -> None:
     assert RunTimes(past(*[600.0] * 20)).left(a_run(), 7200).seconds == (3600.0,)
 
 

@@ -85,7 +85,7 @@ def test_daemon_and_static_pods_are_no_workloads(kind: str, is_work: bool) -> No
     assert unmanaged_pods.is_movable_kind(a_pod(kind, annotations={"kubernetes.io/config.mirror": "x"})) is is_work
 
 
-def test_pod_that_only_names_a_node_as_owner_is_a_workload() -> None:
+def test_pod_owned_only_by_node_is_workload() -> None:
     assert unmanaged_pods.is_movable_kind(a_pod("Node"))
 
 

@@ -118,7 +118,7 @@ def test_no_request_is_lost(after: list[float], cycle_seconds: float, lag_second
             submit_until(clock.now() + timedelta(seconds=cycle_seconds))
 
 
-def test_request_is_answered_only_by_a_cycle_that_started_after_the_margin() -> None:
+def test_only_cycle_started_after_margin_answers_request() -> None:
     assert is_answered(A_MOMENT, A_MOMENT + ANSWER_MARGIN)
     assert not is_answered(A_MOMENT, A_MOMENT + ANSWER_MARGIN - timedelta(milliseconds=1))
 

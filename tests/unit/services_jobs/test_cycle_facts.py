@@ -226,7 +226,7 @@ def test_runs_name_the_same_indexes(indexes: list[int]) -> None:
     assert [first + n for first, count in runs for n in range(count)] == indexes
 
 
-def test_fields_of_a_newer_release_are_kept_beside_the_packed_ones() -> None:
+def test_fields_of_newer_release_are_kept_beside_packed_fields() -> None:
     kept = CycleFacts.model_validate({**packed({"facts": {"dec-1": {"now": "x"}}}, 0), "newer": 1}, extra="allow")
 
     assert (kept.of("dec-1"), kept.__pydantic_extra__) == ({"now": "x"}, {"newer": 1})

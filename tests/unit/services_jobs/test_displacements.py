@@ -31,7 +31,7 @@ def commits(ledger: Ledger) -> int:
     return len(ledger.commits)  # type: ignore[attr-defined]
 
 
-def test_job_with_checkpoints_moves_and_the_other_job_takes_its_nodes() -> None:
+def test_job_with_checkpoints_moves_and_waiting_job_takes_nodes() -> None:
     market, first, second = waiting()
 
     market.scenario.run_scheduling_cycle()
@@ -79,7 +79,7 @@ def test_displacement_replays_and_names_the_other_option() -> None:
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
-def test_no_job_is_asked_to_move_unless_the_mode_is_act(mode: Mode) -> None:
+def test_jobs_move_only_in_mode_act(mode: Mode) -> None:
     market, first, _ = waiting(mode=mode)
 
     market.scenario.run_scheduling_cycle()

@@ -206,7 +206,7 @@ def test_pod_with_borrowed_labels_is_unmanaged(changes: dict[str, Any]) -> None:
     assert unmanaged_pods.pods(CLUSTER, scenario.context()) == (forged,)
 
 
-def test_own_pods_are_managed_before_and_after_the_launch_is_recorded() -> None:
+def test_own_pods_are_managed_before_and_after_launch_record() -> None:
     scenario = JobScenario()
     job = scenario.started(nodes=1)
     before_launch = scenario.attempt(job.job_id)

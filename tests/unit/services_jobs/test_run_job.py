@@ -877,9 +877,7 @@ def test_restore_is_measured_from_the_checkpoints_of_the_attempt() -> None:
         ({210: 1300.0, 110: 800.0, 310: 1800.0}, 300),
     ],
 )
-def test_restore_is_unknown_or_bounded_if_the_checkpoints_do_not_tell(
-    saved: dict[int, float], seconds: float | None
-) -> None:
+def test_restore_is_unknown_or_bounded_without_checkpoint_facts(saved: dict[int, float], seconds: float | None) -> None:
     scenario, job_id = resumed_twice(saved)
 
     attempt = scenario.attempt(job_id, 2)

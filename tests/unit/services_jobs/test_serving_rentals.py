@@ -596,7 +596,7 @@ def test_sweeper_starts_a_serving_rental_without_a_workflow() -> None:
     assert list(market.executions()) == [name, f"{name}-r2"]
 
 
-def test_a_wait_that_is_opened_twice_or_answered_late_changes_nothing() -> None:
+def test_wait_opened_twice_or_answered_late_changes_nothing() -> None:
     market = ServingSpike()
     market.spike(replicas=1)
     market.turns(3)

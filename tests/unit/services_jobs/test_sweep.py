@@ -325,7 +325,7 @@ def test_an_attempt_without_its_workflow_is_marked_running() -> None:
     assert scenario.job(job.job_id).state is JobState.RUNNING
 
 
-def test_an_attempt_that_its_workflow_never_launched_goes_back_to_the_queue() -> None:
+def test_attempt_never_launched_by_workflow_returns_to_queue() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)

@@ -75,7 +75,7 @@ def test_step_of_hyperpods_repair_is_recorded_once() -> None:
     assert events(recovery) == [(NodeEventKind.REBOOTED, Actor.HYPERPOD)]
 
 
-def test_step_on_the_new_instance_is_recorded_by_its_node_slot() -> None:
+def test_step_on_new_instance_is_recorded_by_node_slot() -> None:
     recovery = observed()
     logical_id = recovery.incident.slot.removeprefix(f"{CLUSTER}/")
 

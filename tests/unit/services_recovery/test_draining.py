@@ -272,7 +272,7 @@ def test_silent_server_gets_few_evictions_per_visit() -> None:
     assert evicted(recovery) == ["pod-09"]
 
 
-def test_job_whose_pods_cannot_be_deleted_does_not_end_the_recovery() -> None:
+def test_job_with_undeletable_pods_does_not_end_recovery() -> None:
     recovery = RecoveryScenario(policy=SAVES)
 
     def stop(*_: Any) -> None:

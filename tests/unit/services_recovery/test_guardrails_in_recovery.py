@@ -437,7 +437,7 @@ def test_wave_in_one_zone_stops_repairs_and_pages_once() -> None:
     assert block.guardrail == GuardrailName.SHARED_CAUSE
 
 
-def test_cause_pages_once_while_it_lasts_and_again_after_its_end() -> None:
+def test_cause_pages_once_while_active_and_again_after_end() -> None:
     recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
     pages = recovery.world.pager.pages
     first = at_repair(recovery, 1)

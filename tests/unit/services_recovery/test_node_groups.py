@@ -128,7 +128,7 @@ def test_evenkeel_waits_for_auto_repair_of_eks() -> None:
     assert [request.rung for request in recovery.requests()] == ["node_group"]
 
 
-def test_auto_repair_that_does_nothing_ends_with_a_page_and_no_termination() -> None:
+def test_idle_auto_repair_ends_with_page_and_no_termination() -> None:
     recovery = GroupScenario(GROUP.replace(has_auto_repair=True)).fault()
 
     assert recovery.recover() == IncidentState.WAITING_FOR_PERSON

@@ -234,7 +234,7 @@ def test_job_is_left_alone_in_observe_mode() -> None:
     assert steps(recovery) == []
 
 
-def test_job_in_a_namespace_without_the_rights_is_left_as_it_is() -> None:
+def test_job_in_namespace_without_rights_stays_unchanged() -> None:
     recovery = RecoveryScenario(policy=SAVES)
     recovery.world.cluster.missing_verbs = ("patch", "create")
     recovery.world.cluster.submit(CLUSTER, a_job())
@@ -246,7 +246,7 @@ def test_job_in_a_namespace_without_the_rights_is_left_as_it_is() -> None:
     assert "has no right to patch jobsets, create jobsets in its namespace" in lines(recovery)
 
 
-def test_job_that_fails_again_and_again_is_restarted_a_few_times() -> None:
+def test_repeatedly_failing_job_has_limited_restarts() -> None:
     recovery = with_jobs(a_failed_job(), policy=SAVES.replace(adoption=AdoptionPolicy(max_restarts=2)))
     for number in range(4):
         advance(recovery, a_job())
@@ -268,7 +268,7 @@ def test_job_that_its_owner_deletes_meanwhile_is_not_created() -> None:
     assert steps(recovery) == [("suspend", LABEL)]
 
 
-def test_job_that_its_owner_deletes_right_before_evenkeel_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_deleted_by_owner_before_restart_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
     recovery = RecoveryScenario(policy=SAVES)
     cluster = recovery.world.cluster
     cluster.submit(CLUSTER, a_failed_job())
@@ -352,7 +352,7 @@ def test_job_is_not_stopped_for_an_incident_that_is_over() -> None:
     assert "the incident is over" in restart.result
 
 
-def test_many_jobs_that_are_left_alone_are_recorded_up_to_a_limit() -> None:
+def test_jobs_without_restart_are_recorded_up_to_limit() -> None:
     recovery = with_jobs(*(a_job(name=f"job-{number}", owner="CronJob nightly") for number in range(60)))
     recovery.state("", drain_node)
 

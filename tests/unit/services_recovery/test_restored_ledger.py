@@ -107,7 +107,7 @@ def test_attempt_never_runs_beside_an_unknown_one_with_its_number() -> None:
     assert not {"stop", "force_delete_pods", "evict"} & set(effects(scenario.world))
 
 
-def test_pods_of_an_unknown_job_run_on_and_keep_their_nodes() -> None:
+def test_pods_of_unknown_job_keep_their_nodes() -> None:
     scenario = JobScenario(size=3)
     saved = backup(scenario.world)
     unknown = scenario.running(nodes=2)

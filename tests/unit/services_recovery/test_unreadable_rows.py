@@ -74,7 +74,7 @@ def poison(scenario: RecoveryScenario, key: Key, place: tuple[str, ...]) -> str:
 CASES = poisonable()
 
 
-def test_a_fleet_in_mid_flight_has_enumerations_in_its_main_rows() -> None:
+def test_fleet_in_mid_flight_has_enumerations_in_main_rows() -> None:
     assert {"Job.state", "Attempt.state", "Incident.state", "Wait.state"} <= {name for name, _, _ in CASES}
 
 

@@ -105,7 +105,7 @@ def test_spot_notice_behind_nine_health_events_opens_first(world: FakeWorld) -> 
     assert counted.calls["inbox.put"] == HEALTH_EVENTS * MACHINES / aws_health.MAX_ENTITIES
 
 
-def test_parts_of_a_large_event_open_an_incident_for_each_machine(world: FakeWorld) -> None:
+def test_parts_of_large_event_open_one_incident_per_machine(world: FakeWorld) -> None:
     health_event = a_health_event(1, range(1, 26))
 
     deliver([health_event])

@@ -68,7 +68,7 @@ def test_standing_cordon_of_a_person_makes_the_decision_later() -> None:
     assert (untimed.cordon.verdict, untimed.cordon.seconds) == (Verdict.LATER, None)
 
 
-def test_actor_is_taken_from_a_later_record_of_the_same_action() -> None:
+def test_later_record_of_same_action_gives_actor() -> None:
     node_event = an_event(K.REPLACED, 600, Actor.UNKNOWN)
 
     named = judged(node_event, an_event(K.REPLACED, 640)).repair

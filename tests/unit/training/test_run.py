@@ -536,7 +536,7 @@ def test_files_are_not_complete_before_those_of_all_ranks(uri: str, tmp_path: Pa
     assert "attempt=3/step=000000020/.metadata" not in open_storage(uri).examine(Checkpoint(20, 3))
 
 
-def test_metadata_of_a_failed_save_is_not_part_of_the_next(uri: str, tmp_path: Path) -> None:
+def test_metadata_of_failed_save_is_not_in_next_save(uri: str, tmp_path: Path) -> None:
     run = a_run(uri)
 
     def broken(_: dict[str, Any]) -> list[dict[str, Any]]:

@@ -78,7 +78,7 @@ def admits(fleet: RandomQueues, job: Workload, change: AdmittingChange, *, less:
 @given(SEEDS)
 @example(475)
 @example(1_668_146_072)
-def test_suggested_change_admits_the_job_and_one_unit_less_does_not(deep: bool, seed: int) -> None:
+def test_suggested_change_is_smallest_that_admits_job(deep: bool, seed: int) -> None:
     fleet = random_pending_jobs(seed, deep=deep)
     waiting = [workload.workload for queue in fleet.scheduler.pending.values() for workload in queue.all()]
     for job in waiting[:3]:

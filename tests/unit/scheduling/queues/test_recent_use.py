@@ -144,9 +144,7 @@ def test_queue_switched_to_recent_use_counts_running_workloads() -> None:
     ("evicts_by_use", "fair_sharing", "victim"),
     [(True, False, "of-greedy"), (True, True, "of-greedy"), (False, False, "of-modest"), (False, True, "of-modest")],
 )
-def test_eviction_by_use_starts_with_the_sub_queue_of_most_use(
-    evicts_by_use: bool, fair_sharing: bool, victim: str
-) -> None:
+def test_eviction_by_use_starts_with_busiest_sub_queue(evicts_by_use: bool, fair_sharing: bool, victim: str) -> None:
     queues = (a_queue("a", 1, by_use=True), a_queue("b", 1, reclaim=ANY))
     rules = Rules(decay=HOUR, evicts_by_use=evicts_by_use, fair_sharing=fair_sharing)
     scheduler = Scheduler(queues, (), (Flavor("hp"),), rules)
