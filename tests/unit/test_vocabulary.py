@@ -1,6 +1,11 @@
-"""No name in the code uses a retired word: `RETIRED` of `tools/prose.py` gives the word to use instead."""
+"""Names in the code: no retired word, no vague variable, no long test name.
+
+`RETIRED` of `tools/prose.py` gives the words to use instead.
+"""
 
 import ast
+import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +24,37 @@ ALLOWED = frozenset(
     }
 )
 
+VAGUE = frozenset(
+    (
+        "asked",
+        "each",
+        "found",
+        "it",
+        "laid",
+        "made",
+        "mine",
+        "one",
+        "others",
+        "ours",
+        "said",
+        "seen",
+        "some",
+        "that",
+        "theirs",
+        "there",
+        "thing",
+        "told",
+        "who",
+        "whom",
+    )
+)
+"""Names that say nothing about their value."""
+
+DEBT = Path(__file__).with_name("vague_names_debt.json")
+"""The number of vague variables that each file still has. It only goes down."""
+
+MAX_TEST_WORDS = 10
+
 
 def names_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the public names of a file: functions, classes, arguments, fields and module constants."""
@@ -29,15 +65,52 @@ def names_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
             case ast.arg():
                 yield node.lineno, node.arg
         body = node.body if isinstance(node, ast.ClassDef | ast.Module) else []
-        for each in body:
-            targets = (
-                each.targets
-                if isinstance(each, ast.Assign)
-                else [each.target]
-                if isinstance(each, ast.AnnAssign)
-                else ()
-            )
-            yield from ((target.lineno, target.id) for target in targets if isinstance(target, ast.Name))
+        yield from ((target.lineno, target.id) for statement in body for target in targets_of(statement))
+
+
+def targets_of(statement: ast.stmt) -> Iterator[ast.Name]:
+    """Yield the names that an assignment sets."""
+    match statement:
+        case ast.Assign(targets=targets):
+            yield from (target for target in targets if isinstance(target, ast.Name))
+        case ast.AnnAssign(target=ast.Name() as target):
+            yield target
+
+
+def variables_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the variables of a file: arguments, and names that a statement, a loop or an expression sets.
+
+    A field of a class is none: its class says what it is about.
+    """
+    classes = (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    fields = {target for node in classes for statement in node.body for target in targets_of(statement)}
+    for node in ast.walk(tree):
+        match node:
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.Name(id=name, ctx=ast.Store()) if node not in fields:
+                yield node.lineno, name
+            case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+                yield node.lineno, name
+
+
+def vague_variables(path: str, source: str) -> list[str]:
+    """Return a line for each vague variable of a file: where it is, and what to do."""
+    return [
+        f"{path}:{line}: {name}: name the variable after its value, such as `row`, `reason` or `expected`"
+        for line, name in variables_of(ast.parse(source))
+        if name in VAGUE
+    ]
+
+
+def long_test_names(path: str, source: str) -> list[str]:
+    """Return a line for each test of a file whose name has too many words."""
+    return [
+        f"{path}:{node.lineno}: {node.name}: shorten the name to {MAX_TEST_WORDS} words, without articles"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if node.name.startswith("test_") and len(node.name.split("_")) - 1 > MAX_TEST_WORDS
+    ]
 
 
 def retired_names(path: str, source: str) -> list[str]:
@@ -58,7 +131,64 @@ def test_names_use_no_retired_word(path: str) -> None:
     assert retired_names(path, (PROJECT / path).read_text(encoding="utf-8")) == []
 
 
-def test_retired_word_in_a_name_is_found() -> None:
-    found = retired_names("x.py", "class HurtJob:\n    seat: str\n\ndef f(room): ...\n")
+@pytest.fixture(scope="module")
+def sources() -> dict[str, str]:
+    """Return the text of each tracked Python file."""
+    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=PROJECT, capture_output=True, text=True, check=True)
+    paths = [name for name in listed.stdout.splitlines() if (PROJECT / name).is_file()]
+    assert len(paths) > len(FILES)
+    return {name: (PROJECT / name).read_text(encoding="utf-8") for name in paths}
 
-    assert sorted(each.split(":")[2].strip() for each in found) == ["HurtJob", "room", "seat"]
+
+def test_variables_are_named_after_their_values(sources: dict[str, str]) -> None:
+    debt = json.loads(DEBT.read_text(encoding="utf-8"))
+    problems = {path: vague_variables(path, source) for path, source in sources.items()}
+    worse = [line for path, lines in problems.items() if len(lines) > debt.get(path, 0) for line in lines]
+    assert not worse, "\n".join(worse)
+
+    counts = {path: len(lines) for path, lines in problems.items() if lines}
+    assert debt == counts, f"Fewer variables are vague now: lower {DEBT.name} to {json.dumps(counts)}"
+
+
+def test_names_of_tests_are_short(sources: dict[str, str]) -> None:
+    problems = [line for path, source in sources.items() for line in long_test_names(path, source)]
+
+    assert not problems, "\n".join(problems)
+
+
+def test_retired_word_in_a_name_is_found() -> None:
+    problems = retired_names("x.py", "class HurtJob:\n    seat: str\n\ndef f(room): ...\n")
+
+    assert sorted(problem.split(":")[2].strip() for problem in problems) == ["HurtJob", "room", "seat"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "found = 1",
+        "def f(found): ...",
+        "def f():\n    found = 1",
+        "def f():\n    for found in (): ...",
+        "def f():\n    with f() as (row, found): ...",
+        "def f():\n    def inner(*, found): ...",
+        "rows = [found for found in ()]",
+        "key = lambda found: 1",
+        "if found := 1: ...",
+        "try: ...\nexcept OSError as found: ...",
+        "match 1:\n    case [*found]: ...",
+        "match 1:\n    case int() as found: ...",
+    ],
+)
+def test_every_kind_of_vague_variable_is_found(source: str) -> None:
+    assert len(vague_variables("x.py", source)) == 1
+
+
+def test_fields_may_have_any_name() -> None:
+    assert vague_variables("x.py", "class Report:\n    found: int\n    seen = 1\n") == []
+
+
+def test_test_name_of_eleven_words_is_too_long() -> None:
+    ten = "test_" + "_".join(["word"] * 10)
+
+    assert long_test_names("x.py", f"def {ten}(): ...") == []
+    assert len(long_test_names("x.py", f"def {ten}_more(): ...")) == 1
