@@ -2,7 +2,7 @@
 
 `decide_cycle` decides about admissions, rentals and departures. Its snapshot has the same facts as in the service
 (`services/scheduling/load_cycle.py`). It knows the policy of the site and what jobs have done so far. It knows no
-run time in advance. Jobs, nodes, markets and bills are those of `bench.burst`, so every policy runs on the same month.
+run time in advance. Jobs, nodes, markets and bills come from `bench.burst`, so every policy runs on the same month.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     .venv/bin/python -m bench.check --only verdicts cli   some of them
     .venv/bin/python -m bench.check --update              write the figures of this run as the new baseline
 
-A lane is slower only if the whole 95 % interval of its ratio lies more than `MARGIN` above that of the baseline. A
+A lane is slower only if the whole 95 % interval of its ratio lies more than `MARGIN` above the baseline's ratio. A
 second run with twice the rounds must show it again. The verdict on a wide interval is "cannot tell".
 """
 
@@ -87,7 +87,7 @@ def figures(samples: Samples) -> dict[str, Figure]:
 def main(words: Sequence[str] | None = None) -> int:
     """Return 0 if no lane is slower, 1 if one is, 2 if a lane cannot be measured or told from noise.
 
-    Also 2 if other programs used too much of the processors, in this run or in that of the baseline.
+    Also 2 if other programs used too much of the processors, in this run or in the baseline's run.
     """
     asked = _arguments(words)
     baseline, share_then = read_baseline(BASELINE), others_of(BASELINE)

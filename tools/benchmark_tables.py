@@ -47,7 +47,7 @@ def origin_lines(*names: str) -> Iterator[str]:
 
 
 def _numbers(numbers: Iterable[int]) -> str:
-    """Write whole numbers, runs of successive ones as a range."""
+    """Write whole numbers, with runs of successive numbers as a range."""
     runs = []
     for _, run in itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
         values = [value for _, value in run]

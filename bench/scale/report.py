@@ -50,7 +50,7 @@ class Verdict:
 
 
 def verdicts(results: Sequence[Measured]) -> list[Verdict]:
-    """Return each aim at each size: the missed ones first, the largest excess first."""
+    """Return each aim at each size: missed aims first, the largest excess first."""
     result_verdicts = [verdict for result in results for verdict in _verdicts_of(result)]
     return sorted(result_verdicts, key=lambda verdict: (verdict.is_met, -verdict.excess))
 

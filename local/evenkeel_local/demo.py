@@ -339,7 +339,7 @@ def _print_summary(
         f"A GPU of {node} failed at step {fault_step}. Evenkeel cordoned it {after(stages.get('cordonedAt'))}.",
         f"The job ran again {after(again.get('runningAt'))}, {_resumed_from(again)}.",
         f"The node was replaced, validated and back in service {after(stages.get('returnedAt'))}.",
-        "The final weights equal those of a run without the fault." if is_proved else "A check above failed.",
+        "The final weights equal the weights of a run without the fault." if is_proved else "A check above failed.",
     ):
         output.paragraph(text)
 

@@ -346,7 +346,7 @@ class ScenarioJob:
         right = reference_digest(self.work.nodes, self.work.steps, self.work.seed)
         self.run.check(f"{self.name} succeeds", job["state"] == "SUCCEEDED", f"{job['state']}: {job['reason']}")
         self.run.check(
-            f"the weights of {self.name} equal those of an undisturbed run",
+            f"the weights of {self.name} equal the weights of an undisturbed run",
             digest == right,
             f"{digest} against {right}",
         )

@@ -148,7 +148,7 @@ def _answer_plan(typed: str, verb: str, reason: str, is_sure: bool, key: str | N
             verb,
             f"{incident_id}: {document['fault']['name']} on {node['instanceId']}, pool {node['pool']}.",
             f"{plan['reason']} ({plan['decisionId']})",
-            f"Jobs that will be stopped and moved: {jobs or 'those that run there at that time'}.",
+            f"Jobs that will be stopped and moved: {jobs or 'the jobs on the node at that time'}.",
             "Evenkeel checks every guardrail again before it acts."
             if verb == "approve"
             else "Nothing will be changed.",

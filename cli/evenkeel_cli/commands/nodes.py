@@ -113,7 +113,7 @@ def replace(
         confirm(
             "replace",
             f"{plan['instanceId']}: {plan['reason']} ({plan['decisionId']})",
-            f"Jobs that will be stopped and moved: {', '.join(plan['jobs']) or 'those that run there at that time'}.",
+            f"Jobs that will be stopped and moved: {', '.join(plan['jobs']) or 'the jobs on the node at that time'}.",
             "Evenkeel checks every guardrail before it acts.",
         )
     response = client.post(f"/nodes/{node_id}/replace", body, key=key)

@@ -57,7 +57,7 @@ def _check_job(result: DrillResult, centre: DataCentre, job: dict[str, Any], uri
     expected = reference_digest(work.nodes, work.steps, work.seed)
     digest = json.loads(document)["digest"] if document else "no result"
     result.check(
-        "the weights equal those of a run without the fault", digest == expected, f"{digest} against {expected}"
+        "the weights equal the weights of a run without the fault", digest == expected, f"{digest} against {expected}"
     )
 
 

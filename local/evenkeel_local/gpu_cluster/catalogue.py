@@ -1,4 +1,4 @@
-"""The kinds of objects: the built-in kinds, and those that custom resource definitions add."""
+"""The kinds of objects: the built-in kinds, and the kinds that custom resource definitions add."""
 
 from __future__ import annotations
 

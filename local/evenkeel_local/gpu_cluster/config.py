@@ -33,7 +33,7 @@ class InstanceGroupConfig(ConfigModel):
     name: str = Field(pattern=r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", max_length=63)
     instance_type: str = "ml.p5.48xlarge"
     resources: dict[str, str] | None = None
-    """Resources of its nodes, such as `{"nvidia.com/gpu": "8"}`; None: those of the instance type."""
+    """Resources of its nodes, such as `{"nvidia.com/gpu": "8"}`; None: the resources of the instance type."""
     count: int = Field(default=1, ge=0, le=6758)
     labels: dict[str, str] = {}
     taints: tuple[TaintConfig, ...] = ()

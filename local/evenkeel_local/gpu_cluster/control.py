@@ -146,7 +146,7 @@ class Control:
         return web.json_response({"pods": listed})
 
     async def _processes(self, http: web.Request) -> web.Response:
-        """List container processes, also ended ones; `job` and `running=true` filter the list."""
+        """List container processes, with ended processes; `job` and `running=true` filter the list."""
         job, running_only = http.query.get("job"), http.query.get("running") == "true"
         fleet, listed = self._cluster.fleet, []
         kubelets = [machine.kubelet for machine in fleet.retired if machine.kubelet is not None]
@@ -177,7 +177,7 @@ class Control:
         }
 
     async def _counters(self, http: web.Request) -> web.Response:
-        """Count the calls: accepted repairs per instance, refused ones by code, every operation by name."""
+        """Count the calls: accepted repairs per instance, refused calls by code, every operation by name."""
         accepted: dict[str, dict[str, int]] = {"reboot": {}, "replace": {}, "delete": {}}
         refused: dict[str, int] = {}
         for call in self._cluster.fleet.calls:

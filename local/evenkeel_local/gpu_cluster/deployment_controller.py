@@ -1,4 +1,4 @@
-"""The Deployment controller: replaces the pods of one template by those of the next, through ReplicaSets.
+"""The Deployment controller: replaces the pods of one template by the pods of the next, through ReplicaSets.
 
 Source: `pkg/controller/deployment` of Kubernetes 1.33: revisions and their history, rolling updates within `maxSurge`
 and `maxUnavailable`, `Recreate`, proportional scaling during a rollout, pausing, and the conditions. The hash of a

@@ -256,7 +256,7 @@ class JobController(Controller):
     def _stop(
         self, job: Obj, active: list[Obj], terminating: list[Obj], *, counted: bool = True
     ) -> tuple[list[Obj], list[Obj]]:
-        """Delete the active pods; return the pods that are then active, and those that terminate.
+        """Delete the active pods; return the pods that are then active, and the terminating pods.
 
         Args:
             job: Their Job.

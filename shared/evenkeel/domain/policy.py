@@ -37,8 +37,8 @@ class Policy(Section):
     economy: EconomyPolicy = EconomyPolicy()
     """Prices and expected durations."""
     instance_types: dict[InstanceTypeName, SiteInstanceType] = {}
-    """Instance types that the shipped catalogue does not have yet, by name, with or without `ml.`. A type stated here
-    replaces that of the catalogue."""
+    """Instance types that the shipped catalogue does not have yet, by name, with or without `ml.`. A type stated
+    here replaces the catalogue's entry."""
     watch: WatchPolicy = WatchPolicy()
     """How nodes and incidents are watched."""
     sources: SourcePolicy = SourcePolicy()

@@ -27,7 +27,7 @@ class GraphState(Value):
     """`Task`, `Choice`, `Parallel`, …"""
     comment: str = ""
     next: tuple[str, ...] = ()
-    """States that may follow, without those that catch an error."""
+    """States that may follow, without states that catch an error."""
     inside: str = ""
     """The `Parallel` or `Map` state that contains it; empty at the top."""
     branch: int = 0

@@ -54,7 +54,7 @@ def _instance_of_arn(entity: str) -> str:
 
 
 def _http_date(value: object) -> datetime | None:
-    """Read `Tue, 3 Nov 2026 08:00:02 GMT`. The weekday is not read: AWS's own samples have wrong ones."""
+    """Read `Tue, 3 Nov 2026 08:00:02 GMT`. The weekday is not read: AWS's own samples have wrong values."""
     text = fields.text_of(value)
     if not text:
         return None

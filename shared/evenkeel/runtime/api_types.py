@@ -305,7 +305,7 @@ class NodesQuery(PageQuery):
     """Only nodes of this pool: a HyperPod instance group or a NodePool."""
     state: Annotated[tuple[NodeState, ...], BeforeValidator(_split)] = ()
     gone: Literal["", "true"] = ""
-    """`true`: with those that are gone, which are remembered for 30 days."""
+    """`true`: with nodes that are gone, which are remembered for 30 days."""
     sort: NodeSort | None = None
     """Field to sort by; with `-`, in descending order. `state` lists nodes with problems first."""
 

@@ -131,7 +131,7 @@ def event(
     passed_over: tuple[type[Any], ...],
     urgency: Callable[[Any], int] = lambda _: 0,
 ) -> Callable[[Callable[[Any, Any], Json]], Handler]:
-    """Wrap the function behind a queue of events. The handler gets one parsed event at a time, urgent ones first.
+    """Wrap the function behind a queue of events. The handler gets one parsed event at a time, urgent events first.
 
     Each record is archived unchanged while its event is ingested, and counts as done only after both. A malformed event
     goes to the dead-letter queue with its code and counts as done, so it costs one invocation. A record goes back to

@@ -13,7 +13,7 @@
         if run.should_stop():
             sys.exit(training.EXIT_STOPPED)
 
-`python -m evenkeel.training prove <uri>` prints the newest valid checkpoint, and why newer ones are not valid.
+`python -m evenkeel.training prove <uri>` prints the newest valid checkpoint, and why newer checkpoints are not valid.
 """
 
 from evenkeel.training.resume import Distrust, Fenced, ResumeChoice, Unproved

@@ -41,7 +41,7 @@ class FreeNodes:
     def fits_in_flavors(
         self, request: AdmissionRequest, assignment: Assignment, capacities: Sequence[NodeCapacity] | None = None
     ) -> tuple[PoolFit, ...]:
-        """Return the fits of a request on the nodes of its assigned flavors: on the free ones, if none are given."""
+        """Return the fits of a request on the nodes of its assigned flavors: on the free nodes, if none are given."""
         names = frozenset(name for flavors in assignment.flavors for name in flavors.values())
         test = self._test_of(names)
         if capacities is None and test is None:

@@ -272,7 +272,7 @@ class SharedFits:
         """Return the node capacities after a job has taken its nodes, as `subtract_assigned` does.
 
         Args:
-            capacities: The nodes, in the order of the first ones.
+            capacities: The nodes, in the order of their first occurrence.
             request: The request of the job.
             lives: Its nodes.
         """

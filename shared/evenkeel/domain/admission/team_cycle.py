@@ -63,7 +63,7 @@ def run_team_cycle(
     """Decide about every pending job. Never over a limit, never more on a node than is free there.
 
     Returns:
-        A decision for each job, in the order of commits: each decision takes the earlier ones into account.
+        A decision for each job, in the order of commits: each decision takes the earlier decisions into account.
     """
     last: frozenset[str] = frozenset()
     while True:

@@ -62,7 +62,7 @@ class InstanceTypes(Value):
     types: Mapping[str, InstanceType]
 
     def extended(self, types: Mapping[str, InstanceType]) -> "InstanceTypes":
-        """Return a catalogue with further types. A type that both have is taken from the further ones."""
+        """Return a catalogue with further types. If both have a type, the further catalogue's entry wins."""
         plain = {name.removeprefix(HYPERPOD_PREFIX) for name in types}
         kept = {
             name: instance_type

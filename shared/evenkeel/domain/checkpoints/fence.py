@@ -40,7 +40,7 @@ class Grade(StrEnum):
     """How certain it is that a checkpoint is complete and correct."""
 
     PROVED = "PROVED"
-    """Every size and checksum in the manifest is equal to that of the store."""
+    """Every size and checksum in the manifest equals the store's value."""
     COMPLETE_BY_CONVENTION = "COMPLETE_BY_CONVENTION"
     """All files are there, but no checksum shows that they are correct."""
     NONE = "NONE"

@@ -36,7 +36,7 @@ _MAX_NODES = 20
 
 
 class DurationPercentiles(Value):
-    """Percentiles of some durations. The mean is left out: one repair that took a day would hide the usual ones."""
+    """Percentiles of some durations. The mean is left out: one repair of a day would hide the usual repairs."""
 
     count: int
     unknown: int

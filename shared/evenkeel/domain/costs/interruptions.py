@@ -68,7 +68,7 @@ class LostTime(NamedTuple):
 def interruptions(
     job: Job, attempts: Iterable[Attempt], incidents: Iterable[tuple[int, Incident]], price_of: PriceOf, now: datetime
 ) -> list[LostTime]:
-    """Return each interruption of a job, oldest first. The arguments are those of `job_receipt`."""
+    """Return each interruption of a job, oldest first. The arguments are described in `job_receipt`."""
     ordered = sorted(attempts, key=lambda row: row.attempt)
     until = end_of(job, ordered, now)
     named: dict[int, dict[str, Incident]] = {}

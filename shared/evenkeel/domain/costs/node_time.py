@@ -83,7 +83,7 @@ class PoolTime(Value):
     instance_types: tuple[str, ...]
     is_rented: bool
     nodes: int
-    """Nodes that existed in the window, replaced ones included."""
+    """Nodes that existed in the window, with replaced nodes."""
     node_hours: float
     gpu_hours: float
     uses: tuple[UseTime, ...]

@@ -6,7 +6,7 @@ A checkpoint is lost if all m machines of a group are lost. By inclusion and exc
 
 The usual bound stops at j = 1. If each machine copies to its next m - 1 neighbours instead, any m neighbours in a row
 lose a checkpoint, which is more often. All lost machines are equally likely here. A rack or zone loses machines
-together: place copies in different ones.
+together: place copies in different groups.
 """
 
 from fractions import Fraction

@@ -231,5 +231,5 @@ class ObservedWorkload(Value):
         return is_at_work or any(not pod.is_terminating for pod in self.live_pods())
 
     def live_pods(self, lost_nodes: frozenset[str] = frozenset()) -> tuple[ObservedPod, ...]:
-        """Return the pods that run or may still run, without those on `lost_nodes`."""
+        """Return the pods that run or may still run, without pods on `lost_nodes`."""
         return tuple(pod for pod in self.pods if not pod.has_ended and pod.node_name not in lost_nodes)

@@ -29,7 +29,8 @@ _LOST_REASONS = frozenset(
         *("PreemptionByScheduler", "TerminationByKubelet"),
     }
 )
-"""Reasons of pods that ended without the application's fault: the kubelet's, and those of `DisruptionTarget`.
+"""Reasons of pods that ended without the application's fault: the kubelet's reasons, and the reasons in
+`DisruptionTarget`.
 
 Source: https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions
 """

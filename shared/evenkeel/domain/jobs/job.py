@@ -97,7 +97,7 @@ class ResumePlan(Value):
     distrust_after: Instant | None = None
     """Checkpoints whose write began after this time are distrusted; None trusts all."""
     requirement: CheckpointRequirement = CheckpointRequirement.CONVENTION
-    """The requirement on checkpoints of the interrupted attempt and earlier ones."""
+    """The requirement on checkpoints of the interrupted attempt and earlier attempts."""
     shrinks_at: Instant | None = None
     """When an elastic job continues with fewer nodes instead of waiting for all; None if it is not elastic."""
     max_rent_parts: int | None = None
@@ -227,7 +227,7 @@ class Job(Value):
     avoids_spot: bool = False
     """Whether its last rental avoided spot because of its deadline. It stays so until it is well ahead."""
     is_migrating_back: bool = False
-    """Whether it was stopped on rented nodes to continue on committed ones, and has not started again since."""
+    """Whether it was stopped on rented nodes to continue on committed nodes, and has not started again since."""
     displaced_at: Instant | None = None
     """When it was stopped on committed nodes to free them for another job; None once it has started again. Until then
     it is behind all other jobs without quotas, and in its queue behind jobs of equal priority."""

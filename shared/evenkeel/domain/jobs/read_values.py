@@ -154,7 +154,7 @@ def _preferred(row: Json, pools: tuple[TemplatePool, ...], path: str) -> tuple[s
     first = [pool for pool in pools if selector and selector.items() <= pool.labels.items()]
     if selector and not first:
         raise ValuesError(f"{path}nodeSelector: no pool has the labels {selector}")
-    # Committed pools before rented ones, as the file lists them. Spot pools only for templates that select them.
+    # Committed pools before rented pools, as the file lists them. Spot pools only for templates that select them.
     template_pools = [pool for pool in pools if pool not in first and not pool.is_spot]
     return tuple(pool.name for pool in (*first, *template_pools) if pool.is_enabled)
 

@@ -53,7 +53,7 @@ def _findings_of_templates(document: Json, read: JobTemplates) -> Iterator[Templ
                 "T0-1",
                 FindingSeverity.CHANGED if template.pools else FindingSeverity.REFUSED,
                 f"{path}.nodeSelector",
-                f"A hard selector excludes all other pools, even idle ones. It is read as: first {template.pools[0]}, "
+                f"A hard selector excludes all other pools, even idle pools. It is read as: first {template.pools[0]}, "
                 f"then {later}."
                 if template.pools
                 else "Its only pool is switched off.",

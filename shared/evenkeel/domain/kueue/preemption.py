@@ -88,7 +88,7 @@ def fits(demand: QuotaDemand, *, may_borrow: bool) -> bool:
 def order_key(
     candidate: Admitted, queue: str, now: float, median_risk: float | None = None
 ) -> tuple[bool, bool, int, float, float, str]:
-    """Sort candidates: evicted ones first, then of other queues, lower priority, later admission, and by id.
+    """Sort candidates: evicted candidates first, then other queues, lower priority, later admission, and by id.
 
     With a median risk, less work at risk comes before later admission. A candidate of unknown risk gets the median.
     """

@@ -32,7 +32,7 @@ def _invalid_group(group: ResourceGroup, declared: Queue | Cohort) -> Iterator[s
             for refusal in _invalid_amounts(quota, declared):
                 yield f"{flavor.flavor}/{resource}: {refusal}"
         if {*flavor.quotas} != {*group.resources}:
-            yield f"{flavor.flavor}: its resources are not those that its group covers"
+            yield f"{flavor.flavor}: its resources differ from the resources that its group covers"
     if len(group.flavors) > 64 or len(group.resources) > 64:
         yield "a group has more than 64 flavors or resources"
     if sum(len(flavor.quotas) for flavor in group.flavors) > 512:

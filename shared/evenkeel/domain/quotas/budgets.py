@@ -68,7 +68,7 @@ def remaining_by_team(
         setup: The teams.
         spent: The spending, as `add_rent` returns it.
         charges: The charges of running attempts.
-        rentals: The present rentals, without those that are to be replaced.
+        rentals: The present rentals, without rentals that are to be replaced.
         economy: Prices of nodes that are not rented.
         now: The time.
     """

@@ -29,7 +29,8 @@ HALF_LIFE_SECONDS = Decay().half_life_seconds
 USED_WEEKS = 8
 """Number of stored weeks of use. A week is one half-life, so older use has decayed to less than 1 in 256."""
 _MAX_PERIODS = 13
-"""Most periods of one kind to which an attempt is added: the last ones. A year touches at most 13 months."""
+"""Maximum number of periods of one kind to which an attempt is added: the last periods. A year touches at most 13
+months."""
 
 
 class Spent(Value):

@@ -370,8 +370,8 @@ class BlockedAction(Value):
 def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) -> frozenset[str]:
     """Return the ids of the blocked incidents that may act now, together.
 
-    The order is severity, then age; drills come last. Each released action counts as under way for the next ones, so a
-    guardrail that clears releases only as many actions as its limit allows. An action with stale evidence is released
+    The order is severity, then age; drills come last. Each released action counts as under way for the next actions, so
+    a guardrail that clears releases only as many actions as its limit allows. An action with stale evidence is released
     too, because Evenkeel then validates the node instead of repairing it.
     """
     released: set[str] = set()
@@ -438,7 +438,7 @@ def shared_causes(
     Args:
         life: Key of the node life.
         pool: Its instance group or NodePool.
-        fleet: All nodes in the ledger, including recently terminated ones.
+        fleet: All nodes in the ledger, including recently terminated nodes.
         faulty: The nodes that failed recently or have an open incident.
         now: The current time.
         boot_seconds: See `FleetNode.can_be_acted_on`.

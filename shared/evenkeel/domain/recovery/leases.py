@@ -113,7 +113,7 @@ class ManualCordons(Value):
         return self.replace(cordons=(*manual_cordons, cordon)[-MAX_MANUAL_CORDONS:])
 
     def without(self, life: str) -> "ManualCordons":
-        """Return the cordons without that of a node life."""
+        """Return the cordons without the cordon of a node life."""
         return self.replace(cordons=tuple(cordon for cordon in self.cordons if cordon.life != life))
 
 

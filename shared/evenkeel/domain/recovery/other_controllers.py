@@ -69,5 +69,5 @@ def repaired_by(node: KubernetesNode | None) -> str:
 
 
 def is_manual_cordon(node: KubernetesNode | None) -> bool:
-    """Whether a person cordoned a node: the cordon has neither Evenkeel's mark nor that of another controller."""
+    """Whether a person cordoned a node: the cordon has no mark of Evenkeel or another controller."""
     return node is not None and node.is_cordoned and node.incident_id is None and controller_mark(node) is None

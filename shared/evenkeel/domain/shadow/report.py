@@ -95,7 +95,7 @@ def _counts(judgements: Iterable[Judgement]) -> dict[Verdict, int]:
 
 
 def _false_rate(judgements: Sequence[Judgement]) -> Rate:
-    """Return the share of wrong decisions among those that are known to be right or wrong."""
+    """Return the share of wrong decisions among the decisions that are known to be right or wrong."""
     wrong = sum(judgement.verdict is Verdict.WOULD_HAVE_BEEN_WRONG for judgement in judgements)
     right = sum(judgement.verdict in RIGHT for judgement in judgements)
     return Rate.of_counts(wrong, wrong + right, unknown=len(judgements) - wrong - right)

@@ -26,7 +26,7 @@ class ChangePolicyRequest(Value):
 
 
 def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: datetime) -> PolicyChange:
-    """Put a site's changes in force, instead of the earlier ones. Each function uses them within half a minute.
+    """Put a site's changes in force, instead of the earlier changes. Each function uses them within half a minute.
 
     Idempotent: yes, by the request id, which is recorded in the same commit. A late repeat undoes nothing.
 

@@ -14,7 +14,7 @@ UnhealthyNodes = dict[tuple[str, str], UnhealthyNode]
 
 
 def load(ledger: Ledger) -> UnhealthyNodes:
-    """Return the nodes that incidents left unhealthy, and those that a person declared healthy.
+    """Return the nodes that incidents left unhealthy, and the nodes that a person declared healthy.
 
     The index names them, and each row is then read as it is now. So a released node is usable at once. A node that
     became unhealthy a moment ago may be missed once.

@@ -153,7 +153,8 @@ def _refuse(faults: tuple[SpecError, ...]) -> None:
 def refuse_in_kueue_namespace(job: Job, ledger: Ledger) -> None:
     """Refuse a job in a namespace where Kueue admits jobs, because it would never start there.
 
-    The last sweep listed these namespaces, usually a minute ago. The scheduling cycle holds back jobs in newer ones.
+    The last sweep listed these namespaces, usually a minute ago. The scheduling cycle holds back jobs in newer Kueue
+    namespaces.
 
     Raises:
         Invalid: Kueue admits jobs in the namespace.

@@ -98,7 +98,7 @@ class IncidentsByNeed(NamedTuple):
     """Open incidents, separated by whether they need a person."""
 
     needing: Sequence[Incident]
-    """Incidents that need a person: first those that await approval, then those that failed."""
+    """Incidents that need a person: first incidents that await approval, then failed incidents."""
     working: Sequence[Incident]
     """Open incidents that continue by themselves."""
     asking: Sequence[Incident]
@@ -603,7 +603,7 @@ def _stated_amounts(
 ) -> Json:
     """Return the sums of an amount over the nodes that state it; None if no node does.
 
-    `unknownNodes` counts the nodes that do not state it, for example those that have not joined their cluster.
+    `unknownNodes` counts the nodes that do not state it, for example nodes that have not joined their cluster.
     """
     stated = [node for node in nodes if amount(node.allocatable) is not None]
     unknown = {"unknownNodes": len(nodes) - len(stated)}

@@ -37,7 +37,7 @@ _ATTRIBUTION_WINDOW = timedelta(minutes=10)
 """The fault may have caused the end of an attempt this long before the first signal."""
 _MAX_ATTEMPTS = 1000
 MAX_READ = 2_000
-"""Incidents that one report reads, newest first. It leaves out older ones, and says so."""
+"""Incidents that one report reads, newest first. It leaves out older entries, and says so."""
 _PAGE = 200
 NEEDS_PERSON_STATES = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_RESUMED, IncidentState.FAILED)
 FRESH_FOR = timedelta(days=1)

@@ -25,7 +25,7 @@ from evenkeel.services.storage import fleet_counts, fleet_rows, job_rows, pagina
 Json = dict[str, Any]
 
 LARGEST_LOG = 1_000_000
-"""Characters of a log in one response: the newest ones. The response of a function is limited to 6 MB."""
+"""Characters of a log in one response: the newest characters. The response of a function is limited to 6 MB."""
 
 
 _NO_TIMES = " Kept lines have no timestamps."

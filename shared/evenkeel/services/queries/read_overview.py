@@ -67,7 +67,7 @@ def count(sources: Sequence[SourceAge], context: Context) -> Json:
 
 
 def show(sources: Sequence[SourceAge], context: Context) -> Json:
-    """Return the overview. Counts that no sweep has stored yet are null, and old ones are marked as stale."""
+    """Return the overview. Counts that no sweep has stored yet are null, and old counts are marked as stale."""
     counts = fleet_counts.load(context.ledger)
     listed, is_cut = read_fleet.open_incidents(context.ledger, at_most=MAX_SHOWN)
     asking = [incident for incident in listed if pending_approval(incident)]

@@ -141,7 +141,7 @@ def _free_quota(queue: str, setup: TeamSetup, charges: Iterable[Charge]) -> int:
 def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Json:
     """Decide about a job as if it were submitted now. Records nothing.
 
-    The nodes are those of the last sweep, usually a minute ago; quotas are read now.
+    The nodes come from the last sweep, usually a minute ago; quotas are read now.
 
     Raises:
         Invalid: the job is impossible, or its team does not allow it; names each field.

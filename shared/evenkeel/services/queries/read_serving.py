@@ -17,7 +17,7 @@ _LAST = 8
 
 
 def list_serving(ledger: Ledger) -> list[Json]:
-    """Return each Deployment for which nodes may have been rented, with its open rentals and the last ended ones."""
+    """Return each Deployment for which nodes may have been rented, with its open rentals and its last ended rentals."""
     memories = [rows.read(row, ServingState) for row in ledger.by_state(Table.JOBS, "SERVING", limit=_MOST).rows]
     if not memories:
         return []

@@ -1,4 +1,4 @@
-"""Timelines for the API: the recorded entries, and those that follow from other records at each read."""
+"""Timelines for the API: the recorded entries, and entries that follow from other records at each read."""
 
 from datetime import datetime
 from typing import Any

@@ -40,7 +40,7 @@ class _Machine(NamedTuple):
 
     @property
     def gpus(self) -> float | None:
-        """GPUs that the node object states. If it states none: those of the instance type."""
+        """GPUs that the node object states. If it states none: the GPUs of the instance type."""
         if self.node.accelerators or self.type is None:
             return self.node.accelerators if self.node.node_name else None
         return self.type.accelerators

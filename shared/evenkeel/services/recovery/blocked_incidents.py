@@ -1,4 +1,4 @@
-"""Incidents that a guardrail blocks, and those of them that may continue now.
+"""Incidents that a guardrail blocks, and the blocked incidents that may continue now.
 
 A single decision covers all blocked incidents, so no incident overtakes a worse or older incident.
 """

@@ -535,7 +535,7 @@ def _with_current_queue(job: Job, setup: TeamSetup) -> Job:
 def _record(
     decided: AdmissionDecision, decision_id: str, reason: str, mode: Mode, context: Context, facts: Json | None = None
 ) -> Decision:
-    """Return the record of a decision, with its own facts unless other ones are given."""
+    """Return the record of a decision, with its own facts unless other facts are given."""
     return Decision(
         decision_id=decision_id,
         kind="ADMISSION",

@@ -192,7 +192,7 @@ def _read_next_pages(
 ) -> tuple[list[Key], QueueCursors, Row]:
     """Read on in long queues from where the last cycle stopped. In a strict queue no job may pass the head.
 
-    If there are more long queues than a cycle can examine, each cycle reads the queues after those of the last cycle.
+    If there are more long queues than a cycle can examine, each cycle reads the queues after the last cycle's queues.
     """
     row = ledger.get(quota_rows.queue_cursors_key()) or Row(quota_rows.queue_cursors_key(), {})
     before: dict[str, str] = row.doc.get("cursors", {})

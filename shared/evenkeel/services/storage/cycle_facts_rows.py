@@ -16,7 +16,7 @@ _FACTS_KEPT = rows.KEPT + timedelta(days=1)
 
 
 def facts_key(digest: str) -> Key:
-    """`FACTS#digest / META` with the digest of the stored document."""
+    """Return the key `FACTS#digest / META` with the digest of the stored document."""
     return Key(Table.INCIDENTS, f"FACTS#{digest}", "META")
 
 

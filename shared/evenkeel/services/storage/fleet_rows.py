@@ -16,23 +16,26 @@ GROUP_FACT_KEPT = timedelta(days=1)
 
 
 def node_key(cluster: str, instance_id: str) -> Key:
-    """`NODE#cluster/instance / META`. AWS never reuses an instance id, so one row holds one node life."""
+    """Return the key `NODE#cluster/instance / META`.
+
+    AWS never reuses an instance id, so one row holds one node life.
+    """
     return Key(Table.FLEET, f"NODE#{cluster}/{instance_id}", "META")
 
 
 def node_row(cluster: str, instance_id: str, doc: dict[str, Any], version: int, expires_at: datetime | None) -> Row:
-    """In `byState` under `NODE` by pool and id: the fleet list."""
+    """Return the row; `byState` lists it under `NODE` by pool and id: the fleet list."""
     state = ("NODE", f"{doc.get('pool', '')}#{instance_id}")
     return Row(node_key(cluster, instance_id), doc, version, state, expires_at)
 
 
 def pool_partition(pool: str) -> str:
-    """`POOL#pool`; `POOL#*` holds facts about the whole cluster."""
+    """Return the partition `POOL#pool`; `POOL#*` holds facts about the whole cluster."""
     return f"POOL#{pool or '*'}"
 
 
 def group_fact_row(fact: GroupFact, now: datetime) -> Row:
-    """`POOL#pool / FACT#minute/kind/code/instance`: short-lived, so that a pool's partition stays small.
+    """Return the row `POOL#pool / FACT#minute/kind/code/instance`: short-lived, so that a pool's partition stays small.
 
     A late fact is kept for an hour anyway, so that its copies are recognised.
     """
@@ -42,97 +45,100 @@ def group_fact_row(fact: GroupFact, now: datetime) -> Row:
 
 
 def unmanaged_workloads_key(cluster: str) -> Key:
-    """`UNMANAGED#cluster / META`: unmanaged workloads with accelerators, as last seen."""
+    """Return the key `UNMANAGED#cluster / META`: unmanaged workloads with accelerators, as last seen."""
     return Key(Table.FLEET, f"UNMANAGED#{cluster}", "META")
 
 
 def kueue_key(cluster: str) -> Key:
-    """`KUEUE#cluster / META`: the namespaces in which Kueue admits jobs, as last seen."""
+    """Return the key `KUEUE#cluster / META`: the namespaces in which Kueue admits jobs, as last seen."""
     return Key(Table.FLEET, f"KUEUE#{cluster}", "META")
 
 
 def kueue_row(cluster: str, doc: dict[str, Any], version: int) -> Row:
-    """Lists them, each with the object that shows it. In the index: submissions read nothing else of the fleet."""
+    """Return the row: each namespace with the object that shows it. Indexed, because submissions read nothing else."""
     return Row(kueue_key(cluster), doc, version, ("KUEUE", cluster))
 
 
 def lease_key(slot: str, *, is_drill: bool = False) -> Key:
-    """`LEASE#slot / META`: the incident that repairs a node slot, and its provider calls."""
+    """Return the key `LEASE#slot / META`: the incident that repairs a node slot, and its provider calls."""
     return Key(Table.FLEET, rows.partition(f"LEASE#{slot}", is_drill=is_drill), "META")
 
 
 def register_key(name: str, *, is_drill: bool = False) -> Key:
-    """`REGISTER#name / META`: the nodes in repair, or the nodes with Evenkeel's cordon."""
+    """Return the key `REGISTER#name / META`: the nodes in repair, or the nodes with Evenkeel's cordon."""
     return Key(Table.FLEET, rows.partition(f"REGISTER#{name}", is_drill=is_drill), "META")
 
 
 def summary_key() -> Key:
-    """`POOLS#sizes / META`: the summary of the fleet. Recoveries and guardrails need not list the fleet."""
+    """Return the key `POOLS#sizes / META`: the summary of the fleet.
+
+    Recoveries and guardrails need not list the fleet.
+    """
     return Key(Table.FLEET, "POOLS#sizes", "META")
 
 
 def cause_key(cause: str, *, is_drill: bool = False) -> Key:
-    """`CAUSE#kind/name / META`: a shared cause about which people were paged."""
+    """Return the key `CAUSE#kind/name / META`: a shared cause about which people were paged."""
     return Key(Table.FLEET, rows.partition(f"CAUSE#{cause}", is_drill=is_drill), "META")
 
 
 def ended_causes_key() -> Key:
-    """`CAUSES#ended / META`: shared causes that a person ended, with time, person and reason."""
+    """Return the key `CAUSES#ended / META`: shared causes that a person ended, with time, person and reason."""
     return Key(Table.FLEET, "CAUSES#ended", "META")
 
 
 def lease_row(lease: RepairLease, version: int, *, is_drill: bool = False) -> Row:
-    """In `byState` under `LEMON` while its node is a lemon. Drills create no such row."""
+    """Return the row; `byState` lists it under `LEMON` while its node is a lemon. Drills create no such row."""
     state = ("LEMON", lease.slot) if lease.lemon and not is_drill else None
     return Row(lease_key(lease.slot, is_drill=is_drill), lease.to_json(), version, state)
 
 
 def lock_key(name: str) -> Key:
-    """`LOCK#name / META`: one watch, one sweep at a time."""
+    """Return the key `LOCK#name / META`: one watch, one sweep at a time."""
     return Key(Table.FLEET, f"LOCK#{name}", "META")
 
 
 def shortages_key() -> Key:
-    """`SHORTAGES#fleet / META`: recent refusals of capacity."""
+    """Return the key `SHORTAGES#fleet / META`: recent refusals of capacity."""
     return Key(Table.FLEET, "SHORTAGES#fleet", "META")
 
 
 def shortages_row(shortages: Shortages, version: int) -> Row:
-    """The refusals of the whole fleet. The row stays small, because outdated entries are dropped."""
+    """Return the row: the refusals of the whole fleet. The row stays small, because outdated entries are dropped."""
     return Row(shortages_key(), shortages.to_json(), version)
 
 
 def hold_key() -> Key:
-    """`HOLD#fleet / META`: every hold, of the fleet, of a pool or of a node."""
+    """Return the key `HOLD#fleet / META`: every hold, of the fleet, of a pool or of a node."""
     return Key(Table.FLEET, "HOLD#fleet", "META")
 
 
 def manual_cordons_key() -> Key:
-    """`HOLD#fleet / CORDONS`: cordons that people set through Evenkeel, with author and reason."""
+    """Return the key `HOLD#fleet / CORDONS`: cordons that people set through Evenkeel, with author and reason."""
     return Key(Table.FLEET, hold_key().pk, "CORDONS")
 
 
 def automation_request_key(request_id: str) -> Key:
-    """`IDEM#request / META`: a hold or release that was answered already."""
+    """Return the key `IDEM#request / META`: a hold or release that was answered already."""
     return Key(Table.FLEET, f"IDEM#{request_id}", "META")
 
 
 def automation_request_row(request_id: str, answer: dict[str, Any], now: datetime) -> Row:
-    """The first answer. Every repeat within a day gets it again."""
+    """Return the row with the first answer, which every repeat within a day gets again."""
     return Row(automation_request_key(request_id), answer, 0, None, now + rows.IDEMPOTENCY_KEPT)
 
 
 def automation_event_row(entry: TimelineEntry, request_id: str) -> Row:
-    """`HOLD#fleet / EVENT#time#request`: each hold and release, with person and reason."""
+    """Return the row `HOLD#fleet / EVENT#time#request`: each hold and release, with person and reason."""
     key = Key(Table.FLEET, hold_key().pk, f"EVENT#{rfc3339(entry.at)}#{request_id}")
     return Row(key, entry.to_json(), 0, None, entry.at + rows.KEPT)
 
 
 def overview_key() -> Key:
-    """`OVERVIEW#fleet / META`: the last sweep's counts of nodes and jobs, teams and budgets."""
+    """Return the key `OVERVIEW#fleet / META`: the last sweep's counts of nodes and jobs, teams and budgets."""
     return Key(Table.FLEET, "OVERVIEW#fleet", "META")
 
 
 def heartbeat_key(function: str) -> Key:
-    """`HEARTBEAT#function / META`: the end of a function's last run, and its results by source."""
+    """Return the key `HEARTBEAT#function / META`: the end of a function's last run, and its results by source."""
     return Key(Table.FLEET, f"HEARTBEAT#{function}", "META")

@@ -20,12 +20,12 @@ EARLY_KEPT = timedelta(hours=1)
 
 
 def incident_key(incident_id: str) -> Key:
-    """`INC#id / META`."""
+    """Return the key `INC#id / META`."""
     return Key(Table.INCIDENTS, f"INC#{incident_id}", "META")
 
 
 def incident_row(incident: Incident, version: int) -> Row:
-    """In `byState` under `INC#<state>` by opening time, so that lists are in order."""
+    """Return the row; `byState` lists it under `INC#<state>` by opening time, so that lists are in order."""
     return Row(
         incident_key(incident.incident_id),
         incident.to_json(),
@@ -36,28 +36,31 @@ def incident_row(incident: Incident, version: int) -> Row:
 
 
 def open_key(life: NodeLife, *, is_drill: bool = False) -> Key:
-    """`OPEN#life`, which exists while an incident of that life is open. Drills have their own."""
+    """Return the key `OPEN#life`, which exists while an incident of that life is open. Drills have their own."""
     return Key(Table.INCIDENTS, rows.partition(f"OPEN#{life.key}", is_drill=is_drill), "META")
 
 
 def open_row(life: NodeLife, incident_id: str, version: int = 0, *, is_drill: bool = False) -> Row:
-    """Points from the node life to its open incident. In `byState` under `OPEN`, so that a leftover can be found."""
+    """Return the row from a node life to its open incident; `byState` lists it under `OPEN`, to find leftovers."""
     return Row(open_key(life, is_drill=is_drill), {"incidentId": incident_id}, version, ("OPEN", life.key))
 
 
 def slot_key(slot: str, *, is_drill: bool = False) -> Key:
-    """`SLOT#slot`: the latest incident of a node slot, on any of its nodes."""
+    """Return the key `SLOT#slot`: the latest incident of a node slot, on any of its nodes."""
     return Key(Table.INCIDENTS, rows.partition(f"SLOT#{slot}", is_drill=is_drill), "META")
 
 
 def slot_row(incident: Incident, version: int, now: datetime) -> Row:
-    """A signal about a replacement names the new node. This row leads to the incident of the old one."""
+    """Return the row that leads a signal about a replacement node to the incident of the replaced node."""
     key = slot_key(incident.slot, is_drill=incident.is_drill)
     return Row(key, {"incidentId": incident.incident_id}, version, None, now + rows.FACT_KEPT)
 
 
 def fact_key(fact: str) -> Key:
-    """`FACT#…`: a row for each ingested fact. Its copies are recognised even after the incident is settled."""
+    """Return the key `FACT#…`: a row for each ingested fact.
+
+    Its copies are recognised even after the incident is settled.
+    """
     return Key(Table.INCIDENTS, f"FACT#{fact}", "META")
 
 
@@ -67,32 +70,32 @@ def fact_row(fact: str, incident_id: str, now: datetime, version: int = 0) -> Ro
 
 
 def last_key(life: NodeLife, *, is_drill: bool = False) -> Key:
-    """`LAST#life / META`: the state in which the last settled incident left a life."""
+    """Return the key `LAST#life / META`: the state in which the last settled incident left a life."""
     return Key(Table.INCIDENTS, rows.partition(f"LAST#{life.key}", is_drill=is_drill), "META")
 
 
 def last_row(life: NodeLife, last: LastIncident, version: int, now: datetime, *, is_drill: bool = False) -> Row:
-    """Kept as long as facts are: it separates old facts from new ones."""
+    """Return the row. It is kept as long as facts are: it separates old facts from new ones."""
     return Row(last_key(life, is_drill=is_drill), last.to_json(), version, None, now + rows.FACT_KEPT)
 
 
 def history_key(place: str, *, is_drill: bool = False) -> Key:
-    """`HISTORY#place / META`: the earlier faults of a node slot, a job or an instance group."""
+    """Return the key `HISTORY#place / META`: the earlier faults of a node slot, a job or an instance group."""
     return Key(Table.INCIDENTS, rows.partition(f"HISTORY#{place}", is_drill=is_drill), "META")
 
 
 def history_row(place: str, history: FaultHistory, version: int, now: datetime, *, is_drill: bool = False) -> Row:
-    """Kept as long as the longest window in which a fault is counted."""
+    """Return the row. It is kept as long as the longest window in which a fault is counted."""
     return Row(history_key(place, is_drill=is_drill), history.to_json(), version, None, now + HISTORY_WINDOW)
 
 
 def aftermath_key(incident_id: str) -> Key:
-    """`INC#id / AFTERMATH`: events of the node after an incident of the mode `observe` had ended."""
+    """Return the key `INC#id / AFTERMATH`: events of the node after an incident of the mode `observe` had ended."""
     return Key(Table.INCIDENTS, f"INC#{incident_id}", "AFTERMATH")
 
 
 def aftermath_row(incident: Incident, aftermath: Aftermath, version: int) -> Row:
-    """Kept as long as its incident."""
+    """Return the row. It is kept as long as its incident."""
     key = aftermath_key(incident.incident_id)
     return Row(key, aftermath.to_json(), version, None, incident.opened_at + rows.KEPT)
 
@@ -102,43 +105,46 @@ POLICY_CHANGES = "POLICY"
 
 
 def unresolved_row(fact_doc: dict[str, Any], fact: str, now: datetime, version: int = 0) -> Row:
-    """A fact whose node life is unknown. The sweep tries again. Drills are listed apart."""
+    """Return the row: a fact whose node life is unknown. The sweep tries again. Drills are listed apart."""
     key = Key(Table.INCIDENTS, f"UNRESOLVED#{fact}", "META")
     state = "UNRESOLVED-DRILL" if fact.startswith(DRILL_PREFIX) else "UNRESOLVED"
     return Row(key, fact_doc, version, (state, rfc3339(now)), now + rows.FACT_KEPT)
 
 
 def unhealthy_key(life: NodeLife) -> Key:
-    """`UNHEALTHY#life / META`: a node that an incident left unhealthy, or that a person trusts."""
+    """Return the key `UNHEALTHY#life / META`: a node that an incident left unhealthy, or that a person trusts."""
     return Key(Table.INCIDENTS, f"UNHEALTHY#{life.key}", "META")
 
 
 def unhealthy_row(node: UnhealthyNode, version: int) -> Row:
-    """In `byState` under `UNHEALTHY`, trusted nodes too. The sweep, the scheduler and `status` find them there."""
+    """Return the row; `byState` lists it under `UNHEALTHY`, trusted nodes too.
+
+    The sweep, the scheduler and `status` find them there.
+    """
     state = ("UNHEALTHY", node.life.key)
     return Row(unhealthy_key(node.life), node.to_json(), version, state, node.since + rows.KEPT)
 
 
 def retried_key() -> Key:
-    """`RETRIED / META`: the position in the list of unresolved facts."""
+    """Return the key `RETRIED / META`: the position in the list of unresolved facts."""
     return Key(Table.INCIDENTS, "RETRIED", "META")
 
 
 def early_key(instance_id: str, *, is_drill: bool = False) -> Key:
-    """`EARLY#instance / META`."""
+    """Return the key `EARLY#instance / META`."""
     return Key(Table.INCIDENTS, rows.partition(f"EARLY#{instance_id}", is_drill=is_drill), "META")
 
 
 def early_row(
     instance_id: str, facts: Iterable[NodeFact], now: datetime, version: int, *, is_drill: bool = False
 ) -> Row:
-    """A notice of an account-wide source about an instance that the fleet does not know, or not yet."""
+    """Return the row: a notice of an account-wide source about an instance that the fleet does not know, or not yet."""
     doc = {"instanceId": instance_id, "facts": [fact.to_json() for fact in facts]}
     return Row(early_key(instance_id, is_drill=is_drill), doc, version, ("EARLY", rfc3339(now)), now + EARLY_KEPT)
 
 
 def evidence_row(evidence: Evidence) -> Row:
-    """`INC#id / EVIDENCE#time#envelope#fact`: one envelope may carry several facts about one node."""
+    """Return the row `INC#id / EVIDENCE#time#envelope#fact`: one envelope may carry several facts about one node."""
     digest = hashlib.sha256(evidence.fact.fact_key.encode()).hexdigest()[:8]
     key = Key(
         Table.INCIDENTS,

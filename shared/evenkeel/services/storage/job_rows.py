@@ -14,12 +14,12 @@ from evenkeel.services.storage import rows
 
 
 def job_key(job_id: str) -> Key:
-    """`JOB#id / META`."""
+    """Return the key `JOB#id / META`."""
     return Key(Table.JOBS, f"JOB#{job_id}", "META")
 
 
 def job_row(job: Job, version: int) -> Row:
-    """In `byState` under `JOB#<state>`: while it waits in a team's queue in queue order, else by submission."""
+    """Return the row; `byState` lists it under `JOB#<state>`, in queue order while the job waits."""
     expires = (job.ended_at or job.submitted_at) + rows.KEPT if job.state.has_ended else None
     waits = job.state is JobState.PENDING
     place = queue_order(job) if waits else f"{rfc3339(job.submitted_at)}#{job.job_id}"
@@ -44,12 +44,12 @@ def queue_order(job: Job) -> str:
 
 
 def attempt_key(job_id: str, attempt: int) -> Key:
-    """`JOB#id / ATTEMPT#0000n`."""
+    """Return the key `JOB#id / ATTEMPT#0000n`."""
     return Key(Table.JOBS, f"JOB#{job_id}", f"ATTEMPT#{attempt:05d}")
 
 
 def attempt_row(attempt: Attempt, version: int) -> Row:
-    """In `byState` under `ATTEMPT#LIVE` by admission until it is settled, then under `ATTEMPT#ENDED` by its end."""
+    """Return the row; `byState` lists it under `ATTEMPT#LIVE` by admission, then under `ATTEMPT#ENDED`."""
     entry = ("ATTEMPT#LIVE", f"{rfc3339(attempt.admitted_at)}#{attempt.workload_name}")
     if attempt.state.has_ended and attempt.ended_at:
         entry = ("ATTEMPT#ENDED", f"{rfc3339(attempt.ended_at)}#{attempt.workload_name}")
@@ -63,17 +63,17 @@ def attempt_row(attempt: Attempt, version: int) -> Row:
 
 
 def idempotency_key(principal: str, key: str) -> Key:
-    """`IDEM#principal#key`, written in the job's own transaction."""
+    """Return the key `IDEM#principal#key`, written in the job's own transaction."""
     return Key(Table.JOBS, f"IDEM#{principal}#{key}", "META")
 
 
 def idempotency_row(principal: str, key: str, answer: dict[str, Any], now: datetime) -> Row:
-    """The first answer. Every repeat within a day gets it again."""
+    """Return the row with the first answer, which every repeat within a day gets again."""
     return Row(idempotency_key(principal, key), answer, 0, None, now + rows.IDEMPOTENCY_KEPT)
 
 
 def open_jobs_key(name: str) -> Key:
-    """`JOBS-OPEN#name / META`: the number of open jobs of a principal or a queue."""
+    """Return the key `JOBS-OPEN#name / META`: the number of open jobs of a principal or a queue."""
     return Key(Table.JOBS, f"JOBS-OPEN#{name}", "META")
 
 
@@ -91,7 +91,7 @@ def checkpoint_place(job: Job) -> str:
 
 
 def checkpoints_key(place: str) -> Key:
-    """`CHECKPOINTS#place / META`: the owner of a checkpoint folder. Written with the job, never deleted.
+    """Return the key `CHECKPOINTS#place / META`: the owner of a checkpoint folder. Written with the job, never deleted.
 
     Attempt numbers begin at one in each job. Two jobs with one folder would use the fences and checkpoints of the other
     job.
@@ -111,23 +111,23 @@ def checkpoints_entry(place: str) -> tuple[str, str]:
 
 
 def kept_log_key(job_id: str, attempt: int, rank: int) -> Key:
-    """`JOB#id / LOG#n#rank`: the end of a rank's log, kept when its pod was deleted."""
+    """Return the key `JOB#id / LOG#n#rank`: the end of a rank's log, kept when its pod was deleted."""
     return Key(Table.JOBS, f"JOB#{job_id}", f"LOG#{attempt:06d}#{rank:06d}")
 
 
 def kept_log_row(log: KeptLog, version: int, expires_at: datetime) -> Row:
-    """In no index: a log is read by its job, attempt and rank."""
+    """Return the row. It is in no index, because a log is read by its job, attempt and rank."""
     key = kept_log_key(log.job_id, log.attempt, log.rank)
     return Row(key, log.to_json(), version, None, expires_at)
 
 
 def rental_key(job_id: str, number: int) -> Key:
-    """`JOB#id / RENTAL#n`: present or past rented nodes of a job."""
+    """Return the key `JOB#id / RENTAL#n`: present or past rented nodes of a job."""
     return Key(Table.JOBS, f"JOB#{job_id}", f"RENTAL#{number:06d}")
 
 
 def rental_row(rental: Rental, version: int) -> Row:
-    """In `byState` under `RENTAL#OPEN` by its beginning until it has ended."""
+    """Return the row; `byState` lists it under `RENTAL#OPEN` by its beginning until it has ended."""
     has_ended = rental.state is RentalState.ENDED
     state = None if has_ended else ("RENTAL#OPEN", f"{rfc3339(rental.begun_at)}#{rental.name}")
     expires_at = rental.begun_at + rows.KEPT if has_ended else None
@@ -135,10 +135,13 @@ def rental_row(rental: Rental, version: int) -> Row:
 
 
 def serving_key(holder_id: str) -> Key:
-    """`JOB#srv-… / SERVING`: a Deployment with rented nodes. Its rentals, waits and timeline are beside it."""
+    """Return the key `JOB#srv-… / SERVING`: a Deployment with rented nodes.
+
+    Its rentals, waits and timeline are beside it.
+    """
     return Key(Table.JOBS, f"JOB#{holder_id}", "SERVING")
 
 
 def serving_row(memory: ServingState, version: int) -> Row:
-    """In `byState` under `SERVING` by its id."""
+    """Return the row; `byState` lists it under `SERVING` by its id."""
     return Row(serving_key(memory.holder_id), memory.to_json(), version, ("SERVING", memory.holder_id))

@@ -24,27 +24,30 @@ ROOT_TREE = "fleet"
 
 
 def tree_key(root: str = ROOT_TREE) -> Key:
-    """`TREE#root / META`: its version orders all admissions of the tree."""
+    """Return the key `TREE#root / META`: its version orders all admissions of the tree."""
     return Key(Table.QUOTAS, f"TREE#{root}", "META")
 
 
 def queue_cursors_key() -> Key:
-    """`TREE#root / TURN`: team → how far cycles have read its queue after the head."""
+    """Return the key `TREE#root / TURN`: team → how far cycles have read its queue after the head."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", "TURN")
 
 
 def finished_cycle_key() -> Key:
-    """`CYCLE#finished / META`: when the last cycle that finished for a request began to read."""
+    """Return the key `CYCLE#finished / META`: when the last cycle that finished for a request began to read."""
     return Key(Table.QUOTAS, "CYCLE#finished", "META")
 
 
 def charge_key(attempt: Attempt) -> Key:
-    """`TREE#root / CHARGE#workload`: in the tree's partition, for strongly consistent reads of all charges."""
+    """Return the key `TREE#root / CHARGE#workload`, in the tree's partition for consistent reads."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"CHARGE#{attempt.workload_name}")
 
 
 def charge_row(attempt: Attempt, job: Job | None = None, use: Mapping[str, Mapping[str, int]] | None = None) -> Row:
-    """The amounts and nodes of an admitted attempt. Written with the attempt, released or deleted at its end."""
+    """Return the row: the amounts and nodes of an admitted attempt.
+
+    Written with the attempt, released or deleted at its end.
+    """
     return Row(charge_key(attempt), Charge.of(attempt, job, use).to_compact_json())
 
 
@@ -54,43 +57,52 @@ def released_charge_row(attempt: Attempt, version: int, now: datetime) -> Row:
 
 
 def rental_allocation_key(job_id: str, number: int) -> Key:
-    """`TREE#root / RENTAL#job-bn`: in the tree's partition, for consistent checks of the caps."""
+    """Return the key `TREE#root / RENTAL#job-bn`: in the tree's partition, for consistent checks of the caps."""
     return Key(Table.QUOTAS, f"TREE#{ROOT_TREE}", f"RENTAL#{job_id}-b{number}")
 
 
 def rental_allocation_row(rental: Rental, version: int) -> Row:
-    """The share of a rental in caps and limits. Written with the rental, deleted once it has ended."""
+    """Return the row: the share of a rental in caps and limits. Written with the rental, deleted once it has ended."""
     return Row(rental_allocation_key(rental.job_id, rental.number), RentalAllocation.of(rental).to_json(), version)
 
 
 def setup_key() -> Key:
-    """`SETUP / VERSION`: raised by every change of the setup, so that concurrent changes conflict."""
+    """Return the key `SETUP / VERSION`: raised by every change of the setup, so that concurrent changes conflict."""
     return Key(Table.QUOTAS, _SETUP, "VERSION")
 
 
 def fleet_quotas_key() -> Key:
-    """`SETUP / FLEET`: the part that no single team owns."""
+    """Return the key `SETUP / FLEET`: the part that no single team owns."""
     return Key(Table.QUOTAS, _SETUP, "FLEET")
 
 
 def team_key(team: str) -> Key:
-    """`SETUP / TEAM#team`: a team's quota and members. A single query reads the whole setup consistently."""
+    """Return the key `SETUP / TEAM#team`: a team's quota and members.
+
+    A single query reads the whole setup consistently.
+    """
     return Key(Table.QUOTAS, _SETUP, f"TEAM#{team}")
 
 
 def setup_row(key: Key, part: Team | FleetQuotas, version: int) -> Row:
-    """Stored as text: a queue tries its flavors in their written order, and a stored map has no order."""
+    """Return the row, stored as text.
+
+    A queue tries its flavors in their written order, and a stored map has no order.
+    """
     return Row(key, {"document": json.dumps(part.to_json(), separators=(",", ":"))}, version)
 
 
 def setup_event_row(entry: TimelineEntry, version: int) -> Row:
-    """`SETUP-EVENTS / EVENT#time#version`: changes of the setup, with person and reason. No cycle reads them."""
+    """Return the row `SETUP-EVENTS / EVENT#time#version`: changes of the setup, with person and reason.
+
+    No cycle reads them.
+    """
     key = Key(Table.QUOTAS, SETUP_EVENTS, f"EVENT#{rfc3339(entry.at)}#{version:08d}")
     return Row(key, entry.to_json(), 0, None, entry.at + rows.KEPT)
 
 
 def usage_key(team: str) -> Key:
-    """`TEAM#team / USAGE`: accelerators charged, changed by ADD only."""
+    """Return the key `TEAM#team / USAGE`: accelerators charged, changed by ADD only."""
     return Key(Table.QUOTAS, f"TEAM#{team}", "USAGE")
 
 
@@ -98,7 +110,9 @@ USED = "USED#"
 
 
 def used_key(team: str, week: str, submitter: str) -> Key:
-    """`TEAM#team / USED#week#digest`: a submitter's decayed use by settled attempts. Changed by ADD only.
+    """Return the key `TEAM#team / USED#week#digest`: a submitter's decayed use by settled attempts.
+
+    Changed by ADD only.
 
     Each submitter has a row: there may be any number of sessions, and one row for all would become too large.
     """
@@ -107,5 +121,5 @@ def used_key(team: str, week: str, submitter: str) -> Key:
 
 
 def spent_key(team: str, period: str) -> Key:
-    """`TEAM#team / SPENT#period`: the use of settled attempts in one period. Changed by ADD only."""
+    """Return the key `TEAM#team / SPENT#period`: the use of settled attempts in one period. Changed by ADD only."""
     return Key(Table.QUOTAS, f"TEAM#{team}", f"SPENT#{period}")

@@ -1,4 +1,4 @@
-"""The facts of records: their own, or those of their scheduling cycle."""
+"""The facts of records: their own, or the facts of their scheduling cycle."""
 
 from collections.abc import Iterable, Iterator
 

@@ -64,7 +64,7 @@ def readable(
 ) -> Iterator[tuple[Row, T]]:
     """Yield each row with its value, without rows that this release cannot read.
 
-    Only for lists whose other rows do not depend on the missing ones. A sum of quota or of repairs must fail instead.
+    Only for lists whose other rows do not depend on the missing rows. A sum of quota or of repairs must fail instead.
 
     Args:
         stored: The rows.

@@ -249,11 +249,11 @@ class SweepRun:
         self.context.telemetry.warning("SweepPageLimitReached", list=name)
 
     def as_stored(self, listed: Iterable[Row]) -> tuple[Row, ...]:
-        """Return the present rows, each once and without deleted ones, because the index may lag behind."""
+        """Return the present rows, each once and without deleted rows, because the index may lag behind."""
         return tuple(get_all(self.context.ledger, (row.key for row in listed)).values())
 
     def execution(self, workflow: WorkflowName, name: str) -> ExecutionState:
-        """Find an execution, first in the list of all running ones: thousands are not described one by one."""
+        """Find an execution, first in the list of all running executions: thousands are not described one by one."""
         if workflow not in self._running:
             self._running[workflow] = self.context.workflows.running(workflow)
         if name in self._running[workflow]:

@@ -73,7 +73,7 @@ export function Incident({ words, shell }) {
 function acts(found, path) {
   const plan = found.pendingApproval;
   const late = found.lateApproval;
-  const jobs = found.affectedJobs.map((each) => each.jobId).join(", ") || "those that run there at that time";
+  const jobs = found.affectedJobs.map((each) => each.jobId).join(", ") || "the jobs on the node at that time";
   const effects = (given) => [`${given.reason} (${given.decisionId})`, `Jobs that Evenkeel will stop and move: ${jobs}.`];
   const reason = { name: "reason", label: "Reason" };
   const answer = (verb, given) => async (values) => {
