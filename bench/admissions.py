@@ -242,8 +242,10 @@ def _a_queue(credentials: Credentials, prefix: str, jobs: int) -> int:
         for name in TEAMS
     ]
     for where in (ledger, scenario.ledger):
-        for part in parts:
-            request = set_quotas.SetQuotasRequest(part=part, expected=0, by="role/Platform", reason="A benchmark.")
+        for queue_part in parts:
+            request = set_quotas.SetQuotasRequest(
+                part=queue_part, expected=0, by="role/Platform", reason="A benchmark."
+            )
             set_quotas.run(request, scenario.context(ledger=where, now=now))
     # A cycle submits no jobs: they are submitted in memory, and their rows are stored a hundred at a time.
     waiting = [
@@ -280,8 +282,8 @@ class _AdmissionBench:
             ran = list(self.pools[writers].map(_run_cycles, tasks))
             self.recorded = self.recorded or [documents for _, _, task_documents in ran for documents in task_documents]
         else:
-            mine = fixed_admissions.transactions(self._pending(prefix), prefix)
-            tasks = [_Task(self.credentials, prefix, 0, mine[first::writers]) for first in range(writers)]
+            transactions = fixed_admissions.transactions(self._pending(prefix), prefix)
+            tasks = [_Task(self.credentials, prefix, 0, transactions[first::writers]) for first in range(writers)]
             ran = list(self.pools[writers].map(_run_bare_loop, tasks))
         self._check(prefix)
         return max(ended for _, ended, _ in ran) - min(began for began, _, _ in ran)
@@ -289,8 +291,8 @@ class _AdmissionBench:
     def _pending(self, prefix: str) -> list[str]:
         """Return the pending jobs of a round."""
         ledger = DynamoLedger(_names(prefix), self.credentials.client("dynamodb"))
-        found = every(lambda cursor: ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", cursor=cursor))
-        return [str(row.doc["jobId"]) for row in found]
+        pending = every(lambda cursor: ledger.by_state(Table.JOBS, f"JOB#{JobState.PENDING}", cursor=cursor))
+        return [str(row.doc["jobId"]) for row in pending]
 
     def _check(self, prefix: str) -> None:
         """Check that every job was admitted exactly once; otherwise the figure measures something else.

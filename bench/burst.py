@@ -314,20 +314,20 @@ class BurstSimulation:
             heapq.heappush(self.events, (job.at, next(self.numbers), 0, number))
         step = self.setup["passSeconds"]
         heapq.heappush(self.events, (step, next(self.numbers), 1, 0))
-        left = len(self.jobs)
-        while left or self.leaving:
-            now, _, kind, what = heapq.heappop(self.events)
+        jobs_left = len(self.jobs)
+        while jobs_left or self.leaving:
+            now, _, kind, subject = heapq.heappop(self.events)
             self._note(now)
             if kind == 0:
-                self._arrive(self.jobs[what], now)
+                self._arrive(self.jobs[subject], now)
             elif kind == 1:
                 self._run_cycle(now)
                 heapq.heappush(self.events, (now + step, next(self.numbers), 1, 0))
             elif kind == 4:
-                self._pay(self.leaving.pop(what), now)
-            elif what in self.runs:
-                run = self.runs.pop(what)
-                left -= self._leave(run, now, is_done=kind == 2)
+                self._pay(self.leaving.pop(subject), now)
+            elif subject in self.runs:
+                run = self.runs.pop(subject)
+                jobs_left -= self._leave(run, now, is_done=kind == 2)
                 if run.slots:
                     self._fill(now)
         window = self.setup["jobs"]["days"] * 86_400
@@ -362,26 +362,26 @@ class BurstSimulation:
                     self._rent_as_decided(job, now)
 
     def _fill(self, now: float) -> None:
-        kept = []
-        whole, most = self.free.count(8), max(self.free)
+        queue_left = []
+        free_nodes, most = self.free.count(8), max(self.free)
         for place_in, entry in enumerate(self.queue):
             job = entry[1]
-            fits = job.nodes <= whole if job.nodes > 1 else job.per_node <= most
+            fits = job.nodes <= free_nodes if job.nodes > 1 else job.per_node <= most
             if fits and self._take_slots(job, now):
-                whole, most = self.free.count(8), max(self.free)
+                free_nodes, most = self.free.count(8), max(self.free)
                 continue
-            kept.append(entry)
+            queue_left.append(entry)
             if self.policy.order == "arrival" or not most:
-                kept += self.queue[place_in + 1 :]
+                queue_left += self.queue[place_in + 1 :]
                 break
-        self.queue = kept
+        self.queue = queue_left
 
     # ------------------------------------------------ committed nodes
 
     def _free_slots(self, job: TraceJob) -> tuple[tuple[int, int], ...]:
         if job.nodes > 1:
-            whole = [node for node, free in enumerate(self.free) if free == 8]
-            return tuple((node, 8) for node in whole[: job.nodes]) if len(whole) >= job.nodes else ()
+            free_nodes = [node for node, free in enumerate(self.free) if free == 8]
+            return tuple((node, 8) for node in free_nodes[: job.nodes]) if len(free_nodes) >= job.nodes else ()
         fitting = [(free, node) for node, free in enumerate(self.free) if free >= job.per_node]
         return ((min(fitting)[1], job.per_node),) if fitting else ()
 
@@ -550,8 +550,8 @@ class BurstSimulation:
         ]
         for pool in self.pools[_size(job)]:
             barred = self.shortages.barred_until(pool.instance_type, pool.zone, pool.market, moment)
-            left = pool.max_nodes * pool.accelerators_per_node
-            candidates.append(CandidatePool(pool=pool, accelerators_left=left, barred_until=barred))
+            accelerators_left = pool.max_nodes * pool.accelerators_per_node
+            candidates.append(CandidatePool(pool=pool, accelerators_left=accelerators_left, barred_until=barred))
         waiting = JobDemand(
             job_id=job.name,
             team=job.team,
@@ -696,13 +696,13 @@ def tuned(
 
     All policies run on one seed, the best quarter on three, and the best four on every tuning seed.
     """
-    kept, costs = list(policies), dict[tuple[BaselinePolicy, int], float]()
-    for count, least in ((1, len(kept) // 4), (3, 4)):
+    candidates, costs = list(policies), dict[tuple[BaselinePolicy, int], float]()
+    for count, least in ((1, len(candidates) // 4), (3, 4)):
         ranked = sorted(
-            ((_mean(setup, policy, seeds[:count], costs), policy) for policy in kept), key=lambda pair: pair[0]
+            ((_mean(setup, policy, seeds[:count], costs), policy) for policy in candidates), key=lambda pair: pair[0]
         )
-        kept = [policy for _, policy in ranked[: max(4, least)]]
-    final = sorted(((_mean(setup, policy, seeds, costs), policy) for policy in kept), key=lambda pair: pair[0])
+        candidates = [policy for _, policy in ranked[: max(4, least)]]
+    final = sorted(((_mean(setup, policy, seeds, costs), policy) for policy in candidates), key=lambda pair: pair[0])
     return final[0][1], final
 
 

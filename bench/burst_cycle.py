@@ -156,12 +156,12 @@ class CycleSimulation(BurstSimulation):
         for job in self.jobs:
             self.at(job.at, _ARRIVAL, job.name)
         self.at(self.setup["passSeconds"], _TICK, "")
-        left = len(self.jobs)
-        while left or self.rentals:
+        jobs_left = len(self.jobs)
+        while jobs_left or self.rentals:
             now = self.events[0][0]
             while self.events and self.events[0][0] == now:
-                _, _, kind, what = heapq.heappop(self.events)
-                left -= self._happened(kind, what, now)
+                _, _, kind, subject = heapq.heappop(self.events)
+                jobs_left -= self._happened(kind, subject, now)
             if self.wants_cycle:
                 self.wants_cycle = False
                 self._cycle(now)
@@ -503,12 +503,12 @@ def load_grid() -> Json:
 def cells_of(grid: Json) -> list[dict[str, float]]:
     """Return the published setting, each factor alone, and every combination of the corners."""
     listed, corners = grid["cells"], grid["cells"]["corners"]
-    whole = [dict(listed["published"])]
-    whole += [
+    cells = [dict(listed["published"])]
+    cells += [
         {**listed["published"], factor: value} for factor in ("delay", "spot", "committed") for value in listed[factor]
     ]
     combined = itertools.product(corners["delay"], corners["spot"], corners["committed"])
-    return [*whole, *({"delay": delay, "spot": spot, "committed": nodes} for delay, spot, nodes in combined)]
+    return [*cells, *({"delay": delay, "spot": spot, "committed": nodes} for delay, spot, nodes in combined)]
 
 
 def _rivals(grid: Json) -> dict[str, list[BaselinePolicy]]:
@@ -574,10 +574,24 @@ def compared(
 
 def _shown_costs(runs: Mapping[int, BurstOutcome]) -> Json:
     figures = described(runs)
-    kept = ("usd", "rentUsd", "delayUsd", "meanDelayHours", "rentals", "interruptions", "moves", "idleShare", "bySeed")
+    names_kept = (
+        "usd",
+        "rentUsd",
+        "delayUsd",
+        "meanDelayHours",
+        "rentals",
+        "interruptions",
+        "moves",
+        "idleShare",
+        "bySeed",
+    )
     delays = [delay for run in runs.values() for delay in run.delays]
     longest = {str(seed): round(max(run.delays) / HOUR, 2) for seed, run in runs.items()}
-    return {**{name: figures[name] for name in kept}, "delayHours": quantiles(delays), "longestHoursBySeed": longest}
+    return {
+        **{name: figures[name] for name in names_kept},
+        "delayHours": quantiles(delays),
+        "longestHoursBySeed": longest,
+    }
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -56,8 +56,8 @@ class Figure:
     high: float
 
     @classmethod
-    def of(cls, seen: Ratio) -> Figure:
-        return cls(round(seen.p50, 4), round(seen.p50_low, 4), round(seen.p50_high, 4))
+    def of(cls, ratio: Ratio) -> Figure:
+        return cls(round(ratio.p50, 4), round(ratio.p50_low, 4), round(ratio.p50_high, 4))
 
     @property
     def width(self) -> float:
@@ -89,28 +89,30 @@ def main(words: Sequence[str] | None = None) -> int:
 
     Also 2 if other programs used too much of the processors, in this run or in the baseline's run.
     """
-    asked = _arguments(words)
+    arguments = _arguments(words)
     baseline, share_then = read_baseline(BASELINE), others_of(BASELINE)
     began = Usage.now()
-    found: dict[str, Figure] = {}
+    measured: dict[str, Figure] = {}
     failed = False
     with interruptible():
-        for group in asked.only:
+        for group in arguments.only:
             print(f"  measuring {group}", file=sys.stderr, flush=True)
             try:
-                found |= _measured(group, baseline, 1 if asked.update else 2)
+                measured |= _measured(group, baseline, 1 if arguments.update else 2)
             except (BenchFailed, RuntimeError, OSError) as error:
                 failed = True
                 print(f"bench-check: {group} cannot be measured: {error}", file=sys.stderr)
-    others = Usage.now().others_since(began)
-    verdicts = {name: compare(figure, baseline.get(name)) for name, figure in found.items()}
-    print("\n".join(table(found, baseline, verdicts)))
-    print(f"\nOther programs used {others:.0%} of the processors meanwhile.")
-    if asked.update:
-        BASELINE.write_text(json.dumps(document(baseline | found, words, others), indent=1) + "\n", encoding="utf-8")
+    others_share = Usage.now().others_since(began)
+    verdicts = {name: compare(figure, baseline.get(name)) for name, figure in measured.items()}
+    print("\n".join(table(measured, baseline, verdicts)))
+    print(f"\nOther programs used {others_share:.0%} of the processors meanwhile.")
+    if arguments.update:
+        BASELINE.write_text(
+            json.dumps(document(baseline | measured, words, others_share), indent=1) + "\n", encoding="utf-8"
+        )
         print(f"Baseline written: {BASELINE}")
         return 2 if failed else 0
-    if max(others, share_then) > BUSY:
+    if max(others_share, share_then) > BUSY:
         print(f"No verdict counts: at most {BUSY:.0%} may be in other hands; in the baseline it was {share_then:.0%}.")
         return 2
     if Verdict.SLOWER in verdicts.values():
@@ -120,13 +122,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _measured(group: str, baseline: Mapping[str, Figure], most: int) -> dict[str, Figure]:
     """Measure a group of lanes; again with twice the rounds if one of them looks slower or is too noisy."""
-    found = figures(_ALL[group](ROUNDS))
+    measured = figures(_ALL[group](ROUNDS))
     for _ in range(1, most):
         doubtful = (Verdict.SLOWER, Verdict.CANNOT_TELL)
-        if any(compare(figure, baseline.get(name)) in doubtful for name, figure in found.items()):
+        if any(compare(figure, baseline.get(name)) in doubtful for name, figure in measured.items()):
             print(f"  measuring {group} again", file=sys.stderr, flush=True)
-            found = figures(_ALL[group](2 * ROUNDS))
-    return found
+            measured = figures(_ALL[group](2 * ROUNDS))
+    return measured
 
 
 def read_baseline(path: Path) -> dict[str, Figure]:
@@ -142,19 +144,19 @@ def others_of(path: Path) -> float:
     return float(json.loads(path.read_text(encoding="utf-8"))["othersShare"]) if path.exists() else 0.0
 
 
-def document(found: Mapping[str, Figure], words: Sequence[str] | None, others: float) -> dict[str, Any]:
+def document(measured: Mapping[str, Figure], words: Sequence[str] | None, others_share: float) -> dict[str, Any]:
     """Return the file of a baseline."""
-    lanes = {name: vars(figure) for name, figure in found.items()}
-    return {**origin("bench.check", words, [1]), "othersShare": round(others, 2), "lanes": lanes}
+    lanes = {name: vars(figure) for name, figure in measured.items()}
+    return {**origin("bench.check", words, [1]), "othersShare": round(others_share, 2), "lanes": lanes}
 
 
 def table(
-    found: Mapping[str, Figure], baseline: Mapping[str, Figure], verdicts: Mapping[str, Verdict]
+    measured: Mapping[str, Figure], baseline: Mapping[str, Figure], verdicts: Mapping[str, Verdict]
 ) -> Iterator[str]:
     """Yield the report as lines."""
     yield ""
     yield f"  {'cost / yardstick':<44}{'now':>9}{'95 % interval':>20}{'baseline':>10}  verdict"
-    for name, figure in found.items():
+    for name, figure in measured.items():
         before = baseline.get(name)
         interval = f"{figure.low:.3g} – {figure.high:.3g}"
         was = f"{before.p50:.3g}" if before else "none"

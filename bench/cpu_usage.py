@@ -30,9 +30,9 @@ class Usage:
 
     def others_since(self, before: Usage) -> float:
         """Return the share of all processors that other programs used since then, 0 to 1."""
-        busy, own = self.busy_ticks - before.busy_ticks, self.own_ticks - before.own_ticks
+        busy, own_ticks = self.busy_ticks - before.busy_ticks, self.own_ticks - before.own_ticks
         # The ticks of a process that died unreaped are lost, so the difference can be negative.
-        return max(0.0, (busy - own) / max(1, self.all_ticks - before.all_ticks))
+        return max(0.0, (busy - own_ticks) / max(1, self.all_ticks - before.all_ticks))
 
 
 def _ticks_of_tree(root: int) -> int:

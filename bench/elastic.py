@@ -106,8 +106,8 @@ def best(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
     for free in idle:
         gained, resizes = max(values)
         moved = [(gained - cost * (base + size) * step, resizes - 1) for size in range(len(values))]
-        kept = [max(value, moved[size]) if size <= free else worst for size, value in enumerate(values)]
-        values = [(value + size * step * tick_seconds, count) for size, (value, count) in enumerate(kept)]
+        carried = [max(value, moved[size]) if size <= free else worst for size, value in enumerate(values)]
+        values = [(value + size * step * tick_seconds, count) for size, (value, count) in enumerate(carried)]
     gained, resizes = max(values)
     return gained, -resizes
 
@@ -115,9 +115,9 @@ def best(setting: dict[str, Any], idle: Sequence[int]) -> tuple[float, int]:
 def a_day(setting: dict[str, Any], name: str, seed: int = 0) -> ElasticDay:
     """Play one day."""
     idle = shapes(setting, name, seed)
-    whole = sum(idle) * setting["step"] * setting["tickSeconds"]
+    idle_seconds = sum(idle) * setting["step"] * setting["tickSeconds"]
     (gained, resizes), (most, best_resizes) = play(setting, idle), best(setting, idle)
-    return ElasticDay(whole / 3600, gained / whole, most / whole, resizes, best_resizes)
+    return ElasticDay(idle_seconds / 3600, gained / idle_seconds, most / idle_seconds, resizes, best_resizes)
 
 
 def main(words: Sequence[str] | None = None) -> int:

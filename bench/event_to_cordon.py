@@ -145,22 +145,22 @@ def run(run_dir: Path, *, rounds: int, warm_up: int, cold_rounds: int, say: Say)
         yardsticks = timer.deploy_yardsticks(say)
         machines = {EVENKEEL: centre.outputs["RecoverNodeArn"], EMPTY: yardsticks["RecoverNodeArn"]}
 
-        def measure(what: str, count: int, *, is_cold: bool = False) -> dict[str, list[Sample]]:
-            taken: dict[str, list[Sample]] = {lane: [] for lane in LANES}
+        def measure(title: str, count: int, *, is_cold: bool = False) -> dict[str, list[Sample]]:
+            samples: dict[str, list[Sample]] = {lane: [] for lane in LANES}
             for number in range(count):
                 if number % 10 == 0:
-                    say(f"{what}: round {number + 1} of {count}")
+                    say(f"{title}: round {number + 1} of {count}")
                 for lane in LANES[number % 3 :] + LANES[: number % 3]:
-                    taken[lane].append(_time_event(timer, lane, machines.get(lane), is_cold=is_cold))
-            return taken
+                    samples[lane].append(_time_event(timer, lane, machines.get(lane), is_cold=is_cold))
+            return samples
 
         measure("warming up", warm_up)
         before = Usage.now()
         warm = measure("measuring", rounds)
         cold = measure("measuring cold starts", cold_rounds, is_cold=True)
         others_share = Usage.now().others_since(before)
-        own = _own_seconds(centre, {sample.execution.rpartition("-r")[0] for sample in warm[EVENKEEL]})
-    return LatencyReport(warm, cold, tuple(_stages(warm)), own, others_share)
+        own_seconds = _own_seconds(centre, {sample.execution.rpartition("-r")[0] for sample in warm[EVENKEEL]})
+    return LatencyReport(warm, cold, tuple(_stages(warm)), own_seconds, others_share)
 
 
 def _time_event(timer: CordonTimer, lane: str, machine: str | None, *, is_cold: bool) -> Sample:

@@ -40,24 +40,24 @@ Measure = Callable[[int], Samples]
 
 def verdicts(rounds: int, *, fair: bool) -> Samples:
     """Measure decisions on the heads of long queues."""
-    found = []
+    pairs = []
     for _ in range(rounds):
         loop = client_costs.reference_loop()
         speed = queues.nominations(_QUEUED, _DECISIONS, fair=fair)
-        found.append(Pair(1_000 / speed.nominations_per_second, loop))
-    return {f"verdicts, {_QUEUED:,} queued{', fair sharing' if fair else ''}": found}
+        pairs.append(Pair(1_000 / speed.nominations_per_second, loop))
+    return {f"verdicts, {_QUEUED:,} queued{', fair sharing' if fair else ''}": pairs}
 
 
 def service(rounds: int) -> Samples:
     """Measure the scheduled functions on a fleet in memory: processor seconds at the reference processor, and calls."""
     bench = Bench(load_setup(), client_costs.measure(), {}, 1, measures_memory=False)
-    found: dict[str, list[Pair]] = {}
+    pairs: dict[str, list[Pair]] = {}
     for _ in range(rounds):
         for case, function in _RUNS.items():
             measured = bench.one_invocation(case, function, FleetSize(NODES, NODES))
-            found.setdefault(f"{case}, {NODES:,} nodes, processor", []).append(Pair(measured.own, 1.0))
-            found.setdefault(f"{case}, {NODES:,} nodes, calls", []).append(Pair(measured.calls.total(), 1.0))
-    return found
+            pairs.setdefault(f"{case}, {NODES:,} nodes, processor", []).append(Pair(measured.own, 1.0))
+            pairs.setdefault(f"{case}, {NODES:,} nodes, calls", []).append(Pair(measured.calls.total(), 1.0))
+    return pairs
 
 
 def cold_starts(rounds: int) -> Samples:
@@ -74,12 +74,12 @@ def command_line(rounds: int) -> Samples:
         commands = plan.lanes(Path(folder))
         empty = commands["imports alone"]
         chosen = ("--help", f"{plan.JOBS} jobs, evenkeel")
-        found: dict[str, list[Pair]] = {f"evenkeel, {name}": [] for name in chosen}
+        pairs: dict[str, list[Pair]] = {f"evenkeel, {name}": [] for name in chosen}
         for _ in range(rounds):
             for name in chosen:
                 seconds = plan.processor_seconds(commands[name])
-                found[f"evenkeel, {name}"].append(Pair(seconds, plan.processor_seconds(empty)))
-    return found
+                pairs[f"evenkeel, {name}"].append(Pair(seconds, plan.processor_seconds(empty)))
+    return pairs
 
 
 def durable_admissions(rounds: int) -> Samples:
@@ -101,9 +101,11 @@ def to_cordon(rounds: int) -> Samples:
     warm = list(zip(report.warm[EVENKEEL], report.warm[EMPTY], strict=True))
     cold = list(zip(report.cold[EVENKEEL], report.cold[EMPTY], strict=True))
     return {
-        AIMED: [Pair(one.seconds, other.seconds) for one, other in warm],
-        f"{AIMED}, without the pause": [Pair(one.moving_seconds, other.moving_seconds) for one, other in warm],
-        f"{AIMED}, cold": [Pair(one.seconds, other.seconds) for one, other in cold],
+        AIMED: [Pair(evenkeel_sample.seconds, other.seconds) for evenkeel_sample, other in warm],
+        f"{AIMED}, without the pause": [
+            Pair(evenkeel_sample.moving_seconds, other.moving_seconds) for evenkeel_sample, other in warm
+        ],
+        f"{AIMED}, cold": [Pair(evenkeel_sample.seconds, other.seconds) for evenkeel_sample, other in cold],
     }
 
 

@@ -108,11 +108,11 @@ def measure() -> MeasuredClients:
         costs[f"kubernetes:LIST {api}"] = ClientCost(call, max(0.0, _seconds(read, _REPEATS) * scale - call) / _OBJECTS)
         memory[f"kubernetes:LIST {api}"] = _list_memory(getattr(short, method), getattr(long, method))
     # A list of workloads reads as many pods as Jobs, and keeps both until it returns.
-    both = max(0.0, _seconds(lambda: cluster.workloads("c"), _REPEATS) * scale - 3 * call) / _OBJECTS
+    list_seconds = max(0.0, _seconds(lambda: cluster.workloads("c"), _REPEATS) * scale - 3 * call) / _OBJECTS
     of_both = _list_memory(short.workloads, long.workloads)
     half = ListMemory(of_both.fixed / 2, of_both.per_object / 2, of_both.kept / 2)
     for api in ("jobs", "own pods"):
-        costs[f"kubernetes:LIST {api}"] = ClientCost(call, both / 2)
+        costs[f"kubernetes:LIST {api}"] = ClientCost(call, list_seconds / 2)
         memory[f"kubernetes:LIST {api}"] = half
     in_use = max(0.0, _seconds(lambda: cluster.pods_in_use("c"), _REPEATS) * scale - 3 * call) / _OBJECTS
     costs["kubernetes:LIST fleet pods"] = ClientCost(call, in_use)
@@ -194,9 +194,9 @@ def _aws_costs(scale: float) -> dict[str, ClientCost]:
     def ledger(answer: Mapping[str, Any]) -> DynamoLedger:
         return DynamoLedger(names, _client("dynamodb", answer))
 
-    single, many = ledger({"Item": item}), ledger({"Items": [item] * 400})
+    single, batch = ledger({"Item": item}), ledger({"Items": [item] * 400})
     get = _seconds(lambda: single.get(key), 100) * scale
-    query = _seconds(lambda: many.partition(Table.JOBS, "JOB#job-1"), _REPEATS) * scale
+    query = _seconds(lambda: batch.partition(Table.JOBS, "JOB#job-1"), _REPEATS) * scale
     writer = ledger({})
     row = Put(Row(key, _DOCUMENT, 3, ("JOB#PENDING", "1")))
     rows = [Put(Row(Key(Table.JOBS, f"JOB#{index}", "META"), _DOCUMENT, 3)) for index in range(20)]
@@ -240,10 +240,10 @@ def _seconds(work: Callable[[], object], repeats: int) -> float:
 
 def _list_memory(read: Callable[[str], object], read_longer: Callable[[str], object]) -> ListMemory:
     """Return the memory of a list from reading two lists of different length."""
-    (short, _), (long, kept) = _peak_and_kept(read), _peak_and_kept(read_longer)
+    (short, _), (long, kept_bytes) = _peak_and_kept(read), _peak_and_kept(read_longer)
     fewer, more = (_OBJECTS * pages for pages in _PAGES)
     per_object = max(0.0, long - short) / (more - fewer)
-    return ListMemory(max(0.0, short - per_object * fewer), per_object, kept / more)
+    return ListMemory(max(0.0, short - per_object * fewer), per_object, kept_bytes / more)
 
 
 def _peak_and_kept(read: Callable[[str], object]) -> tuple[int, int]:
@@ -252,8 +252,8 @@ def _peak_and_kept(read: Callable[[str], object]) -> tuple[int, int]:
     try:
         before = tracemalloc.get_traced_memory()[0]
         answer = read("c")
-        kept, peak = tracemalloc.get_traced_memory()
+        kept_bytes, peak = tracemalloc.get_traced_memory()
         del answer
-        return peak - before, kept - before
+        return peak - before, kept_bytes - before
     finally:
         tracemalloc.stop()

@@ -85,9 +85,10 @@ def build_long_queue(nodes: int, pending: int, teams: int) -> FakeWorld:
     names = [f"team-{number:03d}" for number in range(teams)]
     quota = 8 * nodes // teams
     for name in names:
-        part = a_team(name, quota, members=[{"principal": "arn:aws:iam::111122223333:role/ana"}])
+        team_part = a_team(name, quota, members=[{"principal": "arn:aws:iam::111122223333:role/ana"}])
         set_quotas.run(
-            set_quotas.SetQuotasRequest(part=part, expected=0, by="role/Platform", reason="Quota."), world.context()
+            set_quotas.SetQuotasRequest(part=team_part, expected=0, by="role/Platform", reason="Quota."),
+            world.context(),
         )
     team_nodes = int(nodes * _RUNNING_SHARE) // teams
     running = scenario.running(nodes=1, team=names[0]).job_id

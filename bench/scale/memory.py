@@ -25,10 +25,10 @@ def peak_bytes(run: Callable[[], object], invocations: Sequence[Invocation], cli
     try:
         before = tracemalloc.get_traced_memory()[0]
         run()
-        own = tracemalloc.get_traced_memory()[1] - before
+        own_bytes = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
-    return int(own + client_peak([*flat(invocations[-1].trace)], clients.memory))
+    return int(own_bytes + client_peak([*flat(invocations[-1].trace)], clients.memory))
 
 
 def client_peak(steps: Sequence[Step], memory: Mapping[str, ListMemory]) -> float:
@@ -37,9 +37,9 @@ def client_peak(steps: Sequence[Step], memory: Mapping[str, ListMemory]) -> floa
     for step in steps:
         if step.call is not None and step.call.api in memory:
             objects[step.call.api] += step.call.items
-    kept = peak = 0.0
+    kept_bytes = peak = 0.0
     for api, count in objects.items():
         # A list that is read twice is kept twice, but the peak holds only one copy; the sum is an upper bound.
-        peak = max(peak, kept + memory[api].peak(count))
-        kept += memory[api].kept * count
+        peak = max(peak, kept_bytes + memory[api].peak(count))
+        kept_bytes += memory[api].kept * count
     return peak

@@ -178,8 +178,8 @@ class Model:
         invocation = self.time.context
         if not isinstance(invocation, Invocation):
             return
-        own, client = invocation.own_seconds() * self.scale, self.costs.seconds(call)
-        self.compute(invocation, own, client, call)
+        own_seconds, client = invocation.own_seconds() * self.scale, self.costs.seconds(call)
+        self.compute(invocation, own_seconds, client, call)
         waited = self._limited(call)
         if waited:
             invocation.throttled_seconds += waited
@@ -288,12 +288,12 @@ def seconds_of(
     own_since: defaultdict[float, float] = defaultdict(float)
     for step in trace:
         for branch in step.branches:
-            own = sum(step.processor for step in flat(branch)) / share
-            open_branches[id(branch)] = (total, total + seconds_of(branch, latencies, dice, share), own)
+            own_seconds = sum(step.processor for step in flat(branch)) / share
+            open_branches[id(branch)] = (total, total + seconds_of(branch, latencies, dice, share), own_seconds)
         if step.joined is not None and id(step.joined) in open_branches:
-            began, end, own = open_branches.pop(id(step.joined))
+            began, end, own_seconds = open_branches.pop(id(step.joined))
             # Branches that began together share one processor.
-            own_since[began] += own
+            own_since[began] += own_seconds
             total = max(total, end, began + own_since[began])
         total += step.processor / share
         if step.call is not None:

@@ -15,21 +15,21 @@ def expand(words: Sequence[str]) -> list[str]:
 
     Words that are a command already stay as they are.
     """
-    first, *rest = words or [""]
-    if first in ("get", "describe", "delete", "rm") and rest:
-        kind, slash, name = rest[0].partition("/")
+    first, *remaining = words or [""]
+    if first in ("get", "describe", "delete", "rm") and remaining:
+        kind, slash, name = remaining[0].partition("/")
         group = _GROUPS.get(kind)
         if group is None or (first in ("delete", "rm") and group != "jobs"):
             return list(words)
-        arguments = [*([name] if slash else []), *rest[1:]]
+        arguments = [*([name] if slash else []), *remaining[1:]]
         is_named = bool(arguments) and not arguments[0].startswith("-")
         verb = "show" if first == "get" and is_named else _VERBS[first]
         return [group, verb, *arguments]
     if first in _ROOT_VERBS:
-        return [_ROOT_VERBS[first], first, *rest]
-    if first in _GROUPS and rest:
-        return [_GROUPS[first], _second(_GROUPS[first], rest), *rest[1:]]
-    return [_GROUPS.get(first, first), *rest] if words else []
+        return [_ROOT_VERBS[first], first, *remaining]
+    if first in _GROUPS and remaining:
+        return [_GROUPS[first], _second(_GROUPS[first], remaining), *remaining[1:]]
+    return [_GROUPS.get(first, first), *remaining] if words else []
 
 
 def _second(group: str, rest: Sequence[str]) -> str:

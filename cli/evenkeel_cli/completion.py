@@ -60,20 +60,20 @@ def complete(words: Sequence[str], live: Live) -> list[str]:
     *before, typed = words or [""]
     if not before:
         return _starting_with(typed, [*NOUNS, "get", "describe", "logs", "cordon", "uncordon"])
-    noun, *rest = expand(before)
-    if noun in ("get", "describe", "delete") and not rest:
+    noun, *arguments = expand(before)
+    if noun in ("get", "describe", "delete") and not arguments:
         return _starting_with(typed, ["jobs", "nodes", "incidents", "teams"])
     if noun not in NOUNS:
         return []
     command: Any = typer.main.get_command(importlib.import_module(f"evenkeel_cli.commands.{NOUNS[noun].module}").app)
     verbs: Mapping[str, Any] = getattr(command, "commands", {})
     if verbs:
-        if not rest:
+        if not arguments:
             return _starting_with(typed, verbs)
-        if rest[0] not in verbs:
+        if arguments[0] not in verbs:
             return []
-        command, rest = verbs[rest[0]], rest[1:]
-    return _starting_with(typed, _of_parameters(command.params, rest, typed, live))
+        command, arguments = verbs[arguments[0]], arguments[1:]
+    return _starting_with(typed, _of_parameters(command.params, arguments, typed, live))
 
 
 def _of_parameters(parameters: Sequence[Any], before: Sequence[str], typed: str, live: Live) -> Iterable[str]:
@@ -84,10 +84,10 @@ def _of_parameters(parameters: Sequence[Any], before: Sequence[str], typed: str,
     option = options.get(before[-1]) if before else None
     if option is not None and not option.is_flag:
         return _values_of(option, _KINDS_OF_OPTION.get(option.opts[0]), live)
-    taken = _positional(before, options)
+    position = _positional(before, options)
     arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
-    if taken < len(arguments):
-        return _values_of(arguments[taken], None, live)
+    if position < len(arguments):
+        return _values_of(arguments[position], None, live)
     return ()
 
 
@@ -168,9 +168,9 @@ def _cache_file(kind: str) -> Path:
     from evenkeel_cli.commands import lookup
 
     context = lookup.current_context()
-    own = hashlib.sha256(f"{context.url} {context.profile}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{context.url} {context.profile}".encode()).hexdigest()[:16]
     home = os.environ.get("XDG_CACHE_HOME") or str(Path(os.environ.get("HOME", "/"), ".cache"))
-    return Path(home, "evenkeel", "completion", f"{own}-{kind}.json")
+    return Path(home, "evenkeel", "completion", f"{digest}-{kind}.json")
 
 
 def _age(file: Path) -> float:

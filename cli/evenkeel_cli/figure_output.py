@@ -76,23 +76,23 @@ def print_figures(document: Json, output: FigureFormat, *, main: str = "") -> No
 def markdown(document: Json) -> str:
     """Return a document as Markdown tables."""
     lines: list[str] = []
-    for part in _parts(document):
-        if part.name:
-            lines += ["", f"**{words(part.name)}**", ""]
-        lines.append("| " + " | ".join(map(words, part.columns)) + " |")
-        lines.append("|" + "---|" * len(part.columns))
-        lines += ["| " + " | ".join(shown(cell).replace("|", "\\|") for cell in row) + " |" for row in _named(part)]
+    for table in _parts(document):
+        if table.name:
+            lines += ["", f"**{words(table.name)}**", ""]
+        lines.append("| " + " | ".join(map(words, table.columns)) + " |")
+        lines.append("|" + "---|" * len(table.columns))
+        lines += ["| " + " | ".join(shown(cell).replace("|", "\\|") for cell in row) + " |" for row in _named(table)]
     return "\n".join([*lines, *(f"\n{text}" for text in _texts(document))]).strip("\n") + "\n"
 
 
 def _csv(parts: list[_Part]) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for place, part in enumerate(parts):
+    for place, table in enumerate(parts):
         if place:
             writer.writerow([])
-        writer.writerow(part.columns)
-        writer.writerows([[_plain(cell) for cell in row] for row in part.rows])
+        writer.writerow(table.columns)
+        writer.writerows([[_plain(cell) for cell in row] for row in table.rows])
     return text.getvalue()
 
 
@@ -101,12 +101,12 @@ def _plain(cell: Any) -> Any:
 
 
 def _draw(out: Printer, document: Json) -> None:
-    for place, part in enumerate(_parts(document)):
+    for place, table in enumerate(_parts(document)):
         if place:
             out.line()
-        if part.name:
-            out.line(out.bold(words(part.name)))
-        _draw_folded(out, part)
+        if table.name:
+            out.line(out.bold(words(table.name)))
+        _draw_folded(out, table)
     for text in _texts(document):
         out.line()
         out.paragraph(text)
@@ -119,16 +119,16 @@ def _draw_folded(out: Printer, part: _Part) -> None:
     """
     width, rows = out.width or _PIPE_WIDTH, [[shown(cell) for cell in row] for row in _named(part)]
     columns = [_column(part, index) for index in range(len(part.columns))]
-    whole = [max(map(visible, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)]
-    if not part.name or sum(whole) + _GAP * (len(whole) - 1) <= width:
+    natural = [max(map(visible, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)]
+    if not part.name or sum(natural) + _GAP * (len(natural) - 1) <= width:
         out.table(columns, _named(part))
         return
     keys = _keys(rows)
-    rest = width - sum(min(whole[key], width // 3) + _GAP for key in keys)
+    free_width = width - sum(min(natural[key], width // 3) + _GAP for key in keys)
     widths = []
     for index, (column, cells) in enumerate(zip(columns, zip(*rows, strict=True), strict=True)):
         # A key takes at most a third of the line, and a text the rest.
-        most = width if not column.wraps else width // 3 if index in keys else max(rest, _NARROWEST)
+        most = width if not column.wraps else width // 3 if index in keys else max(free_width, _NARROWEST)
         widths.append(max(*map(visible, column.title.split()), 1, min(max(map(visible, cells)), most)))
     for place, block in enumerate(_blocks(widths, keys, width)):
         if place:
@@ -172,9 +172,9 @@ def _keys(rows: list[list[str]]) -> list[int]:
     while len({tuple(row[index] for index in columns) for row in rows}) < len(rows) and len(columns) < len(rows[0]):
         columns.append(len(columns))
     for index in reversed(columns[:-1]):
-        rest = [columns_left for columns_left in columns if columns_left != index]
-        if len({tuple(row[column] for column in rest) for row in rows}) == len(rows):
-            columns = rest
+        others_left = [columns_left for columns_left in columns if columns_left != index]
+        if len({tuple(row[column] for column in others_left) for row in rows}) == len(rows):
+            columns = others_left
     return columns or [0]
 
 

@@ -116,14 +116,19 @@ def _cost(receipt: Json) -> Iterator[str]:
     yield f"Cost{over}: {least}{_number(receipt['totalGpuHours'])} GPU-hours, {_usd(receipt['totalUsdMicros'])}."
     for interruption in receipt["jobs"]:
         yield from ("", f"`{interruption['jobId']}`, attempt {interruption['attempt']}:", "")
-        rows = [part for part in interruption["parts"] if part["seconds"] != 0] + [
+        rows = [stage for stage in interruption["parts"] if stage["seconds"] != 0] + [
             {"stage": "sum", **interruption["total"]}
         ]
         yield from _table(
             ("Stage", "Lost", "GPU-hours", "Cost"),
             (
-                (plain(part["stage"]), _duration(part["seconds"]), _number(part["gpuHours"]), _usd(part["usdMicros"]))
-                for part in rows
+                (
+                    plain(stage["stage"]),
+                    _duration(stage["seconds"]),
+                    _number(stage["gpuHours"]),
+                    _usd(stage["usdMicros"]),
+                )
+                for stage in rows
             ),
         )
     for note in receipt["notes"]:
@@ -217,12 +222,12 @@ def _advice(records: Records) -> Iterator[str]:
 
 
 def _faster_options(decision: Json) -> Iterator[str]:
-    taken = (decision.get("chosen") or {}).get("expectedSeconds")
+    seconds_taken = (decision.get("chosen") or {}).get("expectedSeconds")
     for other in decision.get("alternatives") or ():
         seconds = other.get("expectedSeconds")
-        if taken is not None and seconds is not None and seconds < taken and other["whyNot"]:
+        if seconds_taken is not None and seconds is not None and seconds < seconds_taken and other["whyNot"]:
             yield (
-                f"*{plain(other['option'])}* would have taken {_seconds(other)} instead of ~{duration(taken)}, "
+                f"*{plain(other['option'])}* would have taken {_seconds(other)} instead of ~{duration(seconds_taken)}, "
                 f"but: {_cell(other['whyNot'])} (`{decision['decisionId']}`)"
             )
 

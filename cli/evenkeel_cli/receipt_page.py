@@ -94,9 +94,9 @@ def draw_interruption(out: Printer, interruption: Json) -> None:
         ],
         indent="    ",
     )
-    parts = [part for part in interruption["parts"] if part["seconds"] != 0 or part["alreadyCountedSeconds"]]
-    clocks = iter(out.clocks(part["startedAt"] for part in parts if part["startedAt"]))
-    rows = [(part, next(clocks) if part["startedAt"] else "–") for part in parts]
+    parts = [stage for stage in interruption["parts"] if stage["seconds"] != 0 or stage["alreadyCountedSeconds"]]
+    clocks = iter(out.clocks(stage["startedAt"] for stage in parts if stage["startedAt"]))
+    rows = [(stage, next(clocks) if stage["startedAt"] else "–") for stage in parts]
     rows.append(({"stage": "sum", **interruption["total"]}, ""))
     out.table(
         [

@@ -165,9 +165,9 @@ class Printer:
             return [whole_seconds(instant) for instant in instants]
         texts, day = [], f"{self.now().astimezone(UTC):%Y-%m-%d}"
         for instant in instants:
-            own = instant[:10]
-            texts.append(f"{instant[11:19]}Z" if own == day else f"{own} {instant[11:19]}Z")
-            day = own
+            own_day = instant[:10]
+            texts.append(f"{instant[11:19]}Z" if own_day == day else f"{own_day} {instant[11:19]}Z")
+            day = own_day
         widest = max(map(len, texts), default=0)
         return [text.rjust(widest) for text in texts]
 
@@ -301,13 +301,13 @@ class Printer:
         free_width = width - sum(widths) - 2 * (len(widths) - 1)
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
         cells = []
-        for column, taken, texts in zip(columns, widths, zip(*rows, strict=True), strict=True):
+        for column, wanted_width, texts in zip(columns, widths, zip(*rows, strict=True), strict=True):
             wrapped = [Text.from_ansi(_with_styles(text), overflow="ellipsis", no_wrap=True) for text in texts]
-            least = taken
+            least = wanted_width
             if column.may_shrink:
-                least = min(taken, max(len(column.title), 12))
+                least = min(wanted_width, max(len(column.title), 12))
             elif column.wraps:
-                wrapped = [_wrapped(text, max(20, taken + free_width)) for text in wrapped]
+                wrapped = [_wrapped(text, max(20, wanted_width + free_width)) for text in wrapped]
                 least = 0
             cells.append(wrapped)
             justify: Literal["left", "right"] = "right" if column.is_right else "left"
@@ -374,24 +374,24 @@ def duration(seconds: float) -> str:
     """Write a duration in its two largest units: `2m51s`, `3h04m`, `9d02h`; short durations with a tenth."""
     if seconds < 10:
         return f"{seconds:.1f}s" if seconds >= 0.05 else "0s"
-    left = round(seconds)
-    if left < 60:
-        return f"{left}s"
-    if left < 3600:
-        return f"{left // 60}m{left % 60:02d}s"
-    if left < 86_400:
-        return f"{left // 3600}h{left % 3600 // 60:02d}m"
-    return f"{left // 86_400}d{left % 86_400 // 3600:02d}h"
+    seconds_left = round(seconds)
+    if seconds_left < 60:
+        return f"{seconds_left}s"
+    if seconds_left < 3600:
+        return f"{seconds_left // 60}m{seconds_left % 60:02d}s"
+    if seconds_left < 86_400:
+        return f"{seconds_left // 3600}h{seconds_left % 3600 // 60:02d}m"
+    return f"{seconds_left // 86_400}d{seconds_left % 86_400 // 3600:02d}h"
 
 
 def age(seconds: float) -> str:
     """Write how long ago something was, as coarse as people say it: `40s`, `3m20s`, `29m`, `3h04m`, `12h`, `3d`."""
-    left = round(seconds)
+    seconds_left = round(seconds)
     for size, below, unit, lower in ((86_400, 3_600, "d", "h"), (3_600, 60, "h", "m"), (60, 1, "m", "s")):
-        count, rest = divmod(left, size)
+        count, remainder = divmod(seconds_left, size)
         if count:
-            return f"{count}{unit}" + (f"{rest // below:02d}{lower}" if count < 10 and rest // below else "")
-    return f"{left}s"
+            return f"{count}{unit}" + (f"{remainder // below:02d}{lower}" if count < 10 and remainder // below else "")
+    return f"{seconds_left}s"
 
 
 def escape_control_characters(text: str) -> str:
@@ -409,7 +409,7 @@ def _with_styles(text: str) -> str:
     """Return a text with our own styles as terminals know them, and everything else harmless."""
     parts = _STYLED.split(text)
     return "".join(
-        f"\x1b[{part}m" if place % 2 else escape_control_characters(part) for place, part in enumerate(parts)
+        f"\x1b[{text}m" if place % 2 else escape_control_characters(text) for place, text in enumerate(parts)
     )
 
 

@@ -235,13 +235,13 @@ def _html_table(section: ReportSection) -> str:
 
 def _time_chart(uses: Sequence[Json]) -> str:
     """Draw where the GPU time went: one bar, with its legend below."""
-    parts, legend, left = [], [], 0.0
+    parts, legend, offset = [], [], 0.0
     for colour, use in zip(_COLOURS, uses, strict=True):
         width = 800 * (use["share"] or 0)
-        parts.append(f'<rect x="{left:.2f}" y="0" width="{width:.2f}" height="24" fill="{colour}"/>')
+        parts.append(f'<rect x="{offset:.2f}" y="0" width="{width:.2f}" height="24" fill="{colour}"/>')
         text = escape(f"{plain(use['use'])} {percent(use['share'])}")
         legend.append(f'<tspan fill="{colour}">■</tspan> {text} &#160; ')
-        left += width
+        offset += width
     return (
         f'<svg viewBox="0 0 800 48" role="img" aria-label="GPU time by use">{"".join(parts)}'
         f'<text x="0" y="42" font-size="12">{"".join(legend)}</text></svg>'
@@ -290,8 +290,10 @@ _NAMES = ("node", "group", "stage", "pool", "use", "insteadOf", "name", "change"
 def _collect(value: Any, section: str, item: str, rows: list[Json]) -> None:
     match value:
         case dict():
-            own = next((str(value[name]) for name in _NAMES if isinstance(value.get(name), str) and value[name]), "")
-            inner = " / ".join(filter(None, (item, own if section else "")))
+            own_name = next(
+                (str(value[name]) for name in _NAMES if isinstance(value.get(name), str) and value[name]), ""
+            )
+            inner = " / ".join(filter(None, (item, own_name if section else "")))
             for name, entry in value.items():
                 if isinstance(entry, dict | list):
                     _collect(entry, f"{section}.{name}" if section else name, inner, rows)
@@ -323,9 +325,9 @@ def duration_text(duration: Json) -> str:
     """Return the percentiles of a duration, and how many cases they rest on."""
     if not duration["count"]:
         return f"{UNKNOWN}: no interruption with a known end"
-    known = f"{duration['count']} known" + (f", {duration['unknown']} unknown" if duration["unknown"] else "")
+    count_known = f"{duration['count']} known" + (f", {duration['unknown']} unknown" if duration["unknown"] else "")
     p50, p99, longest = (seconds(duration[f"{name}Seconds"]) for name in ("p50", "p99", "max"))
-    return f"p50 {p50}, p99 {p99}, longest {longest} ({known})"
+    return f"p50 {p50}, p99 {p99}, longest {longest} ({count_known})"
 
 
 def _rate_cells(failure_rate: Json | None) -> tuple[str, str, str]:

@@ -75,9 +75,11 @@ class ApiClient:
         Raises:
             CommandFailed: the request failed; the exit code follows from the HTTP status.
         """
-        given = {name: value for name, value in query.items() if value not in (None, "")}
+        parameters = {name: value for name, value in query.items() if value not in (None, "")}
         joint = "&" if "?" in path else "?"
-        document = self._send("GET", path + (f"{joint}{urlencode(given, quote_via=quote)}" if given else ""), None, {})
+        document = self._send(
+            "GET", path + (f"{joint}{urlencode(parameters, quote_via=quote)}" if parameters else ""), None, {}
+        )
         for text in document.get("stale") or ():
             if self._warn and text not in self._warned:
                 self._warned.add(text)

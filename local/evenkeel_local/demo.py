@@ -78,8 +78,8 @@ class DemoOutput:
     def paragraph(self, text: str, *, head: str = "  ") -> None:
         """Print a text after a head; further lines are indented as far as the head is wide."""
         width = max(40, min(self._width, 120))
-        for part in textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head)):
-            self.line(part)
+        for line in textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head)):
+            self.line(line)
 
     def step(self, text: str) -> None:
         self.line(f"  {time.monotonic() - self._began:6.1f}s  {text}")
@@ -301,10 +301,10 @@ def _print_shortened_timings(output: DemoOutput) -> None:
         json.loads(folder.joinpath(f"{name}.json").read_text("utf-8")) for name in ("production", "local")
     )
     shorter = [
-        f"  {section + '.' + name:<36} {here:>6g}  instead of {value:>12,}"
+        f"  {section + '.' + name:<36} {local_value:>6g}  instead of {value:>12,}"
         for section, values in production.items()
         for name, value in (values.items() if isinstance(values, dict) else ())
-        if (here := local.get(section, {}).get(name, value)) != value and isinstance(value, int | float)
+        if (local_value := local.get(section, {}).get(name, value)) != value and isinstance(value, int | float)
     ]
     replacement = f"{FleetShape().delays['replace']:g} s"
     output.line("")

@@ -190,8 +190,8 @@ class _DevDataCentre:
         assert self._centre is not None
         self._centre.restart_cluster()
         self._cluster_silence = HangDetector(self._ask_cluster)
-        kept = "Kubernetes objects, machines, access entries and addresses."
-        return kept, "all running processes: the machines restarted, as after a power cut."
+        preserved = "Kubernetes objects, machines, access entries and addresses."
+        return preserved, "all running processes: the machines restarted, as after a power cut."
 
     def _restart_ticker(self) -> tuple[str, str]:
         assert self._centre is not None

@@ -165,10 +165,10 @@ def fail_waits_with_function() -> None:
     under = threading.local()
     wait, call = stepfunctions._invoke_with_callback, stepfunctions._call_lambda
 
-    def wait_or_fail(resource: str, given: Document, token: str, state: Document) -> Any:
+    def wait_or_fail(resource: str, parameters: Document, token: str, state: Document) -> Any:
         under.token = token
         try:
-            return wait(resource, given, token, state)
+            return wait(resource, parameters, token, state)
         finally:
             under.token = None
 
@@ -260,13 +260,13 @@ def version_workflows() -> None:
     start, run = stepfunctions._start_execution, stepfunctions._run_execution
     version_arn: contextvars.ContextVar[str | None] = contextvars.ContextVar("version_arn", default=None)
 
-    def start_version(given: Document) -> Any:
+    def start_version(parameters: Document) -> Any:
         # The thread of the execution gets a copy of this context.
         started = version_arn.set(
-            stepfunctions._execution_version_arn(str(given.get("stateMachineArn", "")).partition("#")[0])
+            stepfunctions._execution_version_arn(str(parameters.get("stateMachineArn", "")).partition("#")[0])
         )
         try:
-            return start(given)
+            return start(parameters)
         finally:
             version_arn.reset(started)
 
@@ -285,8 +285,8 @@ def version_workflows() -> None:
 
     extract = iam_actions.extract_resource_arn
 
-    def extract_with_qualifier(service: str, *given: Any, **named: Any) -> str:
-        arn = str(extract(service, *given, **named))
+    def extract_with_qualifier(service: str, *arguments: Any, **named: Any) -> str:
+        arn = str(extract(service, *arguments, **named))
         if service == "states" and ":stateMachine:" in arn:
             return ":".join(arn.split(":")[:7])
         return arn
@@ -307,10 +307,10 @@ def end_processes_of_every_version() -> None:
     """End the processes of all versions of a function after a write that changes none of its settings."""
     update = lambda_svc._update_config
 
-    def update_and_end(name: str, given: Document) -> Any:
+    def update_and_end(name: str, parameters: Document) -> Any:
         before = dict(lambda_svc._functions[name]["config"]) if name in lambda_svc._functions else {}
-        answer = update(name, given)
-        if answer[0] < 400 and all(before.get(field) == value for field, value in given.items()):
+        answer = update(name, parameters)
+        if answer[0] < 400 and all(before.get(field) == value for field, value in parameters.items()):
             lambda_runtime.invalidate_worker(name)
         return answer
 
@@ -322,17 +322,17 @@ def transform_with_parameters() -> None:
     apply, translate = cloudformation.engine._apply_transforms, transform.transform
     values: contextvars.ContextVar[Document] = contextvars.ContextVar("values")
 
-    def apply_with_parameters(template: Document, *given: Any) -> Document:
-        parameters = [*given, None, None][:2]
+    def apply_with_parameters(template: Document, *arguments: Any) -> Document:
+        parameters = [*arguments, None, None][:2]
         resolved = values.set(cloudformation.engine._transform_parameters(template, *parameters))
         try:
-            result: Document = apply(template, *given)
+            result: Document = apply(template, *arguments)
         finally:
             values.reset(resolved)
         return result
 
-    def translate_with_parameters(template: Document, _parameters: Document, *given: Any) -> Any:
-        return translate(template, values.get(), *given)
+    def translate_with_parameters(template: Document, _parameters: Document, *arguments: Any) -> Any:
+        return translate(template, values.get(), *arguments)
 
     for module in (cloudformation.engine, cloudformation.changesets, cloudformation.handlers):
         module._apply_transforms = apply_with_parameters
@@ -386,9 +386,9 @@ def reject_foreign_hosts() -> None:
         if scope["type"] == "lifespan":
             await serve(scope, receive, send)
             return
-        given = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
-        hosts = [value for name, value in given if name in (b"host", b":authority")]
-        origins = [value for name, value in given if name == b"origin"]
+        headers = [(name.lower(), value.decode("latin-1")) for name, value in scope["headers"]]
+        hosts = [value for name, value in headers if name in (b"host", b":authority")]
+        origins = [value for name, value in headers if name == b"origin"]
         status = 0 if all(map(_is_local, origins)) else 403
         # A target such as `GET http://attacker.example/` names a host too, and has precedence over `Host`.
         is_named_so = len(hosts) == 1 and _AUTHORITY.fullmatch(hosts[0]) is not None and scope["path"].startswith("/")
@@ -437,7 +437,7 @@ def simulate_with_context() -> None:
     """Let conditions see the context entries of SimulatePrincipalPolicy."""
     simulate = iam._IAM_HANDLERS["SimulatePrincipalPolicy"]
     evaluate = iam_evaluator.evaluate
-    given: contextvars.ContextVar[Document] = contextvars.ContextVar("given")
+    entries_of_context: contextvars.ContextVar[Document] = contextvars.ContextVar("given")
 
     def simulate_with_entries(parameters: Document) -> Any:
         entries = {}
@@ -445,14 +445,14 @@ def simulate_with_context() -> None:
             entry, has_context, _ = name.partition(".ContextKeyName")
             if has_context:
                 entries[iam._p({"key": key}, "key").lower()] = iam._p(parameters, f"{entry}.ContextKeyValues.member.1")
-        given.set(entries)
+        entries_of_context.set(entries)
         try:
             return simulate(parameters)
         finally:
-            given.set({})
+            entries_of_context.set({})
 
     def evaluate_with_entries(context: Any, *policies: Any) -> Any:
-        context.service_context.update(given.get({}))
+        context.service_context.update(entries_of_context.get({}))
         return evaluate(context, *policies)
 
     iam._IAM_HANDLERS["SimulatePrincipalPolicy"] = simulate_with_entries
@@ -463,12 +463,12 @@ def name_refused_tables() -> None:
     """Name the resource in a refusal of DynamoDB."""
     answer = iam_actions.access_denied_response
 
-    def answer_by_name(service: str, action: str, principal: str, *given: Any, **options: Any) -> Any:
+    def answer_by_name(service: str, action: str, principal: str, *arguments: Any, **options: Any) -> Any:
         resource = str(options.get("resource_arn", ""))
         if service == "dynamodb" and resource.startswith("arn:") and not options.get("message"):
             denies = bool(options.get("explicit_deny"))
             options["message"] = iam_actions.identity_denial_message(action, principal, resource, denies)
-        return answer(service, action, principal, *given, **options)
+        return answer(service, action, principal, *arguments, **options)
 
     iam_actions.access_denied_response = answer_by_name
 
@@ -476,15 +476,15 @@ def name_refused_tables() -> None:
 def log_allowed_requests(log: Path) -> None:
     """Write each request that a role's policy allows as a line of JSON. A repeated request is written once."""
     evaluate = iam_evaluator.evaluate
-    known = set()
+    requests = set()
 
     def evaluate_and_log(context: Any, *policies: Any) -> Any:
         result = evaluate(context, *policies)
         role = _ROLE.search(context.principal_arn)
         if result.decision == "Allow" and role:
             request = (role[1], context.action, context.resource_arn)
-            if request not in known:
-                known.add(request)
+            if request not in requests:
+                requests.add(request)
                 with log.open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(request) + "\n")
         return result

@@ -299,7 +299,7 @@ def _was_taken(had: Charge, charge: Charge, world: "Simulation") -> bool:
     return any(surplus not in before for surplus in over(setup, (*held, had)))
 
 
-# ---------------------------------------------------------------- people's wishes
+# ---------------------------------------------------------------- requests of people
 
 
 @invariant_check(

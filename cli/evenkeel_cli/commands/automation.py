@@ -114,8 +114,8 @@ def release(
     """End the hold with the same --pool or --node, or clear a shared cause. Blocked recoveries continue in order."""
     client = lookup.current_client()
     path = f"/clusters/{client.fleet}/automation/release"
-    given = {name: value for name, value in (("reason", reason), ("cause", cause)) if value}
-    response = client.post(path, {**given, **_scope(client, pool, node)}, key=key)
+    options = {name: value for name, value in (("reason", reason), ("cause", cause)) if value}
+    response = client.post(path, {**options, **_scope(client, pool, node)}, key=key)
 
     held = "released" if response.get("wasHeld") else "automation was not held"
     text = f"{cause} is cleared. Repairs continue, a few at a time." if cause else held

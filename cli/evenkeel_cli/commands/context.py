@@ -59,9 +59,9 @@ def add(
     except CouldNotCheck as error:
         raise CommandFailed(Exit.FAILED, str(error), code="NO_STACK", hint=error.fix) from error
     _write(file, document | ({"profile": where.profile} if where.profile else {}))
-    then = f"context use {name}"
+    next_command = f"context use {name}"
     answer_change(
-        _listed(file), output, f"{name}  fleet {document['name']} of the stack {stack} in {region}", then=then
+        _listed(file), output, f"{name}  fleet {document['name']} of the stack {stack} in {region}", then=next_command
     )
 
 

@@ -48,7 +48,7 @@ def _show(out: Printer, document: dict[str, Any]) -> None:
     silent = [part["part"] for part in document["parts"] if not part["isUp"]]
     out.line(out.with_glyph("failed", f"down: {', '.join(silent)}") if silent else out.with_glyph("ok", "up"))
     marks = {True: out.with_glyph("ok", "up  "), False: out.with_glyph("failed", "down")}
-    columns = [Column("", "part"), Column("", lambda part: marks[part["isUp"]]), Column("", "detail", wraps=True)]
+    columns = [Column("", "part"), Column("", lambda row: marks[row["isUp"]]), Column("", "detail", wraps=True)]
     out.table(columns, document["parts"], indent="  ")
     for restart in document.get("restarts", ()):
         out.line(f"  {out.bold('restarted')}  {restart['part']}, {restart['at']}")

@@ -91,16 +91,19 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
     site = predeployment.PlannedSite(BotocoreAws(where), planned, planned_stack.read_sam_versions(folder))
     out, fleet = page(), planned.parameters["FleetName"]
     doctor_findings = checks.run(site, out.now(), skipped, predeployment.BEFORE)
-    then = "" if findings.exit_code(doctor_findings) == 1 else f"Deploy: make deploy ENV={environment}"
+    next_step = "" if findings.exit_code(doctor_findings) == 1 else f"Deploy: make deploy ENV={environment}"
     if form.is_document:
         as_of = out.now().isoformat()
         document = findings.to_json(
-            doctor_findings, fleet=fleet, stack=planned.name, region=planned.region, as_of=as_of, then=then
+            doctor_findings, fleet=fleet, stack=planned.name, region=planned.region, as_of=as_of, then=next_step
         )
         out.document(document, form)
     else:
         show(
-            out, f"before a deployment of {environment}  stack {planned.name}  {planned.region}", doctor_findings, then
+            out,
+            f"before a deployment of {environment}  stack {planned.name}  {planned.region}",
+            doctor_findings,
+            next_step,
         )
     raise typer.Exit(findings.exit_code(doctor_findings))
 

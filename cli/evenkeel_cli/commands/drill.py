@@ -44,16 +44,16 @@ def run(
     printer = page()
     printer.line(f"{printer.bold(drill.name)}  {drill.title}  {printer.dim(f'seed {thrown}')}")
     result = drills.run_alone(drill, seed=thrown, full=full, say=lambda text: printer.line(printer.dim(f"  {text}")))
-    for what, holds, detail in result.checks:
+    for title, holds, detail in result.checks:
         printer.line(
             printer.with_glyph(
-                "ok" if holds else "failed", f"{what}: {detail}" if not holds or len(detail) <= _SHORT_TEXTS else what
+                "ok" if holds else "failed", f"{title}: {detail}" if not holds or len(detail) <= _SHORT_TEXTS else title
             )
         )
     if result.figures:
         printer.pairs(list(result.figures.items()), indent="  ")
     if result.seconds:
-        printer.line(printer.dim("  ".join(f"{what} {seconds:.1f} s" for what, seconds in result.seconds.items())))
+        printer.line(printer.dim("  ".join(f"{stage} {seconds:.1f} s" for stage, seconds in result.seconds.items())))
     if not result.is_ok:
         raise typer.Exit(Exit.FAILED)
 

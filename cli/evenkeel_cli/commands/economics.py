@@ -65,8 +65,8 @@ def rate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from evenkeel_cli.offline.quantities import share
 
     if (fleet or file is not None) and (failures is not None or node_hours is not None):
-        given = "--fleet" if fleet else "--file"
-        raise CommandFailed(Exit.USAGE, f"{given} excludes --failures and --node-hours.", code="WRONG_FIGURE")
+        option = "--fleet" if fleet else "--file"
+        raise CommandFailed(Exit.USAGE, f"{option} excludes --failures and --node-hours.", code="WRONG_FIGURE")
     if fleet:
         history = economics_fleet.history_of(days)
         rates = forecasts.fleet_rates(history, by, share("--confidence", confidence))

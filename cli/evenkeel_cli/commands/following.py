@@ -81,14 +81,14 @@ class LogReading(NamedTuple):
         """The progress in words. Values that the log lacks are unknown."""
         step, steps, loss = self.progress
         of = "" if steps is None else f" of {steps}"
-        left = "time left unknown" if self.seconds_left is None else f"about {duration(self.seconds_left)} left"
+        time_left = "time left unknown" if self.seconds_left is None else f"about {duration(self.seconds_left)} left"
         text = "step unknown" if step is None else f"step {step}{of}"
-        return f"{text}, {'loss unknown' if loss is None else f'loss {loss:g}'}, {left}"
+        return f"{text}, {'loss unknown' if loss is None else f'loss {loss:g}'}, {time_left}"
 
     def to_json(self) -> Json:
         """Return the values by name; unknown values are null."""
-        left = self.seconds_left
-        return self.progress.to_json() | {"secondsLeft": None if left is None else round(left, 1)}
+        seconds_left = self.seconds_left
+        return self.progress.to_json() | {"secondsLeft": None if seconds_left is None else round(seconds_left, 1)}
 
 
 class ProgressReader:
@@ -140,8 +140,8 @@ def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | No
             elif time.monotonic() - noted_at >= interval:
                 note(f"{job_id}  {line}  {_interim_text(job, progress)}".rstrip())
                 noted_at = time.monotonic()
-        left = None if deadline is None else deadline - time.monotonic()
-        if left is not None and left <= 0:
+        seconds_left = None if deadline is None else deadline - time.monotonic()
+        if seconds_left is not None and seconds_left <= 0:
             stands = f"is still {noted}" if job is not None else f"cannot be read (last known state: {noted or 'none'})"
             raise CommandFailed(
                 Exit.TIMED_OUT,
@@ -149,7 +149,7 @@ def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | No
                 code="TIMEOUT",
                 hint=f"evenkeel why {job_id}",
             )
-        time.sleep(_POLL_SECONDS if left is None else min(_POLL_SECONDS, max(0.0, left)))
+        time.sleep(_POLL_SECONDS if seconds_left is None else min(_POLL_SECONDS, max(0.0, seconds_left)))
 
 
 def _interim_text(job: Json, progress: ProgressReader) -> str:
@@ -256,8 +256,8 @@ def with_prefix(prefix: str, write: Write) -> Write:
 
     def write_lines(text: str) -> None:
         nonlocal begun
-        whole, newline, begun = (begun + text).rpartition("\n")
-        write("".join(f"{prefix}{line}" for line in (whole + newline).splitlines(keepends=True)))
+        full_lines, newline, begun = (begun + text).rpartition("\n")
+        write("".join(f"{prefix}{line}" for line in (full_lines + newline).splitlines(keepends=True)))
 
     return write_lines
 
@@ -278,9 +278,9 @@ def new_log_text(earlier: str, now: str) -> str:
         return now[len(earlier) :]
     lines = earlier.splitlines(keepends=True)
     for start in range(1, len(lines)):
-        rest = "".join(lines[start:])
-        if now.startswith(rest):
-            return now[len(rest) :]
+        remaining = "".join(lines[start:])
+        if now.startswith(remaining):
+            return now[len(remaining) :]
     return now
 
 

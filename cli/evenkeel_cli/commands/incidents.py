@@ -182,8 +182,8 @@ def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -
 
 def acknowledged_by(out: Printer, incident: Json) -> str:
     """Return who works on an incident and since when; empty without an acknowledgement."""
-    taken = incident.get("acknowledgement")
-    return f"{taken['by']}, {out.when(taken['at'])}" if taken else ""
+    acknowledgement = incident.get("acknowledgement")
+    return f"{acknowledgement['by']}, {out.when(acknowledgement['at'])}" if acknowledgement else ""
 
 
 def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
@@ -213,8 +213,10 @@ def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
 
 
 def _outcome(incident: Json) -> str:
-    taken = incident.get("acknowledgement")
-    return " ".join(filter(None, (incident["outcome"], f"Acknowledged by {taken['by']}." if taken else "")))
+    acknowledgement = incident.get("acknowledgement")
+    return " ".join(
+        filter(None, (incident["outcome"], f"Acknowledged by {acknowledgement['by']}." if acknowledgement else ""))
+    )
 
 
 def short_node(instance_id: str) -> str:

@@ -11,11 +11,11 @@ Json = dict[str, Any]
 
 def node_count(job: Json) -> str:
     """Return the size of a job in words."""
-    has, wanted = job.get("currentNodes") or job["nodes"], job["nodes"]
+    has, requested = job.get("currentNodes") or job["nodes"], job["nodes"]
     sizes = job.get("elastic")
     elastic = f", elastic {sizes['minNodes']} to {sizes['maxNodes']}" if sizes else ""
-    now = f"{has} of " if has != wanted else ""
-    return f"{now}{counted(wanted, 'node')}{elastic} × {counted(job['gpusPerNode'], 'GPU')}"
+    now = f"{has} of " if has != requested else ""
+    return f"{now}{counted(requested, 'node')}{elastic} × {counted(job['gpusPerNode'], 'GPU')}"
 
 
 def list_columns(out: Printer) -> list[Column]:
@@ -222,7 +222,7 @@ def _requirements(requires: Json) -> str:
     parts = [" or ".join(requires["architectures"]), " or ".join(requires["gpuModels"]), requires["fabric"]]
     if requires["gpuMemoryGib"]:
         parts.append(f"{requires['gpuMemoryGib']:g} GiB on each GPU")
-    return ", ".join(part for part in parts if part)
+    return ", ".join(text for text in parts if text)
 
 
 def _checkpoints(checkpoint: Json) -> str:

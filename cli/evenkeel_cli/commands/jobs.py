@@ -127,8 +127,8 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
         return
     # An empty class is a filter, too: it selects jobs without a class.
     path = "/jobs?class=" if priority_class == "(unset)" else "/jobs"
-    given = None if priority_class == "(unset)" else priority_class
-    document: Json = {"state": state and state.upper(), "team": team, "class": given, "sort": sort}
+    class_filter = None if priority_class == "(unset)" else priority_class
+    document: Json = {"state": state and state.upper(), "team": team, "class": class_filter, "sort": sort}
     nothing = "No jobs." if not state else f"No jobs are {state.lower()}."
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
@@ -277,8 +277,8 @@ def cancel(
 ) -> None:
     """Cancel a job. Its pods get their grace period for a last checkpoint."""
     response = _change(job, "cancel", reason, key)
-    then = "" if response["state"] in lookup.ENDED else f"jobs wait {response['jobId']}"
-    _answer(response, output, plain(response["state"]), then)
+    next_command = "" if response["state"] in lookup.ENDED else f"jobs wait {response['jobId']}"
+    _answer(response, output, plain(response["state"]), next_command)
 
 
 @app.command("suspend")

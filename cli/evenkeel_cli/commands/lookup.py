@@ -109,9 +109,9 @@ def list_for_lookup(client: ApiClient, path: str, count: int = _MAX_LOOKUP) -> l
     rows, token = listed(client, path, count)
     if token and path == "/jobs":
         # Pending jobs come first in the list and may fill it.
-        known = {item["jobId"] for item in rows}
+        known_ids = {item["jobId"] for item in rows}
         documents = items(client, path, count, state=",".join(state for state in JOB if state != "PENDING"))
-        rows += [item for item in documents if item["jobId"] not in known]
+        rows += [item for item in documents if item["jobId"] not in known_ids]
     return rows
 
 
@@ -151,12 +151,12 @@ def is_instance_id(typed: str) -> bool:
 def _find(
     client: ApiClient, path: str, key: str, typed: str, names: tuple[str, ...] = (), *, is_to_change: bool = False
 ) -> str:
-    what = path[1:-1]
+    noun = path[1:-1]
     if _FULL_ID.fullmatch(typed):
         return typed
     if not typed.strip():
         # An unset shell variable: an empty prefix matches every name.
-        raise CommandFailed(Exit.USAGE, f"The {what} argument is empty.", code="USAGE", hint=f"evenkeel {what}s ls")
+        raise CommandFailed(Exit.USAGE, f"The {noun} argument is empty.", code="USAGE", hint=f"evenkeel {noun}s ls")
     if typed == "@latest" and path == "/nodes":
         raise CommandFailed(
             Exit.USAGE,
@@ -167,7 +167,7 @@ def _find(
     if typed == "@latest":
         latest = list_for_lookup(client, path, 200)
         if not latest:
-            raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} yet.", code="NOT_FOUND")
+            raise CommandFailed(Exit.NOT_FOUND, f"There is no {noun} yet.", code="NOT_FOUND")
         return str(_newest(latest, path)[key])
     documents = list_for_lookup(client, path)
     exact = [item for item in documents if typed in (item[key], *(item.get(name) for name in names))]
@@ -175,7 +175,7 @@ def _find(
     if len(going) > 1:
         raise CommandFailed(
             Exit.USAGE,
-            f"{len(going)} {what}s that have not ended are named {typed!r}: {_join_names(going, key)}.",
+            f"{len(going)} {noun}s that have not ended are named {typed!r}: {_join_names(going, key)}.",
             code="AMBIGUOUS",
             hint="Use the id of the job.",
         )
@@ -190,10 +190,10 @@ def _find(
         return str(close[0][key])
     if close:
         raise CommandFailed(
-            Exit.USAGE, f"{typed!r} matches {len(close)} {what}s: {_join_names(close, key)}.", code="AMBIGUOUS"
+            Exit.USAGE, f"{typed!r} matches {len(close)} {noun}s: {_join_names(close, key)}.", code="AMBIGUOUS"
         )
-    hint = f"evenkeel {what}s ls"
-    raise CommandFailed(Exit.NOT_FOUND, f"There is no {what} {typed!r}.", code="NOT_FOUND", hint=hint)
+    hint = f"evenkeel {noun}s ls"
+    raise CommandFailed(Exit.NOT_FOUND, f"There is no {noun} {typed!r}.", code="NOT_FOUND", hint=hint)
 
 
 def _newest(items: list[Json], path: str) -> Json:

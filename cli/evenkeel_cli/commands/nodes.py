@@ -135,8 +135,8 @@ def _cordon_or_uncordon(typed: str, verb: str, reason: str, key: str | None, out
     response = client.post(f"/nodes/{node_id}/{verb}", {"reason": reason} if reason else {}, key=key)
 
     is_cordoned = response["outcome"] == "CORDONED"
-    then = f"nodes {'uncordon' if is_cordoned else 'show'} {response['instanceId']}"
-    answer_change(response, output, f"{response['instanceId']}  {plain(response['outcome'])}", then=then)
+    next_command = f"nodes {'uncordon' if is_cordoned else 'show'} {response['instanceId']}"
+    answer_change(response, output, f"{response['instanceId']}  {plain(response['outcome'])}", then=next_command)
 
 
 def _show(out: Printer, node: Json) -> None:

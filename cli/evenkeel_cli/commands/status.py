@@ -93,8 +93,8 @@ def draw_status(out: Printer, status: Json, *, is_wide: bool = False) -> None:
             out.paragraph(f"marks: {', '.join(node['marks'])}", indent="        ")
     for hold in automation["holds"]:
         where = hold["instanceId"] or hold["pool"]
-        what = f"{where} by" if where else "everything, by" if hold.get("stopsScheduling") else "by"
-        out.line(f"{out.bold('HELD')}    {what} {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
+        scope = f"{where} by" if where else "everything, by" if hold.get("stopsScheduling") else "by"
+        out.line(f"{out.bold('HELD')}    {scope} {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
     for cordon in status.get("cordons", []):
         why = f": {cordon['reason']}" if cordon["reason"] else ""
         out.line(f"{out.bold('CORDONED')} {cordon['instanceId']} by {cordon['by']}, {out.when(cordon['at'])}{why}")
@@ -106,8 +106,8 @@ def _print_incident(out: Printer, incident: Json) -> None:
     name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
     out.table([Column("", 0, may_shrink=True)], [[f"{out.bold(word)} {name}"]])
     print_recovery_branches(out, incident, indent="        ")
-    if taken := acknowledged_by(out, incident):
-        out.paragraph(f"acknowledged by {taken}", indent="        ")
+    if acknowledged := acknowledged_by(out, incident):
+        out.paragraph(f"acknowledged by {acknowledged}", indent="        ")
     if incident["needsYou"] and incident["outcome"]:
         out.paragraph(incident["outcome"], indent="        ")
     if incident["needsYou"] and not incident["pendingApproval"]:

@@ -78,14 +78,14 @@ def takes_a_job(command: Callable[..., None]) -> Callable[..., None]:
     parameters = inspect.signature(command).parameters
 
     @functools.wraps(command)
-    def wrapped(words: Sequence[str] | None = None, **given: Any) -> None:
-        chosen = {option: given.pop(option.name) for option in OPTIONS}
+    def wrapped(words: Sequence[str] | None = None, **options: Any) -> None:
+        chosen = {option: options.pop(option.name) for option in OPTIONS}
         if "arguments" in parameters:
-            given["arguments"] = _retyped(words or (), chosen)
-        command(body=request_body(words or (), chosen), **given)
+            options["arguments"] = _retyped(words or (), chosen)
+        command(body=request_body(words or (), chosen), **options)
 
-    own = [parameter for parameter in parameters.values() if parameter.name not in ("body", "arguments")]
-    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
+    own_parameters = [parameter for parameter in parameters.values() if parameter.name not in ("body", "arguments")]
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own_parameters]
     signature = inspect.Signature([_WORDS, *(option.parameter for option in OPTIONS), *keywords])
     setattr(wrapped, "__signature__", signature)  # noqa: B010 - typer reads it; mypy knows no such attribute
     return wrapped
@@ -108,9 +108,9 @@ def _retyped(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> str:
     """Return the arguments of a job as a person types them."""
     options = [
         text
-        for option, given in chosen.items()
-        if given is not None
-        for value in (given if isinstance(given, list) else [given])
+        for option, typed in chosen.items()
+        if typed is not None
+        for value in (typed if isinstance(typed, list) else [typed])
         for text in (option.option, str(value))
     ]
     source, command = (words[:1], words[1:]) if words and _is_job_file(words[0]) else ((), words)
@@ -148,8 +148,8 @@ def request_body(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> Json:
 def _complete(body: Json, given: Mapping[tuple[str, ...], Any]) -> None:
     """Set the fields that follow from the given options."""
     if any(group == "elastic" for group, *_ in given):
-        wanted = body.get("nodes", 1)
-        body["elastic"] = {"minNodes": wanted, "maxNodes": wanted} | body["elastic"]
+        nodes = body.get("nodes", 1)
+        body["elastic"] = {"minNodes": nodes, "maxNodes": nodes} | body["elastic"]
     uri = given.get(_URI)
     if uri and not uri.startswith("file:") and not given.get(_CLAIM):
         # A claim holds folders only: the file's own claim goes with its folder.
@@ -174,28 +174,28 @@ def _job_file(words: Sequence[str]) -> Json:
 
 def _object(body: Json, field: str) -> Json:
     """Return the object in a field of a job file, which options are laid over."""
-    part = body.get(field)
-    if part is not None and not isinstance(part, dict):
+    document = body.get(field)
+    if document is not None and not isinstance(document, dict):
         raise CommandFailed(
-            Exit.USAGE, f"{field} must be a JSON object in the job's file, not {json.dumps(part)}.", code="NOT_JSON"
+            Exit.USAGE, f"{field} must be a JSON object in the job's file, not {json.dumps(document)}.", code="NOT_JSON"
         )
-    return part or {}
+    return document or {}
 
 
 def _list(body: Json, field: str) -> list[Any]:
     """Return the list in a field of a job file, to which options add items."""
-    part = body.get(field)
-    if part is not None and not isinstance(part, list):
+    items = body.get(field)
+    if items is not None and not isinstance(items, list):
         raise CommandFailed(
-            Exit.USAGE, f"{field} must be a JSON list in the job's file, not {json.dumps(part)}.", code="NOT_JSON"
+            Exit.USAGE, f"{field} must be a JSON list in the job's file, not {json.dumps(items)}.", code="NOT_JSON"
         )
-    return part or []
+    return items or []
 
 
 def _volume(text: str) -> Json:
     """Read a mounted claim: `data:/data`, `data/imagenet:/data:rw`. It is read-only without `:rw`."""
-    source, _, rest = text.partition(":")
-    path, colon, mode = rest.partition(":")
+    source, _, target = text.partition(":")
+    path, colon, mode = target.partition(":")
     claim, _, folder = source.partition("/")
     if not claim or not path or (colon and mode not in ("ro", "rw")):
         raise CommandFailed(Exit.USAGE, f"--volume {text}: write CLAIM[/FOLDER]:PATH[:rw].", code="USAGE")

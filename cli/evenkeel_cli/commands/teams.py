@@ -33,8 +33,8 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a file of teams and quotas to begin with. Nothing is applied."""
-    then = f'evenkeel teams apply -f {file} --reason "first teams" --dry-run'
-    write_template("teams_template.yaml", file, then=then, force=force)
+    next_command = f'evenkeel teams apply -f {file} --reason "first teams" --dry-run'
+    write_template("teams_template.yaml", file, then=next_command, force=force)
 
 
 @app.command("ls")
@@ -124,8 +124,8 @@ def apply(
         at = f"/teams/{name}/quota"
         document = _current_or_new(client, at)
         is_whole = name in desired_state.teams or not document["team"]
-        whole = team if is_whole else document["team"] | {"queue": team["queue"]}
-        changes.append(_change(name, at, "team", document, whole, desired_state.versions.get(name)))
+        new_team = team if is_whole else document["team"] | {"queue": team["queue"]}
+        changes.append(_change(name, at, "team", document, new_team, desired_state.versions.get(name)))
     for change in changes:
         if change["changes"] and not dry_run:
             body = {change["kind"]: change.pop("wanted"), "reason": reason}

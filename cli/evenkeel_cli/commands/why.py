@@ -100,7 +100,7 @@ def _incident_of(client: ApiClient, instance_id: str) -> str:
     Raises:
         CommandFailed: the node has no incident among those read, or there is no such node.
     """
-    gone: CommandFailed | None = None
+    failure: CommandFailed | None = None
     try:
         opened = client.get(f"/nodes/{instance_id}")["incidentId"]
         if opened:
@@ -109,11 +109,11 @@ def _incident_of(client: ApiClient, instance_id: str) -> str:
         if failed.exit_code is not Exit.NOT_FOUND:
             raise
         # The node may have been replaced: its incident still exists.
-        gone = failed
+        failure = failed
     for incident in lookup.list_for_lookup(client, "/incidents"):
         if incident["node"]["instanceId"] == instance_id:
             return str(incident["incidentId"])
-    raise gone or CommandFailed(
+    raise failure or CommandFailed(
         Exit.NOT_FOUND,
         f"There is no incident of {instance_id}.",
         code="NOT_FOUND",

@@ -196,9 +196,9 @@ class _Handler(BaseHTTPRequestHandler):
                 )
             if refusal := console.session.refuse_unproved_change(headers):
                 return _refuse(refusal)
-        kept = {name: headers[name] for name in _FORWARDED if name in headers}
+        forwarded = {name: headers[name] for name in _FORWARDED if name in headers}
         try:
-            raw = console.client.forward(self.command, self.path.removeprefix("/v1"), body or None, kept)
+            raw = console.client.forward(self.command, self.path.removeprefix("/v1"), body or None, forwarded)
         except CommandFailed as failed:
             return _refuse(
                 Refusal(_STATUS_OF.get(failed.exit_code, 502), failed.code or "FAILED", failed.text, failed.hint)
@@ -213,7 +213,7 @@ def _one_of_each(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:
     """Return the headers by name, such as `If-Match`; None if a header occurs twice."""
     values: dict[str, str] = {}
     for name, value in headers:
-        spelt = "-".join(part.capitalize() for part in name.split("-"))
+        spelt = "-".join(word.capitalize() for word in name.split("-"))
         if spelt in values:
             return None
         values[spelt] = value

@@ -244,7 +244,7 @@ def pages(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
 
 
 def fleets(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
-    own = site.parameter("FleetName")
+    own_name = site.parameter("FleetName")
     records: dict[str, Json] = {}
     token: dict[str, str] = {}
     while True:
@@ -259,7 +259,7 @@ def fleets(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
         if not page.get("NextToken"):
             break
         token = {"NextToken": page["NextToken"]}
-    other_fleets = {name: record for name, record in records.items() if name != own}
+    other_fleets = {name: record for name, record in records.items() if name != own_name}
     return evaluate.judge_fleets(site.clusters(), site.parameter("HyperPodClusterArn"), other_fleets)
 
 

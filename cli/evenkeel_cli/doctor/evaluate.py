@@ -205,17 +205,19 @@ def judge_access(
     for function, test in tests.items():
         for answer in test["clusters"]:
             cluster, entry = answer["cluster"], f"--principal-arn {roles[function]}"
-            wanted = f"--kubernetes-groups {' '.join(groups[function])}"
+            group_option = f"--kubernetes-groups {' '.join(groups[function])}"
             if _is_access_denied(answer):
                 text = f"{cluster} denies access to {function}: {answer['error']}"
                 findings.append(
-                    failed(text, f"aws eks create-access-entry --cluster-name {cluster} {entry} {wanted}", function)
+                    failed(
+                        text, f"aws eks create-access-entry --cluster-name {cluster} {entry} {group_option}", function
+                    )
                 )
             elif answer["missing"]:
                 text = f"In {cluster} the role of the function lacks: {_rights(answer['missing'])}."
                 fix = (
                     "kubectl apply -f charts/kubernetes-access.yaml (for a team's namespace: docs/operate/teams.md), "
-                    f"then aws eks update-access-entry --cluster-name {cluster} {entry} {wanted}"
+                    f"then aws eks update-access-entry --cluster-name {cluster} {entry} {group_option}"
                 )
                 findings.append(failed(text, fix, function))
     tested = [name for name, test in tests.items() if any(not answer["error"] for answer in test["clusters"])]
@@ -390,16 +392,16 @@ def judge_concurrency(limit: int, unreserved: int, peak: float | None) -> list[D
         unreserved: The part that no function has reserved.
         peak: Highest concurrent use during the last day; None if unknown.
     """
-    left = unreserved - round(peak or 0)
+    unused = unreserved - round(peak or 0)
     use = "current use unknown" if peak is None else f"{peak:.0f} in use at the peak of the last day"
-    text = f"{left} of {limit} concurrent invocations are available: {unreserved} unreserved, {use}."
+    text = f"{unused} of {limit} concurrent invocations are available: {unreserved} unreserved, {use}."
     fix = (
         "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
         f"--desired-value {max(1000, limit)}"
     )
-    if left < MIN_CONCURRENCY:
+    if unused < MIN_CONCURRENCY:
         return [failed(text, fix)]
-    if left < ENOUGH_CONCURRENCY:
+    if unused < ENOUGH_CONCURRENCY:
         return [warning(text, fix)]
     return [ok(text)]
 

@@ -137,15 +137,15 @@ def judge_limits(limit: int, unreserved: int, *, reserved: tuple[int, int], decl
         "aws service-quotas request-service-quota-increase --service-code lambda --quota-code L-B99A9384 "
         f"--desired-value {max(1000, limit)}"
     )
-    present, wanted = (RESERVING_FUNCTIONS * per_function for per_function in reserved)
+    present, needed = (RESERVING_FUNCTIONS * per_function for per_function in reserved)
     findings = []
     if unreserved < MIN_CONCURRENCY:
         findings.append(failed(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
     elif unreserved < ENOUGH_CONCURRENCY:
         findings.append(warning(f"Only {unreserved} of {limit} concurrent invocations are unreserved.", raise_it))
-    if wanted and unreserved + present - wanted < KEPT_UNRESERVED:
+    if needed and unreserved + present - needed < KEPT_UNRESERVED:
         text = (
-            f"CordonConcurrency={reserved[1]} reserves {wanted} invocations. Lambda must keep {KEPT_UNRESERVED} of the "
+            f"CordonConcurrency={reserved[1]} reserves {needed} invocations. Lambda must keep {KEPT_UNRESERVED} of the "
             f"{unreserved + present} that are unreserved without this stack."
         )
         findings.append(failed(text, f"Lower CordonConcurrency in {_SAMCONFIG}, or: {raise_it}", "CordonConcurrency"))

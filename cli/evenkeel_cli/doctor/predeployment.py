@@ -118,7 +118,9 @@ def api_logs(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
 
 def concurrency(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     limits = site.call("lambda", "get_account_settings")["AccountLimit"]
-    wanted, declared = (int(site.planned.parameters[name]) for name in ("CordonConcurrency", "LambdaConcurrencyLimit"))
+    requested, declared = (
+        int(site.planned.parameters[name]) for name in ("CordonConcurrency", "LambdaConcurrencyLimit")
+    )
     # An update replaces the concurrency that the present stack reserves.
     present = {
         parameter["ParameterKey"]: parameter.get("ParameterValue", "")
@@ -127,7 +129,7 @@ def concurrency(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     return planned_stack_checks.judge_limits(
         limits["ConcurrentExecutions"],
         limits["UnreservedConcurrentExecutions"],
-        reserved=(int(present.get("CordonConcurrency") or 0), wanted),
+        reserved=(int(present.get("CordonConcurrency") or 0), requested),
         declared=declared,
     )
 
@@ -152,10 +154,10 @@ def hyperpod(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
 
 
 def subnets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
-    wanted, groups = site.planned.listed("SubnetIds"), site.planned.listed("SecurityGroupIds")
-    if not wanted:
-        return network.judge_subnets(wanted, [], groups, [], {})
-    described = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(wanted)})
+    subnet_ids, groups = site.planned.listed("SubnetIds"), site.planned.listed("SecurityGroupIds")
+    if not subnet_ids:
+        return network.judge_subnets(subnet_ids, [], groups, [], {})
+    described = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(subnet_ids)})
     found_groups = site.all_of("describe_security_groups", "SecurityGroups", {"group-id": list(groups)})
     of_clusters = {name: cluster["resourcesVpcConfig"] for name, cluster in site.clusters().items() if cluster}
     guards = [
@@ -163,22 +165,22 @@ def subnets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     ]
     rules = site.all_of("describe_security_groups", "SecurityGroups", {"group-id": guards}) if guards else []
     return [
-        *network.judge_subnets(wanted, described, groups, found_groups, of_clusters),
+        *network.judge_subnets(subnet_ids, described, groups, found_groups, of_clusters),
         *network.judge_cluster_rules(groups, of_clusters, rules),
     ]
 
 
 def endpoints(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
-    wanted = site.planned.listed("SubnetIds")
-    if not wanted:
+    subnet_ids = site.planned.listed("SubnetIds")
+    if not subnet_ids:
         return network.judge_ways_out({}, [])
-    documents = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(wanted)})
+    documents = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(subnet_ids)})
     vpcs = sorted({document["VpcId"] for document in documents})
     if not vpcs:
         raise CouldNotCheck("The subnets do not exist.", "See the check `subnets`.")
     tables = site.all_of("describe_route_tables", "RouteTables", {"vpc-id": vpcs})
     endpoints = site.all_of("describe_vpc_endpoints", "VpcEndpoints", {"vpc-id": vpcs})
-    return network.judge_ways_out({name: network.routes_of(name, tables) for name in wanted}, endpoints)
+    return network.judge_ways_out({name: network.routes_of(name, tables) for name in subnet_ids}, endpoints)
 
 
 def buckets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:

@@ -278,8 +278,8 @@ class InspectedSite:
 
     def namespaces(self) -> tuple[str, ...]:
         """Return the namespaces in which jobs run: the stack's own, and each team's as far as they can be read."""
-        own = self.parameter("JobNamespace") or "evenkeel-jobs"
-        return tuple(dict.fromkeys([own, *self._read_team_namespaces()[0]]))
+        own_namespace = self.parameter("JobNamespace") or "evenkeel-jobs"
+        return tuple(dict.fromkeys([own_namespace, *self._read_team_namespaces()[0]]))
 
     def namespaces_problem(self) -> str:
         """Return why the teams' namespaces are not known; empty where they are."""

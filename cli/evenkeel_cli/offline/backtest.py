@@ -153,8 +153,8 @@ def run(paths: Iterable[Path], policy: Policy, cluster: str, *, window_hours: in
     Raises:
         CommandFailed: a file cannot be read, or no document can be used.
     """
-    known = {"": None, "automatic": True, "none": False}
-    if node_recovery.lower() not in known:
+    answers = {"": None, "automatic": True, "none": False}
+    if node_recovery.lower() not in answers:
         text = f"--node-recovery is Automatic or None, not {node_recovery!r}."
         raise CommandFailed(Exit.USAGE, text, code="USAGE")
     intake = Intake(cluster, policy)
@@ -162,7 +162,7 @@ def run(paths: Iterable[Path], policy: Policy, cluster: str, *, window_hours: in
     if not intake.store.count:
         raise CommandFailed(Exit.USAGE, _nothing_usable(intake), code="NO_RECORDS", hint=_EXPORTS)
     terms = ShadowTerms(window_hours=window_hours)
-    result = backtest.run(intake.store.records, policy, terms, repairs_by_itself=known[node_recovery.lower()])
+    result = backtest.run(intake.store.records, policy, terms, repairs_by_itself=answers[node_recovery.lower()])
     return {"input": intake.to_json(), "policyHash": policy.hash, **result.to_json()}
 
 
@@ -174,7 +174,7 @@ def _nothing_usable(intake: Intake) -> str:
         "of a kind without a parser": sum(intake.unknown.values()),
         "of a drill": intake.drills,
     }
-    totals = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    totals = ", ".join(f"{count} {noun}" for noun, count in counts.items() if count)
     first = next((f"{document['file']}:{document['line']}: {document['problem']}" for document in intake.malformed), "")
     first = first or next(iter(intake.unknown), "")
     return f"{text}{f': {totals}' if totals else ''}.{f' The first: {first}.' if first else ''}"

@@ -115,8 +115,8 @@ def grouped(observations: failure_rates.Observations, by: str, confidence: float
     try:
         grouping = failure_rates.GroupedBy(by)
     except ValueError as error:
-        known = ", ".join(failure_rates.GroupedBy)
-        raise wrong("--by", f"must be one of {known}, not {by!r}") from error
+        groupings = ", ".join(failure_rates.GroupedBy)
+        raise wrong("--by", f"must be one of {groupings}, not {by!r}") from error
     rows = []
     with options():
         for rate in failure_rates.rates_by(observations, grouping, confidence):

@@ -19,8 +19,10 @@ def listed(catalogue: FaultCatalogue, family: str) -> list[Json]:
     Raises:
         CommandFailed: there is no such family.
     """
-    wanted = family.lower()
-    faults = [fault for fault in catalogue.values() if not wanted or wanted in (fault.family, fault.key.split(":")[0])]
+    searched = family.lower()
+    faults = [
+        fault for fault in catalogue.values() if not searched or searched in (fault.family, fault.key.split(":")[0])
+    ]
     if not faults:
         families = ", ".join(dict.fromkeys(fault.key.split(":")[0] for fault in catalogue.values()))
         raise CommandFailed(Exit.USAGE, f"There is no family {family!r}; there are {families}.", code="USAGE")
@@ -76,7 +78,7 @@ def draw(out: Printer, preview: Preview) -> None:
     sign = {"critical": "failed", "major": "warn", "minor": "next", "info": "idle"}[fault.severity]
     out.line(f"{out.with_glyph(sign, out.bold(fault.key))}  {fault.name}")
     changed = "changed by this policy" if preview.is_changed else ""
-    kind = ", ".join(part for part in (fault.fault_class, fault.severity, changed) if part)
+    kind = ", ".join(text for text in (fault.fault_class, fault.severity, changed) if text)
     out.line(f"  {kind}")
     out.line()
     out.pairs(
@@ -98,7 +100,7 @@ def draw(out: Printer, preview: Preview) -> None:
     out.line()
     out.pairs(
         [
-            ("NVIDIA", " then ".join(part for part in (facts.nvidia_now, facts.nvidia_investigate) if part)),
+            ("NVIDIA", " then ".join(text for text in (facts.nvidia_now, facts.nvidia_investigate) if text)),
             ("GPUs", ", ".join(facts.gpus)),
             ("Xid 154", f"from driver {facts.xid154_from}" if facts.xid154_from else ""),
             ("HyperPod", facts.hyperpod),
@@ -146,8 +148,8 @@ def _leads_to(preview: Preview) -> str:
 
 
 def _two_fault_note(preview: Preview) -> str:
-    alone, both = preview.plan, preview.with_second_source
-    return both.reason if alone and both and both.reason != alone.reason else ""
+    alone, with_second = preview.plan, preview.with_second_source
+    return with_second.reason if alone and with_second and with_second.reason != alone.reason else ""
 
 
 def _drain(fault: Fault) -> str:

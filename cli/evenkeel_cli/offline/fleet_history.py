@@ -117,10 +117,10 @@ def merged(request: Mapping[str, Any], history: History) -> Json:
     stated = {str(group.get("name")): group for group in request.get("groups", ()) if isinstance(group, dict)}
     groups = []
     for name in [*stated, *(pool for pool in history.groups if pool not in stated)]:
-        own, observed = stated.get(name, {}), dict(history.groups.get(name, {}))
-        if "failuresPerNodeHour" in own or "failures" in own:
+        stated_values, observed = stated.get(name, {}), dict(history.groups.get(name, {}))
+        if "failuresPerNodeHour" in stated_values or "failures" in stated_values:
             observed = {field: value for field, value in observed.items() if field not in ("failures", "nodeHours")}
-        groups.append(observed | own)
+        groups.append(observed | stated_values)
     return {**request, "groups": groups}
 
 

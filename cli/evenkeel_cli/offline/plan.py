@@ -147,8 +147,8 @@ def profile_of(name: str) -> Profile:
     try:
         return Profile(name)
     except ValueError as error:
-        known = ", ".join(Profile)
-        raise CommandFailed(Exit.USAGE, f"There is no profile {name!r}; there are {known}.", code="USAGE") from error
+        profiles = ", ".join(Profile)
+        raise CommandFailed(Exit.USAGE, f"There is no profile {name!r}; there are {profiles}.", code="USAGE") from error
 
 
 def instant(written: str) -> float:

@@ -43,9 +43,11 @@ def read_planned_stack(folder: Path, environment: str) -> PlannedStack:
         settings = tomllib.loads(config)
     except tomllib.TOMLDecodeError as error:
         raise _wrong(f"samconfig.toml is not valid TOML: {error}") from error
-    known = sorted(name for name, section in settings.items() if isinstance(section, dict) and "deploy" in section)
-    if environment not in known:
-        raise _wrong(f"samconfig.toml has no environment {environment!r}. It has {', '.join(known)}.")
+    environments = sorted(
+        name for name, section in settings.items() if isinstance(section, dict) and "deploy" in section
+    )
+    if environment not in environments:
+        raise _wrong(f"samconfig.toml has no environment {environment!r}. It has {', '.join(environments)}.")
     common = settings[environment].get("global", {}).get("parameters", {})
     document = {**common, **settings[environment]["deploy"].get("parameters", {})}
     if missing := [field for field in ("stack_name", "region") if not document.get(field)]:

@@ -63,7 +63,7 @@ def seconds(option: str, typed: str) -> float:
     """
     parts = _PLUS.split(typed)
     if len(parts) > 1:
-        return sum(seconds(option, part) for part in parts)
+        return sum(seconds(option, term) for term in parts)
     match = _DURATION.fullmatch(typed.strip())
     if match is None:
         raise wrong(option, f"must be a duration such as 90s, 40min or 4.5h, not {typed!r}")

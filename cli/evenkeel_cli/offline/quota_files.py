@@ -57,7 +57,7 @@ def exchange(files: list[Path], into: str) -> "Converted":
     from evenkeel.domain.kueue.quota_formats import Format, convert
 
     if into not in list(Format):
-        known = ", ".join(Format)
-        raise CommandFailed(Exit.USAGE, f"There is no format {into!r}. Use one of: {known}.", code="USAGE")
+        formats = ", ".join(Format)
+        raise CommandFailed(Exit.USAGE, f"There is no format {into!r}. Use one of: {formats}.", code="USAGE")
     # Rules come from the files alone: fair sharing is on where a HyperPod policy says so.
     return convert(declared(Profile.KUEUE, files), Format(into))

@@ -41,21 +41,21 @@ def read(files: list[Path]) -> DesiredState:
     Raises:
         CommandFailed: a file cannot be used; names the file and the error.
     """
-    wanted, declared = DesiredState(), QuotaDocuments(Profile.KUEUE, RULES[Profile.KUEUE])
+    desired, declared = DesiredState(), QuotaDocuments(Profile.KUEUE, RULES[Profile.KUEUE])
     for file in files:
         for loaded in quota_files.load(file):
             for document in loaded["documents"] if isinstance(loaded, dict) and "documents" in loaded else [loaded]:
-                _add(document, str(file), wanted, declared)
+                _add(document, str(file), desired, declared)
     if declared.queues or declared.cohorts or declared.priorities:
         converted = convert(declared, Format.EVENKEEL)
-        wanted.losses = converted.losses
+        desired.losses = converted.losses
         document = ShortQuotas.model_validate(converted.documents[0])
         setup = setup_of_quotas(document)
-        wanted.queues = {team.name: team.to_json() for team in setup.teams}
+        desired.queues = {team.name: team.to_json() for team in setup.teams}
         fleet = setup.fleet.to_json()
-        wanted.fleet = {name: fleet[name] for name in OF_QUOTA_FILES if _declares(name, converted.documents[0])}
-    _check(wanted, ", ".join(map(str, files)))
-    return wanted
+        desired.fleet = {name: fleet[name] for name in OF_QUOTA_FILES if _declares(name, converted.documents[0])}
+    _check(desired, ", ".join(map(str, files)))
+    return desired
 
 
 def _check(wanted: DesiredState, files: str) -> None:

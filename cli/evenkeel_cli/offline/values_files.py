@@ -52,8 +52,10 @@ def _merged(site: Json, imported: Json) -> Json:
     allowed = dict(jobs.get("allowed") or {})
     for name, entries in imported.get("jobs", {}).get("allowed", {}).items():
         present = allowed.get(name) or []
-        known = [entry.get("name") if isinstance(entry, dict) else entry for entry in present]
-        added = [entry for entry in entries if (entry["name"] if isinstance(entry, dict) else entry) not in known]
+        present_names = [entry.get("name") if isinstance(entry, dict) else entry for entry in present]
+        added = [
+            entry for entry in entries if (entry["name"] if isinstance(entry, dict) else entry) not in present_names
+        ]
         allowed[name] = [*present, *added]
     if jobs or allowed:
         merged["jobs"] = jobs | ({"allowed": allowed} if allowed else {})

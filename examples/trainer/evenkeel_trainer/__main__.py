@@ -136,8 +136,8 @@ def _cut(message: bytes, place: int) -> bytes:
 
 
 def _pace(run: training.Run, until: float) -> None:
-    while not run.should_stop() and (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, 0.05))
+    while not run.should_stop() and (seconds_left := until - time.monotonic()) > 0:
+        time.sleep(min(seconds_left, 0.05))
 
 
 def _after_peer_lost(run: training.Run, lost: PeerLostError, say: "_Speaker") -> int:

@@ -62,7 +62,7 @@ class ModelState:
         total = [0.0] * PARAMETERS
         for piece in pieces:
             loss += piece.loss
-            total = [so_far + here for so_far, here in zip(total, piece.gradient, strict=True)]
+            total = [so_far + added for so_far, added in zip(total, piece.gradient, strict=True)]
         self.velocity = [MOMENTUM * v - LEARNING_RATE * g / samples for v, g in zip(self.velocity, total, strict=True)]
         self.weights = [w + v for w, v in zip(self.weights, self.velocity, strict=True)]
         return loss / samples
@@ -128,8 +128,8 @@ def _forward(weights: Sequence[float], x: float, y: float) -> tuple[list[float],
         scores.append(score)
     top = max(scores)
     powers = [math.exp(score - top) for score in scores]
-    whole = powers[0] + powers[1] + powers[2]
-    return hidden, [power / whole for power in powers]
+    total = powers[0] + powers[1] + powers[2]
+    return hidden, [power / total for power in powers]
 
 
 def _backward(

@@ -107,9 +107,9 @@ def _check_overlap(result: DrillResult, centre: DataCentre, job_id: str, *, may_
 
 def _check_provider(result: DrillResult, centre: DataCentre, before: RepairCounters) -> None:
     after = RepairCounters.read(centre).replaces
-    many = {life: count for life, count in after.items() if count > 1}
-    text = str(many or f"{len(after) - len(before.replaces)} new")
-    result.check("the provider accepts at most one Replace per node life", not many, text)
+    repeated = {life: count for life, count in after.items() if count > 1}
+    text = str(repeated or f"{len(after) - len(before.replaces)} new")
+    result.check("the provider accepts at most one Replace per node life", not repeated, text)
 
 
 def check_dead_letters(result: DrillResult, centre: DataCentre) -> None:
@@ -120,16 +120,16 @@ def check_dead_letters(result: DrillResult, centre: DataCentre) -> None:
 def _check_leftovers(result: DrillResult, centre: DataCentre) -> None:
     """Check that no wait, pointer, charge or lease remains."""
     deadline = time.monotonic() + FLEET_SECONDS
-    while (left := leftover_records(centre)) and time.monotonic() < deadline:
+    while (leftovers := leftover_records(centre)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
-    text = "; ".join(left) or "no open wait, pointer, charge or lease"
-    result.check("no wait, pointer, charge or lease is left open", not left, text)
+    text = "; ".join(leftovers) or "no open wait, pointer, charge or lease"
+    result.check("no wait, pointer, charge or lease is left open", not leftovers, text)
 
 
 def leftover_records(centre: DataCentre) -> list[str]:
     """Return the open waits, pointers to incidents, charges, leases and executions."""
     names = {name: centre.outputs[f"{name}TableName"] for name in ("Jobs", "Incidents", "Fleet", "Quotas")}
-    left = []
+    leftovers = []
     for page in (
         page
         for table in names.values()
@@ -142,12 +142,12 @@ def leftover_records(centre: DataCentre) -> list[str]:
             is_open = is_held or pk.startswith("OPEN#") or sk.startswith("WAIT#")
             holder = document_of(item).get("incidentId") if pk.startswith("LEASE#") else ""
             if is_open or holder:
-                left.append(f"{pk} {sk}")
+                leftovers.append(f"{pk} {sk}")
     steps = centre.deployer.client("stepfunctions")
     for machine in ("RecoverNodeArn", "RunJobArn", "BurstCapacityArn"):
         running = steps.list_executions(stateMachineArn=centre.outputs[machine], statusFilter="RUNNING")["executions"]
-        left += [str(execution["name"]) for execution in running]
-    return left
+        leftovers += [str(execution["name"]) for execution in running]
+    return leftovers
 
 
 def _time(text: str) -> datetime:

@@ -16,8 +16,8 @@ from evenkeel_local.data_centre import DataCentre
 def replay_mismatches(centre: DataCentre) -> list[str]:
     """Return the decisions that do not replay to their recorded answer, with the difference."""
     base = load_policy("local")
-    given = [doc["change"]["changes"] for _, doc in rows(centre, "POLICY#") if "change" in doc]
-    policies = {policy.hash: policy for policy in (base, *(changed(base, changes) for changes in given))}
+    changes_made = [doc["change"]["changes"] for _, doc in rows(centre, "POLICY#") if "change" in doc]
+    policies = {policy.hash: policy for policy in (base, *(changed(base, changes) for changes in changes_made))}
     mismatches = []
     for key, record in recorded(centre):
         try:

@@ -192,13 +192,13 @@ def _pod_name(workload: str, kind: WorkloadKind, rank: int) -> str:
 
 def await_all_nodes_ready(client: ApiClient, centre: DataCentre) -> None:
     """Wait until every node is schedulable."""
-    wanted = centre.node_count
+    node_count = centre.node_count
 
     def all_schedulable() -> bool:
         nodes = client.get("/nodes", pageSize=200)["items"]
-        return sum(1 for node in nodes if _is_schedulable(node)) >= wanted
+        return sum(1 for node in nodes if _is_schedulable(node)) >= node_count
 
-    wait_for(f"{wanted} schedulable nodes", FLEET_SECONDS, all_schedulable)
+    wait_for(f"{node_count} schedulable nodes", FLEET_SECONDS, all_schedulable)
 
 
 def _is_schedulable(node: dict[str, Any]) -> bool:

@@ -214,7 +214,7 @@ def _check_each(drill: DrillRun, machines: Sequence[str]) -> None:
 
 
 def _counted(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {what}" for what, count in counts.most_common())
+    return ", ".join(f"{count} {problem}" for problem, count in counts.most_common())
 
 
 def _check_limits(drill: DrillRun, peaks: OpenIncidentPeaks, limits: Json, machines: int) -> None:

@@ -114,8 +114,8 @@ def _manifest(job: str, node: str, folder: Path) -> Json:
             {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         ],
     }
-    here = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
-    preferred = [{"weight": 100, "preference": {"matchExpressions": [here]}}]
+    hostname_term = {"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}
+    preferred = [{"weight": 100, "preference": {"matchExpressions": [hostname_term]}}]
     pod = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": 1,

@@ -88,9 +88,9 @@ def _resolve_priority(obj: Obj, store: Store) -> None:
     for field, shown in (("priority", "integer value of priority"), ("preemptionPolicy", "string value of")):
         stated = spec.get(field, computed[field])
         if stated != computed[field]:
-            what = shown if field == "priority" else f"{shown} PreemptionPolicy"
+            named = shown if field == "priority" else f"{shown} PreemptionPolicy"
             why = (
-                f"the {what} ({stated}) must not be provided in pod spec; priority admission controller computed "
+                f"the {named} ({stated}) must not be provided in pod spec; priority admission controller computed "
                 f"{computed[field]} from the given PriorityClass name"
             )
             raise errors.forbidden("", "pods", obj["metadata"]["name"], why)
@@ -216,9 +216,11 @@ def _admit_service(obj: Obj, store: Store) -> None:
     spec.setdefault("ipFamilies", ["IPv4"])
     spec.setdefault("ipFamilyPolicy", "SingleStack")
     if "clusterIP" not in spec:
-        taken = {(service.get("spec") or {}).get("clusterIP") for service in store.each(catalogue.SERVICES.key)}
+        addresses_taken = {
+            (service.get("spec") or {}).get("clusterIP") for service in store.each(catalogue.SERVICES.key)
+        }
         addresses = (f"10.100.{number // 250}.{number % 250 + 1}" for number in range(1, 65000))
-        spec["clusterIP"] = next(address for address in addresses if address not in taken)
+        spec["clusterIP"] = next(address for address in addresses if address not in addresses_taken)
     spec.setdefault("clusterIPs", [spec["clusterIP"]])
     obj["status"] = {"loadBalancer": {}}
 

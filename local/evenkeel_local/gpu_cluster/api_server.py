@@ -253,20 +253,20 @@ class ApiServer:
     # Reading the request
 
     def _parse(self, http: web.Request) -> RequestInfo:
-        parts = [part for part in http.path.split("/") if part]
+        parts = [segment for segment in http.path.split("/") if segment]
         if parts[:2] == ["api", "v1"]:
-            group, version, rest = "", "v1", parts[2:]
+            group, version, segments = "", "v1", parts[2:]
         elif len(parts) >= 3 and parts[0] == "apis":
-            group, version, rest = parts[1], parts[2], parts[3:]
+            group, version, segments = parts[1], parts[2], parts[3:]
         else:
             raise errors.no_such_path()
         namespace = ""
-        if len(rest) >= 3 and rest[0] == "namespaces" and rest[2] not in ("status", "finalize"):
-            namespace, rest = rest[1], rest[2:]
-        if not rest:
+        if len(segments) >= 3 and segments[0] == "namespaces" and segments[2] not in ("status", "finalize"):
+            namespace, segments = segments[1], segments[2:]
+        if not segments:
             raise errors.no_such_path()
-        plural, name = rest[0], rest[1] if len(rest) > 1 else ""
-        subresource = "/".join(rest[2:])
+        plural, name = segments[0], segments[1] if len(segments) > 1 else ""
+        subresource = "/".join(segments[2:])
         verb = self._verb(http, name)
         return RequestInfo(verb, group, version, plural, namespace, name, subresource, http.path)
 
@@ -398,7 +398,9 @@ class ApiServer:
     def _patch_type(self, http: web.Request, accepted: tuple[str, ...]) -> str:
         kind = PATCH_TYPES.get(http.content_type, "")
         if kind not in accepted:
-            raise _unknown_format(*(name for name, known in PATCH_TYPES.items() if known in accepted))
+            raise _unknown_format(
+                *(name for name, format_accepted in PATCH_TYPES.items() if format_accepted in accepted)
+            )
         return kind
 
     def _patched(self, rt: ResourceType, old: Obj, raw: bytes, kind: str, request: RequestInfo) -> Obj:
@@ -555,8 +557,8 @@ class ApiServer:
         pod = self._store.get(catalogue.PODS, request.namespace, request.name)
         if not node:
             raise errors.invalid("", "Binding", request.name, [causes.required("target.name")])
-        if taken := pod["spec"].get("nodeName"):
-            message = f'pod {request.name} is already assigned to node "{taken}"'
+        if node_name := pod["spec"].get("nodeName"):
+            message = f'pod {request.name} is already assigned to node "{node_name}"'
             raise errors.conflict("", "pods/binding", request.name, message)
         self._registry.change(pod, lambda obj: obj["spec"].update(nodeName=node))
         return web.json_response(errors.success(code=201), status=201)
@@ -809,7 +811,7 @@ class ApiServer:
                 user = User(spec.get("user") or "", tuple(spec.get("groups") or ()))
             attributes = spec.get("resourceAttributes") or {}
             parts = ("verb", "group", "version", "namespace", "name", "subresource")
-            document = {part: attributes.get(part, "") for part in parts}
+            document = {attribute: attributes.get(attribute, "") for attribute in parts}
             path = (spec.get("nonResourceAttributes") or {}).get("path", "")
             request_info = RequestInfo(**document, plural=attributes.get("resource", ""), path=path)
             body["status"] = {"allowed": self._authorizer.refusal(user, request_info) is None}

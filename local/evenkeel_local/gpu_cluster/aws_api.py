@@ -139,8 +139,8 @@ class AwsApi:
         if "ComputeQuota" in operation:
             return "*" if operation.startswith("List") else arn(f"compute-quota/{body.get('ComputeQuotaId', '*')}")
         if "SchedulerConfig" in operation:
-            wanted = body.get("ClusterSchedulerConfigId", "*")
-            return "*" if operation.startswith("List") else arn(f"cluster-scheduler-config/{wanted}")
+            resource_id = body.get("ClusterSchedulerConfigId", "*")
+            return "*" if operation.startswith("List") else arn(f"cluster-scheduler-config/{resource_id}")
         if operation == "DescribeTrainingPlan":
             return arn(f"training-plan/{str(body.get('TrainingPlanName')).rsplit('/', 1)[-1]}")
         if operation == "ListUltraServersByReservedCapacity":
@@ -148,7 +148,7 @@ class AwsApi:
         return "*" if operation in ("ListClusters", "SearchTrainingPlanOfferings") else self._config.cluster_arn
 
     async def _eks(self, http: web.Request, incoming: Incoming) -> Json:
-        parts = [part for part in http.path.split("/") if part]
+        parts = [segment for segment in http.path.split("/") if segment]
         if http.method == "GET" and len(parts) == 4 and parts[2] == "node-groups":
             return await self._describe_nodegroup(incoming, parts[1], parts[3])
         if len(parts) > 2 and parts[2] == "access-entries":

@@ -160,9 +160,9 @@ class EngineAuth:
         if principal.endswith(":root"):
             return
         key = (principal, action, resource)
-        known = self._decisions.get(key)
+        cached = self._decisions.get(key)
         now = time.monotonic()
-        if known is None or known[0] < now:
+        if cached is None or cached[0] < now:
             question = {
                 "Action": "SimulatePrincipalPolicy",
                 "PolicySourceArn": policy_source(principal),
@@ -178,12 +178,12 @@ class EngineAuth:
             decision = answer.text("EvalDecision")
             if answer.status != 200 or decision is None:
                 raise EngineClientError(f"the cluster may not ask about policies: {answer.body[:300]!r}")
-            known = (now + self._cache_seconds, decision)
-            self._decisions[key] = known
-        if known[1] == "allowed":
+            cached = (now + self._cache_seconds, decision)
+            self._decisions[key] = cached
+        if cached[1] == "allowed":
             return
         why = "with an explicit deny in an identity-based policy"
-        if known[1] != "explicitDeny":
+        if cached[1] != "explicitDeny":
             why = f"because no identity-based policy allows the {action} action"
         message = f"User: {principal} is not authorized to perform: {action} on resource: {resource} {why}"
         raise AwsError("AccessDeniedException", message)

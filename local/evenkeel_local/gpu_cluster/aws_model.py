@@ -151,8 +151,8 @@ def _string_problems(shape: Shape, value: Any, path: str) -> Iterator[str]:
 
 
 def _number_problems(shape: Shape, value: Any, path: str) -> Iterator[str]:
-    wanted: tuple[type, ...] = (int,) if shape.type_name in ("integer", "long") else (int, float)
-    if isinstance(value, bool) or not isinstance(value, wanted):
+    types: tuple[type, ...] = (int,) if shape.type_name in ("integer", "long") else (int, float)
+    if isinstance(value, bool) or not isinstance(value, types):
         yield _failed(value, path, "be a number")
         return
     least, most = shape.metadata.get("min"), shape.metadata.get("max")

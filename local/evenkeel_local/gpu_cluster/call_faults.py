@@ -48,8 +48,8 @@ class CallFault:
     def applies_to(self, call: ApiCall) -> bool:
         """Whether the rule matches this call and is not used up."""
         return (self.times is None or self.hits < self.times) and all(
-            fnmatch.fnmatchcase(actual, wanted)
-            for actual, wanted in (
+            fnmatch.fnmatchcase(actual, pattern)
+            for actual, pattern in (
                 (call.api, self.api),
                 (call.operation, self.operation),
                 (call.subject, self.subject),

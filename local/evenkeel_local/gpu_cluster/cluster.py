@@ -141,9 +141,15 @@ class GpuCluster:
         """
         if not is_restored:
             self._create_first_objects()
-        own: tuple[Noticing, ...] = (self.scheduler, self.jobs, self.replica_sets, self.deployments, self.endpoints)
-        noticing: tuple[Noticing, ...] = (*own, *self.operators)
-        controllers = [part.run for part in noticing]
+        controllers_of_cluster: tuple[Noticing, ...] = (
+            self.scheduler,
+            self.jobs,
+            self.replica_sets,
+            self.deployments,
+            self.endpoints,
+        )
+        noticing: tuple[Noticing, ...] = (*controllers_of_cluster, *self.operators)
+        controllers = [controller.run for controller in noticing]
         controllers += [self.nodes.run, self.garbage.run, self.disruption.run]
         controllers.append(self.garbage.collect_pods)
         if self.karpenter is not None:
@@ -155,8 +161,8 @@ class GpuCluster:
         if not is_restored:
             self.fleet.start()
         else:
-            for part in noticing:
-                part.notice_all()
+            for noticer in noticing:
+                noticer.notice_all()
             self.fleet.resume()
 
     def _create_first_objects(self) -> None:

@@ -90,9 +90,9 @@ class ClusterEvents:
         """Answer ListClusterEvents."""
         events = list(self._events)
         for field in ("InstanceGroupName", "NodeId", "ResourceType", "OperationId"):
-            if wanted := body.get(field):
+            if value := body.get(field):
                 key = "InstanceId" if field == "NodeId" else field
-                events = [event for event in events if event.get(key) == wanted]
+                events = [event for event in events if event.get(key) == value]
         events = between(events, body, "EventTime", lambda event: event["EventTime"])
         if body.get("SortOrder", "Descending") == "Descending":
             events.reverse()

@@ -221,9 +221,9 @@ def check_types(config: ClusterConfig) -> None:
     Raises:
         ValueError: a group has such a type.
     """
-    known: list[str] = getattr(service_model("sagemaker").shape_for("ClusterInstanceType"), "enum", [])
+    types: list[str] = getattr(service_model("sagemaker").shape_for("ClusterInstanceType"), "enum", [])
     for group in config.instance_groups:
-        if group.instance_type not in known:
+        if group.instance_type not in types:
             raise ValueError(f"instanceGroups {group.name}: SageMaker has no instance type {group.instance_type}")
 
 

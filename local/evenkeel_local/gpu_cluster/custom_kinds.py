@@ -29,7 +29,7 @@ def definition(
         short: Short names for kubectl.
         columns: Title and JSON path of each column that kubectl prints.
     """
-    kept = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    open_schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     return {
         "metadata": {"name": f"{plural}.{group}"},
         "spec": {
@@ -41,7 +41,12 @@ def definition(
                     "name": version,
                     "served": True,
                     "storage": True,
-                    "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": kept, "status": kept}}},
+                    "schema": {
+                        "openAPIV3Schema": {
+                            "type": "object",
+                            "properties": {"spec": open_schema, "status": open_schema},
+                        }
+                    },
                     "subresources": {"status": {}},
                     "additionalPrinterColumns": [
                         {"name": title, "type": "string", "jsonPath": path} for title, path in columns

@@ -417,11 +417,11 @@ class DeploymentController(Controller):
             self._queue.add_later(rollout.deployment, deadline + 1)
         elif condition is not None and condition["reason"] != TIMED_OUT:
             since = datetime.fromisoformat(condition["lastUpdateTime"])
-            left = deadline - (datetime.now(UTC) - since).total_seconds()
-            if left < 0:
+            seconds_left = deadline - (datetime.now(UTC) - since).total_seconds()
+            if seconds_left < 0:
                 _set(status, "Progressing", "False", TIMED_OUT, f"{subject} has timed out progressing.")
             else:
-                self._queue.add_later(rollout.deployment, left + 1)
+                self._queue.add_later(rollout.deployment, seconds_left + 1)
 
 
 def _set(status: Obj, kind: str, value: str, reason: str, message: str, *, touch: bool = False) -> None:
@@ -454,17 +454,17 @@ def _proportional_shares(active: list[Obj], allowed: int, rollout: _Rollout) -> 
     newer = sorted(active, key=_age, reverse=total > 0)
     ordered = sorted(newer, key=_size, reverse=True)
     sizes: dict[str, tuple[Obj, int]] = {}
-    left = total
+    remaining = total
     for replica_set in ordered:
         size = _size(replica_set)
         most = int(annotations_of(replica_set).get(MAX_REPLICAS_ANNOTATION) or allowed) or 1
         share = round(size * allowed / most) - size
-        share = max(min(share, left), 0) if total > 0 else min(max(share, left), 0)
-        left -= share
+        share = max(min(share, remaining), 0) if total > 0 else min(max(share, remaining), 0)
+        remaining -= share
         sizes[name_of(replica_set)] = (replica_set, max(size + share, 0))
-    if ordered and left:
+    if ordered and remaining:
         first, size = sizes[name_of(ordered[0])]
-        sizes[name_of(first)] = (first, max(size + left, 0))
+        sizes[name_of(first)] = (first, max(size + remaining, 0))
     return sizes
 
 

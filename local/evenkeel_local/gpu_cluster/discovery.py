@@ -16,7 +16,7 @@ VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update
 
 def document(path: str, accept: str, types: ResourceCatalogue) -> tuple[bytes, str] | None:
     """Return the body and content type of a path that describes the API; None for any other path."""
-    parts = [part for part in path.split("/") if part]
+    parts = [segment for segment in path.split("/") if segment]
     if path in ("/healthz", "/livez", "/readyz") or path.startswith(("/livez/", "/readyz/", "/healthz/")):
         return b"ok", "text/plain"
     body = _describe(parts, types)

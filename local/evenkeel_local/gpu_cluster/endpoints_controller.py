@@ -30,9 +30,9 @@ class EndpointsController(Controller):
     def sync(self, namespace: str, name: str) -> None:
         """Write the Endpoints of one Service."""
         service = self._store.find(catalogue.SERVICES.key, namespace, name)
-        known = self._store.find(catalogue.ENDPOINTS.key, namespace, name)
+        endpoints = self._store.find(catalogue.ENDPOINTS.key, namespace, name)
         if service is None:
-            if known is not None and MANAGED.items() <= labels_of(known).items():
+            if endpoints is not None and MANAGED.items() <= labels_of(endpoints).items():
                 self._registry.delete(catalogue.ENDPOINTS, namespace, name)
             return
         if not (service.get("spec") or {}).get("selector") or is_deleting(service):
@@ -40,7 +40,7 @@ class EndpointsController(Controller):
         pods = [pod for pod in self._store.all(catalogue.PODS.key, namespace) if _is_of(service, pod)]
         subsets = subsets_of(service, pods)
         labels = {**labels_of(service), **MANAGED}
-        if known is None:
+        if endpoints is None:
             body: Obj = {"metadata": {"name": name, "labels": labels}, **({"subsets": subsets} if subsets else {})}
             try:
                 self._registry.create(catalogue.ENDPOINTS, namespace, body)

@@ -197,18 +197,18 @@ class FaultInjector:
 
     def _choose_node(self, row: FaultDefinition, options: Json) -> Node:
         nodes = [node for node in self.all_nodes() if _node_kind(node) in row.hits]
-        if wanted := options.get("node"):
-            named = [node for node in self.all_nodes() if wanted in _node_names(node)]
+        if node_option := options.get("node"):
+            named = [node for node in self.all_nodes() if node_option in _node_names(node)]
             if not named:
-                raise InvalidFault(f"there is no node {wanted!r} that is up")
+                raise InvalidFault(f"there is no node {node_option!r} that is up")
             if named[0] not in nodes:
-                raise InvalidFault(f"{row.name} cannot hit {wanted!r}: it is for {OWNERS[row.hits[0]]} nodes")
+                raise InvalidFault(f"{row.name} cannot hit {node_option!r}: it is for {OWNERS[row.hits[0]]} nodes")
             return named[0]
         for option, of in (("instanceGroup", _group_of), ("zone", self.zone_of)):
-            if wanted := options.get(option):
-                nodes = [node for node in nodes if of(node) == wanted]
+            if node_option := options.get(option):
+                nodes = [node for node in nodes if of(node) == node_option]
                 if not nodes:
-                    raise InvalidFault(f"there is no node up in {option} {wanted!r}")
+                    raise InvalidFault(f"there is no node up in {option} {node_option!r}")
                 return nodes[0]
         busy = {str(pod["spec"]["nodeName"]) for pod in self._running(options.get("job"))}
         nodes = [node for node in nodes if node.node_name in busy and kubelet_of(node).is_connected]
@@ -361,10 +361,10 @@ def _node_flap(table: FaultInjector, node: Node, options: Json, injected: Inject
 
 
 def _app_crash(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    wanted = str(options.get("job") or "").rpartition("/")[2]
+    job_name = str(options.get("job") or "").rpartition("/")[2]
     for worker in kubelet_of(node).workers.values():
         owner = controller_of(worker.pod)
-        if wanted and (owner is None or owner["name"] != wanted):
+        if job_name and (owner is None or owner["name"] != job_name):
             continue
         if worker.crash(int(_number(options, "exitCode", 1))):
             injected.effects = {"pod": f"{namespace_of(worker.pod)}/{name_of(worker.pod)}"}

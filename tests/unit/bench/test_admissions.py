@@ -60,11 +60,11 @@ def test_bare_transaction_equals_that_of_a_cycle() -> None:
 
 
 def test_fixed_work_is_ten_transactions_of_640_items() -> None:
-    made = transactions([f"job-{number:010d}" for number in range(ADMISSIONS)], "round7")
+    written = transactions([f"job-{number:010d}" for number in range(ADMISSIONS)], "round7")
 
-    puts = [item["Put"] for transaction in made for item in transaction if "Put" in item]
-    assert (len(made), sum(map(len, made))) == (10, 640)
-    assert len(json.dumps(made)) == pytest.approx(2_700_000, rel=0.01)
+    puts = [item["Put"] for transaction in written for item in transaction if "Put" in item]
+    assert (len(written), sum(map(len, written))) == (10, 640)
+    assert len(json.dumps(written)) == pytest.approx(2_700_000, rel=0.01)
     assert {put["TableName"] for put in puts} == {"round7-quotas", "round7-jobs", "round7-incidents"}
     assert all(json.loads(put["Item"]["doc"]["S"]) for put in puts)
 

@@ -34,9 +34,9 @@ def test_verdict_follows_from_the_two_intervals(now: Figure, before: Figure | No
     assert compare(now, before) is verdict
 
 
-def baseline(folder: Path, figure: Figure, others: float = 0.0) -> Path:
+def baseline(folder: Path, figure: Figure, others_share: float = 0.0) -> Path:
     path = folder / "check.json"
-    path.write_text(json.dumps(check.document({"lane": figure}, [], others)), encoding="utf-8")
+    path.write_text(json.dumps(check.document({"lane": figure}, [], others_share)), encoding="utf-8")
     return path
 
 
@@ -72,23 +72,23 @@ def test_exit_code_and_repeated_measurement(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[int] = []
+    round_counts: list[int] = []
 
     def measure(wanted: int) -> Samples:
-        asked.append(wanted)
-        return samples(runs[len(asked) - 1])
+        round_counts.append(wanted)
+        return samples(runs[len(round_counts) - 1])
 
     monkeypatch.setattr(check, "_ALL", {"group": measure})
     monkeypatch.setattr(check, "BASELINE", baseline(tmp_path, Figure(1.0, 0.98, 1.02)))
 
     assert check.main([]) == code
-    assert asked == rounds
+    assert round_counts == rounds
 
 
 def test_baseline_of_a_busy_machine_gives_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = [2 * cost for cost in STEADY]
     monkeypatch.setattr(check, "_ALL", {"group": lambda _rounds: samples(slow)})
-    monkeypatch.setattr(check, "BASELINE", baseline(tmp_path, Figure(1.0, 0.98, 1.02), others=0.87))
+    monkeypatch.setattr(check, "BASELINE", baseline(tmp_path, Figure(1.0, 0.98, 1.02), others_share=0.87))
 
     assert check.main([]) == 2
 

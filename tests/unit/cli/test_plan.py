@@ -642,7 +642,7 @@ def test_converted_quota_file_reports_lost_settings(files: Files, tmp_path: Path
     assert output("quota", "export", "--to", "slurm", str(tmp_path / "short.json"))[0] == 2
 
 
-# ---------------------------------------------------------------- queues that stop, appear, or take somebody not
+# ---------------------------------------------------------------- queues that stop, appear, or refuse jobs
 
 
 def reserved(name: str, *conditions: Json) -> Json:

@@ -165,9 +165,9 @@ def test_conflict_leaves_as_a_transient_error(fake: FakeWorld) -> None:
     [execution] = fake.workflows.names(WorkflowName.RECOVER_NODE)
 
     def conflict(*_: Any, **__: Any) -> None:
-        raise Conflict("somebody else was first")
+        raise Conflict("another writer was first")
 
-    fake.ledger.commit = conflict  # type: ignore[method-assign]  # always somebody else
+    fake.ledger.commit = conflict  # type: ignore[method-assign]  # another writer always commits first
 
     with pytest.raises(TransientError, match="Conflict") as raised:
         call("plan_recovery", incidentId=execution.removesuffix("-r1"), run=1)

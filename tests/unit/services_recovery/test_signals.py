@@ -210,7 +210,7 @@ def test_event_may_contain_node_and_group_facts() -> None:
     assert ingest(world, progress_fact(1, "insufficient_capacity"), a_group_fact()) == ["IGNORED", "DUPLICATE"]
 
 
-# ---------------------------------------------------------------- news of a repair
+# ---------------------------------------------------------------- signals of a repair
 
 
 def progress(world: FakeWorld) -> list[str]:

@@ -783,7 +783,7 @@ def test_node_without_a_job_is_repaired() -> None:
 
 def test_job_that_never_resumes_pages_a_person() -> None:
     recovery = faulty(size=2)
-    recovery.run_jobs = lambda: None  # type: ignore[method-assign]  # nobody schedules
+    recovery.run_jobs = lambda: None  # type: ignore[method-assign]  # no cycle runs
 
     assert recovery.recover() == IncidentState.JOB_NOT_RESUMED
     assert len(recovery.world.pager.pages) == 1
