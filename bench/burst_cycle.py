@@ -54,9 +54,9 @@ from evenkeel.domain.nodes import KARPENTER_LABEL, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook
+from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import facts_for_next_offer
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
-from evenkeel.domain.renting.policy import RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalHolder, RentalOffer, RentalState, opened
 from evenkeel.domain.resources import Resources
 
@@ -87,10 +87,10 @@ def site_policy(
     return policy.replace(
         burst=policy.burst.replace(
             pools=tuple(rented),
-            fleet_cap_micros_per_hour=round(caps["fleetUsdPerHour"] * money.MICROS),
-            other_team_cap_micros_per_hour=round(caps["teamUsdPerHour"] * money.MICROS),
+            fleet_cap_micros_per_hour=round(caps["fleetUsdPerHour"] * money.MICROS_PER_USD),
+            other_team_cap_micros_per_hour=round(caps["teamUsdPerHour"] * money.MICROS_PER_USD),
             delay_micros_per_hour={
-                name: round(kind["usdPerHourOfDelay"] * delay_factor * money.MICROS)
+                name: round(kind["usdPerHourOfDelay"] * delay_factor * money.MICROS_PER_USD)
                 for name, kind in jobs["classes"].items()
             },
             **burst,

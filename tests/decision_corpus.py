@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 from pydantic import BaseModel, TypeAdapter
 from pydantic.alias_generators import to_camel
 
-from evenkeel.domain.admission import decide, fifo, request_facts, resize_facts, team_cycle
+from evenkeel.domain.admission import decide_job, queue_with_teams, queue_without_teams, request_facts, resize_facts
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import compatibility, instance_types, start_estimates
 from evenkeel.domain.capacity.compatibility import Storage
@@ -99,7 +99,7 @@ FACTS: Mapping[str, type[Value]] = {
     "DRAIN": draining.DrainFacts,
     "RESTART": restarts.RestartFacts,
     "ATTRIBUTION": attribution.AttributionFacts,
-    "ADMISSION": decide.AdmissionFacts,
+    "ADMISSION": decide_job.AdmissionFacts,
     "RESIZE": resize_facts.ResizeFacts,
     "PLACEMENT": placement.PlacementFacts,
     "MIGRATION": migration.MigrationFacts,
@@ -192,8 +192,8 @@ def _why_not_portable(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "admission.admit": fifo.admit,
-    "admission.decide": decide.decide,
+    "admission.admit": queue_without_teams.admit,
+    "admission.decide": decide_job.decide,
     "admission.request_of": _admission_request,
     "admission.with_ends": request_facts.with_reservation_ends,
     "approval.answer": approval.answer,
@@ -279,7 +279,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "settling.outgrown": settling.why_replan,
     "settling.runs_again_at": settling.next_run_at,
     "settling.settle": settling.choose_incident_end,
-    "sharing.share": team_cycle.run_team_cycle,
+    "sharing.share": queue_with_teams.run_team_cycle,
     "spending.limits_of": spending.usage_limits,
     "starts.expected_starts": start_estimates.expected_starts,
     "starts.expected_wait": start_estimates.expected_wait,

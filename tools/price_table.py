@@ -37,7 +37,7 @@ def _all(prices: tuple[DatedPrice, ...]) -> str:
 
 
 def _text(price: DatedPrice, accelerators: int) -> str:
-    return f"${price.micros_per_node_hour / money.MICROS / accelerators:,.4f}"
+    return f"${price.micros_per_node_hour / money.MICROS_PER_USD / accelerators:,.4f}"
 
 
 def files() -> dict[Path, str]:

@@ -62,8 +62,8 @@ def main() -> int:
         code = train(run, options.steps, options.save_every)
     except training.Fenced:
         return training.EXIT_FENCED
-    except training.Unproved:
-        return training.EXIT_UNPROVED
+    except training.Unproven:
+        return training.EXIT_UNPROVEN
     except training.DamagedError:
         return training.EXIT_DAMAGED
     dist.destroy_process_group()

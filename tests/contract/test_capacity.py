@@ -10,9 +10,9 @@ import pytest
 
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import KubernetesApi
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.serving import holder_id
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.renting.rental import RentalState

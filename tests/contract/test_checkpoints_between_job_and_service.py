@@ -13,7 +13,7 @@ from evenkeel.adapters.s3_checkpoints import S3Checkpoints
 from evenkeel.domain import checkpoints as service_side
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.services.attempts import pin_resume_point
 from evenkeel.training import Fenced

@@ -141,7 +141,7 @@ def test_detector_may_report_but_not_read(data_centre: DataCentre, people: Peopl
     line = {"instanceId": node["instanceId"], "line": "all is well", "observedAt": f"{datetime.now(UTC):%FT%TZ}"}
     document = detector.post("/faults", {"faults": [line]})
 
-    assert (reported, document["passedOver"]) == ("VALIDATION_FAILED", 1)
+    assert (reported, document["ignored"]) == ("VALIDATION_FAILED", 1)
     assert asked(lambda: detector.get("/status")) in {"NOT_ALLOWED", "HTTP_403"}
     assert asked(lambda: detector.post("/jobs", SMALL)) in {"NOT_ALLOWED", "HTTP_403"}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from evenkeel.domain.admission.decide import Action
+from evenkeel.domain.admission.decide_job import Action
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState, ResizeRequest
@@ -37,25 +37,25 @@ def sizes_of(spec: JobSpec) -> set[int]:
 
 
 def _job(world: "Simulation", job_id: str) -> Job:
-    job: Job = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job)
+    job: Job = rows.decode(world.ledger.rows[job_rows.job_key(job_id)], Job)
     return job
 
 
 def _attempt(world: "Simulation", job_id: str, number: int) -> Attempt | None:
     row = world.ledger.rows.get(job_rows.attempt_key(job_id, number))
-    return rows.read(row, Attempt) if row else None
+    return rows.decode(row, Attempt) if row else None
 
 
 def _jobs_changed(changes: Changes) -> Iterator[tuple[Job | None, Job]]:
     for key, before, after in changes:
         if after and key.sk == "META" and key.pk.startswith("JOB#"):
-            yield rows.read(before, Job) if before else None, rows.read(after, Job)
+            yield rows.decode(before, Job) if before else None, rows.decode(after, Job)
 
 
 def _attempts_changed(changes: Changes) -> Iterator[tuple[Attempt | None, Attempt]]:
     for key, before, after in changes:
         if after and key.sk.startswith("ATTEMPT#"):
-            yield rows.read(before, Attempt) if before else None, rows.read(after, Attempt)
+            yield rows.decode(before, Attempt) if before else None, rows.decode(after, Attempt)
 
 
 def _wishes(changes: Changes) -> Iterator[tuple[Job, ResizeRequest]]:
@@ -87,7 +87,7 @@ def sizes_are_allowed(world: "Simulation", changes: Changes) -> Iterator[str]:
         if before is not None:
             continue
         spec = _job(world, attempt.job_id).spec
-        charge = rows.read(world.ledger.rows[quota_rows.charge_key(attempt)], Charge)
+        charge = rows.decode(world.ledger.rows[quota_rows.charge_key(attempt)], Charge)
         if attempt.size not in sizes_of(spec):
             yield f"{attempt.workload_name} has {attempt.size} nodes; its spec allows {sorted(sizes_of(spec))}"
         held = (len(set(attempt.node_names)), attempt.accelerators, len(charge.node_names), charge.accelerators)
@@ -209,7 +209,7 @@ def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
     for key, row in world.ledger.rows.items():
         if key.sk != "META" or not key.pk.startswith("JOB#") or row.doc["state"] != JobState.PENDING:
             continue
-        job = rows.read(row, Job)
+        job = rows.decode(row, Job)
         if job.next_node_count <= size and not (job.not_before and now < job.not_before):
             waiting.append(job.job_id)
     replicas = [pod for pod in world.cluster.unmanaged_pods(CLUSTER) if pod.namespace == "serving"]
@@ -252,7 +252,7 @@ def _is_from_outside(change: tuple[object, Row | None, Row | None]) -> bool:
     if row is None:
         return False
     if row.key.pk.startswith("JOB#") and row.key.sk == "META":
-        was, job = (rows.read(before, Job) if before else None), rows.read(row, Job)
+        was, job = (rows.decode(before, Job) if before else None), rows.decode(row, Job)
         is_new = (
             was is None or was.state.is_at_rest or was.priority != job.priority or was.is_suspended != job.is_suspended
         )
@@ -458,7 +458,7 @@ def _others_wait(world: "Simulation", winner: str) -> bool:
         if key.pk.startswith("DEC#") and row.doc["kind"] == "ADMISSION":
             actions[row.doc["subject"]] = row.doc["action"]
         elif key.pk.startswith("JOB#") and key.sk == "META" and row.doc["state"] == JobState.PENDING:
-            waiting.append(rows.read(row, Job))
+            waiting.append(rows.decode(row, Job))
     return any(
         job.priority >= first.priority
         if job.spec.team == first.spec.team

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.elastic.sizes import ElasticTerms
 from evenkeel.domain.elastic.throughput import SizeThroughput
-from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.jobs.spec import ElasticSpec, JobSpec
@@ -387,7 +387,7 @@ class ElasticScenario:
         return self.world.cluster.node(CLUSTER, name)
 
     def _nodes_of(self, job_id: str) -> tuple[str, ...]:
-        job = rows.read(self.world.ledger.rows[job_rows.job_key(job_id)], Job)
+        job = rows.decode(self.world.ledger.rows[job_rows.job_key(job_id)], Job)
         row = self.world.ledger.rows.get(job_rows.attempt_key(job_id, job.current_attempt))
         return tuple(row.doc["nodeNames"]) if row and not job.state.has_ended else ()
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from evenkeel.domain.admission.decide import Action, recorded_reason
+from evenkeel.domain.admission.decide_job import Action, recorded_reason
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.start_size import decide_with_sizes
@@ -195,12 +195,12 @@ def _incidents(world: "Simulation") -> list["Json"]:
 
 
 def _jobs(world: "Simulation") -> list[Job]:
-    return [rows.read(row, Job) for row in world.ledger.of("META", "JOB#")]
+    return [rows.decode(row, Job) for row in world.ledger.of("META", "JOB#")]
 
 
 def held_charges(world: "Simulation") -> list[Charge]:
     """Return the held charges. A released charge only names the waiting job that had it."""
-    charges = (rows.read(row, Charge) for row in world.ledger.of("CHARGE", f"TREE#{quota_rows.ROOT_TREE}"))
+    charges = (rows.decode(row, Charge) for row in world.ledger.of("CHARGE", f"TREE#{quota_rows.ROOT_TREE}"))
     return [charge for charge in charges if charge.is_held]
 
 
@@ -314,7 +314,7 @@ def labels_are_no_proof(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
         if not key.sk.startswith("ATTEMPT#") or after is None or after.doc["state"] != AttemptState.SUCCEEDED:
             continue
-        attempt = rows.read(after, Attempt)
+        attempt = rows.decode(after, Attempt)
         if attempt.workload_name not in world.trainers.finished:
             yield f"{attempt.workload_name} is SUCCEEDED, but its own pods have not succeeded"
 
@@ -442,7 +442,7 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     CheckTrigger.REPAIR,
 )
 def no_harm_while_held(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
-    if barred := _barred(world):
+    if barred := _why_not_allowed(world):
         yield f"{rung} of {instance_id} is requested {barred}"
 
 
@@ -450,13 +450,13 @@ def no_harm_while_held(world: "Simulation", rung: str, instance_id: str) -> Iter
 def no_stop_while_held(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
     # Stops that were requested earlier or by a person are carried out; a hold delays only stops by a recovery.
     is_recovery = world.calls and world.calls[-1].function in ("drain_node", "repair_node")
-    if is_recovery and (barred := _barred(world)):
+    if is_recovery and (barred := _why_not_allowed(world)):
         yield f"{job_id}-a{attempt} is stopped {barred}"
 
 
 @invariant_check("no-harmful-act-without-permission", "", CheckTrigger.CORDON)
 def no_cordon_while_watching(world: "Simulation", name: str) -> Iterator[str]:
-    if barred := barred_mode(world):
+    if barred := forbidding_mode(world):
         yield f"{name} is cordoned {barred}"
 
 
@@ -466,14 +466,14 @@ def no_launch_while_watching(world: "Simulation", spec: LaunchSpec) -> Iterator[
         yield f"{spec.attempt.workload_name} is launched in mode {world.mode}"
 
 
-def barred_mode(world: "Simulation") -> str:
+def forbidding_mode(world: "Simulation") -> str:
     """Return why the mode forbids an act (observe, or recommend without an approval); empty if it is allowed."""
     has_approval = any((doc.get("approval") or {}).get("approves") for doc in _incidents(world))
     return "" if world.mode == "act" or (world.mode == "recommend" and has_approval) else f"in mode {world.mode}"
 
 
-def _barred(world: "Simulation") -> str:
-    if barred := barred_mode(world):
+def _why_not_allowed(world: "Simulation") -> str:
+    if barred := forbidding_mode(world):
         return barred
     since, until = world.hold
     return "under a hold" if since < _began(world) and world.loop.seconds < until else ""
@@ -499,7 +499,7 @@ def approval_is_of_its_plan(world: "Simulation", changes: Changes) -> Iterator[s
 )
 def shared_cause_bars_repairs(world: "Simulation", rung: str, instance_id: str) -> Iterator[str]:
     rails, decided_at = world.policy.repair.guardrails, _asked_at(world, rung, instance_id)
-    nodes = [rows.read(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
+    nodes = [rows.decode(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
     zone = next((node.zone for node in nodes if node.life.instance_id == instance_id), "")
     in_zone = {node.life.key: node for node in nodes if zone and node.zone == zone}
     # Only nodes that every reader counts: by their own row unhealthy since before the decision.
@@ -564,7 +564,7 @@ def reboot_is_needed(world: "Simulation", rung: str, instance_id: str) -> Iterat
         return
     asking = {row.doc["incidentId"] for row in world.ledger.of("META", "LEASE#")}
     for row in world.ledger.of("META", "INC#"):
-        incident = rows.read(row, Incident)
+        incident = rows.decode(row, Incident)
         is_its = incident.incident_id in asking and incident.life.instance_id == instance_id
         has_rebooted = incident.boot_id not in ("", node.boot_id)
         if is_its and has_rebooted and incident.last_fault_at < node.ready_since < _asked_at(world, rung, instance_id):
@@ -587,7 +587,7 @@ def charge_with_attempt(world: "Simulation", changes: Changes) -> Iterator[str]:
             continue
         name = f"{after.doc['jobId']}-a{after.doc['attempt']}"
         charge = world.ledger.rows.get(Key(Table.QUOTAS, f"TREE#{quota_rows.ROOT_TREE}", f"CHARGE#{name}"))
-        is_held = charge is not None and rows.read(charge, Charge).is_held
+        is_held = charge is not None and rows.decode(charge, Charge).is_held
         is_live = not AttemptState(after.doc["state"]).has_ended
         if is_live != is_held:
             yield f"{name} is {after.doc['state']} but its charge is {'held' if is_held else 'not held'}"
@@ -611,11 +611,11 @@ def no_overcommit(world: "Simulation", changes: Changes) -> Iterator[str]:
 )
 def unhealthy_node_gets_no_job(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, after in changes:
-        is_held = after is not None and key.sk.startswith("CHARGE#") and rows.read(after, Charge).is_held
-        if after is None or not is_held or (before is not None and rows.read(before, Charge).is_held):
+        is_held = after is not None and key.sk.startswith("CHARGE#") and rows.decode(after, Charge).is_held
+        if after is None or not is_held or (before is not None and rows.decode(before, Charge).is_held):
             continue
         left_unhealthy = _left_unhealthy(world, before=_began(world) - _INDEXED_WITHIN)
-        for name in rows.read(after, Charge).node_names:
+        for name in rows.decode(after, Charge).node_names:
             node = world.cluster.node(CLUSTER, name)
             if node is not None and node.instance_id in left_unhealthy:
                 yield f"{key.sk} is admitted on {name}, but {left_unhealthy[node.instance_id]} left it unhealthy"
@@ -629,7 +629,7 @@ def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
     world.seen["status with an unhealthy node"] += 1
     ages = read_sources.run(world.observer_context())
     status = read_fleet.status(ages, world.observer_context())
-    nodes = [rows.read(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
+    nodes = [rows.decode(row, FleetNode) for row in world.ledger.of("META", "NODE#")]
     usable = [
         node for node in nodes if node.life.instance_id not in left_unhealthy and not (node.is_gone or node.is_cordoned)
     ]
@@ -646,7 +646,7 @@ _INDEXED_WITHIN = 30.0
 def _left_unhealthy(world: "Simulation", *, before: float) -> dict[str, str]:
     """Return the incidents that left nodes unhealthy before a time, by instance id."""
     until = A_MOMENT + timedelta(seconds=before)
-    nodes = (rows.read(row, UnhealthyNode) for row in world.ledger.of("META", "UNHEALTHY#"))
+    nodes = (rows.decode(row, UnhealthyNode) for row in world.ledger.of("META", "UNHEALTHY#"))
     return {node.life.instance_id: node.incident_id for node in nodes if not node.trusted_by and node.since < until}
 
 
@@ -676,7 +676,7 @@ def attempts_are_alone(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
 )
 def stops_have_a_reason(world: "Simulation", job_id: str, attempt: int) -> Iterator[str]:
     row = world.ledger.rows.get(job_rows.attempt_key(job_id, attempt))
-    request = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job).stop_of(attempt)
+    request = rows.decode(world.ledger.rows[job_rows.job_key(job_id)], Job).stop_of(attempt)
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
     if not is_over and not (request and request.reason):
         yield f"{job_id}-a{attempt} is asked to stop without a recorded reason"
@@ -687,7 +687,7 @@ def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator
     row = world.ledger.rows.get(job_rows.attempt_key(spec.attempt.job_id, spec.attempt.attempt))
     is_over = row is not None and AttemptState(row.doc["state"]).has_ended
     charge = world.ledger.rows.get(quota_rows.charge_key(spec.attempt))
-    if not is_over and not (charge and rows.read(charge, Charge).is_held):
+    if not is_over and not (charge and rows.decode(charge, Charge).is_held):
         yield f"{spec.attempt.workload_name} is launched without a charge"
 
 
@@ -879,12 +879,12 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     if setup.has_teams:
         tree = world.ledger.rows[quota_rows.tree_key()]
         holders = {
-            charge.job_id: rows.read(world.ledger.rows[job_rows.job_key(charge.job_id)], Job) for charge in charges
+            charge.job_id: rows.decode(world.ledger.rows[job_rows.job_key(charge.job_id)], Job) for charge in charges
         }
         queue = queue._replace(
             charges=tuple(charge.replace(priority=holders[charge.job_id].priority) for charge in charges),
             stopping=frozenset(name for name, job in holders.items() if job.stop_of(job.current_attempt)),
-            memory=stored_state(tree).pruned(charges, setup, now),
+            scheduler_state=stored_state(tree).pruned(charges, setup, now),
             spent=_spent(world, setup),
             used=read_usage.run(setup, world.world.context()),
         )
@@ -1033,7 +1033,7 @@ def uncordon_is_never_blocked(world: "Simulation") -> Iterator[str]:
 )
 def decisions_replay(world: "Simulation") -> Iterator[str]:
     replaced = world.renting.replaced if world.renting else {}
-    stored = (rows.read(row, Decision) for row in world.ledger.of("META", "DEC#"))
+    stored = (rows.decode(row, Decision) for row in world.ledger.of("META", "DEC#"))
     for record in with_facts(stored, world.ledger):
         try:
             differs = replay(record, replaced.get(record.policy_hash, world.policy)).differs_from(record)

@@ -13,7 +13,7 @@ from evenkeel.services.storage import incident_rows, job_rows, rows
 from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.asl import Json
-from tests.simulator.invariants import Changes, CheckTrigger, barred_mode, held_charges, invariant_check
+from tests.simulator.invariants import Changes, CheckTrigger, forbidding_mode, held_charges, invariant_check
 from tests.simulator.renting_scenario import BurstMachine, CapacityRequest, RentingCluster
 from tests.simulator.simulation import Simulation
 
@@ -240,7 +240,7 @@ def rented_once(world: Simulation, changes: Changes) -> Iterator[str]:
             yield f"{_name(doc)} is {doc['state']} beside another open rental of its job; one is allowed"
         if before is not None:
             continue
-        job: Job = rows.read(world.ledger.rows[job_rows.job_key(doc["jobId"])], Job)
+        job: Job = rows.decode(world.ledger.rows[job_rows.job_key(doc["jobId"])], Job)
         if job.state is not JobState.PENDING or doc["nodes"] != job.spec.nodes:
             yield f"{_name(doc)} of {doc['nodes']} nodes begins, but its job of {job.spec.nodes} nodes is {job.state}"
         if doc["number"] != 1 + len(documents):
@@ -272,7 +272,7 @@ def asked_for_once(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
 
 @invariant_check("no-harmful-act-without-permission", "", CheckTrigger.RENT)
 def no_rental_in_observe_mode(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
-    if barred := barred_mode(world):
+    if barred := forbidding_mode(world):
         yield f"{spec.name} requests nodes {barred}"
 
 

@@ -17,7 +17,7 @@ from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
+from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.resources import Resources, sum_by_place
 from evenkeel.ports import CapacitySpec, LaunchResult, LaunchSpec, LimitResult, NodeClaim, RepairAnswer
 from tests.fakes.cluster import CLUSTER, GPUS, FakeCluster, a_node

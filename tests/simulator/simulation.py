@@ -20,17 +20,17 @@ from typing import Any, Self
 import pydantic_core
 
 import evenkeel.services
-from evenkeel.domain.health.policy import SourcePolicy, WatchPolicy
+from evenkeel.domain.health.health_policy import SourcePolicy, WatchPolicy
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.jobs.spec import JobSpec, OnNodeFault
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery import guardrails
-from evenkeel.domain.recovery.guardrails import GuardedAction, GuardFacts, Guardrail
-from evenkeel.domain.recovery.policy import GuardrailPolicy, RepairPolicy
+from evenkeel.domain.recovery.guardrails import Guardrail, GuardrailAction, GuardrailFacts
+from evenkeel.domain.recovery.repair_policy import GuardrailPolicy, RepairPolicy
 from evenkeel.events import fields
 from evenkeel.ports import (
     EvenkeelError,
@@ -201,15 +201,15 @@ def _with_threads() -> tuple[Any, ...]:
 def _simulated(simulation: "Simulation") -> Iterator[None]:
     """Run services without threads, read no stored row twice, and count the guardrails that trip."""
     executors = [(module, module.ThreadPoolExecutor) for module in _with_threads()]
-    read, rails = rows.read, guardrails.GUARDRAILS
+    read, rails = rows.decode, guardrails.GUARDRAILS
     for module, _ in executors:
         module.ThreadPoolExecutor = SequentialExecutor
-    rows.read = simulation.ledger.read
+    rows.decode = simulation.ledger.read
     guardrails.GUARDRAILS = tuple(rail._replace(check=functools.partial(simulation.tripped, rail)) for rail in rails)
     try:
         yield
     finally:
-        rows.read, guardrails.GUARDRAILS = read, rails
+        rows.decode, guardrails.GUARDRAILS = read, rails
         for module, executor in executors:
             module.ThreadPoolExecutor = executor
 
@@ -339,7 +339,7 @@ class WatchedLedger(InMemoryLedger):
         self._kinds: defaultdict[str, dict[Key, Row]] = defaultdict(dict)
 
     def read(self, row: Row, kind: type[Any]) -> Any:
-        """Read a row's document as a domain value, as `rows.read` does."""
+        """Read a row's document as a domain value, as `rows.decode` does."""
         values = self._values.get(id(row))
         if values is None:
             return rows.parse(row.key, kind, row.doc)
@@ -541,7 +541,7 @@ class Simulation:
 
         return counted
 
-    def tripped(self, rail: Guardrail, act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> Any:
+    def tripped(self, rail: Guardrail, act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> Any:
         """Ask a guardrail; count it where it bars something that a function is about to do."""
         trip = rail.check(act, facts, policy)
         self.seen[f"guardrail {rail.name}"] += trip is not None and bool(self.calls)

@@ -30,7 +30,7 @@ _MAX_TURNS = 3
 
 
 def _admitted_in(changes: Changes) -> list[Charge]:
-    return [rows.read(after, Charge) for key, before, after in changes if after and not before and _is_charge(key)]
+    return [rows.decode(after, Charge) for key, before, after in changes if after and not before and _is_charge(key)]
 
 
 def _is_charge(key: Key) -> bool:
@@ -42,7 +42,7 @@ def _charges(world: "Simulation") -> list[Charge]:
 
 
 def _job(world: "Simulation", job_id: str) -> Job:
-    job: Job = rows.read(world.ledger.rows[job_rows.job_key(job_id)], Job)
+    job: Job = rows.decode(world.ledger.rows[job_rows.job_key(job_id)], Job)
     return job
 
 
@@ -50,7 +50,7 @@ def _jobs_changed(changes: Changes) -> Iterator[tuple[Job, Job]]:
     """Yield each job that a commit changed, before and after."""
     for key, before, after in changes:
         if before and after and key.sk == "META" and key.pk.startswith("JOB#"):
-            yield rows.read(before, Job), rows.read(after, Job)
+            yield rows.decode(before, Job), rows.decode(after, Job)
 
 
 # ---------------------------------------------------------------- limits
@@ -123,7 +123,7 @@ def _spent(world: "Simulation", team: str, period: str, now: datetime, *, but: s
     total = 0
     for key, row in world.ledger.rows.items():
         if key.sk.startswith("ATTEMPT#") and row.doc["team"] == team:
-            attempt = rows.read(row, Attempt)
+            attempt = rows.decode(row, Attempt)
             is_new = attempt.job_id == but and not attempt.state.has_ended
             ends = min(now, attempt.ended_at or now)
             if not is_new:
@@ -212,10 +212,10 @@ def preempted_job_keeps_its_place(world: "Simulation", changes: Changes) -> Iter
 )
 def charge_is_held_until_pods_end(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, before, _ in changes:
-        if before is None or not _is_charge(key) or not rows.read(before, Charge).is_held:
+        if before is None or not _is_charge(key) or not rows.decode(before, Charge).is_held:
             continue
-        charge = rows.read(before, Charge)
-        attempt = rows.read(world.ledger.rows[job_rows.attempt_key(charge.job_id, charge.attempt)], Attempt)
+        charge = rows.decode(before, Charge)
+        attempt = rows.decode(world.ledger.rows[job_rows.attempt_key(charge.job_id, charge.attempt)], Attempt)
         run = world.engine.executions["run_job", attempt.workload_name]
         # A failed workflow settles at once; its pods are stopping, and use their nodes until their end.
         has_failed = run.entered[-1:] == ["SettleAttempt"] and run.entered[-2] in _CAUGHT
@@ -244,8 +244,8 @@ def charge_is_held_until_pods_end(world: "Simulation", changes: Changes) -> Iter
 def interrupted_job_starts_first(world: "Simulation", changes: Changes) -> Iterator[str]:
     given_back = world.watched.given_back
     for key, before, _ in changes:
-        if before and _is_charge(key) and rows.read(before, Charge).is_held:
-            charge = rows.read(before, Charge)
+        if before and _is_charge(key) and rows.decode(before, Charge).is_held:
+            charge = rows.decode(before, Charge)
             given_back[charge.job_id] = charge
     tree = next((before for key, before, _ in changes if before and key == quota_rows.tree_key()), None)
     sticky = ((tree.doc.get("memory") or {}).get("sticky") or {}).values() if tree else ()

@@ -248,7 +248,7 @@ class TeamScenario:
             self.world.tell(f"a person deletes the Kubernetes Job of {doc['jobId']}")
             row = self.world.ledger.rows.get(job_rows.attempt_key(doc["jobId"], doc["currentAttempt"]))
             if row is not None:
-                self.world.cluster.stop(rows.read(row, Attempt), 5)
+                self.world.cluster.stop(rows.decode(row, Attempt), 5)
 
     def add(self, name: str, queue: dict[str, Any]) -> None:
         """Set up one more team; `ask` names its jobs."""
@@ -355,7 +355,7 @@ class TeamScenario:
 
     def _jobs(self) -> list[Job]:
         kept = self.world.ledger.rows.items()
-        return [rows.read(row, Job) for key, row in kept if key.pk.startswith("JOB#") and key.sk == "META"]
+        return [rows.decode(row, Job) for key, row in kept if key.pk.startswith("JOB#") and key.sk == "META"]
 
     def _suspend_some(self, number: int, seconds: float) -> None:
         job_id = self._some(number)
@@ -435,7 +435,7 @@ class TeamScenario:
 
 
 def _is_admission(put: Put) -> bool:
-    return put.row.key.sk.startswith("CHARGE#") and rows.read(put.row, Charge).is_held
+    return put.row.key.sk.startswith("CHARGE#") and rows.decode(put.row, Charge).is_held
 
 
 def _without_quota(team: Team) -> Team:

@@ -364,9 +364,9 @@ def test_module_imports_only_packages_below_its_own(path: str) -> None:
     [
         ("services", "incidents.x", "from evenkeel.services.recovery import plan_recovery", ["recovery.plan_recovery"]),
         ("services", "recovery.x", "from evenkeel.services.incidents import receive_event", []),
-        ("domain", "jobs.x", "from evenkeel.domain.jobs.policy import JobPolicy", []),
+        ("domain", "jobs.x", "from evenkeel.domain.jobs.job_policy import JobPolicy", []),
         ("domain", "jobs.x", "from evenkeel.domain.policy import Policy", ["policy.Policy"]),
-        ("domain", "policy", "from evenkeel.domain.recovery.policy import RepairPolicy", []),
+        ("domain", "policy", "from evenkeel.domain.recovery.repair_policy import RepairPolicy", []),
         ("domain", "policy", "from evenkeel.domain.recovery.plan import Plan", ["recovery.plan.Plan"]),
     ],
 )

@@ -58,7 +58,7 @@ JOBS_ONLY = {**PLAN, "repairsNode": False}
 STOP_HELD: Answers = {"PlanRecovery": JOBS_ONLY, "DrainNode": [says("HELD"), WELL["DrainNode"]]}
 IN_THE_WAY = {"RepairNode": [says("LATER", rung="", waitSeconds=0), REQUESTED]}
 HOLD_FIRST = {"RepairNode": [says("HELD", rung="", waitSeconds=0), REQUESTED]}
-BARRED_FIRST = {"RepairNode": [says("BLOCKED", rung="", waitSeconds=0), REQUESTED]}
+BLOCKED_FIRST = {"RepairNode": [says("BLOCKED", rung="", waitSeconds=0), REQUESTED]}
 ASK = {**PLAN, "outcome": "ASK"}
 
 
@@ -118,7 +118,7 @@ RECOVER_NODE = [
     recovery("repair-not-needed", "Recovered", {"RepairNode": says("NOT_NEEDED")}, never=("ValidateNode",)),
     recovery("provider-busy", "Recovered", {"RepairNode": [RETRY, RETRY, REQUESTED]}, visits=("PauseRepair",)),
     recovery("held", "Recovered", HOLD_FIRST, visits=("AwaitGuardrails", "AwaitNode")),
-    recovery("barred", "Recovered", BARRED_FIRST, visits=("AwaitGuardrails", "AwaitNode")),
+    recovery("blocked", "Recovered", BLOCKED_FIRST, visits=("AwaitGuardrails", "AwaitNode")),
     recovery("approved", "Recovered", {"PlanRecovery": ASK}, visits=("AwaitApproval", "CordonNode")),
     recovery(
         "declined",

@@ -194,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
                 return _refuse(
                     Refusal(403, "READ_ONLY", "This console only reads.", "Start it without --read-only to change.")
                 )
-            if refusal := console.session.refuse_unproved_change(headers):
+            if refusal := console.session.refuse_unproven_change(headers):
                 return _refuse(refusal)
         forwarded = {name: headers[name] for name in _FORWARDED if name in headers}
         try:

@@ -74,7 +74,7 @@ class ConsoleSession:
         morsel = cookies.get(self._cookie_name)
         return morsel is not None and _same(morsel.value, self._cookie)
 
-    def refuse_unproved_change(self, headers: Mapping[str, str]) -> Refusal | None:
+    def refuse_unproven_change(self, headers: Mapping[str, str]) -> Refusal | None:
         """Refuse a change that no page of this console sent."""
         if not headers.get("Origin") or not _same(headers.get(CHANGE_HEADER, ""), self._key):
             return Refusal(

@@ -172,7 +172,7 @@ def _checkpoints(preview: Preview) -> str:
 
 _CHECK_TEXTS = {
     "CONVENTION": "a checkpoint that is complete by its writer's convention is enough",
-    "PROOF": "needs a proved checkpoint",
+    "PROOF": "needs a proven checkpoint",
     "EVIDENCE": "needs a checkpoint with its own evidence that it is good",
 }
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from evenkeel.domain.kueue.documents import DocumentError, seconds
 from evenkeel.domain.kueue.manifest_kinds import NO_JOBS, expanded, is_other_kind
 from evenkeel.domain.kueue.plan_events import Events
+from evenkeel.domain.kueue.plan_report import Considered, CycleAnswer, DecisionAnswer, NodeAnswer, Plan, decision_of
 from evenkeel.domain.kueue.quantities import short_text
 from evenkeel.domain.kueue.replay import Replay
-from evenkeel.domain.kueue.report import Considered, CycleAnswer, DecisionAnswer, NodeAnswer, Plan, decision_of
 from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 from evenkeel_cli.offline import quota_files
 from evenkeel_cli.render import Column, Printer

@@ -38,9 +38,9 @@ def main() -> int:
     except training.Fenced as fenced:
         say("fenced", attempt=fenced.attempt, standing=fenced.current_attempt)
         return training.EXIT_FENCED
-    except training.Unproved as unproved:
-        say("unproved", reason=str(unproved))
-        return training.EXIT_UNPROVED
+    except training.Unproven as unproven:
+        say("unproven", reason=str(unproven))
+        return training.EXIT_UNPROVEN
     except training.DamagedError as damaged:
         say("damaged", reason=str(damaged))
         return training.EXIT_DAMAGED

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from evenkeel.domain.admission.decide import AdmissionFacts, decide, recorded_reason
-from evenkeel.domain.admission.fifo import with_spares
+from evenkeel.domain.admission.decide_job import AdmissionFacts, decide, recorded_reason
+from evenkeel.domain.admission.queue_without_teams import with_spares
 from evenkeel.domain.admission.resize_facts import ResizeFacts, resize_answer
 from evenkeel.domain.decisions import ENGINE_VERSION, MAX_ALTERNATIVES, OMITTED, Alternative, Decision
 from evenkeel.domain.policy import Policy

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 
 from pydantic import StringConstraints
 
-from evenkeel.domain.health.policy import SourcePolicy
+from evenkeel.domain.health.health_policy import SourcePolicy
 from evenkeel.domain.values import Instant, Value
 
 CLOCK_SKEW = timedelta(seconds=60)
@@ -27,17 +27,17 @@ SWEEP_STEPS = (
     "unhealthy",
     "incidents",
     "rollbacks",
-    "ghosts",
+    "stale_pointers",
     "registers",
     "attempts",
     "workloads",
     "rentals",
     "restarts",
     "waits",
-    "arrivals",
-    "gauges",
+    "new_nodes",
+    "metrics",
     "overview",
-    "pass",
+    "request_cycle",
 )
 """The steps of the sweep, each a source of its own."""
 

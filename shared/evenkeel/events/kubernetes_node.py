@@ -20,8 +20,8 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, OnErrorOmit, R
 
 from evenkeel.domain.health.faults import FaultCatalogue, default_catalogue
 from evenkeel.domain.health.groups import GroupFact
+from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import FactKind, NodeFact
-from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition
 from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS, FAULT_TYPES, HEALTH_STATUS, fault_marks
 from evenkeel.domain.values import rfc3339

@@ -128,7 +128,7 @@ def event(
     *,
     parse: Callable[[bytes], Any],
     malformed: type[MalformedEvent],
-    passed_over: tuple[type[Any], ...],
+    ignored_types: tuple[type[Any], ...],
     urgency: Callable[[Any], int] = lambda _: 0,
 ) -> Callable[[Callable[[Any, Any], Json]], Handler]:
     """Wrap the function behind a queue of events. The handler gets one parsed event at a time, urgent events first.
@@ -141,7 +141,7 @@ def event(
     Args:
         parse: Reads the envelope; pure.
         malformed: The type that `parse` returns for a malformed event of a known kind.
-        passed_over: The types that `parse` returns for events that need no action; counted as `Events<type>`.
+        ignored_types: The types that `parse` returns for events that need no action; counted as `Events<type>`.
         urgency: Rank of a parsed event: events with a lower rank come first.
     """
 
@@ -150,7 +150,7 @@ def event(
             parsed = parse(delivery.body)
         except Exception:  # noqa: BLE001 - a bug of the parser; the record fails when its turn comes
             return math.inf
-        return math.inf if isinstance(parsed, (malformed, *passed_over)) else urgency(parsed)
+        return math.inf if isinstance(parsed, (malformed, *ignored_types)) else urgency(parsed)
 
     def decorate(handler: Callable[[Any, Any], Json]) -> Handler:
         def one(body: bytes, envelope_id: str, context: Any) -> Json:
@@ -159,11 +159,11 @@ def event(
                 # In parallel: until the cordon, new pods can start on a faulty node.
                 future = archive.submit(lambda: world.raw_events.keep(envelope_id, body))  # builds its client there
                 parsed = parse(body)
-                if isinstance(parsed, (malformed, *passed_over)):
+                if isinstance(parsed, (malformed, *ignored_types)):
                     future.result()  # nothing else keeps such an event
                 if isinstance(parsed, malformed):
                     return _send_to_dead_letters(body, parsed, world)
-                if isinstance(parsed, passed_over):
+                if isinstance(parsed, ignored_types):
                     return _count_ignored(parsed, world)
                 world.telemetry.count("EventsReceived")
                 answer = handler(parsed, context)

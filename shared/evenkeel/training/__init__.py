@@ -16,12 +16,12 @@
 `python -m evenkeel.training prove <uri>` prints the newest valid checkpoint, and why newer checkpoints are not valid.
 """
 
-from evenkeel.training.resume import Distrust, Fenced, ResumeChoice, Unproved
+from evenkeel.training.resume import Distrust, Fenced, ResumeChoice, Unproven
 from evenkeel.training.run import (
     EXIT_DAMAGED,
     EXIT_FENCED,
     EXIT_STOPPED,
-    EXIT_UNPROVED,
+    EXIT_UNPROVEN,
     DamagedError,
     NotInAnAttemptError,
     NotInCheckpointError,
@@ -36,7 +36,7 @@ __all__ = [
     "EXIT_DAMAGED",
     "EXIT_FENCED",
     "EXIT_STOPPED",
-    "EXIT_UNPROVED",
+    "EXIT_UNPROVEN",
     "DamagedError",
     "Distrust",
     "Fenced",
@@ -46,7 +46,7 @@ __all__ = [
     "ResumeChoice",
     "Run",
     "Saved",
-    "Unproved",
+    "Unproven",
     "attach",
     "open_storage",
 ]

@@ -18,8 +18,8 @@ import sys
 from datetime import datetime
 
 from evenkeel.training.layout import JsonObject, UnreadableError, read_instant
-from evenkeel.training.resume import Distrust, Fenced, ResumeChoice, Unproved, choose, pin
-from evenkeel.training.run import EXIT_FENCED, EXIT_UNPROVED
+from evenkeel.training.resume import Distrust, Fenced, ResumeChoice, Unproven, choose, pin
+from evenkeel.training.run import EXIT_FENCED, EXIT_UNPROVEN
 from evenkeel.training.storage import Storage, open_storage
 
 
@@ -32,9 +32,9 @@ def main(arguments: list[str] | None = None) -> int:
     except Fenced as fenced:
         sys.stderr.write(f"{fenced}\n")
         return EXIT_FENCED
-    except Unproved as unproved:
-        sys.stderr.write(f"{unproved}\n")
-        return EXIT_UNPROVED
+    except Unproven as unproven:
+        sys.stderr.write(f"{unproven}\n")
+        return EXIT_UNPROVEN
     except UnreadableError as error:
         sys.stderr.write(f"the fence under {options.uri} cannot be read: {error}\n")
         return 2

@@ -40,7 +40,7 @@ CONVENTION, PROOF, EVIDENCE = REQUIREMENTS = ("CONVENTION", "PROOF", "EVIDENCE")
 """Requirements for a checkpoint, weakest first. EVIDENCE also requires that its numbers are known to be healthy."""
 _SHOWN_BY_MANIFEST = ("DISTRUSTED", "MANIFEST_UNREADABLE")
 """Rejections that need only the manifest."""
-UNPROVED = frozenset(
+UNPROVEN = frozenset(
     {
         *("MANIFEST_UNREADABLE", "SHARD_MISSING", "SHARD_SIZE", "SHARD_CHECKSUM", "METRIC_NOT_FINITE"),
         *("NO_EVIDENCE", "NO_CLEAN_RUN", "BELOW_GRADE", "DAMAGED"),
@@ -59,7 +59,7 @@ class Fenced(Exception):
         """The attempt that has taken over."""
 
 
-class Unproved(Exception):
+class Unproven(Exception):
     """Finished checkpoints exist, and none is valid. A start at step 0 would discard them, so a person must decide."""
 
     def __init__(self, attempt: int, reason: str) -> None:
@@ -147,7 +147,7 @@ class ResumeChoice:
     @property
     def would_discard_checkpoints(self) -> bool:
         """Whether a start at step 0 would discard finished checkpoints, because none of them is valid."""
-        return self.resume_from is None and any(rejection["code"] in UNPROVED for rejection in self.rejected)
+        return self.resume_from is None and any(rejection["code"] in UNPROVEN for rejection in self.rejected)
 
 
 def choose(
@@ -280,7 +280,7 @@ def pin(
 
     Raises:
         Fenced: The fence names a later attempt.
-        Unproved: Finished checkpoints exist, none is valid, and `may_start_over` is false.
+        Unproven: Finished checkpoints exist, none is valid, and `may_start_over` is false.
     """
     while True:
         stored = storage.read_fence()
@@ -299,7 +299,7 @@ def pin(
             damaged=damaged,
         )
         if choice.would_discard_checkpoints and not may_start_over:
-            raise Unproved(attempt, choice.reason)
+            raise Unproven(attempt, choice.reason)
         # If another writer was first, the next read finds a higher fence than before, so the loop ends.
         storage.raise_fence(raised(fence, attempt, choice), stored)
 

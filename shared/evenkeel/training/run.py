@@ -49,8 +49,8 @@ from evenkeel.training.resume import (
 )
 from evenkeel.training.storage import Storage, open_storage
 
-EXIT_UNPROVED = 65
-"""Exit code after `Unproved` (EX_DATAERR): checkpoints exist and none is valid, so the attempt started nothing."""
+EXIT_UNPROVEN = 65
+"""Exit code after `Unproven` (EX_DATAERR): checkpoints exist and none is valid, so the attempt started nothing."""
 EXIT_DAMAGED = 66
 """Exit code after a `DamagedError` (EX_NOINPUT): the next attempt resumes from an older checkpoint."""
 EXIT_FENCED = 75
@@ -259,7 +259,7 @@ class Run:
 
         Raises:
             Fenced: A later attempt has taken over.
-            Unproved: Rank 0 found finished checkpoints, and none is valid. Nothing was pinned.
+            Unproven: Rank 0 found finished checkpoints, and none is valid. Nothing was pinned.
             DamagedError: The checkpoint to resume from is not in the store.
             TimeoutError: Rank 0 pinned no resume point in time.
         """

@@ -31,8 +31,8 @@ from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.adapters.kubernetes import KubernetesApi
 from evenkeel.adapters.system import RandomIds
 from evenkeel.adapters.workload_resources import JOB, OPERATED
+from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import NodeFact
-from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.nodes import INCIDENT_ANNOTATION, KubernetesNode, Node, join_nodes
 from evenkeel.domain.recovery.validation import FAULT_TYPES
 from evenkeel.events import kubernetes_node

@@ -9,7 +9,7 @@ from tests.template.statements import Permission, Statement, of_callers, of_docu
 _ROW = re.compile(r"^\| `(?P<sid>[A-Z]\w+)` \| (?P<why>.+\.) \|$", re.MULTILINE)
 
 
-def unproved() -> dict[str, str]:
+def unproven() -> dict[str, str]:
     """Return Sid → why it cannot be proved here, as documented."""
     text = (ROOT / "docs" / "iam.md").read_text(encoding="utf-8")
     section = text.partition("\n## What is tested, and what is not\n")[2]
@@ -30,17 +30,17 @@ def of_resources() -> Iterator[Statement]:
 
 def proved_of_roles() -> list[Permission]:
     """Return the permissions of roles that a test removes."""
-    return [permission for permission in permissions(of_roles()) if permission.sid not in unproved()]
+    return [permission for permission in permissions(of_roles()) if permission.sid not in unproven()]
 
 
-def unproved_of_roles(owner: str) -> list[Permission]:
+def unproven_of_roles(owner: str) -> list[Permission]:
     """Return the permissions of a role that no test can miss, as far as they are deployed."""
     conditions = {"HasVpc", "HasCheckpointEncryption"}
     undeployed = {statement.sid for statement in of_roles() if statement.condition in conditions}
     listed = (
         permission
         for permission in permissions(of_roles())
-        if permission.owner == owner and permission.sid in unproved()
+        if permission.owner == owner and permission.sid in unproven()
     )
     return [permission for permission in listed if permission.sid not in undeployed]
 

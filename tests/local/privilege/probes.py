@@ -897,7 +897,7 @@ def waits_until_it_is_not_blocked(stage: PermissionBench) -> Json:
 
 
 def barred(stage: PermissionBench) -> Incident:
-    """Store an incident with a barred repair."""
+    """Store an incident with a blocked repair."""
     block = Block(guardrail="POOL_REPAIRS", reason="A probe.", since=now(), act="replace")
     incident = planned(stage, block=block).replace(state=IncidentState.BLOCKED)
     stage.put(incident_rows.incident_row(incident, 0))

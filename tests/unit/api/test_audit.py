@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.policy import Policy
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER, instance_id

@@ -56,7 +56,7 @@ def test_report_becomes_facts_of_one_source(fleet: Gateway) -> None:
     answer = report(fleet, a_fault(detail="our own probe", gpu="GPU-5d1f7c0a"), a_fault(2, code="dcgm_diag_failed"))
 
     assert (answer.status, answer.headers["Location"]) == (202, "/v1/incidents")
-    assert (answer.document["accepted"], answer.document["passedOver"]) == (2, 0)
+    assert (answer.document["accepted"], answer.document["ignored"]) == (2, 0)
     first, second = reported(fleet)
     assert (first.fault_key, first.gpu, first.detail) == ("xid:79", "GPU-5d1f7c0a", "our own probe")
     assert (second.instance_id, second.fault_key) == (instance_id(2), "gpu:dcgm_diag_failed")
@@ -142,7 +142,7 @@ def test_fault_is_read_from_a_log_line(fleet: Gateway, line: str, keys: list[str
 def test_line_without_a_fault_is_ignored_and_reported(fleet: Gateway, line: str) -> None:
     answer = report(fleet, a_fault(code=None, line=line))
 
-    assert (answer.status, answer.document) == (202, {"accepted": 0, "passedOver": 1, "envelopeId": None})
+    assert (answer.status, answer.document) == (202, {"accepted": 0, "ignored": 1, "envelopeId": None})
     assert fleet.fakes.inbox.queued == []
 
 

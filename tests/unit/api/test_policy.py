@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.fifo import admit
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.queue_without_teams import admit
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import CheckpointRequirement
@@ -28,7 +28,7 @@ from tests.unit.api.gateway import ApiResponse, Gateway
 from tests.unit.api.seeds import a_decision, a_job, ago, an_attempt, an_incident
 from tests.unit.api.seeds import stored as keep
 from tests.unit.recovery.facts import plan_facts, repair_facts
-from tests.unit.recovery.test_guardrails import guard_facts
+from tests.unit.recovery.test_guardrails import guardrail_facts
 from tests.unit.scheduling.builders import a_node_capacity, a_request
 
 PATH = "/v1/clusters/laptop/policy"
@@ -53,7 +53,7 @@ def code(answer: ApiResponse) -> tuple[int, str]:
 
 def stored(site: Gateway, table: Table = Table.INCIDENTS) -> PolicyChange | None:
     row = site.fakes.ledger.get(site_policy_key(table))
-    return rows.read(row, PolicyChange) if row else None
+    return rows.decode(row, PolicyChange) if row else None
 
 
 def test_policy_change_applies_and_shows_its_author(site: Gateway) -> None:
@@ -206,7 +206,7 @@ def a_plan(number: int, subject: str, mode: Mode = Mode.ACT) -> Decision:
 def a_repair(number: int, subject: str, **changes: Any) -> Decision:
     other = RegisterEntry(life="another", incident_id="inc-9", pool="others", since=A_MOMENT)
     under_way = Register(entries=(other,))
-    facts = repair_facts(guard=guard_facts(now=A_MOMENT, evidence_at=A_MOMENT, under_way=under_way, **changes))
+    facts = repair_facts(guard=guardrail_facts(now=A_MOMENT, evidence_at=A_MOMENT, under_way=under_way, **changes))
     decided = choose_repair(facts, Policy().repair)
     document: dict[str, Any] = {
         "action": decided.action,

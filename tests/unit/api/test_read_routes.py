@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.decide import AdmissionFacts
+from evenkeel.domain.admission.decide_job import AdmissionFacts
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedWorkload

@@ -38,7 +38,7 @@ def rehearse(gateway: Gateway, **changes: Any) -> dict[str, Any]:
 def recorded(gateway: Gateway, decision_id: str) -> Decision:
     row = gateway.fakes.ledger.get(subject_rows.decision_key(decision_id))
     assert row
-    return rows.read(row, Decision)
+    return rows.decode(row, Decision)
 
 
 def test_dry_run_records_the_decision_and_changes_nothing(fleet: Gateway) -> None:

@@ -54,8 +54,8 @@ def test_every_job_ends_and_no_cap_is_exceeded(policy: BaselinePolicy) -> None:
     assert world.free == [8] * 8
     assert (world.queue, world.rented, world.leaving, world.fleet_rate) == ([], set(), {}, 0)
     assert set(world.rates.values()) <= {0}
-    assert outcome.most_team_rate <= 30 * money.MICROS
-    assert outcome.most_fleet_rate <= 45 * money.MICROS
+    assert outcome.most_team_rate <= 30 * money.MICROS_PER_USD
+    assert outcome.most_fleet_rate <= 45 * money.MICROS_PER_USD
     assert (outcome.rent_parts > 0) == (policy.name != "committed")
 
 

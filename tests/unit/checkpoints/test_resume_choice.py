@@ -502,7 +502,7 @@ def test_training_script_pins_nothing_without_a_valid_checkpoint() -> None:
     world = CheckpointWorld()
     _drop(world, world.save(1, 10))
 
-    with pytest.raises(training_side.Unproved, match="SHARD_MISSING"):
+    with pytest.raises(training_side.Unproven, match="SHARD_MISSING"):
         training_side.pin(WorldStorage(world), 2)
     assert world.fence is None
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.policy import Policy
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import instance_id

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.costs.interruptions import LostTime, interruptions
 from evenkeel.domain.costs.job_receipt import JobTimeBucket, job_receipt
-from evenkeel.domain.costs.receipt import GpuPrice, InterruptionCause, Stage, cost_micros
+from evenkeel.domain.costs.receipt import GpuPrice, InterruptionCause, Stage, cost_usd_micros
 from evenkeel.domain.health.incidents import AffectedJob, Approval, Incident, StageTimes
 from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
 from evenkeel.domain.jobs.job import Job
@@ -201,11 +201,11 @@ def test_order_and_copies_of_records_change_nothing(life: Life, chance: Any) -> 
 
 
 @given(st.integers(0, 10**16), st.integers(0, 10**9))
-def test_cost_is_rounded_to_half_a_micro_dollar(gpu_micros: int, price: int) -> None:
-    cost = cost_micros(gpu_micros, GpuPrice(usd_micros_per_gpu_hour=price, origin=""))
+def test_cost_is_rounded_to_half_a_micro_dollar(gpu_microseconds: int, price: int) -> None:
+    cost = cost_usd_micros(gpu_microseconds, GpuPrice(usd_micros_per_gpu_hour=price, origin=""))
 
     assert cost is not None
-    assert abs(cost * 3_600_000_000 - gpu_micros * price) * 2 <= 3_600_000_000
+    assert abs(cost * 3_600_000_000 - gpu_microseconds * price) * 2 <= 3_600_000_000
 
 
 # ---------------------------------------------------------------- single cases

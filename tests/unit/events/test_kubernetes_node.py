@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import NodeFact
-from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition
 from evenkeel.events.kubernetes_node import facts_of, stale_conditions
 from tests.fakes import a_node

@@ -3,7 +3,7 @@
 from typing import Any
 
 from evenkeel.adapters.node_objects import read_node
-from evenkeel.domain.health.policy import WatchPolicy
+from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.nodes import INCIDENT_ANNOTATION
 from evenkeel.events.kubernetes_node import facts_of
 from evenkeel.services.storage import incident_rows

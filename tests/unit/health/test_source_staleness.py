@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from evenkeel.domain.health.policy import SourcePolicy
+from evenkeel.domain.health.health_policy import SourcePolicy
 from evenkeel.domain.sources import (
     SWEEP_STEPS,
     Source,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
 from evenkeel.domain.health.faults import CanSave, CheckpointTrust, Fault, default_catalogue
 from evenkeel.domain.health.incidents import JobAction
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.jobs.spec import OnNodeFault
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.draining import (
@@ -22,7 +22,7 @@ from evenkeel.domain.recovery.draining import (
     finish_deadline,
     plan_drain,
 )
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from tests.unit.recovery.facts import at
 
 POLICY = Policy()

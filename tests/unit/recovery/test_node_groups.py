@@ -15,7 +15,7 @@ from evenkeel.domain.recovery.node_groups import (
     NodeGroup,
     choose_group_repair,
 )
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NODE = "i-0123456789abcdef0"

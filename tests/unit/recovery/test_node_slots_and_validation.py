@@ -10,7 +10,6 @@ from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import JobState, StopRequest
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState, find_slot_state
-from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.recovery_waits import (
     AffectedJobState,
     guardrails_cleared,
@@ -18,6 +17,7 @@ from evenkeel.domain.recovery.recovery_waits import (
     node_back,
     node_valid,
 )
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.validation import (
     DEEP_CHECK_STATUS,
     CheckFacts,

@@ -8,9 +8,9 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.other_controllers import ControllerMark, controller_mark, is_manual_cordon
 from evenkeel.domain.recovery.plan import Owner, plan_recovery
-from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.recovery_waits import node_back
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from tests.fakes import a_node
 from tests.unit.recovery.facts import ILL, WELL, a_slot_state, a_successor, an_ask, at, plan_facts, repair_facts
 

@@ -10,7 +10,7 @@ from evenkeel.domain.health.faults import Rung, default_catalogue
 from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.plan import RUNGS, Owner, PlanFacts, PlanOutcome, calls_for_person, plan_recovery
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from tests.unit.recovery.facts import at, plan_facts
 
 POLICY = RepairPolicy()

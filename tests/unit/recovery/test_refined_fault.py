@@ -2,7 +2,7 @@
 
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, plan_recovery
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 
 
 def test_ladder_without_its_first_rung_starts_on_the_next() -> None:

@@ -10,8 +10,8 @@ from evenkeel.domain.recovery.guardrails import REPAIRS
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.plan import Owner
-from evenkeel.domain.recovery.policy import RepairPolicy
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import deadline_of
 from tests.unit.recovery.facts import (
     ILL,

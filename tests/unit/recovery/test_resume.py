@@ -15,7 +15,7 @@ from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
 from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
 from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.jobs.job import ResumeOption
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.recovery.resume import (
     OPTION_ORDER,
     PoolCapacity,

@@ -7,7 +7,7 @@ import pytest
 
 from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
 from evenkeel.domain.jobs.job import CheckpointRequirement
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
 from tests.unit.recovery.facts import at
 

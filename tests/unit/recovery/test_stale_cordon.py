@@ -5,13 +5,13 @@ from datetime import timedelta
 from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.recovery.guardrails import (
     BlockedAction,
-    GuardedAction,
-    GuardFacts,
+    GuardrailAction,
+    GuardrailFacts,
     Register,
     RegisterEntry,
     released_actions,
 )
-from evenkeel.domain.recovery.policy import GuardrailPolicy
+from evenkeel.domain.recovery.repair_policy import GuardrailPolicy
 from tests.fakes.system import A_MOMENT
 
 POLICY = GuardrailPolicy(stale_after_seconds=300)
@@ -19,7 +19,7 @@ POLICY = GuardrailPolicy(stale_after_seconds=300)
 
 def a_waiting(*, looks_well: bool, age: float) -> BlockedAction:
     other = RegisterEntry(life="research-eks/i-2/1", incident_id="inc-2", pool="p5-workers", since=A_MOMENT)
-    facts = GuardFacts(
+    facts = GuardrailFacts(
         life="research-eks/i-1/1",
         pool="p5-workers",
         under_way=Register(entries=(other,)),
@@ -29,7 +29,7 @@ def a_waiting(*, looks_well: bool, age: float) -> BlockedAction:
         now=A_MOMENT,
     )
     return BlockedAction(
-        incident_id="inc-1", severity=Severity.MAJOR, opened_at=A_MOMENT, act=GuardedAction.CORDON, facts=facts
+        incident_id="inc-1", severity=Severity.MAJOR, opened_at=A_MOMENT, act=GuardrailAction.CORDON, facts=facts
     )
 
 

@@ -15,7 +15,11 @@ LATE = {"boto3", "botocore.session", "botocore.client", "urllib3", "s3transfer"}
 """Modules that only adapters need. A function loads it with its first call. Powertools loads `botocore` itself."""
 LARGE = ("evenkeel.domain.kueue", "evenkeel.domain.quotas", "evenkeel.domain.admission", "evenkeel.services.scheduling")
 """Packages that only scheduling needs, besides the section of the policy."""
-SECTIONS = {"evenkeel.domain.admission", "evenkeel.domain.admission.authority", "evenkeel.domain.admission.policy"}
+SECTIONS = {
+    "evenkeel.domain.admission",
+    "evenkeel.domain.admission.authority",
+    "evenkeel.domain.admission.admission_policy",
+}
 _IMPORT = """
 import importlib.util, json, sys
 before = set(sys.modules)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool, Reservation
-from evenkeel.domain.economics.money import MICROS
+from evenkeel.domain.economics.money import MICROS_PER_USD
 from evenkeel.domain.renting.cost import CandidatePool, JobDemand, SpendLimits
 from evenkeel.domain.renting.placement import PlacementFacts
 
@@ -17,7 +17,7 @@ def at(seconds: float) -> datetime:
 
 
 def a_pool(market: Market = Market.COMMITTED, **changes: Any) -> Pool:
-    rent = {Market.SPOT: 16 * MICROS, Market.ON_DEMAND: 32 * MICROS}.get(market, 0)
+    rent = {Market.SPOT: 16 * MICROS_PER_USD, Market.ON_DEMAND: 32 * MICROS_PER_USD}.get(market, 0)
     facts: dict[str, Any] = {
         "name": market.value,
         "cluster": "research-eks",
@@ -49,7 +49,7 @@ def a_waiting(**changes: Any) -> JobDemand:
         "team": "vision",
         "nodes": 1,
         "accelerators_per_node": 8,
-        "micros_per_hour_of_delay": 40 * MICROS,
+        "micros_per_hour_of_delay": 40 * MICROS_PER_USD,
         "run_seconds": 3 * HOUR,
         "p90_run_seconds": 6 * HOUR,
         "checkpoint_seconds": 900,

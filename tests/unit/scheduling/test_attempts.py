@@ -10,8 +10,8 @@ from evenkeel.domain.jobs import attempt_end
 from evenkeel.domain.jobs.attempt import AttemptState, ObservedWorkload, PodPhase, ResumePoint
 from evenkeel.domain.jobs.attempt_end import AttemptEnd, judge_abandoned, judge_end, lost_nodes
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan, StopRequest
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.jobs.lifecycle import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
-from evenkeel.domain.jobs.policy import JobPolicy
 from evenkeel.domain.jobs.settlement import SettleOutcome, settle, settled_outcome
 from evenkeel.domain.nodes import KubernetesNode
 from tests.unit.scheduling.builders import CLUSTER, NOW, a_job, a_pod, a_spec, a_workload, an_attempt, at
@@ -94,9 +94,9 @@ def test_exit_code_blames_the_application() -> None:
 
 
 def test_exit_codes_match_the_training_package() -> None:
-    exit_codes = (attempt_end.FENCED_EXIT, attempt_end.UNPROVED_EXIT, attempt_end.DAMAGED_EXIT)
+    exit_codes = (attempt_end.FENCED_EXIT, attempt_end.UNPROVEN_EXIT, attempt_end.DAMAGED_EXIT)
 
-    assert exit_codes == (training.EXIT_FENCED, training.EXIT_UNPROVED, training.EXIT_DAMAGED)
+    assert exit_codes == (training.EXIT_FENCED, training.EXIT_UNPROVEN, training.EXIT_DAMAGED)
 
 
 def test_attempt_without_resume_point_cannot_blame_a_checkpoint() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.economics import money
-from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.quotas.budgets import add_rent, expected_remaining_cost, remaining_by_team, rent_by_period
 from evenkeel.domain.quotas.spending import Spent
@@ -61,7 +61,7 @@ def test_rent_parts_of_each_period_add_up_to_the_bill(begins: int, length: int, 
 
     parts = rent_by_period(rental, now)
 
-    bill = ended(rental.replace(state=RentalState.ENDING), now).rental.cost_parts / (money.PARTS / money.MICROS)
+    bill = ended(rental.replace(state=RentalState.ENDING), now).rental.cost_parts / (money.PARTS / money.MICROS_PER_USD)
     for kind in (10, 8, 7):  # `2026-11-03`, `2026-W45`, `2026-11`
         parts_of_kind = [part.spent.usd_micros for part in parts if len(part.key) == kind]
         if length < 12 * 86_400_000_000:
@@ -99,7 +99,7 @@ def test_rest_of_a_budget_excludes_settled_running_and_expected_costs() -> None:
         rental,
         budget={"period": Period.MONTH, "usd": 5000},
         now=MIDNIGHT + 3 * HOUR,
-        spent={("red", "2026-12"): Spent(usd_micros=700 * money.MICROS)},
+        spent={("red", "2026-12"): Spent(usd_micros=700 * money.MICROS_PER_USD)},
         charges=(charge, on_rented),
     )
 

@@ -15,7 +15,7 @@ from evenkeel.domain.capacity.start_estimates import (
     expected_wait,
     remaining_seconds,
 )
-from evenkeel.domain.economics.money import MICROS, PARTS
+from evenkeel.domain.economics.money import MICROS_PER_USD, PARTS
 from evenkeel.domain.renting.migration import (
     MigrationAction,
     MigrationCandidate,
@@ -38,7 +38,7 @@ def a_migration_candidate(**changes: Any) -> MigrationCandidate:
         "team": "vision",
         "nodes": 1,
         "accelerators_per_node": 8,
-        "micros_per_hour_of_delay": 20 * MICROS,
+        "micros_per_hour_of_delay": 20 * MICROS_PER_USD,
         "left_seconds": 3 * HOUR,
         "since_checkpoint_seconds": 0,
         "checkpoint_seconds": 900,
@@ -58,7 +58,7 @@ def test_migrates_back_when_saved_rent_covers_the_move() -> None:
     assert decision.action is MigrationAction.MIGRATE
     assert decision.saving_parts == 3 * 32 * PARTS
     # 60 s of rent, and 60 + 60 + 300 s of delay at $20 an hour.
-    assert decision.migration_cost_parts == 60 * 32 * MICROS + 420 * 20 * MICROS
+    assert decision.migration_cost_parts == 60 * 32 * MICROS_PER_USD + 420 * 20 * MICROS_PER_USD
     assert "$96.00" in decision.reason
 
 
@@ -81,7 +81,7 @@ def test_migration_must_also_save_one_restart() -> None:
         ({"target": HOME.replace(differences=("data is another volume.",))}, "another volume"),
         ({"target": HOME.replace(usable_until=at(1200))}, "ends before the job could save"),
         ({"candidate": a_migration_candidate(deadline_at=at(3 * HOUR + 300))}, "its deadline"),
-        ({"target": HOME.replace(opportunity_micros_per_accelerator_hour=4 * MICROS)}, "would save $0.00"),
+        ({"target": HOME.replace(opportunity_micros_per_accelerator_hour=4 * MICROS_PER_USD)}, "would save $0.00"),
     ],
 )
 def test_migration_is_refused_with_a_reason(change: dict[str, Any], message: str) -> None:
@@ -109,7 +109,7 @@ def test_job_leaves_a_reservation_before_it_ends() -> None:
 
 @given(st.integers(0, 10**4), st.integers(1, 500), st.integers(0, 600))
 def test_job_stops_before_its_budget_ends_with_time_to_save(dollars: int, rate: int, save: int) -> None:
-    left, micros_per_hour = dollars * PARTS, rate * MICROS
+    left, micros_per_hour = dollars * PARTS, rate * MICROS_PER_USD
     facts = migration_facts(
         candidate=a_migration_candidate(left_seconds=10**9, save_seconds=save),
         target=None,
@@ -132,21 +132,21 @@ def test_job_stops_before_its_budget_ends_with_time_to_save(dollars: int, rate: 
     st.integers(1, 16),
     st.integers(0, 100 * HOUR),
     st.integers(0, 60),
-    st.integers(0, 5 * MICROS),
+    st.integers(0, 5 * MICROS_PER_USD),
     st.integers(0, 3600),
 )
 def test_committed_nodes_idle_no_longer_than_the_move_costs(
     market: Market, nodes: int, left: int, value: int, opportunity: int, restart: int
 ) -> None:
     candidate = a_migration_candidate(
-        nodes=nodes, left_seconds=left, micros_per_hour_of_delay=value * MICROS, restart_seconds=restart
+        nodes=nodes, left_seconds=left, micros_per_hour_of_delay=value * MICROS_PER_USD, restart_seconds=restart
     )
     target = HOME.replace(opportunity_micros_per_accelerator_hour=opportunity)
 
     decision = decide_migration(migration_facts(market, candidate=candidate, target=target))
 
     rate = a_pool(market).micros_per_node_hour * nodes - opportunity * nodes * 8
-    cost = a_pool(market).micros_per_node_hour * nodes * 60 + value * MICROS * (60 + 60 + 2 * restart)
+    cost = a_pool(market).micros_per_node_hour * nodes * 60 + value * MICROS_PER_USD * (60 + 60 + 2 * restart)
     assert (decision.action is MigrationAction.MIGRATE) == (rate * left > cost)
     assert decide_migration(MigrationFacts.model_validate(decision.to_json()["facts"])) == decision
 
@@ -162,7 +162,7 @@ def a_temporary_rental(**changes: Any) -> TemporaryCapacity:
         "incident_id": "inc-1",
         "pool": "on-demand",
         "nodes": 2,
-        "micros_per_node_hour": 32 * MICROS,
+        "micros_per_node_hour": 32 * MICROS_PER_USD,
         "begun_at": NOW,
         "due_at": at(4 * HOUR),
     }

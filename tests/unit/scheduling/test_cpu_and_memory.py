@@ -2,11 +2,11 @@
 
 import pytest
 
-from evenkeel.domain.admission.decide import Action
-from evenkeel.domain.admission.fifo import admit
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.decide_job import Action
 from evenkeel.domain.admission.offers import describe_request
-from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.queue_without_teams import admit
 from evenkeel.domain.admission.resize_plan import shrunk_charge
 from evenkeel.domain.capacity.instance_types import shipped
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
@@ -17,7 +17,7 @@ from evenkeel.domain.capacity.pod_shares import (
     expected_offer,
     whole_machine,
 )
-from evenkeel.domain.kueue.hyperpod import QuotaResources
+from evenkeel.domain.kueue.hyperpod_cluster_policy import QuotaResources
 from evenkeel.domain.resources import NONE, Resources, why_too_small
 from tests.unit.scheduling.builders import CLUSTER, a_node_capacity, a_request, at
 from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team, passed

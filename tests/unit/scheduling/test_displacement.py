@@ -16,7 +16,7 @@ from evenkeel.domain.renting.displacement import (
 )
 from tests.unit.scheduling.builders import NOW
 
-DOLLAR = money.MICROS
+DOLLAR = money.MICROS_PER_USD
 
 
 def a_movable(name: str, *nodes: str, accelerators: int = 1, **changes: Any) -> MovableJob:

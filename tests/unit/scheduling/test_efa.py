@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision
-from evenkeel.domain.admission.fifo import admit
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.queue_without_teams import admit
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.efa import (

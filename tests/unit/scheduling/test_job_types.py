@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.decide import Action
-from evenkeel.domain.admission.fifo import admit
+from evenkeel.domain.admission.decide_job import Action
 from evenkeel.domain.admission.offers import SharedFits, pool_fits
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.queue_without_teams import admit
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.capacity.compatibility import Requirements

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.economics.money import MICROS, PARTS
+from evenkeel.domain.economics.money import MICROS_PER_USD, PARTS
 from evenkeel.domain.renting.cost import CandidatePool, SpendLimits, opportunity_cost, why_not_spot
 from evenkeel.domain.renting.placement import (
     PlacementAction,
@@ -44,7 +44,7 @@ def why_not(facts: PlacementFacts, pool: str) -> str:
 
 def the_sample(wait_hours: float, *, value: int = 40) -> PlacementFacts:
     """8 GPUs for 3 h; burst at $4 a GPU-hour after 0.25 h of start-up, committed worth $1.5 to other jobs."""
-    job = a_waiting(micros_per_hour_of_delay=value * MICROS)
+    job = a_waiting(micros_per_hour_of_delay=value * MICROS_PER_USD)
     committed = a_candidate_pool(C, wait_seconds=wait_hours * HOUR, opportunity_micros_per_accelerator_hour=1_500_000)
     rented = a_candidate_pool(O, pool={"launch": a_delay(0.25 * HOUR)})
     # The wait counts from the start of the rented nodes.
@@ -96,13 +96,16 @@ def test_recovery_rents_up_to_the_planned_value() -> None:
 @pytest.mark.parametrize(
     ("changes", "moves"),
     [
-        ({"micros_per_hour_of_delay": 1 * MICROS}, True),
-        ({"micros_per_hour_of_delay": 400 * MICROS}, False),  # a restart costs more than the rent that it saves
-        ({"micros_per_hour_of_delay": 400 * MICROS, "returns_when_free": True}, True),
-        ({"micros_per_hour_of_delay": 1 * MICROS, "checkpoint_seconds": None}, False),
-        ({"micros_per_hour_of_delay": 1 * MICROS, "deadline_at": at(3.3 * HOUR)}, False),
-        ({"micros_per_hour_of_delay": 1 * MICROS, "deadline_at": at(4 * HOUR)}, True),
-        ({"micros_per_hour_of_delay": 1 * MICROS, "left_seconds": (0.5 * HOUR,), "run_seconds": 0.5 * HOUR}, False),
+        ({"micros_per_hour_of_delay": 1 * MICROS_PER_USD}, True),
+        ({"micros_per_hour_of_delay": 400 * MICROS_PER_USD}, False),  # a restart costs more than the rent that it saves
+        ({"micros_per_hour_of_delay": 400 * MICROS_PER_USD, "returns_when_free": True}, True),
+        ({"micros_per_hour_of_delay": 1 * MICROS_PER_USD, "checkpoint_seconds": None}, False),
+        ({"micros_per_hour_of_delay": 1 * MICROS_PER_USD, "deadline_at": at(3.3 * HOUR)}, False),
+        ({"micros_per_hour_of_delay": 1 * MICROS_PER_USD, "deadline_at": at(4 * HOUR)}, True),
+        (
+            {"micros_per_hour_of_delay": 1 * MICROS_PER_USD, "left_seconds": (0.5 * HOUR,), "run_seconds": 0.5 * HOUR},
+            False,
+        ),
     ],
 )
 def test_rent_ends_when_the_job_would_move(changes: dict[str, Any], moves: bool) -> None:
@@ -121,7 +124,7 @@ def test_rent_ends_when_the_job_would_move(changes: dict[str, Any], moves: bool)
 
 
 def test_free_committed_nodes_are_used_first() -> None:
-    committed = a_candidate_pool(C, accelerators_left=8, opportunity_micros_per_accelerator_hour=9 * MICROS)
+    committed = a_candidate_pool(C, accelerators_left=8, opportunity_micros_per_accelerator_hour=9 * MICROS_PER_USD)
 
     decision = choose_pool(facts_of(a_candidate_pool(O), a_candidate_pool(S), committed))
 
@@ -131,11 +134,11 @@ def test_free_committed_nodes_are_used_first() -> None:
 @pytest.mark.parametrize(
     ("rented", "share", "waiting", "expected"),
     [
-        (4 * MICROS, 0.0, 100 * MICROS, 0),
-        (4 * MICROS, 1.0, 10**12, 4 * MICROS),
-        (4 * MICROS, 0.5, 10**12, 2 * MICROS),
-        (4 * MICROS, 1.0, 64 * MICROS, MICROS),
-        (4 * MICROS, 1.0, 0, 0),
+        (4 * MICROS_PER_USD, 0.0, 100 * MICROS_PER_USD, 0),
+        (4 * MICROS_PER_USD, 1.0, 10**12, 4 * MICROS_PER_USD),
+        (4 * MICROS_PER_USD, 0.5, 10**12, 2 * MICROS_PER_USD),
+        (4 * MICROS_PER_USD, 1.0, 64 * MICROS_PER_USD, MICROS_PER_USD),
+        (4 * MICROS_PER_USD, 1.0, 0, 0),
     ],
 )
 def test_committed_hour_is_valued_by_other_demand(rented: int, share: float, waiting: int, expected: int) -> None:
@@ -182,7 +185,7 @@ def test_deadline_renting_respects_the_caps() -> None:
 
 @pytest.mark.parametrize("value", [0, 1])
 def test_unreachable_deadline_rents_nothing_and_is_reported(value: int) -> None:
-    job = a_waiting(micros_per_hour_of_delay=value * MICROS, deadline_at=at(HOUR))
+    job = a_waiting(micros_per_hour_of_delay=value * MICROS_PER_USD, deadline_at=at(HOUR))
     candidates = a_candidate_pool(C, wait_seconds=2 * HOUR), a_candidate_pool(O)
 
     decision = choose_pool(facts_of(*candidates, job=job))
@@ -371,8 +374,14 @@ def test_future_reservation_is_waited_for() -> None:
     ("spending", "message"),
     [
         (SpendLimits(), "the fleet|team vision"),
-        (RICH.replace(team_cap_micros_per_hour=40 * MICROS, team_micros_per_hour=10 * MICROS), "team vision spends"),
-        (RICH.replace(fleet_cap_micros_per_hour=40 * MICROS, fleet_micros_per_hour=10 * MICROS), "the fleet spends"),
+        (
+            RICH.replace(team_cap_micros_per_hour=40 * MICROS_PER_USD, team_micros_per_hour=10 * MICROS_PER_USD),
+            "team vision spends",
+        ),
+        (
+            RICH.replace(fleet_cap_micros_per_hour=40 * MICROS_PER_USD, fleet_micros_per_hour=10 * MICROS_PER_USD),
+            "the fleet spends",
+        ),
         (RICH.replace(team_budget_left_parts=90 * PARTS), "but the budget of team"),
     ],
 )
@@ -387,8 +396,8 @@ def test_no_cap_or_budget_is_exceeded(spending: SpendLimits, message: str) -> No
     "limit",
     [
         {"team_budget_left_parts": 150 * PARTS},
-        {"team_cap_micros_per_hour": 40 * MICROS},
-        {"fleet_cap_micros_per_hour": 40 * MICROS},
+        {"team_cap_micros_per_hour": 40 * MICROS_PER_USD},
+        {"fleet_cap_micros_per_hour": 40 * MICROS_PER_USD},
     ],
 )
 def test_second_job_sees_what_the_first_left(limit: dict[str, int]) -> None:
@@ -406,7 +415,7 @@ def test_second_job_sees_what_the_first_left(limit: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     ("candidate", "message"),
     [
-        (a_candidate_pool(O, barred_until=at(60)), "not ask again before 10:16:00"),
+        (a_candidate_pool(O, unavailable_until=at(60)), "not ask again before 10:16:00"),
         (a_candidate_pool(O, differences=("data is another volume.",)), "another volume"),
         (a_candidate_pool(O, accelerators_left=7), "leaves capacity for 0 nodes"),
         (a_candidate_pool(O, pool={"accelerators_per_node": 4}), "has 4 accelerators, the job asks for 8"),
@@ -432,17 +441,17 @@ candidates = st.builds(
         pool={
             "name": f"{market.value}-{price}",
             "interruptions_per_node_hour": rate if market is S else 0,
-            "micros_per_node_hour": price * MICROS if market.is_rented else 0,
+            "micros_per_node_hour": price * MICROS_PER_USD if market.is_rented else 0,
         },
         accelerators_left=left,
         wait_seconds=wait,
         opportunity_micros_per_accelerator_hour=0 if market.is_rented else opportunity,
-        barred_until=at(60) if barred and market.is_rented else None,
+        unavailable_until=at(60) if barred and market.is_rented else None,
     ),
     st.sampled_from([C, R, S, O]),
     st.integers(0, 128),
     st.integers(0, 48 * HOUR),
-    st.integers(0, 5 * MICROS),
+    st.integers(0, 5 * MICROS_PER_USD),
     st.floats(0, 0.2),
     st.integers(1, 60),
     st.booleans(),
@@ -453,7 +462,7 @@ jobs = st.builds(
         team=team,
         nodes=nodes,
         accelerators_per_node=per_node,
-        micros_per_hour_of_delay=value * MICROS,
+        micros_per_hour_of_delay=value * MICROS_PER_USD,
         run_seconds=run,
         p90_run_seconds=2 * run,
         checkpoint_seconds=saves,
@@ -473,10 +482,10 @@ jobs = st.builds(
 pools = st.lists(candidates, max_size=5, unique_by=lambda candidate: candidate.pool.name)
 spendings = st.builds(
     lambda team, fleet, cap, most, budget: SpendLimits(
-        team_micros_per_hour=min(team, cap) * MICROS,
-        fleet_micros_per_hour=min(fleet, most) * MICROS,
-        team_cap_micros_per_hour=cap * MICROS,
-        fleet_cap_micros_per_hour=most * MICROS,
+        team_micros_per_hour=min(team, cap) * MICROS_PER_USD,
+        fleet_micros_per_hour=min(fleet, most) * MICROS_PER_USD,
+        team_cap_micros_per_hour=cap * MICROS_PER_USD,
+        fleet_cap_micros_per_hour=most * MICROS_PER_USD,
         team_budget_left_parts=None if budget is None else budget * PARTS,
     ),
     st.integers(0, 100),
@@ -594,10 +603,10 @@ def test_decision_replays_from_its_json_facts(pools, spending, job) -> None:  # 
 @given(pools, jobs, st.integers(0, 60))
 def test_higher_delay_price_never_delays_a_job(pools, job, more) -> None:  # type: ignore[no-untyped-def]
     # A class without a delay price rents nothing at all: the property compares rising prices only.
-    value = max(MICROS, job.micros_per_hour_of_delay)
+    value = max(MICROS_PER_USD, job.micros_per_hour_of_delay)
     patient, hurried = (
         choose_pool(facts_of(*pools, job=job.replace(deadline_at=None, micros_per_hour_of_delay=price)))
-        for price in (value, value + more * MICROS)
+        for price in (value, value + more * MICROS_PER_USD)
     )
 
     assert (patient.row is None) == (hurried.row is None)

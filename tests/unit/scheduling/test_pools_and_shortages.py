@@ -49,16 +49,16 @@ def test_reservation_is_usable_until_termination_starts() -> None:
 def test_refusal_holds_only_its_market_for_three_minutes() -> None:
     memory = Shortages().with_refusal(*SPOT, NOW)
 
-    assert memory.barred_until(*SPOT, at(1)) == at(180)
-    assert memory.barred_until(*SPOT, at(180)) is None
-    assert memory.barred_until("g5.48xlarge", "b", Market.SPOT, at(1)) is None
-    assert memory.barred_until("g5.48xlarge", "a", Market.ON_DEMAND, at(1)) is None
+    assert memory.unavailable_until(*SPOT, at(1)) == at(180)
+    assert memory.unavailable_until(*SPOT, at(180)) is None
+    assert memory.unavailable_until("g5.48xlarge", "b", Market.SPOT, at(1)) is None
+    assert memory.unavailable_until("g5.48xlarge", "a", Market.ON_DEMAND, at(1)) is None
 
 
 def test_repeated_refusals_hold_longer_and_decay() -> None:
     memory = Shortages().with_refusal(*SPOT, NOW).with_refusal(*SPOT, at(180))
-    second = memory.barred_until(*SPOT, at(181))
-    later = Shortages().with_refusal(*SPOT, NOW).with_refusal(*SPOT, at(7200)).barred_until(*SPOT, at(7201))
+    second = memory.unavailable_until(*SPOT, at(181))
+    later = Shortages().with_refusal(*SPOT, NOW).with_refusal(*SPOT, at(7200)).unavailable_until(*SPOT, at(7201))
 
     assert second is not None
     assert later is not None
@@ -81,7 +81,7 @@ def test_shortages_stay_few_and_end(refusals: list[tuple[int, str]]) -> None:
     memory = Shortages()
     for seconds, zone in sorted(refusals):
         memory = memory.with_refusal("g5.48xlarge", zone, Market.SPOT, at(seconds))
-        until = memory.barred_until("g5.48xlarge", zone, Market.SPOT, at(seconds))
+        until = memory.unavailable_until("g5.48xlarge", zone, Market.SPOT, at(seconds))
         assert until is not None
         assert 180 <= (until - at(seconds)).total_seconds() <= MAX_HOLD_SECONDS
         assert all(entry.weight_at(at(seconds)) >= MIN_WEIGHT for entry in memory.entries)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
@@ -91,8 +91,8 @@ def test_victims_of_another_recovery_are_not_counted() -> None:
     machines = fleet(3, 3, used=(1, 2))
 
     def after(for_whom: str) -> AdmissionDecision:
-        memory = SchedulerState().after_preemption("red", for_whom, ["job-1"], at(900))
-        return answer(machines, charges, stopping=frozenset({"job-1"}), memory=memory)
+        scheduler_state = SchedulerState().after_preemption("red", for_whom, ["job-1"], at(900))
+        return answer(machines, charges, stopping=frozenset({"job-1"}), scheduler_state=scheduler_state)
 
     assert victims(after("job-90")) == [("job-1", "InCohortReclamation")]
     assert after("job-91").action is Action.WAIT

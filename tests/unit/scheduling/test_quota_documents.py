@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission import team_cycle
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission import queue_with_teams
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-from evenkeel.domain.admission.team_cycle import run_team_cycle
+from evenkeel.domain.admission.queue_with_teams import run_team_cycle
 from evenkeel.domain.decisions import packed_size
-from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.kueue.decisions import CycleDecision
 from evenkeel.domain.kueue.objects import PODS, Admitted, PreemptionPolicy, Queue, Workload
 from evenkeel.domain.kueue.preemption import outranks
@@ -98,7 +98,7 @@ def _compared(snapshot: QueueSnapshot, most: int) -> list[QuotaFacts]:
         return facts
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(team_cycle, "quota_facts_of", compared)
+        patch.setattr(queue_with_teams, "quota_facts_of", compared)
         patch.setattr(quota_facts, "MAX_BYTES", most)
         run_team_cycle(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
     return facts_list

@@ -7,24 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.offers import pool_fits
-from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.serving_demand import replica_requests, reserve_for_replicas
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pool_choices import Effect, Operator, Toleration
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
-from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.serving import ReplicaShortfall, holder_id, replica_shortfalls
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.nodes import KubernetesNode, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook
+from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
-from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ServingTarget, replicas_seen
 from evenkeel.domain.renting.rental_waits import evaluate_serving_rental_over, why_node_not_needed
 from evenkeel.domain.renting.serving import (
@@ -146,14 +146,18 @@ def seen(*capacities: NodeCapacity, **changes: Any) -> PlacementContext:
 
 
 def decided(
-    *pods: UnmanagedPod, policy: Policy | None = None, most: int = 4, memory: ServingState | None = None, **changes: Any
+    *pods: UnmanagedPod,
+    policy: Policy | None = None,
+    most: int = 4,
+    serving_state: ServingState | None = None,
+    **changes: Any,
 ) -> tuple[PlacementDecision, ...]:
     policy = policy or a_policy()
     (chat,) = policy.scheduling.serving
     (short,) = replica_shortfalls((chat,), {CLUSTER: pods})
     placement_context = seen(a_node_capacity(1), a_node_capacity(2), **changes)
     return decide_serving_rentals(
-        short, len(short.waiting), placement_context, memory or ServingState.of(chat), policy, most=most
+        short, len(short.waiting), placement_context, serving_state or ServingState.of(chat), policy, most=most
     )
 
 
@@ -245,17 +249,17 @@ def test_new_replica_is_not_rented_for_yet() -> None:
 
 
 def test_unused_rentals_increase_the_backoff() -> None:
-    memory = ServingState.of(CHAT)
+    serving_state = ServingState.of(CHAT)
     waits_seconds = []
     for _ in range(9):
-        memory = memory.after_end(was_used=False, now=START)
-        assert memory.not_before is not None
-        waits_seconds.append((memory.not_before - START).total_seconds())
+        serving_state = serving_state.after_end(was_used=False, now=START)
+        assert serving_state.not_before is not None
+        waits_seconds.append((serving_state.not_before - START).total_seconds())
 
-    (answer,) = decided(a_replica(), memory=memory)
+    (answer,) = decided(a_replica(), serving_state=serving_state)
     assert answer.action is not PlacementAction.RENT
     assert waits_seconds == [900, 1800, 3600, 7200, 14_400, 28_800, 57_600, 86_400, 86_400]
-    assert memory.after_end(was_used=True, now=START) == ServingState.of(CHAT)
+    assert serving_state.after_end(was_used=True, now=START) == ServingState.of(CHAT)
 
 
 @given(

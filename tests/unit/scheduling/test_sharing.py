@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.cycle_facts import CycleFacts, cycle_facts
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.queue_with_teams import run_team_cycle
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
-from evenkeel.domain.admission.team_cycle import run_team_cycle
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.decisions import Decision, packed
-from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.decisions import Result
 from evenkeel.domain.kueue.plan_events import Events
@@ -161,7 +161,7 @@ def test_no_job_is_preempted_if_nodes_still_do_not_fit() -> None:
 def test_job_waits_until_its_victims_have_stopped() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
-    memory = SchedulerState().after_preemption("red", "job-3", ["job-2"], at(900))
+    scheduler_state = SchedulerState().after_preemption("red", "job-3", ["job-2"], at(900))
 
     answers = passed(
         setup,
@@ -169,8 +169,8 @@ def test_job_waits_until_its_victims_have_stopped() -> None:
         a_request(3, nodes=2, team="red"),
         a_request(4, team="red", priority=9),
         charges=charges,
-        memory=memory,
-        stopping=frozenset(memory.stopping),
+        scheduler_state=scheduler_state,
+        stopping=frozenset(scheduler_state.stopping),
     )
 
     assert answers["job-3"].reason == "Waits until job-2 has stopped."

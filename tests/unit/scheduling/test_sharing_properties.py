@@ -7,12 +7,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.decide import Action, AdmissionFacts, decide
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.decide_job import Action, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.queue_with_teams import run_team_cycle
 from evenkeel.domain.admission.scheduler_state import SchedulerState
-from evenkeel.domain.admission.team_cycle import run_team_cycle
-from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.objects import Admitted, Workload
 from evenkeel.domain.quotas.teams import TeamSetup
@@ -71,11 +71,11 @@ def random_snapshot(dice: random.Random) -> QueueSnapshot:
         )
     stopping = [charge.job_id for charge in charges if dice.random() < 0.2]
     pending = [_request(dice, number) for number in range(20, 20 + dice.randint(0, 8))]
-    memory = SchedulerState()
+    scheduler_state = SchedulerState()
     if stopping and pending:
         head = dice.choice(pending)
-        memory = memory.after_preemption(head.team, head.job_id, stopping, at(500))
-    return QueueSnapshot(tuple(capacities), tuple(pending), setup, tuple(charges), frozenset(stopping), memory)
+        scheduler_state = scheduler_state.after_preemption(head.team, head.job_id, stopping, at(500))
+    return QueueSnapshot(tuple(capacities), tuple(pending), setup, tuple(charges), frozenset(stopping), scheduler_state)
 
 
 def _quota(dice: random.Random) -> Any:

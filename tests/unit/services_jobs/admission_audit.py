@@ -18,7 +18,7 @@ def faults(commits: Iterable[tuple[Write, ...]], setup: TeamSetup, seats_per_nod
     for writes in commits:
         for write in writes:
             if isinstance(write, Put) and write.row.key.sk.startswith("CHARGE#"):
-                charge = rows.read(write.row, Charge)
+                charge = rows.decode(write.row, Charge)
                 if not charge.is_held:
                     del held[write.row.key.sk]
                     continue

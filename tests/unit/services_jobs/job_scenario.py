@@ -145,12 +145,12 @@ class JobScenario:
     def job(self, job_id: str) -> Job:
         row = self.world.ledger.get(job_rows.job_key(job_id))
         assert row
-        return rows.read(row, Job)
+        return rows.decode(row, Job)
 
     def attempt(self, job_id: str, number: int = 1) -> Attempt:
         row = self.world.ledger.get(job_rows.attempt_key(job_id, number))
         assert row
-        return rows.read(row, Attempt)
+        return rows.decode(row, Attempt)
 
     def usage(self, team: str = "default") -> int:
         row = self.world.ledger.get(quota_rows.usage_key(team))

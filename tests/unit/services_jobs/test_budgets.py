@@ -136,7 +136,9 @@ def test_running_rental_that_spent_the_budget_blocks_the_next_job() -> None:
 def test_plan_names_the_exceeded_budget() -> None:
     market = sharing({"period": "month", "usd": 100})
     market.full_fleet(team="red")
-    market.scenario.put(Row(quota_rows.spent_key("red", "2026-11"), Spent(usd_micros=60 * money.MICROS).to_json()))
+    market.scenario.put(
+        Row(quota_rows.spent_key("red", "2026-11"), Spent(usd_micros=60 * money.MICROS_PER_USD).to_json())
+    )
     market.scenario.sweep()
 
     plan = read_queue.plan(

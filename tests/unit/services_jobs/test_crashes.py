@@ -15,7 +15,7 @@ from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.attempt_end import lost_nodes
 from evenkeel.domain.jobs.attempt_waits import evaluate_attempt_wait
 from evenkeel.domain.jobs.job import JobState, ResumeOption, ResumePlan, StopRequest
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.waiting import ConditionKind, WaitAnswer
 from evenkeel.ports import ExecutionState, WorkflowName

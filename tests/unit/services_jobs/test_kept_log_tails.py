@@ -17,7 +17,7 @@ from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 
 def kept(scenario: JobScenario, job_id: str, rank: int = 0, attempt: int = 1) -> KeptLog | None:
     row = scenario.world.ledger.get(job_rows.kept_log_key(job_id, attempt, rank))
-    return rows.read(row, KeptLog) if row else None
+    return rows.decode(row, KeptLog) if row else None
 
 
 def writes(scenario: JobScenario, job_id: str, rank: int, text: str, attempt: int = 1) -> None:

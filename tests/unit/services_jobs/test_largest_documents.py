@@ -167,7 +167,7 @@ def test_decision_record_always_fits_its_row(size: int) -> None:
     row = subject_rows.decision_row(a_decision({"noise": noise}, alternatives=why, reason="\U0001f600" * 9_000))
 
     assert row_bytes(row) < 700_000
-    read = rows.read(row, Decision)
+    read = rows.decode(row, Decision)
     if OMITTED not in read.facts:
         assert read.facts == {"noise": noise}
         return

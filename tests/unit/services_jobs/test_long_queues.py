@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_cursors import next_queues
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
@@ -197,7 +197,7 @@ def test_unfit_jobs_without_teams_starve_no_job(parked: int, parameters: dict[st
 def test_paused_jobs_without_teams_starve_no_job() -> None:
     scenario, small = crowded_without_teams(60, nodes=1)
     for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING", limit=60).rows:
-        job = rows.read(row, Job)
+        job = rows.decode(row, Job)
         scenario.set_job(job.replace(not_before=scenario.world.clock.now() + timedelta(hours=1)))
 
     assert cycles_until_started(scenario, small, 20) <= 13
@@ -261,7 +261,7 @@ def test_younger_job_does_not_overtake_on_a_later_page(cycles: int) -> None:
 def test_jobs_without_a_matching_node_are_not_remembered_as_barriers() -> None:
     scenario, small = crowded_without_teams(60, nodes=1, instance_types=("ml.p9.xlarge",))
     for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING", limit=60).rows:
-        job = rows.read(row, Job)
+        job = rows.decode(row, Job)
         scenario.set_job(job.replace(current_attempt=1))  # the nodes that they ran on are gone for good
 
     for _ in range(10):

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.policy import SchedulingPolicy
-from evenkeel.domain.capacity.policy import ReservedPool
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.elastic.sizes import ElasticTerms
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy

@@ -7,7 +7,7 @@ from evenkeel.domain.checkpoints import Distrust
 from evenkeel.domain.economics.expected_durations import restore_durations
 from evenkeel.domain.jobs.attempt import AttemptState, PodPhase
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, JobState, ResumeOption, ResumePlan
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.domain.jobs.spec import ElasticSpec
 from evenkeel.domain.policy import Policy
@@ -158,7 +158,7 @@ def test_attempt_without_a_finished_checkpoint_starts_from_the_beginning() -> No
     assert [checkpoint["code"] for checkpoint in attempt.rejected_checkpoints] == ["MANIFEST_MISSING"]
 
 
-def test_nothing_is_launched_without_a_proved_checkpoint() -> None:
+def test_nothing_is_launched_without_a_proven_checkpoint() -> None:
     scenario = JobScenario()
     job = scenario.running()
     spoil(scenario, job, scenario.save(job.job_id, 1, 10), "shard-1-of-2.bin", None)
@@ -271,8 +271,8 @@ def test_job_resumes_once_its_checkpoint_is_restored() -> None:
     assert point.manifest == key
 
 
-def test_policy_may_restart_training_without_a_proved_checkpoint() -> None:
-    policy = Policy(jobs=JobPolicy(start_over_when_unproved=True))
+def test_policy_may_restart_training_without_a_proven_checkpoint() -> None:
+    policy = Policy(jobs=JobPolicy(start_over_when_unproven=True))
     scenario = JobScenario(policy=policy)
     job = scenario.running()
     spoil(scenario, job, scenario.save(job.job_id, 1, 10), "shard-1-of-2.bin", None)
@@ -396,7 +396,7 @@ def test_rank_0_chooses_checkpoints_that_functions_cannot_read() -> None:
     assert scenario.world.checkpoints.objects == {}
 
 
-def test_attempt_without_a_proved_checkpoint_uses_a_restart() -> None:
+def test_attempt_without_a_proven_checkpoint_uses_a_restart() -> None:
     scenario = JobScenario()
     job = scenario.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx")
     scenario.world.cluster.fail_pods(job.job_id, 1, exit_code=65)

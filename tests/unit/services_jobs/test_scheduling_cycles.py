@@ -3,8 +3,8 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.decide import AdmissionFacts, decide
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.decide_job import AdmissionFacts, decide
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
@@ -93,7 +93,7 @@ def test_pending_reason_is_written_once_and_replays() -> None:
 
     assert scenario.world.ledger.contents() == before
     (row,) = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job.job_id}").rows
-    record = rows.read(row, Decision)
+    record = rows.decode(row, Decision)
     assert (record.kind, record.action) == ("ADMISSION", "NEVER_FITS")
     assert decide(AdmissionFacts.model_validate(record.facts)).reason == scenario.job(job.job_id).reason
 
@@ -123,13 +123,13 @@ def test_job_held_in_a_kueue_namespace_blocks_no_other_job() -> None:
     held, free = scenario.submit("a"), scenario.submit("b")
     row = scenario.world.ledger.get(job_rows.job_key(held.job_id))
     assert row is not None
-    scenario.world.ledger.commit(Put(job_rows.job_row(rows.read(row, Job).replace(namespace="kueues"), row.version)))
+    scenario.world.ledger.commit(Put(job_rows.job_row(rows.decode(row, Job).replace(namespace="kueues"), row.version)))
     scenario.world.cluster.kueue_managed["kueues"] = "its LocalQueue default"
 
     outcome = scenario.run_scheduling_cycle()
 
     (record,) = [
-        rows.read(row, Decision) for row in scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{held.job_id}").rows
+        rows.decode(row, Decision) for row in scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{held.job_id}").rows
     ]
     assert outcome.admitted == (f"{free.job_id}-a1",)
     assert record.action == "HELD"

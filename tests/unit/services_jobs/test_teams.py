@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.kueue.preemption import Reason, reason_text
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.budgets import remaining_by_team
 from evenkeel.domain.quotas.spending import week_of
 from evenkeel.domain.quotas.teams import MAX_GPU_HOURS, MAX_USD, FleetQuotas, Period, Team, TeamSetup
-from evenkeel.domain.renting.policy import BurstPolicy
+from evenkeel.domain.renting.burst_policy import BurstPolicy
 from evenkeel.domain.replay import replay
 from evenkeel.ports import Key, Put, Row, Table, WorkflowName, row_bytes
 from evenkeel.services.admin import set_quotas
@@ -61,7 +61,7 @@ def setup_of(scenario: JobScenario) -> TeamSetup:
 
 
 def records(scenario: JobScenario, job_id: str) -> list[Decision]:
-    return [rows.read(row, Decision) for row in scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows]
+    return [rows.decode(row, Decision) for row in scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows]
 
 
 def test_job_uses_team_quota_until_it_is_settled() -> None:
@@ -131,7 +131,7 @@ def test_raised_priority_of_a_running_job_counts_next_cycle() -> None:
     low = scenario.running(team="red", priority_class="low")
     row = scenario.world.ledger.get(job_rows.job_key(low.job_id))
     assert row
-    raised = rows.read(row, Job).replace(priority=20)
+    raised = rows.decode(row, Job).replace(priority=20)
     scenario.world.ledger.commit(Put(job_rows.job_row(raised, row.version)))
     high = scenario.submit("high", team="red", priority_class="high")
 

@@ -33,7 +33,7 @@ def leave(scenario: JobScenario, number: int = 1) -> Row:
     scenario.sweep()
     row = scenario.world.ledger.get(fleet_rows.node_key(CLUSTER, instance_id(number)))
     assert row
-    life = rows.read(row, FleetNode).life
+    life = rows.decode(row, FleetNode).life
     node = UnhealthyNode(life=life, incident_id="inc-1", since=scenario.world.clock.now(), reason="It was declined.")
     written = incident_rows.unhealthy_row(node, 0)
     scenario.put(written)

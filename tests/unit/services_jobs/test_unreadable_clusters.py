@@ -45,7 +45,7 @@ def blind(scenario: JobScenario, cluster: str, what: str = "*") -> None:
 
 
 def record_of(scenario: JobScenario, job_id: str) -> Decision:
-    return rows.read(scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows[-1], Decision)
+    return rows.decode(scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows[-1], Decision)
 
 
 @pytest.mark.parametrize("what", LISTS)

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.health.policy import WatchPolicy
+from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition
 from evenkeel.ports import NotAllowed, Unreachable, WorkflowName

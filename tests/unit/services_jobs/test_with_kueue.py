@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.admission.decide import Action
+from evenkeel.domain.admission.decide_job import Action
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.kueue_status import KueueCondition
 from evenkeel.domain.jobs.attempt import AttemptState
@@ -53,7 +53,7 @@ def await_(scenario: JobScenario, kind: ConditionKind, job_id: str, attempt: int
 def waiting(scenario: JobScenario, job_id: str, attempt: int = 1) -> Wait:
     row = scenario.world.ledger.get(subject_rows.wait_key(job_id, f"attempt-{attempt}-admitted"))
     assert row
-    return rows.read(row, Wait)
+    return rows.decode(row, Wait)
 
 
 def pending(reason: str, message: str) -> KueueCondition:
@@ -90,7 +90,7 @@ def test_handover_decision_replays() -> None:
     job = scenario.started()
 
     (row,) = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job.job_id}").rows
-    record = rows.read(row, Decision)
+    record = rows.decode(row, Decision)
 
     assert (record.action, record.reason) == (
         Action.ADMIT,

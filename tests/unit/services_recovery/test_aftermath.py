@@ -39,7 +39,7 @@ def sweep(recovery: RecoveryScenario) -> None:
 
 def events(recovery: RecoveryScenario) -> list[tuple[NodeEventKind, Actor]]:
     row = recovery.world.ledger.get(incident_rows.aftermath_key(recovery.incident_id))
-    return [(event.kind, event.actor) for event in rows.read(row, Aftermath).events] if row else []
+    return [(event.kind, event.actor) for event in rows.decode(row, Aftermath).events] if row else []
 
 
 def a_step(recovery: RecoveryScenario, code: str, **changes: Any) -> Any:

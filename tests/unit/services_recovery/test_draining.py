@@ -10,7 +10,7 @@ from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation,
 from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.jobs.spec import OnNodeFault
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.replay import replay
 from evenkeel.ports import EvictionAnswer, EvictionStatus, NotAllowed, Table
 from evenkeel.services.queries import explain
@@ -66,7 +66,7 @@ def test_grace_of_a_job_is_recorded_once_and_replays() -> None:
     recovery.state("", drain_node)
 
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    (record,) = [decision for row in page.rows if (decision := rows.read(row, Decision)).kind == "DRAIN"]
+    (record,) = [decision for row in page.rows if (decision := rows.decode(row, Decision)).kind == "DRAIN"]
 
     assert (record.action, record.reason) == ("SAVE", "Its pods get 300 s to save, the most that this fault allows.")
     assert [alternative.option for alternative in record.alternatives] == ["600 s, as the job requests"]

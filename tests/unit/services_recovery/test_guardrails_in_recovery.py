@@ -1,4 +1,4 @@
-"""Guardrails at work: limits that no race passes, recoveries that wait their turn, approvals, what is never barred."""
+"""Guardrails at work: limits that no race passes, recoveries that wait their turn, approvals, what is never blocked."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode, ModeRule
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.guardrails import GuardrailName, RegisterEntry
-from evenkeel.domain.recovery.policy import GuardrailPolicy
+from evenkeel.domain.recovery.repair_policy import GuardrailPolicy
 from evenkeel.domain.resources import NONE
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Conflict, Invalid, Ledger, Put, Row, Table, Write
@@ -63,7 +63,7 @@ def remember(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
     row = recovery.world.ledger.get(fleet_rows.node_key(CLUSTER, machine))
     fresh = fleet_rows.node_row(CLUSTER, machine, fleet_node.to_json(), row.version if row else 0, None)
     recovery.world.ledger.commit(Put(fresh))
-    nodes = [rows.read(row, FleetNode) for row in recovery.world.ledger.by_state(Table.FLEET, "NODE").rows]
+    nodes = [rows.decode(row, FleetNode) for row in recovery.world.ledger.by_state(Table.FLEET, "NODE").rows]
     boot_seconds = recovery.policy.watch.first_boot_grace_seconds
     able = Counter(node.pool for node in nodes if node.can_be_acted_on(recovery.now, boot_seconds=boot_seconds))
     stored = recovery.world.ledger.get(fleet_rows.summary_key())
@@ -124,7 +124,7 @@ def test_second_repair_of_a_pool_waits_for_the_first() -> None:
     assert lives(recovery, RegisterName.REPAIRS) == [instance_id(2)]
 
 
-def test_repeatedly_barred_repair_is_reported_once() -> None:
+def test_repeatedly_blocked_repair_is_reported_once() -> None:
     recovery = fleet(policy=guarded(pool_repairs=1))
     first, second = at_repair(recovery, 1), at_repair(recovery, 2)
     repair(recovery, first)
@@ -281,8 +281,8 @@ def test_register_entry_of_an_earlier_incident_is_not_reused() -> None:
 # ---------------------------------------------------------------- cordons
 
 
-def barred_cordon(**settings: Any) -> tuple[RecoveryScenario, str]:
-    """A fleet with a job on nodes 1 and 2, where the cordon of node 1 is barred by that of node 5."""
+def blocked_cordon(**settings: Any) -> tuple[RecoveryScenario, str]:
+    """A fleet with a job on nodes 1 and 2, where the cordon of node 1 is blocked by the cordon of node 5."""
     recovery = fleet(with_job=True, policy=guarded(pool_cordons=1), **settings)
     recovery.report_fault(5)
     recovery.state("Plan", plan_recovery)
@@ -292,8 +292,8 @@ def barred_cordon(**settings: Any) -> tuple[RecoveryScenario, str]:
     return recovery, faulty
 
 
-def test_barred_cordon_keeps_the_jobs_running() -> None:
-    recovery, faulty = barred_cordon()
+def test_blocked_cordon_keeps_the_jobs_running() -> None:
+    recovery, faulty = blocked_cordon()
 
     cordoned = recovery.state("Cordon", cordon_node)
     drained = recovery.state("Drain", drain_node)
@@ -306,7 +306,7 @@ def test_barred_cordon_keeps_the_jobs_running() -> None:
 
 
 def test_removed_node_does_not_wait_for_a_cordon() -> None:
-    recovery, faulty = barred_cordon()
+    recovery, faulty = blocked_cordon()
     recovery.state("Cordon", cordon_node)
     recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
 
@@ -316,7 +316,7 @@ def test_removed_node_does_not_wait_for_a_cordon() -> None:
 
 
 def test_cordon_wait_ends_when_the_node_is_removed() -> None:
-    recovery, faulty = barred_cordon()
+    recovery, faulty = blocked_cordon()
     recovery.state("Cordon", cordon_node)
     repair(recovery, faulty)
     recovery.open(K.RELEASED)
@@ -329,8 +329,8 @@ def test_cordon_wait_ends_when_the_node_is_removed() -> None:
     assert lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
 
 
-def test_jobs_of_a_dead_node_stop_despite_a_barred_cordon() -> None:
-    recovery, _ = barred_cordon()
+def test_jobs_of_a_dead_node_stop_despite_a_blocked_cordon() -> None:
+    recovery, _ = blocked_cordon()
     recovery.state("Cordon", cordon_node)
     recovery.world.cluster.kill_node(f"hyperpod-{instance_id(1)}", CLUSTER)
     recovery.world.clock.advance(QUICK.jobs.lost_node_seconds + 1)
@@ -341,7 +341,7 @@ def test_jobs_of_a_dead_node_stop_despite_a_barred_cordon() -> None:
 
 
 def test_delayed_cordon_precedes_the_repair() -> None:
-    recovery, faulty = barred_cordon()
+    recovery, faulty = blocked_cordon()
     recovery.state("Cordon", cordon_node)
     repair(recovery, faulty)
     recovery.open(K.RELEASED)
@@ -357,7 +357,7 @@ def test_delayed_cordon_precedes_the_repair() -> None:
     assert lives(recovery, RegisterName.CORDONS) == [instance_id(1)]
 
 
-# ---------------------------------------------------------------- never barred
+# ---------------------------------------------------------------- never blocked
 
 
 def by_operator(number: int) -> set_manual_cordon.SetManualCordonRequest:
@@ -375,7 +375,7 @@ TIGHT = guarded(fleet_repairs=1, pool_repairs=1, fleet_cordons=1, pool_cordons=1
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("is_held", [False, True])
-def test_uncordon_is_never_barred(mode: Mode, *, is_held: bool) -> None:
+def test_uncordon_is_never_blocked(mode: Mode, *, is_held: bool) -> None:
     recovery = fleet(policy=TIGHT)
     faulty = at_repair(recovery, 1)
     repair(recovery, faulty)

@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.guardrails import GuardedAction, GuardrailName
+from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailName
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.services.recovery import drain_node, plan_recovery
 from tests.crash_points import SIDES
@@ -46,7 +46,7 @@ def test_incident_that_waits_for_a_hold_is_shown_as_blocked() -> None:
     block = recovery.incident.block
     assert outcomes == ["HELD", "HELD"]
     assert block
-    assert (block.guardrail, block.act) == (GuardrailName.HOLD, GuardedAction.STOP)
+    assert (block.guardrail, block.act) == (GuardrailName.HOLD, GuardrailAction.STOP)
     assert recovery.incident.state is IncidentState.BLOCKED
     assert stops(recovery) == []
     recovery.open(ConditionKind.RELEASED)

@@ -84,7 +84,7 @@ def test_evidence_shows_opening_and_joined_signals() -> None:
     ingest(world, a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"))
 
     [partition] = incidents(world)
-    stored = [rows.read(row, Evidence) for row in world.ledger.partition(Table.INCIDENTS, partition, "EVIDENCE#")]
+    stored = [rows.decode(row, Evidence) for row in world.ledger.partition(Table.INCIDENTS, partition, "EVIDENCE#")]
 
     assert sorted((evidence.fact.source, evidence.opened) for evidence in stored) == [
         ("hyperpod.node-health", True),

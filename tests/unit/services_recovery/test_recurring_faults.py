@@ -25,14 +25,14 @@ LATER = "2026-11-04T10:15:00Z"
 def incident_of(recovery: RecoveryScenario) -> Incident:
     row = recovery.world.ledger.get(incident_rows.incident_key(recovery.incident_id))
     assert row
-    return rows.read(row, Incident)
+    return rows.decode(row, Incident)
 
 
 def history(recovery: RecoveryScenario) -> FaultHistory:
     place = f"slot/{incident_of(recovery).slot}"
     row = recovery.world.ledger.get(incident_rows.history_key(place))
     assert row
-    return rows.read(row, FaultHistory)
+    return rows.decode(row, FaultHistory)
 
 
 def report_fault_again(recovery: RecoveryScenario, **changes: Any) -> None:
@@ -83,7 +83,7 @@ def test_sweep_records_the_jobs_of_a_node() -> None:
 
     row = recovery.world.ledger.get(fleet_rows.node_key(CLUSTER, instance_id(1)))
     assert row
-    assert rows.read(row, FleetNode).job_ids == (recovery.job_id,)
+    assert rows.decode(row, FleetNode).job_ids == (recovery.job_id,)
 
 
 def test_second_hang_of_a_job_counts_on_another_node() -> None:
@@ -94,7 +94,7 @@ def test_second_hang_of_a_job_counts_on_another_node() -> None:
         recovery.world.clock.advance(timedelta(hours=3).total_seconds())
         row = recovery.world.ledger.get(incident_rows.incident_key(outcome.incident_id))
         assert row
-        incident = rows.read(row, Incident)
+        incident = rows.decode(row, Incident)
 
     assert incident.min_rung == Rung.DIAGNOSE
     assert "in this job" in incident.min_rung_reason

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.external.policy import AdoptionPolicy
+from evenkeel.domain.external.adoption_policy import AdoptionPolicy
 from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedPod
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
@@ -95,7 +95,7 @@ def steps(recovery: RecoveryScenario) -> list[tuple[str, str]]:
 def restart_of(recovery: RecoveryScenario, job: UnmanagedJob) -> Restart:
     row = recovery.world.ledger.get(restart_rows.restart_key(CLUSTER, job.namespace, job.kind, job.name))
     assert row is not None
-    return rows.read(row, Restart)
+    return rows.decode(row, Restart)
 
 
 def advance(recovery: RecoveryScenario, job: UnmanagedJob) -> Restart:
@@ -197,7 +197,7 @@ def test_decision_is_recorded_once_and_replays() -> None:
     recovery.state("", drain_node)
 
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    (record,) = [decision for row in page.rows if (decision := rows.read(row, Decision)).kind == "RESTART"]
+    (record,) = [decision for row in page.rows if (decision := rows.decode(row, Decision)).kind == "RESTART"]
 
     assert record.action == "LEAVE"
     assert "belongs to TrainJob llama" in lines(recovery)

@@ -98,7 +98,7 @@ def test_job_rolled_back_too_often_waits_for_a_person() -> None:
 
 def rollbacks(recovery: RecoveryScenario) -> list[Decision]:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    return [record for row in page.rows if (record := rows.read(row, Decision)).kind == "ROLLBACK"]
+    return [record for row in page.rows if (record := rows.decode(row, Decision)).kind == "ROLLBACK"]
 
 
 def test_late_fault_rolls_back_a_moved_job() -> None:

@@ -54,7 +54,7 @@ def status(recovery: RecoveryScenario) -> dict[str, Any]:
 
 def left(recovery: RecoveryScenario) -> UnhealthyNode | None:
     row = recovery.world.ledger.get(incident_rows.unhealthy_key(recovery.incident.life))
-    return rows.read(row, UnhealthyNode) if row and not row.doc["trustedBy"] else None
+    return rows.decode(row, UnhealthyNode) if row and not row.doc["trustedBy"] else None
 
 
 def answer_once(recovery: RecoveryScenario, *, approves: bool = True) -> None:

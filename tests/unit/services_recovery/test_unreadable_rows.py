@@ -134,7 +134,7 @@ A_KEY = Key(Table.JOBS, "JOB#job-1", "META")
 def test_stored_value_keeps_unknown_fields_at_every_depth() -> None:
     document = {"inner": {"size": 2, "shape": "round"}, "name": "a", "colour": "red"}
 
-    read = rows.read(Row(A_KEY, document), Outer)
+    read = rows.decode(Row(A_KEY, document), Outer)
 
     assert read.replace(name="b").to_json() == {**document, "name": "b"}
     assert read.replace(inner=read.inner.replace(size=3)).to_json()["inner"] == {"size": 3, "shape": "round"}
@@ -148,9 +148,9 @@ def test_request_refuses_what_a_stored_row_keeps() -> None:
 
 
 def test_stored_value_equals_the_same_new_value() -> None:
-    assert rows.read(Row(A_KEY, {"inner": {"size": 2}}), Outer) == Outer(inner=Inner(size=2))
+    assert rows.decode(Row(A_KEY, {"inner": {"size": 2}}), Outer) == Outer(inner=Inner(size=2))
 
 
 def test_unreadable_row_names_its_key_and_field() -> None:
     with pytest.raises(Unreadable, match=r"JOBS JOB#job-1 META: this release cannot read inner.size='big'"):
-        rows.read(Row(A_KEY, {"inner": {"size": "big"}}), Outer)
+        rows.decode(Row(A_KEY, {"inner": {"size": "big"}}), Outer)

@@ -7,7 +7,7 @@ import pytest
 
 from evenkeel.domain.jobs.attempt import AttemptState, PodPhase
 from evenkeel.domain.jobs.job import StopRequest
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer
 from evenkeel.ports import Key, Ledger, Put, Refused, Row, Unreachable
 from evenkeel.services.context import Context
@@ -56,7 +56,7 @@ class Waits:
         ).outcome
 
     def rows(self) -> list[Wait]:
-        return [rows.read(row, Wait) for key, row in self.world.ledger.rows.items() if key.sk.startswith("WAIT#")]
+        return [rows.decode(row, Wait) for key, row in self.world.ledger.rows.items() if key.sk.startswith("WAIT#")]
 
     def stop(self) -> None:
         job = self.scenario.job(self.job_id)
@@ -332,7 +332,7 @@ def test_held_recovery_waits_longer_than_the_longest_hold() -> None:
 
     row = recovery.world.ledger.get(subject_rows.wait_key(recovery.incident_id, "released"))
     assert row
-    assert rows.read(row, Wait).deadline_at > recovery.now + hold_automation.LONGEST_HOLD
+    assert rows.decode(row, Wait).deadline_at > recovery.now + hold_automation.LONGEST_HOLD
     assert recovery.world.wait_answers.requests == []
     assert recovery.world.cluster.nodes(CLUSTER)
 

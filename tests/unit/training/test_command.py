@@ -23,7 +23,7 @@ def saved(uri: str) -> str:
     return uri
 
 
-def test_prove_shows_the_proved_checkpoint_and_rejections(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prove_shows_the_proven_checkpoint_and_rejections(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", saved]) == 0
 
     lines = capsys.readouterr().out.splitlines()

@@ -89,7 +89,7 @@ def test_checkpoint_of_another_job_is_rejected(uri: str) -> None:
     a_run(uri, job_id="job-rings").save(10, b"state")
     a_run(uri, 2, job_id="job-moons").save(20, b"another's")
 
-    with pytest.raises(training.Unproved, match=r"step 20 of attempt 2 \(MANIFEST_UNREADABLE\), step 10 of attempt 1"):
+    with pytest.raises(training.Unproven, match=r"step 20 of attempt 2 \(MANIFEST_UNREADABLE\), step 10 of attempt 1"):
         a_run(uri, 3, job_id="job-stars").resume()
     resume = a_run(uri, 3, job_id="job-rings").resume()
 
@@ -97,8 +97,8 @@ def test_checkpoint_of_another_job_is_rejected(uri: str) -> None:
     assert resume.step == 10
     fence = open_storage(uri).read_fence().fence
     assert fence is not None
-    (passed_over,) = [document["detail"] for document in fence.rejected]
-    assert passed_over == "The manifest cannot be used: it belongs to job job-moons, not to job job-rings."
+    (ignored_types,) = [document["detail"] for document in fence.rejected]
+    assert ignored_types == "The manifest cannot be used: it belongs to job job-moons, not to job job-rings."
 
 
 def test_checkpoint_is_accepted_if_either_job_is_unknown(uri: str) -> None:
@@ -505,7 +505,7 @@ def written_by_dcp(folder: Path, rank: int, content: bytes) -> list[Path]:
     return paths
 
 
-def test_files_of_all_ranks_form_one_proved_checkpoint(uri: str, tmp_path: Path) -> None:
+def test_files_of_all_ranks_form_one_proven_checkpoint(uri: str, tmp_path: Path) -> None:
     contents = [b"", bytes(range(256))]
     ranks = [a_run(uri, rank=rank, world_size=2, part_bytes=100) for rank in range(2)]
     together(ranks, lambda run: run.save_files(10, written_by_dcp(tmp_path, run.rank, contents[run.rank])))
@@ -684,7 +684,7 @@ def test_rank_0_skips_checkpoints_known_as_damaged(tmp_path: Path) -> None:
 
     assert second is not None
     assert second.step == 10
-    with pytest.raises(training.Unproved, match="DAMAGED"):
+    with pytest.raises(training.Unproven, match="DAMAGED"):
         training.attach({**given, "EVENKEEL_ATTEMPT": "3", "EVENKEEL_DAMAGED_CHECKPOINTS": "1/20,1/10"}).resume()
     with pytest.raises(training.NotInAnAttemptError, match="EVENKEEL_DAMAGED_CHECKPOINTS='1'"):
         training.attach({**given, "EVENKEEL_ATTEMPT": "2", "EVENKEEL_DAMAGED_CHECKPOINTS": "1"})

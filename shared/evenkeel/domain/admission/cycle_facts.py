@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import model_validator
 
-from evenkeel.domain.admission.decide import AdmissionFacts
+from evenkeel.domain.admission.decide_job import AdmissionFacts
 from evenkeel.domain.decisions import OMITTED, PACKED, unpacked
 from evenkeel.domain.quotas.quota_documents import serialized
 from evenkeel.domain.quotas.quota_holders import is_sum

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.resize_facts import ResizePlan
@@ -103,7 +103,7 @@ class CyclePlan(NamedTuple):
     queue_plan: QueuePlan = QueuePlan()
     missing: MissingFacts = MissingFacts()
     """Facts to read before the plan is complete. While there are any, the plan holds at most decisions of the queue."""
-    memory: SchedulerState = SchedulerState()
+    scheduler_state: SchedulerState = SchedulerState()
     """The state of earlier cycles that still matters. Each commit adds to it."""
     steps: tuple[JobStep, ...] = ()
     """A step for each pending job, in the order of commits. A job whose rented nodes are starting has none."""

@@ -31,7 +31,7 @@ class CycleSnapshot(NamedTuple):
 
     authority: AdmissionAuthority = AdmissionAuthority.EVENKEEL
     setup: TeamSetup = TeamSetup()
-    memory: SchedulerState = SchedulerState()
+    scheduler_state: SchedulerState = SchedulerState()
     """The state that earlier cycles left."""
     hold_reason: str = ""
     """Why a person holds all scheduling; empty if no person does."""
@@ -130,7 +130,7 @@ class CycleSnapshot(NamedTuple):
             setup=self.setup,
             charges=self.charges(),
             stopping=self._stopping(),
-            memory=self.memory,
+            scheduler_state=self.scheduler_state,
             spent=self.spent,
             last_reasons={name: job.queue_reason for name, job in self.pending.items()},
             used=self.used,
@@ -170,4 +170,4 @@ class CycleSnapshot(NamedTuple):
         if not self.setup.has_teams:
             return frozenset()
         stopping = {name for name, job in self.holders.items() if job.stop_of(job.current_attempt)}
-        return frozenset((stopping | self.memory.stopping.keys()) & {charge.job_id for charge in self.held})
+        return frozenset((stopping | self.scheduler_state.stopping.keys()) & {charge.job_id for charge in self.held})

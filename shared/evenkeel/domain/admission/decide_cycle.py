@@ -25,7 +25,7 @@ from evenkeel.domain.admission.cycle_plan import (
     RentalStart,
 )
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
-from evenkeel.domain.admission.decide import (
+from evenkeel.domain.admission.decide_job import (
     Action,
     AdmissionDecision,
     delegate_to_kueue,
@@ -105,7 +105,9 @@ def decide_cycle(
     has_teams = snapshot.setup.has_teams
     plan = CyclePlan(
         queue_plan=queue_plan,
-        memory=snapshot.memory.pruned(queue.charges, snapshot.setup, now) if has_teams else snapshot.memory,
+        scheduler_state=snapshot.scheduler_state.pruned(queue.charges, snapshot.setup, now)
+        if has_teams
+        else snapshot.scheduler_state,
         steps=tuple(_steps(snapshot, queue_plan, placements, displacement, mode)),
         serving_rentals=serving_rentals,
     )
@@ -116,14 +118,14 @@ def _plan_while_held(snapshot: CycleSnapshot, now: datetime) -> CyclePlan:
     """Start, stop, resize and rent nothing: each pending job waits, with the hold as its reason."""
     held = (hold_by_person(AdmissionRequest.of(job), snapshot.hold_reason, now) for job in snapshot.eligible_jobs())
     queue_plan = QueuePlan(
-        queue=QueueSnapshot(setup=snapshot.setup, charges=snapshot.held, memory=snapshot.memory),
+        queue=QueueSnapshot(setup=snapshot.setup, charges=snapshot.held, scheduler_state=snapshot.scheduler_state),
         pending=snapshot.pending,
         decisions=(*_held_in_other_teams_namespaces(snapshot, now), *held),
-        resizes=ResizePlan(memory=snapshot.memory.elastic),
+        resizes=ResizePlan(elastic_state=snapshot.scheduler_state.elastic),
         cursors=snapshot.queue_cursors,
     )
     steps = tuple(_steps(snapshot, queue_plan, {}, None, Mode.ACT))
-    return CyclePlan(queue_plan=queue_plan, memory=snapshot.memory, steps=steps)
+    return CyclePlan(queue_plan=queue_plan, scheduler_state=snapshot.scheduler_state, steps=steps)
 
 
 # ---------------------------------------------------------------- the queue
@@ -175,7 +177,7 @@ def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
     requests = sorted(admission_requests, key=lambda request: request.queue_order_key)
     delegated = (delegate_to_kueue(request, snapshot.setup.local_queue_of(request.team), now) for request in requests)
     return QueuePlan(
-        queue=QueueSnapshot(setup=snapshot.setup, charges=snapshot.held, memory=snapshot.memory),
+        queue=QueueSnapshot(setup=snapshot.setup, charges=snapshot.held, scheduler_state=snapshot.scheduler_state),
         pending=snapshot.pending,
         decisions=(*_held_in_other_teams_namespaces(snapshot, now), *delegated),
         cursors=snapshot.queue_cursors,
@@ -355,7 +357,7 @@ def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: d
     stopping |= {departure.job_id} if departure else set()
     reservation_stops = rent_plan.reservation_stops(snapshot, queue, stopping, policy, now)
     stopping |= {stop.facts.candidate.job_id for stop in reservation_stops}
-    queue_stops = tuple(_queue_stops(snapshot, queue, {*stopping, *plan.memory.stopping}))
+    queue_stops = tuple(_queue_stops(snapshot, queue, {*stopping, *plan.scheduler_state.stopping}))
     return plan._replace(departure=departure, reservation_stops=reservation_stops, queue_stops=queue_stops)
 
 

@@ -2,10 +2,10 @@
 
 from datetime import datetime
 
-from evenkeel.domain.admission.decide import AdmissionDecision
-from evenkeel.domain.admission.fifo import admit
+from evenkeel.domain.admission.decide_job import AdmissionDecision
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-from evenkeel.domain.admission.team_cycle import run_team_cycle
+from evenkeel.domain.admission.queue_with_teams import run_team_cycle
+from evenkeel.domain.admission.queue_without_teams import admit
 from evenkeel.domain.policy import Policy
 
 

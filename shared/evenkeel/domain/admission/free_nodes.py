@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.offers import (
     PoolFit,
     SharedFits,
@@ -9,7 +10,6 @@ from evenkeel.domain.admission.offers import (
     pool_fits,
     stays_long_enough,
 )
-from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_freed

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import compatibility, efa, instance_types
 from evenkeel.domain.capacity.compatibility import Requirements, differences
@@ -80,7 +80,7 @@ class PreemptionPlan(Value):
     """The fits after the victims have stopped."""
 
 
-def pool_kinds(offers: Iterable[PoolFit]) -> frozenset[tuple[str, str]]:
+def pool_instance_types(offers: Iterable[PoolFit]) -> frozenset[tuple[str, str]]:
     return frozenset((offer.pool, offer.instance_type) for offer in offers if offer.leaving < offer.total_nodes)
 
 

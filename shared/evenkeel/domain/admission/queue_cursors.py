@@ -9,7 +9,7 @@ import bisect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 
 ALL_JOBS = ""
 """In the place of a team: the list of all pending jobs. Without teams it is the only queue. With teams it also holds

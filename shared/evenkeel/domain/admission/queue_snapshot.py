@@ -20,7 +20,7 @@ class QueueSnapshot(NamedTuple):
     charges: tuple[Charge, ...] = ()
     stopping: frozenset[str] = frozenset()
     """Jobs that hold a charge although a person, a recovery or an earlier cycle asked them to stop."""
-    memory: SchedulerState = SchedulerState()
+    scheduler_state: SchedulerState = SchedulerState()
     spent: Mapping[tuple[str, str], Spent] = {}
     """(team, name of the budget period) → the use of its settled attempts and rentals."""
     last_reasons: Mapping[str, str] = {}

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 from evenkeel.domain.admission.cycle_plan import Departure, Placement
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
-from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.start_size import decide_with_sizes
@@ -24,6 +24,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import MAX_GRACE_SECONDS
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.book import RentalBook, spend_limits
+from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import (
     PlacementContext,
     QueueForecasts,
@@ -59,7 +60,6 @@ from evenkeel.domain.renting.placement import (
     migration_target,
     place_in_queue_order,
 )
-from evenkeel.domain.renting.policy import RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
 
 _RENTABLE_ACTIONS = (Action.WAIT, Action.BLOCKED, Action.NEVER_FITS)

@@ -89,7 +89,7 @@ class ResizePlan(Value):
     shrinks_by_waiter: dict[str, tuple[PlannedResize, ...]] = {}
     """Job or Deployment that waits → the jobs that free nodes for it."""
     growth: PlannedResize | None = None
-    memory: ElasticState = ElasticState()
+    elastic_state: ElasticState = ElasticState()
     satisfied_demands: dict[str, int] = {}
     """`cluster/demand` of a Deployment → nodes that are free for it now, or will be after the planned stops."""
 

@@ -10,7 +10,7 @@ from collections.abc import Container, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.decide_queue import decide_queue
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest

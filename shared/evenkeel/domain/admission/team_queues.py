@@ -6,7 +6,7 @@ from datetime import datetime
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import instance_types
-from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.objects import Admitted, QueueingStrategy
@@ -40,7 +40,7 @@ class TeamQueues:
                 scheduler.add_past_use(name, submitter, {resource: left})
         for holder in self._holders():
             scheduler.restore(holder)
-        for eviction in self._snapshot.memory.evictions:
+        for eviction in self._snapshot.scheduler_state.evictions:
             scheduler.snapshot.evicted_at[frozenset((eviction.preemptor, eviction.victim))] = eviction.at.timestamp()
 
     def _holders(self) -> Iterator[Admitted]:

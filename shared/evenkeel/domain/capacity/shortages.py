@@ -69,7 +69,7 @@ class Shortages(Value):
             entries=tuple(entry for entry in self.entries if entry.key != (instance_type, zone, market))
         )
 
-    def barred_until(self, instance_type: str, zone: str, market: Market, now: datetime) -> datetime | None:
+    def unavailable_until(self, instance_type: str, zone: str, market: Market, now: datetime) -> datetime | None:
         """Return when this market may be asked again; None if it may be asked now."""
         shortage = self._of((instance_type, zone, market))
         return shortage.until if shortage and shortage.until > now else None

@@ -5,13 +5,13 @@ from datetime import datetime
 
 from evenkeel.domain.costs.interruptions import LostTime, Span, subtract_spans
 from evenkeel.domain.costs.receipt import (
-    MICROS_PER_HOUR,
+    MICROSECONDS_PER_HOUR,
     GpuPrice,
     InterruptionReceipt,
     ReceiptTotal,
     Stage,
-    cost_micros,
-    micros,
+    cost_usd_micros,
+    microseconds,
     total_of,
 )
 from evenkeel.domain.costs.savings import EstimatedSaving, savings
@@ -167,8 +167,8 @@ def node_outage(
         return _no_outage(start, is_over=True, gpus=gpus, why="No record says when the node took work again.")
     end = max(start, back or now)
     spans = subtract_spans(Span(start, end), with_jobs)
-    beside = sum(micros(span.end - span.start) for span in spans)
-    whole = micros(end - start)
+    beside = sum(microseconds(span.end - span.start) for span in spans)
+    whole = microseconds(end - start)
     return NodeOutage(
         started_at=start,
         ended_at=end,
@@ -176,8 +176,8 @@ def node_outage(
         seconds=whole / 1e6,
         counted_with_jobs_seconds=(whole - beside) / 1e6,
         gpus=gpus,
-        gpu_hours=None if gpus is None else gpus * beside / MICROS_PER_HOUR,
-        usd_micros=None if gpus is None else cost_micros(gpus * beside, price),
+        gpu_hours=None if gpus is None else gpus * beside / MICROSECONDS_PER_HOUR,
+        usd_micros=None if gpus is None else cost_usd_micros(gpus * beside, price),
         why_unknown="" if gpus is not None else "The type of the node is unknown.",
     )
 
@@ -234,4 +234,4 @@ def _actual(receipt: InterruptionReceipt | None, decided_at: datetime) -> float 
     running_at = receipt.ended_at
     if repeated is None or running_at is None:
         return None
-    return max(0.0, micros(running_at - decided_at) / 1e6) + repeated
+    return max(0.0, microseconds(running_at - decided_at) / 1e6) + repeated

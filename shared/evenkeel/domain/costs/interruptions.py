@@ -22,14 +22,14 @@ from datetime import datetime
 from typing import NamedTuple
 
 from evenkeel.domain.costs.receipt import (
-    MICROS_PER_HOUR,
+    MICROSECONDS_PER_HOUR,
     GpuPrice,
     InterruptionCause,
     InterruptionReceipt,
     ReceiptPart,
     Stage,
-    cost_micros,
-    micros,
+    cost_usd_micros,
+    microseconds,
     total_of,
 )
 from evenkeel.domain.health.incidents import Incident
@@ -258,7 +258,7 @@ def _parts(
 def _part(
     mark: _Mark, span: Span, own: Sequence[Span], record: str, missing: tuple[Stage, ...], price_of: PriceOf
 ) -> ReceiptPart:
-    lost = sum(micros(span.end - span.start) for span in own)
+    lost = sum(microseconds(span.end - span.start) for span in own)
     attempt = mark.attempt
     return ReceiptPart(
         stage=mark.stage,
@@ -268,12 +268,12 @@ def _part(
         from_record=record,
         to_record=mark.record,
         covers=missing,
-        already_counted_seconds=(micros(span.end - span.start) - lost) / 1e6,
+        already_counted_seconds=(microseconds(span.end - span.start) - lost) / 1e6,
         gpus=attempt.accelerators,
         nodes=attempt.ranks,
-        gpu_hours=attempt.accelerators * lost / MICROS_PER_HOUR,
-        node_hours=attempt.ranks * lost / MICROS_PER_HOUR,
-        usd_micros=cost_micros(attempt.accelerators * lost, price_of.get(attempt.attempt)),
+        gpu_hours=attempt.accelerators * lost / MICROSECONDS_PER_HOUR,
+        node_hours=attempt.ranks * lost / MICROSECONDS_PER_HOUR,
+        usd_micros=cost_usd_micros(attempt.accelerators * lost, price_of.get(attempt.attempt)),
     )
 
 

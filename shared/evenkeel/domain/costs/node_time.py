@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from evenkeel.domain.costs.interruptions import Span
-from evenkeel.domain.costs.receipt import MICROS_PER_HOUR, GpuPrice, cost_micros, micros
+from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, GpuPrice, cost_usd_micros, microseconds
 from evenkeel.domain.values import Value
 
 
@@ -99,15 +99,15 @@ class _UseTotals:
     def __init__(self) -> None:
         self.gpu: dict[NodeUse, int] = dict.fromkeys(NodeUse, 0)
         self.usd: dict[NodeUse, int | None] = dict.fromkeys(NodeUse, 0)
-        self.node_micros = 0
+        self.node_microseconds = 0
         self.nodes: set[str] = set()
         self.types: set[str] = set()
 
-    def add(self, use: NodeUse, gpu_micros: int, price: GpuPrice | None) -> None:
-        if not gpu_micros:
+    def add(self, use: NodeUse, gpu_microseconds: int, price: GpuPrice | None) -> None:
+        if not gpu_microseconds:
             return
-        self.gpu[use] += gpu_micros
-        cost, before = cost_micros(gpu_micros, price), self.usd[use]
+        self.gpu[use] += gpu_microseconds
+        cost, before = cost_usd_micros(gpu_microseconds, price), self.usd[use]
         self.usd[use] = None if cost is None or before is None else before + cost
 
     def result(self, pool: str, *, is_rented: bool) -> PoolTime:
@@ -117,12 +117,12 @@ class _UseTotals:
             instance_types=tuple(sorted(self.types)),
             is_rented=is_rented,
             nodes=len(self.nodes),
-            node_hours=self.node_micros / MICROS_PER_HOUR,
-            gpu_hours=total / MICROS_PER_HOUR,
+            node_hours=self.node_microseconds / MICROSECONDS_PER_HOUR,
+            gpu_hours=total / MICROSECONDS_PER_HOUR,
             uses=tuple(
                 UseTime(
                     use=use,
-                    gpu_hours=amount / MICROS_PER_HOUR,
+                    gpu_hours=amount / MICROSECONDS_PER_HOUR,
                     share=amount / total if total else None,
                     usd_micros=self.usd[use],
                 )
@@ -158,7 +158,7 @@ def node_time(
     for node in nodes:
         sums = (pools[node.pool, node.is_rented], total)
         for use_totals in sums:
-            use_totals.node_micros += micros(node.span.end - node.span.start)
+            use_totals.node_microseconds += microseconds(node.span.end - node.span.start)
             use_totals.nodes.add(node.node)
             use_totals.types.add(node.instance_type)
         _add_node(sums, node, held_of[node.node], out_of[node.node], price_at, price_changes)
@@ -185,7 +185,7 @@ def _add_node(
         while waiting and waiting[0].span.start <= begin:
             present.append(waiting.popleft())
         present = [holding for holding in present if holding.span.end > begin]
-        length = micros(until - begin)
+        length = microseconds(until - begin)
         price = None if node.is_rented else price_at(node.instance_type, begin, node.pool)
         is_out = any(span.start <= begin < span.end for span in repairs)
         for use, gpus in _uses(node.gpus, present, is_out=is_out).items():

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.costs.receipt import GpuPrice
 from evenkeel.domain.economics import money
-from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.renting.rental import Rental
@@ -71,4 +71,4 @@ def price_changes(economy: EconomyPolicy, start: datetime, end: datetime) -> tup
 
 
 def _micros(usd: float) -> int:
-    return round(usd * money.MICROS)
+    return round(usd * money.MICROS_PER_USD)

@@ -33,7 +33,11 @@ def plain(stage: Stage) -> str:
 
 
 def _amounts(total: ReceiptTotal) -> str:
-    cost = "" if total.usd_micros is None else f", {money.format_usd(total.usd_micros * (money.PARTS // money.MICROS))}"
+    cost = (
+        ""
+        if total.usd_micros is None
+        else f", {money.format_usd(total.usd_micros * (money.PARTS // money.MICROS_PER_USD))}"
+    )
     unpriced = f" ({total.unpriced_gpu_hours:.2f} of them without a price)" if total.unpriced_gpu_hours else ""
     return f"{_exact(total.seconds)}, {total.gpu_hours:.2f} GPU-hours{unpriced}{cost}"
 

@@ -5,12 +5,12 @@ from datetime import datetime
 from typing import NamedTuple
 
 from evenkeel.domain.costs.interruptions import Span
-from evenkeel.domain.costs.receipt import MICROS_PER_HOUR, micros
+from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, microseconds
 from evenkeel.domain.economics import money
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Instant, Value
 
-_PARTS_PER_MICRO = money.PARTS // money.MICROS
+_PARTS_PER_MICRO = money.PARTS // money.MICROS_PER_USD
 _NEAR = 0.8
 """Share of the cap from which an hour counts as near it."""
 
@@ -64,7 +64,7 @@ def rent_report(rentals: Iterable[Rental], window: Span, cap_micros_per_hour: in
         cap_usd_micros_per_hour=cap_micros_per_hour,
         peak_usd_micros_per_hour=peak,
         peak_at=peak_at,
-        hours_near_cap=near / MICROS_PER_HOUR if cap_micros_per_hour else None,
+        hours_near_cap=near / MICROSECONDS_PER_HOUR if cap_micros_per_hour else None,
     )
 
 
@@ -111,7 +111,7 @@ def _sums(hired: Iterable[RentedTime], by: str) -> tuple[RentedSum, ...]:
 
 
 def _node_hours(hired: Iterable[RentedTime]) -> float:
-    return sum(offer.nodes * micros(offer.span.end - offer.span.start) for offer in hired) / MICROS_PER_HOUR
+    return sum(offer.nodes * microseconds(offer.span.end - offer.span.start) for offer in hired) / MICROSECONDS_PER_HOUR
 
 
 def _peak(hired: list[RentedTime], cap: int) -> tuple[int, datetime | None, int]:
@@ -127,5 +127,5 @@ def _peak(hired: list[RentedTime], cap: int) -> tuple[int, datetime | None, int]
         if rate > peak:
             peak, peak_at = rate, at
         if cap and rate >= _NEAR * cap and place + 1 < len(times):
-            near += micros(times[place + 1] - at)
+            near += microseconds(times[place + 1] - at)
     return peak, peak_at, near

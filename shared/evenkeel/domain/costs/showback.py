@@ -10,7 +10,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
-from evenkeel.domain.costs.receipt import MICROS_PER_HOUR
+from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR
 from evenkeel.domain.quotas.spending import Spent, begin_of, split_by_period
 from evenkeel.domain.quotas.teams import Budget
 from evenkeel.domain.values import Instant, Value
@@ -43,7 +43,7 @@ class ChargedTime(NamedTuple):
 
     key: ShowbackKey
     job_id: str
-    gpu_micros: int
+    gpu_microseconds: int
     """GPUs times microseconds."""
     usd_micros: int | None
     """Null: it has no price, or the price is withheld."""
@@ -132,9 +132,10 @@ def _sums(items: Iterable[ChargedTime]) -> dict[str, int | float | None]:
     priced = [item.usd_micros for item in listed if item.usd_micros is not None]
     return {
         "jobs": len({item.job_id for item in listed}),
-        "gpu_hours": sum(item.gpu_micros for item in listed) / MICROS_PER_HOUR,
+        "gpu_hours": sum(item.gpu_microseconds for item in listed) / MICROSECONDS_PER_HOUR,
         "usd_micros": sum(priced) if priced or not listed else None,
-        "unpriced_gpu_hours": sum(item.gpu_micros for item in listed if item.usd_micros is None) / MICROS_PER_HOUR,
+        "unpriced_gpu_hours": sum(item.gpu_microseconds for item in listed if item.usd_micros is None)
+        / MICROSECONDS_PER_HOUR,
     }
 
 

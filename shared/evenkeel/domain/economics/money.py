@@ -10,8 +10,8 @@ from datetime import datetime
 
 from evenkeel.domain.values import Instant, Value
 
-MICROS = 1_000_000
-PARTS = 3600 * MICROS
+MICROS_PER_USD = 1_000_000
+PARTS = 3600 * MICROS_PER_USD
 """Number of parts in one dollar."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 
 LONG_AGO = datetime.min.replace(tzinfo=UTC)

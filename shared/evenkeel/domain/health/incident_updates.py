@@ -35,7 +35,7 @@ _MAX_PROGRESS = 10
 
 
 def open_incident(
-    report: ClassifiedFact,
+    classified: ClassifiedFact,
     histories: Mapping[str, FaultHistory],
     catalogue: FaultCatalogue,
     *,
@@ -44,7 +44,7 @@ def open_incident(
     returned_at: datetime | None,
 ) -> Incident:
     """Return a new incident with its first signal, and with recent signals that may still corroborate it."""
-    fact, affected, fault = report
+    fact, affected, fault = classified
     incident = Incident(
         incident_id=incident_id,
         life=affected.life,
@@ -66,7 +66,7 @@ def open_incident(
     signals: tuple[Signal, ...] = ()
     for signal in _recent_signals(fact, affected, returned_at, histories):
         signals = merge_signal(signals, signal)
-    recurrences = _updated_recurrences((), report, incident_id, histories)
+    recurrences = _updated_recurrences((), classified, incident_id, histories)
     return _reassess(incident, merge_signal(signals, _signal(fact)), recurrences, catalogue)
 
 
@@ -96,13 +96,13 @@ def _recent_signals(
 
 
 def with_fact(
-    incident: Incident, report: ClassifiedFact, histories: Mapping[str, FaultHistory], catalogue: FaultCatalogue
+    incident: Incident, classified: ClassifiedFact, histories: Mapping[str, FaultHistory], catalogue: FaultCatalogue
 ) -> Incident:
     """Return an incident with one more fact, assessed again. The order of the facts does not matter.
 
     A drill's fact never changes a real incident, nor a real fact a drill's incident.
     """
-    fact = report.fact
+    fact = classified.fact
     if fact.is_drill is not incident.is_drill:
         return incident
     counted = incident.replace(evidence_count=incident.evidence_count + 1)
@@ -117,9 +117,9 @@ def with_fact(
         )
         signals = signals_to_clear(signals_of(incident), catalogue)
         return counted.replace(cleared_faults=cleared, recovered_at=cleared_at(signals, cleared))
-    if not report.is_evidence:
+    if not classified.is_evidence:
         return counted
-    recurrences = _updated_recurrences(incident.recurrences, report, incident.incident_id, histories)
+    recurrences = _updated_recurrences(incident.recurrences, classified, incident.incident_id, histories)
     deadlines = [at for at in (incident.deadline_at, fact.deadline_at) if at]
     after = counted.replace(
         deadline_at=min(deadlines, default=None),
@@ -148,13 +148,13 @@ def _reassess(
 
 def _updated_recurrences(
     before: Sequence[Recurrence],
-    report: ClassifiedFact,
+    classified: ClassifiedFact,
     incident_id: str,
     histories: Mapping[str, FaultHistory],
 ) -> tuple[Recurrence, ...]:
     """Return the known recurrences and the recurrence of this fact. For each fault, keep the highest count."""
     ordered = [history for history_key, history in sorted(histories.items())]
-    new_recurrence = find_recurrence(report, ordered, incident_id=incident_id)
+    new_recurrence = find_recurrence(classified, ordered, incident_id=incident_id)
     if new_recurrence is None:
         return tuple(before)
     highest = {

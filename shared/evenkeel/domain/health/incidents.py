@@ -171,7 +171,7 @@ class Block(Value):
     """A sentence for an operator."""
     since: Instant
     act: str = ""
-    """The blocked action: a `GuardedAction`."""
+    """The blocked action: a `GuardrailAction`."""
     clears_at: Instant | None = None
     """Time at which the block ends by itself; None if something else must happen first."""
     cause: str = ""

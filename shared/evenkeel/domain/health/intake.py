@@ -81,18 +81,18 @@ class IntakeRecords(Value):
 
 
 def join_or_open(
-    report: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
+    classified: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
 ) -> IntakeDecision:
     """Decide the effect of a fact.
 
     Args:
-        report: The fact, its node and its fault.
+        classified: The fact, its node and its fault.
         records: Earlier records of the fact and its node.
         catalogue: The faults with the site's overrides, for the other signals of the incident.
         new_id: Id for a new incident.
         now: The current time.
     """
-    fact, last, current = report.fact, records.last, records.current
+    fact, last, current = classified.fact, records.last, records.current
     if current is not None and current.is_drill is not fact.is_drill:
         current = None
     outdated = _duplicate_or_stale(fact, records.known_incident_id, last, current)
@@ -105,10 +105,10 @@ def join_or_open(
         return IntakeDecision(
             action=IntakeAction.JOIN,
             reason=f"The signal joins {current.incident_id}, which is open for this node.",
-            incident=with_fact(current, report, records.histories, catalogue),
-            histories=_updated_histories(report, current.incident_id, records.histories),
+            incident=with_fact(current, classified, records.histories, catalogue),
+            histories=_updated_histories(classified, current.incident_id, records.histories),
         )
-    return _without_incident(report, records, catalogue, new_id=new_id, now=now)
+    return _without_incident(classified, records, catalogue, new_id=new_id, now=now)
 
 
 def _duplicate_or_stale(
@@ -136,33 +136,33 @@ def _duplicate_or_stale(
 
 
 def _without_incident(
-    report: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
+    classified: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
 ) -> IntakeDecision:
     """Decide the effect of a new fact about a node without an open incident."""
-    fact, returned_at = report.fact, records.last.returned_at if records.last else None
+    fact, returned_at = classified.fact, records.last.returned_at if records.last else None
     if fact.kind is FactKind.RECOVERED:
         return IntakeDecision(action=IntakeAction.IGNORED, reason="The node is healthy and has no open incident.")
     if fact.kind is FactKind.PROGRESS:
         return IntakeDecision(
             action=IntakeAction.IGNORED, reason="Repair progress for a node without an open incident."
         )
-    if not report.is_evidence:
-        reason = f"{report.fault.name}: this alone does not show a node fault, and no incident is open."
+    if not classified.is_evidence:
+        reason = f"{classified.fault.name}: this alone does not show a node fault, and no incident is open."
         return IntakeDecision(action=IntakeAction.IGNORED, reason=reason)
-    recorded = _watched_occurrence(report, returned_at, records.histories)
+    recorded = _watched_occurrence(classified, returned_at, records.histories)
     if recorded is not None:
         return IntakeDecision(
             action=IntakeAction.IGNORED,
-            reason=f"{report.fault.name}: {recorded.incident_id} already recorded this series.",
-            histories=_updated_histories(report, recorded.incident_id, records.histories),
+            reason=f"{classified.fault.name}: {recorded.incident_id} already recorded this series.",
+            histories=_updated_histories(classified, recorded.incident_id, records.histories),
         )
     return IntakeDecision(
         action=IntakeAction.OPEN,
         reason="The first signal of this fault.",
         incident=open_incident(
-            report, records.histories, catalogue, incident_id=new_id, now=now, returned_at=returned_at
+            classified, records.histories, catalogue, incident_id=new_id, now=now, returned_at=returned_at
         ),
-        histories=_updated_histories(report, new_id, records.histories),
+        histories=_updated_histories(classified, new_id, records.histories),
     )
 
 
@@ -175,14 +175,14 @@ def _is_caused_by_repair(fact: NodeFact, incident: Incident) -> bool:
 
 
 def _watched_occurrence(
-    report: ClassifiedFact, returned_at: datetime | None, histories: Mapping[str, FaultHistory]
+    classified: ClassifiedFact, returned_at: datetime | None, histories: Mapping[str, FaultHistory]
 ) -> FaultOccurrence | None:
     """Return the recorded occurrence that a signal of a watched fault repeats; None if the signal adds something.
 
     A source may report a code every minute for hours. These reports are one incident and one occurrence until the
     source pauses, another source reports the code, or three hours have passed.
     """
-    fact, affected, fault = report
+    fact, affected, fault = classified
     if fault.ladder[0] is not Rung.WATCH:
         return None
     history = histories.get(slot_history_key(affected.slot), FaultHistory())
@@ -203,12 +203,12 @@ def _watched_occurrence(
 
 
 def _updated_histories(
-    report: ClassifiedFact, incident_id: str, histories: Mapping[str, FaultHistory]
+    classified: ClassifiedFact, incident_id: str, histories: Mapping[str, FaultHistory]
 ) -> dict[str, FaultHistory]:
     """Return the fault histories that the fact changes, by history key."""
-    if not report.is_evidence:
+    if not classified.is_evidence:
         return {}
-    fact, affected, fault = report
+    fact, affected, fault = classified
     before = {key: histories.get(key, FaultHistory()) for key in history_keys(fault, affected)}
     after = {key: with_occurrence(history, fact, affected, incident_id) for key, history in before.items()}
     return {key: history for key, history in after.items() if history != before[key]}

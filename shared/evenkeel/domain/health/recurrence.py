@@ -111,7 +111,7 @@ def _is_same(first: FaultOccurrence, other: FaultOccurrence) -> bool:
 
 
 def find_recurrence(
-    report: ClassifiedFact, histories: Iterable[FaultHistory], *, incident_id: str
+    classified: ClassifiedFact, histories: Iterable[FaultHistory], *, incident_id: str
 ) -> Recurrence | None:
     """Return the rung on which a recurring fault begins; None if it begins on its first rung.
 
@@ -120,11 +120,11 @@ def find_recurrence(
     except at severity info.
 
     Args:
-        report: The new signal, with its node and its fault.
+        classified: The new signal, with its node and its fault.
         histories: The histories of all keys of the fault.
         incident_id: The incident of the signal. It counts as one occurrence.
     """
-    fact, affected, fault = report
+    fact, affected, fault = classified
     at = fact.observed_at
     if fault.recur_count == 0:
         return None

@@ -12,7 +12,7 @@ from evenkeel.domain.values import Instant, Value
 
 FENCED_EXIT = 75
 """EX_TEMPFAIL: the training contract's code for "a later attempt has raised the fence"."""
-UNPROVED_EXIT = 65
+UNPROVEN_EXIT = 65
 """EX_DATAERR: the training contract's code for "checkpoints exist, but none can be proved"."""
 DAMAGED_EXIT = 66
 """EX_NOINPUT: the training contract's code for "the resume point differs from its manifest"."""
@@ -202,7 +202,7 @@ def _blame(
     if point and any(pod.exit_code == DAMAGED_EXIT for pod in failed):
         reason = f"The checkpoint it resumed from (step {point.step} of attempt {point.attempt}) is damaged."
         return AttemptEnd(state=A.LOST, reason=reason, exit_codes=codes, is_checkpoint_damaged=True)
-    if any(pod.exit_code == UNPROVED_EXIT for pod in failed):
+    if any(pod.exit_code == UNPROVEN_EXIT for pod in failed):
         reason = "Rank 0 found finished checkpoints but could verify none. Starting over would discard that work."
         return AttemptEnd(state=A.FAILED, reason=reason, exit_codes=codes, counts_as_failure=True)
     if not failed:

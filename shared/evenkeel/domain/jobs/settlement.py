@@ -7,7 +7,7 @@ from typing import assert_never
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.attempt_end import A, AttemptEnd, J
 from evenkeel.domain.jobs.job import Job, RepeatedFailure
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.values import Value
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from evenkeel.domain.kueue import hyperpod, queue_manifests, short_form
+from evenkeel.domain.kueue import hyperpod_cluster_policy, queue_manifests, short_form
 from evenkeel.domain.kueue.capacity import quotas_of
 from evenkeel.domain.kueue.documents import Json
 from evenkeel.domain.kueue.objects import (
@@ -204,11 +204,13 @@ def _lost_in_kueue(declared: QuotaDocuments) -> Iterator[str]:
 
 def _hyperpod(declared: QuotaDocuments) -> Converted:
     quotas, losses = [], []
-    shares_idle = declared.shares_idle or any(name.startswith(hyperpod.IDLE_PREFIX) for name in declared.queues)
+    shares_idle = declared.shares_idle or any(
+        name.startswith(hyperpod_cluster_policy.IDLE_PREFIX) for name in declared.queues
+    )
     for queue in declared.queues.values():
-        if queue.name.startswith(hyperpod.IDLE_PREFIX):
+        if queue.name.startswith(hyperpod_cluster_policy.IDLE_PREFIX):
             continue  # HyperPod creates this queue from the cluster's capacity
-        quota, lost = hyperpod.quota_of(queue, declared.types)
+        quota, lost = hyperpod_cluster_policy.quota_of(queue, declared.types)
         again = quota.to_queue(declared.types)
         losses += lost or list(_changed(queue, again))
         quotas.append(quota.model_dump(mode="json", by_alias=True, exclude_none=True))
@@ -221,11 +223,16 @@ def _hyperpod(declared: QuotaDocuments) -> Converted:
     losses += [
         f"flavor {flavor.name}: its labels, taints and tolerations"
         for flavor in declared.flavors.values()
-        if flavor != hyperpod.flavor_of(flavor.name) and (flavor.labels or flavor.taints or flavor.tolerations)
+        if flavor != hyperpod_cluster_policy.flavor_of(flavor.name)
+        and (flavor.labels or flavor.taints or flavor.tolerations)
     ]
     classes: list[Json] = []
     for name, weight in declared.priorities.items():
-        if not name.endswith("-priority") or not 0 <= weight <= 100 or len(classes) == hyperpod.MAX_CLASSES:
+        if (
+            not name.endswith("-priority")
+            or not 0 <= weight <= 100
+            or len(classes) == hyperpod_cluster_policy.MAX_CLASSES
+        ):
             losses.append(f"priority class {name}: {weight}")
             continue
         classes.append({"Name": name.removesuffix("-priority"), "Weight": weight})

@@ -30,8 +30,7 @@ from evenkeel.domain.kueue.plan_events import (
     Stop,
     Submit,
 )
-from evenkeel.domain.kueue.queue_manifests import DEFAULT_NAMESPACE
-from evenkeel.domain.kueue.report import (
+from evenkeel.domain.kueue.plan_report import (
     CycleAnswer,
     DecisionAnswer,
     LoopAnswer,
@@ -40,6 +39,7 @@ from evenkeel.domain.kueue.report import (
     decision_of,
     state_of,
 )
+from evenkeel.domain.kueue.queue_manifests import DEFAULT_NAMESPACE
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import QuotaDocuments
 

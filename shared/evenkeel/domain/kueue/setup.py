@@ -12,7 +12,7 @@ from typing import Any
 from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.kueue import (
     feature_gates,
-    hyperpod,
+    hyperpod_cluster_policy,
     manifest_kinds,
     queue_manifests,
     short_form,
@@ -75,7 +75,7 @@ class QuotaDocuments:
     namespaces: dict[str, dict[str, str]] = field(default_factory=dict)
     cluster_queues: dict[str, queue_manifests.ClusterQueue] = field(default_factory=dict)
     """ClusterQueue manifests by name, for their namespace selectors."""
-    instance_groups: list[hyperpod.InstanceGroup] = field(default_factory=list)
+    instance_groups: list[hyperpod_cluster_policy.InstanceGroup] = field(default_factory=list)
     shares_idle: bool = False
     read_warnings: ReadWarnings = field(default_factory=ReadWarnings)
 
@@ -167,7 +167,7 @@ class QuotaDocuments:
         file, name = where, raw.get("Name", "")
         if "ComputeQuotaTarget" in raw:
             where = f"{file}: ComputeQuota/{name}"
-            quota = self.read_warnings.read(hyperpod.ComputeQuota, raw, where)
+            quota = self.read_warnings.read(hyperpod_cluster_policy.ComputeQuota, raw, where)
             queue = quota.to_queue(self.types, where)
             self.queues[queue.name] = queue
             namespace = f"hyperpod-ns-{quota.team}"
@@ -178,17 +178,19 @@ class QuotaDocuments:
             self.local_queues[(namespace, f"{namespace}-localqueue")] = queue_manifests.LocalQueue.model_validate(local)
             for group in queue.groups:
                 for flavor in group.flavors:
-                    self.flavors.setdefault(flavor.flavor, hyperpod.flavor_of(flavor.flavor))
+                    self.flavors.setdefault(flavor.flavor, hyperpod_cluster_policy.flavor_of(flavor.flavor))
         for compute_quota in raw.get("ComputeQuotas", ()):
             self._add_hyperpod(compute_quota, file)
         if "SchedulerConfig" in raw:
-            config = self.read_warnings.read(hyperpod.SchedulerConfig, raw, f"{file}: ClusterSchedulerConfig/{name}")
+            config = self.read_warnings.read(
+                hyperpod_cluster_policy.SchedulerConfig, raw, f"{file}: ClusterSchedulerConfig/{name}"
+            )
             self.priorities |= config.priorities
             self.rules = self.rules._replace(fair_sharing=config.scheduler_config.fair_share == "Enabled")
             self.shares_idle = config.scheduler_config.idle_resource_sharing == "Enabled"
         if "InstanceGroups" in raw:
             name = raw.get("ClusterName", "")
-            cluster = self.read_warnings.read(hyperpod.ClusterCapacity, raw, f"{file}: Cluster/{name}")
+            cluster = self.read_warnings.read(hyperpod_cluster_policy.ClusterCapacity, raw, f"{file}: Cluster/{name}")
             self.instance_groups += cluster.instance_groups
 
     def _add_own(self, raw: Mapping[str, Any], where: str) -> None:
@@ -215,7 +217,7 @@ class QuotaDocuments:
         """Return the queues, cohorts and flavors for the scheduler."""
         queues = list(self.queues.values())
         if self.shares_idle and self.instance_groups:
-            queues.append(hyperpod.idle_queue(self.instance_groups, queues, self.types))
+            queues.append(hyperpod_cluster_policy.idle_queue(self.instance_groups, queues, self.types))
         flavors = dict(self.flavors)
         used = {flavor.flavor for queue in queues for group in queue.groups for flavor in group.flavors}
         if not flavors:

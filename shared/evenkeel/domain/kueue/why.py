@@ -14,7 +14,7 @@ from evenkeel.domain.kueue.capacity import queues_below
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.documents import Output
 from evenkeel.domain.kueue.objects import PODS, Admitted, Cohort, Flavor, Queue, StopPolicy, Workload
-from evenkeel.domain.kueue.report import DecisionAnswer, decision_of
+from evenkeel.domain.kueue.plan_report import DecisionAnswer, decision_of
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import Rules
 

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from evenkeel.domain.economics import money
-from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.quotas.spending import PeriodUsage, Spent, budget_used, split_by_period
 from evenkeel.domain.quotas.teams import Period, Team, TeamSetup
 from evenkeel.domain.renting.rental import Rental, RentalState
 
-_PARTS_PER_MICRO = money.PARTS // money.MICROS
+_PARTS_PER_MICRO = money.PARTS // money.MICROS_PER_USD
 
 Spends = Mapping[tuple[str, str], Spent]
 """By team and period name."""
@@ -102,7 +102,10 @@ def _tightest_budget(
     periods = {period: amount for (of, period), amount in spent.items() if of == team.name}
     return min(
         (
-            (round(budget.usd * money.MICROS) - budget_used(budget, team_charges, periods, economy, now).usd_micros)
+            (
+                round(budget.usd * money.MICROS_PER_USD)
+                - budget_used(budget, team_charges, periods, economy, now).usd_micros
+            )
             * _PARTS_PER_MICRO
             for budget in team.budgets
             if budget.usd is not None

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from evenkeel.domain.capacity.instance_types import GPU, NEURON, InstanceTypes, shipped
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.kueue.hyperpod import INSTANCE_TYPE_LABEL
+from evenkeel.domain.kueue.hyperpod_cluster_policy import INSTANCE_TYPE_LABEL
 from evenkeel.domain.kueue.objects import Flavor, Queue
 from evenkeel.domain.kueue.queue_manifests import Expression
 from evenkeel.domain.resources import Resources

@@ -62,7 +62,7 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
     """Return the time that a job's pods get to save: the requested grace, within the limits of fault and deadline.
 
     If it is unknown whether the node can save (`try`), the pods get the same time as if it can. A failed save costs no
-    more than that time, and no job resumes from an unproved checkpoint.
+    more than that time, and no job resumes from an unproven checkpoint.
     """
 
     def decided(grace: int, explanation: str, *, on_faulty_node: bool = True) -> Drain:

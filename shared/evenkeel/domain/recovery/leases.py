@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import model_validator
 
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.values import Instant, Value
 
 

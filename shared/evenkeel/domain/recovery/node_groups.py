@@ -11,7 +11,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from evenkeel.domain.recovery.leases import RepairRequest
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import ACCEPTED_ANSWERS, NODE_GROUP, REPLACE, RepairAnswer
 from evenkeel.domain.values import Instant, Value
 

@@ -12,7 +12,7 @@ from evenkeel.domain.health.faults import NODE_RUNGS, Fault, Rung, default_catal
 from evenkeel.domain.health.incidents import JobAction
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.other_controllers import ControllerMark
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.values import Instant, Value
 
 _BUSY_STATUSES = frozenset({"SystemUpdating", "RollingBack", "Deleting"})

@@ -20,8 +20,8 @@ from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.guardrails import (
     ALLOWED,
     REPAIRS,
-    GuardedAction,
-    GuardFacts,
+    GuardrailAction,
+    GuardrailFacts,
     GuardrailName,
     check_guardrails,
 )
@@ -30,7 +30,7 @@ from evenkeel.domain.recovery.node_groups import GroupAction, GroupFacts, choose
 from evenkeel.domain.recovery.node_slot import SlotState
 from evenkeel.domain.recovery.other_controllers import ControllerMark
 from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTerms, Owner
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import (
     ACCEPTED_ANSWERS,
     CONTROLLER,
@@ -130,7 +130,7 @@ class RepairFacts(Value):
     """Repair requests for this slot within a day, including earlier incidents and nodes."""
     returns: int = 0
     """Number of returns of this node to service within the flapping window."""
-    guard: GuardFacts | None = None
+    guard: GuardrailFacts | None = None
     """Facts for the guardrails. Read only when a rung is due; no rung runs without them."""
     now: Instant
 
@@ -539,7 +539,7 @@ def _blocked_rung(facts: RepairFacts, policy: RepairPolicy, rung: str, prefix: s
     if facts.hold is not None:
         return _decided(Repair.HOLD, f"{prefix}{_hold_text(facts.hold)}")
     verdict = (
-        check_guardrails(GuardedAction(rung), facts.guard, policy.guardrails)
+        check_guardrails(GuardrailAction(rung), facts.guard, policy.guardrails)
         if facts.guard and rung in REPAIRS
         else ALLOWED
     )

@@ -6,7 +6,7 @@ from enum import StrEnum
 from evenkeel.domain.health.incidents import RepairProgress
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_slot import DEEP_CHECK_RUNNING, RUNNING_STATUS, SlotState
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 
 DIAGNOSE, REBOOT, REPLACE = "diagnose", "reboot", "replace"
 OWNER, KARPENTER, NODE_GROUP, CONTROLLER = "owner", "karpenter", "node_group", "controller"

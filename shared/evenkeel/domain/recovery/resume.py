@@ -10,7 +10,7 @@ from evenkeel.domain.elastic.grow_shrink import NodeLossAction, NodeLossFacts, d
 from evenkeel.domain.health.faults import CheckpointTrust
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job, ResumeOption
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.renting.cost import cheapest_committed
 from evenkeel.domain.renting.placement import PlacementFacts, cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import nodes_subject

@@ -15,7 +15,7 @@ from enum import StrEnum
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import CheckpointRequirement
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.values import Instant, Value
 
 

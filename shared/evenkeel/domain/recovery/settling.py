@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from evenkeel.domain.health.faults import Rung
+from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranchResult
-from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved
 from evenkeel.domain.recovery.plan import calls_for_person
 from evenkeel.domain.values import Value

@@ -7,7 +7,7 @@ from enum import StrEnum
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery.node_slot import ObservedNode
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.values import Value
 
 _PREFIX = "sagemaker.amazonaws.com/"

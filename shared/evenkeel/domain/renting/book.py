@@ -6,9 +6,9 @@ from typing import NamedTuple
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.renting.burst_policy import BurstPolicy
 from evenkeel.domain.renting.cost import SpendLimits
 from evenkeel.domain.renting.placement import PlacementDecision
-from evenkeel.domain.renting.policy import BurstPolicy
 from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalState
 from evenkeel.domain.values import Value
 

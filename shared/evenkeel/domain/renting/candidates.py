@@ -25,9 +25,9 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KARPENTER_LABEL, NodeLife
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook, accelerators_left, spend_limits
+from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.cost import CandidatePool, JobDemand, RiskLimits, opportunity_cost
 from evenkeel.domain.renting.placement import PlacementFacts
-from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import Rental
 
 _MAX_PLACED = 20
@@ -259,7 +259,7 @@ def _rented_candidate(
     return CandidatePool(
         pool=pool,
         accelerators_left=accelerators_left(pool, allocations),
-        barred_until=shortages.barred_until(pool.instance_type, pool.zone, pool.market, now),
+        unavailable_until=shortages.unavailable_until(pool.instance_type, pool.zone, pool.market, now),
         differences=differences,
     )
 
@@ -361,7 +361,7 @@ def _committed_candidate(
         opportunity_micros_per_accelerator_hour=opportunity_cost_of(
             pool, forecasts.delays[_kind(pool)] - own, policy.burst
         ),
-        barred_until=None,
+        unavailable_until=None,
         differences=forecasts.why_not_portable(job, pool),
     )
 
@@ -396,7 +396,7 @@ def forecast_starts(
         busy_until |= {name: max(left, busy_until.get(name, 0.0)) for name in charge.node_names}
     # A node that is out of service usually comes back, so a booting node is no reason to rent. Not if HyperPod has just
     # reported that it has no capacity for the instance group.
-    if context.shortages.barred_until(pool.name, "", Market.COMMITTED, context.now) is None:
+    if context.shortages.unavailable_until(pool.name, "", Market.COMMITTED, context.now) is None:
         held += [
             RunningUse(capacity.accelerators or pool.accelerators_per_node, policy.jobs.expected_replace_seconds)
             for capacity in node_capacities

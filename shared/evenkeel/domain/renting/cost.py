@@ -93,7 +93,7 @@ class CandidatePool(Value):
     """Until a committed pool is expected to have free nodes for the job."""
     opportunity_micros_per_accelerator_hour: int = 0
     """Price that the jobs that wait would pay for an accelerator-hour of a committed pool."""
-    barred_until: Instant | None = None
+    unavailable_until: Instant | None = None
     """The provider refused capacity there; Evenkeel does not ask again before this time."""
     differences: tuple[str, ...] = ()
     """Why the job would not run the same in this pool."""
@@ -332,8 +332,8 @@ def _rejections(question: _PoolQuestion) -> Iterator[str]:
     if job.accelerators_in(pool) > candidate.accelerators_left:
         left = _count(candidate.accelerators_left // pool.accelerators_per_node, "node")
         yield f"The pool's limit leaves capacity for {left}."
-    if candidate.barred_until and candidate.barred_until > question.now:
-        until = f"{candidate.barred_until:%H:%M:%S} UTC"
+    if candidate.unavailable_until and candidate.unavailable_until > question.now:
+        until = f"{candidate.unavailable_until:%H:%M:%S} UTC"
         yield f"The provider refused capacity there. Evenkeel does not ask again before {until}."
     if pool.market is Market.SPOT:
         yield from _too_risky(question)

@@ -23,8 +23,8 @@ from pydantic import Field
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.placement import PlacementDecision
-from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.values import Instant, Sentence, Value
 
 UNASSIGNED = "-"

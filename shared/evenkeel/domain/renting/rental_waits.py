@@ -6,7 +6,7 @@ Karpenter launches a node for the pod that it sees first: a replica may run on a
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.serving import replica_shortfalls, replicas_of
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt

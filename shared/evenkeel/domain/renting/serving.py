@@ -13,13 +13,14 @@ from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.capacity.start_estimates import WaitingUse, expected_wait
-from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.serving import ReplicaShortfall, holder_id, replicas_of
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.job import PlacementNote
 from evenkeel.domain.nodes import KARPENTER_LABEL
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.book import spend_limits
+from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import (
     PlacementContext,
     committed_pools,
@@ -30,7 +31,6 @@ from evenkeel.domain.renting.candidates import (
 )
 from evenkeel.domain.renting.cost import CandidatePool, JobDemand
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, PlacementFacts, choose_pool
-from evenkeel.domain.renting.policy import RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalHolder, ServingTarget
 from evenkeel.domain.values import Instant, Value
 

@@ -48,7 +48,7 @@ def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: date
                 raise KeyReused("This idempotency key was used for a different request. Use a new key.")
             return rows.parse(given.key, PolicyChange, given.doc["change"])
         row = ledger.get(site_policy_key(Table.INCIDENTS))
-        before = rows.read(row, PolicyChange) if row else None
+        before = rows.decode(row, PolicyChange) if row else None
         current, _ = in_force(base, before)
         if request.based_on and request.based_on != current.hash:
             raise Conflict(f"The policy in force is {current.hash}, not {request.based_on}.")

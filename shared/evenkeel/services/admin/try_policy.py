@@ -97,7 +97,7 @@ def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
         page = pagination.newest_first(
             ledger, Table.INCIDENTS, [f"INC#{state}" for state in IncidentState], pagination.PageRequest(100, token)
         )
-        for incident in (rows.read(row, Incident) for row in page.rows):
+        for incident in (rows.decode(row, Incident) for row in page.rows):
             if incident.opened_at < since:
                 return
             yield incident
@@ -108,7 +108,7 @@ def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
 
 def _decisions(ledger: Ledger, subject: str, since: datetime) -> list[Decision]:
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=_MAX_DECISIONS, newest_first=True)
-    decisions = (rows.read(row, Decision) for row in page.rows)
+    decisions = (rows.decode(row, Decision) for row in page.rows)
     # Decisions about an incident follow its opening, but a job may have waited for weeks.
     return [decision for decision in decisions if subject.startswith("inc-") or decision.decided_at >= since]
 

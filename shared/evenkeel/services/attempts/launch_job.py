@@ -140,9 +140,9 @@ def _launch(
         rejected_checkpoints=tuple(rejection.to_json() for rejection in choice.rejected),
         reason=choice.reason if answer.kind is PinOutcome.IN_CLUSTER else "",
     )
-    if answer.kind is PinOutcome.UNPROVED:
+    if answer.kind is PinOutcome.UNPROVEN:
         context.telemetry.count("LaunchesWithoutCheckpoint")
-        context.telemetry.error("NoCheckpointVerified", job_id=job.job_id, reason=choice.reason, runbook="job-unproved")
+        context.telemetry.error("NoCheckpointVerified", job_id=job.job_id, reason=choice.reason, runbook="job-unproven")
         reason = (
             f"{choice.reason} Starting over would discard finished work. "
             "Evenkeel launches the job once a checkpoint is valid."
@@ -246,7 +246,7 @@ def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttem
         row = context.ledger.get(job_rows.attempt_key(attempt.job_id, number))
         if row is None:
             continue
-        before = rows.read(row, Attempt)
+        before = rows.decode(row, Attempt)
         workload = context.cluster.workload(before)
         alive = workload.live_pods()
         if alive and nodes is None:
@@ -288,7 +288,7 @@ def _drain_text(launched: Attempt, ledger: Ledger) -> str:
     """Record whether the earlier attempt saved the resume point of this one while it was stopped."""
     has_past = launched.is_pinned and launched.attempt > 1
     row = ledger.get(job_rows.attempt_key(launched.job_id, launched.attempt - 1)) if has_past else None
-    before = rows.read(row, Attempt) if row else None
+    before = rows.decode(row, Attempt) if row else None
     if before is None or before.stop_asked_at is None or before.running_at is None:
         return ""
     point, began = launched.resume_from, launched.resumed_work_from

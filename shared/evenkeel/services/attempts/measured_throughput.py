@@ -17,4 +17,4 @@ def with_report(job: Job, attempt: Attempt, ledger: Ledger) -> Job:
     if job.spec.elastic is None or attempt.resume_from is None or attempt.resumed_throughput is None:
         return job
     row = ledger.get(job_rows.attempt_key(job.job_id, attempt.resume_from.attempt))
-    return job.with_throughput(rows.read(row, Attempt).ranks, attempt.resumed_throughput) if row else job
+    return job.with_throughput(rows.decode(row, Attempt).ranks, attempt.resumed_throughput) if row else job

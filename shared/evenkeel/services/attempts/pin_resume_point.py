@@ -38,7 +38,7 @@ from evenkeel.domain.checkpoints import (
 )
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job
-from evenkeel.domain.jobs.policy import RESTART, JobPolicy
+from evenkeel.domain.jobs.job_policy import RESTART, JobPolicy
 from evenkeel.ports import CheckpointStore, NotFound, ProofTerms, TooLarge
 from evenkeel.services.storage.retries import until_committed
 
@@ -54,7 +54,7 @@ class PinOutcome(StrEnum):
     """The fence is at this attempt and holds its resume point, which may be None."""
     IN_CLUSTER = "IN_CLUSTER"
     """No function can read the store. Rank 0 proves and pins, under the given conditions."""
-    UNPROVED = "UNPROVED"
+    UNPROVEN = "UNPROVEN"
     """Finished checkpoints exist but none is proved. The fence was not raised, so no checkpoint is fenced out."""
     STALE = "STALE"
     """A later attempt has raised the fence."""
@@ -106,8 +106,8 @@ def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore, policy: JobPo
         case FenceStatus.MAY_RAISE:
             pass
     choice = _choose(job, attempt, fence, checkpoints, policy)
-    if choice.would_discard_checkpoints and not policy.start_over_when_unproved:
-        return PinAnswer(PinOutcome.UNPROVED, choice)
+    if choice.would_discard_checkpoints and not policy.start_over_when_unproven:
+        return PinAnswer(PinOutcome.UNPROVEN, choice)
     checkpoints.raise_fence(uri, raised(fence, attempt.attempt, choice).to_json(), tag)
     return PinAnswer(PinOutcome.PINNED, choice)
 
@@ -156,7 +156,7 @@ def _terms(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofTerms:
     return ProofTerms(
         distrust=strictest,
         accepts_convention=_accepts_convention(job, attempt, policy),
-        may_start_over=policy.start_over_when_unproved,
+        may_start_over=policy.start_over_when_unproven,
         damaged=job.damaged_checkpoints,
     )
 

@@ -109,7 +109,7 @@ def _is_left_unhealthy(incident: Incident, ledger: Ledger) -> bool:
 def _node(incident: Incident, ledger: Ledger) -> KubernetesNode | None:
     """Return the node as the sweep last stored it. That is enough to see that it has booted again."""
     row = ledger.get(fleet_rows.node_key(incident.life.cluster, incident.life.instance_id))
-    node = rows.read(row, FleetNode) if row else None
+    node = rows.decode(row, FleetNode) if row else None
     if node is None or node.is_gone:
         return None
     return KubernetesNode(cluster=node.life.cluster, name=node.node_name, boot_id=node.boot_id)

@@ -54,7 +54,7 @@ def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
     if fact.is_drill or not fact.instance_group or fact.kind not in (_NO_CAPACITY, _PROVISIONED):
         return
     row = ledger.get(fleet_rows.shortages_key())
-    shortages = rows.read(row, Shortages) if row else Shortages()
+    shortages = rows.decode(row, Shortages) if row else Shortages()
     after = (
         shortages.with_refusal(fact.instance_group, "", Market.COMMITTED, fact.observed_at)
         if fact.kind is _NO_CAPACITY
@@ -71,7 +71,7 @@ def recent_facts(pool: str, context: Context) -> tuple[GroupFact, ...]:
     Expired rows are left out: DynamoDB deletes them within days and not at once.
     """
     facts = [
-        rows.read(row, GroupFact)
+        rows.decode(row, GroupFact)
         for name in dict.fromkeys((pool, ""))
         for row in context.ledger.partition(Table.FLEET, fleet_rows.pool_partition(name), "FACT#")
         if row.expires_at is None or row.expires_at > context.now

@@ -202,7 +202,7 @@ def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
     slot = f"{context.site.clusters[0]}/{fact.logical_id}" if context.site.clusters and fact.logical_id else ""
     pointer = context.ledger.get(incident_rows.slot_key(slot, is_drill=fact.is_drill)) if slot else None
     row = context.ledger.get(incident_rows.incident_key(pointer.doc["incidentId"])) if pointer else None
-    incident = rows.read(row, Incident) if row else None
+    incident = rows.decode(row, Incident) if row else None
     if incident is None or incident.state.is_settled:
         return None
     return AffectedNode(
@@ -220,7 +220,7 @@ def resolve(instance_id: str, context: Context, *, provider: Provider | None) ->
     keys = [fleet_rows.node_key(cluster, instance_id) for cluster in context.site.clusters]
     for row in context.read_rows(*keys) if keys else ():
         if row is not None:
-            node = rows.read(row, FleetNode)
+            node = rows.decode(row, FleetNode)
             return AffectedNode(
                 life=node.life,
                 slot=node.slot,
@@ -297,9 +297,9 @@ class _FactRows(NamedTuple):
         """Return the content of the rows, for the decision."""
         return IntakeRecords(
             known_incident_id=self.fact.doc["incidentId"] if self.fact else "",
-            last=rows.read(self.last, LastIncident) if self.last else None,
-            current=rows.read(self.incident, Incident) if self.incident else None,
-            histories={place: rows.read(row, FaultHistory) for place, row in self.histories.items() if row},
+            last=rows.decode(self.last, LastIncident) if self.last else None,
+            current=rows.decode(self.incident, Incident) if self.incident else None,
+            histories={place: rows.decode(row, FaultHistory) for place, row in self.histories.items() if row},
         )
 
 
@@ -308,12 +308,12 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     now = context.clock.now()
     if fact.job_id:
         affected = affected.replace(job_ids=(fact.job_id,))
-    report = ClassifiedFact.of(fact, affected, context.policy.catalogue)
-    fact_rows = _read_fact_rows(report, affected, context.ledger, now)
+    classified = ClassifiedFact.of(fact, affected, context.policy.catalogue)
+    fact_rows = _read_fact_rows(classified, affected, context.ledger, now)
     decision = join_or_open(
-        report, fact_rows.to_records(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
+        classified, fact_rows.to_records(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
     )
-    writes = [*_decision_writes(decision, report, affected, fact_rows, context, now)]
+    writes = [*_decision_writes(decision, classified, affected, fact_rows, context, now)]
     for place, history in decision.histories.items():
         writes.append(
             Put(
@@ -331,9 +331,9 @@ def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     return decision
 
 
-def _read_fact_rows(report: ClassifiedFact, affected: AffectedNode, ledger: Ledger, now: datetime) -> _FactRows:
-    fact, is_drill = report.fact, report.fact.is_drill
-    places = history_keys(report.fault, affected) if fact.kind is FactKind.FAULT else ()
+def _read_fact_rows(classified: ClassifiedFact, affected: AffectedNode, ledger: Ledger, now: datetime) -> _FactRows:
+    fact, is_drill = classified.fact, classified.fact.is_drill
+    places = history_keys(classified.fault, affected) if fact.kind is FactKind.FAULT else ()
     known, last, pointer, unresolved, slot, *histories = ledger.batch_get(
         incident_rows.fact_key(fact.fact_key),
         incident_rows.last_key(affected.life, is_drill=is_drill),
@@ -348,13 +348,13 @@ def _read_fact_rows(report: ClassifiedFact, affected: AffectedNode, ledger: Ledg
 
 def _decision_writes(
     decision: IntakeDecision,
-    report: ClassifiedFact,
+    classified: ClassifiedFact,
     affected: AffectedNode,
     fact_rows: _FactRows,
     context: Context,
     now: datetime,
 ) -> Iterator[Write]:
-    fact = report.fact
+    fact = classified.fact
     match decision.action:
         case IntakeAction.EXPECTED if decision.incident:
             yield Put(
@@ -366,10 +366,10 @@ def _decision_writes(
                 yield from record_aftermath.writes_for_fact(fact, fact_rows.last.doc["incidentId"], context)
         case IntakeAction.JOIN:
             assert decision.incident
-            yield from _incident_writes(decision.incident, report, fact_rows, opens=False, now=now)
+            yield from _incident_writes(decision.incident, classified, fact_rows, opens=False, now=now)
         case IntakeAction.OPEN:
             assert decision.incident
-            yield from _incident_writes(decision.incident, report, fact_rows, opens=True, now=now)
+            yield from _incident_writes(decision.incident, classified, fact_rows, opens=True, now=now)
             # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
             yield ConditionCheck(
                 incident_rows.last_key(affected.life, is_drill=fact.is_drill), _version(fact_rows.last)
@@ -385,7 +385,7 @@ def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, context: Conte
     row = context.ledger.get(incident_rows.unhealthy_key(affected.life))
     if row is None:
         return []
-    node = rows.read(row, UnhealthyNode)
+    node = rows.decode(row, UnhealthyNode)
     if node.trusted_by:
         return []
     incident, _ = incident_record.load(context.ledger, node.incident_id)
@@ -395,14 +395,16 @@ def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, context: Conte
 
 
 def _incident_writes(
-    incident: Incident, report: ClassifiedFact, fact_rows: _FactRows, *, opens: bool, now: datetime
+    incident: Incident, classified: ClassifiedFact, fact_rows: _FactRows, *, opens: bool, now: datetime
 ) -> list[Write]:
-    fact = report.fact
+    fact = classified.fact
     subject = incident.incident_id
     evidence = Evidence(incident_id=subject, fact=fact, joined_at=now, opened=opens)
     kind = _TIMELINE_KINDS[fact.kind]
     event_id = incident_rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
-    entry = incident_record.timeline_row_of(subject, kind, _timeline_text(report, opens=opens), at=now, writer=WRITER)
+    entry = incident_record.timeline_row_of(
+        subject, kind, _timeline_text(classified, opens=opens), at=now, writer=WRITER
+    )
     keyed = Row(
         type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{event_id}"), entry.doc, 0, None, entry.expires_at
     )
@@ -421,8 +423,8 @@ def _incident_writes(
 _TIMELINE_KINDS = {FactKind.FAULT: "fault", FactKind.RECOVERED: "recovered", FactKind.PROGRESS: "progress"}
 
 
-def _timeline_text(report: ClassifiedFact, *, opens: bool) -> str:
-    fact, fault = report.fact, report.fault
+def _timeline_text(classified: ClassifiedFact, *, opens: bool) -> str:
+    fact, fault = classified.fact, classified.fault
     source = signal_source(fact.source).text
     if fact.kind is FactKind.RECOVERED:
         return f"Healthy again, reported by {source}."

@@ -24,7 +24,7 @@ def writes(incident: Incident, events: list[NodeEvent], ledger: Ledger, now: dat
     if decision is None or not incident.state.is_settled or now - decision.decided_at > FOLLOWED_FOR:
         return []
     row = ledger.get(incident_rows.aftermath_key(incident.incident_id))
-    before = rows.read(row, Aftermath) if row else Aftermath()
+    before = rows.decode(row, Aftermath) if row else Aftermath()
     after = before.with_events(events)
     return [Put(incident_rows.aftermath_row(incident, after, row.version if row else 0))] if after != before else []
 
@@ -41,7 +41,7 @@ def writes_for_fact(fact: NodeFact, incident_id: str, context: Context) -> list[
     row = context.ledger.get(incident_rows.incident_key(incident_id)) if event else None
     if event is None or row is None:
         return []
-    return writes(rows.read(row, Incident), [event], context.ledger, context.clock.now())
+    return writes(rows.decode(row, Incident), [event], context.ledger, context.clock.now())
 
 
 def record_progress(fact: NodeFact, life: NodeLife | None, context: Context) -> None:

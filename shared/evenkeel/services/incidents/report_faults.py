@@ -74,7 +74,7 @@ def run(request: ReportFaultsRequest, context: Context) -> Json:
         context.ledger.commit(Put(subject_rows.decision_row(record)))
     if new.count:
         context.inbox.put(new.document)
-    answer: Json = {"accepted": new.count, "passedOver": new.passed_over}
+    answer: Json = {"accepted": new.count, "ignored": new.ignored_types}
     answer["envelopeId"] = new.document["id"] if new.count else None
     fresh = fleet_rows.automation_request_row(
         request.request_id, {"fingerprint": request.fingerprint, "answer": answer}, context.now
@@ -94,7 +94,7 @@ class AcceptedReports:
     document: Json
     count: int
     """Number of its faults."""
-    passed_over: int
+    ignored_types: int
     """Lines without evidence of a fault."""
     laid: tuple[tuple[str, AttributionFacts, Attribution], ...]
     """Jobs whose faults were attributed to a node."""
@@ -193,7 +193,7 @@ def _instance_ids(
             instance_id = by_name.get(report.node_name, "")
         if not instance_id or not _is_ours(instance_id, context):
             named = report.instance_id or report.node_name
-            nodes = (rows.read(row, FleetNode) for row in context.ledger.by_state(Table.FLEET, "NODE").rows)
+            nodes = (rows.decode(row, FleetNode) for row in context.ledger.by_state(Table.FLEET, "NODE").rows)
             near = (
                 (report.instance_id and node.life.instance_id) or node.node_name for node in nodes if not node.is_gone
             )
@@ -211,7 +211,7 @@ def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, A
     """
     job = rows.load(ledger, job_rows.job_key(report.job_id), Job, f"job {report.job_id}")
     row = ledger.get(job_rows.attempt_key(job.job_id, job.current_attempt))
-    attempt = rows.read(row, Attempt) if row else None
+    attempt = rows.decode(row, Attempt) if row else None
     if attempt is None or (attempt.ended_at is not None and attempt.ended_at < report.observed_at - LOOK_BACK):
         raise NotFound(f"{report.job_id} was not running at {rfc3339(report.observed_at)}.")
     lately = {life.key: incident for life in attempt.nodes if (incident := _last_incident(life, ledger))}
@@ -226,7 +226,7 @@ def _last_incident(life: NodeLife, ledger: Ledger) -> Incident | None:
     """Return the open incident of a node life, else its last settled incident."""
     row = ledger.get(incident_rows.open_key(life)) or ledger.get(incident_rows.last_key(life))
     incident = ledger.get(incident_rows.incident_key(row.doc["incidentId"])) if row else None
-    return rows.read(incident, Incident) if incident else None
+    return rows.decode(incident, Incident) if incident else None
 
 
 def _id_in(node_name: str) -> str:
@@ -236,12 +236,12 @@ def _id_in(node_name: str) -> str:
 
 def _is_ours(instance_id: str, context: Context) -> bool:
     nodes = (context.ledger.get(fleet_rows.node_key(cluster, instance_id)) for cluster in context.site.clusters)
-    return any(row is not None and not rows.read(row, FleetNode).is_gone for row in nodes)
+    return any(row is not None and not rows.decode(row, FleetNode).is_gone for row in nodes)
 
 
 def _by_name(ledger: Ledger) -> dict[str, str]:
     nodes = (
-        rows.read(row, FleetNode) for row in every(lambda cursor: ledger.by_state(Table.FLEET, "NODE", cursor=cursor))
+        rows.decode(row, FleetNode) for row in every(lambda cursor: ledger.by_state(Table.FLEET, "NODE", cursor=cursor))
     )
     return {node.node_name: node.life.instance_id for node in nodes if node.node_name and not node.is_gone}
 

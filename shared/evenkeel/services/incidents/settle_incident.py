@@ -142,7 +142,7 @@ def _settlement_writes(
     was_returned = request.node is not None and request.node.outcome == NodeBranchResult.RETURNED
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=is_drill))
     lease = (
-        rows.read(lease_row, RepairLease)
+        rows.decode(lease_row, RepairLease)
         if lease_row
         else RepairLease(slot=incident.slot, incident_id="", taken_at=context.now)
     )
@@ -157,7 +157,7 @@ def _settlement_writes(
         )
         writes.append(Put(fleet_rows.lease_row(released, lease_row.version if lease_row else 0, is_drill=is_drill)))
     last_row = context.ledger.get(incident_rows.last_key(incident.life, is_drill=is_drill))
-    before = rows.read(last_row, LastIncident) if last_row else None
+    before = rows.decode(last_row, LastIncident) if last_row else None
     replaced = bool(incident.replacement_instance_id)
     last = LastIncident(
         incident_id=subject,
@@ -178,7 +178,7 @@ def _unhealthy_node_writes(incident: Incident, context: Context, *, is_well: boo
     row = context.ledger.get(incident_rows.unhealthy_key(incident.life))
     node = unhealthy_after(incident, IncidentFault.of(incident, context.policy.catalogue).node_rungs)
     if node is not None:
-        before = rows.read(row, UnhealthyNode) if row else None
+        before = rows.decode(row, UnhealthyNode) if row else None
         if before and before.trusted_at and before.trusted_at >= incident.opened_at:
             return []  # a person took the node from this very incident
         return [Put(incident_rows.unhealthy_row(node, row.version if row else 0))]

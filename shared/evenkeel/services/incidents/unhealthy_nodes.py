@@ -21,7 +21,7 @@ def load(ledger: Ledger) -> UnhealthyNodes:
     """
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, "UNHEALTHY", limit=1000, cursor=cursor))
     stored = get_all(ledger, (row.key for row in listed)).values()
-    nodes = (rows.read(row, UnhealthyNode) for row in stored)
+    nodes = (rows.decode(row, UnhealthyNode) for row in stored)
     return {(node.life.cluster, node.life.instance_id): node for node in nodes}
 
 

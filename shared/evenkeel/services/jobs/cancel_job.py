@@ -65,7 +65,7 @@ def _cancel(request: CancelJobRequest, setup: TeamSetup, context: Context) -> tu
     row = context.ledger.get(job_rows.job_key(request.job_id))
     if row is None:
         raise NotFound(f"There is no job {request.job_id}.")
-    job = rows.read(row, Job)
+    job = rows.decode(row, Job)
     check_role.to_change(request.requester, job, setup)
     if job.state.has_ended:
         was_cancelled = job.state is JobState.CANCELLED

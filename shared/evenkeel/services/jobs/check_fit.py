@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import with_open_amounts
@@ -46,7 +46,7 @@ class ConfiguredFleet(NamedTuple):
 def read_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
     """Return a cluster's nodes as the last sweeps stored them, with nodes that are gone but replaceable."""
     node_rows, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=MAX_NODES)
-    nodes = [node for node in (rows.read(row, FleetNode) for row in node_rows) if node.life.cluster == cluster]
+    nodes = [node for node in (rows.decode(row, FleetNode) for row in node_rows) if node.life.cluster == cluster]
     # A slot counts once, although several nodes may have held it.
     by_slot = {node.slot or node.life.key: node for node in nodes}
     is_complete = bool(nodes) and not is_cut and not _unread(cluster, ledger)

@@ -43,7 +43,7 @@ def run(request: SetPriorityRequest, context: Context) -> Job:
     row = context.ledger.get(job_rows.job_key(request.job_id))
     if row is None:
         raise NotFound(f"There is no job {request.job_id}.")
-    job = rows.read(row, Job)
+    job = rows.decode(row, Job)
     check_role.to_change(request.requester, job, setup)
     if job.state.has_ended or job.state is JobState.STOPPING:
         raise JobEnded(job.reason or f"{job.job_id} has ended.")

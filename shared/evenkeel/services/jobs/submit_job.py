@@ -206,7 +206,7 @@ def claim_of(job: Job, requester: check_role.Requester, setup: TeamSetup, ledger
             other = str(taken.doc["jobId"])
             row = ledger.get(job_rows.job_key(other))
             is_visible = row is not None and may_read(
-                setup, rows.read(row, Job), requester.identity, requester.principal
+                setup, rows.decode(row, Job), requester.identity, requester.principal
             )
             holds = (
                 "The path holds" if taken.key == job_rows.checkpoints_key(place) else "The path overlaps the path of"
@@ -230,13 +230,13 @@ def _is_kept(claim: Row, ledger: Ledger) -> bool:
     row = ledger.get(job_rows.job_key(str(claim.doc["jobId"])))
     if row is None:
         return False
-    job = rows.read(row, Job)
+    job = rows.decode(row, Job)
     if not job.state.has_ended or job.current_attempt > 1:
         return True
     if job.current_attempt == 0:
         return False
     first = ledger.get(job_rows.attempt_key(job.job_id, 1))
-    return first is not None and rows.read(first, Attempt).launched_at is not None
+    return first is not None and rows.decode(first, Attempt).launched_at is not None
 
 
 def _repeated_outcome(earlier: Row, fingerprint: str, context: Context) -> SubmitJobResult:
@@ -247,7 +247,7 @@ def _repeated_outcome(earlier: Row, fingerprint: str, context: Context) -> Submi
     if row is None:
         raise Conflict(f"{job_id} was accepted under this idempotency key, but its row is gone.")
     context.cycle_requests.request(f"{job_id} submitted")
-    return SubmitJobResult(job=rows.read(row, Job), is_repeat=True)
+    return SubmitJobResult(job=rows.decode(row, Job), is_repeat=True)
 
 
 def _has_expired(row: Row, now: datetime) -> bool:

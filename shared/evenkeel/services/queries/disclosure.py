@@ -83,7 +83,7 @@ class Reader(Value):
         if self.may_see_every_team:
             return True
         row = ledger.get(job_rows.job_key(job_id))
-        return row is not None and self.may_see_job(rows.read(row, Job))
+        return row is not None and self.may_see_job(rows.decode(row, Job))
 
     def may_see_all_of(self, incident: Incident, ledger: Ledger) -> bool:
         """Whether the caller may read everything about every job that an incident interrupted."""

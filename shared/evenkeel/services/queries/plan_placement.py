@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.economics import money
@@ -124,5 +124,5 @@ def _holders(ledger: Ledger) -> dict[str, Job]:
     """Return the jobs that run or are about to, by id."""
     states = (JobState.RUNNING, JobState.STARTING)
     pages = (ledger.by_state(Table.JOBS, f"JOB#{state}", limit=_MAX_RUNNING) for state in states)
-    jobs = (rows.read(row, Job) for page in pages for row in page.rows)
+    jobs = (rows.decode(row, Job) for page in pages for row in page.rows)
     return {job.job_id: job for job in jobs}

@@ -74,7 +74,7 @@ def _by_month(ledger: Ledger, table: Table, partition: str, since: datetime, unt
     month = f"{until:%Y-%m}"
     while month >= f"{since:%Y-%m}":
         stored = ledger.partition(table, partition, f"EVENT#{month}")
-        yield from sorted((_of_entry(rows.read(row, TimelineEntry)) for row in stored), reverse=True)
+        yield from sorted((_of_entry(rows.decode(row, TimelineEntry)) for row in stored), reverse=True)
         first = datetime.fromisoformat(f"{month}-01")
         month = f"{first - timedelta(days=1):%Y-%m}"
 

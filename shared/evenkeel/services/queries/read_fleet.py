@@ -219,7 +219,7 @@ def list_nodes(
         return incidents.get(node.life.key) or (_incident_of(ledger, node) if is_cut else None)
 
     def state_of(row: Row) -> NodeState:
-        node = rows.read(row, FleetNode)
+        node = rows.decode(row, FleetNode)
         return node_state(node, incident_of(node), is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left))
 
     def keep(row: Row) -> bool:
@@ -263,9 +263,9 @@ def show_node(instance_id: str, context: Context) -> Json:
     for cluster in context.site.clusters:
         row = context.ledger.get(fleet_rows.node_key(cluster, instance_id))
         if row is not None:
-            node = rows.read(row, FleetNode)
+            node = rows.decode(row, FleetNode)
             row = context.ledger.get(incident_rows.unhealthy_key(node.life))
-            unhealthy_node = rows.read(row, UnhealthyNode) if row else None
+            unhealthy_node = rows.decode(row, UnhealthyNode) if row else None
             why = unhealthy_node if unhealthy_node and not unhealthy_node.trusted_by else None
             person = manual_cordons.load(context.ledger).get(node.life.key)
             faulty = is_unhealthy(node.marks, unhealthy_node)
@@ -411,7 +411,7 @@ def _why_unhealthy(node: UnhealthyNode | None) -> Json:
 def _incident_of(ledger: Ledger, node: FleetNode) -> Incident | None:
     opened = ledger.get(incident_rows.open_key(node.life))
     incident = ledger.get(incident_rows.incident_key(str(opened.doc["incidentId"]))) if opened else None
-    return rows.read(incident, Incident) if incident else None
+    return rows.decode(incident, Incident) if incident else None
 
 
 def _incidents(nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], context: Context) -> IncidentsByNeed:

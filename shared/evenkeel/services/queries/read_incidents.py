@@ -22,7 +22,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.approval import ASK, is_approved, pending_approval
 from evenkeel.domain.recovery.plan import Owner, PlanOutcome
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
@@ -65,7 +65,7 @@ def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
         for subject in filter(None, (incident.resumes, incident_id))
         for row in context.ledger.partition(Table.INCIDENTS, incident_rows.incident_key(subject).pk, "EVIDENCE#")
     ]
-    evidence = [_visible(rows.read(row, Evidence), reader, context.ledger) for row in stored]
+    evidence = [_visible(rows.decode(row, Evidence), reader, context.ledger) for row in stored]
     return summary(incident, context.now) | {
         "nodeLane": node_progress(incident, context.policy.repair),
         "jobLanes": job_lanes(job := with_jobs(context.ledger, [incident])[0], load_affected_jobs(context.ledger, job)),
@@ -94,7 +94,7 @@ def _may_see_decision(decision: Decision, reader: Reader, ledger: Ledger) -> boo
         return True
     if subject.startswith("inc-"):
         row = ledger.get(incident_rows.incident_key(subject))
-        return row is not None and reader.may_see_all_of(rows.read(row, Incident), ledger)
+        return row is not None and reader.may_see_all_of(rows.decode(row, Incident), ledger)
     return reader.may_see_job_by_id(subject, ledger)
 
 
@@ -122,7 +122,7 @@ def incidents_since(ledger: Ledger, start: datetime) -> tuple[list[Incident], bo
     request = pagination.PageRequest(_PAGE)
     while True:
         answer = pagination.newest_first(ledger, Table.INCIDENTS, partitions, request)
-        listed = [rows.read(row, Incident) for row in answer.rows]
+        listed = [rows.decode(row, Incident) for row in answer.rows]
         recent = [incident for incident in listed if incident.opened_at >= start]
         incidents += recent
         is_complete = len(recent) < len(listed) or not answer.next_token
@@ -149,7 +149,7 @@ def decisions_about(ledger: Ledger, subject: str, may_see_all: bool, *, at_most:
             "reason": decision.reason,
             "decidedAt": rfc3339(decision.decided_at),
         }
-        for decision in (disclosed(rows.read(row, Decision), may_see_all) for row in page.rows)
+        for decision in (disclosed(rows.decode(row, Decision), may_see_all) for row in page.rows)
     ]
 
 

@@ -132,7 +132,7 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
     row = context.ledger.get(job_rows.job_key(job_id))
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
-    whole = rows.read(row, Job)
+    whole = rows.decode(row, Job)
     is_redacted = not reader.may_see_job(whole)
     job = reader.view(whole)
     spec = job.spec
@@ -196,7 +196,7 @@ def job_logs(
     row = context.ledger.get(job_rows.attempt_key(job_id, number))
     if row is None:
         raise NotFound(f"{job_id} has no attempt {number}; its latest is {job.current_attempt}.")
-    chosen = rows.read(row, Attempt)
+    chosen = rows.decode(row, Attempt)
     if rank >= chosen.ranks:
         raise Refused(f"Attempt {number} of {job_id} has {chosen.ranks} pods: its ranks are 0 to {chosen.ranks - 1}.")
     document: Json = {"jobId": job_id, "attempt": number, "rank": rank}
@@ -204,7 +204,7 @@ def job_logs(
         text = context.cluster.logs(chosen, rank, tail, timestamps=timestamps)
     except (NotFound, Refused, TransientError) as error:
         stored = context.ledger.get(job_rows.kept_log_key(job_id, number, rank))
-        kept_log = rows.read(stored, KeptLog) if stored else None
+        kept_log = rows.decode(stored, KeptLog) if stored else None
         if kept_log is None or not kept_log.text:
             if not isinstance(error, NotFound) and chosen.ended_at is None:
                 raise
@@ -252,13 +252,13 @@ def load_job(ledger: Ledger, job_id: str) -> Job:
 def load_attempts(ledger: Ledger, job_id: str) -> tuple[Attempt, ...]:
     """Read all attempts of a job, oldest first."""
     stored = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "ATTEMPT#")
-    return tuple(rows.read(row, Attempt) for row in stored)
+    return tuple(rows.decode(row, Attempt) for row in stored)
 
 
 def load_rentals(ledger: Ledger, job_id: str) -> tuple[Rental, ...]:
     """Read all rentals of a job, oldest first."""
     stored = ledger.partition(Table.JOBS, job_rows.job_key(job_id).pk, "RENTAL#")
-    return tuple(rows.read(row, Rental) for row in stored)
+    return tuple(rows.decode(row, Rental) for row in stored)
 
 
 def stored_timeline(ledger: Ledger, subject: str) -> list[Json]:

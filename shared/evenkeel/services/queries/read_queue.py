@@ -6,7 +6,7 @@ from typing import Any
 
 from evenkeel.domain.admission import request_facts
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, delegate_to_kueue
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, delegate_to_kueue
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
@@ -77,7 +77,7 @@ def waits_with_kueue(job: Job, ledger: Ledger) -> Wait | None:
     if job.state is not JobState.STARTING:
         return None
     row = ledger.get(subject_rows.wait_key(job.job_id, wait_name(ConditionKind.ATTEMPT_ADMITTED, job.current_attempt)))
-    wait = rows.read(row, Wait) if row else None
+    wait = rows.decode(row, Wait) if row else None
     return wait if wait and wait.state is WaitState.OPEN and wait.kueue_status else None
 
 
@@ -165,7 +165,7 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
     pending = tuple(
         request_facts.admission_request(other, shares, context.policy, context.now) for other in (*jobs, job)
     )
-    memory = _scheduler_state(setup, context.ledger)
+    scheduler_state = _scheduler_state(setup, context.ledger)
     own = setup.replace(teams=tuple(team for team in setup.teams if team.name == job.spec.team and team.budgets))
     rented = rentals.load(context.ledger).rentals if own.teams else ()
     spent = rentals.spent_by_period(own, context, rented)
@@ -175,8 +175,8 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
         pending=pending,
         setup=setup,
         charges=tuple(charges),
-        stopping=frozenset(memory.stopping) & {charge.job_id for charge in charges},
-        memory=memory,
+        stopping=frozenset(scheduler_state.stopping) & {charge.job_id for charge in charges},
+        scheduler_state=scheduler_state,
         spent=spent,
         used=read_usage.run(setup, context),
     )

@@ -124,13 +124,13 @@ def _load_nodes(
     aftermaths: dict[str, list[Aftermath]] = defaultdict(list)
     for key, name in keys.items():
         if key in stored:
-            aftermaths[name].append(rows.read(stored[key], Aftermath))
+            aftermaths[name].append(rows.decode(stored[key], Aftermath))
     reports = heartbeats.load(context.ledger)
     answer = {}
     for name, incidents in wanted.items():
         source = Source(kind=SourceKind.KUBERNETES_LIST, target=incidents[0].life.cluster)
         report, row = reports.get(source.name), stored.get(fleet[name])
-        node = rows.read(row, FleetNode) if row else None
+        node = rows.decode(row, FleetNode) if row else None
         listed_at = report.seen_at if report else None
         answer[name] = _NodeRecords(incidents, aftermaths[name], node, listed_at, context.now)
     return answer

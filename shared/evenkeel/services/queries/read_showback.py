@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.prices import prices_of
-from evenkeel.domain.costs.receipt import cost_micros, micros
+from evenkeel.domain.costs.receipt import cost_usd_micros, microseconds
 from evenkeel.domain.costs.rent_report import rented_times
 from evenkeel.domain.costs.showback import (
     BudgetForecast,
@@ -99,13 +99,17 @@ class _Charges:
                 continue
             place = (attempt.pool, attempt.instance_type)
             key, is_seen = self._key(attempt.job_id, attempt.team, place, ChargeKind.USE)
-            gpu_micros = attempt.accelerators * micros(span.end - span.start)
-            yield ChargedTime(key, attempt.job_id, gpu_micros, self._cost(attempt, gpu_micros) if is_seen else None)
+            gpu_microseconds = attempt.accelerators * microseconds(span.end - span.start)
+            yield ChargedTime(
+                key, attempt.job_id, gpu_microseconds, self._cost(attempt, gpu_microseconds) if is_seen else None
+            )
 
-    def _cost(self, attempt: Attempt, gpu_micros: int) -> int | None:
+    def _cost(self, attempt: Attempt, gpu_microseconds: int) -> int | None:
         if attempt.is_rented:
             return 0
-        return cost_micros(gpu_micros, prices_of([attempt], (), self._context.policy.economy)[attempt.attempt])
+        return cost_usd_micros(
+            gpu_microseconds, prices_of([attempt], (), self._context.policy.economy)[attempt.attempt]
+        )
 
     def of_rentals(self, rentals: Iterable[Rental]) -> Iterator[ChargedTime]:
         for rental in rentals:

@@ -65,7 +65,7 @@ def _by_time(entries: list[Json]) -> list[Json]:
 def _aftermath(ledger: Ledger, incident_id: str) -> list[Json]:
     """Return the events of the node after the end of an incident of the mode `observe`, as timeline entries."""
     row = ledger.get(incident_rows.aftermath_key(incident_id))
-    events = rows.read(row, Aftermath).events if row else ()
+    events = rows.decode(row, Aftermath).events if row else ()
     entries = (
         TimelineEntry(
             at=event.at, kind=event.kind.lower(), text=f"{event.words}. {event.evidence}", writer="record_aftermath"

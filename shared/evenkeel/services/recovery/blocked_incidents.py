@@ -6,7 +6,7 @@ A single decision covers all blocked incidents, so no incident overtakes a worse
 from collections.abc import Callable, Iterable
 
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.recovery.guardrails import BlockedAction, GuardedAction, released_actions
+from evenkeel.domain.recovery.guardrails import BlockedAction, GuardrailAction, released_actions
 from evenkeel.ports import Ledger, Table, every
 from evenkeel.services.recovery.guardrails import GuardrailInputs
 from evenkeel.services.storage import rows
@@ -39,9 +39,9 @@ def _blocked_action(
     incident: Incident, fleet: GuardrailInputs, looks_healthy: Callable[[Incident], bool]
 ) -> BlockedAction:
     # An incident without a recorded action comes from an earlier version. A repair is the most that it can wait for.
-    act = GuardedAction(incident.block.act) if incident.block and incident.block.act else GuardedAction.REPLACE
+    act = GuardrailAction(incident.block.act) if incident.block and incident.block.act else GuardrailAction.REPLACE
     # Called only if its result matters: a control plane that does not answer must not block other incidents.
-    is_well = act is not GuardedAction.STOP and fleet.is_old(incident) and looks_healthy(incident)
+    is_well = act is not GuardrailAction.STOP and fleet.is_old(incident) and looks_healthy(incident)
     return BlockedAction(
         cause=incident.block.cause if incident.block else "",
         incident_id=incident.incident_id,
@@ -49,5 +49,5 @@ def _blocked_action(
         opened_at=incident.opened_at,
         act=act,
         is_drill=incident.is_drill,
-        facts=fleet.guard_context(act, incident, looks_healthy=is_well).facts,
+        facts=fleet.guardrail_context(act, incident, looks_healthy=is_well).facts,
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.guardrails import GuardedAction, GuardrailVerdict, check_guardrails
+from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailVerdict, check_guardrails
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, CordonResult, Key, Row, Write
 from evenkeel.services.context import Context
@@ -87,7 +87,7 @@ def cordon(
     verdict = _register_cordon(incident, context, known)
     # A node that is gone needs no entry. To wait for one would keep its slot locked for its replacement.
     if not verdict.allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
-        record_block.block(incident, GuardedAction.CORDON, verdict, context, writer=WRITER)
+        record_block.block(incident, GuardrailAction.CORDON, verdict, context, writer=WRITER)
         return CordonNodeResult(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)
     seen_version = incident.plan.node_version if incident.plan else ""
     result = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id, seen_version)
@@ -103,7 +103,7 @@ def cordon(
         if not carries_ours:
             writes += guardrail_registers.leaving(RegisterName.CORDONS, context, life, is_drill=current.is_drill)
         after = current
-        if current.block is not None and current.block.act == GuardedAction.CORDON:
+        if current.block is not None and current.block.act == GuardrailAction.CORDON:
             after = after.without_block()
         if is_marked and current.cordon_marked_at is None:
             after = after.replace(cordon_marked_at=context.now)
@@ -124,9 +124,9 @@ def cordon(
 def _register_cordon(incident: Incident, context: Context, known: Mapping[Key, Row | None] | None) -> GuardrailVerdict:
     """Check the guardrails and enter the node if they allow it. If another node was entered first, check again."""
     for _ in range(incident_record.MAX_TRIES):
-        guarded = guardrails.GuardrailInputs(context, known).guard_context(GuardedAction.CORDON, incident)
+        guarded = guardrails.GuardrailInputs(context, known).guardrail_context(GuardrailAction.CORDON, incident)
         known = None
-        verdict = check_guardrails(GuardedAction.CORDON, guarded.facts, context.policy.repair.guardrails)
+        verdict = check_guardrails(GuardrailAction.CORDON, guarded.facts, context.policy.repair.guardrails)
         entry = guarded.entry(incident, context.now)
         # An entry of an earlier incident is about to be removed, so it does not belong to this incident.
         is_in = any(

@@ -28,7 +28,7 @@ from evenkeel.domain.recovery.draining import (
     finish_deadline,
     plan_drain,
 )
-from evenkeel.domain.recovery.guardrails import GuardedAction
+from evenkeel.domain.recovery.guardrails import GuardrailAction
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
     Conflict,
@@ -97,7 +97,7 @@ def run(request: incident_record.RecoveryRun, context: Context) -> DrainNodeResu
     if verdict.allowed:
         record_block.unblock(incident, context.ledger)
         return drained
-    record_block.block(incident, GuardedAction.STOP, verdict, context, writer=WRITER)
+    record_block.block(incident, GuardrailAction.STOP, verdict, context, writer=WRITER)
     return drained.replace(outcome=DrainOutcome.HELD)
 
 
@@ -156,13 +156,13 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
 
 def _live(ledger: Ledger) -> Iterator[Attempt]:
     for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=1000, cursor=cursor)):
-        yield rows.read(row, Attempt)
+        yield rows.decode(row, Attempt)
 
 
 def _ended_since(since: datetime, ledger: Ledger) -> Iterator[Attempt]:
     """Return the attempts that ended lately, the last first."""
     for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", cursor=cursor, newest_first=True)):
-        attempt = rows.read(row, Attempt)
+        attempt = rows.decode(row, Attempt)
         if attempt.ended_at is None or attempt.ended_at < since:
             return
         yield attempt
@@ -187,7 +187,7 @@ def _load(affected: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | N
     attempt = ledger.get(job_rows.attempt_key(affected.job_id, affected.attempt))
     if job is None or attempt is None:
         return None
-    return rows.read(job, Job), job.version, rows.read(attempt, Attempt)
+    return rows.decode(job, Job), job.version, rows.decode(attempt, Attempt)
 
 
 def _remember(incident: Incident, jobs: tuple[AffectedJob, ...], ledger: Ledger) -> Incident:

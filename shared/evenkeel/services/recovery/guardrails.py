@@ -11,8 +11,8 @@ from evenkeel.domain.nodes import FleetNode, is_lost
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.guardrails import (
     REPAIRS,
-    GuardedAction,
-    GuardFacts,
+    GuardrailAction,
+    GuardrailFacts,
     GuardrailVerdict,
     NodeFailure,
     Register,
@@ -40,10 +40,10 @@ _FAULT_STATES = (
 count."""
 
 
-class GuardContext(NamedTuple):
+class GuardrailContext(NamedTuple):
     """The facts of a verdict, and the version of the register under which the action must be recorded."""
 
-    facts: GuardFacts
+    facts: GuardrailFacts
     register: Register
     version: int
 
@@ -65,7 +65,7 @@ class GuardrailInputs:
     def nodes(self) -> tuple[FleetNode, ...]:
         """Every node that the sweep stored."""
         nodes = every(lambda cursor: self.context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
-        return tuple(rows.read(row, FleetNode) for row in nodes)
+        return tuple(rows.decode(row, FleetNode) for row in nodes)
 
     @cached_property
     def faulty(self) -> tuple[Incident, ...]:
@@ -81,7 +81,7 @@ class GuardrailInputs:
     def holds(self) -> Holds:
         """Every hold."""
         row = self.context.ledger.get(fleet_rows.hold_key())
-        return rows.read(row, Holds) if row else Holds()
+        return rows.decode(row, Holds) if row else Holds()
 
     def hold_on(self, incident: Incident) -> Hold | None:
         """Return the hold in force on an incident's node."""
@@ -90,14 +90,16 @@ class GuardrailInputs:
     def pool_nodes(self, pool: str) -> int:
         """Return how many nodes of a pool can be acted on, as the sweep counted them; 0 if it did not count them."""
         row = self._row(fleet_rows.summary_key())
-        return rows.read(row, FleetSummary).nodes.get(pool, 0) if row else 0
+        return rows.decode(row, FleetSummary).nodes.get(pool, 0) if row else 0
 
     def is_old(self, incident: Incident) -> bool:
         """Whether an incident's evidence is so old that its node must be examined again."""
         stale_after = timedelta(seconds=self.context.policy.repair.guardrails.stale_after_seconds)
         return self.context.now - _evidence_at(incident) >= stale_after
 
-    def guard_context(self, act: GuardedAction, incident: Incident, *, looks_healthy: bool = False) -> GuardContext:
+    def guardrail_context(
+        self, act: GuardrailAction, incident: Incident, *, looks_healthy: bool = False
+    ) -> GuardrailContext:
         """Return the facts of a verdict about an action.
 
         The size of a pool matters only if another of its nodes is out of service: the limit is at least one. A drill
@@ -108,10 +110,10 @@ class GuardrailInputs:
         real, _ = self._register(which, is_drill=False)
         under_way = real.merged_with(register) if incident.is_drill else real
         life, pool = incident.life.key, incident.pool
-        facts = GuardFacts(
+        facts = GuardrailFacts(
             life=life,
             pool=pool,
-            hold=self.hold_on(incident) if act is not GuardedAction.CORDON else None,
+            hold=self.hold_on(incident) if act is not GuardrailAction.CORDON else None,
             under_way=under_way,
             pool_nodes=self.pool_nodes(pool) if under_way.count_others(life, pool) else 0,
             looks_healthy=looks_healthy,
@@ -141,7 +143,7 @@ class GuardrailInputs:
                     if self.context.now - fact.observed_at < self._window and (incident.is_drill or not fact.is_drill)
                 ),
             )
-        return GuardContext(facts, register, version)
+        return GuardrailContext(facts, register, version)
 
     def _register(self, which: RegisterName, *, is_drill: bool) -> tuple[Register, int]:
         """Return a register of real recoveries or of drills, and the version of its row."""
@@ -179,7 +181,7 @@ class GuardrailInputs:
             )
         )
         for row in counted:
-            incident = rows.read(row, Incident)
+            incident = rows.decode(row, Incident)
             if state.is_settled and self.context.now - incident.opened_at >= self._window:
                 return
             yield incident
@@ -198,17 +200,17 @@ def check_stop_allowed(incident: Incident, context: Context) -> GuardrailVerdict
     again. Evenkeel may stop the jobs if none of their pods can be alive: the node was NotReady for its give-up time.
     """
     fleet = GuardrailInputs(context)
-    barred = incident.block.reason if incident.block and incident.block.act == GuardedAction.CORDON else ""
+    barred = incident.block.reason if incident.block and incident.block.act == GuardrailAction.CORDON else ""
     node = context.cluster.node(incident.life.cluster, incident.node_name) if barred and incident.node_name else None
-    facts = GuardFacts(
+    facts = GuardrailFacts(
         life=incident.life.key,
         pool=incident.pool,
         hold=fleet.hold_on(incident),
-        cordon_barred=barred,
+        cordon_block_reason=barred,
         is_dead=bool(barred) and is_lost(node, context.now, context.policy.jobs.lost_node_seconds),
         now=context.now,
     )
-    return check_guardrails(GuardedAction.STOP, facts, context.policy.repair.guardrails)
+    return check_guardrails(GuardrailAction.STOP, facts, context.policy.repair.guardrails)
 
 
 def _evidence_at(incident: Incident) -> datetime:
@@ -216,5 +218,5 @@ def _evidence_at(incident: Incident) -> datetime:
     return max(signal_at, incident.invalid_at or signal_at)
 
 
-def _register_of(act: GuardedAction) -> RegisterName:
-    return RegisterName.CORDONS if act is GuardedAction.CORDON else RegisterName.REPAIRS
+def _register_of(act: GuardrailAction) -> RegisterName:
+    return RegisterName.CORDONS if act is GuardrailAction.CORDON else RegisterName.REPAIRS

@@ -57,7 +57,7 @@ class ReleaseRequest(Value):
 def show(context: Context) -> Json:
     """Return the mode in force, and the holds in force."""
     row = context.ledger.get(fleet_rows.hold_key())
-    holds = rows.read(row, Holds).at(context.now) if row else ()
+    holds = rows.decode(row, Holds).at(context.now) if row else ()
     rules = context.policy.modes
     return {
         "mode": context.mode,
@@ -125,7 +125,7 @@ def release(request: ReleaseRequest, context: Context) -> Json:
     if request.cause:
         return _end_cause(request, context)
     row = context.ledger.get(fleet_rows.hold_key())
-    scopes = {active.scope for active in (rows.read(row, Holds).at(context.now) if row else ())}
+    scopes = {active.scope for active in (rows.decode(row, Holds).at(context.now) if row else ())}
     if (request.pool, request.instance_id) not in scopes:
         is_new = (
             _first_answer(
@@ -192,7 +192,7 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         if first_answer is not None:
             return first_answer
         row = ledger.get(fleet_rows.hold_key())
-        stored = rows.read(row, Holds) if row else Holds()
+        stored = rows.decode(row, Holds) if row else Holds()
         in_force = stored.at(now)
         holds = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
         if wanted and len(holds) >= MAX_HOLDS:

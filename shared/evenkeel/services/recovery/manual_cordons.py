@@ -16,7 +16,7 @@ _CORDON_DELAY = timedelta(minutes=2)
 def load(ledger: Ledger) -> Mapping[str, ManualCordon]:
     """Return the cordons by the key of their node life."""
     row = ledger.get(fleet_rows.manual_cordons_key())
-    return rows.read(row, ManualCordons).by_life if row else {}
+    return rows.decode(row, ManualCordons).by_life if row else {}
 
 
 def put(ledger: Ledger, cordon: ManualCordon) -> None:
@@ -60,7 +60,7 @@ def _change(ledger: Ledger, change: Callable[[ManualCordons], ManualCordons]) ->
 
     def commit_once() -> None:
         row = ledger.get(key)
-        manual_cordons = rows.read(row, ManualCordons) if row else ManualCordons()
+        manual_cordons = rows.decode(row, ManualCordons) if row else ManualCordons()
         wanted = change(manual_cordons)
         if wanted != manual_cordons:
             ledger.commit(Put(Row(key, wanted.to_json(), row.version if row else 0)))

@@ -28,7 +28,7 @@ _HYPERPOD_NAME = "hyperpod-{}"
 def fleet_summary(ledger: Ledger) -> FleetSummary:
     """Return the summary of the fleet by the last sweep; an empty one before the first sweep."""
     row = ledger.get(fleet_rows.summary_key())
-    return rows.read(row, FleetSummary) if row else FleetSummary()
+    return rows.decode(row, FleetSummary) if row else FleetSummary()
 
 
 def has_work(node: KubernetesNode, context: Context) -> bool:
@@ -122,6 +122,6 @@ class SlotReader:
         cluster = self.incident.life.cluster
         if not name:
             row = self.context.ledger.get(fleet_rows.node_key(cluster, instance_id))
-            name = (rows.read(row, FleetNode).node_name if row else "") or _HYPERPOD_NAME.format(instance_id)
+            name = (rows.decode(row, FleetNode).node_name if row else "") or _HYPERPOD_NAME.format(instance_id)
         node = self.context.cluster.node(cluster, name)
         return node if node is not None and node.instance_id == instance_id else None

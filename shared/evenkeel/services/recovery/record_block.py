@@ -6,7 +6,7 @@ from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Block, Incident, IncidentState
 from evenkeel.domain.outbound import notices
 from evenkeel.domain.recovery.guardrails import (
-    GuardedAction,
+    GuardrailAction,
     GuardrailName,
     GuardrailVerdict,
 )
@@ -21,7 +21,7 @@ _PAGE_CLAIM_TIMEOUT = timedelta(minutes=2)
 
 def block(
     incident: Incident,
-    act: GuardedAction,
+    act: GuardrailAction,
     verdict: GuardrailVerdict,
     context: Context,
     *,

@@ -18,7 +18,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import INSTANCE_ID
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved
-from evenkeel.domain.recovery.guardrails import GuardedAction, GuardFacts, check_guardrails
+from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailFacts, check_guardrails
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.node_groups import GroupFacts, group_facts
@@ -39,7 +39,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import cordon_node, drain_node, guardrails, plan_recovery, read_slot, record_block
-from evenkeel.services.recovery.guardrails import GuardContext
+from evenkeel.services.recovery.guardrails import GuardrailContext
 from evenkeel.services.recovery.read_slot import SlotReader
 from evenkeel.services.storage import (
     attempt_record,
@@ -118,7 +118,7 @@ def run(request: incident_record.RecoveryRun, context: Context) -> RepairNodeRes
     if incident.state.is_settled or request.run < incident.run:
         return RepairNodeResult(outcome="STAND_DOWN", reason="The incident is settled, or a later run took over.")
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
-    lease = rows.read(lease_row, RepairLease) if lease_row else None
+    lease = rows.decode(lease_row, RepairLease) if lease_row else None
     facts, decision, guarded = _decide(incident, lease, context)
     if _needs_cordon(incident, facts, decision):
         late = cordon_node.cordon(incident, context)
@@ -144,20 +144,20 @@ class _Step(NamedTuple):
     facts: RepairFacts
     decision: RepairDecision
     record: Decision
-    guarded: GuardContext | None
+    guarded: GuardrailContext | None
     """The facts of the guardrails; None if no provider call is decided."""
 
 
 def _decide(
     incident: Incident, lease: RepairLease | None, context: Context
-) -> tuple[RepairFacts, RepairDecision, GuardContext | None]:
+) -> tuple[RepairFacts, RepairDecision, GuardrailContext | None]:
     """Decide the next step. If it is a provider call, read the guardrails and decide again with them."""
     facts = _facts(incident, lease, context)
     decision = choose_repair(facts, context.policy.repair)
     if not decision.rung:
         return facts, decision, None
     fleet = guardrails.GuardrailInputs(context)
-    guarded = fleet.guard_context(GuardedAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
+    guarded = fleet.guardrail_context(GuardrailAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
     facts = facts.replace(guard=guarded.facts)
     return facts, choose_repair(facts, context.policy.repair), guarded
 
@@ -294,7 +294,7 @@ def _other_holder(lease: RepairLease | None, incident: Incident, ledger: Ledger)
     if lease is None or lease.incident_id in ("", incident.incident_id):
         return ""
     row = ledger.get(incident_rows.incident_key(lease.incident_id))
-    return "" if row is None or rows.read(row, Incident).state.is_settled else lease.incident_id
+    return "" if row is None or rows.decode(row, Incident).state.is_settled else lease.incident_id
 
 
 def _own_requests(lease: RepairLease | None, incident: Incident) -> tuple[RepairRequest, ...]:
@@ -310,7 +310,7 @@ def _last_rung(lease: RepairLease | None, incident: Incident) -> str:
 
 def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecision) -> bool:
     """Whether a guardrail blocked the cordon of this node, so that the cordon must come first now."""
-    if incident.block is None or incident.block.act != GuardedAction.CORDON or facts.is_manual_cordon:
+    if incident.block is None or incident.block.act != GuardrailAction.CORDON or facts.is_manual_cordon:
         return False
     is_untouched = facts.not_allowed or facts.lease_holder or facts.opt_out_reason
     return not is_untouched and decision.action not in (Repair.HEALTHY, Repair.NOT_NEEDED)
@@ -334,7 +334,7 @@ def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
     ]
     for attempt, _ in attempt_record.owned(context.ledger, ((here, workload) for workload in seen_here)):
         row = context.ledger.get(job_rows.job_key(attempt.job_id))
-        stop_request = rows.read(row, Job).stop_of(attempt.attempt) if row else None
+        stop_request = rows.decode(row, Job).stop_of(attempt.attempt) if row else None
         if stop_request is not None:
             until = max(until, stop_request.requested_at + timedelta(seconds=stop_request.grace_seconds))
     return max(0, round((until - context.now).total_seconds()))
@@ -448,7 +448,7 @@ def _record_answer(incident: Incident, answered: RepairRequest, answer: str, led
         row = ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
         if row is None:
             return
-        lease = rows.read(row, RepairLease)
+        lease = rows.decode(row, RepairLease)
         requests = tuple(
             request.replace(answer=answer)
             if (request.requested_at, request.rung) == (answered.requested_at, answered.rung)
@@ -489,8 +489,8 @@ def _note(incident: Incident, decision: RepairDecision, record: Decision, contex
 def _block(incident: Incident, facts: RepairFacts, record: Decision, context: Context) -> None:
     """Show the guardrail that blocks the repair. If many nodes share the cause, page once."""
     rung = choose_repair(facts.replace(hold=None, guard=None), context.policy.repair).rung
-    act = GuardedAction(rung) if rung else GuardedAction.STOP
-    guard = facts.guard or GuardFacts(life=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)
+    act = GuardrailAction(rung) if rung else GuardrailAction.STOP
+    guard = facts.guard or GuardrailFacts(life=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)
     verdict = check_guardrails(act, guard, context.policy.repair.guardrails)
     record_block.block(incident, act, verdict, context.replace(now=facts.now), writer=WRITER, record=record)
     if verdict.cause:

@@ -60,7 +60,7 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
         return frozenset()
     for label, action in incident.unmanaged_jobs.items():
         if action == RestartAction.RESTART and (row := context.ledger.get(_key(incident, label))):
-            _advance_safely(rows.read(row, Restart), context)
+            _advance_safely(rows.decode(row, Restart), context)
     moved = set()
     node = _stored_node(incident, context)
     for job in _jobs_on_node(incident, node, context):
@@ -113,7 +113,7 @@ def _jobs_on_node(incident: Incident, node: FleetNode | None, context: Context) 
 
 def _stored_node(incident: Incident, context: Context) -> FleetNode | None:
     row = context.ledger.get(fleet_rows.node_key(incident.life.cluster, incident.life.instance_id))
-    return rows.read(row, FleetNode) if row else None
+    return rows.decode(row, FleetNode) if row else None
 
 
 def _is_adopted(job: UnmanagedJob, context: Context) -> bool:
@@ -122,7 +122,7 @@ def _is_adopted(job: UnmanagedJob, context: Context) -> bool:
 
 def _handle(incident: Incident, job: UnmanagedJob, node: FleetNode | None, context: Context) -> RestartAction:
     row = context.ledger.get(_key(incident, job.label))
-    last = rows.read(row, Restart) if row else None
+    last = rows.decode(row, Restart) if row else None
     if last is not None and last.stage is not RestartStage.ENDED:
         return RestartAction.RESTART
     decision = _decide(incident, job, node, last, context)
@@ -204,7 +204,7 @@ def advance(restart: Restart, context: Context) -> Restart:
     row = context.ledger.get(restart_rows.key_of(restart))
     if row is None:
         return restart
-    restart = rows.read(row, Restart)
+    restart = rows.decode(row, Restart)
     if restart.stage is RestartStage.ENDED:
         return restart
     job = context.cluster.unmanaged_job(restart.cluster, restart.namespace, restart.kind, restart.name)

@@ -72,7 +72,7 @@ def _mark(mark: str | None, incident: Incident, ledger: Ledger) -> str:
         row = ledger.get(incident_rows.incident_key(mark))
         if row is None and not incident.is_drill:
             return mark
-        earlier = rows.read(row, Incident) if row else None
+        earlier = rows.decode(row, Incident) if row else None
         # A drill yields to a real incident, so the real one removes the drill's cordon before the drill is settled.
         is_over = earlier is not None and (earlier.state.is_settled or (earlier.is_drill and not incident.is_drill))
         if earlier and is_over and earlier.life == incident.life:

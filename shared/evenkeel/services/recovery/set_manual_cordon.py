@@ -148,7 +148,7 @@ def _mark_trusted(node: FleetNode, by: str, incident_id: str, context: Context) 
         return
     reason = f"{by} reports that the node is healthy."
     unhealthy_node = (
-        rows.read(row, UnhealthyNode)
+        rows.decode(row, UnhealthyNode)
         if row
         else UnhealthyNode(life=node.life, incident_id=incident_id, since=context.now, reason=reason)
     )
@@ -160,7 +160,7 @@ def _mark_trusted(node: FleetNode, by: str, incident_id: str, context: Context) 
 def _find(instance_id: str, context: Context) -> FleetNode:
     for name in context.site.clusters:
         row = context.ledger.get(fleet_rows.node_key(name, instance_id))
-        node = rows.read(row, FleetNode) if row else None
+        node = rows.decode(row, FleetNode) if row else None
         if node is not None and node.node_name:
             return node
     raise known_names.no_node(instance_id, context.ledger)

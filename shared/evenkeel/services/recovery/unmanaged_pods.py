@@ -42,7 +42,7 @@ def of_listed(name: str, listed: Iterable[UnmanagedPod], context: Context) -> tu
         key = keys.get(pod.uid)
         row = (stored.get(key) or tests.get(key)) if key else None
         try:
-            return row is not None and _is_proved(name, pod, row)
+            return row is not None and _is_proven(name, pod, row)
         except Unreadable:
             return True  # a newer release wrote the row, so nothing happens to its pods; the sweep reports the row
 
@@ -59,12 +59,12 @@ def _key(claim: OwnershipClaim) -> Key | None:
     return incident_rows.incident_key(check["incident"]) if check else None
 
 
-def _is_proved(cluster: str, pod: UnmanagedPod, row: Row) -> bool:
+def _is_proven(cluster: str, pod: UnmanagedPod, row: Row) -> bool:
     claim = pod.claim
     if claim is None or claim.controller != claim.name:
         return False
     if claim.kind is ManagedKind.ATTEMPT:
-        attempt = rows.read(row, Attempt)
+        attempt = rows.decode(row, Attempt)
         workload = ObservedWorkload(
             job_id=claim.job_id,
             attempt=claim.attempt,
@@ -74,9 +74,9 @@ def _is_proved(cluster: str, pod: UnmanagedPod, row: Row) -> bool:
         )
         return attempt.cluster == cluster and attempt.owns(workload)
     if claim.kind is ManagedKind.RENTAL:
-        rental = rows.read(row, Rental)
+        rental = rows.decode(row, Rental)
         return (cluster, pod.namespace) == (rental.offer.cluster, rental.namespace)
-    incident = rows.read(row, Incident)
+    incident = rows.decode(row, Incident)
     check = incident.check
     place = (incident.life.cluster, check.namespace, check.name) if check else None
     return place == (cluster, pod.namespace, claim.name)

@@ -125,7 +125,7 @@ def delete_unassigned_claims(rental: Rental, context: Context) -> tuple[NodeClai
 def _record_joined(rental: Rental, names: list[str], context: Context) -> None:
     """Record that these nodes are on a rental's bill, before they are gone."""
     row = context.ledger.get(job_rows.rental_key(rental.job_id, rental.number))
-    before = rows.read(row, Rental) if row else None
+    before = rows.decode(row, Rental) if row else None
     if row is None or before is None or before.state is RentalState.ENDED:
         return
     after = nodes_joined(before, names[: before.nodes])

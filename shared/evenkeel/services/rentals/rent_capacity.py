@@ -17,9 +17,9 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.book import spend_limits
+from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import facts_for_next_offer, offered_pool
 from evenkeel.domain.renting.placement import PlacementAction, PlacementFacts, choose_pool
-from evenkeel.domain.renting.policy import RentedPool
 from evenkeel.domain.renting.rental import (
     Rental,
     RentalChange,
@@ -165,10 +165,10 @@ def _load(request: RentCapacityRequest, context: Context) -> _StepCase:
     tree = ledger.get(quota_rows.tree_key()) or Row(quota_rows.tree_key(), {})
     row = ledger.get(job_rows.rental_key(request.job_id, request.rental))
     job = ledger.get(job_rows.job_key(request.job_id))
-    rental = rows.read(row, Rental) if row else None
+    rental = rows.decode(row, Rental) if row else None
     if row is None or rental is None or (job is None and rental.serving_target is None):
         raise NotFound(f"There is no rental {request.rental} of {request.job_id}.")
-    return _StepCase(request, context, rental, row.version, rows.read(job, Job) if job else None, tree)
+    return _StepCase(request, context, rental, row.version, rows.decode(job, Job) if job else None, tree)
 
 
 # ---------------------------------------------------------------- the steps
@@ -318,7 +318,7 @@ def _next_offer(case: _StepCase) -> RentCapacityResult:
     if began is None:
         return RentCapacityResult(outcome=RentOutcome.NONE, reason=rental.reason)
     facts = facts_for_next_offer(
-        PlacementFacts.model_validate(rows.read(began, Decision).facts, extra="allow"),
+        PlacementFacts.model_validate(rows.decode(began, Decision).facts, extra="allow"),
         rental,
         rentals.load(context.ledger).allocations,
         rentals.read_shortages(context.ledger)[0],
@@ -395,7 +395,7 @@ def _serving_state_writes(case: _StepCase) -> tuple[Write, ...]:
     idle_seconds = (context.now - (rental.idle_since or context.now)).total_seconds()
     if not rental.was_used and idle_seconds < context.policy.burst.quiet_seconds:
         return ()  # the node was lost before any replica could start
-    state = rows.read(row, ServingState)
+    state = rows.decode(row, ServingState)
     after = state.after_end(was_used=rental.was_used, now=context.now)
     return () if after == state else (Put(job_rows.serving_row(after, row.version)),)
 
@@ -427,5 +427,5 @@ def _is_in_use(case: _StepCase) -> bool:
         names = {node.name for node in context.cluster.nodes(case.cluster_name)}
         return not is_due and any(pod.node_name in names for pod in replicas_on(rental, pods))
     row = context.ledger.get(job_rows.attempt_key(case.job.job_id, case.job.current_attempt))
-    attempt = rows.read(row, Attempt) if row else None
+    attempt = rows.decode(row, Attempt) if row else None
     return attempt is not None and not attempt.state.has_ended and rental.hosts(attempt)

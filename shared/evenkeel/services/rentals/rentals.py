@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from evenkeel.domain.admission.serving_demand import ServingRentalPlan
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.serving import holder_id
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, PlacementNote
@@ -53,19 +53,19 @@ def load(ledger: Ledger) -> RentalBook:
     """Read the open rentals: two round trips, or one if there are none."""
     allocations = load_allocations(ledger)
     keys = [job_rows.rental_key(allocation.job_id, allocation.number) for allocation in allocations]
-    return RentalBook(tuple(rows.read(row, Rental) for row in get_all(ledger, keys).values()), allocations)
+    return RentalBook(tuple(rows.decode(row, Rental) for row in get_all(ledger, keys).values()), allocations)
 
 
 def load_allocations(ledger: Ledger) -> tuple[RentalAllocation, ...]:
     """Read the shares of the open rentals in caps and limits, in one round trip."""
     key = quota_rows.rental_allocation_key("", 0)
-    return tuple(rows.read(row, RentalAllocation) for row in ledger.partition(key.table, key.pk, "RENTAL#"))
+    return tuple(rows.decode(row, RentalAllocation) for row in ledger.partition(key.table, key.pk, "RENTAL#"))
 
 
 def read_shortages(ledger: Ledger) -> tuple[Shortages, int]:
     """Return the recent refusals of capacity, with the version of their row."""
     row = ledger.get(fleet_rows.shortages_key())
-    return (rows.read(row, Shortages), row.version) if row else (Shortages(), 0)
+    return (rows.decode(row, Shortages), row.version) if row else (Shortages(), 0)
 
 
 def read_attempts(ledger: Ledger, jobs: Iterable[Job]) -> tuple[Attempt, ...]:
@@ -75,14 +75,14 @@ def read_attempts(ledger: Ledger, jobs: Iterable[Job]) -> tuple[Attempt, ...]:
         for job in jobs
         for number in range(max(1, job.current_attempt - _LAST_ATTEMPTS + 1), job.current_attempt + 1)
     ]
-    return tuple(rows.read(row, Attempt) for row in get_all(ledger, keys).values())
+    return tuple(rows.decode(row, Attempt) for row in get_all(ledger, keys).values())
 
 
 def serving_states(registered: Iterable[ServingWorkload], ledger: Ledger) -> dict[str, tuple[ServingState, int]]:
     """Return the stored state of each Deployment that nodes may be rented for, by its id, with its row's version."""
     names = [holder_id(workload) for workload in registered if workload.rents_from]
     stored = (
-        (rows.read(row, ServingState), row.version)
+        (rows.decode(row, ServingState), row.version)
         for row in get_all(ledger, map(job_rows.serving_key, names)).values()
     )
     return {state.holder_id: (state, version) for state, version in stored}
@@ -100,7 +100,7 @@ def spent_by_period(setup: TeamSetup, context: Context, rented: Iterable[Rental]
     """
     periods = [(team.name, budget.period.key_at(context.now)) for team in setup.teams for budget in team.budgets]
     spent = [context.ledger.get(quota_rows.spent_key(team, period)) for team, period in periods]
-    settled = {place: rows.read(row, Spent) for place, row in zip(periods, spent, strict=True) if row}
+    settled = {place: rows.decode(row, Spent) for place, row in zip(periods, spent, strict=True) if row}
     return add_rent(settled, setup, rented, context.now)
 
 
@@ -206,7 +206,7 @@ def delete_capacity_pods_of(job: Job, attempt: Attempt, context: Context) -> Non
     Idempotent: yes, a pod that is gone is success.
     """
     row = context.ledger.get(job_rows.rental_key(job.job_id, job.rentals)) if job.rentals else None
-    rental = rows.read(row, Rental) if row else None
+    rental = rows.decode(row, Rental) if row else None
     if rental is not None and rental.hosts(attempt):
         context.cluster.delete_capacity_pods(rental.offer.cluster, rental.namespace, rental.pods_name)
 
@@ -285,8 +285,8 @@ def _commit_begun(
 ) -> None:
     writer = SERVING_WRITER if change.rental.serving_target else WRITER
     writes = writes_of(change, 0, context, writer=writer, record=record)
-    context.ledger.commit(tree.put(tree.memory), *writes, holder_write, token=record.decision_id)
-    tree.raised(tree.memory)
+    context.ledger.commit(tree.put(tree.scheduler_state), *writes, holder_write, token=record.decision_id)
+    tree.raised(tree.scheduler_state)
     context.telemetry.count("RentalsStarted")
     start(change.rental, context)
 

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.admission import request_facts
-from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.rent_plan import why_rental_would_not_help
 from evenkeel.domain.admission.start_size import decide_with_sizes
@@ -133,7 +133,7 @@ def _load_fleet(
     held = all_charges.held
     charges = tuple(charge for charge in held if charge.job_id != interrupted.job.job_id)
     jobs = get_all(context.ledger, (job_rows.job_key(charge.job_id) for charge in charges)).values()
-    holders = {job.job_id: job for job in (rows.read(row, Job) for row in jobs)}
+    holders = {job.job_id: job for job in (rows.decode(row, Job) for row in jobs)}
     lost = (
         (
             charge,
@@ -144,7 +144,7 @@ def _load_fleet(
         for charge in charges
     )
     tree_row = context.ledger.get(tree)
-    memory = stored_state(tree_row)
+    scheduler_state = stored_state(tree_row)
     rented = rentals.load(context.ledger)
     spent = rentals.spent_by_period(setup, context, rented.rentals)
     rented = _remaining_rentals(interrupted, rented)
@@ -160,15 +160,15 @@ def _load_fleet(
         capacities=request_facts.with_reservation_ends(capacities, context.policy),
         setup=setup,
         charges=charges,
-        stopping=frozenset(memory.stopping) & {charge.job_id for charge in charges},
-        memory=memory,
+        stopping=frozenset(scheduler_state.stopping) & {charge.job_id for charge in charges},
+        scheduler_state=scheduler_state,
         spent=spent,
         used=read_usage.run(setup, context),
         work_at_risk_by_job={charge.job_id: round(charge.accelerators * seconds) for charge, seconds in lost}
         if setup.fleet.switches.spares_work
         else {},
     )
-    waiting = _queue_heads(interrupted.job, setup, (*memory.sticky.values(), *all_charges.owners), context)
+    waiting = _queue_heads(interrupted.job, setup, (*scheduler_state.sticky.values(), *all_charges.owners), context)
     return _Fleet(queue, holders, waiting, rented)
 
 
@@ -225,7 +225,7 @@ def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Conte
     pages = [context.ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
     listed = {row.key: row for page in pages for row in page.rows}
     behind = [key for key in map(job_rows.job_key, kept) if key not in listed]
-    jobs = (rows.read(row, Job) for row in (*listed.values(), *get_all(context.ledger, behind).values()))
+    jobs = (rows.decode(row, Job) for row in (*listed.values(), *get_all(context.ledger, behind).values()))
     return tuple(other for other in jobs if other.job_id != job.job_id and other.state is JobState.PENDING)
 
 

@@ -117,7 +117,7 @@ class _Observed(NamedTuple):
 
 def _observe(incident: Incident, context: Context) -> _Observed:
     jobs = get_all(context.ledger, (job_rows.job_key(affected.job_id) for affected in incident.affected_jobs)).values()
-    names = sorted({incident.life.cluster, *(rows.read(row, Job).cluster for row in jobs)})
+    names = sorted({incident.life.cluster, *(rows.decode(row, Job).cluster for row in jobs)})
     nodes = tuple(node for name in names for node in context.cluster.nodes(name))
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
     return _Observed(
@@ -169,7 +169,7 @@ def _plan_once(
     attempt_row = ledger.get(job_rows.attempt_key(affected.job_id, affected.attempt))
     if row is None or attempt_row is None:
         return None
-    job, attempt = rows.read(row, Job), rows.read(attempt_row, Attempt)
+    job, attempt = rows.decode(row, Job), rows.decode(attempt_row, Attempt)
     if job.state.has_ended:
         return None
     rollback: RollbackDecision | None = None
@@ -216,7 +216,9 @@ def _has_open_distrust(job: Job, attempt: Attempt, ledger: Ledger) -> bool:
     """Whether an earlier recovery distrusts checkpoints, and no resume point was pinned since."""
     numbers = range(attempt.attempt, job.distrust_through_attempt, -1) if job.distrust_through_attempt else ()
     attempts = (ledger.get(job_rows.attempt_key(job.job_id, number)) for number in numbers)
-    return bool(job.distrust_through_attempt) and not any(rows.read(row, Attempt).is_pinned for row in attempts if row)
+    return bool(job.distrust_through_attempt) and not any(
+        rows.decode(row, Attempt).is_pinned for row in attempts if row
+    )
 
 
 def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context: Context) -> RollbackDecision:
@@ -228,7 +230,7 @@ def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context
     facts = RollbackFacts(
         interrupted_attempt=affected.attempt,
         current_attempt=job.current_attempt,
-        descent=tuple(rows.read(row, Attempt) for row in attempts if row),
+        descent=tuple(rows.decode(row, Attempt) for row in attempts if row),
         distrust_after=distrust_after(trust, since, context.policy.jobs),
         requirement=requirement_after(trust, fault_class, context.policy.jobs),
         distrusted_before=job.distrust_after if job.distrust_through_attempt >= affected.attempt else None,
@@ -250,7 +252,7 @@ def _rollback_writes(
     current, version = incident_record.load(context.ledger, incident.incident_id)
     put, *further_writes = writes
     assert isinstance(put, Put)
-    planned = rows.read(put.row, Job)
+    planned = rows.decode(put.row, Job)
     stop = planned.stop_of(attempt.attempt)
     if stop is None and not attempt.state.has_ended:
         stop = StopRequest(
@@ -288,7 +290,7 @@ def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
     taken = 0
     for affected in incident.affected_jobs:
         row = context.ledger.get(job_rows.job_key(affected.job_id))
-        job = rows.read(row, Job) if row else None
+        job = rows.decode(row, Job) if row else None
         if job is None or job.state.has_ended or job.current_attempt <= affected.attempt:
             continue
         rollback = _judge_rollback(incident, affected, job, context)
@@ -343,7 +345,9 @@ def _can_still_distrust(job: Job, affected: AffectedJob, ledger: Ledger) -> bool
     """Whether the next attempt exists without a pinned resume point, so that the distrust still applies."""
     row = ledger.get(job_rows.attempt_key(job.job_id, job.current_attempt))
     return (
-        job.current_attempt == affected.attempt + 1 and row is not None and rows.read(row, Attempt).launched_at is None
+        job.current_attempt == affected.attempt + 1
+        and row is not None
+        and rows.decode(row, Attempt).launched_at is None
     )
 
 
@@ -354,7 +358,7 @@ def _past_incidents(ledger: Ledger, *, is_drill: bool) -> tuple[Incident, ...]:
     """
     state = f"INC#{IncidentState.RECOVERED}"
     listed = every(lambda cursor: ledger.by_state(Table.INCIDENTS, state, cursor=cursor, newest_first=True))
-    incidents = (rows.read(row, Incident) for row in itertools.islice(listed, _MAX_INCIDENTS_READ))
+    incidents = (rows.decode(row, Incident) for row in itertools.islice(listed, _MAX_INCIDENTS_READ))
     of_its_kind = (incident for incident in incidents if incident.is_drill is is_drill)
     return tuple(itertools.islice(of_its_kind, _MAX_INCIDENT_SAMPLES))
 
@@ -363,7 +367,7 @@ def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
     """Return the interrupted attempt and the few attempts before it."""
     numbers = range(max(1, attempt.attempt - _MAX_ATTEMPT_SAMPLES), attempt.attempt)
     attempts = (ledger.get(job_rows.attempt_key(attempt.job_id, number)) for number in numbers)
-    return (*(rows.read(row, Attempt) for row in attempts if row), attempt)
+    return (*(rows.decode(row, Attempt) for row in attempts if row), attempt)
 
 
 def _delays(

@@ -121,8 +121,10 @@ def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJ
 def _measure_rents(loaded: LoadedCycle, context: Context) -> None:
     """Emit the cost of all open rentals, with the cap on it."""
     rents = sum(allocation.micros_per_hour for allocation in loaded.snapshot.rented.allocations)
-    context.telemetry.count("RentalUsdPerHour", rents / money.MICROS)
-    context.telemetry.count("RentalCapUsdPerHour", context.policy.burst.fleet_cap_micros_per_hour / money.MICROS)
+    context.telemetry.count("RentalUsdPerHour", rents / money.MICROS_PER_USD)
+    context.telemetry.count(
+        "RentalCapUsdPerHour", context.policy.burst.fleet_cap_micros_per_hour / money.MICROS_PER_USD
+    )
 
 
 def _decide(loaded: LoadedCycle, context: Context) -> tuple[LoadedCycle, CyclePlan]:

@@ -37,7 +37,7 @@ def load(ledger: Ledger, job_id: str, attempt: int) -> StoredAttempt:
     row = ledger.get(job_rows.attempt_key(job_id, attempt))
     if job is None or row is None:
         raise NotFound(f"{job_id} has no attempt {attempt}.")
-    return StoredAttempt(rows.read(job, Job), job.version, rows.read(row, Attempt), row.version)
+    return StoredAttempt(rows.decode(job, Job), job.version, rows.decode(row, Attempt), row.version)
 
 
 def owned(ledger: Ledger, listed: Iterable[tuple[str, ObservedWorkload]]) -> list[tuple[Attempt, ObservedWorkload]]:

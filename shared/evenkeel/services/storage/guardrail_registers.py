@@ -31,7 +31,7 @@ def load(which: RegisterName, context: Context, *, is_drill: bool = False) -> tu
 
 def read(row: Row | None, now: datetime) -> tuple[Register, int]:
     """Return the present entries of a register's row, and its version."""
-    return (rows.read(row, Register).at(now), row.version) if row else (Register(), 0)
+    return (rows.decode(row, Register).at(now), row.version) if row else (Register(), 0)
 
 
 def entering(

@@ -52,7 +52,7 @@ def load_with(incident_id: str, context: Context, *keys: Key) -> tuple[Incident,
 def _incident_of(row: Row | None, incident_id: str) -> tuple[Incident, int]:
     if row is None:
         raise NotFound(f"there is no incident {incident_id}")
-    return rows.read(row, Incident), row.version
+    return rows.decode(row, Incident), row.version
 
 
 def update(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Incident, int] | None = None) -> Incident:
@@ -131,6 +131,6 @@ def last_request(ledger: Ledger, incident: Incident) -> RepairRequest | None:
     if row is None:
         return None
     requests = [
-        request for request in rows.read(row, RepairLease).requests if request.incident_id == incident.incident_id
+        request for request in rows.decode(row, RepairLease).requests if request.incident_id == incident.incident_id
     ]
     return requests[-1] if requests else None

@@ -36,7 +36,7 @@ def check_instance(instance_id: str, context: Context) -> None:
         row = context.ledger.get(fleet_rows.node_key(cluster, instance_id))
         if row is not None and not row.doc.get("isGone"):
             return
-    nodes = [rows.read(row, FleetNode) for row in _nodes(context.ledger)]
+    nodes = [rows.decode(row, FleetNode) for row in _nodes(context.ledger)]
     if not nodes:
         message = f"Evenkeel cannot check node {instance_id}: no sweep has listed the fleet yet."
     else:
@@ -46,7 +46,7 @@ def check_instance(instance_id: str, context: Context) -> None:
 
 def no_node(instance_id: str, ledger: Ledger) -> NotFound:
     """Return the error for an unknown node, with similar names."""
-    nodes = (rows.read(row, FleetNode) for row in _nodes(ledger))
+    nodes = (rows.decode(row, FleetNode) for row in _nodes(ledger))
     return NotFound(unknown_name("node", instance_id, (node.life.instance_id for node in nodes)))
 
 

@@ -32,5 +32,5 @@ def load_of(node: KubernetesNode, context: Context) -> ProviderNode | None:
     if not node.hyperpod_cluster_id or not node.instance_id:
         return None
     row = context.ledger.get(fleet_rows.node_key(node.cluster, node.instance_id))
-    record = rows.read(row, FleetNode).record if row else None
+    record = rows.decode(row, FleetNode).record if row else None
     return record or context.provider.node(node.instance_id)

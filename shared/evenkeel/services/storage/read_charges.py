@@ -63,7 +63,7 @@ class Charges(NamedTuple):
 def run(ledger: Ledger) -> Charges:
     """Read all charges in one query of the tree's partition, strongly consistent."""
     tree = quota_rows.tree_key()
-    charges = [(rows.read(row, Charge), row) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
+    charges = [(rows.decode(row, Charge), row) for row in ledger.partition(tree.table, tree.pk, "CHARGE#")]
     return Charges(
         tuple(charge for charge, _ in charges if charge.is_held),
         tuple((charge, row) for charge, row in charges if not charge.is_held),

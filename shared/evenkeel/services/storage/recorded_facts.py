@@ -35,7 +35,7 @@ def _cycle_facts(digest: str, ledger: Ledger) -> CycleFacts | str:
     if cycle_facts_rows.facts_digest(row.doc) != digest:
         return f"the row of their cycle, FACTS#{digest}, was changed after it was written"
     try:
-        return rows.read(row, CycleFacts)
+        return rows.decode(row, CycleFacts)
     except (Unreadable, ValueError) as error:
         return f"the row of their cycle cannot be read: {str(error)[:300]}"
 

@@ -31,10 +31,10 @@ def load(ledger: Ledger, key: Key, kind: type[T], what: str) -> T:
     row = ledger.get(key)
     if row is None:
         raise NotFound(f"There is no {what}.")
-    return read(row, kind)
+    return decode(row, kind)
 
 
-def read(row: Row, kind: type[T]) -> T:
+def decode(row: Row, kind: type[T]) -> T:
     """Read a row's document as a domain value. It keeps the fields of a newer release (docs/release.md).
 
     Raises:
@@ -44,7 +44,7 @@ def read(row: Row, kind: type[T]) -> T:
 
 
 def parse(key: Key, kind: type[T], document: Any) -> T:
-    """Read a document, or a part of one, as `read` does. A document in a text may be given as the text."""
+    """Read a document, or a part of one, as `decode` does. A document in a text may be given as the text."""
     try:
         if isinstance(document, str):
             return kind.model_validate_json(document, extra="allow")
@@ -73,7 +73,7 @@ def readable(
     """
     for row in stored:
         try:
-            value = read(row, kind)
+            value = decode(row, kind)
         except Unreadable as error:
             if report is not None:
                 report(error)

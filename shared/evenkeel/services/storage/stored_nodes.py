@@ -17,7 +17,7 @@ from evenkeel.services.storage import rows
 def load(context: Context) -> tuple[FleetNode, ...]:
     """Return all nodes that the last sweep saw."""
     node_rows = every(lambda cursor: context.ledger.by_state(Table.FLEET, "NODE", limit=1000, cursor=cursor))
-    return tuple(node for row in node_rows if not (node := rows.read(row, FleetNode)).is_gone)
+    return tuple(node for row in node_rows if not (node := rows.decode(row, FleetNode)).is_gone)
 
 
 def with_bound_pods(

@@ -27,7 +27,7 @@ def resume_attempts(sweep: SweepRun) -> int:
     for attempt, job in zip(due, holders, strict=True):
         if job is not None:
             with sweep.item(attempt.workload_name):
-                resumed += _resume_attempt(sweep, attempt, rows.read(job, Job))
+                resumed += _resume_attempt(sweep, attempt, rows.decode(job, Job))
     return resumed
 
 

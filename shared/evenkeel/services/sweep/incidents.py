@@ -95,7 +95,7 @@ def delete_stale_pointers(sweep: SweepRun) -> int:
     for pointer in pointers:
         incident = incidents.get(incident_rows.incident_key(pointer.doc["incidentId"]))
         with sweep.item(pointer.key.pk), contextlib.suppress(Conflict):
-            if incident is None or rows.read(incident, Incident).state.is_settled:
+            if incident is None or rows.decode(incident, Incident).state.is_settled:
                 ledger.commit(Delete(pointer.key, pointer.version))
                 closed += 1
     return closed

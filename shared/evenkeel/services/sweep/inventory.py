@@ -67,7 +67,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
         if place not in known:
             with sweep.item("/".join(place)):
                 row_now = ledger.get(fleet_rows.node_key(*place))
-                stored_now = rows.read(row_now, FleetNode) if row_now else None
+                stored_now = rows.decode(row_now, FleetNode) if row_now else None
                 _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
     if read == set(sweep.context.site.clusters):
         sweep.accelerators_in_use = sum(node.accelerators_in_use for node in stored_nodes.values())
@@ -123,7 +123,7 @@ def _summarise(sweep: SweepRun, nodes: Iterable[FleetNode]) -> None:
     boot_seconds = sweep.context.policy.watch.first_boot_grace_seconds
     summary = FleetSummary.of(nodes, sweep.context.now, boot_seconds=boot_seconds)
     stored = sweep.context.ledger.get(fleet_rows.summary_key())
-    doc = (summary.keeping_unknown(rows.read(stored, FleetSummary)) if stored else summary).to_json()
+    doc = (summary.keeping_unknown(rows.decode(stored, FleetSummary)) if stored else summary).to_json()
     if stored is None or stored.doc != doc:
         with contextlib.suppress(Conflict):  # another sweep was first
             sweep.context.ledger.commit(Put(Row(fleet_rows.summary_key(), doc, stored.version if stored else 0)))

@@ -35,7 +35,7 @@ def resume_work(sweep: SweepRun) -> int:
 
 def _check(sweep: SweepRun, row: Row) -> bool:
     ledger = sweep.context.ledger
-    unhealthy_node = rows.read(row, UnhealthyNode)
+    unhealthy_node = rows.decode(row, UnhealthyNode)
     if unhealthy_node.trusted_by:
         return False
     incident, _ = incident_record.load(ledger, unhealthy_node.incident_id)
@@ -101,7 +101,7 @@ def _follow(sweep: SweepRun, incident: Incident, node: KubernetesNode | None) ->
         return
     context = sweep.context
     row = context.ledger.get(incident_rows.aftermath_key(incident.incident_id))
-    node_event_kinds = {event.kind for event in rows.read(row, Aftermath).events} if row else set()
+    node_event_kinds = {event.kind for event in rows.decode(row, Aftermath).events} if row else set()
     events = []
     if node.is_cordoned and NodeEventKind.CORDONED not in node_event_kinds:
         events.append(_cordon(incident, node, sweep))

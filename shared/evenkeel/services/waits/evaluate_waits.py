@@ -19,7 +19,7 @@ from evenkeel.domain.jobs.attempt_waits import blames_application, evaluate_atte
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderCluster, ProviderNode
 from evenkeel.domain.recovery import approval, recovery_waits
-from evenkeel.domain.recovery.guardrails import GuardedAction
+from evenkeel.domain.recovery.guardrails import GuardrailAction
 from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState, find_slot_state
 from evenkeel.domain.recovery.opt_out import opt_out_reason
@@ -156,7 +156,7 @@ class Observation:
             NotFound: there is no such incident.
         """
         row = self._found.get(incident_rows.incident_key(incident_id))
-        return rows.read(row, Incident) if row else incident_record.load(self.context.ledger, incident_id)[0]
+        return rows.decode(row, Incident) if row else incident_record.load(self.context.ledger, incident_id)[0]
 
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         """Return the node objects of a cluster."""
@@ -196,7 +196,7 @@ class Observation:
 
     def has_lost_its_node(self, incident: Incident) -> bool:
         """Whether an incident waits to cordon a node that is gone. It would wait without end."""
-        if incident.block is None or incident.block.act != GuardedAction.CORDON:
+        if incident.block is None or incident.block.act != GuardrailAction.CORDON:
             return False
         return self.node_of(incident) is None
 
@@ -228,7 +228,7 @@ class Observation:
         """Return how often the node of an incident was returned to service lately."""
         row = self.context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
         since = self.context.now - timedelta(hours=self.context.policy.repair.flap_window_hours)
-        return len(rows.read(row, RepairLease).returns_of(incident.life, since)) if row else 0
+        return len(rows.decode(row, RepairLease).returns_of(incident.life, since)) if row else 0
 
     def has_work(self, node: KubernetesNode) -> bool:
         """Whether a pod with accelerators runs on a node."""
@@ -486,18 +486,18 @@ def _rental(wait: Wait, world: Observation) -> WaitAnswer | None:
     row = world.row(job_rows.rental_key(wait.subject, number))
     if row is None:
         raise NotFound(f"{wait.subject} has no rental {number}.")
-    rental = rows.read(row, Rental)
+    rental = rows.decode(row, Rental)
     if rental.serving_target is not None:
         return _replicas(wait, rental, row, world)
     nodes = world.nodes(rental.offer.cluster)
     stored = world.row(job_rows.job_key(wait.subject))
     if stored is None:
         raise NotFound(f"There is no {wait.subject} for rental {number}.")
-    job = rows.read(stored, Job)
+    job = rows.decode(stored, Job)
     if wait.condition.kind is ConditionKind.RENTAL_READY:
         return _rental_ready(rental, job, nodes, world)
     held = world.row(job_rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
-    attempt = rows.read(held, Attempt) if held else None
+    attempt = rows.decode(held, Attempt) if held else None
     return evaluate_rental_over(
         rental, job, attempt, nodes, world.context.policy.burst.quiet_seconds, world.context.now
     )
@@ -574,7 +574,7 @@ def _attempt(wait: Wait, world: Observation) -> WaitAnswer | None:
     attempt_row = world.row(job_rows.attempt_key(wait.subject, number))
     if job_row is None or attempt_row is None:
         return None
-    job, attempt = rows.read(job_row, Job), rows.read(attempt_row, Attempt)
+    job, attempt = rows.decode(job_row, Job), rows.decode(attempt_row, Attempt)
     nodes = {node.name: node for node in world.nodes(attempt.cluster)}
     workload = world.workload(attempt)
     names = attempt.nodes_in(workload)
@@ -592,7 +592,7 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
     attempt_row = world.row(job_rows.attempt_key(wait.subject, number))
     if attempt_row is None:
         return wait, row
-    attempt = rows.read(attempt_row, Attempt)
+    attempt = rows.decode(attempt_row, Attempt)
     status = world.workload(attempt).kueue
     changed = wait.replace(
         kueue_status=kueue_status.describe_status(status, attempt.local_queue, world.context.now),
@@ -621,8 +621,8 @@ def _affected(incident: Incident, world: Observation) -> list[recovery_waits.Aff
         jobs.append(
             recovery_waits.AffectedJobState(
                 affected=affected,
-                job=rows.read(job, Job) if job else None,
-                interrupted_attempt=rows.read(attempt, Attempt) if attempt else None,
+                job=rows.decode(job, Job) if job else None,
+                interrupted_attempt=rows.decode(attempt, Attempt) if attempt else None,
             )
         )
     return jobs

@@ -5,7 +5,7 @@ from typing import Any
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.leases import RepairRequest
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import deadline_of
 from evenkeel.domain.recovery.validation import CheckKind, margin_seconds
 from evenkeel.domain.renting.rental import Rental
@@ -71,7 +71,7 @@ def run(request: OpenWaitRequest, context: Context) -> OpenWaitResult:
     name = wait_name(request.kind, request.attempt or request.rental)
     for _ in range(incident_record.MAX_TRIES):
         row = context.ledger.get(subject_rows.wait_key(request.subject, name))
-        last = rows.read(row, Wait).generation if row else 0
+        last = rows.decode(row, Wait).generation if row else 0
         wait = Wait(
             subject=request.subject,
             name=name,

@@ -42,7 +42,7 @@ def run(request: ResolveWaitRequest, context: Context) -> ResolveWaitResult:
     """
     for _ in range(incident_record.MAX_TRIES):
         row = context.ledger.get(subject_rows.wait_key(request.subject, request.name))
-        wait = rows.read(row, Wait) if row else None
+        wait = rows.decode(row, Wait) if row else None
         if row is None or wait is None or wait.generation != request.generation:
             return ResolveWaitResult(outcome="STALE", reason="That wait was already answered or reopened.")
         if wait.state is WaitState.OPEN:

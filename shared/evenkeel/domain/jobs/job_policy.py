@@ -58,7 +58,7 @@ class JobPolicy(Section):
     `restart` stands for a restart without a node fault. After a fault without a known start, no such checkpoint is
     accepted.
     """
-    start_over_when_unproved: bool = False
+    start_over_when_unproven: bool = False
     """Whether a job starts over if none of its finished checkpoints can be proved.
 
     If not, its launch is postponed, with growing pauses, until a proof succeeds.

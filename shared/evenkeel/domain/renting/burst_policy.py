@@ -84,7 +84,7 @@ class BurstPolicy(Section):
 
     def usd_of_delay(self, priority_class: str) -> float:
         """Return the price of one hour's delay of a class, in dollars."""
-        return self.delay_of(priority_class) / money.MICROS
+        return self.delay_of(priority_class) / money.MICROS_PER_USD
 
     def run_seconds_of(self, priority_class: str) -> int:
         """Return the expected run time of a job of a class, in seconds."""

@@ -4,10 +4,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from evenkeel.domain.capacity.policy import ReservedPool
+from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.capacity.pools import Reservation
 from evenkeel.domain.elastic.sizes import ElasticTerms
-from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.policy_section import Count, Section
 from evenkeel.domain.values import Word
 

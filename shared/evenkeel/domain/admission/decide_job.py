@@ -3,7 +3,7 @@
 Without teams, jobs start first come, first served on free nodes. A job is admitted if its gang fits on one instance
 type of one pool. The first job that does not fit blocks later jobs that could take the same nodes, so small jobs never
 starve a large one. A job that resumes after a recovery comes first: its capacity was granted before. With teams,
-`team_cycle.py` decides the order. This module writes the reasons and replays the decisions for both.
+`queue_with_teams.py` decides the order. This module writes the reasons and replays the decisions for both.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from evenkeel.domain.admission.offers import (
     best_fit,
     count_of,
     describe_request,
-    pool_kinds,
+    pool_instance_types,
     why_no_fit,
 )
 from evenkeel.domain.admission.request import AdmissionRequest
@@ -103,7 +103,7 @@ class AdmissionDecision(Value):
     @property
     def blocks_queue(self) -> bool:
         """Whether it blocks later jobs: it waits for nodes that exist and that other jobs could take, too."""
-        return self.action is Action.WAIT and bool(pool_kinds(self.facts.offers))
+        return self.action is Action.WAIT and bool(pool_instance_types(self.facts.offers))
 
     def to_attempt(self, job: Job, decision_id: str) -> Attempt:
         """Return the attempt that starts an admitted job.

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import NamedTuple
 
-from evenkeel.domain.admission.decide import (
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.decide_job import (
     Action,
     AdmissionDecision,
     AdmissionFacts,
@@ -22,7 +23,6 @@ from evenkeel.domain.admission.decide import (
     from_quota_decision,
     with_preemption,
 )
-from evenkeel.domain.admission.fifo import FifoBarrier
 from evenkeel.domain.admission.free_nodes import FreeNodes
 from evenkeel.domain.admission.offers import (
     JobToPreempt,
@@ -31,11 +31,11 @@ from evenkeel.domain.admission.offers import (
     best_fit,
     why_no_fit,
 )
-from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.queue_without_teams import FifoBarrier
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.team_queues import TeamQueues
-from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.kueue import short_form
 from evenkeel.domain.kueue.assignment import Assignment
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
@@ -184,7 +184,7 @@ class _TeamCycle:
 
     def _keep_heads(self, names: Iterable[str]) -> None:
         """Keep a job at the head of its queue while its victims stop. A recovery comes before it."""
-        heads = {*self.snapshot.memory.sticky.values()}
+        heads = {*self.snapshot.scheduler_state.sticky.values()}
         for name in names:
             pending = self.scheduler.pending[self.requests[name].team]
             if name in heads and not pending.sticky:
@@ -332,7 +332,7 @@ class _TeamCycle:
 
         Returns None if the jobs that already stop free enough, or if no choice of victims does.
         """
-        preemptors = self.snapshot.memory.stopping
+        preemptors = self.snapshot.scheduler_state.stopping
         stopping = {name for name in self.snapshot.stopping if preemptors.get(name) != request.job_id}
         stops_for_others = {name for name in stopping if preemptors.get(name)}
         stops_for_others |= {
