@@ -161,7 +161,7 @@ def run(ledger: Ledger, load: Load) -> LoadTestResult:
         preempted=sum("preempted" in scenario.timeline(job) for job in crowd.jobs),
         died=witness.died,
         admissions=sum(
-            isinstance(write, Put) and write.row.key.sk.startswith("CHARGE#") and rows.read(write.row, Charge).is_held
+            isinstance(write, Put) and write.row.key.sk.startswith("CHARGE#") and rows.decode(write.row, Charge).is_held
             for writes in commits
             for write in writes
         ),
@@ -241,7 +241,7 @@ class _LoadTest:
         dice = random.Random(number)
         while not self.is_over:
             live = self.scenario.ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=200).rows
-            own_attempts = [rows.read(row, Attempt) for row in live if hash(row.key.pk) % self.load.workers == number]
+            own_attempts = [rows.decode(row, Attempt) for row in live if hash(row.key.pk) % self.load.workers == number]
             jobs = self.read(attempt.job_id for attempt in own_attempts)
             for attempt in own_attempts:
                 _once(functools.partial(self._move, jobs[attempt.job_id], attempt, dice))
@@ -255,7 +255,7 @@ class _LoadTest:
 
     def read(self, names: Iterable[str]) -> dict[str, Job]:
         stored = get_all(self.scenario.ledger, map(job_rows.job_key, names)).values()
-        return {job.job_id: job for job in (rows.read(row, Job) for row in stored)}
+        return {job.job_id: job for job in (rows.decode(row, Job) for row in stored)}
 
     def _move(self, job: Job, attempt_read: Attempt, dice: random.Random) -> None:
         """Take an attempt one step further, or let it run on for a while."""

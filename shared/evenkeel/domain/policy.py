@@ -8,18 +8,18 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError, model_validator
 
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.capacity.capacity_policy import InstanceTypeName, SiteInstanceType
 from evenkeel.domain.capacity.instance_types import InstanceTypes, shipped
-from evenkeel.domain.capacity.policy import InstanceTypeName, SiteInstanceType
-from evenkeel.domain.economics.policy import EconomyPolicy
-from evenkeel.domain.external.policy import AdoptionPolicy, ServingWorkload
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
+from evenkeel.domain.external.adoption_policy import AdoptionPolicy, ServingWorkload
 from evenkeel.domain.health.faults import CatalogueError, FaultCatalogue, FaultOverride, default_catalogue
-from evenkeel.domain.health.policy import SourcePolicy, WatchPolicy
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.health.health_policy import SourcePolicy, WatchPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.jobs.types import JobTypes
 from evenkeel.domain.policy_section import LARGEST, LONGEST_SECONDS, ModeRule, Section
-from evenkeel.domain.recovery.policy import RepairPolicy
-from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
+from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.values import NOT_A_NUMBER, Instant, Line, Value, Word, booleans_for_numbers
 
 

@@ -10,7 +10,7 @@ from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.instance_types import shipped
 from evenkeel.domain.capacity.list_prices import DatedPrice, ListPrices, PriceSource, in_force
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
-from evenkeel.domain.economics.policy import EconomyPolicy, SitePrice
+from evenkeel.domain.economics.economy_policy import EconomyPolicy, SitePrice
 from evenkeel.domain.economics.price_checks import price_warnings, type_warnings
 from evenkeel.domain.policy import Policy, PolicyError, changed
 

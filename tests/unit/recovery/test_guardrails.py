@@ -16,8 +16,8 @@ from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.recovery.guardrails import (
     GUARDRAILS,
     BlockedAction,
-    GuardedAction,
-    GuardFacts,
+    GuardrailAction,
+    GuardrailFacts,
     GuardrailName,
     NodeFailure,
     Register,
@@ -29,7 +29,7 @@ from evenkeel.domain.recovery.guardrails import (
     shared_causes,
 )
 from evenkeel.domain.recovery.leases import Hold, Holds
-from evenkeel.domain.recovery.policy import GuardrailPolicy
+from evenkeel.domain.recovery.repair_policy import GuardrailPolicy
 from tests.examples import examples
 from tests.unit.recovery.facts import at
 
@@ -63,9 +63,9 @@ def under_way(*entries: RegisterEntry, requested_at: Sequence[float] = ()) -> Re
     return Register(entries=entries, requested_at=tuple(at(seconds) for seconds in requested_at))
 
 
-def guard_facts(**changes: Any) -> GuardFacts:
+def guardrail_facts(**changes: Any) -> GuardrailFacts:
     facts = {"life": life(0).key, "pool": "p5", "pool_nodes": 8, "evidence_at": at(9_900), "now": NOW}
-    return GuardFacts.model_validate({**facts, **changes})
+    return GuardrailFacts.model_validate({**facts, **changes})
 
 
 def reason_of(kind: GroupFactKind, seconds: float, group: str = "p5") -> GroupFact:
@@ -78,136 +78,138 @@ def zone(*failed_at: float, nodes: int = 20) -> SharedCause:
     )
 
 
-BARRED: list[tuple[str, GuardrailName, GuardedAction, dict[str, Any], str]] = [
-    ("held", GuardrailName.HOLD, GuardedAction.REBOOT, {"hold": HOLD}, "ana holds automation: looking at it"),
+BLOCKED_CASES: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any], str]] = [
+    ("held", GuardrailName.HOLD, GuardrailAction.REBOOT, {"hold": HOLD}, "ana holds automation: looking at it"),
     (
         "its pool is held",
         GuardrailName.HOLD,
-        GuardedAction.STOP,
+        GuardrailAction.STOP,
         {"hold": HOLD.replace(pool="p5")},
         "ana holds automation on p5:",
     ),
     (
         "stop, where its cordon waits",
-        GuardrailName.CORDON_BARRED,
-        GuardedAction.STOP,
-        {"cordon_barred": "4 carry our cordon."},
+        GuardrailName.CORDON_BLOCKED,
+        GuardrailAction.STOP,
+        {"cordon_block_reason": "4 carry our cordon."},
         "The node is not cordoned yet, so its jobs keep running: 4 carry our cordon.",
     ),
     (
         "no capacity for a new machine",
         GuardrailName.GROUP_TROUBLE,
-        GuardedAction.REPLACE,
+        GuardrailAction.REPLACE,
         {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)},
         "p5: HyperPod has no capacity for it",
     ),
     (
         "the lifecycle script fails",
         GuardrailName.GROUP_TROUBLE,
-        GuardedAction.REPLACE,
+        GuardrailAction.REPLACE,
         {"group_facts": (reason_of(GroupFactKind.LIFECYCLE_SCRIPT_FAILED, 9_500),)},
         "p5: its lifecycle script fails on new nodes",
     ),
     (
         "the cluster has failed",
         GuardrailName.GROUP_TROUBLE,
-        GuardedAction.REBOOT,
+        GuardrailAction.REBOOT,
         {"group_facts": (reason_of(GroupFactKind.CLUSTER_FAILED, 9_500, ""),)},
         "the cluster: the cluster itself has failed",
     ),
     (
         "three of a zone at once",
         GuardrailName.SHARED_CAUSE,
-        GuardedAction.REBOOT,
+        GuardrailAction.REBOOT,
         {"causes": (zone(9_500, 9_600, 9_700),)},
         "3 of 20 nodes of zone use1-az1 failed in 10 min",
     ),
     (
         "old evidence of a machine that looks well",
         GuardrailName.STALE_EVIDENCE,
-        GuardedAction.REPLACE,
+        GuardrailAction.REPLACE,
         {"evidence_at": at(10_000 - 1800), "looks_healthy": True},
         "The node looks healthy and its fault is 30 min old",
     ),
     (
         "three in repair",
         GuardrailName.FLEET_REPAIRS,
-        GuardedAction.REBOOT,
+        GuardrailAction.REBOOT,
         {"under_way": under_way(*(entry(n, "other") for n in (1, 2, 3)))},
         "3 nodes of the fleet are in repair; at most 3 may be at a time.",
     ),
     (
         "a quarter of the pool in repair",
         GuardrailName.POOL_REPAIRS,
-        GuardedAction.REBOOT,
+        GuardrailAction.REBOOT,
         {"under_way": under_way(entry(1), entry(2))},
         "2 of 8 nodes of p5 are in repair; at most 2 may be at a time.",
     ),
     (
         "five calls within the hour",
         GuardrailName.REPAIR_RATE,
-        GuardedAction.REPLACE,
+        GuardrailAction.REPLACE,
         {"under_way": under_way(requested_at=(7_000, 7_100, 8_000, 9_000, 9_100))},
         "Evenkeel made 5 repair requests in the last hour; the limit is 5.",
     ),
     (
         "four carry our cordon",
         GuardrailName.FLEET_CORDONS,
-        GuardedAction.CORDON,
+        GuardrailAction.CORDON,
         {"under_way": under_way(*(entry(n, "other") for n in (1, 2, 3, 4)))},
         "Evenkeel cordoned 4 nodes of the fleet; at most 4 may be cordoned at a time.",
     ),
     (
         "three of the pool carry our cordon",
         GuardrailName.POOL_CORDONS,
-        GuardedAction.CORDON,
+        GuardrailAction.CORDON,
         {"under_way": under_way(entry(1), entry(2), entry(3))},
         "Evenkeel cordoned 3 of 8 nodes of p5; at most 3 may be cordoned at a time.",
     ),
     (
         "three of the pool carry our cordon, and this one goes tomorrow",
         GuardrailName.POOL_CORDONS,
-        GuardedAction.CORDON,
+        GuardrailAction.CORDON,
         {"under_way": under_way(entry(1), entry(2), entry(3)), "terminates_at": at(96_400)},
         "Evenkeel cordoned 3 of 8 nodes of p5; at most 3 may be cordoned at a time.",
     ),
 ]
 
 
-@pytest.mark.parametrize(("why", "rule", "act", "changes", "reason"), BARRED, ids=[row[0] for row in BARRED])
+@pytest.mark.parametrize(
+    ("why", "rule", "act", "changes", "reason"), BLOCKED_CASES, ids=[row[0] for row in BLOCKED_CASES]
+)
 def test_guardrail_bars_the_action(
-    why: str, rule: GuardrailName, act: GuardedAction, changes: dict[str, Any], reason: str
+    why: str, rule: GuardrailName, act: GuardrailAction, changes: dict[str, Any], reason: str
 ) -> None:
-    verdict = check_guardrails(act, guard_facts(**changes), POLICY)
+    verdict = check_guardrails(act, guardrail_facts(**changes), POLICY)
 
     assert (verdict.allowed, verdict.guardrail) == (False, rule), why
     assert verdict.reason.startswith(reason)
 
 
-ALLOWED: list[tuple[str, GuardrailName, GuardedAction, dict[str, Any]]] = [
-    ("a hold does not bar a cordon", GuardrailName.HOLD, GuardedAction.CORDON, {"hold": HOLD}),
+ALLOWED: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any]]] = [
+    ("a hold does not bar a cordon", GuardrailName.HOLD, GuardrailAction.CORDON, {"hold": HOLD}),
     (
         "what is dead may be stopped",
-        GuardrailName.CORDON_BARRED,
-        GuardedAction.STOP,
-        {"cordon_barred": "too many", "is_dead": True},
+        GuardrailName.CORDON_BLOCKED,
+        GuardrailAction.STOP,
+        {"cordon_block_reason": "too many", "is_dead": True},
     ),
     (
         "a reboot needs no new machine",
         GuardrailName.GROUP_TROUBLE,
-        GuardedAction.REBOOT,
+        GuardrailAction.REBOOT,
         {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)},
     ),
     (
         "a launch succeeded since",
         GuardrailName.GROUP_TROUBLE,
-        GuardedAction.REPLACE,
+        GuardrailAction.REPLACE,
         {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500), reason_of(GroupFactKind.PROVISIONED, 9_600))},
     ),
     (
         "the cluster is in service again",
         GuardrailName.GROUP_TROUBLE,
-        GuardedAction.REBOOT,
+        GuardrailAction.REBOOT,
         {
             "group_facts": (
                 reason_of(GroupFactKind.CLUSTER_FAILED, 9_500, ""),
@@ -218,57 +220,57 @@ ALLOWED: list[tuple[str, GuardrailName, GuardedAction, dict[str, Any]]] = [
     (
         "the trouble is long ago",
         GuardrailName.GROUP_TROUBLE,
-        GuardedAction.REPLACE,
+        GuardrailAction.REPLACE,
         {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_400),)},
     ),
-    ("two of a zone", GuardrailName.SHARED_CAUSE, GuardedAction.REBOOT, {"causes": (zone(9_500, 9_600),)}),
-    ("the wave is over", GuardrailName.SHARED_CAUSE, GuardedAction.REBOOT, {"causes": (zone(9_400, 9_600, 9_700),)}),
+    ("two of a zone", GuardrailName.SHARED_CAUSE, GuardrailAction.REBOOT, {"causes": (zone(9_500, 9_600),)}),
+    ("the wave is over", GuardrailName.SHARED_CAUSE, GuardrailAction.REBOOT, {"causes": (zone(9_400, 9_600, 9_700),)}),
     (
         "three of a large zone are chance",
         GuardrailName.SHARED_CAUSE,
-        GuardedAction.REBOOT,
+        GuardrailAction.REBOOT,
         {"causes": (zone(9_500, 9_600, 9_700, nodes=40),)},
     ),
     (
         "old evidence of a machine that is ill",
         GuardrailName.STALE_EVIDENCE,
-        GuardedAction.REPLACE,
+        GuardrailAction.REPLACE,
         {"evidence_at": at(0)},
     ),
     (
         "fresh evidence of a machine that looks well",
         GuardrailName.STALE_EVIDENCE,
-        GuardedAction.REPLACE,
+        GuardrailAction.REPLACE,
         {"looks_healthy": True},
     ),
     (
         "a machine in repair counts not against itself",
         GuardrailName.FLEET_REPAIRS,
-        GuardedAction.REPLACE,
+        GuardrailAction.REPLACE,
         {"under_way": under_way(entry(0), entry(1))},
     ),
     (
         "entries of other pools",
         GuardrailName.POOL_REPAIRS,
-        GuardedAction.REBOOT,
+        GuardrailAction.REBOOT,
         {"under_way": under_way(entry(1), entry(2, "other"))},
     ),
     (
         "requests of an hour ago",
         GuardrailName.REPAIR_RATE,
-        GuardedAction.REBOOT,
+        GuardrailAction.REBOOT,
         {"under_way": under_way(requested_at=(6_400, 7_100, 8_000, 9_000, 9_100))},
     ),
     (
         "a machine that goes by itself soon",
         GuardrailName.FLEET_CORDONS,
-        GuardedAction.CORDON,
+        GuardrailAction.CORDON,
         {"under_way": under_way(*map(entry, range(1, 9))), "terminates_at": at(10_120)},
     ),
     (
         "cordons are counted apart",
         GuardrailName.POOL_CORDONS,
-        GuardedAction.CORDON,
+        GuardrailAction.CORDON,
         {"under_way": under_way(entry(1), entry(2))},
     ),
 ]
@@ -276,48 +278,53 @@ ALLOWED: list[tuple[str, GuardrailName, GuardedAction, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("why", "rule", "act", "changes"), ALLOWED, ids=[row[0] for row in ALLOWED])
 def test_guardrail_allows_the_action(
-    why: str, rule: GuardrailName, act: GuardedAction, changes: dict[str, Any]
+    why: str, rule: GuardrailName, act: GuardrailAction, changes: dict[str, Any]
 ) -> None:
-    assert check_guardrails(act, guard_facts(**changes), POLICY).allowed, f"{rule}: {why}"
+    assert check_guardrails(act, guardrail_facts(**changes), POLICY).allowed, f"{rule}: {why}"
 
 
 def test_replacement_without_any_limit_reached_is_allowed() -> None:
-    assert check_guardrails(GuardedAction.REPLACE, guard_facts(), POLICY).allowed
+    assert check_guardrails(GuardrailAction.REPLACE, guardrail_facts(), POLICY).allowed
 
 
 def test_every_guardrail_has_a_case_and_a_position() -> None:
     assert [rail.name for rail in GUARDRAILS] == list(GuardrailName)
-    assert {row[1] for row in BARRED} == {row[1] for row in ALLOWED} == set(GuardrailName)
+    assert {row[1] for row in BLOCKED_CASES} == {row[1] for row in ALLOWED} == set(GuardrailName)
 
 
 def test_first_violated_guardrail_is_reported() -> None:
     everything = {
-        name: value for row in BARRED if GuardedAction.REPLACE in _acts(row[1]) for name, value in row[3].items()
+        name: value
+        for row in BLOCKED_CASES
+        if GuardrailAction.REPLACE in _acts(row[1])
+        for name, value in row[3].items()
     }
 
-    assert check_guardrails(GuardedAction.REPLACE, guard_facts(**everything), POLICY).guardrail == GuardrailName.HOLD
+    assert (
+        check_guardrails(GuardrailAction.REPLACE, guardrail_facts(**everything), POLICY).guardrail == GuardrailName.HOLD
+    )
 
 
-def _acts(rule: GuardrailName) -> tuple[GuardedAction, ...]:
+def _acts(rule: GuardrailName) -> tuple[GuardrailAction, ...]:
     return next(rail.acts for rail in GUARDRAILS if rail.name is rule)
 
 
 @pytest.mark.parametrize(
     ("act", "changes", "clears"),
     [
-        (GuardedAction.REBOOT, {"hold": HOLD}, 20_000),
-        (GuardedAction.REPLACE, {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)}, 10_100),
-        (GuardedAction.REBOOT, {"causes": (zone(9_450, 9_500, 9_600, 9_700),)}, 10_100),
+        (GuardrailAction.REBOOT, {"hold": HOLD}, 20_000),
+        (GuardrailAction.REPLACE, {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)}, 10_100),
+        (GuardrailAction.REBOOT, {"causes": (zone(9_450, 9_500, 9_600, 9_700),)}, 10_100),
         (
-            GuardedAction.REBOOT,
+            GuardrailAction.REBOOT,
             {"under_way": under_way(requested_at=(7_000, 7_100, 8_000, 9_000, 9_100, 9_200))},
             10_700,
         ),
     ],
     ids=["hold", "trouble", "wave", "rate"],
 )
-def test_rule_that_clears_by_time_gives_the_time(act: GuardedAction, changes: dict[str, Any], clears: float) -> None:
-    facts = guard_facts(**changes)
+def test_rule_that_clears_by_time_gives_the_time(act: GuardrailAction, changes: dict[str, Any], clears: float) -> None:
+    facts = guardrail_facts(**changes)
     verdict = check_guardrails(act, facts, POLICY)
 
     assert verdict.clears_at == at(clears)
@@ -440,9 +447,9 @@ def test_node_without_a_row_shares_only_its_pool() -> None:
 
 
 def waiting(
-    number: int, severity: Severity = Severity.MAJOR, act: GuardedAction = GuardedAction.REBOOT, **changes: Any
+    number: int, severity: Severity = Severity.MAJOR, act: GuardrailAction = GuardrailAction.REBOOT, **changes: Any
 ) -> BlockedAction:
-    facts = guard_facts(**{"life": life(number).key, **changes})
+    facts = guardrail_facts(**{"life": life(number).key, **changes})
     return BlockedAction(incident_id=f"inc-{number}", severity=severity, opened_at=at(number), act=act, facts=facts)
 
 
@@ -452,7 +459,7 @@ def test_worst_then_oldest_incidents_proceed_within_the_limit() -> None:
     assert released_actions(crowd, POLICY) == {"inc-2", "inc-1"}
 
 
-def test_incident_barred_by_another_rule_delays_no_other() -> None:
+def test_incident_blocked_by_another_rule_delays_no_other() -> None:
     crowd = [waiting(1, hold=HOLD), waiting(2), waiting(3), waiting(4)]
 
     assert released_actions(crowd, POLICY) == {"inc-2", "inc-3"}
@@ -466,14 +473,14 @@ def test_recovered_node_proceeds_without_using_the_limit() -> None:
 
 
 def test_cordons_wait_in_their_own_queue() -> None:
-    crowd = [waiting(1), waiting(2), *(waiting(number, act=GuardedAction.CORDON) for number in range(3, 8))]
+    crowd = [waiting(1), waiting(2), *(waiting(number, act=GuardrailAction.CORDON) for number in range(3, 8))]
 
     assert released_actions(crowd, POLICY) == {"inc-1", "inc-2", "inc-3", "inc-4", "inc-5"}
 
 
 def test_held_stop_proceeds_when_the_hold_ends() -> None:
-    assert released_actions([waiting(1, act=GuardedAction.STOP)], POLICY) == {"inc-1"}
-    assert released_actions([waiting(1, act=GuardedAction.STOP, hold=HOLD)], POLICY) == frozenset()
+    assert released_actions([waiting(1, act=GuardrailAction.STOP)], POLICY) == {"inc-1"}
+    assert released_actions([waiting(1, act=GuardrailAction.STOP, hold=HOLD)], POLICY) == frozenset()
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(Severity)), st.sampled_from(["p5", "g6", "trn"])), max_size=30))
@@ -525,8 +532,8 @@ def test_limits_hold_for_any_order_of_requests_and_releases(data: st.DataObject)
             stored, version = stored.without(life(number).key), version + 1
         elif number in read:
             under_way, at_version = read.pop(number)
-            facts = guard_facts(life=life(number).key, pool=pool, under_way=under_way, now=now)
-            if check_guardrails(GuardedAction.REBOOT, facts, POLICY).allowed and at_version == version:
+            facts = guardrail_facts(life=life(number).key, pool=pool, under_way=under_way, now=now)
+            if check_guardrails(GuardrailAction.REBOOT, facts, POLICY).allowed and at_version == version:
                 stored, version = under_way.with_entry(entry(number, pool, since=now), is_request=True), version + 1
         counts = [entry.pool for entry in stored.entries]
         assert len(counts) <= POLICY.fleet_repairs

@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import AdmissionStep, CyclePlan, MissingFacts, PendingStep, Preemption
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
-from evenkeel.domain.admission.decide import Action
 from evenkeel.domain.admission.decide_cycle import decide_cycle
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.decide_job import Action
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors
 from evenkeel.domain.admission.scheduler_state import SchedulerState
-from evenkeel.domain.capacity.policy import ReservedPool
+from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode

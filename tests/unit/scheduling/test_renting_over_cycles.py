@@ -17,6 +17,7 @@ from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import Team, TeamSetup
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook
+from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
 from evenkeel.domain.renting.migration import (
     MigrationAction,
@@ -26,7 +27,6 @@ from evenkeel.domain.renting.migration import (
     migration_facts,
 )
 from evenkeel.domain.renting.placement import PlacementAction, place_in_queue_order
-from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ended, released
 from tests.examples import examples
 from tests.unit.scheduling.markets import HOUR, NOW, at
@@ -64,7 +64,7 @@ def a_pool(index: int, dollars: int, most: int, market: Market) -> RentedPool:
         instance_type="p5.48xlarge",
         accelerators_per_node=8,
         max_nodes=most,
-        micros_per_node_hour=dollars * money.MICROS,
+        micros_per_node_hour=dollars * money.MICROS_PER_USD,
         launch=LaunchDelay(p50_seconds=60, p90_seconds=60),
         place=PoolEnvironment(),
     )
@@ -75,7 +75,7 @@ pools = st.lists(
     min_size=1,
     max_size=3,
 ).map(lambda pool_values: tuple(a_pool(index, *values) for index, values in enumerate(pool_values)))
-caps = st.integers(0, 300).map(lambda dollars: dollars * money.MICROS)
+caps = st.integers(0, 300).map(lambda dollars: dollars * money.MICROS_PER_USD)
 submissions = st.tuples(
     st.sampled_from(TEAMS),
     st.integers(1, 4),
@@ -107,7 +107,7 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
         pools=rented_pools,
         fleet_cap_micros_per_hour=fleet_cap,
         team_caps_micros_per_hour=team_caps,
-        delay_micros_per_hour={"priced": 500 * money.MICROS},
+        delay_micros_per_hour={"priced": 500 * money.MICROS_PER_USD},
         expected_run_seconds={"priced": 2 * HOUR, "unpriced": 2 * HOUR},
     )
     policy = Policy(burst=burst)
@@ -257,7 +257,7 @@ def test_rented_jobs_return_to_idle_committed_nodes_in_time(
     """
     burst = BurstPolicy(
         delay_micros_per_hour={
-            f"class-{index}": candidate[2] * money.MICROS for index, candidate in enumerate(candidates)
+            f"class-{index}": candidate[2] * money.MICROS_PER_USD for index, candidate in enumerate(candidates)
         },
         expected_run_seconds={f"class-{index}": candidate[4] for index, candidate in enumerate(candidates)},
     )

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.elastic.sizes import ElasticTerms
-from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan
@@ -72,7 +72,7 @@ def resized(scenario: JobScenario, job_id: str) -> Job:
 
 def records(scenario: JobScenario, job_id: str) -> list[Decision]:
     decision_rows = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows
-    return [decision for row in decision_rows if (decision := rows.read(row, Decision)).kind == "RESIZE"]
+    return [decision for row in decision_rows if (decision := rows.decode(row, Decision)).kind == "RESIZE"]
 
 
 def idle_for(scenario: JobScenario, seconds: float) -> None:

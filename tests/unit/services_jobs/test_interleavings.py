@@ -204,7 +204,7 @@ def wrong_preemptions(commits: Iterable[tuple[Write, ...]]) -> Iterator[str]:
     for writes in commits:
         written = [write.row for write in writes if isinstance(write, Put) and write.row.key.sk == "META"]
         for row in (row for row in written if row.key.pk.startswith("JOB#")):
-            job = rows.read(row, Job)
+            job = rows.decode(row, Job)
             stop_request, before = job.stop_request, jobs.get(job.job_id)
             jobs[job.job_id] = job
             by = stop_request.by.removeprefix("schedule_jobs/") if stop_request else ""

@@ -12,12 +12,12 @@ from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import Team
+from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.candidates import jobs_to_place
-from evenkeel.domain.renting.policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, wait_name
@@ -131,7 +131,7 @@ class RentalScenario:
             context,
             reads_all=False,
         )
-        wait = rows.read(row, Wait)
+        wait = rows.decode(row, Wait)
         answer = evaluate_waits.judge(wait, observed)
         late = self.world.clock.now() >= wait.deadline_at
         outcome = answer.outcome if answer else DEADLINE_PASSED if late else None
@@ -230,7 +230,7 @@ class RentalScenario:
 
     def records(self, kind: str) -> list[Decision]:
         decision_rows = (row for key, row in self.world.ledger.rows.items() if key.pk.startswith("DEC#"))
-        records = (rows.read(row, Decision) for row in decision_rows)
+        records = (rows.decode(row, Decision) for row in decision_rows)
         return [record for record in records if record.kind == kind]
 
     def left(self) -> list[Any]:
@@ -470,7 +470,7 @@ def test_refused_market_is_skipped_for_every_job() -> None:
     assert market.scenario.attempt(second.job_id, 1).pool == ON_DEMAND
     row = market.world.ledger.get(fleet_rows.shortages_key())
     assert row is not None
-    assert [entry.market for entry in rows.read(row, Shortages).entries] == [Market.SPOT]
+    assert [entry.market for entry in rows.decode(row, Shortages).entries] == [Market.SPOT]
 
 
 def test_run_after_a_crash_skips_a_pool_given_up() -> None:

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
-from evenkeel.domain.external.policy import ServingWorkload
+from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.serving import holder_id
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.renting.policy import RentedPool
+from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.rental import Rental, RentalState
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.replay import replay
@@ -192,7 +192,7 @@ class ServingSpike(RentalScenario):
 
     def rentals(self) -> list[Rental]:
         rental_rows = self.world.ledger.partition(Table.JOBS, f"JOB#{CHAT_ID}", "RENTAL#")
-        return [rows.read(row, Rental) for row in rental_rows]
+        return [rows.decode(row, Rental) for row in rental_rows]
 
     def memory(self) -> ServingState:
         return rows.load(self.world.ledger, job_rows.serving_key(CHAT_ID), ServingState, "Deployment")
@@ -460,7 +460,7 @@ def test_refused_pool_is_skipped_for_every_deployment() -> None:
     assert market.placed() == list(rental.node_names)
     row = market.world.ledger.get(fleet_rows.shortages_key())
     assert row is not None
-    assert [entry.zone for entry in rows.read(row, Shortages).entries] == ["us-west-2a"]
+    assert [entry.zone for entry in rows.decode(row, Shortages).entries] == ["us-west-2a"]
 
 
 def test_serving_rental_without_any_capacity_ends_with_a_reason() -> None:

@@ -6,8 +6,8 @@ import pytest
 from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
 from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
+from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import Incident, IncidentState
-from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.nodes import FleetNode, KubernetesNode, NodeCondition, NodeLife
@@ -15,7 +15,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.domain.recovery.leases import NodeReturn, RepairLease
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.sources import SourceState
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
 from evenkeel.ports import ExecutionState, Table, Throttled, Unreachable, WorkflowName
@@ -56,7 +56,7 @@ def an_incident(scenario: JobScenario, number: int = 1, **changes: Any) -> Incid
 
 def fleet(scenario: JobScenario) -> dict[str, FleetNode]:
     listed = scenario.world.ledger.by_state(Table.FLEET, "NODE").rows
-    return {row.doc["life"]["instanceId"]: rows.read(row, FleetNode) for row in listed}
+    return {row.doc["life"]["instanceId"]: rows.decode(row, FleetNode) for row in listed}
 
 
 def later(scenario: JobScenario, seconds: float = 60) -> None:
@@ -114,7 +114,7 @@ def test_failed_step_does_not_stop_the_other_steps() -> None:
 
     outcome = scenario.sweep()
 
-    assert {failure.partition(":")[0] for failure in outcome.failed} == {"pass"}
+    assert {failure.partition(":")[0] for failure in outcome.failed} == {"request_cycle"}
     assert outcome.corrections == {"attempts": 1}
     assert scenario.world.workflows.names(WorkflowName.RUN_JOB) == [f"{job.job_id}-a1"]
 
@@ -246,7 +246,7 @@ def test_failed_run_is_repeated_after_a_doubling_pause() -> None:
     assert scenario.world.workflows.names(WorkflowName.RECOVER_NODE) == ["inc-1-r2", "inc-1-r3"]
     row = scenario.world.ledger.get(incident_rows.incident_key("inc-1"))
     assert row
-    assert rows.read(row, Incident).failed_at is None
+    assert rows.decode(row, Incident).failed_at is None
 
 
 def test_repeatedly_failed_recovery_pages_a_person() -> None:
@@ -278,7 +278,7 @@ def test_incident_of_a_vanished_node_is_closed() -> None:
 
     outcome = scenario.sweep()
 
-    assert outcome.corrections["ghosts"] == 1
+    assert outcome.corrections["stale_pointers"] == 1
     assert scenario.world.ledger.get(incident_rows.open_key(ghost.life)) is None
     assert scenario.world.ledger.get(incident_rows.open_key(alive.life))
 
@@ -419,7 +419,7 @@ def test_recorded_answer_is_delivered_by_the_sweep() -> None:
     row = scenario.world.ledger.get(subject_rows.wait_key(job_id, "attempt-1-running"))
     assert row
     answer = WaitAnswer(outcome="RUNNING", reason="All pods run.")
-    scenario.put(subject_rows.wait_row(rows.read(row, Wait).replace(state=WaitState.ANSWERED, answer=answer), 0))
+    scenario.put(subject_rows.wait_row(rows.decode(row, Wait).replace(state=WaitState.ANSWERED, answer=answer), 0))
 
     scenario.sweep()
 
@@ -586,7 +586,7 @@ def test_expiring_reservation_opens_one_incident_per_node(*, is_drill: bool) -> 
     scenario.sweep()
 
     incident_rows = scenario.world.ledger.by_state(Table.INCIDENTS, "INC#OPEN").rows
-    incidents = [rows.read(row, Incident) for row in incident_rows]
+    incidents = [rows.decode(row, Incident) for row in incident_rows]
     assert [(incident.life.instance_id, incident.deadline_at) for incident in incidents] == [
         (instance_id(2), ends_notice_at)
     ]
@@ -609,7 +609,7 @@ def test_lemon_is_counted_until_its_window_ends() -> None:
     scenario = JobScenario(policy=Policy(repair=RepairPolicy(lemon_returns=1, flap_window_hours=1)))
     scenario.sweep()
     node = next(
-        rows.read(row, FleetNode) for key, row in scenario.world.ledger.rows.items() if key.pk.startswith("NODE#")
+        rows.decode(row, FleetNode) for key, row in scenario.world.ledger.rows.items() if key.pk.startswith("NODE#")
     )
     returned = NodeReturn(life=node.life.key, at=scenario.world.clock.now())
     lease = RepairLease(slot=node.slot, incident_id="", taken_at=returned.at, returns=(returned,), lemon=node.life.key)
@@ -621,12 +621,12 @@ def test_lemon_is_counted_until_its_window_ends() -> None:
         scenario.sweep()
         row = scenario.world.ledger.get(key)
         assert row
-        lemons.append(rows.read(row, FleetNode).is_lemon)
+        lemons.append(rows.decode(row, FleetNode).is_lemon)
         scenario.world.clock.advance(3700)
 
     row = scenario.world.ledger.get(fleet_rows.lease_key(node.slot))
     assert row
-    assert (lemons, rows.read(row, RepairLease).lemon) == ([True, False], "")
+    assert (lemons, rows.decode(row, RepairLease).lemon) == ([True, False], "")
 
 
 # ---------------------------------------------------------------- work that is not ours

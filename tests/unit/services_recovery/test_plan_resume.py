@@ -45,7 +45,7 @@ def planned(*durations: int, size: int = 3) -> RecoveryScenario:
 
 def decision(recovery: RecoveryScenario) -> Decision:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    return next(decision for row in page.rows if (decision := rows.read(row, Decision)).kind == "RESUME")
+    return next(decision for row in page.rows if (decision := rows.decode(row, Decision)).kind == "RESUME")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.decisions import Alternative, Decision
-from evenkeel.domain.economics.policy import EconomyPolicy
+from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.job import JobState, ResumeOption
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
@@ -68,7 +68,7 @@ def plan(recovery: RecoveryScenario) -> RecoveryScenario:
 
 def record(recovery: RecoveryScenario) -> Decision:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    return next(decision for row in page.rows if (decision := rows.read(row, Decision)).kind == "RESUME")
+    return next(decision for row in page.rows if (decision := rows.decode(row, Decision)).kind == "RESUME")
 
 
 def weighed(recovery: RecoveryScenario, option: str) -> Alternative:
@@ -91,7 +91,7 @@ def rental_of(recovery: RecoveryScenario) -> Rental:
 
 def decisions(recovery: RecoveryScenario) -> list[Decision]:
     decision_rows = (row for key, row in recovery.world.ledger.rows.items() if key.pk.startswith("DEC#"))
-    return [rows.read(row, Decision) for row in decision_rows]
+    return [rows.decode(row, Decision) for row in decision_rows]
 
 
 # ---------------------------------------------------------------- rented nodes

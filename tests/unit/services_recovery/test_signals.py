@@ -31,7 +31,7 @@ def ingest(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **por
 
 def incidents(world: FakeWorld) -> list[Incident]:
     incident_rows = [row for key, row in world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
-    return [rows.read(row, Incident) for row in incident_rows]
+    return [rows.decode(row, Incident) for row in incident_rows]
 
 
 def remember(world: FakeWorld, number: int, slot: str) -> None:

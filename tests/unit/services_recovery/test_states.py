@@ -794,7 +794,7 @@ def test_job_that_never_resumes_pages_a_person() -> None:
 
 def decisions(recovery: RecoveryScenario, kind: str) -> list[Decision]:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    read_decisions = [rows.read(row, Decision) for row in page.rows]
+    read_decisions = [rows.decode(row, Decision) for row in page.rows]
     return [decision for decision in read_decisions if decision.kind == kind]
 
 

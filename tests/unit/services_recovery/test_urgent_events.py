@@ -81,7 +81,7 @@ def deliver(documents: list[dict[str, Any]], *, seconds_left: Callable[[], float
 def incidents(world: FakeWorld) -> list[Incident]:
     """Return the incidents in the order in which they were opened."""
     incident_rows = [row for key, row in world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
-    return [rows.read(row, Incident) for row in incident_rows]
+    return [rows.decode(row, Incident) for row in incident_rows]
 
 
 def test_spot_notice_behind_nine_health_events_opens_first(world: FakeWorld) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from datetime import datetime
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, decide
-from evenkeel.domain.admission.offers import PoolFit, SharedFits, pool_kinds
-from evenkeel.domain.admission.policy import SchedulingPolicy
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, decide
+from evenkeel.domain.admission.offers import PoolFit, SharedFits, pool_instance_types
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 
 
@@ -35,11 +35,11 @@ class FifoBarrier:
 
     def add(self, job_id: str, offers: Iterable[PoolFit]) -> None:
         """Let a job block later jobs."""
-        self._waiting.append((job_id, pool_kinds(offers)))
+        self._waiting.append((job_id, pool_instance_types(offers)))
 
     def blocker_of(self, offers: Iterable[PoolFit]) -> str:
         """Return the first waiting job that could take a node of these offers; empty if there is none."""
-        kinds = pool_kinds(offers)
+        kinds = pool_instance_types(offers)
         return next((job_id for job_id, wanted in self._waiting if wanted & kinds), "")
 
 

@@ -6,12 +6,12 @@ from enum import StrEnum
 
 from evenkeel.domain.costs.interruptions import LostTime, PriceOf, Span, end_of, interruptions, subtract_spans
 from evenkeel.domain.costs.receipt import (
-    MICROS_PER_HOUR,
+    MICROSECONDS_PER_HOUR,
     GpuPrice,
     InterruptionReceipt,
     ReceiptTotal,
-    cost_micros,
-    micros,
+    cost_usd_micros,
+    microseconds,
     total_of,
 )
 from evenkeel.domain.health.incidents import Incident
@@ -85,7 +85,7 @@ def job_receipt(
         submitted_at=job.submitted_at,
         until=until,
         is_over=job.state.has_ended,
-        elapsed_seconds=micros(until - job.submitted_at) / 1e6,
+        elapsed_seconds=microseconds(until - job.submitted_at) / 1e6,
         buckets=_buckets(job, ordered, lost_times, price_of, until),
         interruptions=tuple(lost_time.receipt for lost_time in lost_times),
         lost=total_of(
@@ -111,7 +111,7 @@ class _BucketTotals:
     def add(self, time: int, gpus: int, price: GpuPrice | None) -> None:
         self.time += time
         self.gpu += time * gpus
-        cost = cost_micros(time * gpus, price)
+        cost = cost_usd_micros(time * gpus, price)
         if time * gpus:
             self.usd = None if cost is None or self.usd is None else self.usd + cost
 
@@ -139,16 +139,16 @@ def _buckets(
         for bucket, start, end in spans:
             own = subtract_spans(Span(start, max(start, end)), taken)
             taken += own
-            spent = sum(micros(span.end - span.start) for span in own)
+            spent = sum(microseconds(span.end - span.start) for span in own)
             sums[bucket].add(spent, attempt.accelerators, price_of.get(attempt.attempt))
-    elapsed = micros(until - job.submitted_at)
+    elapsed = microseconds(until - job.submitted_at)
     sums[JobTimeBucket.QUEUED].time = elapsed - sum(bucket_totals.time for bucket_totals in sums.values())
     return tuple(
         BucketTime(
             bucket=bucket,
             seconds=bucket_sum.time / 1e6,
             share=bucket_sum.time / elapsed if elapsed else None,
-            gpu_hours=bucket_sum.gpu / MICROS_PER_HOUR,
+            gpu_hours=bucket_sum.gpu / MICROSECONDS_PER_HOUR,
             usd_micros=bucket_sum.usd,
         )
         for bucket, bucket_sum in sums.items()

@@ -15,11 +15,11 @@ from enum import StrEnum
 from statistics import NormalDist
 
 from evenkeel.domain.costs.receipt import (
-    MICROS_PER_HOUR,
+    MICROSECONDS_PER_HOUR,
     InterruptionCause,
     InterruptionReceipt,
     Stage,
-    cost_micros,
+    cost_usd_micros,
 )
 from evenkeel.domain.economics.fleet_forecast import published_stages
 from evenkeel.domain.economics.published_tables import TABLE_3
@@ -110,15 +110,15 @@ def _saving(way: RecoveryBaseline, lost: InterruptionReceipt, restore_seconds: f
     )
     gpus = next((part.gpus for part in lost.parts), 0)
     saved = [round((bound - lost.standstill_seconds - restore) * 1e6) for bound in (low, high)]
-    usd = [cost_micros(gpus * saved_seconds, lost.price) for saved_seconds in saved]
+    usd = [cost_usd_micros(gpus * saved_seconds, lost.price) for saved_seconds in saved]
     return EstimatedSaving(
         instead_of=way,
         low_standstill_seconds=low,
         high_standstill_seconds=high,
         low_saved_seconds=saved[0] / 1e6,
         high_saved_seconds=saved[1] / 1e6,
-        low_saved_gpu_hours=gpus * saved[0] / MICROS_PER_HOUR,
-        high_saved_gpu_hours=gpus * saved[1] / MICROS_PER_HOUR,
+        low_saved_gpu_hours=gpus * saved[0] / MICROSECONDS_PER_HOUR,
+        high_saved_gpu_hours=gpus * saved[1] / MICROSECONDS_PER_HOUR,
         low_saved_usd_micros=usd[0],
         high_saved_usd_micros=usd[1],
         assumptions=assumptions,

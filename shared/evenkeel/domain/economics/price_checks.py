@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+from evenkeel.domain.capacity.capacity_policy import SiteInstanceType
 from evenkeel.domain.capacity.instance_types import InstanceType, shipped
 from evenkeel.domain.capacity.list_prices import shipped_prices
-from evenkeel.domain.capacity.policy import SiteInstanceType
 from evenkeel.domain.capacity.pools import Market, Pool
 from evenkeel.domain.economics import money
-from evenkeel.domain.economics.policy import NEW_TYPE, EconomyPolicy, SitePrice, list_price_of
+from evenkeel.domain.economics.economy_policy import NEW_TYPE, EconomyPolicy, SitePrice, list_price_of
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.values import Value
 
@@ -90,7 +90,7 @@ def _site_prices(economy: EconomyPolicy, at: datetime) -> Iterator[tuple[str, st
 def _pool_prices(economy: EconomyPolicy, pools: Iterable[Pool], at: datetime) -> Iterator[tuple[str, str]]:
     for place, pool in enumerate(pools):
         field, name = f"burst.pools[{place}]", pool.instance_type
-        usd, kind = pool.micros_per_node_hour / money.MICROS, economy.types.of(name)
+        usd, kind = pool.micros_per_node_hour / money.MICROS_PER_USD, economy.types.of(name)
         if kind and kind.accelerators != pool.accelerators_per_node:
             text = f"{name} has {kind.accelerators} accelerators, not {pool.accelerators_per_node}"
             yield f"{field}.acceleratorsPerNode", text

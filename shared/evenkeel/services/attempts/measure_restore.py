@@ -24,7 +24,7 @@ def run(job: Job, number: int, context: Context) -> None:
     Repeats are safe: the same checkpoints give the same time. A store or a row that does not answer changes nothing.
     """
     row = context.ledger.get(job_rows.attempt_key(job.job_id, number))
-    attempt = rows.read(row, Attempt) if row else None
+    attempt = rows.decode(row, Attempt) if row else None
     if row is None or attempt is None or attempt.trained_at or not _can_be_measured(job, attempt):
         return
     assert attempt.resume_from is not None

@@ -43,7 +43,7 @@ def attempts_in(ledger: Ledger, span: Span) -> tuple[list[Attempt], Window]:
     attempts, oldest = _ended_since(ledger, span.start)
     window = Window(span) if oldest is None else Window(Span(min(max(span.start, oldest), span.end), span.end), False)
     live, is_cut = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=MAX_ATTEMPTS)
-    attempts += [rows.read(row, Attempt) for row in live]
+    attempts += [rows.decode(row, Attempt) for row in live]
     if is_cut:
         window = window._replace(is_complete=False)
     # An attempt that ended between the two reads is found twice.
@@ -57,7 +57,7 @@ def _ended_since(ledger: Ledger, start: datetime) -> tuple[list[Attempt], dateti
     cursor: str | None = None
     while True:
         page = ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", limit=1000, cursor=cursor, newest_first=True)
-        listed = [rows.read(row, Attempt) for row in page.rows]
+        listed = [rows.decode(row, Attempt) for row in page.rows]
         recent = [attempt for attempt in listed if attempt.ended_at and attempt.ended_at >= start]
         attempts += recent
         if page.cursor is None or len(recent) < len(listed):
@@ -70,7 +70,7 @@ def _ended_since(ledger: Ledger, start: datetime) -> tuple[list[Attempt], dateti
 def jobs_of(ledger: Ledger, job_ids: Iterable[str]) -> dict[str, Job]:
     """Return the jobs that exist, by id."""
     stored_rows: dict[Key, Row] = get_all(ledger, [job_rows.job_key(job_id) for job_id in job_ids])
-    jobs = (rows.read(row, Job) for row in stored_rows.values())
+    jobs = (rows.decode(row, Job) for row in stored_rows.values())
     return {job.job_id: job for job in jobs}
 
 
@@ -81,5 +81,5 @@ def rentals_in(jobs: Iterable[Job], context: Context) -> tuple[Rental, ...]:
     """
     keys = [job_rows.rental_key(job.job_id, number) for job in jobs for number in range(1, job.rentals + 1)]
     stored, _ = pagination.everything(context.ledger, Table.JOBS, "RENTAL#OPEN", at_most=MAX_ATTEMPTS)
-    rentals = {row.key: rows.read(row, Rental) for row in (*get_all(context.ledger, keys).values(), *stored)}
+    rentals = {row.key: rows.decode(row, Rental) for row in (*get_all(context.ledger, keys).values(), *stored)}
     return tuple(rentals.values())

@@ -143,7 +143,7 @@ def _nodes(span: Span, context: Context) -> tuple[list[NodeSpan], str]:
     stored, is_cut = pagination.everything(context.ledger, Table.FLEET, "NODE", at_most=_MAX_NODES)
     rented = {(pool.cluster, pool.name) for pool in context.policy.burst.pools}
     spans = []
-    for node in (rows.read(row, FleetNode) for row in stored):
+    for node in (rows.decode(row, FleetNode) for row in stored):
         own = Span(max(node.life.launched_at, span.start), min(node.changed_at if node.is_gone else span.end, span.end))
         if own.start < own.end and node.accelerators:
             is_rented = (node.life.cluster, node.pool) in rented

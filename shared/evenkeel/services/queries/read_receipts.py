@@ -90,7 +90,7 @@ def _incidents_of(job: Job, ledger: Ledger) -> list[tuple[int, Incident]]:
     """Return the incidents after which recoveries planned how a job resumes, with the interrupted attempts."""
     planned = (str(entry.get("decisionId", "")) for entry in read_jobs.stored_timeline(ledger, job.job_id))
     keys = [subject_rows.decision_key(decision_id) for decision_id in planned if decision_id]
-    decisions = [rows.read(row, Decision) for row in get_all(ledger, keys).values()]
+    decisions = [rows.decode(row, Decision) for row in get_all(ledger, keys).values()]
     resumes = [
         decision for decision in decisions if decision.kind == "RESUME" and decision.facts.get("jobId") == job.job_id
     ]
@@ -99,10 +99,10 @@ def _incidents_of(job: Job, ledger: Ledger) -> list[tuple[int, Incident]]:
     for resume in resumes:
         row, attempt = stored.get(incident_rows.incident_key(resume.subject)), resume.facts.get("attempt")
         if row is not None and isinstance(attempt, int):
-            pairs.append((attempt, rows.read(row, Incident)))
+            pairs.append((attempt, rows.decode(row, Incident)))
     return pairs
 
 
 def _decisions_about(incident_id: str, ledger: Ledger) -> Iterable[Decision]:
     decision_rows, _ = pagination.everything(ledger, Table.INCIDENTS, f"DEC#{incident_id}", at_most=_MAX_DECISIONS)
-    return [rows.read(row, Decision) for row in decision_rows]
+    return [rows.decode(row, Decision) for row in decision_rows]

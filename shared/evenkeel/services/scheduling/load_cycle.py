@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import MissingFacts
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import draining_teams, is_strict
-from evenkeel.domain.admission.policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors, next_queues
 from evenkeel.domain.admission.request_facts import with_reservation_ends
 from evenkeel.domain.admission.scheduler_state import ElasticState
@@ -96,7 +96,7 @@ def run(context: Context) -> LoadedCycle:
     snapshot = CycleSnapshot(
         authority=context.site.admission,
         setup=team_setup.load(context.ledger).setup,
-        memory=stored_state(tree),
+        scheduler_state=stored_state(tree),
         hold_reason=_hold_reason(context),
     )
     queues = _read_queues(snapshot, context)
@@ -107,7 +107,7 @@ def run(context: Context) -> LoadedCycle:
     with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
         # Pending jobs need the nodes, whatever is read next.
         lists = _NodeLists.start(readers, context) if queues.keys else None
-        loaded = _with_jobs(LoadedCycle(tree, snapshot), queues, snapshot.memory.elastic, context.ledger)
+        loaded = _with_jobs(LoadedCycle(tree, snapshot), queues, snapshot.scheduler_state.elastic, context.ledger)
         if _is_at_rest(loaded.snapshot, rented, context.policy):
             return loaded
         loaded = _with_clusters(loaded, rented, lists or _NodeLists.start(readers, context), context)
@@ -150,7 +150,7 @@ class _Queues(NamedTuple):
 
 def _hold_reason(context: Context) -> str:
     row = context.ledger.get(fleet_rows.hold_key())
-    hold = rows.read(row, Holds).on_scheduling(context.now) if row else None
+    hold = rows.decode(row, Holds).on_scheduling(context.now) if row else None
     return hold.words if hold else ""
 
 
@@ -171,7 +171,9 @@ def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
         return _Queues(tuple(keys), {}, None, None)
     behind, cursors, row = _read_next_pages(setup, next_page, terms, ledger)
     # A job that waits until its victims stop stays the head of its queue, wherever it is listed.
-    first_keys = map(job_rows.job_key, (*snapshot.memory.sticky.values(), *(name for name, _ in cursors.barriers)))
+    first_keys = map(
+        job_rows.job_key, (*snapshot.scheduler_state.sticky.values(), *(name for name, _ in cursors.barriers))
+    )
     may_be_read_further = len(keys) + len(behind) + terms.heads_per_cycle * _MAX_PAGES <= terms.most_jobs
     return _Queues((*first_keys, *keys, *behind), next_page, cursors, row, may_be_read_further)
 
@@ -289,7 +291,7 @@ def _is_at_rest(snapshot: CycleSnapshot, rented: RentalBook, policy: Policy) -> 
         snapshot.pending
         or draining_teams(snapshot.setup)
         or rented.rentals
-        or snapshot.memory.elastic.is_in_use
+        or snapshot.scheduler_state.elastic.is_in_use
         or any(workload.rents_from for workload in policy.scheduling.serving)
         or policy.scheduling.reservations
     )

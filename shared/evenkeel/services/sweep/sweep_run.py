@@ -36,7 +36,7 @@ V = TypeVar("V", bound=Value)
 WRITER = "sweep_fleet"
 _LISTS_AT_ONCE = 8
 """Clusters, or kinds of objects, that are listed at a time."""
-_MIN_INTERVAL_SECONDS = {"kueue": 50, "ghosts": 50, "gauges": 50, "sources": 50, "overview": 50, "kept": 600}
+_MIN_INTERVAL_SECONDS = {"kueue": 50, "stale_pointers": 50, "metrics": 50, "sources": 50, "overview": 50, "kept": 600}
 """Seconds between two runs of a step that not every sweep needs, if sweeps come more often than each minute."""
 
 
@@ -189,13 +189,13 @@ class SweepRun:
         listed = [(name, workload) for name, workloads in self.workloads_of.items() for workload in workloads]
         owned = attempt_record.owned(self.context.ledger, listed)
         proved = {(attempt.cluster, workload.job_uid) for attempt, workload in owned}
-        unproved = [(cluster, workload) for cluster, workload in listed if (cluster, workload.job_uid) not in proved]
-        if unproved:
+        unproven = [(cluster, workload) for cluster, workload in listed if (cluster, workload.job_uid) not in proved]
+        if unproven:
             names = [
                 f"{cluster}/{workload.namespace}/{workload.job_id}-a{workload.attempt}"
-                for cluster, workload in unproved[:10]
+                for cluster, workload in unproven[:10]
             ]
-            self.context.telemetry.count("UnmanagedWorkloads", len(unproved))
+            self.context.telemetry.count("UnmanagedWorkloads", len(unproven))
             self.context.telemetry.warning("UnownedLabelsFound", jobs=names)
         return tuple(owned)
 
@@ -224,7 +224,7 @@ class SweepRun:
         """The node lives that are lemons now. A lease with an outdated mark loses it."""
         lemons = set()
         for row in self.as_stored(self.listed(Table.FLEET, "LEMON")):
-            lease = rows.read(row, RepairLease)
+            lease = rows.decode(row, RepairLease)
             if not lease.lemon:
                 continue
             if is_lemon(lease, NodeLife.from_key(lease.lemon), self.context.policy.repair, self.context.now):
