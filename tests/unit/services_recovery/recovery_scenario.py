@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar, get_type_hints
 
+from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import FactKind, Incident, IncidentState, NodeFact
-from evenkeel.domain.health.policy import WatchPolicy
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.jobs.policy import JobPolicy
+from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.guardrails import Register
 from evenkeel.domain.recovery.leases import Hold, RepairLease
-from evenkeel.domain.recovery.policy import RepairPolicy
+from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.waiting import ConditionKind
 from evenkeel.ports import Put, Row, Table, WorkflowName
 from evenkeel.services.context import Context
@@ -308,7 +308,7 @@ class RecoveryScenario:
     def incident(self) -> Incident:
         row = self.world.ledger.get(incident_rows.incident_key(self.incident_id))
         assert row
-        return rows.read(row, Incident)
+        return rows.decode(row, Incident)
 
     @property
     def job(self) -> Job:
@@ -317,13 +317,13 @@ class RecoveryScenario:
     @property
     def lease(self) -> RepairLease | None:
         row = self.world.ledger.get(fleet_rows.lease_key(self.incident.slot))
-        return rows.read(row, RepairLease) if row else None
+        return rows.decode(row, RepairLease) if row else None
 
     def incidents(self) -> list[Incident]:
         incident_rows = [
             row for key, row in self.world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"
         ]
-        return [rows.read(row, Incident) for row in incident_rows]
+        return [rows.decode(row, Incident) for row in incident_rows]
 
     def register(self, which: RegisterName) -> Register:
         return guardrail_registers.load(which, self.world.context())[0]

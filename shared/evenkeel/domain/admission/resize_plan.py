@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 
-from evenkeel.domain.admission.decide import Action, AdmissionDecision
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.decide_queue import decide_queue
 from evenkeel.domain.admission.offers import pool_fits, subtract_all_assigned
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
@@ -102,16 +102,16 @@ class _Planner:
         idle = self._idle()
         shrinks_by_waiter = self._plan_shrinks()
         growth = None if shrinks_by_waiter else self._growth(idle)
-        memory = ElasticState(
+        elastic_state = ElasticState(
             jobs=tuple(sorted(charge.job_id for charge in self.queue.charges if charge.is_elastic)),
             resizing=self._resizing(),
             idle_since=idle,
-            last_announced=self.queue.memory.elastic.last_announced,
+            last_announced=self.queue.scheduler_state.elastic.last_announced,
         )
         return ResizePlan(
             shrinks_by_waiter=shrinks_by_waiter,
             growth=growth,
-            memory=memory,
+            elastic_state=elastic_state,
             satisfied_demands=self._satisfied_demands(),
         )
 
@@ -119,7 +119,7 @@ class _Planner:
 
     def _nodes_left_by_earlier_stops(self) -> dict[str, int]:
         """Return how many nodes each stopping job keeps: none, or the nodes of its new size."""
-        nodes_by_job = {name: 0 for name in self.queue.memory.stopping if name in self.charges}
+        nodes_by_job = {name: 0 for name in self.queue.scheduler_state.stopping if name in self.charges}
         for name, job in self.jobs.items():
             resize = job.live_resize()
             if resize and name in self.charges:
@@ -128,7 +128,9 @@ class _Planner:
 
     def _resizing(self) -> tuple[str, ...]:
         return tuple(
-            name for name in self.queue.memory.elastic.resizing if (job := self.jobs.get(name)) and job.live_resize()
+            name
+            for name in self.queue.scheduler_state.elastic.resizing
+            if (job := self.jobs.get(name)) and job.live_resize()
         )
 
     def _kind(self, job_id: str) -> NodeKind:
@@ -398,7 +400,7 @@ class _Planner:
     def _idle(self) -> dict[str, datetime]:
         """Return since when each node that an elastic job could use has been idle."""
         kinds = {self._kind(job.job_id) for job in self._runners() if job.spec.sizes}
-        before, now = self.queue.memory.elastic.idle_since, self.now
+        before, now = self.queue.scheduler_state.elastic.idle_since, self.now
         idle_since = {
             capacity.life.key: before.get(capacity.life.key, now)
             for capacity in self.fleet.capacities

@@ -7,7 +7,7 @@ from enum import StrEnum
 from evenkeel.domain.values import Instant, Sentence, Value
 
 _MICROSECOND = timedelta(microseconds=1)
-MICROS_PER_HOUR = 3_600_000_000
+MICROSECONDS_PER_HOUR = 3_600_000_000
 
 
 class Stage(StrEnum):
@@ -151,26 +151,26 @@ class InterruptionReceipt(Value):
         return next((part.seconds for part in self.parts if part.stage is stage), None)
 
 
-def micros(span: timedelta) -> int:
+def microseconds(span: timedelta) -> int:
     """Return a duration in whole microseconds."""
     return span // _MICROSECOND
 
 
-def cost_micros(gpu_micros: int, price: GpuPrice | None) -> int | None:
+def cost_usd_micros(gpu_microseconds: int, price: GpuPrice | None) -> int | None:
     """Return the cost of GPU time in whole micro-dollars; None without a price.
 
     Args:
-        gpu_micros: GPUs times microseconds.
+        gpu_microseconds: GPUs times microseconds.
         price: Price of a GPU-hour.
     """
     if price is None:
         return None
-    return (2 * gpu_micros * price.usd_micros_per_gpu_hour + MICROS_PER_HOUR) // (2 * MICROS_PER_HOUR)
+    return (2 * gpu_microseconds * price.usd_micros_per_gpu_hour + MICROSECONDS_PER_HOUR) // (2 * MICROSECONDS_PER_HOUR)
 
 
 def total_of(parts: Iterable[ReceiptPart]) -> ReceiptTotal:
     """Return the sum of parts. Whole microseconds and micro-dollars are added, so the sum is exact."""
-    seconds = gpu_micros = node_micros = usd = unpriced = 0
+    seconds = gpu_microseconds = node_microseconds = usd = unpriced = 0
     has_price, unknown = False, dict[Stage, None]()
     for part in parts:
         if part.seconds is None:
@@ -178,8 +178,8 @@ def total_of(parts: Iterable[ReceiptPart]) -> ReceiptTotal:
             continue
         lost = round(part.seconds * 1e6)
         seconds += lost
-        gpu_micros += part.gpus * lost
-        node_micros += part.nodes * lost
+        gpu_microseconds += part.gpus * lost
+        node_microseconds += part.nodes * lost
         if part.usd_micros is None:
             unpriced += part.gpus * lost
         else:
@@ -187,9 +187,9 @@ def total_of(parts: Iterable[ReceiptPart]) -> ReceiptTotal:
             usd += part.usd_micros
     return ReceiptTotal(
         seconds=seconds / 1e6,
-        gpu_hours=gpu_micros / MICROS_PER_HOUR,
-        node_hours=node_micros / MICROS_PER_HOUR,
+        gpu_hours=gpu_microseconds / MICROSECONDS_PER_HOUR,
+        node_hours=node_microseconds / MICROSECONDS_PER_HOUR,
         usd_micros=usd if has_price else None,
-        unpriced_gpu_hours=unpriced / MICROS_PER_HOUR,
+        unpriced_gpu_hours=unpriced / MICROSECONDS_PER_HOUR,
         unknown_stages=tuple(unknown),
     )

@@ -22,7 +22,7 @@ from evenkeel.domain.admission.cycle_plan import (
     Preemption,
     RentalStart,
 )
-from evenkeel.domain.admission.decide import Action, AdmissionDecision, AdmissionFacts, recorded_reason
+from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, recorded_reason
 from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.rent_plan import displacement_requester
 from evenkeel.domain.admission.scheduler_state import SchedulerState
@@ -68,7 +68,7 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
     Raises:
         Conflict: another writer was first.
     """
-    tree = QuotaTree(loaded.tree, plan.memory)
+    tree = QuotaTree(loaded.tree, plan.scheduler_state)
     refused_jobs = _admit(plan.admissions, loaded, tree, admitted, context)
     if refused_jobs:
         return refused_jobs
@@ -142,7 +142,7 @@ def _admit(
     parts = (_admission_part(decided, attempts[decided.job_id], facts, loaded, context) for (decided,) in admissions)
     usage = [Add(quota_rows.usage_key(team), {}) for team in {attempt.team for attempt in attempts.values()}]
     has_few_teams = len(usage) <= _MAX_USAGE_ROWS
-    common = (tree.put(tree.memory), *facts.unwritten, *(usage if has_few_teams else ()))
+    common = (tree.put(tree.scheduler_state), *facts.unwritten, *(usage if has_few_teams else ()))
     for batch in batches.cut(parts, common_writes=common, extra_writes=0 if has_few_teams else 1):
         batches.commit_each(batch, commit, on_refused)
     return frozenset(refused_jobs)
@@ -231,21 +231,21 @@ def _commit_attempts(
 
     Only if no other cycle admitted a job since this one read the tree.
     """
-    memory = tree.memory
+    scheduler_state = tree.scheduler_state
     usage: Counter[str] = Counter()
     for attempt in attempts:
         job = loaded.snapshot.pending[attempt.job_id]
         usage[attempt.team] += attempt.accelerators
-        memory = memory.after_admission(attempt.team, job.job_id)
-        memory = memory.replace(
-            elastic=memory.elastic.after_admission(job.job_id, is_elastic=job.spec.elastic is not None)
+        scheduler_state = scheduler_state.after_admission(attempt.team, job.job_id)
+        scheduler_state = scheduler_state.replace(
+            elastic=scheduler_state.elastic.after_admission(job.job_id, is_elastic=job.spec.elastic is not None)
         )
     sums = (Add(quota_rows.usage_key(team), {"accelerators": count}) for team, count in usage.items())
     # The halves of a refused batch hold other writes, so they need other tokens.
     token = f"{attempts[0].decision_id}/{len(attempts)}"
     writes = (write for part in parts for write in part.writes)
-    context.ledger.commit(tree.put(memory), *shared, *sums, *writes, token=token)
-    tree.raised(memory)
+    context.ledger.commit(tree.put(scheduler_state), *shared, *sums, *writes, token=token)
+    tree.raised(scheduler_state)
 
 
 def start_run(attempt: Attempt, context: Context) -> bool:
@@ -272,7 +272,7 @@ def _defer_after_refusal(job_id: str, refused: Refused, context: Context) -> Non
     row = context.ledger.get(job_rows.job_key(job_id))
     if row is None:
         return
-    job = rows.read(row, Job)
+    job = rows.decode(row, Job)
     if job.state is not JobState.PENDING:
         return
     minutes = _RETRY_AFTER_REFUSAL.seconds // 60
@@ -306,12 +306,12 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
     own: tuple[Write, ...] = (Put(job_rows.job_row(waits, version)), Put(subject_rows.decision_row(record)))
     token = record.decision_id
     try:
-        for batch in batches.cut(parts, common_writes=(tree.put(tree.memory), *own)):
+        for batch in batches.cut(parts, common_writes=(tree.put(tree.scheduler_state), *own)):
             victims = [part.subject for part in batch]
-            memory = tree.memory.after_preemption(job.spec.team, job.job_id, victims, context.now)
+            scheduler_state = tree.scheduler_state.after_preemption(job.spec.team, job.job_id, victims, context.now)
             writes = (write for part in batch for write in part.writes)
-            context.ledger.commit(tree.put(memory), *writes, *own, token=token)
-            tree.raised(memory)
+            context.ledger.commit(tree.put(scheduler_state), *writes, *own, token=token)
+            tree.raised(scheduler_state)
             own, token = (), context.ids.new("dec")
     except Refused as refused:
         _defer_after_refusal(job.job_id, refused, context)
@@ -370,14 +370,14 @@ def _displace(step: Displacement, loaded: LoadedCycle, tree: QuotaTree, context:
     ]
     token = record.decision_id
     try:
-        for batch in batches.cut(parts, common_writes=(tree.put(tree.memory), *own)):
+        for batch in batches.cut(parts, common_writes=(tree.put(tree.scheduler_state), *own)):
             names = [part.subject for part in batch]
-            memory = tree.memory
+            scheduler_state = tree.scheduler_state
             if loaded.snapshot.setup.has_teams:
-                memory = memory.after_preemption(job.spec.team, job.job_id, names, context.now)
+                scheduler_state = scheduler_state.after_preemption(job.spec.team, job.job_id, names, context.now)
             writes = (write for part in batch for write in part.writes)
-            context.ledger.commit(tree.put(memory), *writes, *own, token=token)
-            tree.raised(memory)
+            context.ledger.commit(tree.put(scheduler_state), *writes, *own, token=token)
+            tree.raised(scheduler_state)
             own, token = (), context.ids.new("dec")
     except Refused as refused:
         _defer_after_refusal(job.job_id, refused, context)
@@ -423,13 +423,13 @@ def _commit_departure(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, con
     name = plan.departure.job_id
     job, version = loaded.stored(name)
     writes, token = rentals.departure_writes(job, version, plan.departure.decision, context)
-    memory = _with_stopping(tree.memory, [name], loaded.snapshot.setup)
+    scheduler_state = _with_stopping(tree.scheduler_state, [name], loaded.snapshot.setup)
     try:
-        context.ledger.commit(tree.put(memory), *writes, token=token)
+        context.ledger.commit(tree.put(scheduler_state), *writes, token=token)
     except Refused as refused:
         batches.note_refusal(context.telemetry, name, refused)
         return
-    tree.raised(memory)
+    tree.raised(scheduler_state)
     context.telemetry.count("JobsMigratedBack")
     context.telemetry.info("MigrationRequested", job_id=name)
 
@@ -443,13 +443,13 @@ def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaT
 
     def commit(batch: Sequence[batches.WriteGroup]) -> None:
         names = [part.subject for part in batch]
-        memory = _with_stopping(tree.memory, names, loaded.snapshot.setup)
-        context.ledger.commit(tree.put(memory), *(write for part in batch for write in part.writes))
-        tree.raised(memory)
+        scheduler_state = _with_stopping(tree.scheduler_state, names, loaded.snapshot.setup)
+        context.ledger.commit(tree.put(scheduler_state), *(write for part in batch for write in part.writes))
+        tree.raised(scheduler_state)
         context.telemetry.count("JobsDrainedFromReservations", len(names))
         context.telemetry.info("ReservationStopsRequested", jobs=names)
 
-    for batch in batches.cut(parts, common_writes=(tree.put(tree.memory),)):
+    for batch in batches.cut(parts, common_writes=(tree.put(tree.scheduler_state),)):
         batches.commit_each(
             batch, commit, lambda part, refused: batches.note_refusal(context.telemetry, part.subject, refused)
         )
@@ -460,20 +460,24 @@ def _commit_queue_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, c
     for name in plan.queue_stops:
         job, _ = loaded.stored(name)
         why = f"The queue of team {job.spec.team} is drained."
-        memory = tree.memory.replace(stopping={**tree.memory.stopping, name: ""})
+        scheduler_state = tree.scheduler_state.replace(stopping={**tree.scheduler_state.stopping, name: ""})
         try:
             writes = _stop_writes(name, why, f"{WRITER}/drain", loaded, context.now, kind="drained")
-            context.ledger.commit(tree.put(memory), *writes)
+            context.ledger.commit(tree.put(scheduler_state), *writes)
         except Refused as refused:
             batches.note_refusal(context.telemetry, name, refused)
             continue
-        tree.raised(memory)
+        tree.raised(scheduler_state)
         context.telemetry.info("QueueDrainStopRequested", job_id=name)
 
 
-def _with_stopping(memory: SchedulerState, names: Iterable[str], setup: TeamSetup) -> SchedulerState:
+def _with_stopping(scheduler_state: SchedulerState, names: Iterable[str], setup: TeamSetup) -> SchedulerState:
     """Return the state with jobs that stop for no other job. Without teams it is not needed."""
-    return memory.replace(stopping={**memory.stopping, **dict.fromkeys(names, "")}) if setup.has_teams else memory
+    return (
+        scheduler_state.replace(stopping={**scheduler_state.stopping, **dict.fromkeys(names, "")})
+        if setup.has_teams
+        else scheduler_state
+    )
 
 
 # ---------------------------------------------------------------- reasons

@@ -39,22 +39,22 @@ def carry_out(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Co
     """
     resizes, pending = plan.resizes, plan.queue_plan.pending.keys()
     # A job that started in this cycle is in the tree's state already. It was pending when it was read.
-    begun = tree.memory.elastic
-    elastic = resizes.memory.replace(
-        jobs=tuple(sorted({*resizes.memory.jobs, *(pending & set(begun.jobs))})),
-        resizing=tuple(name for name in resizes.memory.resizing if name in begun.resizing),
-        last_announced={} if context.mode is Mode.ACT else resizes.memory.last_announced,
+    begun = tree.scheduler_state.elastic
+    elastic = resizes.elastic_state.replace(
+        jobs=tuple(sorted({*resizes.elastic_state.jobs, *(pending & set(begun.jobs))})),
+        resizing=tuple(name for name in resizes.elastic_state.resizing if name in begun.resizing),
+        last_announced={} if context.mode is Mode.ACT else resizes.elastic_state.last_announced,
     )
     commit = _ResizeCommit(loaded, frozenset(pending), tree, context)
-    memory = tree.memory.replace(elastic=elastic)
+    scheduler_state = tree.scheduler_state.replace(elastic=elastic)
     for planned in (*resizes.shrinks_by_waiter.values(), *([(resizes.growth,)] if resizes.growth else [])):
         try:
-            memory = commit.run(planned, memory)
+            scheduler_state = commit.run(planned, scheduler_state)
         except Refused as refused:
             batches.note_refusal(context.telemetry, ", ".join(resize.job_id for resize in planned[:4]), refused)
-    if memory != tree.memory:
-        context.ledger.commit(tree.put(memory))
-        tree.raised(memory)
+    if scheduler_state != tree.scheduler_state:
+        context.ledger.commit(tree.put(scheduler_state))
+        tree.raised(scheduler_state)
 
 
 class _ResizeCommit:
@@ -63,19 +63,19 @@ class _ResizeCommit:
     def __init__(self, loaded: LoadedCycle, pending: frozenset[str], tree: QuotaTree, context: Context) -> None:
         self.loaded, self.pending, self.tree, self.context = loaded, pending, tree, context
 
-    def run(self, planned: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
+    def run(self, planned: Sequence[PlannedResize], scheduler_state: SchedulerState) -> SchedulerState:
         """Commit all size changes for one waiting job, or none. Return the state after them."""
         if self.context.mode is not Mode.ACT:
-            return self._record_dry_run(planned, memory)
+            return self._record_dry_run(planned, scheduler_state)
         if not all(self._may_stop(resize) for resize in planned):
-            return memory  # a job has ended or was asked to stop: the next cycle decides again
+            return scheduler_state  # a job has ended or was asked to stop: the next cycle decides again
         records = {resize.job_id: self._record(resize) for resize in planned}
         parts = [self._part(resize, records[resize.job_id]) for resize in planned]
         # The next cycle asks the jobs that do not fit into one commit, and counts on the jobs that already stop.
-        first = next(batches.cut(parts, common_writes=(self.tree.put(memory),)))
+        first = next(batches.cut(parts, common_writes=(self.tree.put(scheduler_state),)))
         names = {part.subject for part in first}
         resizes = [resize for resize in planned if resize.job_id in names]
-        changed = self._memory_after(resizes, memory)
+        changed = self._state_after(resizes, scheduler_state)
         writes = (write for part in first for write in part.writes)
         token = records[first[0].subject].decision_id
         self.context.ledger.commit(self.tree.put(changed), *writes, token=token)
@@ -122,24 +122,28 @@ class _ResizeCommit:
             writes.append(Put(subject_rows.timeline_row(planned.waiting_id, freed, f"freed-{record.decision_id}")))
         return batches.WriteGroup(planned.job_id, tuple(writes))
 
-    def _memory_after(self, resizes: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
+    def _state_after(self, resizes: Sequence[PlannedResize], scheduler_state: SchedulerState) -> SchedulerState:
         resizing = [resize.job_id for resize in resizes if resize.resize.to_nodes]
         stopping = {resize.job_id: resize.waiting_id for resize in resizes if resize.waiting_id in self.pending}
-        return memory.replace(
-            elastic=memory.elastic.replace(resizing=tuple(dict.fromkeys((*memory.elastic.resizing, *resizing)))),
-            stopping={**memory.stopping, **stopping},
+        return scheduler_state.replace(
+            elastic=scheduler_state.elastic.replace(
+                resizing=tuple(dict.fromkeys((*scheduler_state.elastic.resizing, *resizing)))
+            ),
+            stopping={**scheduler_state.stopping, **stopping},
         )
 
-    def _record_dry_run(self, planned: Sequence[PlannedResize], memory: SchedulerState) -> SchedulerState:
+    def _record_dry_run(self, planned: Sequence[PlannedResize], scheduler_state: SchedulerState) -> SchedulerState:
         """Record the planned actions, once for as long as they stay the same."""
         messages = {
             resize.job_id: f"{resize.resize.from_nodes} to {resize.resize.to_nodes} {resize.waiting_id}".strip()
             for resize in planned
         }
-        if all(memory.elastic.last_announced.get(name) == text for name, text in messages.items()):
-            return memory
-        changed = memory.replace(
-            elastic=memory.elastic.replace(last_announced={**memory.elastic.last_announced, **messages})
+        if all(scheduler_state.elastic.last_announced.get(name) == text for name, text in messages.items()):
+            return scheduler_state
+        changed = scheduler_state.replace(
+            elastic=scheduler_state.elastic.replace(
+                last_announced={**scheduler_state.elastic.last_announced, **messages}
+            )
         )
         records = {resize.job_id: self._record(resize) for resize in planned}
         parts = [
