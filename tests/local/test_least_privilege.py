@@ -168,10 +168,10 @@ def test_single_removed_permission_is_needed(stage: PermissionBench, permission:
 
 
 @pytest.mark.parametrize("owner", sorted(FUNCTIONS))
-def test_removal_of_unproved_permissions_changes_nothing(stage: PermissionBench, owner: str) -> None:
+def test_removal_of_unproven_permissions_changes_nothing(stage: PermissionBench, owner: str) -> None:
     first = probes_of(FUNCTIONS[owner])[0]
 
-    with stage.without(*permission_table.unproved_of_roles(owner)):
+    with stage.without(*permission_table.unproven_of_roles(owner)):
         result = first.run(stage)
 
     assert first.succeeds(result), result.error_text
@@ -181,7 +181,7 @@ def test_engine_polls_a_queue_without_the_permission(stage: PermissionBench) -> 
     event = keeps_a_malformed_event(stage)["Records"][0]["body"]
     take = [
         permission
-        for permission in permission_table.unproved_of_roles("ReceiveEventRole")
+        for permission in permission_table.unproven_of_roles("ReceiveEventRole")
         if permission.sid == "ReceiveEvents"
     ]
 
@@ -192,7 +192,7 @@ def test_engine_polls_a_queue_without_the_permission(stage: PermissionBench) -> 
 
 @pytest.mark.parametrize("machine", ["RecoverNode", "RunJob"])
 def test_engine_calls_a_function_without_the_permission(stage: PermissionBench, machine: str) -> None:
-    with stage.without(*permission_table.unproved_of_roles(f"{machine}MachineRole")):
+    with stage.without(*permission_table.unproven_of_roles(f"{machine}MachineRole")):
         end = stage.call_by_workflow(f"{machine}Arn", "mark_running", {"jobId": "job-none", "attempt": 1})
 
     assert "job-none has no attempt 1" in end["cause"], "the function was called, and does not know that job"
@@ -206,7 +206,7 @@ def test_every_function_has_a_probe() -> None:
 
 
 def test_every_statement_has_removal_test_or_is_unproved() -> None:
-    assert permission_table.every_sid() - permission_table.sids_with_a_test() == set(permission_table.unproved())
+    assert permission_table.every_sid() - permission_table.sids_with_a_test() == set(permission_table.unproven())
 
 
 def test_only_function_roles_have_proved_permissions() -> None:

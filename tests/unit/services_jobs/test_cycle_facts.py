@@ -42,13 +42,13 @@ def queued(jobs: int, **more: Any) -> tuple[JobScenario, list[str]]:
 
 def admissions(scenario: JobScenario) -> list[Decision]:
     decision_rows = [row for key, row in scenario.world.ledger.rows.items() if key.pk.startswith("DEC#")]
-    return [record for row in decision_rows if (record := rows.read(row, Decision)).action == "ADMIT"]
+    return [record for row in decision_rows if (record := rows.decode(row, Decision)).action == "ADMIT"]
 
 
 def record_of(ledger: Ledger, record: Decision) -> Decision:
     row = ledger.get(subject_rows.decision_key(record.decision_id))
     assert row
-    return rows.read(row, Decision)
+    return rows.decode(row, Decision)
 
 
 def shared_rows(scenario: JobScenario) -> list[Row]:

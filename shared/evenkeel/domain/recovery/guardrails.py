@@ -1,6 +1,6 @@
 """Guardrails: limits on harmful actions of the whole fleet. They never block an uncordon, which is not harmful.
 
-    facts ─▶ hold ─▶ cordon barred ─▶ group trouble ─▶ shared cause ─▶ stale evidence ─▶ fleet ─▶ pool ─▶ rate
+    facts ─▶ hold ─▶ cordon blocked ─▶ group trouble ─▶ shared cause ─▶ stale evidence ─▶ fleet ─▶ pool ─▶ rate
              the first guardrail that blocks is the verdict; it names the numbers and when the block may end
 
 The limit of repairs per node belongs to the repair ladder, because it ends with a person and not with a wait.
@@ -20,13 +20,13 @@ from evenkeel.domain.health.faults import Severity
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import Hold
-from evenkeel.domain.recovery.policy import GuardrailPolicy
+from evenkeel.domain.recovery.repair_policy import GuardrailPolicy
 from evenkeel.domain.values import Instant, Value
 
 _AN_HOUR = timedelta(hours=1)
 
 
-class GuardedAction(StrEnum):
+class GuardrailAction(StrEnum):
     """Action that a guardrail may block."""
 
     CORDON = "cordon"
@@ -36,14 +36,14 @@ class GuardedAction(StrEnum):
     REPLACE = "replace"
 
 
-REPAIRS = (GuardedAction.REBOOT, GuardedAction.REPLACE)
+REPAIRS = (GuardrailAction.REBOOT, GuardrailAction.REPLACE)
 
 
 class GuardrailName(StrEnum):
     """The names of the guardrails, in the order of their checks."""
 
     HOLD = "HOLD"
-    CORDON_BARRED = "CORDON_BARRED"
+    CORDON_BLOCKED = "CORDON_BLOCKED"
     GROUP_TROUBLE = "GROUP_TROUBLE"
     SHARED_CAUSE = "SHARED_CAUSE"
     STALE_EVIDENCE = "STALE_EVIDENCE"
@@ -119,7 +119,7 @@ class SharedCause(Value):
         return f"{self.kind}/{self.name}"
 
 
-class GuardFacts(Value):
+class GuardrailFacts(Value):
     """Facts for a guardrail verdict."""
 
     life: str
@@ -137,7 +137,7 @@ class GuardFacts(Value):
     """Time of the latest fault signal or failed validation."""
     looks_healthy: bool = False
     """Whether the node would pass validation now."""
-    cordon_barred: str = ""
+    cordon_block_reason: str = ""
     """Why a guardrail blocks the cordon; empty if none does."""
     terminates_at: Instant | None = None
     """Time at which AWS ends the node; None if unknown."""
@@ -181,11 +181,11 @@ class Guardrail(NamedTuple):
     """A guardrail: its name, its actions and its check."""
 
     name: GuardrailName
-    acts: tuple[GuardedAction, ...]
-    check: Callable[[GuardedAction, GuardFacts, GuardrailPolicy], _Violation | None]
+    acts: tuple[GuardrailAction, ...]
+    check: Callable[[GuardrailAction, GuardrailFacts, GuardrailPolicy], _Violation | None]
 
 
-def check_guardrails(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> GuardrailVerdict:
+def check_guardrails(act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> GuardrailVerdict:
     """Return whether an action is allowed now. The first guardrail that blocks decides."""
     for guardrail in GUARDRAILS:
         violation = guardrail.check(act, facts, policy) if act in guardrail.acts else None
@@ -194,15 +194,15 @@ def check_guardrails(act: GuardedAction, facts: GuardFacts, policy: GuardrailPol
     return ALLOWED
 
 
-def _hold(_act: GuardedAction, facts: GuardFacts, _policy: GuardrailPolicy) -> _Violation | None:
+def _hold(_act: GuardrailAction, facts: GuardrailFacts, _policy: GuardrailPolicy) -> _Violation | None:
     hold = facts.hold
     return _Violation(f"{hold.by} holds automation{hold.where}: {hold.reason}", hold.until) if hold else None
 
 
-def _cordon_barred(_act: GuardedAction, facts: GuardFacts, _policy: GuardrailPolicy) -> _Violation | None:
-    if not facts.cordon_barred or facts.is_dead:
+def _cordon_blocked(_act: GuardrailAction, facts: GuardrailFacts, _policy: GuardrailPolicy) -> _Violation | None:
+    if not facts.cordon_block_reason or facts.is_dead:
         return None
-    return _Violation(f"The node is not cordoned yet, so its jobs keep running: {facts.cordon_barred}")
+    return _Violation(f"The node is not cordoned yet, so its jobs keep running: {facts.cordon_block_reason}")
 
 
 _LAUNCHES_FAIL = {
@@ -212,7 +212,7 @@ _LAUNCHES_FAIL = {
 }
 
 
-def _group_trouble(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _group_trouble(act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     """Block replacements in a group whose launches fail, and all repairs in a failed cluster."""
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     trouble: GroupFact | None = None
@@ -222,7 +222,7 @@ def _group_trouble(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolic
         elif fact.kind is GroupFactKind.CLUSTER_STATUS and fact.code == "InService":
             trouble = None if trouble and trouble.kind is GroupFactKind.CLUSTER_FAILED else trouble
         elif fact.kind is GroupFactKind.CLUSTER_FAILED or (
-            act is GuardedAction.REPLACE and fact.kind in _LAUNCHES_FAIL
+            act is GuardrailAction.REPLACE and fact.kind in _LAUNCHES_FAIL
         ):
             trouble = fact
     if trouble is None or facts.now - trouble.observed_at >= window:
@@ -232,7 +232,7 @@ def _group_trouble(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolic
     return _Violation(f"{group}: {cause}, reported at {_clock(trouble.observed_at)}.", trouble.observed_at + window)
 
 
-def _shared_cause(act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _shared_cause(act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     """Block repairs while enough nodes that share a cause are unhealthy, or until a person ends the cause.
 
     A node with stale evidence that looks healthy is not blocked: it is validated, not repaired. That may end the cause.
@@ -267,7 +267,7 @@ def _is_wave(times: Sequence[datetime], needed: int, window: timedelta) -> bool:
     return any(last - first < window for first, last in zip(times, times[needed - 1 :], strict=False))
 
 
-def _stale_evidence(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _stale_evidence(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     if not facts.looks_healthy or facts.evidence_at is None:
         return None
     age = facts.now - facts.evidence_at
@@ -278,14 +278,14 @@ def _stale_evidence(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPol
     )
 
 
-def _fleet_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _fleet_repairs(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     repairs = facts.under_way.count_others(facts.life)
     if repairs < policy.fleet_repairs:
         return None
     return _Violation(f"{repairs} nodes of the fleet are in repair; at most {policy.fleet_repairs} may be at a time.")
 
 
-def _pool_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _pool_repairs(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     limit = pool_limit(policy.pool_repairs, policy.pool_repair_share, facts.pool_nodes)
     repairs = facts.under_way.count_others(facts.life, facts.pool)
     if repairs < limit:
@@ -293,7 +293,7 @@ def _pool_repairs(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolic
     return _Violation(f"{_of_pool(repairs, facts)} are in repair; at most {limit} may be at a time.")
 
 
-def _repair_rate(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _repair_rate(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     recent = [at for at in facts.under_way.requested_at if facts.now - at < _AN_HOUR]
     if len(recent) < policy.repairs_per_hour:
         return None
@@ -301,7 +301,7 @@ def _repair_rate(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy
     return _Violation(reason, recent[-policy.repairs_per_hour] + _AN_HOUR)
 
 
-def _fleet_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _fleet_cordons(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     cordons = facts.under_way.count_others(facts.life)
     if cordons < policy.fleet_cordons or _is_leaving(facts, policy):
         return None
@@ -310,7 +310,7 @@ def _fleet_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPoli
     )
 
 
-def _pool_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _pool_cordons(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     limit = pool_limit(policy.pool_cordons, policy.pool_cordon_share, facts.pool_nodes)
     cordons = facts.under_way.count_others(facts.life, facts.pool)
     if cordons < limit or _is_leaving(facts, policy):
@@ -318,29 +318,29 @@ def _pool_cordons(_act: GuardedAction, facts: GuardFacts, policy: GuardrailPolic
     return _Violation(f"Evenkeel cordoned {_of_pool(cordons, facts)}; at most {limit} may be cordoned at a time.")
 
 
-def _is_leaving(facts: GuardFacts, policy: GuardrailPolicy) -> bool:
+def _is_leaving(facts: GuardrailFacts, policy: GuardrailPolicy) -> bool:
     """Whether AWS ends the node so soon that its jobs must save now or never."""
     return facts.terminates_at is not None and facts.terminates_at - facts.now < timedelta(
         seconds=policy.leaving_seconds
     )
 
 
-def _of_pool(count: int, facts: GuardFacts) -> str:
+def _of_pool(count: int, facts: GuardrailFacts) -> str:
     size = f" of {facts.pool_nodes}" if facts.pool_nodes else ""
     return f"{count}{size} nodes of {facts.pool}"
 
 
 GUARDRAILS: tuple[Guardrail, ...] = (
-    Guardrail(GuardrailName.HOLD, (GuardedAction.STOP, *REPAIRS), _hold),
-    Guardrail(GuardrailName.CORDON_BARRED, (GuardedAction.STOP,), _cordon_barred),
+    Guardrail(GuardrailName.HOLD, (GuardrailAction.STOP, *REPAIRS), _hold),
+    Guardrail(GuardrailName.CORDON_BLOCKED, (GuardrailAction.STOP,), _cordon_blocked),
     Guardrail(GuardrailName.GROUP_TROUBLE, REPAIRS, _group_trouble),
     Guardrail(GuardrailName.SHARED_CAUSE, REPAIRS, _shared_cause),
     Guardrail(GuardrailName.STALE_EVIDENCE, REPAIRS, _stale_evidence),
     Guardrail(GuardrailName.FLEET_REPAIRS, REPAIRS, _fleet_repairs),
     Guardrail(GuardrailName.POOL_REPAIRS, REPAIRS, _pool_repairs),
     Guardrail(GuardrailName.REPAIR_RATE, REPAIRS, _repair_rate),
-    Guardrail(GuardrailName.FLEET_CORDONS, (GuardedAction.CORDON,), _fleet_cordons),
-    Guardrail(GuardrailName.POOL_CORDONS, (GuardedAction.CORDON,), _pool_cordons),
+    Guardrail(GuardrailName.FLEET_CORDONS, (GuardrailAction.CORDON,), _fleet_cordons),
+    Guardrail(GuardrailName.POOL_CORDONS, (GuardrailAction.CORDON,), _pool_cordons),
 )
 """Every guardrail. A hold does not block a cordon: with the node cordoned, waiting is safe."""
 
@@ -360,8 +360,8 @@ class BlockedAction(Value):
     incident_id: str
     severity: Severity
     opened_at: Instant
-    act: GuardedAction
-    facts: GuardFacts
+    act: GuardrailAction
+    facts: GuardrailFacts
     cause: str = ""
     """Key of the shared cause that its block names."""
     is_drill: bool = False
@@ -375,13 +375,13 @@ def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) 
     too, because Evenkeel then validates the node instead of repairing it.
     """
     released: set[str] = set()
-    entered: dict[GuardedAction, list[RegisterEntry]] = {
-        GuardedAction.CORDON: [],
-        GuardedAction.REPLACE: [],
-        GuardedAction.STOP: [],
+    entered: dict[GuardrailAction, list[RegisterEntry]] = {
+        GuardrailAction.CORDON: [],
+        GuardrailAction.REPLACE: [],
+        GuardrailAction.STOP: [],
     }
     for action in sorted(waiting, key=_order):
-        earlier = entered[GuardedAction.REPLACE if action.act in REPAIRS else action.act]
+        earlier = entered[GuardrailAction.REPLACE if action.act in REPAIRS else action.act]
         under_way = action.facts.under_way
         for entry in earlier:
             under_way = under_way.with_entry(entry, is_request=action.act in REPAIRS)
@@ -393,7 +393,7 @@ def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) 
             )
         is_stale = verdict.guardrail == GuardrailName.STALE_EVIDENCE or (
             # A node that waits to be cordoned and looks healthy by now needs no cordon.
-            action.act is GuardedAction.CORDON and _stale_evidence(action.act, action.facts, policy) is not None
+            action.act is GuardrailAction.CORDON and _stale_evidence(action.act, action.facts, policy) is not None
         )
         # A shared cause that the recorded block does not name yet, for example after a hold. The recovery must run
         # once to record it and to page.

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from evenkeel.domain.admission.decide import Action, AdmissionFacts
+from evenkeel.domain.admission.decide_job import Action, AdmissionFacts
 from evenkeel.domain.decisions import OMITTED, Alternative, Decision
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
@@ -244,7 +244,7 @@ def _incident_next(incident: Incident, *, needs: bool) -> str | None:
 def _decisions(ledger: Ledger, subject: str) -> list[Decision]:
     """Return the latest decisions, newest first. Decisions about grace periods come last, because they are a detail."""
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=10, newest_first=True)
-    return sorted((rows.read(row, Decision) for row in page.rows), key=lambda decision: decision.kind == "DRAIN")
+    return sorted((rows.decode(row, Decision) for row in page.rows), key=lambda decision: decision.kind == "DRAIN")
 
 
 def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) -> Decision | None:
@@ -271,7 +271,7 @@ def _first(ledger: Ledger, decision_id: str, decisions: list[Decision]) -> list[
     row = ledger.get(subject_rows.decision_key(decision_id)) if decision_id else None
     if row is None:
         return decisions
-    named = rows.read(row, Decision)
+    named = rows.decode(row, Decision)
     return [named, *(decision for decision in decisions if decision.decision_id != decision_id)]
 
 

@@ -49,8 +49,10 @@ def count(sources: Sequence[SourceAge], context: Context) -> Json:
         "budgets": _budgets(book, context)[:_MAX_BUDGETS],
         "rent": {
             "nodes": sum(allocation.nodes for allocation in book.allocations),
-            "usdPerHour": round(sum(allocation.micros_per_hour for allocation in book.allocations) / money.MICROS, 2),
-            "capUsdPerHour": round(context.policy.burst.fleet_cap_micros_per_hour / money.MICROS, 2),
+            "usdPerHour": round(
+                sum(allocation.micros_per_hour for allocation in book.allocations) / money.MICROS_PER_USD, 2
+            ),
+            "capUsdPerHour": round(context.policy.burst.fleet_cap_micros_per_hour / money.MICROS_PER_USD, 2),
         },
         "leftForPerson": [
             {
