@@ -138,7 +138,7 @@ def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
             if moment >= window:
                 continue
             nodes = max(1, -(-gpus // 8))
-            value = round(law["classes"][kind]["usdPerHourOfDelay"] * money.MICROS)
+            value = round(law["classes"][kind]["usdPerHourOfDelay"] * money.MICROS_PER_USD)
             jobs.append(
                 TraceJob(
                     "", vc, kind, moment, nodes, gpus if nodes == 1 else 8, run, max(60.0, run * wrong), saves, value
@@ -298,7 +298,7 @@ class BurstSimulation:
         self.shortages = Shortages()
         self.rates: dict[str, int] = {}
         self.fleet_rate = 0
-        self.caps = [round(setup["caps"][cap] * money.MICROS) for cap in ("teamUsdPerHour", "fleetUsdPerHour")]
+        self.caps = [round(setup["caps"][cap] * money.MICROS_PER_USD) for cap in ("teamUsdPerHour", "fleetUsdPerHour")]
         self.pools = _pools(setup)
         self.home_pool = _committed(setup)
         self.share_full, self.seen_at = 0.0, 0.0
@@ -478,7 +478,7 @@ class BurstSimulation:
             rate = pool.micros_per_node_hour * job.nodes
             if self.rates.get(job.team, 0) + rate > self.caps[0] or self.fleet_rate + rate > self.caps[1]:
                 continue
-            if self.shortages.barred_until(pool.instance_type, pool.zone, pool.market, instant(now)):
+            if self.shortages.unavailable_until(pool.instance_type, pool.zone, pool.market, instant(now)):
                 continue
             if self._rent(job, pool, now, waited):
                 self._unqueue(job)
@@ -549,9 +549,9 @@ class BurstSimulation:
             )
         ]
         for pool in self.pools[_size(job)]:
-            barred = self.shortages.barred_until(pool.instance_type, pool.zone, pool.market, moment)
+            barred = self.shortages.unavailable_until(pool.instance_type, pool.zone, pool.market, moment)
             accelerators_left = pool.max_nodes * pool.accelerators_per_node
-            candidates.append(CandidatePool(pool=pool, accelerators_left=accelerators_left, barred_until=barred))
+            candidates.append(CandidatePool(pool=pool, accelerators_left=accelerators_left, unavailable_until=barred))
         waiting = JobDemand(
             job_id=job.name,
             team=job.team,
@@ -740,8 +740,8 @@ def described(outcomes: Mapping[int, BurstOutcome]) -> Json:
         "interruptions": round(statistics.fmean(outcome.interruptions for outcome in every)),
         "moves": round(statistics.fmean(outcome.moves for outcome in every)),
         "idleShare": round(statistics.fmean(outcome.idle_share for outcome in every), 3),
-        "maxFleetUsdPerHour": round(max(outcome.most_fleet_rate for outcome in every) / money.MICROS, 2),
-        "maxTeamUsdPerHour": round(max(outcome.most_team_rate for outcome in every) / money.MICROS, 2),
+        "maxFleetUsdPerHour": round(max(outcome.most_fleet_rate for outcome in every) / money.MICROS_PER_USD, 2),
+        "maxTeamUsdPerHour": round(max(outcome.most_team_rate for outcome in every) / money.MICROS_PER_USD, 2),
         "cpuSeconds": round(sum(outcome.cpu_seconds for outcome in every), 1),
         "bySeed": {str(seed): round(outcome.usd, 2) for seed, outcome in outcomes.items()},
     }

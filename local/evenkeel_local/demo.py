@@ -238,7 +238,7 @@ def _recover(
     checks = _check_result(output, centre, job, incident, reference)
     _print_durations(output, timelines.injected_at, job, incident)
     _print_shortened_timings(output)
-    _print_summary(output, timelines.injected_at, fault_step, job, incident, is_proved=all(checks))
+    _print_summary(output, timelines.injected_at, fault_step, job, incident, is_proven=all(checks))
     _print_next_commands(output)
     return 0 if all(checks) else 1
 
@@ -325,7 +325,7 @@ def _print_summary(
     job: dict[str, Any],
     incident: dict[str, Any],
     *,
-    is_proved: bool,
+    is_proven: bool,
 ) -> None:
     """End with what happened, in a few sentences."""
     stages, again = incident["stages"], job["attempts"][0]
@@ -339,7 +339,7 @@ def _print_summary(
         f"A GPU of {node} failed at step {fault_step}. Evenkeel cordoned it {after(stages.get('cordonedAt'))}.",
         f"The job ran again {after(again.get('runningAt'))}, {_resumed_from(again)}.",
         f"The node was replaced, validated and back in service {after(stages.get('returnedAt'))}.",
-        "The final weights equal the weights of a run without the fault." if is_proved else "A check above failed.",
+        "The final weights equal the weights of a run without the fault." if is_proven else "A check above failed.",
     ):
         output.paragraph(text)
 

@@ -18,10 +18,10 @@ _LAST = 8
 
 def list_serving(ledger: Ledger) -> list[Json]:
     """Return each Deployment for which nodes may have been rented, with its open rentals and its last ended rentals."""
-    memories = [rows.read(row, ServingState) for row in ledger.by_state(Table.JOBS, "SERVING", limit=_MOST).rows]
+    memories = [rows.decode(row, ServingState) for row in ledger.by_state(Table.JOBS, "SERVING", limit=_MOST).rows]
     if not memories:
         return []
-    unsettled = [rows.read(row, Rental) for row in ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MOST).rows]
+    unsettled = [rows.decode(row, Rental) for row in ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MOST).rows]
     return [_shown(memory, _rentals(memory, unsettled, ledger)) for memory in memories]
 
 
@@ -30,7 +30,7 @@ def _rentals(memory: ServingState, unsettled: list[Rental], ledger: Ledger) -> l
     rentals_by_number = {rental.number: rental for rental in unsettled if rental.job_id == memory.holder_id}
     for row in (ledger.get(job_rows.rental_key(memory.holder_id, number)) for number in last):
         if row is not None:
-            rental = rows.read(row, Rental)
+            rental = rows.decode(row, Rental)
             rentals_by_number[rental.number] = rental  # the index may lag behind
     return [rentals_by_number[number] for number in sorted(rentals_by_number, reverse=True)]
 
