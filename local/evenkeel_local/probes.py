@@ -61,15 +61,15 @@ def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Pro
     }
     results: dict[str, ProbeResult] = {}
     threads = [
-        threading.Thread(target=_probe_part, args=(results, part, attempt), daemon=True)
-        for part, attempt in tries.items()
+        threading.Thread(target=_probe_part, args=(results, part_name, attempt), daemon=True)
+        for part_name, attempt in tries.items()
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(ANSWER_SECONDS + 1)
     silent = f"no answer within {ANSWER_SECONDS:.0f} s"
-    return [results.get(part, ProbeResult(part, is_up=False, detail=silent)) for part in tries]
+    return [results.get(part_name, ProbeResult(part_name, is_up=False, detail=silent)) for part_name in tries]
 
 
 def _probe_part(results: dict[str, ProbeResult], part: str, attempt: Callable[[], str]) -> None:

@@ -182,10 +182,10 @@ class ScenarioRun:
             act.end()
         await_all_nodes_ready(self.client, self.centre)
         deadline = time.monotonic() + _LEFT_SECONDS
-        while (left := self._left()) and time.monotonic() < deadline:
+        while (leftovers := self._left()) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         self.print_timeline()
-        self.check("no wait, charge, execution, rented node or limit is left", not left, left or "nothing")
+        self.check("no wait, charge, execution, rented node or limit is left", not leftovers, leftovers or "nothing")
         if self.meter:
             self._check_money(self.meter)
         check_dead_letters(self.result, self.centre)
@@ -213,14 +213,14 @@ class ScenarioRun:
             for rental in rentals
             if not has_expected_cost(rental)
         ]
-        whole = sum((Decimal(rental["costUsd"] or 0) for rental in rentals), Decimal(0))
-        self.note("you", f"Total cost of rented nodes: ${whole:.2f}.")
+        total = sum((Decimal(rental["costUsd"] or 0) for rental in rentals), Decimal(0))
+        self.note("you", f"Total cost of rented nodes: ${total:.2f}.")
         self.check(
-            "every bill equals price x started seconds x nodes, to the micro-dollar", not wrong, wrong or f"${whole}"
+            "every bill equals price x started seconds x nodes, to the micro-dollar", not wrong, wrong or f"${total}"
         )
         used = meter.min_usd()
         self.check(
-            "the bills are at least the cost of the observed run time of the nodes", whole >= used, f"{whole}, {used}"
+            "the bills are at least the cost of the observed run time of the nodes", total >= used, f"{total}, {used}"
         )
         most = Decimal(meter.max_micros_per_hour) / 1_000_000
         within = meter.max_micros_per_hour <= CAP_MICROS_PER_HOUR
@@ -522,8 +522,8 @@ def preempted_for_interrupted(run: ScenarioRun) -> None:
     low.until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
     high.ends_well(attempts=2)
     low.ends_well(attempts=2)
-    taken = [node["name"] for node in high.attempt(2)["nodes"]]
-    run.check("high runs where low ran", preempted_node in taken and node not in taken, taken)
+    nodes_taken = [node["name"] for node in high.attempt(2)["nodes"]]
+    run.check("high runs where low ran", preempted_node in nodes_taken and node not in nodes_taken, nodes_taken)
     stopped, resumed = low.attempt(1), low.attempt(2)
     run.check("the reason of low names the job that preempts it", high.job_id in stopped["reason"], stopped["reason"])
     run.check(
@@ -814,8 +814,8 @@ def _run_and_report(scenario: Scenario) -> int:
     print(f"── {scenario.name}: {scenario.title}", flush=True)
     began = time.monotonic()
     result = run_alone(scenario, say=lambda text: print(f"  {text}", flush=True))
-    for what, holds, detail in result.checks:
-        print(f"{'●' if holds else '✖'} {what}{'' if holds else f': {detail}'}", flush=True)
+    for expectation, holds, detail in result.checks:
+        print(f"{'●' if holds else '✖'} {expectation}{'' if holds else f': {detail}'}", flush=True)
     failed = len(result.failures())
     print(f"{len(result.checks) - failed} checks passed, {failed} failed, {time.monotonic() - began:.0f} s", flush=True)
     return 0 if result.is_ok else 1

@@ -130,11 +130,11 @@ class Supervisor:
             RestartLimitReached: a part died too often.
         """
         while not stopping.wait(_POLL_SECONDS):
-            for part in self._parts():
-                why = _trouble(part)
+            for process_part in self._parts():
+                why = _trouble(process_part)
                 if not why:
                     continue
-                if not self._revive(part, why, stopping):
+                if not self._revive(process_part, why, stopping):
                     return
                 break  # other parts may depend on it: check again
 
@@ -150,13 +150,13 @@ class Supervisor:
             if stopping.wait(pause):
                 return False
             try:
-                kept, lost = part.restart()
+                preserved, lost = part.restart()
             except Exception as error:  # noqa: BLE001 - the next start may succeed, whatever the error
                 why = f"{part.name} did not start ({error})"
                 continue
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            self.restarts.append(PartRestart(part.name, now, kept, lost))
-            self._say(f"{part.name} runs again. Kept: {kept} Lost: {lost}")
+            self.restarts.append(PartRestart(part.name, now, preserved, lost))
+            self._say(f"{part.name} runs again. Kept: {preserved} Lost: {lost}")
             self._restarted(self.restarts)
             return True
 

@@ -456,8 +456,8 @@ def _maintenance(table: FaultInjector, node: Node, options: Json, injected: Inje
     """Announce maintenance in AWS Health, and do it at its start time."""
     retires, seconds = bool(options.get("retires")), _number(options, "startsInSeconds", 10.0)
     service = "SAGEMAKER" if isinstance(node, Machine) else "EC2"
-    what = "INSTANCE_RETIREMENT" if retires else "SYSTEM_REBOOT_MAINTENANCE"
-    code = f"AWS_{service}_{what}_SCHEDULED"
+    maintenance = "INSTANCE_RETIREMENT" if retires else "SYSTEM_REBOOT_MAINTENANCE"
+    code = f"AWS_{service}_{maintenance}_SCHEDULED"
     arn = f"arn:aws:health:{table.fleet.config.region}::event/{service}/{code}/{code}_{uuid.uuid4()}"
     starts_at = datetime.now(UTC) + timedelta(seconds=seconds)
     injected.effects = {"eventArn": arn, "eventTypeCode": code}

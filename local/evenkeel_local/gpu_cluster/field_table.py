@@ -129,8 +129,8 @@ def message_of(rt: ResourceType) -> str | None:
 
 
 def _read_field(text: str) -> tuple[int, Field]:
-    name, _, rest = text.partition("=")
-    number, _, kind = rest.partition(":")
+    name, _, definition = text.partition("=")
+    number, _, kind = definition.partition(":")
     return int(number), Field(name, kind.strip("^?"), kind.startswith("^"), kind.endswith("?"))
 
 
@@ -147,12 +147,12 @@ def decoded(message: str, obj: Obj, unknown: list[str]) -> Obj:
 
 
 def _members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
-    known = table().by_name[message]
+    fields = table().by_name[message]
     struct = message.partition("/")[2]
     members: Obj = {}
     for name, item in value.items():
         at = f"{path}.{name}" if path else name
-        field_type = known.get(name)
+        field_type = fields.get(name)
         if field_type is None:
             unknown.append(at)
             continue

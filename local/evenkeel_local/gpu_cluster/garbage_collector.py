@@ -115,15 +115,15 @@ class GarbageCollector:
         namespace = self._store.find(catalogue.NAMESPACES.key, "", name)
         if namespace is None:
             return
-        left = 0
+        objects_left = 0
         for rt in {rt.key: rt for rt in self._registry.types.all() if rt.namespaced}.values():
             for obj in self._store.all(rt.key, name):
-                left += 1
+                objects_left += 1
                 if not is_deleting(obj):
                     self._registry.delete(rt, name, name_of(obj), {"propagationPolicy": "Background"})
                     if self._store.find(rt.key, name, name_of(obj)) is None:
-                        left -= 1
-        if left == 0:
+                        objects_left -= 1
+        if objects_left == 0:
             self._registry.change(namespace, lambda obj: obj["spec"].update(finalizers=[]))
 
     # Pods

@@ -186,14 +186,14 @@ class HyperPod:
         return "InService" if len(running) == target else "Updating" if len(machines) != target else "Degraded"
 
     def _list_clusters(self, body: Json, caller: str) -> Json:
-        wanted = body.get("NameContains") or ""
+        name_part = body.get("NameContains") or ""
         summary = {
             "ClusterArn": self._config.cluster_arn,
             "ClusterName": self._config.cluster_name,
             "CreationTime": self._fleet.created_at,
             "ClusterStatus": self._cluster_status(),
         }
-        return {"ClusterSummaries": [summary] if wanted in self._config.cluster_name else []}
+        return {"ClusterSummaries": [summary] if name_part in self._config.cluster_name else []}
 
     # Nodes
 
@@ -205,8 +205,8 @@ class HyperPod:
         machines = [machine for machine in self._fleet.machines if machine.is_visible]
         if not with_slots:
             machines = [machine for machine in machines if machine.status != "Pending" or machine.operation == "Reboot"]
-        if part := body.get("InstanceGroupNameContains"):
-            machines = [machine for machine in machines if part in machine.group]
+        if group_part := body.get("InstanceGroupNameContains"):
+            machines = [machine for machine in machines if group_part in machine.group]
         machines = between(machines, body, "CreationTime", lambda machine: machine.launch_time)
         by_name = body.get("SortBy") == "NAME"
         machines.sort(
@@ -336,11 +336,11 @@ class HyperPod:
         self._check_name(body["ClusterName"])
         self._need_continuous("BatchAddClusterNodes")
         token, now = str(body.get("ClientToken") or uuid.uuid4()), time.time()
-        self._added = {key: kept for key, kept in self._added.items() if now - kept[0] < CLIENT_TOKEN_LIFE_SECONDS}
+        self._added = {key: added for key, added in self._added.items() if now - added[0] < CLIENT_TOKEN_LIFE_SECONDS}
         parameters = {key: value for key, value in body.items() if key != "ClientToken"}
         if token in self._added:
-            _, known, slots = self._added[token]
-            if known != parameters:
+            _, earlier, slots = self._added[token]
+            if earlier != parameters:
                 raise AwsError("ValidationException", "The client token was used before with other parameters.")
             return {"Successful": [self._added_status(slot) for slot in slots], "Failed": []}
         total = sum(int(requested["IncrementTargetCountBy"]) for requested in body["NodesToAdd"])
@@ -445,8 +445,8 @@ class HyperPod:
                 if machine.operation is None:
                     self._fleet.remove(machine)
             await asyncio.sleep(POLL_SECONDS)
-        for kept in (self._fleet.groups, self._fleet.targets, self.group_status_override):
-            kept.pop(name, None)
+        for by_group in (self._fleet.groups, self._fleet.targets, self.group_status_override):
+            by_group.pop(name, None)
 
     # Events
 

@@ -30,11 +30,11 @@ class Capacity:
 
     def describe_plan(self, body: Json) -> Json:
         """Answer DescribeTrainingPlan."""
-        wanted = body["TrainingPlanName"]
+        plan_name = body["TrainingPlanName"]
         for plan in self._config.training_plans:
-            if wanted in (plan.name, self._plan_arn(plan)):
+            if plan_name in (plan.name, self._plan_arn(plan)):
                 return self._describe(plan)
-        raise AwsError("ResourceNotFound", f"Training plan {wanted} does not exist.")
+        raise AwsError("ResourceNotFound", f"Training plan {plan_name} does not exist.")
 
     def _counts(self, plan: TrainingPlan) -> tuple[int, int]:
         machines = [

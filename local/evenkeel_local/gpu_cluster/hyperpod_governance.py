@@ -53,10 +53,10 @@ class Governance:
         return self._config.arn(f"{self._arn_part}/{item.id}")
 
     def _find(self, body: Json) -> GovernanceItem:
-        wanted = body[f"{self._stem}Id"]
-        item = self.items.get(wanted)
+        identifier = body[f"{self._stem}Id"]
+        item = self.items.get(identifier)
         if item is None:
-            raise AwsError("ResourceNotFound", f"{self._stem} with ID {wanted} does not exist.")
+            raise AwsError("ResourceNotFound", f"{self._stem} with ID {identifier} does not exist.")
         return item
 
     def _settle(self, item: GovernanceItem, status: str) -> None:
@@ -111,8 +111,8 @@ class Governance:
     def list(self, body: Json) -> Json:
         """List the items."""
         governance_items = list(self.items.values())
-        if part := body.get("NameContains"):
-            governance_items = [item for item in governance_items if part in item.name]
+        if name_part := body.get("NameContains"):
+            governance_items = [item for item in governance_items if name_part in item.name]
         if status := body.get("Status"):
             governance_items = [item for item in governance_items if item.status == status]
         if (arn := body.get("ClusterArn")) and arn != self._config.cluster_arn:

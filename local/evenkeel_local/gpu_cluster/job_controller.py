@@ -38,8 +38,8 @@ BATCH = 100
 def read_indexes(text: str) -> set[int]:
     """Read a list such as `0-2,5`."""
     indexes: set[int] = set()
-    for part in filter(None, text.split(",")):
-        first, _, last = part.partition("-")
+    for span in filter(None, text.split(",")):
+        first, _, last = span.partition("-")
         indexes.update(range(int(first), int(last or first) + 1))
     return indexes
 
@@ -126,9 +126,9 @@ class JobController(Controller):
             return
         ended = condition_of(job, "Complete") or condition_of(job, "Failed") or {}
         at = datetime.fromisoformat(ended["lastTransitionTime"])
-        left = ttl - (datetime.now(UTC) - at).total_seconds()
-        if left > 0:
-            self._queue.add_later(job, left + 0.05)
+        seconds_left = ttl - (datetime.now(UTC) - at).total_seconds()
+        if seconds_left > 0:
+            self._queue.add_later(job, seconds_left + 0.05)
         else:
             options = {"propagationPolicy": "Foreground", "preconditions": {"uid": job["metadata"]["uid"]}}
             self._registry.remove(job, options)
@@ -240,10 +240,10 @@ class JobController(Controller):
             return "BackoffLimitExceeded", "Job has reached the specified backoff limit"
         deadline = job["spec"].get("activeDeadlineSeconds")
         if deadline is not None and "startTime" in status and not job["spec"].get("suspend"):
-            left = deadline - (datetime.now(UTC) - datetime.fromisoformat(status["startTime"])).total_seconds()
-            if left <= 0:
+            seconds_left = deadline - (datetime.now(UTC) - datetime.fromisoformat(status["startTime"])).total_seconds()
+            if seconds_left <= 0:
                 return "DeadlineExceeded", "Job was active longer than specified deadline"
-            self._queue.add_later(job, left + 0.05)
+            self._queue.add_later(job, seconds_left + 0.05)
         return None
 
     def _is_complete(self, job: Obj, status: Obj, active: list[Obj]) -> bool:
@@ -287,22 +287,22 @@ class JobController(Controller):
         spec = job["spec"]
         holding = active + (terminating if spec["podReplacementPolicy"] == "Failed" else [])
         completions = spec.get("completions")
-        wanted = int(spec["parallelism"])
+        pods_wanted = int(spec["parallelism"])
         if completions is not None:
-            wanted = min(wanted, int(completions) - int(status.get("succeeded") or 0))
+            pods_wanted = min(pods_wanted, int(completions) - int(status.get("succeeded") or 0))
         elif int(status.get("succeeded") or 0) > 0:
-            wanted = len(active)
-        excess = len(active) - wanted
+            pods_wanted = len(active)
+        excess = len(active) - pods_wanted
         if excess > 0:
             by_index = sorted(active, key=_index, reverse=True)
             self._stop(job, by_index[:excess], [], counted=False)
             return by_index[excess:]
-        missing = min(wanted - len(holding), BATCH)
+        missing = min(pods_wanted - len(holding), BATCH)
         if missing <= 0 or not self._may_create(job):
             return active
         if spec["completionMode"] == "Indexed":
-            taken = {_index(pod) for pod in holding} | read_indexes(status.get("completedIndexes") or "")
-            free = (index for index in range(int(completions or 0)) if index not in taken)
+            indexes_used = {_index(pod) for pod in holding} | read_indexes(status.get("completedIndexes") or "")
+            free = (index for index in range(int(completions or 0)) if index not in indexes_used)
             indexes: list[int | None] = [index for index, _ in zip(free, range(missing), strict=False)]
         else:
             indexes = [None] * missing
@@ -312,11 +312,11 @@ class JobController(Controller):
         at = self._not_before.get(job["metadata"]["uid"])
         if at is None:
             return True
-        left = at - asyncio.get_running_loop().time()
-        if left <= 0:
+        seconds_left = at - asyncio.get_running_loop().time()
+        if seconds_left <= 0:
             del self._not_before[job["metadata"]["uid"]]
             return True
-        self._queue.add_later(job, left + 0.01)
+        self._queue.add_later(job, seconds_left + 0.01)
         return False
 
     def _create(self, job: Obj, index: int | None) -> Obj | None:
@@ -387,9 +387,9 @@ def _rule_meets(rule: Obj, pod: Obj) -> bool:
             if (terminated["exitCode"] in codes["values"]) == (codes["operator"] == "In"):
                 return True
         return False
-    for wanted in rule.get("onPodConditions") or ():
+    for pattern in rule.get("onPodConditions") or ():
         for condition in pod["status"].get("conditions") or ():
-            if condition["type"] == wanted["type"] and condition["status"] == wanted.get("status", "True"):
+            if condition["type"] == pattern["type"] and condition["status"] == pattern.get("status", "True"):
                 return True
     return False
 

@@ -558,8 +558,8 @@ class Karpenter:
         if instance is None or is_deleting(claim) or not initialized:
             return False
         pods = self._running_on(instance.node_name)
-        kept = any(annotations_of(pod).get(DO_NOT_DISRUPT) == "true" for pod in pods)
-        movable = not pods or (underused and not kept and self._fit_elsewhere(pods, instance.node_name))
+        is_pinned = any(annotations_of(pod).get(DO_NOT_DISRUPT) == "true" for pod in pods)
+        movable = not pods or (underused and not is_pinned and self._fit_elsewhere(pods, instance.node_name))
         if not movable or self._waiting():
             instance.empty_since = None
             return False

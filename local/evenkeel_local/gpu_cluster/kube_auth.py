@@ -81,10 +81,10 @@ class EksAuthenticator:
 
     async def _identity(self, token: str) -> str | None:
         now = time.monotonic()
-        known = self._known.get(token)
-        if known is not None and known[0] > now:
-            return known[1]
-        self._known = {key: kept for key, kept in self._known.items() if kept[0] > now}
+        cached = self._known.get(token)
+        if cached is not None and cached[0] > now:
+            return cached[1]
+        self._known = {key: cached for key, cached in self._known.items() if cached[0] > now}
         url = readable_url(token, self._engine.endpoint)
         if url is None:
             return None
@@ -117,12 +117,19 @@ def readable_url(token: str, endpoint: str) -> str | None:
     try:
         url = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode("ascii")
         parts = urlsplit(url)
-        port, own = parts.port, urlsplit(endpoint)
+        port, endpoint_parts = parts.port, urlsplit(endpoint)
     except (binascii.Error, ValueError):
         return None
     local = ("127.0.0.1", "localhost")
-    same_host = parts.hostname == own.hostname or (parts.hostname in local and own.hostname in local)
-    if parts.scheme != own.scheme or not same_host or port != own.port or parts.path not in ("", "/"):
+    same_host = parts.hostname == endpoint_parts.hostname or (
+        parts.hostname in local and endpoint_parts.hostname in local
+    )
+    if (
+        parts.scheme != endpoint_parts.scheme
+        or not same_host
+        or port != endpoint_parts.port
+        or parts.path not in ("", "/")
+    ):
         return None
     query = parse_qs(parts.query, keep_blank_values=True)
     lowered = {name.lower(): values for name, values in query.items()}

@@ -124,8 +124,8 @@ class Kubelet:
 
     def _register(self, node: Obj) -> None:
         self.host_ip = next(a["address"] for a in node["status"]["addresses"] if a["type"] == "InternalIP")
-        known = self._store.find(catalogue.NODES.key, "", self.name)
-        if known is None:
+        registered = self._store.find(catalogue.NODES.key, "", self.name)
+        if registered is None:
             self._registry.create(catalogue.NODES, "", node, trusted=True)
         boot_id = node["status"]["nodeInfo"]["bootID"]
 
@@ -207,8 +207,8 @@ class Kubelet:
 
     def _run(self, pod: Obj) -> None:
         folder = self.folder(pod)
-        for part in ("root", "logs", "tmp"):
-            (folder / part).mkdir(parents=True, exist_ok=True)
+        for subfolder in ("root", "logs", "tmp"):
+            (folder / subfolder).mkdir(parents=True, exist_ok=True)
         worker = PodWorker(pod, self, self._store, self._restart_backoff)
         self.workers[worker.uid] = worker
         self.report(worker)

@@ -80,30 +80,30 @@ class NodeController:
     def _taint(self, node: Obj) -> None:
         """Set the taints for the Ready condition and for cordoning."""
         ready = ready_value(node)
-        wanted: set[tuple[str, str]] = set()
+        taints: set[tuple[str, str]] = set()
         if ready == "False":
-            wanted = {(NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")}
+            taints = {(NOT_READY, "NoSchedule"), (NOT_READY, "NoExecute")}
         elif ready == "Unknown":
-            wanted = {(UNREACHABLE, "NoSchedule"), (UNREACHABLE, "NoExecute")}
+            taints = {(UNREACHABLE, "NoSchedule"), (UNREACHABLE, "NoExecute")}
         if node["spec"].get("unschedulable"):
-            wanted.add((UNSCHEDULABLE, "NoSchedule"))
+            taints.add((UNSCHEDULABLE, "NoSchedule"))
         own_taints = (NOT_READY, UNREACHABLE, UNSCHEDULABLE)
         present = {
             (taint["key"], taint["effect"]) for taint in node["spec"].get("taints") or () if taint["key"] in own_taints
         }
-        if present == wanted:
+        if present == taints:
             return
 
         def write(obj: Obj) -> None:
-            kept = [
+            taints_kept = [
                 taint
                 for taint in obj["spec"].get("taints") or ()
-                if taint["key"] not in own_taints or (taint["key"], taint["effect"]) in wanted
+                if taint["key"] not in own_taints or (taint["key"], taint["effect"]) in taints
             ]
-            have = {(taint["key"], taint["effect"]) for taint in kept}
-            for key, effect in sorted(wanted - have):
-                kept.append({"key": key, "effect": effect, "timeAdded": timestamp()})
-            put(obj["spec"], "taints", kept)
+            have = {(taint["key"], taint["effect"]) for taint in taints_kept}
+            for key, effect in sorted(taints - have):
+                taints_kept.append({"key": key, "effect": effect, "timeAdded": timestamp()})
+            put(obj["spec"], "taints", taints_kept)
 
         self._registry.change(node, write)
 

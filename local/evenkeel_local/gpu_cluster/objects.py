@@ -79,8 +79,8 @@ def add_owner(obj: Obj, reference: Obj) -> None:
 
 def remove_owner(obj: Obj, uid: str) -> None:
     """Remove the owner references to one UID."""
-    kept = [reference for reference in obj["metadata"].get("ownerReferences") or () if reference["uid"] != uid]
-    put(obj["metadata"], "ownerReferences", kept)
+    references = [reference for reference in obj["metadata"].get("ownerReferences") or () if reference["uid"] != uid]
+    put(obj["metadata"], "ownerReferences", references)
 
 
 def remove_finalizer(obj: Obj, finalizer: str) -> None:

@@ -42,8 +42,12 @@ def document(group: str, version: str, types: list[ResourceType]) -> Obj:
         else:
             described = field_table.schemas(message)
             schemas.update({inner.replace("/", "."): schema for inner, schema in described.items()})
-            own = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, **described[message]["properties"]}
-            schemas[name] = {"type": "object", "properties": own, "x-kubernetes-group-version-kind": [kind]}
+            properties = {
+                "apiVersion": {"type": "string"},
+                "kind": {"type": "string"},
+                **described[message]["properties"],
+            }
+            schemas[name] = {"type": "object", "properties": properties, "x-kubernetes-group-version-kind": [kind]}
     return {
         "openapi": "3.0.0",
         "info": {"title": "Kubernetes", "version": "v1.33.0"},
@@ -76,11 +80,11 @@ def _operation(verb: str, kind: Obj, schema: str, rt: ResourceType) -> Obj:
 
 
 def _schema(rt: ResourceType, kind: Obj) -> Obj:
-    own = rt.schema or {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    own_schema = rt.schema or {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     properties = {
-        **(own.get("properties") or {}),
+        **(own_schema.get("properties") or {}),
         "apiVersion": {"type": "string"},
         "kind": {"type": "string"},
         "metadata": {"allOf": [{"$ref": f"#/components/schemas/{META}"}]},
     }
-    return {**own, "properties": properties, "x-kubernetes-group-version-kind": [kind]}
+    return {**own_schema, "properties": properties, "x-kubernetes-group-version-kind": [kind]}

@@ -152,7 +152,7 @@ def _ordered(items: list[Any], order: list[Any], stored: list[Any], key: str) ->
     unordered = [item for item in items if item.get(key) not in order]
     result: list[Any] = []
     while named and unordered:
-        left, right = unordered[0].get(key), named[0].get(key)
-        is_unordered_first = left in stored and right in stored and stored.index(left) < stored.index(right)
+        first, right = unordered[0].get(key), named[0].get(key)
+        is_unordered_first = first in stored and right in stored and stored.index(first) < stored.index(right)
         result.append(unordered.pop(0) if is_unordered_first else named.pop(0))
     return result + unordered + named

@@ -96,7 +96,7 @@ def _default_volume(volume: Obj) -> None:
         downward.append(source.get("downwardAPI"))
         if token := source.get("serviceAccountToken"):
             token.setdefault("expirationSeconds", TOKEN_SECONDS)
-    for part in filter(None, downward):
-        for item in part.get("items") or ():
+    for source in filter(None, downward):
+        for item in source.get("items") or ():
             if field := item.get("fieldRef"):
                 field.setdefault("apiVersion", "v1")

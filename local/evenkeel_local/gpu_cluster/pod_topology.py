@@ -105,12 +105,12 @@ class PodAffinityRules:
             if (domain := capacity.domain(term["topologyKey"])) is not None and _term_matches(term, guard, pod)
         }
         self._avoided = [(term["topologyKey"], _where(term, pod, capacities)) for term in terms(pod, "podAntiAffinity")]
-        wanted = [(term, _where(term, pod, capacities)) for term in terms(pod, "podAffinity")]
+        term_domains = [(term, _where(term, pod, capacities)) for term in terms(pod, "podAffinity")]
         # The first pod of a group with affinity to itself may start anywhere.
-        begins = not any(matched_domains for _, matched_domains in wanted) and all(
-            _term_matches(term, pod, pod) for term, _ in wanted
+        begins = not any(matched_domains for _, matched_domains in term_domains) and all(
+            _term_matches(term, pod, pod) for term, _ in term_domains
         )
-        self._wanted = [(term["topologyKey"], None if begins else domains) for term, domains in wanted]
+        self._wanted = [(term["topologyKey"], None if begins else domains) for term, domains in term_domains]
         self._spread = [_Spread(constraint, pod, capacities, is_candidate) for constraint in constraints(pod)]
 
     def refusal(self, capacity: NodeCapacityView) -> str | None:

@@ -246,7 +246,7 @@ class PodWorker:
             self.pod, container.spec, self._node.folder(self.pod), self._node.shared_folder(), self._data
         )
         env = {name: volumes.rewritten(text, mounted) for name, text in env.items()}
-        return [volumes.rewritten(expand(part, env), mounted) for part in command], env
+        return [volumes.rewritten(expand(word, env), mounted) for word in command], env
 
     async def execute(self, container: ContainerRun, command: list[str], *, tty: bool, stdin: bool) -> ExecSession:
         """Start another command in a running container.
@@ -310,10 +310,14 @@ class PodWorker:
             self._node.record_event(self, "Killing", f"Stopping container {container.name}")
             running.terminate()
         loop = asyncio.get_running_loop()
-        while not self._ended.is_set() and self._deadline is not None and (left := self._deadline - loop.time()) > 0:
+        while (
+            not self._ended.is_set()
+            and self._deadline is not None
+            and (seconds_left := self._deadline - loop.time()) > 0
+        ):
             # Short waits: a second deletion may shorten the grace period.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._ended.wait(), min(0.05, left))
+                await asyncio.wait_for(self._ended.wait(), min(0.05, seconds_left))
         for _, running in self.processes:
             running.kill()
         if self._task is not None and not self.is_over:
@@ -416,8 +420,8 @@ class PodWorker:
         if ref := source.get("fieldRef"):
             return field_value(self._current(), ref["fieldPath"])
         if ref := source.get("resourceFieldRef"):
-            part, _, name = ref["resource"].partition(".")
-            amount = quantity(((container.spec.get("resources") or {}).get(part) or {}).get(name, "0"))
+            section, _, name = ref["resource"].partition(".")
+            amount = quantity(((container.spec.get("resources") or {}).get(section) or {}).get(name, "0"))
             return str(math.ceil(amount / (quantity(ref.get("divisor") or "0") or 1)))
         for kind, key in (("configMapKeyRef", catalogue.CONFIG_MAPS.key), ("secretKeyRef", catalogue.SECRETS.key)):
             if ref := source.get(kind):
@@ -506,6 +510,6 @@ def field_value(pod: Obj, path: str) -> str:
         entries = pod["metadata"].get(path.split(".")[1]) or {}
         return "\n".join(f"{key}={json.dumps(value)}" for key, value in sorted(entries.items()))
     value: Any = pod
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+    for segment in path.split("."):
+        value = value.get(segment) if isinstance(value, dict) else None
     return "" if value is None else str(value)

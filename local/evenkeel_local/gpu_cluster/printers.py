@@ -85,16 +85,16 @@ def since(moment: str | None) -> str:
 
 def duration(seconds: float) -> str:
     """Write a duration. Source: `HumanDuration` of `k8s.io/apimachinery/pkg/util/duration`."""
-    whole = int(seconds)
-    if whole < -1:
+    full_seconds = int(seconds)
+    if full_seconds < -1:
         return "<invalid>"
-    if whole < 0:
+    if full_seconds < 0:
         return "0s"
-    if whole < 120:
-        return f"{whole}s"
-    minutes = whole // 60
+    if full_seconds < 120:
+        return f"{full_seconds}s"
+    minutes = full_seconds // 60
     if minutes < 10:
-        return f"{minutes}m{whole % 60}s" if whole % 60 else f"{minutes}m"
+        return f"{minutes}m{full_seconds % 60}s" if full_seconds % 60 else f"{minutes}m"
     if minutes < 180:
         return f"{minutes}m"
     hours = minutes // 60
@@ -272,7 +272,7 @@ def _status(field: str, default: Any = "") -> Callable[[Obj], Any]:
 def _event_source(event: Obj) -> str:
     source = event.get("source") or {}
     parts = [source.get("component") or event.get("reportingComponent"), source.get("host")]
-    return ", ".join(str(part) for part in parts if part)
+    return ", ".join(str(text) for text in parts if text)
 
 
 def _event_object(event: Obj) -> str:
@@ -408,9 +408,9 @@ def _custom_column(spec: Obj) -> PrinterColumn:
 
 def at_path(obj: Any, path: str) -> Any:
     """Read a simple JSONPath such as `.status.conditions[?(@.type=="Ready")].status`; None if it does not exist."""
-    for part in _parts(path):
-        match = _INDEXED.match(part)
-        name = match.group(1) if match else part
+    for segment in _parts(path):
+        match = _INDEXED.match(segment)
+        name = match.group(1) if match else segment
         if name:
             obj = obj.get(name) if isinstance(obj, dict) else None
         if match and isinstance(obj, list):
@@ -426,18 +426,18 @@ def at_path(obj: Any, path: str) -> Any:
 
 
 def _parts(path: str) -> list[str]:
-    parts, depth, part = [], 0, ""
+    parts, depth, segment = [], 0, ""
     escaped = False
     for char in path.lstrip("."):
         if escaped:
-            part += char
+            segment += char
             escaped = False
         elif char == "\\":
             escaped = True
         elif char == "." and depth == 0:
-            parts.append(part)
-            part = ""
+            parts.append(segment)
+            segment = ""
         else:
             depth += {"[": 1, "]": -1}.get(char, 0)
-            part += char
-    return [*parts, part] if part else parts
+            segment += char
+    return [*parts, segment] if segment else parts

@@ -39,12 +39,12 @@ def main() -> None:
             os.killpg(group, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             continue
-    wanted = f"{sys.argv[1]}={sys.argv[2]}".encode()
+    mark = f"{sys.argv[1]}={sys.argv[2]}".encode()
     for _ in range(5):
-        left = _marked(wanted)
-        if not left:
+        pids = _marked(mark)
+        if not pids:
             return
-        for pid in left:
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):

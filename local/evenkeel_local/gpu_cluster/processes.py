@@ -33,7 +33,7 @@ def die_with_parent() -> None:
 
 def marked_processes(mark: str, value: str | None = None) -> list[int]:
     """Return the ids of the processes with a mark in their environment, in any process group."""
-    wanted = f"{mark}={value}".encode() if value is not None else f"{mark}=".encode()
+    mark_text = f"{mark}={value}".encode() if value is not None else f"{mark}=".encode()
     processes: list[int] = []
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -43,7 +43,7 @@ def marked_processes(mark: str, value: str | None = None) -> list[int]:
         except OSError:
             continue
         for variable in environment.split(b"\0"):
-            if variable == wanted or (value is None and variable.startswith(wanted)):
+            if variable == mark_text or (value is None and variable.startswith(mark_text)):
                 processes.append(int(entry.name))
                 break
     return processes

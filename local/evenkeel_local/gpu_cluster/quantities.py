@@ -76,12 +76,12 @@ def _read(text: str) -> tuple[Decimal, str]:
     match = _PARTS.match(text)
     if match is None or not text:
         raise ValueError(f"quantities must match the regular expression '{RULE}'")
-    sign, whole, fraction, suffix = match.groups()
-    if not whole and not fraction:
+    sign, integer, fraction, suffix = match.groups()
+    if not integer and not fraction:
         raise ValueError(f"quantities must match the regular expression '{RULE}'")
     notation, factor = _factor(suffix)
     with localcontext(_EXACT):
-        amount = Decimal(f"{whole or '0'}.{fraction or '0'}") * factor
+        amount = Decimal(f"{integer or '0'}.{fraction or '0'}") * factor
         if amount:
             amount = max(amount, NANO)
             if -amount.as_tuple().exponent > 9:  # type: ignore[operator]
@@ -121,13 +121,13 @@ def _is_kept(text: str, notation: str) -> bool:
     match = _PARTS.match(text)
     if match is None:
         return False
-    _, whole, fraction, suffix = match.groups()
-    whole, fraction = whole.lstrip("0") or "0", fraction or ""
+    _, integer, fraction, suffix = match.groups()
+    integer, fraction = integer.lstrip("0") or "0", fraction or ""
     if notation == "binary":
         exponent = BINARY_SUFFIXES[suffix]
-        fits = 15 - len(whole) - int(exponent * 3 / 10) - 1 >= 0
-        return fits and not fraction and int(whole) & 7 != 0
-    digits = whole + fraction
+        fits = 15 - len(integer) - int(exponent * 3 / 10) - 1 >= 0
+        return fits and not fraction and int(integer) & 7 != 0
+    digits = integer + fraction
     exponent = DECIMAL_SUFFIXES[suffix] if notation == "decimal" else int(suffix[1:])
     scale = exponent - len(fraction)
     if len(digits) > FAST_DIGITS or scale < -9:

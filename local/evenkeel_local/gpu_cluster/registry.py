@@ -133,11 +133,11 @@ class Registry:
 
     def _admit(self, rt: ResourceType, obj: Obj, *, trusted: bool) -> None:
         """Let the admission plugins of a kind change a new object. A trusted caller's status stays."""
-        kept = obj.get("status")
+        status = obj.get("status")
         if (admit := admission.ADMISSION.get(rt.key)) is not None:
             admit(obj, self.store)
-        if trusted and kept is not None:
-            obj["status"] = kept
+        if trusted and status is not None:
+            obj["status"] = status
         if rt.key == catalogue.NODES.key and not trusted:
             admission.taint_new_node(obj)
 
@@ -424,9 +424,11 @@ class Registry:
 
     def _check_preconditions(self, rt: ResourceType, obj: Obj, preconditions: Obj) -> None:
         metadata = obj["metadata"]
-        wanted = preconditions.get("uid")
-        if wanted and wanted != metadata["uid"]:
-            text = f"the UID in the precondition ({wanted}) does not match the UID in record ({metadata['uid']}). "
+        expected_uid = preconditions.get("uid")
+        if expected_uid and expected_uid != metadata["uid"]:
+            text = (
+                f"the UID in the precondition ({expected_uid}) does not match the UID in record ({metadata['uid']}). "
+            )
             text += "The object might have been deleted and then recreated"
             raise errors.conflict(rt.group, rt.plural, name_of(obj), text)
         version = preconditions.get("resourceVersion")
@@ -489,8 +491,8 @@ class Registry:
                 f"The disruption budget {name_of(budget)} needs {desired} healthy pods and has {healthy} currently"
             )
         if not dry_run:
-            left = int(status["disruptionsAllowed"]) - 1
-            self.change(budget, lambda obj: obj["status"].update(disruptionsAllowed=left))
+            budget_left = int(status["disruptionsAllowed"]) - 1
+            self.change(budget, lambda obj: obj["status"].update(disruptionsAllowed=budget_left))
 
     # Events
 
@@ -503,10 +505,10 @@ class Registry:
         involved |= {key: about["metadata"][key] for key in ("name", "uid", "namespace") if about["metadata"].get(key)}
         now = timestamp()
         name = f"{name_of(about)}.{abs(hash((involved['uid'], reason, message))):016x}"
-        known = self.store.find(catalogue.EVENTS.key, namespace, name)
-        if known is not None:
-            count = int(known.get("count") or 1) + 1
-            self.change(known, lambda event: event.update(count=count, lastTimestamp=now))
+        recorded = self.store.find(catalogue.EVENTS.key, namespace, name)
+        if recorded is not None:
+            count = int(recorded.get("count") or 1) + 1
+            self.change(recorded, lambda event: event.update(count=count, lastTimestamp=now))
             return
         if self.store.find(catalogue.NAMESPACES.key, "", namespace) is None:
             return

@@ -55,13 +55,13 @@ def why_refused(pod: Obj, store: Store) -> str:
 def _missing(pod: Obj, hard: Obj) -> Iterator[str]:
     """Yield the resources that containers must specify, with their names."""
     for key in sorted(hard):
-        part, _, resource = key.rpartition(".") if "." in key else ("requests", "", key)
-        if resource not in _MUST_BE_SPECIFIED or part not in ("requests", "limits"):
+        section, _, resource = key.rpartition(".") if "." in key else ("requests", "", key)
+        if resource not in _MUST_BE_SPECIFIED or section not in ("requests", "limits"):
             continue
         lacking = [
             container["name"]
             for container in pod["spec"]["containers"]
-            if resource not in ((container.get("resources") or {}).get(part) or {})
+            if resource not in ((container.get("resources") or {}).get(section) or {})
         ]
         if lacking:
             yield f"{key} for: {','.join(lacking)}"
@@ -71,9 +71,9 @@ def _use_of(pod: Obj) -> Amounts:
     """Return the amounts of a pod that count against quotas, under each name that a quota may use."""
     amounts: Amounts = {"pods": Decimal(1), "count/pods": Decimal(1)}
     for container in pod["spec"].get("containers") or ():
-        for part in ("requests", "limits"):
-            for name, amount in ((container.get("resources") or {}).get(part) or {}).items():
-                keys = [f"{part}.{name}", *([name] if part == "requests" and name in _MUST_BE_SPECIFIED else [])]
+        for section in ("requests", "limits"):
+            for name, amount in ((container.get("resources") or {}).get(section) or {}).items():
+                keys = [f"{section}.{name}", *([name] if section == "requests" and name in _MUST_BE_SPECIFIED else [])]
                 for key in keys:
                     amounts[key] = amounts.get(key, Decimal(0)) + quantity(amount)
     return amounts
@@ -81,7 +81,7 @@ def _use_of(pod: Obj) -> Amounts:
 
 def _sum(parts: Iterator[Amounts]) -> Amounts:
     total: Amounts = {}
-    for part in parts:
-        for name, amount in part.items():
+    for amounts in parts:
+        for name, amount in amounts.items():
             total[name] = total.get(name, Decimal(0)) + amount
     return total

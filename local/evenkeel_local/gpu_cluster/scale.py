@@ -40,10 +40,10 @@ def scaled_to(paths: ScalePaths, obj: Obj, scale: Obj) -> Obj:
     if version := (scale.get("metadata") or {}).get("resourceVersion"):
         new["metadata"]["resourceVersion"] = version
     *parents, last = paths.spec_replicas.strip(".").split(".")
-    part = new
+    node = new
     for name in parents:
-        part = part.setdefault(name, {})
-    part[last] = replicas
+        node = node.setdefault(name, {})
+    node[last] = replicas
     return new
 
 

@@ -32,8 +32,8 @@ def fill_defaults(schema: Obj, value: Any) -> Any:
                 result[name] = fill_defaults(inner, result[name])
         extra = schema.get("additionalProperties")
         if isinstance(extra, dict):
-            known = schema.get("properties") or {}
-            result = {name: item if name in known else fill_defaults(extra, item) for name, item in result.items()}
+            properties = schema.get("properties") or {}
+            result = {name: item if name in properties else fill_defaults(extra, item) for name, item in result.items()}
         return result
     if isinstance(value, list) and schema.get("items"):
         return [fill_defaults(schema["items"], item) for item in value]
@@ -151,8 +151,8 @@ def _is(kind: str, value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if kind == "number":
         return isinstance(value, int | float) and not isinstance(value, bool)
-    wanted = {"string": str, "boolean": bool, "object": dict, "array": list}.get(kind, object)
-    return isinstance(value, wanted)
+    python_type = {"string": str, "boolean": bool, "object": dict, "array": list}.get(kind, object)
+    return isinstance(value, python_type)
 
 
 def _name_of(value: Any) -> str:

@@ -88,10 +88,10 @@ def _requirement(match: re.Match[str]) -> Callable[[Mapping[str, str]], bool]:
 
 def _compares(actual: str | None, operator: str, wanted: str) -> bool:
     try:
-        left, right = int(actual or ""), int(wanted)
+        number, right = int(actual or ""), int(wanted)
     except ValueError:
         return False
-    return left > right if operator == ">" else left < right
+    return number > right if operator == ">" else number < right
 
 
 def matches_selector(selector: Obj | None, labels: Mapping[str, str]) -> bool:
@@ -126,14 +126,14 @@ def field_selector(text: str, key: tuple[str, str]) -> Predicate:
     Raises:
         ApiError: 400 for a field that this type does not index.
     """
-    known = ("metadata.name", "metadata.namespace", *FIELDS.get(key, ()))
+    fields = ("metadata.name", "metadata.namespace", *FIELDS.get(key, ()))
     tests: list[tuple[str, bool, str]] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        match = re.match(r"^([\w.]+)\s*(!=|==|=)\s*(.*)$", part)
+    for requirement in filter(None, (clause.strip() for clause in text.split(","))):
+        match = re.match(r"^([\w.]+)\s*(!=|==|=)\s*(.*)$", requirement)
         if match is None:
-            raise errors.bad_request(f"invalid selector: '{part}'; can't understand '{part}'")
+            raise errors.bad_request(f"invalid selector: '{requirement}'; can't understand '{requirement}'")
         field, operator, value = match.groups()
-        if field not in known:
+        if field not in fields:
             raise errors.bad_request(f"field label not supported: {field}")
         tests.append((field, operator == "!=", value))
     return lambda obj: all((_field(obj, field) == value) != negated for field, negated, value in tests)
@@ -145,8 +145,8 @@ def _field(obj: Obj, path: str) -> str:
         return str((obj.get("source") or {}).get("component") or obj.get("reportingComponent") or "")
     if path == "status.successful":
         return str((obj.get("status") or {}).get("succeeded") or 0)
-    for part in path.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+    for segment in path.split("."):
+        value = value.get(segment) if isinstance(value, dict) else None
     if value is None:
         return "false" if path in ("spec.unschedulable", "spec.hostNetwork") else ""
     return str(value).lower() if isinstance(value, bool) else str(value)

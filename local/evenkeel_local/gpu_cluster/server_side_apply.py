@@ -159,11 +159,11 @@ def _find(obj: Any, path: Path) -> tuple[bool, Any]:
 
 
 def _position(items: list[Any], kind: str, text: str) -> int | None:
-    wanted = json.loads(text)
+    expected = json.loads(text)
     for index, item in enumerate(items):
-        if kind == "v" and item == wanted:
+        if kind == "v" and item == expected:
             return index
-        if kind == "k" and _item_element(item, tuple(wanted)) == f"k:{text}":
+        if kind == "k" and _item_element(item, tuple(expected)) == f"k:{text}":
             return index
     return None
 
@@ -253,15 +253,15 @@ def track_write(rt: ResourceType, new: Obj, old: Obj | None, manager: str, subre
         changed = {path for path in changed if path[0] == "f:status"}
     elif rt.has_status:
         changed = {path for path in changed if path[0] != "f:status"}
-    gone = before - after
+    removed = before - after
     if "managedFields" not in new["metadata"] and old is not None and "managedFields" in old["metadata"]:
         new["metadata"]["managedFields"] = clone(old["metadata"]["managedFields"])
     managers = _read_managers(new)
-    if not changed and not gone and managers:
+    if not changed and not removed and managers:
         return
     writer = Writer(manager, "Update", subresource, rt.api_version)
     for other, (paths, time) in list(managers.items()):
-        managers[other] = (paths - gone - (changed if other != writer else set()), time)
+        managers[other] = (paths - removed - (changed if other != writer else set()), time)
     if changed:
         managers[writer] = (managers.get(writer, (set(), ""))[0] | changed, _now())
     _write_managers(new, managers)
@@ -295,7 +295,7 @@ def applied(rt: ResourceType, old: Obj, config: Obj, manager: str, force: bool, 
     new: Obj = _merged(old, config, "", _root(rt))
     other_paths = {path for other, (paths, _) in managers.items() if other != writer for path in paths}
     for path in sorted(former - fields, key=len, reverse=True):
-        if not any(kept[: len(path)] == path for kept in other_paths | fields):
+        if not any(path_kept[: len(path)] == path for path_kept in other_paths | fields):
             _remove(new, path)
     managers[writer] = (fields, time if former == fields else _now())
     _write_managers(new, managers)
@@ -316,13 +316,13 @@ def _find_conflicts(paths: set[Path], old: Obj, config: Obj) -> set[Path]:
 def _format_path(path: Path) -> str:
     text = ""
     for element in path:
-        kind, _, rest = element.partition(":")
+        kind, _, content = element.partition(":")
         if kind == "f":
-            text += f".{rest}"
+            text += f".{content}"
         elif kind == "k":
-            text += "[" + ",".join(f"{key}={json.dumps(value)}" for key, value in json.loads(rest).items()) + "]"
+            text += "[" + ",".join(f"{key}={json.dumps(value)}" for key, value in json.loads(content).items()) + "]"
         else:
-            text += f"[={rest}]"
+            text += f"[={content}]"
     return text
 
 
@@ -348,8 +348,8 @@ def _format_manager(writer: Writer) -> str:
     text = json.dumps(writer.manager)
     if writer.operation == "Apply":
         return text
-    part = f' with subresource "{writer.subresource}"' if writer.subresource else ""
-    return f"{text}{part} using {writer.api_version}"
+    subresource = f' with subresource "{writer.subresource}"' if writer.subresource else ""
+    return f"{text}{subresource} using {writer.api_version}"
 
 
 def _merged(old: Any, config: Any, name: str, shape: _Shape) -> Any:

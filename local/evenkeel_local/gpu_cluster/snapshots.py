@@ -80,15 +80,15 @@ def restore(cluster: GpuCluster, document: Json) -> None:
     missing = {item["group"] for item in document["machines"]} - set(cluster.fleet.groups)
     if missing:
         raise SnapshotRefused(f"the configuration lacks the instance groups {sorted(missing)}")
-    kept = [
+    typed_objects = [
         (tuple(item["type"]), item["object"])
         for item in document["objects"]
         if item["type"] != ["karpenter.sh", "nodeclaims"] and not _is_launched_again(item)
     ]
-    for key, obj in kept:
+    for key, obj in typed_objects:
         if key == catalogue.DEFINITIONS.key:
             cluster.types.define(obj)
-    cluster.store.load(kept, int(document["revision"]) + REVISION_GAP)
+    cluster.store.load(typed_objects, int(document["revision"]) + REVISION_GAP)
     fleet = cluster.fleet
     fleet.created_at = document["createdAt"]
     fleet.node_recovery = document["nodeRecovery"]

@@ -382,9 +382,9 @@ class Store:
         page = self._pages.get(token)
         if page is None or page.expires_at < time.monotonic():
             raise expired_continue()
-        taken, rest = page.objects[:limit], page.objects[limit:]
-        following = self.open_page(rest, page.revision) if rest else None
-        return taken, page.revision, following, len(rest)
+        page_objects, objects_left = page.objects[:limit], page.objects[limit:]
+        following = self.open_page(objects_left, page.revision) if objects_left else None
+        return page_objects, page.revision, following, len(objects_left)
 
 
 def _continue_token(revision: int, start: str) -> str:

@@ -65,7 +65,7 @@ class TrainingOperator(Controller):
         obj = self._store.find(self.kind.key, namespace, name)
         if obj is None or is_deleting(obj):
             return
-        parts = {name_of(part): part for _, part in self._store.owned_by(obj["metadata"]["uid"])}
+        parts = {name_of(document): document for _, document in self._store.owned_by(obj["metadata"]["uid"])}
         if is_true(obj, self.completed) or is_true(obj, "Failed"):
             self._clean_up(obj, parts.values())
             return
@@ -89,9 +89,9 @@ class TrainingOperator(Controller):
     def _clean_up(self, obj: Obj, parts: Iterable[Obj]) -> None:
         """Delete parts after the end, as the object's policy says."""
         policy = (obj["spec"].get("runPolicy") or {}).get("cleanPodPolicy") or "None"
-        for part in parts:
-            if policy == "All" or (policy == "Running" and not has_ended(part)):
-                self._delete(part)
+        for document in parts:
+            if policy == "All" or (policy == "Running" and not has_ended(document)):
+                self._delete(document)
 
     def _delete(self, part: Obj) -> None:
         if not is_deleting(part):
@@ -101,8 +101,8 @@ class TrainingOperator(Controller):
         """Delete all parts for another try."""
         status["restarts"] = int(status.get("restarts") or 0) + 1
         self._registry.record(obj, "Restarting", f"Restart {status['restarts']}", source=self.kind.kind)
-        for part in parts:
-            self._delete(part)
+        for document in parts:
+            self._delete(document)
 
     def _create_service(self, obj: Obj, name: str, selector: dict[str, str]) -> None:
         """Create a headless Service, unless one has the name."""
@@ -138,22 +138,22 @@ class JobSetOperator(TrainingOperator):
         return bool(obj["spec"].get("suspend"))
 
     def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
-        jobs = [part for part in parts.values() if part["kind"] == "Job"]
+        jobs = [document for document in parts.values() if document["kind"] == "Job"]
         if any(is_true(job, "Failed") for job in jobs):
             if restarted := self._jobs_to_restart(obj, status, jobs):
                 self._restart(obj, status, restarted)
             else:
                 set_condition(status, "Failed", "True", "FailedJobs", "jobset failed due to one or more job failures")
             return
-        wanted = {job["metadata"]["name"]: job for job in self._jobs(obj, int(status.get("restarts") or 0))}
-        if all(name in parts and is_true(parts[name], "Complete") for name in wanted):
+        jobs_wanted = {job["metadata"]["name"]: job for job in self._jobs(obj, int(status.get("restarts") or 0))}
+        if all(name in parts and is_true(parts[name], "Complete") for name in jobs_wanted):
             set_condition(status, "Completed", "True", "AllJobsCompleted", "jobset completed successfully")
             return
         network = obj["spec"].get("network") or {}
         if network.get("enableDNSHostnames", True):
             service = network.get("subdomain") or name_of(obj)
             self._create_service(obj, service, {f"{JOB_SET}/jobset-name": name_of(obj)})
-        for name, job in wanted.items():
+        for name, job in jobs_wanted.items():
             if name not in parts:
                 self._registry.create(catalogue.JOBS, namespace_of(obj), job)
             elif bool(parts[name]["spec"].get("suspend")) != self._is_suspended(obj):
@@ -204,9 +204,9 @@ class JobSetOperator(TrainingOperator):
                 }
 
     def _clean_up(self, obj: Obj, parts: Iterable[Obj]) -> None:
-        for part in parts:
-            if part["kind"] == "Job" and not (is_true(part, "Failed") or is_true(part, "Complete")):
-                self._delete(part)
+        for document in parts:
+            if document["kind"] == "Job" and not (is_true(document, "Failed") or is_true(document, "Complete")):
+                self._delete(document)
 
     def _delete(self, part: Obj) -> None:
         if not is_deleting(part):
@@ -217,7 +217,7 @@ class PodOperator(TrainingOperator):
     """An operator that creates pods itself."""
 
     def _advance(self, obj: Obj, status: Obj, parts: dict[str, Obj]) -> None:
-        pods = {name: part for name, part in parts.items() if part["kind"] == "Pod"}
+        pods = {name: document for name, document in parts.items() if document["kind"] == "Pod"}
         if not self._is_suspended(obj):
             self._advance_pods(obj, status, pods)
             return

@@ -297,13 +297,13 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
 
     def _operated(self, cluster: str) -> list[WorkloadResource]:
         """Return the kinds whose operators a cluster has. An operator can be installed at any time."""
-        known = self._known_kinds.get(cluster, frozenset())
-        if len(known) < len(OPERATED):
+        kinds = self._known_kinds.get(cluster, frozenset())
+        if len(kinds) < len(OPERATED):
             served = {group["name"] for group in (self._api(cluster).get(_GROUPS) or {}).get("groups") or ()}
-            missing = (resource for resource in OPERATED if resource.kind not in known and resource.group in served)
-            known |= {resource.kind for resource in missing if self._is_served(cluster, resource)}
-            self._known_kinds[cluster] = known
-        return [resource for resource in OPERATED if resource.kind in known]
+            missing = (resource for resource in OPERATED if resource.kind not in kinds and resource.group in served)
+            kinds |= {resource.kind for resource in missing if self._is_served(cluster, resource)}
+            self._known_kinds[cluster] = kinds
+        return [resource for resource in OPERATED if resource.kind in kinds]
 
     def _is_served(self, cluster: str, kind: WorkloadResource) -> bool:
         """Whether a cluster has a kind. Its API group can exist without it."""
@@ -428,9 +428,9 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         if not pods:
             raise NotFound(f"no pod of rank {rank} of {attempt.workload_name} in {attempt.namespace}")
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pods[-1]['metadata']['name']}/log"
-        part = {"limitBytes": str(_LOG_HEAD_BYTES)} if tail_lines is None else {"tailLines": str(tail_lines)}
-        part |= {"timestamps": "true"} if timestamps else {}
-        return self._api(attempt.cluster).text(path, container=operator_manifests.container_of(attempt.kind), **part)
+        options = {"limitBytes": str(_LOG_HEAD_BYTES)} if tail_lines is None else {"tailLines": str(tail_lines)}
+        options |= {"timestamps": "true"} if timestamps else {}
+        return self._api(attempt.cluster).text(path, container=operator_manifests.container_of(attempt.kind), **options)
 
     def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:
         pods = self._objects(attempt).pods

@@ -277,11 +277,11 @@ class Watch:
         Raises:
             Expired: The version has become too old.
         """
-        rest = b""
+        fragment = b""
         with _translate_network_errors(self._name):
             # `read1` returns the data that has arrived; `stream` would wait for a whole block.
             while chunk := self._response.read1():
-                *lines, rest = (rest + chunk).split(b"\n")
+                *lines, fragment = (fragment + chunk).split(b"\n")
                 for line in filter(None, lines):
                     event = json.loads(line)
                     item = event.get("object") or {}

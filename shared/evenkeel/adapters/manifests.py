@@ -186,7 +186,7 @@ def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
 
     CPU and memory are requests without limits: a pod may use idle CPU and memory of its node.
     """
-    wanted, network = spec.attempt.per_node, spec.network
+    resources, network = spec.attempt.per_node, spec.network
     count = spec.job.accelerators_per_node
     huge_pages_mib = network.huge_pages_mib + (spec.job.huge_pages_mib_per_node or 0)
     limits = {
@@ -195,8 +195,8 @@ def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
         **({HUGE_PAGES: f"{huge_pages_mib}Mi"} if huge_pages_mib else {}),
     }
     requests = {
-        **({"cpu": quantity_text("cpu", wanted.cpu_millis)} if wanted.cpu_millis else {}),
-        **({"memory": f"{wanted.memory_mib}Mi"} if wanted.memory_mib else {}),
+        **({"cpu": quantity_text("cpu", resources.cpu_millis)} if resources.cpu_millis else {}),
+        **({"memory": f"{resources.memory_mib}Mi"} if resources.memory_mib else {}),
     }
     if huge_pages_mib and not requests:
         # Kubernetes accepts huge pages only for a container that also requests memory or CPU.
@@ -377,7 +377,7 @@ def _mounts(job: JobSpec) -> list[Json]:
 def _environment(spec: LaunchSpec) -> list[Json]:
     """Return the environment of the training contract. Kubernetes itself adds the rank as JOB_COMPLETION_INDEX."""
     attempt, name = spec.attempt, spec.attempt.workload_name
-    own = {
+    environment = {
         "EVENKEEL_JOB_ID": attempt.job_id,
         "EVENKEEL_ATTEMPT": str(attempt.attempt),
         "EVENKEEL_CHECKPOINT_URI": spec.job.checkpoint_uri,
@@ -388,7 +388,7 @@ def _environment(spec: LaunchSpec) -> list[Json]:
     }
     submitted = {key: value for key, value in spec.job.env.items() if key not in RESERVED_ENV}
     return [
-        *({"name": key, "value": value} for key, value in {**submitted, **own}.items()),
+        *({"name": key, "value": value} for key, value in {**submitted, **environment}.items()),
         *(
             {"name": name, "valueFrom": {"secretKeyRef": {"name": source.secret, "key": source.key}}}
             for name, source in spec.job.secret_env.items()

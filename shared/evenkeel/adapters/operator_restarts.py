@@ -87,7 +87,9 @@ def _action_on_disruption(spec: Mapping[str, Any]) -> str:
 def _job_set_restarts(job_set: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
     """Whether a JobSet restarts after one of its Jobs failed. Its first matching rule decides."""
     policy = (job_set.get("spec") or {}).get("failurePolicy") or {}
-    left = int((job_set.get("status") or {}).get("restartsCountTowardsMax") or 0) < int(policy.get("maxRestarts") or 0)
+    is_allowed = int((job_set.get("status") or {}).get("restartsCountTowardsMax") or 0) < int(
+        policy.get("maxRestarts") or 0
+    )
     fails_by_policy = _action_on_disruption(job.get("spec") or {}) == "FailJob"
     reason = "PodFailurePolicy" if fails_by_policy else "BackoffLimitExceeded"
     name = (job.get("metadata", {}).get("labels") or {}).get("jobset.sigs.k8s.io/replicatedjob-name", "")
@@ -96,8 +98,8 @@ def _job_set_restarts(job_set: Mapping[str, Any], job: Mapping[str, Any]) -> boo
         if (targets and name not in targets) or (reasons and reason not in reasons):
             continue
         action = str(rule.get("action", ""))
-        return action.endswith("IgnoreMaxRestarts") or (action != "FailJobSet" and left)
-    return left
+        return action.endswith("IgnoreMaxRestarts") or (action != "FailJobSet" and is_allowed)
+    return is_allowed
 
 
 def _pytorch_job_restarts(job: Mapping[str, Any]) -> bool:

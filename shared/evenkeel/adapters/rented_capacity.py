@@ -72,15 +72,15 @@ class KubernetesCapacity:
         limits = (pool_object.get("spec") or {}).get("limits") or {}
         # Count after reading the pool. If another process patches the pool meanwhile, this patch is a conflict.
         nodes, accelerators = rented()
-        wanted = {name: str(accelerators) for name in (NVIDIA, NEURON) if name in limits}
+        limit = {name: str(accelerators) for name in (NVIDIA, NEURON) if name in limits}
         if "nodes" in limits:
-            wanted["nodes"] = str(nodes)
-        if not wanted:
+            limit["nodes"] = str(nodes)
+        if not limit:
             return LimitResult.UNBOUNDED
-        if all(str(limits[name]) == value for name, value in wanted.items()):
+        if all(str(limits[name]) == value for name, value in limit.items()):
             return LimitResult.UNCHANGED
         metadata = {"resourceVersion": pool_object["metadata"]["resourceVersion"]}
-        self._api(cluster).patch(f"{_POOLS}/{pool}", {"metadata": metadata, "spec": {"limits": wanted}})
+        self._api(cluster).patch(f"{_POOLS}/{pool}", {"metadata": metadata, "spec": {"limits": limit}})
         return LimitResult.SET
 
     def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:

@@ -138,8 +138,8 @@ def _visits(newest_first: Sequence[Mapping[str, Any]]) -> tuple[StateVisit, ...]
         if entered := event.get("stateEnteredEventDetails"):
             open_by_name.setdefault(entered["name"], []).append(len(visits))
             visits.append(StateVisit(entered["name"], at, None))
-        elif (left := event.get("stateExitedEventDetails")) and open_by_name.get(left["name"]):
-            index = open_by_name[left["name"]].pop(0)
+        elif (exited := event.get("stateExitedEventDetails")) and open_by_name.get(exited["name"]):
+            index = open_by_name[exited["name"]].pop(0)
             visits[index] = visits[index]._replace(exited_at=at)
     return tuple(visits)
 

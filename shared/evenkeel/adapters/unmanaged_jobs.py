@@ -88,8 +88,8 @@ class KubernetesUnmanagedJobs:
         item["kind"] = str(kind)
         pods = self._all(cluster, f"/api/v1/namespaces/{namespace}/pods")
         controllers = self._controllers(cluster, pods, namespace)
-        own = [pod for pod in pods if controllers.of(pod).uid == item["metadata"]["uid"]]
-        return read_job(item, own, controllers)
+        own_pods = [pod for pod in pods if controllers.of(pod).uid == item["metadata"]["uid"]]
+        return read_job(item, own_pods, controllers)
 
     def _controllers(self, cluster: str, pods: Iterable[Json], namespace: str = "") -> Controllers:
         """Return the workloads above some pods. Only the kinds that occur there are listed."""
@@ -188,28 +188,28 @@ def read_job(item: Mapping[str, Any], pods: Iterable[Json], controllers: Control
         pods: Its known pods.
         controllers: The workloads above these pods.
     """
-    metadata, own = item["metadata"], list(pods)
+    metadata, own_pods = item["metadata"], list(pods)
     kind = WorkloadKind(item["kind"])
-    chain = controllers.above(own[0]) if own else (item,)
+    chain = controllers.above(own_pods[0]) if own_pods else (item,)
     return UnmanagedJob(
         namespace=metadata["namespace"],
         kind=kind,
         name=metadata["name"],
         uid=metadata["uid"],
         state=_state(item),
-        consent=consent_of(item, *own),
+        consent=consent_of(item, *own_pods),
         owner=next(
             (f"{reference['kind']} {reference['name']}" for reference in metadata.get("ownerReferences") or ()), ""
         ),
-        recreation=recreation_of(own[0] if own else item, kind, chain),
+        recreation=recreation_of(own_pods[0] if own_pods else item, kind, chain),
         is_queued=kueue_workloads.is_queued_in_kueue(item),
         has_managed_labels=any(
             name in (metadata.get("labels") or {}) for name in (JOB_LABEL, RENTAL_LABEL, CHECK_LABEL)
         ),
-        live_nodes=tuple(_node_of(pod) for pod in own if not _has_ended(pod)),
+        live_nodes=tuple(_node_of(pod) for pod in own_pods if not _has_ended(pod)),
         failed_pods=tuple(
             FailedPod(node_name=_node_of(pod), failed_at=_ended_at(pod))
-            for pod in own
+            for pod in own_pods
             if (pod.get("status") or {}).get("phase") == "Failed"
         ),
         failed_at=_failed_at(item),
@@ -296,7 +296,7 @@ def _place_in_variables(container: Mapping[str, Any]) -> str:
 
 def _place_in_options(container: Mapping[str, Any]) -> str:
     words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
-    words = [part for word in words for part in word.split()]
+    words = [fragment for word in words for fragment in word.split()]
     named_places: dict[str, tuple[str, str]] = {}
     for word, after in itertools.pairwise([*words, ""]):
         option, equals, value = word.partition("=")

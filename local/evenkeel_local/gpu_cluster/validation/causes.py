@@ -79,9 +79,9 @@ def at_least_zero(field: str, value: Any) -> Iterable[Cause]:
 
 def one_of(field: str, value: Any, choices: Iterable[str], *, sort: bool = True) -> Iterable[Cause]:
     """Yield the cause for a given value outside the choices."""
-    known = list(choices)
-    if value is not None and value not in known:
-        yield not_supported(field, value, sorted(known) if sort else known)
+    valid = list(choices)
+    if value is not None and value not in valid:
+        yield not_supported(field, value, sorted(valid) if sort else valid)
 
 
 def _with_detail(message: str, detail: str) -> str:

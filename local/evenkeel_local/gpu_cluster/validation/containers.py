@@ -50,15 +50,15 @@ def check_containers(spec: Obj, path: str) -> Iterator[Cause]:
         yield required(f"{path}.containers")
     names: set[str] = set()
     host_ports: set[tuple[Any, ...]] = set()
-    for part in ("containers", "initContainers"):
-        for number, container in enumerate(spec.get(part) or ()):
-            at, name = f"{path}.{part}[{number}]", container.get("name") or ""
+    for field in ("containers", "initContainers"):
+        for number, container in enumerate(spec.get(field) or ()):
+            at, name = f"{path}.{field}[{number}]", container.get("name") or ""
             yield from _check_container(container, volumes, at)
             if name in names and name:
                 yield duplicate(f"{at}.name", name)
             names.add(name)
             yield from _check_ports(container.get("ports") or (), f"{at}.ports", bool(spec.get("hostNetwork")))
-            if part == "containers":
+            if field == "containers":
                 yield from _check_host_ports(container.get("ports") or (), f"{at}.ports", host_ports)
 
 
@@ -84,40 +84,40 @@ def _check_container(container: Obj, volumes: set[Any], at: str) -> Iterator[Cau
 
 def _check_environment(container: Obj, at: str) -> Iterator[Cause]:
     for number, variable in enumerate(container.get("env") or ()):
-        here, name = f"{at}.env[{number}]", variable.get("name") or ""
-        yield from names.check_required(f"{here}.name", name, names.environment_name)
+        variable_path, name = f"{at}.env[{number}]", variable.get("name") or ""
+        yield from names.check_required(f"{variable_path}.name", name, names.environment_name)
         if (source := variable.get("valueFrom")) is not None:
-            yield from _check_source(variable, source, f"{here}.valueFrom")
+            yield from _check_source(variable, source, f"{variable_path}.valueFrom")
     for number, source in enumerate(container.get("envFrom") or ()):
-        here = f"{at}.envFrom[{number}]"
+        variable_path = f"{at}.envFrom[{number}]"
         if prefix := source.get("prefix"):
-            yield from names.causes(f"{here}.prefix", prefix, names.environment_name(prefix))
-        given = [part for part in ("configMapRef", "secretRef") if source.get(part) is not None]
-        for part in given:
-            yield from _check_reference(source[part].get("name") or "", f"{here}.{part}.name")
-        if not given:
-            yield invalid(here, "", "must specify one of: `configMapRef` or `secretRef`")
-        elif len(given) > 1:
-            yield invalid(here, "", "may not have more than one field specified at a time")
+            yield from names.causes(f"{variable_path}.prefix", prefix, names.environment_name(prefix))
+        references = [field for field in ("configMapRef", "secretRef") if source.get(field) is not None]
+        for reference in references:
+            yield from _check_reference(source[reference].get("name") or "", f"{variable_path}.{reference}.name")
+        if not references:
+            yield invalid(variable_path, "", "must specify one of: `configMapRef` or `secretRef`")
+        elif len(references) > 1:
+            yield invalid(variable_path, "", "may not have more than one field specified at a time")
 
 
 def _check_source(variable: Obj, source: Obj, at: str) -> Iterator[Cause]:
-    given = [part for part in SOURCES if source.get(part) is not None]
-    if "fieldRef" in given:
+    stated = [field for field in SOURCES if source.get(field) is not None]
+    if "fieldRef" in stated:
         yield from _check_field(source["fieldRef"].get("fieldPath") or "", f"{at}.fieldRef")
-    if "resourceFieldRef" in given:
+    if "resourceFieldRef" in stated:
         yield from _check_resource_field(source["resourceFieldRef"].get("resource") or "", f"{at}.resourceFieldRef")
-    for part in ("configMapKeyRef", "secretKeyRef"):
-        if part in given:
-            key = source[part].get("key") or ""
-            yield from _check_reference(source[part].get("name") or "", f"{at}.{part}.name")
-            yield from names.check_required(f"{at}.{part}.key", key, names.config_key)
-    if not given:
-        listed = f"{', '.join(f'`{part}`' for part in SOURCES[:-1])} or `{SOURCES[-1]}`"
+    for field in ("configMapKeyRef", "secretKeyRef"):
+        if field in stated:
+            key = source[field].get("key") or ""
+            yield from _check_reference(source[field].get("name") or "", f"{at}.{field}.name")
+            yield from names.check_required(f"{at}.{field}.key", key, names.config_key)
+    if not stated:
+        listed = f"{', '.join(f'`{source_name}`' for source_name in SOURCES[:-1])} or `{SOURCES[-1]}`"
         yield invalid(at, "", f"must specify one of: {listed}")
-    if variable.get("value") and given:
+    if variable.get("value") and stated:
         yield invalid(at, "", "may not be specified when `value` is not empty")
-    elif len(given) > 1:
+    elif len(stated) > 1:
         yield invalid(at, "", "may not have more than one field specified at a time")
 
 
@@ -143,7 +143,9 @@ def _check_field(path: str, at: str) -> Iterator[Cause]:
 
 
 def _check_resource_field(resource: str, at: str) -> Iterator[Cause]:
-    choices = [f"{part}.{name}" for part in ("limits", "requests") for name in ("cpu", "ephemeral-storage", "memory")]
+    choices = [
+        f"{section}.{name}" for section in ("limits", "requests") for name in ("cpu", "ephemeral-storage", "memory")
+    ]
     if not resource:
         yield required(f"{at}.resource")
     elif resource not in choices and f".{HUGE_PAGES}" not in resource:
@@ -156,21 +158,23 @@ def _check_resource_field(resource: str, at: str) -> Iterator[Cause]:
 def _check_mounts(container: Obj, volumes: set[Any], at: str) -> Iterator[Cause]:
     paths: set[str] = set()
     for number, mount in enumerate(container.get("volumeMounts") or ()):
-        here, name, path = f"{at}.volumeMounts[{number}]", mount.get("name") or "", mount.get("mountPath") or ""
+        mount_path, name, path = f"{at}.volumeMounts[{number}]", mount.get("name") or "", mount.get("mountPath") or ""
         if not name:
-            yield required(f"{here}.name")
+            yield required(f"{mount_path}.name")
         if name not in volumes:
-            yield not_found(f"{here}.name", name)
+            yield not_found(f"{mount_path}.name", name)
         if not path:
-            yield required(f"{here}.mountPath")
+            yield required(f"{mount_path}.mountPath")
         if path in paths:
-            yield invalid(f"{here}.mountPath", path, "must be unique")
+            yield invalid(f"{mount_path}.mountPath", path, "must be unique")
         paths.add(path)
         sub = mount.get("subPath") or ""
         if sub and mount.get("subPathExpr"):
-            yield invalid(f"{here}.subPathExpr", mount["subPathExpr"], "subPathExpr and subPath are mutually exclusive")
+            yield invalid(
+                f"{mount_path}.subPathExpr", mount["subPathExpr"], "subPathExpr and subPath are mutually exclusive"
+            )
         for field in ("subPath", "subPathExpr"):
-            yield from _check_descending(mount.get(field) or "", f"{here}.{field}")
+            yield from _check_descending(mount.get(field) or "", f"{mount_path}.{field}")
 
 
 def _check_descending(path: str, field: str) -> Iterator[Cause]:
@@ -208,15 +212,15 @@ def _check_host_ports(ports: Any, path: str, taken: set[tuple[Any, ...]]) -> Ite
 
 
 def _check_probe(probe: Obj, at: str) -> Iterator[Cause]:
-    given = [action for action in ACTIONS if probe.get(action) is not None]
-    if not given:
+    actions = [action for action in ACTIONS if probe.get(action) is not None]
+    if not actions:
         yield required(at, "must specify a handler type")
-    for action in given[1:]:
+    for action in actions[1:]:
         yield forbidden(f"{at}.{action}", "may not specify more than 1 handler type")
-    if "exec" in given and not probe["exec"].get("command"):
+    if "exec" in actions and not probe["exec"].get("command"):
         yield required(f"{at}.exec.command")
     for action in ("httpGet", "tcpSocket"):
-        if action in given and isinstance(port := probe[action].get("port"), int):
+        if action in actions and isinstance(port := probe[action].get("port"), int):
             yield from names.causes(f"{at}.{action}.port", port, names.port_number(port))
     for field in ("initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"):
         yield from at_least_zero(f"{at}.{field}", probe.get(field))
@@ -228,14 +232,14 @@ def _check_probe(probe: Obj, at: str) -> Iterator[Cause]:
 def check_resources(resources: Obj, at: str) -> Iterator[Cause]:
     """Yield the problems of a container's limits and requests."""
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
-    for part, amounts in (("limits", limits), ("requests", requests)):
+    for section, amounts in (("limits", limits), ("requests", requests)):
         for name, amount in amounts.items():
-            field = f"{at}.{part}[{name}]"
+            field = f"{at}.{section}[{name}]"
             yield from check_resource_name(name, field)
             if "/" not in name and name not in CONTAINER_RESOURCES and not name.startswith(HUGE_PAGES):
                 yield invalid(field, name, "must be a standard resource for containers")
             yield from check_amount(name, amount, field)
-            if part == "requests":
+            if section == "requests":
                 yield from _check_against_limit(name, amount, limits, at)
 
 

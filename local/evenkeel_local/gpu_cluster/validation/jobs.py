@@ -164,7 +164,7 @@ def _check_failure_policy(spec: Obj) -> Iterator[Cause]:
     if len(rules) > MAX_RULES:
         yield too_many(path, len(rules), MAX_RULES)
     pod = spec["template"].get("spec") or {}
-    known = {item.get("name") for part in ("containers", "initContainers") for item in pod.get(part) or ()}
+    names_known = {item.get("name") for field in ("containers", "initContainers") for item in pod.get(field) or ()}
     for number, rule in enumerate(rules):
         at, action = f"{path}[{number}]", rule.get("action") or ""
         if not action:
@@ -175,7 +175,7 @@ def _check_failure_policy(spec: Obj) -> Iterator[Cause]:
             yield from one_of(f"{at}.action", action, ACTIONS)
         codes, conditions = rule.get("onExitCodes"), rule.get("onPodConditions") or []
         if codes is not None:
-            yield from _check_exit_codes(codes, known, f"{at}.onExitCodes")
+            yield from _check_exit_codes(codes, names_known, f"{at}.onExitCodes")
         yield from _check_patterns(conditions, f"{at}.onPodConditions")
         if codes is not None and conditions:
             yield invalid_unquoted(at, "specifying both OnExitCodes and OnPodConditions is not supported")

@@ -57,9 +57,9 @@ def _check_owners(references: list[Obj]) -> Iterator[Cause]:
     for reference in references:
         if not (reference.get("apiVersion") or "").rpartition("/")[2]:
             yield invalid(f"{field}.apiVersion", reference.get("apiVersion", ""), "version must not be empty")
-        for part in ("kind", "name", "uid"):
-            if not reference.get(part):
-                yield invalid(f"{field}.{part}", reference.get(part, ""), "must not be empty")
+        for name_of_field in ("kind", "name", "uid"):
+            if not reference.get(name_of_field):
+                yield invalid(f"{field}.{name_of_field}", reference.get(name_of_field, ""), "must not be empty")
         if (reference.get("apiVersion"), reference.get("kind")) == ("v1", "Event"):
             yield invalid(field, reference, "/v1, Kind=Event is disallowed from being an owner")
         if reference.get("controller"):

@@ -33,9 +33,9 @@ SERVICE_TYPES = ("ClusterIP", "ExternalName", "LoadBalancer", "NodePort")
 def check_node(obj: Obj) -> Iterator[Cause]:
     """Yield the problems of a node. The server names taints under `metadata`."""
     yield from check_taints((obj.get("spec") or {}).get("taints") or (), "metadata.taints")
-    for part in ("capacity", "allocatable"):
-        for name, amount in ((obj.get("status") or {}).get(part) or {}).items():
-            yield from check_amount(name, amount, f"status.{part}.{name}")
+    for section in ("capacity", "allocatable"):
+        for name, amount in ((obj.get("status") or {}).get(section) or {}).items():
+            yield from check_amount(name, amount, f"status.{section}.{name}")
 
 
 def check_node_update(obj: Obj, old: Obj) -> Iterator[Cause]:
@@ -53,16 +53,16 @@ def check_service(obj: Obj) -> Iterator[Cause]:
         yield required("spec.ports")
     yield from one_of("spec.type", kind, SERVICE_TYPES)
     yield from names.check_labels(spec.get("selector"), "spec.selector")
-    taken: set[str] = set()
+    names_used: set[str] = set()
     for number, port in enumerate(ports):
         at, name = f"spec.ports[{number}]", port.get("name") or ""
         if not name and len(ports) > 1:
             yield required(f"{at}.name")
         elif name:
             yield from names.causes(f"{at}.name", name, names.label(name))
-            if name in taken:
+            if name in names_used:
                 yield duplicate(f"{at}.name", name)
-            taken.add(name)
+            names_used.add(name)
         yield from names.causes(f"{at}.port", port.get("port") or 0, names.port_number(port.get("port") or 0))
         yield from one_of(f"{at}.protocol", port.get("protocol"), ("SCTP", "TCP", "UDP"))
         if isinstance(target := port.get("targetPort"), int):
@@ -105,9 +105,9 @@ def check_limits(obj: Obj) -> Iterator[Cause]:
         if kind in kinds:
             yield duplicate(f"{at}.type", kind)
         kinds.add(kind)
-        for part in ("max", "min", "default", "defaultRequest"):
-            for name, amount in (limit.get(part) or {}).items():
-                yield from check_amount(name, amount, f"{at}.{part}[{name}]")
+        for section in ("max", "min", "default", "defaultRequest"):
+            for name, amount in (limit.get(section) or {}).items():
+                yield from check_amount(name, amount, f"{at}.{section}[{name}]")
 
 
 def check_binding(obj: Obj) -> Iterator[Cause]:
@@ -158,7 +158,7 @@ def check_role(obj: Obj) -> Iterator[Cause]:
             if obj["metadata"].get("namespace"):
                 message = "namespaced rules cannot apply to non-resource URLs"
                 yield invalid(f"{at}.nonResourceURLs", rule["nonResourceURLs"], message)
-            if any(rule.get(part) for part in ("apiGroups", "resources", "resourceNames")):
+            if any(rule.get(field) for field in ("apiGroups", "resources", "resourceNames")):
                 message = "rules cannot apply to both regular resources and non-resource URLs"
                 yield invalid(f"{at}.nonResourceURLs", rule["nonResourceURLs"], message)
             continue

@@ -91,7 +91,7 @@ def _check_volumes(volumes: Iterable[Obj], path: str) -> Iterator[Cause]:
     volume_names: set[str] = set()
     for number, volume in enumerate(volumes):
         at, name = f"{path}[{number}]", volume.get("name") or ""
-        sources = [part for part, value in volume.items() if part != "name" and value is not None]
+        sources = [source for source, value in volume.items() if source != "name" and value is not None]
         for source in sources[1:]:
             yield forbidden(f"{at}.{source}", "may not specify more than 1 volume type")
         if not sources:
@@ -178,11 +178,11 @@ def _check_affinity(affinity: Obj, path: str) -> Iterator[Cause]:
         at = f"{path}.nodeAffinity.{preferred}[{number}]"
         yield from _check_weight(choice, at)
         yield from _check_node_term(choice.get("preference") or {}, f"{at}.preference")
-    for part in ("podAffinity", "podAntiAffinity"):
-        for number, term in enumerate((affinity.get(part) or {}).get(needed) or ()):
-            yield from _check_pod_term(term, f"{path}.{part}.{needed}[{number}]")
-        for number, choice in enumerate((affinity.get(part) or {}).get(preferred) or ()):
-            at = f"{path}.{part}.{preferred}[{number}]"
+    for section in ("podAffinity", "podAntiAffinity"):
+        for number, term in enumerate((affinity.get(section) or {}).get(needed) or ()):
+            yield from _check_pod_term(term, f"{path}.{section}.{needed}[{number}]")
+        for number, choice in enumerate((affinity.get(section) or {}).get(preferred) or ()):
+            at = f"{path}.{section}.{preferred}[{number}]"
             yield from _check_weight(choice, at)
             yield from _check_pod_term(choice.get("podAffinityTerm") or {}, f"{at}.podAffinityTerm")
 
@@ -233,13 +233,13 @@ def _check_spread(rule: Obj, at: str) -> Iterator[Cause]:
 def check_pod_update(obj: Obj, old: Obj) -> Iterator[Cause]:
     """Yield the problems of a change of a pod. The server checks only what may change."""
     new_spec, old_spec = obj["spec"], old["spec"]
-    for part in ("containers", "initContainers"):
-        if len(new_spec.get(part) or ()) != len(old_spec.get(part) or ()):
-            yield forbidden(f"spec.{part}", "pod updates may not add or remove containers")
+    for section in ("containers", "initContainers"):
+        if len(new_spec.get(section) or ()) != len(old_spec.get(section) or ()):
+            yield forbidden(f"spec.{section}", "pod updates may not add or remove containers")
             return
-        for number, container in enumerate(new_spec.get(part) or ()):
+        for number, container in enumerate(new_spec.get(section) or ()):
             if not container.get("image"):
-                yield required(f"spec.{part}[{number}].image")
+                yield required(f"spec.{section}[{number}].image")
     yield from check_tolerations(new_spec.get("tolerations") or (), "spec.tolerations")
     before, after = old_spec.get("activeDeadlineSeconds"), new_spec.get("activeDeadlineSeconds")
     if before is not None and after is None:

@@ -39,18 +39,18 @@ class CycleFacts(Value):
     def _unpacked(cls, stored: Any) -> Any:
         if not isinstance(stored, Mapping) or PACKED not in stored:
             return stored
-        rest = {name: value for name, value in stored.items() if name != PACKED}
-        return {**unpacked({PACKED: stored[PACKED]}), **rest}
+        remaining = {name: value for name, value in stored.items() if name != PACKED}
+        return {**unpacked({PACKED: stored[PACKED]}), **remaining}
 
     def of(self, decision_id: str) -> Json | None:
         """Return the facts of a decision, as its own record would hold them; None if they are not here."""
-        own = self.facts.get(decision_id)
-        if own is None or own.get("quota") is None:
-            return own
-        quota = own["quota"]
+        own_facts = self.facts.get(decision_id)
+        if own_facts is None or own_facts.get("quota") is None:
+            return own_facts
+        quota = own_facts["quota"]
         holders = (text for first, count in quota["jobs"] for text in self.holders[first : first + count])
         jobs = f"[{','.join(holders)}]"
-        return {**own, "quota": {**quota, "quotas": self.quotas[quota["quotas"]], "jobs": jobs}}
+        return {**own_facts, "quota": {**quota, "quotas": self.quotas[quota["quotas"]], "jobs": jobs}}
 
 
 def pointer_to(digest: str) -> Json:
@@ -67,20 +67,20 @@ def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
     """Return the facts of some decisions of one cycle, with each shared part once."""
     quotas = _Texts()
     holders = _Texts()
-    own: dict[str, Json] = {}
+    own_facts: dict[str, Json] = {}
     indexes: dict[str, list[int]] = {}
     for decision_id, facts in facts_by_decision.items():
-        own[decision_id] = facts.model_dump(mode="json", by_alias=True, exclude={"quota": {"quotas", "jobs"}})
+        own_facts[decision_id] = facts.model_dump(mode="json", by_alias=True, exclude={"quota": {"quotas", "jobs"}})
         if facts.quota is not None:
-            own[decision_id]["quota"]["quotas"] = quotas.index_of(facts.quota.quotas)
+            own_facts[decision_id]["quota"]["quotas"] = quotas.index_of(facts.quota.quotas)
             indexes[decision_id] = [holders.index_of(document) for document in facts.quota.jobs]
     # Records see the holders of a queue in one order, and each saw more of them: runs are longest by queue.
     order = sorted(range(len(holders.texts)), key=holders.group_of)
     place = {index: number for number, index in enumerate(order)}
     for decision_id, indexes_of_record in indexes.items():
-        own[decision_id]["quota"]["jobs"] = _runs(place[index] for index in indexes_of_record)
+        own_facts[decision_id]["quota"]["jobs"] = _runs(place[index] for index in indexes_of_record)
     return CycleFacts.model_construct(
-        quotas=tuple(quotas.texts), holders=tuple(holders.texts[index] for index in order), facts=own
+        quotas=tuple(quotas.texts), holders=tuple(holders.texts[index] for index in order), facts=own_facts
     )
 
 
@@ -94,15 +94,15 @@ class _Texts:
         self._by_text: dict[str, int] = {}
 
     def index_of(self, document: Json) -> int:
-        known = self._by_identity.get(id(document))
-        if known is None:
+        place = self._by_identity.get(id(document))
+        if place is None:
             text = serialized(document)
-            known = self._by_text.setdefault(text, len(self.texts))
-            if known == len(self.texts):
+            place = self._by_text.setdefault(text, len(self.texts))
+            if place == len(self.texts):
                 self.texts.append(text)
                 self._documents.append(document)
-            self._by_identity[id(document)] = known
-        return known
+            self._by_identity[id(document)] = place
+        return place
 
     def group_of(self, index: int) -> tuple[bool, str]:
         """Return the place of a holder among the queues: sums come last, as in a record."""

@@ -137,9 +137,9 @@ def _plan_queue(
     """Decide about the pending jobs and the sizes of running jobs, or return the queues to read further first."""
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return _hand_over_to_kueue(snapshot, now), ()
-    demand, left = _serving_demand(snapshot, _with_serving(policy, snapshot), now)
+    demand, capacities_left = _serving_demand(snapshot, _with_serving(policy, snapshot), now)
     queue_snapshot = snapshot.queue(policy, now)
-    queue = queue_snapshot._replace(capacities=left)
+    queue = queue_snapshot._replace(capacities=capacities_left)
     decisions = decide_queue(queue, policy, now)
     further = _queues_to_read_further(snapshot, decisions) if may_read_further else ()
     if further:
@@ -153,7 +153,7 @@ def _plan_queue(
                 pending={name: job for name, job in snapshot.pending.items() if name not in rewound.page}
             )
             queue_snapshot = snapshot.queue(policy, now)
-            queue = queue_snapshot._replace(capacities=left)
+            queue = queue_snapshot._replace(capacities=capacities_left)
             decisions = decide_queue(queue, policy, now)
         elif ALL_JOBS in snapshot.cursors_after_heads:
             cursors = cursors.after(decisions, snapshot.cursors_after_heads[ALL_JOBS])

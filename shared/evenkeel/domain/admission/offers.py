@@ -314,16 +314,16 @@ def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapa
     node_capacities = [capacity for capacity in everything if capacity.reserved_for]
     if not node_capacities:
         return everything
-    own = [capacity for capacity in node_capacities if capacity.reserved_for == request.job_id]
+    own_nodes = [capacity for capacity in node_capacities if capacity.reserved_for == request.job_id]
     fitting = [
         capacity
-        for capacity in own
+        for capacity in own_nodes
         if is_schedulable_for(request, capacity)
         and not capacity.why_too_small(request.per_node)
         and capacity.life.key not in request.avoid
     ]
-    if own and len(fitting) >= request.nodes:
-        return own
+    if own_nodes and len(fitting) >= request.nodes:
+        return own_nodes
     return [capacity for capacity in everything if not capacity.reserved_for]
 
 
@@ -436,15 +436,15 @@ def _why_closed(request: AdmissionRequest, wanted: Resources, capacity: NodeCapa
 
 def describe_request(request: AdmissionRequest) -> str:
     """Return in words the nodes that a job waits for, and the amounts that must be free on each node."""
-    nodes, wanted = count_of(request.nodes, "node"), []
+    nodes, requirements = count_of(request.nodes, "node"), []
     if request.accelerators_per_node:
-        wanted.append(count_of(request.accelerators_per_node, "free accelerator"))
+        requirements.append(count_of(request.accelerators_per_node, "free accelerator"))
     if request.names_cpu_or_memory:
-        wanted.append(f"{request.cpu_millis_per_node / 1000:g} vCPU")
-        wanted.append(f"{request.memory_mib_per_node / 1024:g} GiB")
-    if not wanted:
+        requirements.append(f"{request.cpu_millis_per_node / 1000:g} vCPU")
+        requirements.append(f"{request.memory_mib_per_node / 1024:g} GiB")
+    if not requirements:
         return nodes
-    *front, last = wanted
+    *front, last = requirements
     return f"{nodes} with {', '.join(front)} and {last} each" if front else f"{nodes} with {last} each"
 
 

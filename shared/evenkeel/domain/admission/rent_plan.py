@@ -350,13 +350,13 @@ def capacity_left(
     capacities: Iterable[NodeCapacity], decisions: Iterable[AdmissionDecision]
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacities without the amounts that the admitted jobs take."""
-    taken = {
+    assigned = {
         life.key: decision.facts.request.per_node
         for decision in decisions
         if decision.action is Action.ADMIT
         for life in decision.nodes
     }
-    return with_taken(capacities, taken)
+    return with_taken(capacities, assigned)
 
 
 def why_rental_would_not_help(job_id: str, pool: Pool, decisions: Iterable[AdmissionDecision]) -> str:

@@ -212,8 +212,8 @@ class _Planner:
 
     def _would_help(self, request: AdmissionRequest, candidates: Mapping[str, ElasticJob]) -> bool:
         """Whether a waiting job starts if all candidates free as many nodes as they can."""
-        left = {name: job.nodes - _max_nodes_freed(job) for name, job in candidates.items()}
-        return self._would_start(request.with_nodes(min(_acceptable_sizes(request))), left)
+        sizes_left = {name: job.nodes - _max_nodes_freed(job) for name, job in candidates.items()}
+        return self._would_start(request.with_nodes(min(_acceptable_sizes(request))), sizes_left)
 
     def _shrinks_for_job(
         self, request: AdmissionRequest, candidates: Mapping[str, ElasticJob], victims: Collection[str]
@@ -245,8 +245,8 @@ class _Planner:
     def _shrinks_for_replicas(self, demand: AdmissionRequest, runners: list[Job]) -> tuple[PlannedResize, ...]:
         """Choose the jobs that shrink so that replicas of a Deployment find nodes. Replicas use no quota."""
 
-        def fits(left: Mapping[str, int]) -> bool:
-            capacities = self._fleet_after(left).capacities
+        def fits(sizes_left: Mapping[str, int]) -> bool:
+            capacities = self._fleet_after(sizes_left).capacities
             return any(fit.fitting >= demand.nodes for fit in pool_fits(demand, capacities, self.scheduling))
 
         candidates = self._candidates(demand, set(), runners)
@@ -378,11 +378,11 @@ class _Planner:
         freed: list[tuple[NodePlace, Resources]] = []
         charges: list[Charge] = []
         for charge in fleet.charges:
-            kept = keeps.get(charge.job_id, len(charge.node_names))
-            held = self._schedulable_first(charge) if kept < len(charge.node_names) else charge
-            freed += [((charge.cluster, name), charge.per_node) for name in held.node_names[kept:]]
-            if kept or not charge.node_names:
-                charges.append(shrunk_charge(held, kept))
+            nodes_kept = keeps.get(charge.job_id, len(charge.node_names))
+            held = self._schedulable_first(charge) if nodes_kept < len(charge.node_names) else charge
+            freed += [((charge.cluster, name), charge.per_node) for name in held.node_names[nodes_kept:]]
+            if nodes_kept or not charge.node_names:
+                charges.append(shrunk_charge(held, nodes_kept))
         capacities = with_freed(fleet.capacities, sum_by_place(freed))
         return fleet._replace(capacities=capacities, charges=tuple(charges), stopping=fleet.stopping - keeps.keys())
 

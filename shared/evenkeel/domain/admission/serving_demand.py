@@ -110,13 +110,13 @@ def satisfied_replicas(
     for workload in registered:
         if workload.rents_from:
             name, cluster_pods = holder_id(workload), pods.get(workload.cluster, ())
-            left = free_replica_slots([rental for rental in rented.rentals if rental.job_id == name], cluster_pods)
+            slots = free_replica_slots([rental for rental in rented.rentals if rental.job_id == name], cluster_pods)
             # A replica on a node that is not assigned yet needs no other node.
             landed = sum(
                 unassigned.get((workload.cluster, pod.node_name)) in workload.rents_from
                 for pod in replicas_of(workload.namespace, workload.name, cluster_pods)
             )
-            satisfied[name] = max(0, left - landed)
+            satisfied[name] = max(0, slots - landed)
     return satisfied
 
 
@@ -167,7 +167,7 @@ def plan_serving_rentals(
     short = {holder_id(shortfall.registered): shortfall for shortfall in demand.short}
     places = {f"{request.cluster}/{request.job_id}": place for place, request in enumerate(demand.demands)}
     labels = {name: f"{workload.cluster}/{workload.label}" for name, workload in registered.items()}
-    context, left, plans = context._replace(queue=()), policy.burst.rentals_per_cycle, []
+    context, rentals_left, plans = context._replace(queue=()), policy.burst.rentals_per_cycle, []
     for name in sorted(
         registered, key=lambda registered_name: (places.get(labels[registered_name], len(places)), registered_name)
     ):
@@ -177,9 +177,9 @@ def plan_serving_rentals(
             per_node = demand.demands[places[labels[name]]].accelerators_per_node
             waiting -= max(1, per_node // short[name].per_replica) * demand.satisfied_demands.get(labels[name], 0)
         if waiting > 0:
-            decisions = decide_serving_rentals(short[name], waiting, context, plan.state, policy, most=left)
+            decisions = decide_serving_rentals(short[name], waiting, context, plan.state, policy, most=rentals_left)
             plan = plan._replace(decisions=decisions, per_replica=short[name].per_replica)
-            left -= len(plan.to_rent)
+            rentals_left -= len(plan.to_rent)
             context = context._replace(rented=context.rented.with_planned(plan.to_rent, policy.burst.pools))
         elif name in short and not demand.satisfied_replicas.get(name):
             plan = plan._replace(fits_committed=True)

@@ -36,8 +36,8 @@ class TeamQueues:
         scheduler.snapshot.now = self._now.timestamp()
         for name, submitters in self._snapshot.used.items():
             resource = flavor_matching.resource_of((), self.by_name[name], self._catalogue)
-            for submitter, left in submitters.items():
-                scheduler.add_past_use(name, submitter, {resource: left})
+            for submitter, past_use in submitters.items():
+                scheduler.add_past_use(name, submitter, {resource: past_use})
         for holder in self._holders():
             scheduler.restore(holder)
         for eviction in self._snapshot.scheduler_state.evictions:

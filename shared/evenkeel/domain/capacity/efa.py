@@ -72,10 +72,10 @@ def interfaces_per_pod(node: EfaNode, nodes: int, accelerators: int, by_pool: Ma
         by_pool: Expected interfaces by pool, as in `expected_interfaces`.
     """
     instance_type = shipped().of(node.instance_type)
-    whole = instance_type.accelerators if instance_type else node.accelerators
-    if nodes < 2 or not whole:
+    total = instance_type.accelerators if instance_type else node.accelerators
+    if nodes < 2 or not total:
         return 0
-    return expected_interfaces(node, by_pool) * min(accelerators, whole) // whole
+    return expected_interfaces(node, by_pool) * min(accelerators, total) // total
 
 
 def efa_request(

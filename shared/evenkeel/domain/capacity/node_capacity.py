@@ -101,8 +101,8 @@ def stored_capacity(
         unhealthy: Nodes that need a repair and get none.
     """
     listed = sorted(nodes, key=lambda node: node.life.key)
-    taken = taken_resources({_place(node): node.in_use for node in listed}, charged)
-    return tuple(_stored_capacity_of(node, taken, unhealthy) for node in listed)
+    resources_used = taken_resources({_place(node): node.in_use for node in listed}, charged)
+    return tuple(_stored_capacity_of(node, resources_used, unhealthy) for node in listed)
 
 
 def idle_capacity(node: FleetNode, offered: Resources) -> NodeCapacity:

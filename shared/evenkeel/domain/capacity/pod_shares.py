@@ -48,12 +48,12 @@ def _allowance(
     whole: Fraction, base: Fraction, bands: tuple[tuple[int, Fraction], ...], of_the_rest: Fraction
 ) -> Fraction:
     """Return a base, plus a fraction of each band of an amount."""
-    share, left = base, whole
+    share, remainder = base, whole
     for size, fraction in bands:
-        part = min(left, Fraction(size))
-        share += part * fraction
-        left -= part
-    return share + left * of_the_rest
+        slice_size = min(remainder, Fraction(size))
+        share += slice_size * fraction
+        remainder -= slice_size
+    return share + remainder * of_the_rest
 
 
 @functools.lru_cache(maxsize=4096)
@@ -171,12 +171,12 @@ def amounts_of(instance_type: str, stated: Resources) -> Resources:
         instance_type: The instance type, with or without `ml.`.
         stated: The allocatable amounts of its node object.
     """
-    known = shipped().of(instance_type)
-    return whole_machine(known) if known else stated
+    hardware = shipped().of(instance_type)
+    return whole_machine(hardware) if hardware else stated
 
 
 def expected_offer(instance_type: str, accelerators: int) -> Resources:
     """Return the amounts that a future node will offer to pods. CPU and memory of an unknown type are left open."""
-    known = shipped().of(instance_type)
-    usable = available_to_pods(whole_machine(known)) if known else NONE
+    hardware = shipped().of(instance_type)
+    usable = available_to_pods(whole_machine(hardware)) if hardware else NONE
     return usable.replace_unchecked(accelerators=accelerators)

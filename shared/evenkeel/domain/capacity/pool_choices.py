@@ -64,8 +64,8 @@ class Toleration(StrictValue):
 
     def tolerates(self, taint: str) -> bool:
         """Whether it tolerates a taint, written `key=value:Effect`."""
-        rest, _, effect = taint.rpartition(":")
-        key, _, value = rest.partition("=")
+        key_value, _, effect = taint.rpartition(":")
+        key, _, value = key_value.partition("=")
         return (
             (key == self.key or (not self.key and self.operator is Operator.EXISTS))
             and self.effect in (None, effect)

@@ -53,10 +53,10 @@ class Shortages(Value):
         refusal older than the stored one changes nothing.
         """
         key = (instance_type, zone, market)
-        known = self._of(key)
-        if known and known.refused_at > now:
+        shortage = self._of(key)
+        if shortage and shortage.refused_at > now:
             return self
-        weight = 1.0 + (known.weight_at(now) if known else 0.0)
+        weight = 1.0 + (shortage.weight_at(now) if shortage else 0.0)
         entry = Shortage(instance_type=instance_type, zone=zone, market=market, refused_at=now, weight=weight)
         remembered = (
             shortage for shortage in self.entries if shortage.key != key and shortage.weight_at(now) >= MIN_WEIGHT

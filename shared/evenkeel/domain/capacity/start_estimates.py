@@ -65,11 +65,11 @@ def after_whole_nodes(
         queue: The queue.
         empty_after: For each node, after how many seconds its last job is expected to end; 0 if it is empty.
     """
-    ordered, taken, later = sorted(empty_after), 0, []
+    ordered, nodes_used, later = sorted(empty_after), 0, []
     for start, demand in zip(starts, queue, strict=True):
-        taken += demand.whole_nodes
+        nodes_used += demand.whole_nodes
         if demand.whole_nodes:
-            later.append(max([start, *ordered[min(taken, len(ordered)) - 1 :][:1]]))
+            later.append(max([start, *ordered[min(nodes_used, len(ordered)) - 1 :][:1]]))
         else:
             later.append(start)
     return tuple(later)
@@ -81,8 +81,8 @@ def remaining_seconds(estimate_seconds: float, ran_seconds: float) -> float:
     A run that has exceeded its estimate is expected to take half as long again as it already ran. Run times have heavy
     tails: the longer a run has lasted, the longer it will last.
     """
-    left = estimate_seconds - ran_seconds
-    return left if left > 0 else max(60.0, ran_seconds / 2)
+    seconds_left = estimate_seconds - ran_seconds
+    return seconds_left if seconds_left > 0 else max(60.0, ran_seconds / 2)
 
 
 def expected_wait(forecast_seconds: float, waited_seconds: float) -> float:
@@ -125,10 +125,10 @@ def estimate_start(
         starts = expected_starts(free, running, [WaitingUse(nodes, long) for nodes in (*ahead, demand)])
         estimates.append(None if starts[-1] == float("inf") else round(starts[-1], 1))
     # A longer run time does not always mean a later start, so the range covers all three estimates.
-    known = [estimate for estimate in estimates if estimate is not None]
+    known_estimates = [estimate for estimate in estimates if estimate is not None]
     return StartEstimate(
         seconds=estimates[1],
-        earliest_seconds=min(known) if known else None,
-        latest_seconds=max(known) if None not in estimates else None,
+        earliest_seconds=min(known_estimates) if known_estimates else None,
+        latest_seconds=max(known_estimates) if None not in estimates else None,
         samples=len(runs),
     )

@@ -55,11 +55,11 @@ class NodeUtilization(Value):
     @classmethod
     def of(cls, samples: Mapping[Measure, Sequence[Sample]], launched_at: datetime) -> "NodeUtilization":
         """Average the samples of a node. Samples from before its launch belong to an earlier node and do not count."""
-        own = {
+        own_samples = {
             measure: [sample for sample in samples if sample.start >= launched_at]
             for measure, samples in samples.items()
         }
-        read = {measure: samples for measure, samples in own.items() if samples}
+        read = {measure: samples for measure, samples in own_samples.items() if samples}
         invalid = tuple(measure for measure, samples in read.items() if not all(map(_is_percentage, samples)))
         valid = {measure: samples for measure, samples in read.items() if measure not in invalid}
         return cls(

@@ -147,11 +147,11 @@ def _prove_by_convention(ref: CheckpointRef, evidence: CheckpointContents) -> Pr
     # The write began before its first file was in the store. `began_at` is therefore too late if anything, and the
     # checkpoint is rather distrusted than trusted.
     times = [files[key].modified_at for key in shards]
-    known = [time for time in times if time is not None]
+    known_times = [time for time in times if time is not None]
     return Proof(
         grade=Grade.COMPLETE_BY_CONVENTION,
         key=ref.convention_key,
-        began_at=min(known) if len(known) == len(times) else None,
+        began_at=min(known_times) if len(known_times) == len(times) else None,
         files=len(shards),
         size_bytes=sum(files[key].size_bytes for key in shards),
     )

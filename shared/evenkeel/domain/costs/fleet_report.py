@@ -285,18 +285,18 @@ def _nodes(
         if interrupted.owner:
             parts[interrupted.owner.life.instance_id] += interrupted.receipt.parts
     report_rows = []
-    for node, own in incidents.items():
+    for node, node_interruptions in incidents.items():
         hours = facts.node_hours.get(node, ("", "", 0.0))[2] or None
-        rate = failure_rate(len(own), hours) if hours else None
+        rate = failure_rate(len(node_interruptions), hours) if hours else None
         total = total_of(parts[node])
         report_rows.append(
             NodeFailures(
                 node=node,
-                pool=own[0].pool,
-                failures=len(own),
+                pool=node_interruptions[0].pool,
+                failures=len(node_interruptions),
                 node_hours=hours,
                 rate=rate,
-                is_above_fleet=_is_unlikely(len(own), hours, fleet, len(facts.node_hours)),
+                is_above_fleet=_is_unlikely(len(node_interruptions), hours, fleet, len(facts.node_hours)),
                 gpu_hours=total.gpu_hours,
                 usd_micros=total.usd_micros,
             )
@@ -321,27 +321,27 @@ def _is_unlikely(failures: int, hours: float | None, fleet: FailureRate | None, 
 def _stage_losses(failed: Iterable[OwnedInterruption]) -> Iterable[StageLoss]:
     parts: dict[Stage, list[ReceiptPart]] = defaultdict(list)
     for interrupted in failed:
-        for part in interrupted.receipt.parts:
-            parts[part.stage].append(part)
+        for receipt_part in interrupted.receipt.parts:
+            parts[receipt_part.stage].append(receipt_part)
     for stage in Stage:
         receipt_parts = parts[stage]
         total = total_of(receipt_parts)
         yield StageLoss(
             stage=stage,
-            time=_duration([part.seconds for part in receipt_parts]),
+            time=_duration([receipt_part.seconds for receipt_part in receipt_parts]),
             gpu_hours=total.gpu_hours,
             usd_micros=total.usd_micros,
         )
 
 
 def _duration(seconds: Sequence[float | None]) -> DurationPercentiles:
-    known = sorted(value for value in seconds if value is not None)
+    known_values = sorted(value for value in seconds if value is not None)
     return DurationPercentiles(
-        count=len(known),
-        unknown=len(seconds) - len(known),
-        p50_seconds=_percentile(known, 0.5),
-        p99_seconds=_percentile(known, 0.99),
-        max_seconds=known[-1] if known else None,
+        count=len(known_values),
+        unknown=len(seconds) - len(known_values),
+        p50_seconds=_percentile(known_values, 0.5),
+        p99_seconds=_percentile(known_values, 0.99),
+        max_seconds=known_values[-1] if known_values else None,
     )
 
 
@@ -364,12 +364,14 @@ def _groups(failed: Iterable[OwnedInterruption], by: Callable[[OwnedInterruption
     groups: dict[str, list[OwnedInterruption]] = defaultdict(list)
     for interrupted in failed:
         groups[by(interrupted)].append(interrupted)
-    rows = [_loss(name, own) for name, own in groups.items()]
+    rows = [_loss(name, group_interruptions) for name, group_interruptions in groups.items()]
     return tuple(sorted(rows, key=lambda row: (-row.gpu_hours, row.group)))
 
 
 def _loss(group: str, interruptions: Sequence[OwnedInterruption]) -> GroupLoss:
-    total = total_of(part for owned_interruption in interruptions for part in owned_interruption.receipt.parts)
+    total = total_of(
+        receipt_part for owned_interruption in interruptions for receipt_part in owned_interruption.receipt.parts
+    )
     return GroupLoss(
         group=group,
         interruptions=len(interruptions),
@@ -385,9 +387,9 @@ def _loss(group: str, interruptions: Sequence[OwnedInterruption]) -> GroupLoss:
 
 def _effective(all_nodes: PoolTime, lost: float) -> EffectiveTrainingTime:
     productive = all_nodes.of(NodeUse.PRODUCTIVE).gpu_hours
-    both = productive + lost
+    total = productive + lost
     return EffectiveTrainingTime(
-        productive_gpu_hours=productive, lost_gpu_hours=lost, ratio=productive / both if both else None
+        productive_gpu_hours=productive, lost_gpu_hours=lost, ratio=productive / total if total else None
     )
 
 

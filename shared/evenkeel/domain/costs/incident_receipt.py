@@ -109,7 +109,7 @@ def incident_receipt(
     node = node_outage(
         incident, [span for lost_time in lost_times for _, span in lost_time.spans], node_gpus, node_price, now
     )
-    total = total_of(part for lost_time in lost_times for part in lost_time.receipt.parts)
+    total = total_of(receipt_part for lost_time in lost_times for receipt_part in lost_time.receipt.parts)
     hit = {lost_time.receipt.job_id for lost_time in named}
     running = tuple(job.job_id for job in incident.affected_jobs if job.job_id not in hit)
     prices = [price for price in (total.usd_micros, node.usd_micros) if price is not None]
@@ -168,13 +168,13 @@ def node_outage(
     end = max(start, back or now)
     spans = subtract_spans(Span(start, end), with_jobs)
     beside = sum(microseconds(span.end - span.start) for span in spans)
-    whole = microseconds(end - start)
+    total = microseconds(end - start)
     return NodeOutage(
         started_at=start,
         ended_at=end,
         is_over=is_over,
-        seconds=whole / 1e6,
-        counted_with_jobs_seconds=(whole - beside) / 1e6,
+        seconds=total / 1e6,
+        counted_with_jobs_seconds=(total - beside) / 1e6,
         gpus=gpus,
         gpu_hours=None if gpus is None else gpus * beside / MICROSECONDS_PER_HOUR,
         usd_micros=None if gpus is None else cost_usd_micros(gpus * beside, price),

@@ -74,7 +74,7 @@ def interruptions(
     named: dict[int, dict[str, Incident]] = {}
     for number, incident in incidents:
         named.setdefault(number, {})[incident.incident_id] = incident
-    taken: list[Span] = []
+    spans_taken: list[Span] = []
     losses = []
     for place, attempt in enumerate(ordered):
         if not _was_interrupted(job, attempt, ordered[place + 1 :]):
@@ -84,8 +84,8 @@ def interruptions(
             key=lambda incident: (incident.first_signal_at, incident.incident_id),
         )
         line = _time_line(job, ordered, place, blamed, until)
-        lost_time = _priced(job, attempt, blamed, line, taken, price_of)
-        taken += [span for _, span in lost_time.spans]
+        lost_time = _priced(job, attempt, blamed, line, spans_taken, price_of)
+        spans_taken += [span for _, span in lost_time.spans]
         losses.append(lost_time)
     return losses
 
@@ -178,8 +178,8 @@ def _kept_until(attempts: Sequence[Attempt], ended: Attempt, resumed: Attempt | 
         return began, f"first run: attempt {resumed.attempt} resumed from no checkpoint"
     if resumed.resumed_work_from is None or ended.ended_at is None:
         return None, ""
-    kept = max(began, min(resumed.resumed_work_from, ended.ended_at))
-    return kept, f"checkpoint of step {resumed.resume_from.step} began"
+    kept_until = max(began, min(resumed.resumed_work_from, ended.ended_at))
+    return kept_until, f"checkpoint of step {resumed.resume_from.step} began"
 
 
 def _priced(
@@ -191,13 +191,17 @@ def _priced(
     price_of: PriceOf,
 ) -> LostTime:
     parts, spans = [], []
-    for part, own in _parts(line, attempt, taken, price_of):
-        parts.append(part)
-        spans += [(part.stage, span) for span in own]
+    for receipt_part, part_spans in _parts(line, attempt, taken, price_of):
+        parts.append(receipt_part)
+        spans += [(receipt_part.stage, span) for span in part_spans]
     resumed = line.resumed
     if resumed is None or resumed.trained_at is None:
         parts.append(_unknown(Stage.RESTORE, resumed or attempt, "not recorded"))
-    still = [round(part.seconds * 1e6) for part in parts if part.seconds and part.stage is not Stage.REPEATED_WORK]
+    still = [
+        round(receipt_part.seconds * 1e6)
+        for receipt_part in parts
+        if receipt_part.seconds and receipt_part.stage is not Stage.REPEATED_WORK
+    ]
     point = resumed.resume_from if resumed and resumed.is_pinned else None
     receipt = InterruptionReceipt(
         job_id=job.job_id,

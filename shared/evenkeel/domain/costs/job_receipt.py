@@ -89,7 +89,10 @@ def job_receipt(
         buckets=_buckets(job, ordered, lost_times, price_of, until),
         interruptions=tuple(lost_time.receipt for lost_time in lost_times),
         lost=total_of(
-            part for lost_time in lost_times if lost_time.receipt.cause.is_failure for part in lost_time.receipt.parts
+            receipt_part
+            for lost_time in lost_times
+            if lost_time.receipt.cause.is_failure
+            for receipt_part in lost_time.receipt.parts
         ),
         notes=NOTES,
     )
