@@ -56,7 +56,7 @@ def approve(incident_id: str) -> api.Reply:
 
 @app.post("/v1/incidents/<incident_id>/decline")
 def decline(incident_id: str) -> api.Reply:
-    app.idempotency_key()  # as above
+    app.idempotency_key()  # required, although a repeat is harmless
     return app.accepted(
         _answered(incident_id, app.body(api_types.ApprovalBody), approves=False), _incident(incident_id)
     )

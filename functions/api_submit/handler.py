@@ -30,7 +30,7 @@ def plan() -> api.Reply:
 @app.post("/v1/jobs/<job_id>/cancel")
 def cancel(job_id: str) -> api.Reply:
     context = wiring.context()
-    app.idempotency_key()  # the job's own state makes a repeat harmless; a key is asked of every change
+    app.idempotency_key()  # every change requires a key, although the job's state already makes a repeat harmless
     request = cancel_job.CancelJobRequest(
         job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason
     )
@@ -42,7 +42,7 @@ def cancel(job_id: str) -> api.Reply:
 @app.post("/v1/jobs/<job_id>/suspend")
 def suspend(job_id: str) -> api.Reply:
     context = wiring.context()
-    app.idempotency_key()  # as above
+    app.idempotency_key()  # required, although a repeat is harmless
     request = suspend_job.SuspendJobRequest(
         job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason
     )
@@ -53,7 +53,7 @@ def suspend(job_id: str) -> api.Reply:
 @app.post("/v1/jobs/<job_id>/resume")
 def resume(job_id: str) -> api.Reply:
     context = wiring.context()
-    app.idempotency_key()  # as above
+    app.idempotency_key()  # required, although a repeat is harmless
     request = suspend_job.SuspendJobRequest(
         job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason
     )

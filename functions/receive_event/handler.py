@@ -1,4 +1,7 @@
-"""Ingest an event of the queue `events`: about nodes or instance groups, from EventBridge or a site's detector."""
+"""Ingest events about nodes and instance groups from the queue `events`.
+
+EventBridge and a site's detectors send them.
+"""
 
 from operator import attrgetter
 

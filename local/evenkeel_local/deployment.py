@@ -190,7 +190,7 @@ def _keep_package(package: Path, credentials: Credentials, stack_name: str, pref
         pages = s3.get_paginator("list_objects_v2").paginate(Bucket=ARTIFACTS_BUCKET, Prefix=f"{prefix}/")
         for key in (content["Key"] for page in pages for content in page.get("Contents", [])):
             s3.download_file(ARTIFACTS_BUCKET, key, str(draft / key))
-        with contextlib.suppress(OSError):  # another process has kept the same package
+        with contextlib.suppress(OSError):  # another process stored the same package first
             draft.rename(package)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Look a fault up in the site's catalogue once, and carry it with the fact or with the incident.
+"""Attach the catalogue's fault to a fact or an incident.
 
 fact, node ─▶ ClassifiedFact ─▶ intake ─▶ incident ─▶ IncidentFault ─▶ plan, repair, resume
 """

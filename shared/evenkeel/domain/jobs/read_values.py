@@ -93,7 +93,7 @@ def _classes(values: Json) -> tuple[TemplatePriorityClass, ...]:
     rows = {}
     for name, row in values.items():
         if not isinstance(row, Mapping):
-            # `preemptionPolicy` with lost indentation is next to the classes, but is not a class.
+            # A wrongly indented `preemptionPolicy` is a sibling of the classes.
             continue
         rows[str(name)] = (_number(row, "value", None, f"priorityClasses.{name}."), str(row.get("description", "")))
     ranks = sorted({value for value, _ in rows.values()})

@@ -63,7 +63,7 @@ class IllegalTransitionError(ValueError):
 
 
 class RentalOffer(Value):
-    """A pool that was asked for a rental's nodes."""
+    """A request to one pool for a rental's nodes."""
 
     pool: str
     cluster: str

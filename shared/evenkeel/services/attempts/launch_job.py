@@ -234,11 +234,10 @@ def _why_give_up(job: Job, attempt: Attempt, context: Context) -> str:
 
 
 def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttempt, ...]:
-    """Find the remaining parts of earlier attempts, back to the last launched attempt.
+    """Find remaining parts of earlier attempts, from the newest back to the last launched attempt.
 
-    The last launched attempt fenced out all attempts before it.
-
-    Two attempts never run side by side if both can be reached.
+    The fence of the last launched attempt excludes older attempts. Two attempts never run side by side if both can be
+    reached.
     """
     earlier: list[_EarlierAttempt] = []
     nodes: dict[str, KubernetesNode] | None = None

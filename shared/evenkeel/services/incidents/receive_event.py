@@ -1,9 +1,9 @@
-"""Ingest signals about nodes: find the node, let each signal join or open its one incident, start the recovery.
+"""Ingest facts about nodes: find the node, add each fact to its incident or open one, and start the recovery.
 
 An event may carry several facts. Each fact has its own row and is ingested separately, so a partly ingested event is
-simply ingested again.
+simply ingested again. `runtime.entry` archives the raw copy.
 
-    keep a raw copy ─▶ find the node ─▶ one commit: FACT, OPEN#life, incident, evidence, timeline ─▶ start <incident>-r1
+    parsed event ──▶ find the node ─▶ one commit: FACT, OPEN#life, incident, evidence, timeline ─▶ start <incident>-r1
                          │ unknown                                                                     ▲
                          ├─▶ UNRESOLVED row ─▶ the sweep tries again                    a copy starts it again
                          └─▶ counted and dropped, if the source also reports nodes of other fleets
@@ -78,7 +78,7 @@ class IngestResult(Value):
 
 
 def affected_node_of(node: Node) -> AffectedNode:
-    """Return the slot of a node from its two views."""
+    """Return the affected node from the node's two views."""
     kubernetes_node = node.kubernetes
     return AffectedNode(
         life=node.life,
@@ -146,7 +146,7 @@ def summary(outcomes: tuple[IngestResult, ...]) -> dict[str, Any]:
 
 
 def _is_of_another_cluster(stated_arn: str, own_arn: str) -> bool:
-    """Some ARNs end in the cluster's name, which proves nothing. Only two different ids are two clusters."""
+    """Return whether an event names another cluster. Some ARNs end in a name, not an id: a name is no proof."""
     if not stated_arn or stated_arn == own_arn:
         return False
     return not own_arn or (_CLUSTER_ID.fullmatch(stated_arn) is not None and _CLUSTER_ID.fullmatch(own_arn) is not None)
@@ -465,7 +465,7 @@ def _store_unresolved(fact: NodeFact, context: Context) -> IngestResult:
         try:
             context.ledger.commit(Put(row))
         except Conflict:
-            pass  # a copy of it came first, and is kept
+            pass  # another delivery of this fact was stored first
         else:
             context.telemetry.count("FactsUnresolved")
             context.telemetry.warning("FactUnresolved", instanceId=fact.instance_id, source=fact.source)
@@ -516,7 +516,7 @@ def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
                 outcomes.append(record_fact(fact, affected, context))
                 continue
         except EvenkeelError as error:
-            failures.append(error)  # this fact is tried again later; the next facts are tried now
+            failures.append(error)  # the delivery fails, so this fact is retried later
             continue
         if context.clock.now() - _kept_since(row) > _UNRESOLVED_KEPT:
             context.telemetry.count("FactsDropped")

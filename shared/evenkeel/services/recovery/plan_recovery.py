@@ -197,7 +197,7 @@ def _approved_decision_id(
 
 
 def _stored_outcome(incident: Incident, request: incident_record.RecoveryRun) -> PlanRecoveryResult | None:
-    """Return the earlier plan of this run; NOTHING if the incident is over or belongs to another run."""
+    """Return the earlier plan of this run; the outcome NOTHING if the incident is over or belongs to another run."""
     stored_plan = incident.plan
     if stored_plan is not None and stored_plan.run == request.run and not incident.state.is_settled:
         return PlanRecoveryResult.model_validate(

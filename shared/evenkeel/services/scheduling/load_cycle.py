@@ -4,7 +4,7 @@
                                       ├─ nodes of each cluster ─────────────────────┤
                                       └─ rows of nodes ─────────────────────────────┘
 
-A rental or a pod that changes between two reads counts twice at worst, and never not at all. Jobs are read after the
+A rental or a pod that changes between two reads may count twice, but is never missed. Jobs are read after the
 charges, so freed quota is seen only together with the job that released it (docs/decisions/0023). Nodes are read after
 the rentals, so a node whose rental ends is never seen as free.
 """

@@ -38,7 +38,7 @@ def carry_out(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Co
         context: Ports, policy, mode and time.
     """
     resizes, pending = plan.resizes, plan.queue_plan.pending.keys()
-    # A job that started in this cycle is in the tree's state already. It was pending when it was read.
+    # The tree's state already has the jobs that this cycle started; the snapshot still shows them as pending.
     begun = tree.scheduler_state.elastic
     elastic = resizes.elastic_state.replace(
         jobs=tuple(sorted({*resizes.elastic_state.jobs, *(pending & set(begun.jobs))})),

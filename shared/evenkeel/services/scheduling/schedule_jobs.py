@@ -2,13 +2,14 @@
 
     load ─▶ decide_cycle(snapshot) ─▶ commit if the quota tree is unchanged
 
-No other service creates attempts. A cluster that cannot be read stops admissions on itself alone. Its jobs stay
-pending, and the jobs that run there keep their quota and are not preempted.
+No other service creates attempts. Evenkeel admits no job to a cluster that it cannot read. The pending jobs of this
+cluster wait, and its running jobs keep their quota and are not preempted.
 
 If the ledger refuses to store an admission, the cycle reads everything again and decides without that job.
 
 Each admission and each change of the set-up raises the version of the tree, so a commit of an older snapshot fails
-whole. A released charge does not raise it: the charge is marked in place, and jobs are read after the charges.
+whole. A released charge does not raise it. The charge is marked in place, and jobs are read after the charges. So a
+cycle sees freed quota only with the job that freed it (docs/decisions/0023).
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from evenkeel.services.storage import heartbeats, quota_rows, read_charges
 
 WRITER = commit_cycle.WRITER
 _MAX_RETRIES = 3
-"""Snapshots of one invocation. After that the next invocation continues."""
+"""Snapshots that one invocation decides on. After that the next invocation continues."""
 
 
 class ScheduleJobsResult(Value):
