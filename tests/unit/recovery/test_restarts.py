@@ -90,7 +90,7 @@ def decided(job: UnmanagedJob, **changes: Any) -> RestartDecision:
         (a_job(consent=Consent.UNSET), {}, "LEAVE", "evenkeel.io/resume=allowed"),
         (a_job(consent=Consent.UNSET), {"allowed_by_policy": True}, "RESTART", "would not restart it"),
         (a_job(consent=Consent.FORBIDDEN), {"allowed_by_policy": True}, "LEAVE", "evenkeel.io/resume=allowed"),
-        (a_job(has_managed_labels=True), {}, "LEAVE", "the labels of Evenkeel's own jobs"),
+        (a_job(has_managed_labels=True), {}, "LEAVE", "the labels of an Evenkeel job"),
         (a_job(owner="TrainJob llama"), {}, "LEAVE", "belongs to TrainJob llama"),
         (a_job(state=UnmanagedJobState.SUSPENDED), {}, "LEAVE", "it is suspended"),
         (a_job(state=UnmanagedJobState.SUCCEEDED), {}, "LEAVE", "it is succeeded"),
