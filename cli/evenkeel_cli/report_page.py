@@ -73,87 +73,92 @@ def summary(report: Json) -> list[tuple[str, str]]:
 
 def sections(report: Json) -> Iterator[ReportSection]:
     """Yield the tables of the report, without empty tables."""
-    yield ReportSection(
-        "What to change first",
-        ("CHANGE", "GPU-HOURS", "WORTH AT MOST"),
-        [
-            (
-                f"{place}. {improvement['change']}",
-                gpu_hours(improvement["worthGpuHours"]),
-                dollars(improvement["worthUsdMicros"]),
-            )
-            for place, improvement in enumerate(report["improvements"], 1)
-        ],
-        wraps=True,
-    )
-    yield ReportSection(
-        "Downtime by stage",
-        ("STAGE", "P50", "P99", "MAX", "KNOWN", "UNKNOWN", "GPU-HOURS", "COST"),
-        [
-            (
-                plain(stage["stage"]),
-                *(seconds(stage["time"][f"{figure}Seconds"]) for figure in ("p50", "p99", "max")),
-                str(stage["time"]["count"]),
-                str(stage["time"]["unknown"]),
-                gpu_hours(stage["gpuHours"]) if stage["time"]["count"] else UNKNOWN,
-                dollars(stage["usdMicros"]),
-            )
-            for stage in report["stages"]
-            if stage["time"]["count"] or stage["time"]["unknown"]
-        ],
-    )
+    yield _improvements(report["improvements"])
+    yield _stages(report["stages"])
     for title, name in (
         ("Lost by cause", "byCause"),
         ("Lost by pool", "byPool"),
         ("Lost by instance type", "byInstanceType"),
     ):
-        yield ReportSection(
-            title,
-            ("GROUP", "TIMES", "OPEN", "GPU-HOURS", "COST", "UNKNOWN WORK"),
-            [_loss(row) for row in report[name]],
-        )
+        yield _losses(title, report[name])
     if report["requested"]["interruptions"]:
-        yield ReportSection(
-            "Stopped on request (no failures)",
-            ("GROUP", "TIMES", "OPEN", "GPU-HOURS", "COST", "UNKNOWN WORK"),
-            [_loss(report["requested"])],
-        )
+        yield _losses("Stopped on request (no failures)", [report["requested"]])
     for title, name in (
         ("Failures by class", "byClass"),
         ("Failures by pool", "byPool"),
         ("Failures by instance type", "byInstanceType"),
     ):
-        rows = [
-            (failure["group"], str(failure["failures"]), *_rate_cells(failure["rate"]))
-            for failure in report["failures"][name]
-        ]
-        yield ReportSection(title, ("GROUP", "FAILURES", "PER 1000 NODE-DAYS", "95% INTERVAL", "NODE MTBF"), rows)
-    yield ReportSection(
-        "Nodes with the largest losses",
-        ("NODE", "POOL", "FAILURES", "ABOVE FLEET", "GPU-HOURS", "COST"),
-        [
-            (
-                node["node"],
-                node["pool"],
-                str(node["failures"]),
-                "yes" if node["isAboveFleet"] else "no" if node["rate"] else UNKNOWN,
-                gpu_hours(node["gpuHours"]),
-                dollars(node["usdMicros"]),
-            )
-            for node in report["failures"]["nodes"]
-        ],
-        left=2,
-    )
+        yield _failures(title, report["failures"][name])
+    yield _nodes(report["failures"]["nodes"])
     yield ReportSection(
         "GPU time by pool",
         ("POOL", "GPU-HOURS", *_USE_TITLES, "IDLE COST"),
         [_pool(pool) for pool in report["pools"]],
     )
-    rented = [
-        (pool["name"], str(pool["rentals"]), gpu_hours(pool["nodeHours"]), dollars(pool["usdMicros"]))
-        for pool in report["rent"]["pools"]
+    yield _rented(report["rent"]["pools"])
+
+
+def _improvements(improvements: list[Json]) -> ReportSection:
+    rows = [
+        (
+            f"{place}. {improvement['change']}",
+            gpu_hours(improvement["worthGpuHours"]),
+            dollars(improvement["worthUsdMicros"]),
+        )
+        for place, improvement in enumerate(improvements, 1)
     ]
-    yield ReportSection("Rented by pool", ("POOL", "RENTALS", "NODE-HOURS", "COST"), rented)
+    return ReportSection("What to change first", ("CHANGE", "GPU-HOURS", "WORTH AT MOST"), rows, wraps=True)
+
+
+def _stages(stages: list[Json]) -> ReportSection:
+    rows = [
+        (
+            plain(stage["stage"]),
+            *(seconds(stage["time"][f"{figure}Seconds"]) for figure in ("p50", "p99", "max")),
+            str(stage["time"]["count"]),
+            str(stage["time"]["unknown"]),
+            gpu_hours(stage["gpuHours"]) if stage["time"]["count"] else UNKNOWN,
+            dollars(stage["usdMicros"]),
+        )
+        for stage in stages
+        if stage["time"]["count"] or stage["time"]["unknown"]
+    ]
+    titles = ("STAGE", "P50", "P99", "MAX", "KNOWN", "UNKNOWN", "GPU-HOURS", "COST")
+    return ReportSection("Downtime by stage", titles, rows)
+
+
+def _losses(title: str, groups: list[Json]) -> ReportSection:
+    titles = ("GROUP", "TIMES", "OPEN", "GPU-HOURS", "COST", "UNKNOWN WORK")
+    return ReportSection(title, titles, [_loss(group) for group in groups])
+
+
+def _failures(title: str, groups: list[Json]) -> ReportSection:
+    titles = ("GROUP", "FAILURES", "PER 1000 NODE-DAYS", "95% INTERVAL", "NODE MTBF")
+    rows = [(group["group"], str(group["failures"]), *_rate_cells(group["rate"])) for group in groups]
+    return ReportSection(title, titles, rows)
+
+
+def _nodes(nodes: list[Json]) -> ReportSection:
+    rows = [
+        (
+            node["node"],
+            node["pool"],
+            str(node["failures"]),
+            "yes" if node["isAboveFleet"] else "no" if node["rate"] else UNKNOWN,
+            gpu_hours(node["gpuHours"]),
+            dollars(node["usdMicros"]),
+        )
+        for node in nodes
+    ]
+    titles = ("NODE", "POOL", "FAILURES", "ABOVE FLEET", "GPU-HOURS", "COST")
+    return ReportSection("Nodes with the largest losses", titles, rows, left=2)
+
+
+def _rented(pools: list[Json]) -> ReportSection:
+    rows = [
+        (pool["name"], str(pool["rentals"]), gpu_hours(pool["nodeHours"]), dollars(pool["usdMicros"])) for pool in pools
+    ]
+    return ReportSection("Rented by pool", ("POOL", "RENTALS", "NODE-HOURS", "COST"), rows)
 
 
 def draw(out: Printer, report: Json, *, is_wide: bool) -> None:

@@ -257,6 +257,12 @@ def version_workflows() -> None:
         "update": _update_alias,
         "delete": lambda arn, _properties: stepfunctions._delete_state_machine_alias({"stateMachineAliasArn": arn}),
     }
+    _run_executions_on_their_version()
+    _authorize_versions_by_their_workflow()
+    _share_the_session_of_a_function()
+
+
+def _run_executions_on_their_version() -> None:
     start, run = stepfunctions._start_execution, stepfunctions._run_execution
     version_arn: contextvars.ContextVar[str | None] = contextvars.ContextVar("version_arn", default=None)
 
@@ -283,6 +289,8 @@ def version_workflows() -> None:
 
     stepfunctions._start_execution, stepfunctions._run_execution = start_version, run_version
 
+
+def _authorize_versions_by_their_workflow() -> None:
     extract = iam_actions.extract_resource_arn
 
     def extract_with_qualifier(service: str, *arguments: Any, **named: Any) -> str:
@@ -293,6 +301,8 @@ def version_workflows() -> None:
 
     iam_actions.extract_resource_arn = extract_with_qualifier
 
+
+def _share_the_session_of_a_function() -> None:
     credentials = lambda_runtime.execution_credentials
 
     def credentials_of_function(config: Document) -> dict[str, str]:

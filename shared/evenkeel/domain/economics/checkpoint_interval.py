@@ -22,7 +22,7 @@ The best interval of the exact form solves (1 - x tau) e^(x tau) = e^(-x w). R d
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from evenkeel.domain.economics.figure_checks import at_least, more_than
 from evenkeel.domain.values import Value
@@ -187,11 +187,6 @@ def advise_interval(
             )
         )
     young, daly = (_parting_write(method, restart_seconds, mtbf_seconds) for method in (young_seconds, daly_seconds))
-    worst = max(choice.lost_ettr_points for choice in choices[:3])
-    parts = ", ".join(
-        f"{name} from a write of {at:.4g} s" if at else f"{name} at no write time"
-        for name, at in (("Young", young), ("Daly", daly))
-    )
     return IntervalAdvice(
         write_seconds=write_seconds,
         restart_seconds=restart_seconds,
@@ -203,13 +198,21 @@ def advise_interval(
         lost_work_seconds_first_order=best / 2,
         overhead_first_order=math.sqrt(2 * write_seconds / mtbf_seconds),
         young_parts_at_write_seconds=young,
-        note=(
-            _HOPELESS
-            if top < 1e-6
-            else f"Young, Daly and the exact optimum differ by {worst:.2g} points of ETTR."
-            + (" The choice does not matter; the write and the restart do." if worst < 0.1 else " Use the exact one.")
-            + f" At this MTBF they cost more than 0.1 points: {parts}."
-        ),
+        note=_HOPELESS if top < 1e-6 else _comparison(choices[:3], young, daly),
+    )
+
+
+def _comparison(choices: Sequence[IntervalChoice], young: float | None, daly: float | None) -> str:
+    """Return how far the methods differ, and from which write times on."""
+    worst = max(choice.lost_ettr_points for choice in choices)
+    advice = "The choice does not matter; the write and the restart do." if worst < 0.1 else "Use the exact one."
+    parts = ", ".join(
+        f"{name} from a write of {at:.4g} s" if at else f"{name} at no write time"
+        for name, at in (("Young", young), ("Daly", daly))
+    )
+    return (
+        f"Young, Daly and the exact optimum differ by {worst:.2g} points of ETTR. {advice}"
+        f" At this MTBF they cost more than 0.1 points: {parts}."
     )
 
 

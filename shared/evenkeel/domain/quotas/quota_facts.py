@@ -8,7 +8,7 @@ They are documents that `evenkeel plan` reads. The same cycle, run on them for t
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import BeforeValidator, PlainSerializer
@@ -33,7 +33,13 @@ from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
 from evenkeel.domain.kueue.snapshot import Rules
 from evenkeel.domain.kueue.why import AdmittingChange, why
-from evenkeel.domain.quotas.quota_documents import DocumentCache, HolderRun, SerializedDocuments, serialized
+from evenkeel.domain.quotas.quota_documents import (
+    DocumentCache,
+    HolderRun,
+    SerializedDocument,
+    SerializedDocuments,
+    serialized,
+)
 from evenkeel.domain.quotas.quota_holders import flat, is_sum, nested, sum_documents
 from evenkeel.domain.values import Value
 
@@ -141,19 +147,10 @@ def quota_facts_of(
     quota_document = cache.quotas(tree, lambda: _quotas(queues, state))
     runs = cache.runs(tree, state.holders)
     single, summed = _split_holders(workload, runs, queues[workload.queue], frozenset(decision.earlier.victims))
-    parts = [cache.documents(run) for run in single]
-    documents, texts = [document for part, _ in parts for document in part], [text for _, text in parts]
-    use = [(run.queue, run.use) for run in summed]
-    size = len(quota_document.text) + sum(map(len, texts))
-    fits = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and cache.fits_packed(tree, documents, runs, MAX_BYTES))
-    keep = len(documents) if fits else _max_single_holders(quota_document, documents)
-    is_cut = keep < len(documents)
-    if is_cut:
-        holders = [admitted for run in single for admitted, _ in run.holders]
-        use += [(admitted.workload.queue, admitted.use) for admitted in holders[keep:]]
-        documents = documents[:keep]
-        texts = [serialized(document) for document in documents]
-    sums = [*sum_documents(use)]
+    jobs, kept = _within_max_bytes(
+        quota_document, single, summed, lambda documents: cache.fits_packed(tree, documents, runs, MAX_BYTES), cache
+    )
+    holder_count = sum(len(run.holders) for run in single)
     earlier = decision.earlier
     facts = QuotaFacts(
         quotas={},
@@ -183,12 +180,37 @@ def quota_facts_of(
             for other in pair - {workload.workload_id}
         },
         scan_start=tuple(dict(indexes) for indexes in decision.scan_start.tried) if decision.scan_start else (),
-        summed_holders=sum(len(run.holders) for run in summed) + sum(len(run.holders) for run in single) - keep,
-        is_cut=is_cut,
+        summed_holders=sum(len(run.holders) for run in summed) + holder_count - kept,
+        is_cut=kept < holder_count,
     )
     # Validation would copy each of these documents.
-    jobs = SerializedDocuments.of((*documents, *sums), (*texts, *map(serialized, sums)))
     return facts.replace_unchecked(quotas=quota_document, jobs=jobs)
+
+
+def _within_max_bytes(
+    quota_document: SerializedDocument,
+    single: Sequence[HolderRun],
+    summed: Sequence[HolderRun],
+    fits_packed: Callable[[Sequence[Json]], bool],
+    cache: DocumentCache,
+) -> tuple[SerializedDocuments, int]:
+    """Return the documents of the holders, and how many holders have a document of their own.
+
+    If the documents exceed `MAX_BYTES`, the last single holders are summed as well.
+    """
+    parts = [cache.documents(run) for run in single]
+    documents, texts = [document for part, _ in parts for document in part], [text for _, text in parts]
+    use = [(run.queue, run.use) for run in summed]
+    size = len(quota_document.text) + sum(map(len, texts))
+    fits = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and fits_packed(documents))
+    kept = len(documents) if fits else _max_single_holders(quota_document, documents)
+    if kept < len(documents):
+        holders = [admitted for run in single for admitted, _ in run.holders]
+        use += [(admitted.workload.queue, admitted.use) for admitted in holders[kept:]]
+        documents = documents[:kept]
+        texts = [serialized(document) for document in documents]
+    sums = [*sum_documents(use)]
+    return SerializedDocuments.of((*documents, *sums), (*texts, *map(serialized, sums))), kept
 
 
 def _max_single_holders(quota_document: Json, documents: Sequence[Json]) -> int:
