@@ -24,7 +24,7 @@ DOCUMENT = PROJECT / "docs" / "ownership.md"
 # ---------------------------------------------------------------- what the code says
 
 
-STEPS = {"commit_cycle": "schedule_jobs"}
+STEPS = {"commit_cycle": "schedule_jobs", "measure_restore": "launch_job"}
 """Modules that are one step of a service: they write in its name, and no other service calls them."""
 
 
