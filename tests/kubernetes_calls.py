@@ -405,6 +405,8 @@ CASES: Final = (
     ),
     KubernetesCase("workloads", lambda port: port.workloads(CLUSTER), _launched(WorkloadKind.JOB)),
     KubernetesCase("pods", lambda port: port.pods(CLUSTER), _launched(WorkloadKind.JOB_SET)),
+    KubernetesCase("pods_in_use", lambda port: port.pods_in_use(CLUSTER), _launched(WorkloadKind.JOB)),
+    KubernetesCase("live_pods", lambda port: port.live_pods(CLUSTER), _launched(WorkloadKind.JOB)),
     KubernetesCase("pods_on_a_node", lambda port: port.pods(CLUSTER, NODE), _launched(WorkloadKind.JOB)),
     KubernetesCase("kueue_namespaces", lambda port: port.kueue_namespaces(CLUSTER), _has_kueue),
     KubernetesCase("evict", lambda port: port.evict(CLUSTER, UNMANAGED)),

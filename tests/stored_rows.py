@@ -141,7 +141,7 @@ class Heartbeat(Value):
 class TreeRow(Value):
     """The quota tree."""
 
-    memory: SchedulerState | None = None
+    scheduler_state: SchedulerState | None = None
     set_ups: int = 0
 
 
@@ -299,8 +299,8 @@ def as_newer_release(key: Key, doc: dict[str, Any]) -> dict[str, Any]:
         if row_type.kind is not Wait or not path.startswith(".answer"):  # an answer leaves the ledger
             object.__setattr__(item, "__pydantic_extra__", {NEW_FIELD: "kept", **(item.__pydantic_extra__ or {})})
     document: dict[str, Any] = value.model_dump(mode="json", by_alias=True)
-    if isinstance(doc.get("memory"), dict) and row_type.kind is TreeRow:  # its packed form is one text
-        document["memory"] = doc["memory"]
+    if isinstance(doc.get("schedulerState"), dict) and row_type.kind is TreeRow:  # its packed form is one text
+        document["schedulerState"] = doc["schedulerState"]
     return document
 
 

@@ -54,7 +54,7 @@ def test_every_operation_of_the_port_has_a_case() -> None:
     operations = [name for name, _ in inspect.getmembers(KubernetesCluster, inspect.isfunction) if name[0] != "_"]
 
     # `manifest_of` reads the object that `unmanaged_job` reads.
-    assert [name for name in operations if f"it.{name}(" not in source] == ["manifest_of", "watch"]
+    assert [name for name in operations if f"port.{name}(" not in source] == ["manifest_of", "watch"]
 
 
 @pytest.mark.parametrize("request_", BY_NAME)

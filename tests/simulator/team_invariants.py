@@ -248,7 +248,7 @@ def interrupted_job_starts_first(world: "Simulation", changes: Changes) -> Itera
             charge = rows.decode(before, Charge)
             given_back[charge.job_id] = charge
     tree = next((before for key, before, _ in changes if before and key == quota_rows.tree_key()), None)
-    sticky = ((tree.doc.get("memory") or {}).get("sticky") or {}).values() if tree else ()
+    sticky = ((tree.doc.get("schedulerState") or {}).get("sticky") or {}).values() if tree else ()
     were = {before.job_id: before for before, _ in _jobs_changed(changes)}
     for charge in _admitted_in(changes):
         younger = were[charge.job_id]

@@ -290,7 +290,7 @@ class Resolver(APIGatewayRestResolver):
         headers: Mapping[str, str | list[str]] = {"ETag": tag, "Cache-Control": "no-cache"}
         known = self.incoming.headers.get("If-None-Match") or ""
         if tag in (part.strip().removeprefix("W/") for part in known.split(",")):
-            return Response(status_code=304, headers=dict(headers))
+            return Response(status_code=304, headers=dict(headers), body="")
         return _json(200, document, headers)
 
     def accepted(self, document: Json, location: str) -> Reply:

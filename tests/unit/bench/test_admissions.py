@@ -26,7 +26,8 @@ def a_transaction(version: int) -> list[dict[str, Any]]:
     sent: list[dict[str, Any]] = []
     ledger = DynamoLedger({table: f"round1-{table.lower()}" for table in Table}, Client())
     ledger.commit(
-        Put(Row(quota_rows.tree_key(), {"memory": {}}, version)), Put(Row(job_rows.job_key("job-1"), {"a": 1}, version))
+        Put(Row(quota_rows.tree_key(), {"schedulerState": {}}, version)),
+        Put(Row(job_rows.job_key("job-1"), {"a": 1}, version)),
     )
     return sent
 

@@ -182,8 +182,9 @@ def test_clock_that_is_ten_minutes_off_is_named(site: CliFixture, minutes: int, 
     assert "[CLOCK_SKEW]" in result.err
 
 
-@pytest.mark.parametrize("date", ["", "yesterday", format_datetime(datetime.now(UTC), usegmt=True)])
+@pytest.mark.parametrize("date", ["", "yesterday", "now"])
 def test_wrong_secret_key_is_not_blamed_on_the_clock(site: CliFixture, date: str) -> None:
+    date = format_datetime(datetime.now(UTC), usegmt=True) if date == "now" else date
     site.next_answers = [refused("BAD_SIGNATURE", Date=date)]
 
     assert "[BAD_SIGNATURE]" in site.run("status").err

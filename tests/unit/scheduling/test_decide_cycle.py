@@ -266,7 +266,7 @@ def test_jobs_of_a_drained_queue_are_asked_once() -> None:
     stopped = job.replace(stop_request=job.with_stop_request("It is drained.", "schedule_jobs/drain", NOW))
 
     assert decided(drained(holders={"job-1": stopped})).queue_stops == ()
-    assert decided(drained(memory=SchedulerState(stopping={"job-1": ""}))).queue_stops == ()
+    assert decided(drained(scheduler_state=SchedulerState(stopping={"job-1": ""}))).queue_stops == ()
     assert decided(drained(holders={"job-1": running(1, current_attempt=2)})).queue_stops == ()
 
 

@@ -180,7 +180,7 @@ def test_idle_record_forgets_ended_jobs_only() -> None:
 def remembered(scenario: JobScenario) -> dict[str, Any]:
     row = scenario.world.ledger.get(quota_rows.tree_key())
     assert row
-    return (row.doc.get("memory") or {}).get("elastic") or {}
+    return (row.doc.get("schedulerState") or {}).get("elastic") or {}
 
 
 def test_why_explains_a_resize_and_its_alternatives() -> None:

@@ -194,11 +194,11 @@ class ServingSpike(RentalScenario):
         rental_rows = self.world.ledger.partition(Table.JOBS, f"JOB#{CHAT_ID}", "RENTAL#")
         return [rows.decode(row, Rental) for row in rental_rows]
 
-    def memory(self) -> ServingState:
+    def serving_state(self) -> ServingState:
         return rows.load(self.world.ledger, job_rows.serving_key(CHAT_ID), ServingState, "Deployment")
 
     def notes(self) -> str:
-        note = self.memory().last_note
+        note = self.serving_state().last_note
         return note.text if note else ""
 
 
@@ -442,7 +442,7 @@ def test_unused_rented_node_pauses_further_rentals() -> None:
     (rental,) = market.rentals()
     assert rental.state is RentalState.ENDED
     assert "No replica of serving/chat used the node within" in rental.reason
-    assert market.memory().unused_rentals == 1
+    assert market.serving_state().unused_rentals == 1
     assert "No replica used the node rented last" in market.notes()
     assert market.left() == []
     market.turns(45)
@@ -485,7 +485,7 @@ def test_spike_that_ends_before_its_node_arrives_leaves_nothing() -> None:
 
     assert [rental.state for rental in market.rentals()] == [RentalState.ENDED]
     assert market.left() == []
-    assert market.memory().unused_rentals == 0
+    assert market.serving_state().unused_rentals == 0
     assert market.notes() == ""
 
 

@@ -6,7 +6,7 @@ from evenkeel.ports import Put, Row
 
 def stored_state(row: Row | None) -> SchedulerState:
     """Return the scheduler's state in the row; an empty state if there is none."""
-    return SchedulerState.model_validate((row.doc.get("scheduler_state") if row else None) or {})
+    return SchedulerState.model_validate((row.doc.get("schedulerState") if row else None) or {})
 
 
 class QuotaTree:
@@ -19,8 +19,8 @@ class QuotaTree:
     def put(self, scheduler_state: SchedulerState) -> Put:
         """Return the write that raises its version and stores a state."""
         packed = scheduler_state.to_row()
-        doc = {name: value for name, value in self._row.doc.items() if name != "scheduler_state"}
-        return Put(Row(self._row.key, {**doc, "scheduler_state": packed} if packed else doc, self._row.version))
+        doc = {name: value for name, value in self._row.doc.items() if name != "schedulerState"}
+        return Put(Row(self._row.key, {**doc, "schedulerState": packed} if packed else doc, self._row.version))
 
     def raised(self, scheduler_state: SchedulerState) -> None:
         """Note that the write of this state was committed."""
