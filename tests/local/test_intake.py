@@ -147,7 +147,7 @@ def test_log_line_of_a_hostile_event_is_short_and_coded(data_centre: DataCentre,
     for line in lines:
         assert line["code"] == codes[samples[line["envelopeId"]]]
         assert line["sizeBytes"] == len(intake_results.raw[line["envelopeId"]] or b"")
-        assert len(line.get("beginning", "")) <= 200
+        assert len(line.get("bodyStart", "")) <= 200
 
 
 def test_hostile_events_are_counted_by_their_code(data_centre: DataCentre, intake_results: IntakeResults) -> None:

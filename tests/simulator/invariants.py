@@ -793,7 +793,7 @@ def no_more_than_its_role(world: "Simulation", call: "FunctionCall") -> Iterator
 @invariant_check("no-unexpected-function-failure", "", CheckTrigger.END)
 def no_silent_failure(world: "Simulation") -> Iterator[str]:
     for line in world.telemetry.lines:
-        if line.message == "Failed":
+        if line.message == "CallFailed":
             yield f"{line.keys.get('error')}: {line.keys.get('detail')}"
 
 

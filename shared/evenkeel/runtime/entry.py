@@ -16,8 +16,9 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeAlias
 
@@ -34,7 +35,7 @@ _FIRST_PAUSE, _LAST_PAUSE = 10, 360
 """Seconds until a failed event is delivered again: three times as long each time, up to the last value. The queue
 delivers an event eight times, so an outage of twenty minutes loses no event."""
 _MIN_MILLISECONDS_LEFT = 15_000
-"""Time that one event of at most ten machines may need while a table is throttled."""
+"""Time that one event of at most ten nodes may need while a table is throttled."""
 _BOUND_KEYS = ("incidentId", "jobId", "attempt", "run", "nodeLife", "cluster", "executionArn", "decisionId", "kind")
 _RESULT_KEYS = ("outcome", "reason", "decisionId", "rung", "waitSeconds")
 
@@ -128,7 +129,7 @@ def event(
     *,
     parse: Callable[[bytes], Any],
     malformed: type[MalformedEvent],
-    ignored_types: tuple[type[Any], ...],
+    ignored_types: Mapping[type[Any], str],
     urgency: Callable[[Any], int] = lambda _: 0,
 ) -> Callable[[Callable[[Any, Any], Json]], Handler]:
     """Wrap the function behind a queue of events. The handler gets one parsed event at a time, urgent events first.
@@ -141,55 +142,83 @@ def event(
     Args:
         parse: Reads the envelope; pure.
         malformed: The type that `parse` returns for a malformed event of a known kind.
-        ignored_types: The types that `parse` returns for events that need no action; counted as `Events<type>`.
+        ignored_types: The types that `parse` returns for events that need no action, each with the metric that counts
+            them.
         urgency: Rank of a parsed event: events with a lower rank come first.
     """
 
-    def rank(delivery: _Delivery) -> float:
-        try:
-            parsed = parse(delivery.body)
-        except Exception:  # noqa: BLE001 - a bug of the parser; the record fails when its turn comes
-            return math.inf
-        return math.inf if isinstance(parsed, (malformed, *ignored_types)) else urgency(parsed)
-
     def decorate(handler: Callable[[Any, Any], Json]) -> Handler:
-        def one(body: bytes, envelope_id: str, context: Any) -> Json:
-            world = wiring.world()
-            with ThreadPoolExecutor(max_workers=1) as archive:
-                # In parallel: until the cordon, new pods can start on a faulty node.
-                future = archive.submit(lambda: world.raw_events.keep(envelope_id, body))  # builds its client there
-                parsed = parse(body)
-                if isinstance(parsed, (malformed, *ignored_types)):
-                    future.result()  # nothing else keeps such an event
-                if isinstance(parsed, malformed):
-                    return _send_to_dead_letters(body, parsed, world)
-                if isinstance(parsed, ignored_types):
-                    return _count_ignored(parsed, world)
-                world.telemetry.count("EventsReceived")
-                answer = handler(parsed, context)
-                future.result()
-                return answer
+        consumer = _EventConsumer(handler, parse, malformed, ignored_types, urgency)
 
         @functools.wraps(handler)
         def wrapped(batch: Json, context: Any) -> Json:
-            failures = []
-            # Powertools' BatchProcessor keeps the same promises, but faster redelivery would still need a subclass.
-            # It loads 150 more modules, which adds 15% to the import time of a function on the way to a cordon.
-            for delivery in sorted(map(_Delivery, batch.get("Records", ())), key=rank):
-                record = delivery.record
-                try:
-                    with _log_call("EventDone", context, delivery.keys) as line:
-                        _require_time(context)
-                        answer = one(delivery.body, delivery.envelope_id, context)
-                        line.update(_select_keys(answer, (*_BOUND_KEYS, *_RESULT_KEYS, "code", "beginning")))
-                except Exception:  # noqa: BLE001 - logged by _log_call; the other records of the batch go on
-                    failures.append({"itemIdentifier": record["messageId"]})
-                    _redeliver_soon(record)
-            return {"batchItemFailures": failures}
+            return consumer.run(batch, context)
 
         return wrapped
 
     return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class _EventConsumer:
+    """The consumer of a queue of events. `event` describes the fields."""
+
+    handler: Callable[[Any, Any], Json]
+    parse: Callable[[bytes], Any]
+    malformed: type[MalformedEvent]
+    ignored_types: Mapping[type[Any], str]
+    urgency: Callable[[Any], int]
+
+    def run(self, batch: Json, context: Any) -> Json:
+        """Ingest each record of a batch by itself. Return the failed records, which the queue delivers again."""
+        failures = []
+        # Powertools' BatchProcessor keeps the same promises, but faster redelivery would still need a subclass.
+        # It loads 150 more modules, which adds 15% to the import time of a function on the way to a cordon.
+        for delivery in sorted(map(_Delivery, batch.get("Records", ())), key=self._urgency_of):
+            record = delivery.record
+            try:
+                with _log_call("EventDone", context, delivery.keys) as line:
+                    _require_time(context)
+                    answer = self._ingest_record(delivery, context)
+                    line.update(_select_keys(answer, (*_BOUND_KEYS, *_RESULT_KEYS, "code", "bodyStart")))
+            except Exception:  # noqa: BLE001 - logged by _log_call; the other records of the batch go on
+                failures.append({"itemIdentifier": record["messageId"]})
+                _redeliver_soon(record)
+        return {"batchItemFailures": failures}
+
+    def _urgency_of(self, delivery: _Delivery) -> float:
+        try:
+            parsed = self.parse(delivery.body)
+        except Exception:  # noqa: BLE001 - a bug of the parser; the record fails when its turn comes
+            return math.inf
+        return math.inf if self._needs_no_handler(parsed) else self.urgency(parsed)
+
+    def _needs_no_handler(self, parsed: object) -> bool:
+        return isinstance(parsed, (self.malformed, *self.ignored_types))
+
+    def _ingest_record(self, delivery: _Delivery, context: Any) -> Json:
+        """Archive a record and ingest its event at the same time. Return the outcome for the log."""
+        world = wiring.world()
+        with _archive(delivery, world) as archiving:
+            parsed = self.parse(delivery.body)
+            if self._needs_no_handler(parsed):
+                archiving.result()  # nothing else keeps such an event
+            if isinstance(parsed, self.malformed):
+                return _send_to_dead_letters(delivery.body, parsed, world)
+            if isinstance(parsed, tuple(self.ignored_types)):
+                return _count_ignored(parsed, self.ignored_types[type(parsed)], world)
+            world.telemetry.count("EventsReceived")
+            answer = self.handler(parsed, context)
+            archiving.result()
+            return answer
+
+
+@contextmanager
+def _archive(delivery: _Delivery, world: wiring.World) -> Iterator[Future[None]]:
+    """Archive a record unchanged while the caller ingests its event. The caller must ask for the result."""
+    with ThreadPoolExecutor(max_workers=1) as archiver:
+        # In parallel: until the cordon, new pods can start on a faulty node. The client is built in the thread.
+        yield archiver.submit(lambda: world.raw_events.keep(delivery.envelope_id, delivery.body))
 
 
 def _require_time(context: LambdaContext | None) -> None:
@@ -202,15 +231,18 @@ def _send_to_dead_letters(body: bytes, parsed: MalformedEvent, world: wiring.Wor
     """Put a malformed event on the dead-letter queue, and return its outcome."""
     world.dead_letters.put(body.decode(), parsed.code, parsed.reason)
     world.telemetry.count("EventsFailed", code=parsed.code)
-    beginning = body[:_SHOWN_BYTES].decode("utf-8", "replace")
-    return {"outcome": "DEAD_LETTERED", "code": parsed.code, "reason": parsed.reason, "beginning": beginning}
+    first_bytes = body[:_SHOWN_BYTES].decode("utf-8", "replace")
+    return {"outcome": "DEAD_LETTERED", "code": parsed.code, "reason": parsed.reason, "bodyStart": first_bytes}
 
 
-def _count_ignored(parsed: object, world: wiring.World) -> Json:
+def _count_ignored(parsed: object, metric: str, world: wiring.World) -> Json:
     """Count an event that needs no action, and return its outcome."""
-    kind = type(parsed).__name__
-    world.telemetry.count(f"Events{kind}")
-    return {"outcome": kind.upper(), "code": getattr(parsed, "code", ""), "reason": getattr(parsed, "reason", "")}
+    world.telemetry.count(metric)
+    return {
+        "outcome": type(parsed).__name__.upper(),
+        "code": getattr(parsed, "code", ""),
+        "reason": getattr(parsed, "reason", ""),
+    }
 
 
 def _redeliver_soon(record: Mapping[str, Any]) -> None:
@@ -334,12 +366,12 @@ def _report_failure(token: str | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        named = _as_port_error(error)
+        port_error = _as_port_error(error)
         if token:
-            _fail_token(token, named)
-        if named is error:
+            _fail_token(token, port_error)
+        if port_error is error:
             raise
-        raise named from error
+        raise port_error from error
 
 
 def _fail_token(token: str, failure: Exception) -> None:
@@ -359,7 +391,7 @@ def _as_port_error(error: Exception) -> Exception:
 @contextmanager
 def _log_call(message: str, context: Any, keys: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Bind the keys to every log line, and write one line at the end of the call, after success or failure."""
-    began = time.perf_counter()
+    started = time.perf_counter()
     telemetry = wiring.world().telemetry
     bound = {name: value for name, value in keys.items() if value not in (None, "")}
     if context is not None:
@@ -367,28 +399,30 @@ def _log_call(message: str, context: Any, keys: Mapping[str, Any]) -> Iterator[d
     telemetry.bind(bound)
     line: dict[str, Any] = {}
 
-    def spent() -> int:
-        return round((time.perf_counter() - began) * 1000)
+    def elapsed_milliseconds() -> int:
+        return round((time.perf_counter() - started) * 1000)
 
     try:
         yield line
     except TransientError as error:
-        telemetry.warning("RunWillBeRetried", error=type(error).__name__, detail=str(error), milliseconds=spent())
+        telemetry.warning(
+            "CallWillBeRetried", error=type(error).__name__, detail=str(error), milliseconds=elapsed_milliseconds()
+        )
         raise
     except PermanentError as error:
         telemetry.error(
             "CallRefused",
             error=type(error).__name__,
             detail=str(error),
-            milliseconds=spent(),
+            milliseconds=elapsed_milliseconds(),
             runbook="function-errors",
         )
         raise
     except Exception as error:
-        telemetry.exception("Failed", error, milliseconds=spent(), runbook="function-errors")
+        telemetry.exception("CallFailed", error, milliseconds=elapsed_milliseconds(), runbook="function-errors")
         raise
     else:
-        telemetry.info(message, **line, milliseconds=spent())
+        telemetry.info(message, **line, milliseconds=elapsed_milliseconds())
 
 
 def _select_keys(document: Any, names: tuple[str, ...]) -> dict[str, Any]:
@@ -401,7 +435,7 @@ def _envelope_id_of(body: bytes) -> str:
         document = json.loads(body)
     except (ValueError, RecursionError):
         document = None
-    named = document.get("id") if isinstance(document, dict) else None
-    if isinstance(named, str) and ARCHIVE_NAME.fullmatch(named):
-        return named
+    envelope_id = document.get("id") if isinstance(document, dict) else None
+    if isinstance(envelope_id, str) and ARCHIVE_NAME.fullmatch(envelope_id):
+        return envelope_id
     return f"sha256-{hashlib.sha256(body).hexdigest()}"

@@ -166,7 +166,7 @@ def on_events(*outcomes: Any) -> tuple[entry.Handler, list[Fact]]:
     facts: list[Fact] = []
     left = list(outcomes)
 
-    @entry.event(parse=parse, malformed=Bad, ignored_types=(Ignored,))
+    @entry.event(parse=parse, malformed=Bad, ignored_types={Ignored: "EventsIgnored"})
     def handler(fact: Fact, _context: Any) -> entry.Json:
         facts.append(fact)
         outcome = left.pop(0) if left else {"outcome": "OPENED", "incidentId": "inc-1"}
@@ -206,7 +206,7 @@ def test_malformed_event_is_dead_lettered_and_counts_as_done(world: FakeWorld) -
     assert world.telemetry.totals["EventsFailed"] == 1
     assert world.raw_events.kept["e-1"] == body.encode()
     line = world.telemetry.lines[-1]
-    assert (line.keys["code"], len(line.keys["beginning"])) == ("EVENT_BAD_ID", 200)
+    assert (line.keys["code"], len(line.keys["bodyStart"])) == ("EVENT_BAD_ID", 200)
 
 
 def test_ignored_event_is_archived_and_counted(world: FakeWorld) -> None:
@@ -333,7 +333,7 @@ def test_transient_failure_of_a_scheduled_run_pages_no_person(world: FakeWorld) 
     answer = entry.scheduled(raising(Throttled("slow")))({}, CONTEXT)
 
     assert answer == {"outcome": "DEFERRED", "reason": "Throttled: slow"}
-    assert [line.message for line in world.telemetry.lines] == ["RunWillBeRetried"]
+    assert [line.message for line in world.telemetry.lines] == ["CallWillBeRetried"]
     assert world.telemetry.totals["ScheduledRunsDeferred"] == 1
 
 

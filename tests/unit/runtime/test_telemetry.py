@@ -78,7 +78,7 @@ def test_hostile_text_is_escaped_on_one_line(
 
 def test_a_bug_is_logged_with_its_stack(capsys: pytest.CaptureFixture[str]) -> None:
     telemetry = made()
-    telemetry.exception("Failed", ZeroDivisionError("a bug"), milliseconds=3)
+    telemetry.exception("CallFailed", ZeroDivisionError("a bug"), milliseconds=3)
 
     (line,) = lines(capsys)
     assert (line["level"], line["exception_name"], line["milliseconds"]) == ("ERROR", "ZeroDivisionError", 3)
