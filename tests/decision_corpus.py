@@ -164,7 +164,10 @@ def join_or_open(  # noqa: PLR0913 - the arguments that the corpus recorded
     """Return the effect of a fact."""
     fault_catalogue = catalogue or default_catalogue()
     records = intake.IntakeRecords(
-        known_incident_id=known_incident_id, last=last, current=current, histories=dict(histories or {})
+        known_incident_id=known_incident_id,
+        last_incident=last,
+        open_incident=current,
+        histories=dict(histories or {}),
     )
     report = ClassifiedFact.of(fact, affected, fault_catalogue)
     return intake.join_or_open(report, records, fault_catalogue, new_id=new_id, now=now)

@@ -157,7 +157,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
     def node(self, cluster: str, name: str) -> KubernetesNode | None:
         return self.by_name.get((cluster, name))
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None, seen_version: str = "") -> CordonResult:
+    def cordon(self, cluster: str, name: str, incident_id: str | None, read_version: str = "") -> CordonResult:
         node = self.node(cluster, name)
         if node is None:
             return CordonResult.GONE

@@ -204,11 +204,11 @@ class MeteredCluster(MeteredPort):
         super().__init__(inner, meter, self._calls_of)
         self._sizes = sizes
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None, seen_version: str = "") -> CordonResult:
+    def cordon(self, cluster: str, name: str, incident_id: str | None, read_version: str = "") -> CordonResult:
         """Read the node unless it has the seen version, and cordon it when the second call arrives."""
         with self._meter.outside():
             node = self._inner.node(cluster, name)
-        if node is None or node.is_cordoned or node.resource_version != seen_version:
+        if node is None or node.is_cordoned or node.resource_version != read_version:
             self._meter.call(self._get("nodes", self._sizes.node))
         if node is not None and not node.is_cordoned:
             self._meter.call(self._change("PATCH", "nodes", self._sizes.node))

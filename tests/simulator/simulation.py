@@ -1181,9 +1181,9 @@ class WatchedCluster:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.simulation.cluster, name)
 
-    def cordon(self, cluster: str, name: str, incident_id: str, seen_version: str = "") -> Any:
+    def cordon(self, cluster: str, name: str, incident_id: str, read_version: str = "") -> Any:
         self.simulation.checks.cordon(self.simulation, name)
-        result = self.simulation.cluster.cordon(cluster, name, incident_id, seen_version)
+        result = self.simulation.cluster.cordon(cluster, name, incident_id, read_version)
         self.simulation.tell(f"cordon {name} for {incident_id}: {result}")
         return result
 

@@ -124,7 +124,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         item = self._api(cluster).get(f"{_NODES}/{name}")
         return None if item is None else node_objects.read_node(cluster, item)
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None, seen_version: str = "") -> CordonResult:
+    def cordon(self, cluster: str, name: str, incident_id: str | None, read_version: str = "") -> CordonResult:
         def patch(version: str) -> CordonResult:
             # The patch requires the version that was read. If a person cordons the node in between, it fails with 409.
             metadata: Json = {"resourceVersion": version}
@@ -136,7 +136,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
                 return CordonResult.GONE
             return CordonResult.CORDONED
 
-        def once() -> CordonResult:
+        def cordon_present_version() -> CordonResult:
             node = self.node(cluster, name)
             if node is None:
                 return CordonResult.GONE
@@ -147,13 +147,13 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
                 return CordonResult.ALREADY_OURS if is_own else CordonResult.BY_OTHER_INCIDENT
             return patch(node.resource_version)
 
-        if seen_version:
+        if read_version:
             with contextlib.suppress(Conflict):  # the node has changed since
-                return patch(seen_version)
-        return retry_on_conflict(once)
+                return patch(read_version)
+        return retry_on_conflict(cordon_present_version)
 
     def release(self, cluster: str, name: str, incident_id: str | None) -> ReleaseResult:
-        def once() -> ReleaseResult:
+        def release_present_version() -> ReleaseResult:
             item = self._api(cluster).get(f"{_NODES}/{name}")
             if item is None:
                 return ReleaseResult.GONE
@@ -171,10 +171,10 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
                 return ReleaseResult.GONE
             return ReleaseResult.RELEASED
 
-        return retry_on_conflict(once)
+        return retry_on_conflict(release_present_version)
 
     def uncordon(self, cluster: str, name: str) -> ReleaseResult:
-        def once() -> ReleaseResult:
+        def uncordon_present_version() -> ReleaseResult:
             node = self.node(cluster, name)
             if node is None:
                 return ReleaseResult.GONE
@@ -189,7 +189,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
                 return ReleaseResult.GONE
             return ReleaseResult.RELEASED
 
-        return retry_on_conflict(once)
+        return retry_on_conflict(uncordon_present_version)
 
     def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
         query = {"fieldSelector": _LIVE_PODS_SELECTOR, **({"labelSelector": str(pods)} if pods else {})}

@@ -180,7 +180,7 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
         """Return one node; None if it does not exist."""
         ...
 
-    def cordon(self, cluster: str, name: str, incident_id: str | None, seen_version: str = "") -> CordonResult:
+    def cordon(self, cluster: str, name: str, incident_id: str | None, read_version: str = "") -> CordonResult:
         """Mark a node unschedulable. With an incident, also set Evenkeel's mark; with None, cordon as a person does.
 
         Idempotent: yes, because it patches the version of the node that it read, or that the caller saw.
@@ -189,7 +189,7 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
             cluster: Kubernetes cluster.
             name: Name of the node.
             incident_id: The incident; None for a person's cordon.
-            seen_version: Version of the node object in which the caller saw it without a cordon. If the node has
+            read_version: Version of the node object in which the caller read it without a cordon. If the node has
                 changed since, it is read again. Empty = read it first.
         """
         ...

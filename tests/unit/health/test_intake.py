@@ -71,7 +71,7 @@ def test_first_signal_opens_an_incident_with_its_evidence() -> None:
 
 
 def test_a_second_signal_joins_the_open_incident() -> None:
-    decision = decide(a_fact(source="kubernetes.node", fault_key="node:not_ready"), current=an_incident())
+    decision = decide(a_fact(source="kubernetes.node", fault_key="node:not_ready"), open_incident=an_incident())
 
     assert decision.action is IntakeAction.JOIN
     assert decision.incident
@@ -82,8 +82,8 @@ def test_a_second_signal_joins_the_open_incident() -> None:
 def test_copy_is_a_duplicate_during_and_after_its_incident() -> None:
     incident = an_incident()
 
-    while_open = decide(a_fact(), known_incident_id="inc-new", current=incident)
-    after = decide(a_fact(), known_incident_id="inc-new", last=LastIncident(incident_id="inc-new"))
+    while_open = decide(a_fact(), known_incident_id="inc-new", open_incident=incident)
+    after = decide(a_fact(), known_incident_id="inc-new", last_incident=LastIncident(incident_id="inc-new"))
 
     assert (while_open.action, while_open.incident) == (IntakeAction.DUPLICATE, incident)
     assert (after.action, after.incident) == (IntakeAction.DUPLICATE, None)
@@ -92,48 +92,48 @@ def test_copy_is_a_duplicate_during_and_after_its_incident() -> None:
 def test_signal_from_before_the_return_opens_no_incident() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT + timedelta(minutes=10))
 
-    assert decide(a_fact(), last=last).action is IntakeAction.STALE
-    assert decide(a_fact(60 * 11), last=last).action is IntakeAction.OPEN
+    assert decide(a_fact(), last_incident=last).action is IntakeAction.STALE
+    assert decide(a_fact(60 * 11), last_incident=last).action is IntakeAction.OPEN
 
 
 def test_fault_in_the_second_of_the_return_counts() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT + timedelta(milliseconds=700))
 
-    assert decide(a_fact(), last=last).action is IntakeAction.OPEN
+    assert decide(a_fact(), last_incident=last).action is IntakeAction.OPEN
 
 
 def test_same_fault_after_the_return_opens_a_new_incident() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT)
 
-    assert decide(a_fact(5), known_incident_id="inc-old", last=last).action is IntakeAction.OPEN
-    assert decide(a_fact(-5), known_incident_id="inc-old", last=last).action is IntakeAction.DUPLICATE
+    assert decide(a_fact(5), known_incident_id="inc-old", last_incident=last).action is IntakeAction.OPEN
+    assert decide(a_fact(-5), known_incident_id="inc-old", last_incident=last).action is IntakeAction.DUPLICATE
 
 
 def test_facts_of_an_incident_left_to_a_person_are_duplicates() -> None:
     last = LastIncident(incident_id="inc-left", returned_at=A_MOMENT, returned_by="inc-old")
 
-    assert decide(a_fact(5), known_incident_id="inc-left", last=last).action is IntakeAction.DUPLICATE
-    assert decide(a_fact(5), known_incident_id="inc-old", last=last).action is IntakeAction.OPEN
+    assert decide(a_fact(5), known_incident_id="inc-left", last_incident=last).action is IntakeAction.DUPLICATE
+    assert decide(a_fact(5), known_incident_id="inc-old", last_incident=last).action is IntakeAction.OPEN
 
 
 def test_signals_about_a_replaced_node_are_ignored() -> None:
     last = LastIncident(incident_id="inc-old", is_replaced=True)
 
-    assert decide(a_fact(9999), last=last).action is IntakeAction.STALE
+    assert decide(a_fact(9999), last_incident=last).action is IntakeAction.STALE
 
 
 def test_recovery_signal_opens_no_incident_and_joins_an_open_one() -> None:
     healthy = a_fact(30, kind=FactKind.RECOVERED, fault_key="")
 
     assert decide(healthy).action is IntakeAction.IGNORED
-    decision = decide(healthy, current=an_incident())
+    decision = decide(healthy, open_incident=an_incident())
     assert decision.incident
     assert decision.incident.recovered_at == healthy.observed_at
     assert decision.incident.fault_key == "hp:NvidiaErrorReboot"
 
 
 def test_recovery_signal_from_before_the_fault_is_ignored() -> None:
-    decision = decide(a_fact(-30, kind=FactKind.RECOVERED, fault_key=""), current=an_incident())
+    decision = decide(a_fact(-30, kind=FactKind.RECOVERED, fault_key=""), open_incident=an_incident())
 
     assert decision.incident
     assert decision.incident.recovered_at is None
@@ -146,7 +146,7 @@ def test_repair_progress_joins_without_changing_fault_or_sources() -> None:
     incident = an_incident()
     news = a_fact(60, kind=FactKind.PROGRESS, fault_key="", code="reboot_in_progress", source="hyperpod.cluster-event")
 
-    decision = decide(news, current=incident)
+    decision = decide(news, open_incident=incident)
 
     assert decision.action is IntakeAction.JOIN
     assert decision.incident
@@ -319,7 +319,9 @@ def test_second_source_finds_the_first_in_a_settled_incident() -> None:
 
     soon = decide(second, histories={place: before})
     much_later = decide(a_fact(700, fault_key="gpu:driver_hang", source="site:prober"), histories={place: before})
-    returned = decide(second, histories={place: before}, last=LastIncident(incident_id="i", returned_at=A_MOMENT))
+    returned = decide(
+        second, histories={place: before}, last_incident=LastIncident(incident_id="i", returned_at=A_MOMENT)
+    )
 
     assert soon.incident
     assert soon.incident.independent_sources == ("hyperpod", "site:prober")
@@ -489,7 +491,7 @@ def test_real_fact_changes_nothing_of_a_drill(fact: NodeFact) -> None:
 def test_drill_and_real_incident_open_side_by_side(is_drill: bool) -> None:
     other = an_incident(a_fact(is_drill=not is_drill))
 
-    decision = decide(a_fact(5, is_drill=is_drill), current=other)
+    decision = decide(a_fact(5, is_drill=is_drill), open_incident=other)
 
     assert decision.action is IntakeAction.OPEN
     assert decision.incident
@@ -521,6 +523,6 @@ def test_not_ready_after_our_reboot_is_no_evidence(
     )
     current = an_incident().replace(repairs=repairs, stages=stages)
 
-    decision = decide(a_fact(seconds, fault_key="node:not_ready", source="kubernetes.node"), current=current)
+    decision = decide(a_fact(seconds, fault_key="node:not_ready", source="kubernetes.node"), open_incident=current)
 
     assert decision.action is action

@@ -306,7 +306,7 @@ def test_first_violated_guardrail_is_reported() -> None:
 
 
 def _acts(rule: GuardrailName) -> tuple[GuardrailAction, ...]:
-    return next(rail.acts for rail in GUARDRAILS if rail.name is rule)
+    return next(rail.actions for rail in GUARDRAILS if rail.name is rule)
 
 
 @pytest.mark.parametrize(

@@ -219,14 +219,16 @@ def test_place_of_a_job_needs_holders_attempts_and_shortages() -> None:
 
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
 
-    assert draft.missing == MissingFacts(jobs=("job-1",), attempts_of=("job-2",), shortages=True, past_runs=True)
+    assert draft.missing == MissingFacts(
+        jobs=("job-1",), attempts_of=("job-2",), needs_shortages=True, needs_past_runs=True
+    )
     assert draft.steps == ()
 
 
 def test_first_attempt_has_no_earlier_attempts_to_read() -> None:
     draft = decide_cycle(a_snapshot(with_deadline(2), nodes=1), Policy(), Mode.ACT, NOW)
 
-    assert draft.missing == MissingFacts(shortages=True, past_runs=True)
+    assert draft.missing == MissingFacts(needs_shortages=True, needs_past_runs=True)
 
 
 def test_plan_is_the_same_with_and_without_its_draft() -> None:

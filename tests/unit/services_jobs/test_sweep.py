@@ -808,7 +808,7 @@ def test_cordon_on_an_unreadable_cluster_keeps_its_guardrail_entry() -> None:
     scenario = JobScenario()
     incident = an_incident(scenario, state=IncidentState.RECOVERED)
     entry = RegisterEntry(incident_id=incident.incident_id, life=incident.life.key, pool="p5-workers", since=A_MOMENT)
-    scenario.put(guardrail_registers.entering(RegisterName.CORDONS, Register(), 0, entry, is_request=False).row)
+    scenario.put(guardrail_registers.put_adding(RegisterName.CORDONS, Register(), 0, entry, is_request=False).row)
     scenario.world.cluster.blind[CLUSTER] = {"*"}
     later(scenario, 600)
 

@@ -235,7 +235,7 @@ def test_register_drops_ended_entries_and_keeps_concurrent_changes() -> None:
     for number in (1, 2):
         register, version = guardrail_registers.load(RegisterName.CORDONS, a_context(ledger=ledger, now=recovery.now))
         entry = RegisterEntry(life=f"c/i-{number}/0", incident_id=f"inc-{number}", pool=P5, since=recovery.now)
-        ledger.commit(guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, is_request=False))
+        ledger.commit(guardrail_registers.put_adding(RegisterName.CORDONS, register, version, entry, is_request=False))
 
     def over(entry: RegisterEntry) -> bool:
         return entry.incident_id == "inc-1"
@@ -249,7 +249,7 @@ def enter(recovery: RecoveryScenario, life: str, incident_id: str) -> None:
     register, version = guardrail_registers.load(RegisterName.CORDONS, recovery.context())
     entry = RegisterEntry(life=life, incident_id=incident_id, pool=P5, since=recovery.now)
     recovery.ledger.commit(
-        guardrail_registers.entering(RegisterName.CORDONS, register, version, entry, is_request=False)
+        guardrail_registers.put_adding(RegisterName.CORDONS, register, version, entry, is_request=False)
     )
 
 

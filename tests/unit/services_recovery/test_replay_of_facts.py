@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.shadow.cases import ShadowDecision, shadow_decision
 from evenkeel.domain.shadow.replay_facts import FactReplay, NodeThen
-from evenkeel.services.incidents.receive_event import resolve
+from evenkeel.services.incidents.receive_event import find_affected_node
 from tests.examples import examples
 from tests.fakes.cluster import instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
@@ -66,7 +66,7 @@ def test_replay_decides_as_the_service(steps: list[tuple[int, int, str, str, Fac
             recovery.recover()
 
     def node_at(instance: str, _at: object) -> NodeThen:
-        affected = resolve(instance, recovery.context(), provider=None)
+        affected = find_affected_node(instance, recovery.context(), provider=None)
         assert affected
         return NodeThen(affected=affected, is_hyperpod=True)
 
@@ -82,7 +82,7 @@ def test_two_facts_of_one_moment_make_one_decision() -> None:
     recovery.scenario.sweep()
     first = a_fact(observed_at=recovery.now)
     second = first.replace(fault_key="xid:79", observed_at=recovery.now + timedelta(seconds=1))
-    affected = resolve(instance_id(1), recovery.context(), provider=None)
+    affected = find_affected_node(instance_id(1), recovery.context(), provider=None)
     assert affected
 
     replay = FactReplay(recovery.policy, lambda _instance, _at: NodeThen(affected=affected, is_hyperpod=True))

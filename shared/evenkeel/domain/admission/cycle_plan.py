@@ -70,14 +70,14 @@ class MissingFacts(NamedTuple):
     """Facts that the decisions need and the snapshot does not hold. The cycle reads them and decides again."""
 
     queues: tuple[str, ...] = ()
-    """Teams whose queue must be read further, since no job of its head can start or blocks the queue."""
+    """Teams whose queue needs later pages, since no job of its head can start or blocks the queue."""
     jobs: tuple[str, ...] = ()
     """Jobs to read by id."""
     attempts_of: tuple[str, ...] = ()
     """Jobs whose attempts to read."""
-    shortages: bool = False
+    needs_shortages: bool = False
     """Whether to read the recent refusals of capacity."""
-    past_runs: bool = False
+    needs_past_runs: bool = False
     """Whether to read the run times of jobs that ended."""
 
 

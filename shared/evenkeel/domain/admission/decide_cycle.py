@@ -284,8 +284,8 @@ def _missing_facts(
     return MissingFacts(
         jobs=tuple(sorted(name for name in jobs if snapshot.known_job(name) is None)),
         attempts_of=tuple(sorted(name for name in attempts_of if _may_have_run(snapshot.known_job(name)))),
-        shortages=has_demand,
-        past_runs=has_demand or bool(attempts_of),
+        needs_shortages=has_demand,
+        needs_past_runs=has_demand or bool(attempts_of),
     )
 
 

@@ -25,7 +25,7 @@ class PoolFit(Value):
     total_nodes: int
     """Nodes of this type, in any state."""
     leaving: int = 0
-    """Nodes of these that AWS takes before the gang could save a checkpoint there: the gang does not wait for them."""
+    """Number of these nodes that AWS takes before the gang could save a checkpoint. The gang does not wait for them."""
     fitting: int
     """Nodes that can run one pod of the gang now."""
     best: tuple[NodeLife, ...] = ()
@@ -35,11 +35,11 @@ class PoolFit(Value):
     empty: int = 0
     """Nodes that are completely free."""
     empty_nodes_used: int = 0
-    """How many of those the gang would take."""
+    """Number of completely free nodes that the gang would take."""
     reserved_spares: int = 0
     """Completely free nodes that must stay free: the spares, unless the job is a recovery."""
     closed: dict[str, int] = {}
-    """Reason → number of nodes that are out for that reason."""
+    """Reason → number of nodes that it closes to the gang."""
     choice: int = 0
     """Rank of the pool in the job's order of preference. The first pool that fits is taken."""
 
@@ -59,9 +59,9 @@ class PoolFit(Value):
             return f"{self.pool} has {count_of(self.total_nodes, 'node')} of {self.instance_type} in total"
         if self.best:
             return f"{self.pool} keeps {count_of(self.reserved_spares, 'free node')} for recoveries"
-        out = ", ".join(f"{count} {reason}" for reason, count in sorted(self.closed.items()))
+        closed_nodes = ", ".join(f"{count} {reason}" for reason, count in sorted(self.closed.items()))
         text = f"{self.pool} has {self.fitting} of them"
-        return f"{text} ({out})" if out else text
+        return f"{text} ({closed_nodes})" if closed_nodes else text
 
 
 class JobToPreempt(Value):
@@ -99,21 +99,21 @@ def subtract_all_assigned(
     for request, lives in assigned:
         for instance_id, life in {life.instance_id: life for life in lives}.items():
             taken[instance_id].append((life, request.per_node))
-    left = []
+    remaining = []
     for capacity in capacities:
         for life, amount in taken.get(capacity.life.instance_id, ()):
             if life == capacity.life:
                 capacity = capacity.with_free(capacity.free.minus(amount))  # noqa: PLW2901 - one job after the other
-        left.append(capacity)
-    return tuple(left)
+        remaining.append(capacity)
+    return tuple(remaining)
 
 
 def why_no_fit(request: AdmissionRequest, offers: Iterable[PoolFit]) -> str:
     """Say why a gang fits in no pool now; empty if it fits."""
-    weighed = tuple(offers)
-    if any(offer.has_fit for offer in weighed):
+    offers_tried = tuple(offers)
+    if any(offer.has_fit for offer in offers_tried):
         return ""
-    reasons = "; ".join(offer.why_not(request) for offer in weighed)
+    reasons = "; ".join(offer.why_not(request) for offer in offers_tried)
     return f"The job waits for {describe_request(request)}: {reasons or 'no node in the fleet matches'}."
 
 
@@ -130,7 +130,7 @@ def pool_fits(
     request: AdmissionRequest,
     capacities: Iterable[NodeCapacity],
     policy: SchedulingPolicy,
-    is_meant: Callable[[NodeCapacity], bool] | None = None,
+    counts_node: Callable[[NodeCapacity], bool] | None = None,
 ) -> tuple[PoolFit, ...]:
     """Return how a gang fits on each instance type of each pool.
 
@@ -138,13 +138,13 @@ def pool_fits(
         request: The request of the gang.
         capacities: The nodes of the fleet.
         policy: Names the spares of each pool.
-        is_meant: Test whether a node counts; None if every node does.
+        counts_node: Test whether a node counts; None if every node does.
     """
-    return tuple(nodes.fit(request.nodes) for nodes in _pool_nodes(request, capacities, policy, is_meant))
+    return tuple(nodes.fit(request.nodes) for nodes in _pool_nodes(request, capacities, policy, counts_node))
 
 
 class _PoolNodes(NamedTuple):
-    """The nodes of one instance type of one pool that can run a pod of a gang of any size, and of no size yet."""
+    """The nodes of one instance type of one pool that can run a pod of a gang, whatever the size of the gang."""
 
     counts: PoolFit
     """The fit without nodes."""
@@ -157,7 +157,7 @@ class _PoolNodes(NamedTuple):
         changes: Iterable[tuple[NodeCapacity, NodeCapacity]],
         policy: SchedulingPolicy,
     ) -> "_PoolNodes":
-        """Return the nodes once some of them have other free amounts. A new search would find the same.
+        """Return the nodes after the free amounts of some nodes changed. A new search would return the same.
 
         Args:
             request: The request of the gang.
@@ -201,22 +201,24 @@ def _pool_nodes(
     request: AdmissionRequest,
     capacities: Iterable[NodeCapacity],
     policy: SchedulingPolicy,
-    is_meant: Callable[[NodeCapacity], bool] | None = None,
+    counts_node: Callable[[NodeCapacity], bool] | None = None,
 ) -> tuple[_PoolNodes, ...]:
     """Return the usable nodes of each pool. Two gangs that differ only in their size share them, beyond one node."""
-    kinds: dict[tuple[str, str], list[NodeCapacity]] = defaultdict(list)
+    nodes_by_type: dict[tuple[str, str], list[NodeCapacity]] = defaultdict(list)
     choices: dict[tuple[str, str], int] = {}
     for capacity in _reserved_or_shared(request, capacities):
-        if is_meant is not None and not is_meant(capacity):
+        if counts_node is not None and not counts_node(capacity):
             continue
         choice = _choice_of(request, capacity, policy)
         if choice is not None:
-            kind = (capacity.pool, capacity.instance_type)
-            kinds[kind].append(capacity)
-            choices[kind] = min(choice, choices.get(kind, choice))
+            pool_and_type = (capacity.pool, capacity.instance_type)
+            nodes_by_type[pool_and_type].append(capacity)
+            choices[pool_and_type] = min(choice, choices.get(pool_and_type, choice))
     return tuple(
-        _nodes_of(request, pool, instance_type, kinds[pool, instance_type], policy, choices[pool, instance_type])
-        for pool, instance_type in sorted(kinds)
+        _nodes_of(
+            request, pool, instance_type, nodes_by_type[pool, instance_type], policy, choices[pool, instance_type]
+        )
+        for pool, instance_type in sorted(nodes_by_type)
     )
 
 
@@ -229,8 +231,8 @@ def _choice_of(request: AdmissionRequest, capacity: NodeCapacity, policy: Schedu
         return None
     if request.instance_types and capacity.instance_type not in request.instance_types:
         return None
-    is_choosy = bool(request.pools) or request.requires != _NOTHING
-    choice = _preference_rank(request, capacity) if is_choosy else 0
+    has_preferences = bool(request.pools) or request.requires != _NOTHING
+    choice = _preference_rank(request, capacity) if has_preferences else 0
     if choice is None or (request.requires.fabric and policy.efa_interfaces.get(capacity.pool) == 0):
         return None
     is_unknown = not capacity.accelerators and not capacity.is_open
@@ -238,7 +240,7 @@ def _choice_of(request: AdmissionRequest, capacity: NodeCapacity, policy: Schedu
 
 
 class SharedFits:
-    """The fits of requests on the nodes that are left. Requests of equal pods share the search for usable nodes.
+    """The fits of requests on the remaining nodes. Requests of equal pods share the search for usable nodes.
 
     After an admission only the nodes that it took are examined again. So a cycle does not examine every node for each
     of its admissions.
@@ -253,18 +255,18 @@ class SharedFits:
         """Instance id → indexes of its nodes. An admission changes no position."""
         for index, capacity in enumerate(self._capacities):
             self._positions[capacity.life.instance_id].append(index)
-        self._found: dict[tuple[str, bool], tuple[AdmissionRequest, tuple[_PoolNodes, ...]]] = {}
+        self._searches: dict[tuple[str, bool], tuple[AdmissionRequest, tuple[_PoolNodes, ...]]] = {}
 
     def of(self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...]) -> tuple[PoolFit, ...]:
-        """Return the fits of a request. Nodes that are not those of `subtract` begin anew."""
+        """Return the fits of a request. Nodes that `subtract` did not return start a new search."""
         if self._capacities is not capacities:
-            self._capacities, self._found = capacities, {}
-        is_own = request.job_id in self._reservation_holders
+            self._capacities, self._searches = capacities, {}
+        has_reserved_nodes = request.job_id in self._reservation_holders
         # A request with labels of pools has no hash.
-        pods = (request.model_dump_json(exclude=None if is_own else _NEUTRAL_FIELDS), request.nodes > 1)
-        if pods not in self._found:
-            self._found[pods] = (request, _pool_nodes(request, capacities, self._policy))
-        return tuple(nodes.fit(request.nodes) for nodes in self._found[pods][1])
+        pod_key = (request.model_dump_json(exclude=None if has_reserved_nodes else _NEUTRAL_FIELDS), request.nodes > 1)
+        if pod_key not in self._searches:
+            self._searches[pod_key] = (request, _pool_nodes(request, capacities, self._policy))
+        return tuple(nodes.fit(request.nodes) for nodes in self._searches[pod_key][1])
 
     def subtract(
         self, capacities: tuple[NodeCapacity, ...], request: AdmissionRequest, lives: Iterable[NodeLife]
@@ -276,19 +278,20 @@ class SharedFits:
             request: The request of the job.
             lives: Its nodes.
         """
-        left = list(capacities)
+        remaining = list(capacities)
         changes: list[tuple[NodeCapacity, NodeCapacity]] = []
         for life in {life.instance_id: life for life in lives}.values():
             for index in self._positions[life.instance_id]:
                 before = capacities[index]
                 if before.life == life:
-                    left[index] = before.with_free(before.free.minus(request.per_node))
-                    changes.append((before, left[index]))
-        after = tuple(left)
+                    remaining[index] = before.with_free(before.free.minus(request.per_node))
+                    changes.append((before, remaining[index]))
+        after = tuple(remaining)
         # Whether a job takes its reserved nodes depends on all of them.
         if self._capacities is capacities and self._reservation_holders <= {""}:
-            self._found = {
-                pods: (of, self._changed(of, pool_nodes, changes)) for pods, (of, pool_nodes) in self._found.items()
+            self._searches = {
+                pod_key: (of, self._changed(of, pool_nodes, changes))
+                for pod_key, (of, pool_nodes) in self._searches.items()
             }
             self._capacities = after
         return after
@@ -299,32 +302,32 @@ class SharedFits:
         pool_nodes: tuple[_PoolNodes, ...],
         changes: Iterable[tuple[NodeCapacity, NodeCapacity]],
     ) -> tuple[_PoolNodes, ...]:
-        by_kind = defaultdict(list)
+        by_type = defaultdict(list)
         for before, after in changes:
-            by_kind[after.pool, after.instance_type].append((before, after))
+            by_type[after.pool, after.instance_type].append((before, after))
         return tuple(
-            nodes.after(request, by_kind[nodes.counts.pool, nodes.counts.instance_type], self._policy)
+            nodes.after(request, by_type[nodes.counts.pool, nodes.counts.instance_type], self._policy)
             for nodes in pool_nodes
         )
 
 
 def _reserved_or_shared(request: AdmissionRequest, capacities: Iterable[NodeCapacity]) -> Iterable[NodeCapacity]:
-    """Return the nodes that a job may take: those rented for it, if they are enough; else the unreserved nodes."""
-    everything = tuple(capacities)
-    node_capacities = [capacity for capacity in everything if capacity.reserved_for]
-    if not node_capacities:
-        return everything
-    own_nodes = [capacity for capacity in node_capacities if capacity.reserved_for == request.job_id]
+    """Return the nodes that a job may take: its rented nodes, if they are enough; else the unreserved nodes."""
+    all_nodes = tuple(capacities)
+    reserved = [capacity for capacity in all_nodes if capacity.reserved_for]
+    if not reserved:
+        return all_nodes
+    reserved_for_job = [capacity for capacity in reserved if capacity.reserved_for == request.job_id]
     fitting = [
         capacity
-        for capacity in own_nodes
+        for capacity in reserved_for_job
         if is_schedulable_for(request, capacity)
         and not capacity.why_too_small(request.per_node)
         and capacity.life.key not in request.avoid
     ]
-    if own_nodes and len(fitting) >= request.nodes:
-        return own_nodes
-    return [capacity for capacity in everything if not capacity.reserved_for]
+    if reserved_for_job and len(fitting) >= request.nodes:
+        return reserved_for_job
+    return [capacity for capacity in all_nodes if not capacity.reserved_for]
 
 
 _NOTHING = Requirements()
@@ -372,7 +375,7 @@ def is_schedulable_for(request: AdmissionRequest, capacity: NodeCapacity) -> boo
 
 
 def missing_efa(request: AdmissionRequest, capacity: NodeCapacity, policy: SchedulingPolicy) -> str:
-    """Return in words how many EFA interfaces a node has too few for a pod of a job; empty if it has enough."""
+    """Return how many EFA interfaces a node has, if a pod of a job needs more; empty if it has enough."""
     if capacity.efa is None or request.nodes < 2 or request.is_serving:
         return ""
     node = efa.EfaNode(capacity.pool, capacity.instance_type, capacity.accelerators, capacity.efa)

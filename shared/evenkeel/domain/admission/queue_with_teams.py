@@ -12,6 +12,7 @@ only the jobs of its queue that could take the same nodes.
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from enum import IntEnum
 from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_policy import SchedulingPolicy
@@ -48,6 +49,16 @@ from evenkeel.domain.quotas.quota_facts import CycleState, quota_facts_of
 _MAX_CYCLES = 2000
 
 
+class DecisionGroup(IntEnum):
+    """The groups of jobs, in the order in which they are decided."""
+
+    INTERRUPTED = 0
+    """Jobs that had nodes before."""
+    NEW = 1
+    LAST = 2
+    """Jobs that would start and be preempted in the same cycle."""
+
+
 class _QueueDecision(NamedTuple):
     """The Kueue decision about a head, with the state before it."""
 
@@ -65,15 +76,15 @@ def run_team_cycle(
     Returns:
         A decision for each job, in the order of commits: each decision takes the earlier decisions into account.
     """
-    last: frozenset[str] = frozenset()
+    decided_last: frozenset[str] = frozenset()
     while True:
-        answers = _TeamCycle(snapshot, policy, economy, now, last).run()
-        started = {answer.job_id for answer in answers if answer.action is Action.ADMIT}
+        decisions = _TeamCycle(snapshot, policy, economy, now, decided_last).run()
+        started = {decision.job_id for decision in decisions if decision.action is Action.ADMIT}
         # A job that would start and be preempted in the same cycle is decided last. It takes the remaining nodes.
-        preempted_at_once = started & {victim.job_id for answer in answers for victim in answer.victims}
-        if preempted_at_once <= last:
-            return answers
-        last |= preempted_at_once
+        preempted_at_once = started & {victim.job_id for decision in decisions for victim in decision.victims}
+        if preempted_at_once <= decided_last:
+            return decisions
+        decided_last |= preempted_at_once
 
 
 class _TeamCycle:
@@ -85,10 +96,10 @@ class _TeamCycle:
         policy: SchedulingPolicy,
         economy: EconomyPolicy,
         now: datetime,
-        last: frozenset[str] = frozenset(),
+        decided_last: frozenset[str] = frozenset(),
     ) -> None:
         self.snapshot, self.now = snapshot, now
-        self.last = last
+        self.decided_last = decided_last
         """Jobs that are decided after all other jobs."""
         self.queues = TeamQueues(snapshot, economy, now)
         self.nodes = FreeNodes(snapshot, policy, self.queues.flavors)
@@ -102,18 +113,18 @@ class _TeamCycle:
         self.jobs: dict[str, short_form.ShortJob] = {}
         """The requests in Kueue's form, by job id."""
         self.documents = DocumentCache()
-        self.latest: dict[str, _QueueDecision] = {}
+        self.latest_by_quota: dict[str, _QueueDecision] = {}
         """Job → its latest decision by quota."""
         self.offers: dict[str, tuple[PoolFit, ...]] = {}
         """Job → its fits in the present Kueue cycle."""
-        self.decided: dict[str, AdmissionDecision] = {}
+        self.final: dict[str, AdmissionDecision] = {}
         """Final decisions, in the order of commits."""
-        self.waits: dict[str, AdmissionDecision] = {}
+        self.waiting_decisions: dict[str, AdmissionDecision] = {}
         """Decisions about jobs that took part and wait."""
         self.queue_heads: dict[str, tuple[str, Mapping[str, str]]] = {}
         """Queue → its first decided job, and the first job of each parked shape. Filled after the last cycle."""
         self.barriers: dict[str, FifoBarrier] = {}
-        self.unplaced: dict[str, _QueueDecision] = {}
+        self.quota_without_nodes: dict[str, _QueueDecision] = {}
         """Decisions that found quota but no nodes, while the scan of the flavors goes on."""
         self.reserved_quota: dict[str, tuple[str, Amounts]] = {}
         """Job that has quota but no nodes → (queue, quota that is reserved for it)."""
@@ -123,21 +134,19 @@ class _TeamCycle:
     # ------------------------------------------------------------ the order of decisions
 
     def run(self) -> tuple[AdmissionDecision, ...]:
-        waiting = sorted(self.snapshot.pending, key=lambda admission_request: admission_request.queue_order_key)
+        waiting = sorted(self.snapshot.pending, key=lambda request: request.queue_order_key)
         for request in waiting:
             if decision := self._decision_without_quota(request):
-                self.decided[request.job_id] = decision
+                self.final[request.job_id] = decision
             else:
                 self.requests[request.job_id] = request
                 self.jobs[request.job_id] = self.queues.to_kueue(request)
-        for group in (0, 1, 2):
+        for group in DecisionGroup:
             names = []
-            for name in [
-                name for name, admission_request in self.requests.items() if group == self._group_of(admission_request)
-            ]:
+            for name in [name for name, request in self.requests.items() if self._group_of(request) is group]:
                 # Admissions of an earlier group count towards the limits of this one.
                 if decision := self._decision_over_limit(self.requests[name]):
-                    self.decided[name] = decision
+                    self.final[name] = decision
                 else:
                     names.append(name)
             for name in names:
@@ -145,13 +154,14 @@ class _TeamCycle:
             self._keep_heads(names)
             self._run_until_stable()
         for request in waiting:
-            if request.job_id not in self.decided:
-                self.decided[request.job_id] = self._why_waiting(request)
-        return tuple(self.decided.values())
+            if request.job_id not in self.final:
+                self.final[request.job_id] = self._why_waiting(request)
+        return tuple(self.final.values())
 
-    def _group_of(self, request: AdmissionRequest) -> int:
-        """Return 0 for jobs that had nodes before, 1 for all other jobs, 2 for jobs that are decided last."""
-        return 2 if request.job_id in self.last else 0 if request.has_prior_grant else 1
+    def _group_of(self, request: AdmissionRequest) -> DecisionGroup:
+        if request.job_id in self.decided_last:
+            return DecisionGroup.LAST
+        return DecisionGroup.INTERRUPTED if request.has_prior_grant else DecisionGroup.NEW
 
     def _decision_without_quota(self, request: AdmissionRequest) -> AdmissionDecision | None:
         """Return the decision about a job that takes no part: it backs off, is held back, or could never start here."""
@@ -220,25 +230,21 @@ class _TeamCycle:
             moved = False
             for decision in decisions:
                 name = decision.workload.workload_id
-                self.latest[name] = _QueueDecision(decision, before, self.offers.get(name, ()))
+                self.latest_by_quota[name] = _QueueDecision(decision, before, self.offers.get(name, ()))
                 moved |= self._apply(decision)
-            was_evicted = {workload.workload.workload_id for workload, was in before.holders if was}
-            moved |= any(
-                victim.workload_id not in was_evicted
-                for cycle_decision in decisions
-                for victim in cycle_decision.victims
-            )
-            mark = repr(
+            was_evicted = {workload.workload.workload_id for workload, is_evicted in before.holders if is_evicted}
+            moved |= any(victim.workload_id not in was_evicted for decision in decisions for victim in decision.victims)
+            outcome = repr(
                 [
-                    (cycle_decision.workload.workload_id, cycle_decision.result, cycle_decision.assignment.flavors)
-                    for cycle_decision in decisions
+                    (decision.workload.workload_id, decision.result, decision.assignment.flavors)
+                    for decision in decisions
                 ]
             )
             if moved:
                 states.clear()
-            elif mark in states:
+            elif outcome in states:
                 return
-            states.add(mark)
+            states.add(outcome)
 
     def _apply(self, decision: CycleDecision) -> bool:
         """Apply a decision. Return whether other jobs may now get another decision."""
@@ -248,19 +254,19 @@ class _TeamCycle:
             self._admitted(request)
             return True
         if decision.result is Result.NO_NODES:
-            self.unplaced[request.job_id] = self.latest[request.job_id]
+            self.quota_without_nodes[request.job_id] = self.latest_by_quota[request.job_id]
         if decision.result in (Result.PREEMPTING, Result.DEFERRED, Result.SKIPPED) or _tries_next_flavor(
             decision.assignment
         ):
             return False
-        unplaced = self.unplaced.pop(request.job_id, None)
+        unplaced = self.quota_without_nodes.pop(request.job_id, None)
         if unplaced is None:
             return False
         # No other flavor has quota either, so the reason is that nodes are missing.
-        self.latest[request.job_id] = unplaced
+        self.latest_by_quota[request.job_id] = unplaced
         is_strict = self.queues.is_strict(workload.queue)
         if not is_strict and not request.reserves_nodes:
-            return False  # parked: the queue goes on
+            return False  # parked: later jobs of the queue are decided
         self.scheduler.withdraw(workload)
         self._reserve(request, workload, unplaced.decision.assignment)
         if request.job_id in self.reserved_quota:
@@ -270,15 +276,15 @@ class _TeamCycle:
         return True
 
     def _admitted(self, request: AdmissionRequest) -> None:
-        decided = self._by_quota(request)
-        self.decided[request.job_id] = decided
+        decision = self._by_quota(request)
+        self.final[request.job_id] = decision
         team = self.snapshot.setup.by_name[request.team]
-        self.queues.started.setdefault(team.name, []).append(decided.to_charge())
+        self.queues.started.setdefault(team.name, []).append(decision.to_charge())
         for other in self._waiting_in(request.team):
             limits = self.queues.limits(other)
             if any(limit.is_reached for limit in limits):
                 self._withdraw(other)
-                self.decided[other.job_id] = self._decide(other, limits=limits)
+                self.final[other.job_id] = self._decide(other, limits=limits)
 
     def _reserve(self, request: AdmissionRequest, workload: Workload, assignment: Assignment) -> None:
         """Reserve quota and free nodes for a job that waits for nodes, so that no other job takes them."""
@@ -287,7 +293,7 @@ class _TeamCycle:
             return
         self.reserved_quota[request.job_id] = (workload.queue, dict(assignment.use))
         name = request.job_id
-        offers = self.offers[name] if name in self.offers else self.latest[name].offers
+        offers = self.offers[name] if name in self.offers else self.latest_by_quota[name].offers
         offer = max(offers, key=lambda fit: (fit.fitting, fit.pool), default=None)
         if offer is not None:
             self.nodes.reserve(request, offer)
@@ -300,11 +306,10 @@ class _TeamCycle:
             blocker = barrier.blocker_of(self.nodes.fits(other))
             if blocker:
                 self._withdraw(other)
-                self.decided[other.job_id] = self._blocked_by(other, blocker, "free nodes")
+                self.final[other.job_id] = self._blocked_by(other, blocker, "free nodes")
 
     def _waiting_in(self, team: str) -> list[AdmissionRequest]:
-        waiting = self.scheduler.pending[team].all()
-        return [self.requests[workload.workload.workload_id] for workload in waiting]
+        return [self.requests[queued.workload.workload_id] for queued in self.scheduler.pending[team].all()]
 
     def _withdraw(self, request: AdmissionRequest) -> None:
         self.scheduler.pending[request.team].remove(request.job_id)
@@ -312,20 +317,20 @@ class _TeamCycle:
     # ------------------------------------------------------------ reasons
 
     def _by_quota(self, request: AdmissionRequest) -> AdmissionDecision:
-        latest = self.latest[request.job_id]
+        latest = self.latest_by_quota[request.job_id]
         facts = AdmissionFacts(request=request, offers=latest.offers, now=self.now)
-        decided = from_quota_decision(facts, latest.decision)
-        if request.resumes_by_preemption and decided.action is Action.WAIT:
+        decision = from_quota_decision(facts, latest.decision)
+        if request.resumes_by_preemption and decision.action is Action.WAIT:
             if request.job_id not in self.preemption_plans:
                 self.preemption_plans[request.job_id] = self._plan_preemption(request, latest.decision)
             facts = facts.replace_unchecked(preemption_plan=self.preemption_plans[request.job_id])
-            decided = with_preemption(decided.replace_unchecked(facts=facts))
-        is_done = decided.action in (Action.ADMIT, Action.PREEMPT)  # and so recorded, whatever the last reason was
-        if not is_done and self.snapshot.last_reasons.get(request.job_id) == decided.reason:
-            return decided
+            decision = with_preemption(decision.replace_unchecked(facts=facts))
+        is_done = decision.action in (Action.ADMIT, Action.PREEMPT)  # and so recorded, whatever the last reason was
+        if not is_done and self.snapshot.last_reasons.get(request.job_id) == decision.reason:
+            return decision
         document = self.jobs[request.job_id].model_dump(mode="json", by_alias=True, exclude_defaults=True)
         quota = quota_facts_of(document, latest.decision, latest.before, self.scheduler, self.documents)
-        return decided.replace_unchecked(facts=facts.replace_unchecked(quota=quota))
+        return decision.replace_unchecked(facts=facts.replace_unchecked(quota=quota))
 
     def _plan_preemption(self, request: AdmissionRequest, decision: CycleDecision) -> PreemptionPlan | None:
         """Choose the fewest victims, in the order of the queue's policies, that free nodes for a job that has quota.
@@ -336,25 +341,22 @@ class _TeamCycle:
         stopping = {name for name in self.snapshot.stopping if preemptors.get(name) != request.job_id}
         stops_for_others = {name for name in stopping if preemptors.get(name)}
         stops_for_others |= {
-            victim.job_id
-            for preemption_plan in self.preemption_plans.values()
-            if preemption_plan
-            for victim in preemption_plan.victims
+            victim.job_id for plan in self.preemption_plans.values() if plan for victim in plan.victims
         }
         stops_for_others |= {
-            victim.workload_id for queue_decision in self.latest.values() for victim in queue_decision.decision.victims
+            victim.workload_id for latest in self.latest_by_quota.values() for victim in latest.decision.victims
         }
         reserved = frozenset(life.key for life in self.nodes.reserved.get(request.job_id, ()))
 
-        def offers_without(gone: Iterable[str]) -> tuple[PoolFit, ...]:
+        def offers_without(stopped: Iterable[str]) -> tuple[PoolFit, ...]:
             capacities = tuple(
                 capacity.with_free(capacity.free + request.per_node) if capacity.life.key in reserved else capacity
-                for capacity in self.nodes.without({*gone, *stopping})
+                for capacity in self.nodes.without({*stopped, *stopping})
             )
             return self.nodes.fits_in_flavors(request, decision.assignment, capacities)
 
-        def is_enough(gone: Iterable[str]) -> bool:
-            return not why_no_fit(request, offers_without(gone))
+        def is_enough(stopped: Iterable[str]) -> bool:
+            return not why_no_fit(request, offers_without(stopped))
 
         if is_enough(()):
             return None
@@ -363,17 +365,15 @@ class _TeamCycle:
             if victim.workload_id in stops_for_others:
                 continue
             victims.append(JobToPreempt(job_id=victim.workload_id, reason=victim.reason))
-            if is_enough(job_to_preempt.job_id for job_to_preempt in victims):
+            if is_enough(victim.job_id for victim in victims):
                 break
         else:
             return None
         # Spare each victim that is not needed, from the second-last backwards.
         for spared in victims[-2::-1]:
-            if is_enough(job_to_preempt.job_id for job_to_preempt in victims if job_to_preempt is not spared):
+            if is_enough(victim.job_id for victim in victims if victim is not spared):
                 victims.remove(spared)
-        return PreemptionPlan(
-            victims=tuple(victims), offers=offers_without(job_to_preempt.job_id for job_to_preempt in victims)
-        )
+        return PreemptionPlan(victims=tuple(victims), offers=offers_without(victim.job_id for victim in victims))
 
     def _preemption_candidates(self, request: AdmissionRequest, decision: CycleDecision) -> list[Victim]:
         """Return the jobs that may be preempted for a job, in order. Its reserved quota does not count as used."""
@@ -388,14 +388,14 @@ class _TeamCycle:
         return [victim for victim in victims if victim.workload_id not in started]
 
     def _why_waiting(self, request: AdmissionRequest) -> AdmissionDecision:
-        if request.job_id in self.latest:
+        if request.job_id in self.latest_by_quota:
             return self._waiting_decision(request)
-        pending = self.scheduler.pending[request.team].get(request.job_id)
-        head, alike = self._heads_of(request.team)
-        if pending is not None and pending.workload.shape in alike:
-            return self._same_shape(request, alike[pending.workload.shape])
-        name = head or next(iter(self.latest), "")
-        latest = self.latest.get(name)
+        queued = self.scheduler.pending[request.team].get(request.job_id)
+        head_id, first_by_shape = self._heads_of(request.team)
+        if queued is not None and queued.workload.shape in first_by_shape:
+            return self._same_shape(request, first_by_shape[queued.workload.shape])
+        name = head_id or next(iter(self.latest_by_quota), "")
+        latest = self.latest_by_quota.get(name)
         waits_for = {
             Result.PREEMPTING: "preempted jobs to stop",
             Result.DEFERRED: "preempted jobs to stop",
@@ -408,19 +408,21 @@ class _TeamCycle:
     def _heads_of(self, team: str) -> tuple[str, Mapping[str, str]]:
         if team not in self.queue_heads:
             pending = self.scheduler.pending[team]
-            workloads = [
-                workload.workload for workload in pending.all() if workload.workload.workload_id in self.latest
+            evaluated = [
+                queued.workload for queued in pending.all() if queued.workload.workload_id in self.latest_by_quota
             ]
             parked = pending.parked_shapes
             # Built from the back, so that the first job of a shape stays.
-            alike = {other.shape: other.workload_id for other in reversed(workloads) if other.shape in parked}
-            self.queue_heads[team] = (workloads[0].workload_id if workloads else "", alike)
+            first_by_shape = {
+                workload.shape: workload.workload_id for workload in reversed(evaluated) if workload.shape in parked
+            }
+            self.queue_heads[team] = (evaluated[0].workload_id if evaluated else "", first_by_shape)
         return self.queue_heads[team]
 
     def _waiting_decision(self, request: AdmissionRequest) -> AdmissionDecision:
-        if request.job_id not in self.waits:
-            self.waits[request.job_id] = self._by_quota(request)
-        return self.waits[request.job_id]
+        if request.job_id not in self.waiting_decisions:
+            self.waiting_decisions[request.job_id] = self._by_quota(request)
+        return self.waiting_decisions[request.job_id]
 
     def _same_shape(self, request: AdmissionRequest, other: str) -> AdmissionDecision:
         reason = self._waiting_decision(self.requests[other]).reason

@@ -72,9 +72,9 @@ class IntakeRecords(Value):
 
     known_incident_id: str = ""
     """Incident that recorded this fact before; empty if the fact is new."""
-    last: LastIncident | None = None
+    last_incident: LastIncident | None = None
     """How the last settled incident of this node life ended."""
-    current: Incident | None = None
+    open_incident: Incident | None = None
     """The open incident of this node life."""
     histories: dict[str, FaultHistory] = {}
     """The fault history of each of the fault's `history_keys`."""
@@ -92,45 +92,45 @@ def join_or_open(
         new_id: Id for a new incident.
         now: The current time.
     """
-    fact, last, current = classified.fact, records.last, records.current
-    if current is not None and current.is_drill is not fact.is_drill:
-        current = None
-    outdated = _duplicate_or_stale(fact, records.known_incident_id, last, current)
-    if outdated is not None:
-        return outdated
-    if current is not None and _is_caused_by_repair(fact, current):
-        reason = f"The repair by {current.incident_id} takes the node down, so this is expected."
-        return IntakeDecision(action=IntakeAction.EXPECTED, reason=reason, incident=current)
-    if current is not None:
+    fact, last_incident, incident = classified.fact, records.last_incident, records.open_incident
+    if incident is not None and incident.is_drill is not fact.is_drill:
+        incident = None
+    decision = _duplicate_or_stale(fact, records.known_incident_id, last_incident, incident)
+    if decision is not None:
+        return decision
+    if incident is not None and _is_caused_by_repair(fact, incident):
+        reason = f"The repair by {incident.incident_id} takes the node down, so this is expected."
+        return IntakeDecision(action=IntakeAction.EXPECTED, reason=reason, incident=incident)
+    if incident is not None:
         return IntakeDecision(
             action=IntakeAction.JOIN,
-            reason=f"The signal joins {current.incident_id}, which is open for this node.",
-            incident=with_fact(current, classified, records.histories, catalogue),
-            histories=_updated_histories(classified, current.incident_id, records.histories),
+            reason=f"The signal joins {incident.incident_id}, which is open for this node.",
+            incident=with_fact(incident, classified, records.histories, catalogue),
+            histories=_updated_histories(classified, incident.incident_id, records.histories),
         )
     return _without_incident(classified, records, catalogue, new_id=new_id, now=now)
 
 
 def _duplicate_or_stale(
-    fact: NodeFact, known_id: str, last: LastIncident | None, current: Incident | None
+    fact: NodeFact, known_id: str, last_incident: LastIncident | None, incident: Incident | None
 ) -> IntakeDecision | None:
     """Return the decision on a recorded fact, or on a fact from before the node's return; None for all other facts."""
-    if last and last.is_replaced:
-        return IntakeDecision(action=IntakeAction.STALE, reason=f"{last.incident_id} replaced the node.")
-    returned_at = last.returned_at if last else None
+    if last_incident and last_incident.is_replaced:
+        return IntakeDecision(action=IntakeAction.STALE, reason=f"{last_incident.incident_id} replaced the node.")
+    returned_at = last_incident.returned_at if last_incident else None
     happened_after = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
     # A fact key covers a minute. A fact with a known key is still new if it happened after that incident returned the
     # node to service. While a person owns the node, it has not returned, so every recorded fact is a duplicate.
-    returned_by = (last.returned_by or last.incident_id) if last else ""
+    returned_by = (last_incident.returned_by or last_incident.incident_id) if last_incident else ""
     if known_id and not (known_id == returned_by and returned_at and fact.observed_at > returned_at):
-        is_current = current is not None and current.incident_id == known_id
+        is_current = incident is not None and incident.incident_id == known_id
         reason = f"{known_id} already recorded this signal."
-        return IntakeDecision(action=IntakeAction.DUPLICATE, reason=reason, incident=current if is_current else None)
+        return IntakeDecision(action=IntakeAction.DUPLICATE, reason=reason, incident=incident if is_current else None)
     if not happened_after:
-        assert last
+        assert last_incident
         return IntakeDecision(
             action=IntakeAction.STALE,
-            reason=f"The signal is older than the node's return to service after {last.incident_id}.",
+            reason=f"The signal is older than the node's return to service after {last_incident.incident_id}.",
         )
     return None
 
@@ -139,7 +139,8 @@ def _without_incident(
     classified: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
 ) -> IntakeDecision:
     """Decide the effect of a new fact about a node without an open incident."""
-    fact, returned_at = classified.fact, records.last.returned_at if records.last else None
+    fact, last_incident = classified.fact, records.last_incident
+    returned_at = last_incident.returned_at if last_incident else None
     if fact.kind is FactKind.RECOVERED:
         return IntakeDecision(action=IntakeAction.IGNORED, reason="The node is healthy and has no open incident.")
     if fact.kind is FactKind.PROGRESS:
@@ -149,12 +150,12 @@ def _without_incident(
     if not classified.is_evidence:
         reason = f"{classified.fault.name}: this alone does not show a node fault, and no incident is open."
         return IntakeDecision(action=IntakeAction.IGNORED, reason=reason)
-    recorded = _watched_occurrence(classified, returned_at, records.histories)
-    if recorded is not None:
+    occurrence = _watched_occurrence(classified, returned_at, records.histories)
+    if occurrence is not None:
         return IntakeDecision(
             action=IntakeAction.IGNORED,
-            reason=f"{classified.fault.name}: {recorded.incident_id} already recorded this series.",
-            histories=_updated_histories(classified, recorded.incident_id, records.histories),
+            reason=f"{classified.fault.name}: {occurrence.incident_id} already recorded this series.",
+            histories=_updated_histories(classified, occurrence.incident_id, records.histories),
         )
     return IntakeDecision(
         action=IntakeAction.OPEN,
@@ -168,10 +169,12 @@ def _without_incident(
 
 def _is_caused_by_repair(fact: NodeFact, incident: Incident) -> bool:
     """Whether the node is NotReady because of Evenkeel's repair: between the request and the node's return."""
-    requested_at, back_at = incident.stages.repair_requested_at, incident.stages.node_back_at
+    requested_at, returned_at = incident.stages.repair_requested_at, incident.stages.node_back_at
     if fact.fault_key != NOT_READY or requested_at is None or not incident.repairs:
         return False
-    return fact.observed_at + _SOURCE_RESOLUTION > requested_at and (back_at is None or fact.observed_at <= back_at)
+    return fact.observed_at + _SOURCE_RESOLUTION > requested_at and (
+        returned_at is None or fact.observed_at <= returned_at
+    )
 
 
 def _watched_occurrence(

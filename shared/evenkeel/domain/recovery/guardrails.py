@@ -84,9 +84,9 @@ class Register(Value):
 
     def with_entry(self, entry: RegisterEntry, *, is_request: bool) -> "Register":
         """Return the register with a node added. With `is_request`, it counts as a repair request, too."""
-        register_entries = tuple(register_entry for register_entry in self.entries if register_entry.life != entry.life)
+        other_entries = tuple(other for other in self.entries if other.life != entry.life)
         requested_at = (*self.requested_at, entry.since) if is_request else self.requested_at
-        return self.replace(entries=(*register_entries, entry), requested_at=requested_at)
+        return self.replace(entries=(*other_entries, entry), requested_at=requested_at)
 
     def merged_with(self, other: "Register") -> "Register":
         """Return the union of both registers."""
@@ -181,25 +181,25 @@ class Guardrail(NamedTuple):
     """A guardrail: its name, its actions and its check."""
 
     name: GuardrailName
-    acts: tuple[GuardrailAction, ...]
+    actions: tuple[GuardrailAction, ...]
     check: Callable[[GuardrailAction, GuardrailFacts, GuardrailPolicy], _Violation | None]
 
 
-def check_guardrails(act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> GuardrailVerdict:
+def check_guardrails(action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> GuardrailVerdict:
     """Return whether an action is allowed now. The first guardrail that blocks decides."""
     for guardrail in GUARDRAILS:
-        violation = guardrail.check(act, facts, policy) if act in guardrail.acts else None
+        violation = guardrail.check(action, facts, policy) if action in guardrail.actions else None
         if violation is not None:
             return GuardrailVerdict(allowed=False, guardrail=guardrail.name, **violation._asdict())
     return ALLOWED
 
 
-def _hold(_act: GuardrailAction, facts: GuardrailFacts, _policy: GuardrailPolicy) -> _Violation | None:
+def _hold(_action: GuardrailAction, facts: GuardrailFacts, _policy: GuardrailPolicy) -> _Violation | None:
     hold = facts.hold
     return _Violation(f"{hold.by} holds automation{hold.where}: {hold.reason}", hold.until) if hold else None
 
 
-def _cordon_blocked(_act: GuardrailAction, facts: GuardrailFacts, _policy: GuardrailPolicy) -> _Violation | None:
+def _cordon_blocked(_action: GuardrailAction, facts: GuardrailFacts, _policy: GuardrailPolicy) -> _Violation | None:
     if not facts.cordon_block_reason or facts.is_dead:
         return None
     return _Violation(f"The node is not cordoned yet, so its jobs keep running: {facts.cordon_block_reason}")
@@ -212,32 +212,32 @@ _LAUNCHES_FAIL = {
 }
 
 
-def _group_trouble(act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _group_trouble(action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     """Block replacements in a group whose launches fail, and all repairs in a failed cluster."""
     window = timedelta(seconds=policy.shared_cause_window_seconds)
-    trouble: GroupFact | None = None
+    failure: GroupFact | None = None
     for fact in facts.group_facts:
         if fact.kind is GroupFactKind.PROVISIONED:
-            trouble = None if trouble and trouble.kind in _LAUNCHES_FAIL else trouble
+            failure = None if failure and failure.kind in _LAUNCHES_FAIL else failure
         elif fact.kind is GroupFactKind.CLUSTER_STATUS and fact.code == "InService":
-            trouble = None if trouble and trouble.kind is GroupFactKind.CLUSTER_FAILED else trouble
+            failure = None if failure and failure.kind is GroupFactKind.CLUSTER_FAILED else failure
         elif fact.kind is GroupFactKind.CLUSTER_FAILED or (
-            act is GuardrailAction.REPLACE and fact.kind in _LAUNCHES_FAIL
+            action is GuardrailAction.REPLACE and fact.kind in _LAUNCHES_FAIL
         ):
-            trouble = fact
-    if trouble is None or facts.now - trouble.observed_at >= window:
+            failure = fact
+    if failure is None or facts.now - failure.observed_at >= window:
         return None
-    cause = _LAUNCHES_FAIL.get(trouble.kind, "the cluster itself has failed")
-    group = trouble.instance_group or "the cluster"
-    return _Violation(f"{group}: {cause}, reported at {_clock(trouble.observed_at)}.", trouble.observed_at + window)
+    cause = _LAUNCHES_FAIL.get(failure.kind, "the cluster itself has failed")
+    group = failure.instance_group or "the cluster"
+    return _Violation(f"{group}: {cause}, reported at {_clock(failure.observed_at)}.", failure.observed_at + window)
 
 
-def _shared_cause(act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _shared_cause(action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     """Block repairs while enough nodes that share a cause are unhealthy, or until a person ends the cause.
 
     A node with stale evidence that looks healthy is not blocked: it is validated, not repaired. That may end the cause.
     """
-    if _stale_evidence(act, facts, policy) is not None:
+    if _stale_evidence(action, facts, policy) is not None:
         return None
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     for cause in facts.causes:
@@ -267,7 +267,7 @@ def _is_wave(times: Sequence[datetime], needed: int, window: timedelta) -> bool:
     return any(last - first < window for first, last in zip(times, times[needed - 1 :], strict=False))
 
 
-def _stale_evidence(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _stale_evidence(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     if not facts.looks_healthy or facts.evidence_at is None:
         return None
     age = facts.now - facts.evidence_at
@@ -278,14 +278,14 @@ def _stale_evidence(_act: GuardrailAction, facts: GuardrailFacts, policy: Guardr
     )
 
 
-def _fleet_repairs(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _fleet_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     repairs = facts.under_way.count_others(facts.life)
     if repairs < policy.fleet_repairs:
         return None
     return _Violation(f"{repairs} nodes of the fleet are in repair; at most {policy.fleet_repairs} may be at a time.")
 
 
-def _pool_repairs(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _pool_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     limit = pool_limit(policy.pool_repairs, policy.pool_repair_share, facts.pool_nodes)
     repairs = facts.under_way.count_others(facts.life, facts.pool)
     if repairs < limit:
@@ -293,7 +293,7 @@ def _pool_repairs(_act: GuardrailAction, facts: GuardrailFacts, policy: Guardrai
     return _Violation(f"{_of_pool(repairs, facts)} are in repair; at most {limit} may be at a time.")
 
 
-def _repair_rate(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _repair_rate(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     recent = [at for at in facts.under_way.requested_at if facts.now - at < _AN_HOUR]
     if len(recent) < policy.repairs_per_hour:
         return None
@@ -301,7 +301,7 @@ def _repair_rate(_act: GuardrailAction, facts: GuardrailFacts, policy: Guardrail
     return _Violation(reason, recent[-policy.repairs_per_hour] + _AN_HOUR)
 
 
-def _fleet_cordons(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _fleet_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     cordons = facts.under_way.count_others(facts.life)
     if cordons < policy.fleet_cordons or _is_leaving(facts, policy):
         return None
@@ -310,7 +310,7 @@ def _fleet_cordons(_act: GuardrailAction, facts: GuardrailFacts, policy: Guardra
     )
 
 
-def _pool_cordons(_act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _pool_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     limit = pool_limit(policy.pool_cordons, policy.pool_cordon_share, facts.pool_nodes)
     cordons = facts.under_way.count_others(facts.life, facts.pool)
     if cordons < limit or _is_leaving(facts, policy):
@@ -380,26 +380,26 @@ def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) 
         GuardrailAction.REPLACE: [],
         GuardrailAction.STOP: [],
     }
-    for action in sorted(waiting, key=_order):
-        earlier = entered[GuardrailAction.REPLACE if action.act in REPAIRS else action.act]
-        under_way = action.facts.under_way
+    for blocked in sorted(waiting, key=_order):
+        earlier = entered[GuardrailAction.REPLACE if blocked.act in REPAIRS else blocked.act]
+        under_way = blocked.facts.under_way
         for entry in earlier:
-            under_way = under_way.with_entry(entry, is_request=action.act in REPAIRS)
-        verdict = check_guardrails(action.act, action.facts.replace(under_way=under_way), policy)
+            under_way = under_way.with_entry(entry, is_request=blocked.act in REPAIRS)
+        verdict = check_guardrails(blocked.act, blocked.facts.replace(under_way=under_way), policy)
         if verdict.allowed:
-            facts = action.facts
+            facts = blocked.facts
             earlier.append(
-                RegisterEntry(life=facts.life, incident_id=action.incident_id, pool=facts.pool, since=facts.now)
+                RegisterEntry(life=facts.life, incident_id=blocked.incident_id, pool=facts.pool, since=facts.now)
             )
         is_stale = verdict.guardrail == GuardrailName.STALE_EVIDENCE or (
             # A node that waits to be cordoned and looks healthy by now needs no cordon.
-            action.act is GuardrailAction.CORDON and _stale_evidence(action.act, action.facts, policy) is not None
+            blocked.act is GuardrailAction.CORDON and _stale_evidence(blocked.act, blocked.facts, policy) is not None
         )
         # A shared cause that the recorded block does not name yet, for example after a hold. The recovery must run
         # once to record it and to page.
-        is_new_cause = verdict.cause not in ("", action.cause)
+        is_new_cause = verdict.cause not in ("", blocked.cause)
         if verdict.allowed or is_stale or is_new_cause:
-            released.add(action.incident_id)
+            released.add(blocked.incident_id)
     return frozenset(released)
 
 

@@ -82,8 +82,8 @@ class FactReplay:
         known = self._known.get(fact.fact_key)
         records = IntakeRecords(
             known_incident_id=known[0] if known and now - known[1] <= _FACT_KEPT else "",
-            last=self._last.get(life),
-            current=current.incident if current else None,
+            last_incident=self._last.get(life),
+            open_incident=current.incident if current else None,
             histories={place: self._histories[place] for place in places if place in self._histories},
         )
         decided = join_or_open(report, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=now)

@@ -2,7 +2,7 @@
 
     pods of n-1 gone, or on lost nodes ─ raise fence to n, with its pin ─ delete lost pods ─ create Job ─ record
 
-`pin_resume_point` decides the resume point. If finished checkpoints exist but none can be proved, nothing is launched
+`pin_resume_point` decides the resume point. If finished checkpoints exist but none can be proven, nothing is launched
 and nothing is pinned. The attempt then ends, and the next one tries again after a pause.
 """
 
@@ -94,18 +94,18 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
         return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
     if attempt.state is not AttemptState.STARTING:
         return LaunchJobResult(outcome=_launched(attempt), reason=f"{attempt.workload_name} was already launched.")
-    given_up = _why_give_up(job, attempt, context)
-    # A Job whose creation had no reply is recorded as it is, and stopped like any other. Settling the attempt now
-    # would free its nodes while pods run.
-    if given_up and not context.cluster.workload(attempt).has_runnable_pods:
-        return _give_up(stored, attempt, given_up, context, is_refused=attempt.is_refused)
+    give_up_reason = _why_give_up(job, attempt, context)
+    # A Job whose creation had no reply is recorded first, and then stopped like any other Job. Settling the attempt
+    # now would free its nodes while pods run.
+    if give_up_reason and not context.cluster.workload(attempt).has_runnable_pods:
+        return _give_up(stored, attempt, give_up_reason, context, is_refused=attempt.is_refused)
 
-    past = _earlier_attempts(attempt, context)
-    for earlier_attempt in past:
+    earlier_attempts = _earlier_attempts(attempt, context)
+    for earlier_attempt in earlier_attempts:
         if earlier_attempt.workload.has_runnable_pods:
             # The attempt is settled but its Job was not deleted: a crash came in between.
             context.cluster.stop(earlier_attempt.attempt, job.spec.grace_seconds)
-    blocking_pods = [pod for earlier_attempt in past for pod in earlier_attempt.blocking_pods]
+    blocking_pods = [pod for earlier_attempt in earlier_attempts for pod in earlier_attempt.blocking_pods]
     if blocking_pods:
         reason = f"The job waits for pods of an earlier attempt to end: {', '.join(blocking_pods[:3])}."
         return LaunchJobResult(
@@ -113,75 +113,77 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
         )
 
     try:
-        answer = pin_resume_point.run(job, attempt, context.checkpoints, policy=context.policy.jobs)
+        pin = pin_resume_point.run(job, attempt, context.checkpoints, policy=context.policy.jobs)
     except (FenceUnreadableError, PermanentError) as error:
         if attempt.attempt > 1 and isinstance(error, PermanentError):
-            raise  # the cluster answered before, so the job is not the cause
+            raise  # the cluster accepted an earlier attempt, so the job is not the cause
         reason = f"The job's checkpoints cannot be used: {error}"
         return _give_up(stored, attempt, reason, context, is_refused=True)
-    if answer.kind is PinOutcome.STALE:
-        return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=answer.choice.reason)
-    return _launch(stored, past, answer, context)
+    if pin.kind is PinOutcome.STALE:
+        return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=pin.choice.reason)
+    return _launch(stored, earlier_attempts, pin, context)
 
 
 def _launch(
     stored: attempt_record.StoredAttempt,
-    past: Iterable[_EarlierAttempt],
-    answer: pin_resume_point.PinAnswer,
+    earlier_attempts: Iterable[_EarlierAttempt],
+    pin: pin_resume_point.PinAnswer,
     context: Context,
 ) -> LaunchJobResult:
     """Launch an attempt whose resume point is decided."""
-    job, attempt, choice = stored.job, stored.attempt, answer.choice
-    decided = attempt.replace(
-        is_pinned=answer.kind is PinOutcome.PINNED,
-        resume_from=choice.resume_from,
-        resumed_work_from=choice.began_at,
-        resumed_throughput=choice.throughput,
-        rejected_checkpoints=tuple(rejection.to_json() for rejection in choice.rejected),
-        reason=choice.reason if answer.kind is PinOutcome.IN_CLUSTER else "",
+    job, attempt, resume_choice = stored.job, stored.attempt, pin.choice
+    pinned_attempt = attempt.replace(
+        is_pinned=pin.kind is PinOutcome.PINNED,
+        resume_from=resume_choice.resume_from,
+        resumed_work_from=resume_choice.began_at,
+        resumed_throughput=resume_choice.throughput,
+        rejected_checkpoints=tuple(rejection.to_json() for rejection in resume_choice.rejected),
+        reason=resume_choice.reason if pin.kind is PinOutcome.IN_CLUSTER else "",
     )
-    if answer.kind is PinOutcome.UNPROVEN:
+    if pin.kind is PinOutcome.UNPROVEN:
         context.telemetry.count("LaunchesWithoutCheckpoint")
-        context.telemetry.error("NoCheckpointVerified", job_id=job.job_id, reason=choice.reason, runbook="job-unproven")
+        context.telemetry.error(
+            "NoCheckpointVerified", job_id=job.job_id, reason=resume_choice.reason, runbook="job-unproven"
+        )
         reason = (
-            f"{choice.reason} Starting over would discard finished work. "
+            f"{resume_choice.reason} Starting over would discard finished work. "
             "Evenkeel launches the job once a checkpoint is valid."
         )
-        return _give_up(stored, decided, reason, context, is_refused=False)
-    for earlier_attempt in past:
+        return _give_up(stored, pinned_attempt, reason, context, is_refused=False)
+    for earlier_attempt in earlier_attempts:
         if earlier_attempt.out_of_reach:
             context.cluster.force_delete_pods(earlier_attempt.attempt, earlier_attempt.out_of_reach)
-    resume_from = choice.resume_from.manifest if choice.resume_from else ""
+    resume_from = resume_choice.resume_from.manifest if resume_choice.resume_from else ""
     place_pods = _placement_by_kueue if attempt.local_queue else _placement_on_assigned_nodes
     placement = place_pods(job, attempt, context)
     try:
         _, uid = context.cluster.launch(
             LaunchSpec(
                 job=_with_priority_class(job, attempt, context.policy),
-                attempt=decided,
+                attempt=pinned_attempt,
                 resume_from=resume_from,
                 service_account=job.service_account or context.site.job_service_account,
-                terms=answer.terms,
+                terms=pin.terms,
                 **placement._asdict(),
             )
         )
     except Refused as error:
         reason = f"The cluster refused the attempt's {attempt.kind}: {error}"
-        return _give_up(stored, decided, reason, context, is_refused=True)
+        return _give_up(stored, pinned_attempt, reason, context, is_refused=True)
     except (NotAllowed, NotFound) as error:
         # A ResourceQuota and most policies answer 403. The answer may change within minutes.
         context.telemetry.count("LaunchesForbidden")
         context.telemetry.warning("LaunchNotAllowed", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
         reason = f"The cluster does not accept the attempt's Kubernetes Job now: {error}"
-        return _give_up(stored, decided, reason, context, is_refused=False)
+        return _give_up(stored, pinned_attempt, reason, context, is_refused=False)
     rentals.delete_capacity_pods_of(job, attempt, context)
-    launched = decided.replace(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
-    _record_launch(stored, launched, answer, placement.network, context)
-    for earlier_attempt in past:
+    launched = pinned_attempt.replace(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
+    _record_launch(stored, launched, pin, placement.network, context)
+    for earlier_attempt in earlier_attempts:
         measure_restore.run(job, earlier_attempt.attempt.attempt, context)
     context.telemetry.count("AttemptsLaunched")
     context.telemetry.info("AttemptLaunched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
-    return LaunchJobResult(outcome=_launched(attempt), reason=choice.reason)
+    return LaunchJobResult(outcome=_launched(attempt), reason=resume_choice.reason)
 
 
 def _launched(attempt: Attempt) -> LaunchOutcome:
@@ -195,8 +197,8 @@ def _placement_on_assigned_nodes(job: Job, attempt: Attempt, context: Context) -
         interfaces, huge_pages_mib = efa.EfaNode(attempt.pool, attempt.instance_type), 0
     else:
         interfaces, huge_pages_mib = efa.EfaNode.of(node), node.huge_pages_mib
-    own, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
-    network = efa.efa_request(interfaces, attempt.ranks, own, by_pool, huge_pages_mib)
+    accelerators, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
+    network = efa.efa_request(interfaces, attempt.ranks, accelerators, by_pool, huge_pages_mib)
     return _PodPlacement(network, node.accelerator_resource if node else "")
 
 
@@ -209,13 +211,15 @@ def _placement_by_kueue(job: Job, attempt: Attempt, context: Context) -> _PodPla
     nodes, plan = context.cluster.nodes(attempt.cluster), job.resume_plan
     keys = plan.avoid if plan and job.is_planned(attempt.attempt) else ()
     instance_ids = {NodeLife.from_key(key).instance_id for key in keys}
-    kinds = [node for node in nodes if not job.spec.instance_types or node.instance_type in job.spec.instance_types]
-    own, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
-    fitting = [efa.EfaNode.of(node) for node in kinds if node.accelerators >= own]
+    listed_nodes = [
+        node for node in nodes if not job.spec.instance_types or node.instance_type in job.spec.instance_types
+    ]
+    accelerators, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
+    fitting = [efa.EfaNode.of(node) for node in listed_nodes if node.accelerators >= accelerators]
     instance_types = {capacity.instance_type for capacity in fitting}
     nodes_of_types = [efa.EfaNode("", name) for name in job.spec.instance_types if name not in instance_types]
-    interfaces = efa.min_interfaces((*fitting, *nodes_of_types), attempt.ranks, own, by_pool)
-    accelerator_resource = next((node.accelerator_resource for node in kinds if node.accelerator_resource), "")
+    interfaces = efa.min_interfaces((*fitting, *nodes_of_types), attempt.ranks, accelerators, by_pool)
+    accelerator_resource = next((node.accelerator_resource for node in listed_nodes if node.accelerator_resource), "")
     avoid = tuple(sorted(node.name for node in nodes if node.instance_id in instance_ids))
     return _PodPlacement(efa.EfaRequest(interfaces), accelerator_resource, avoid)
 
@@ -234,33 +238,32 @@ def _why_give_up(job: Job, attempt: Attempt, context: Context) -> str:
 
 
 def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttempt, ...]:
-    """Find remaining parts of earlier attempts, from the newest back to the last launched attempt.
+    """Find the remaining parts of earlier attempts, from the newest back to the last launched attempt.
 
-    The fence of the last launched attempt excludes older attempts. Two attempts never run side by side if both can be
-    reached.
+    The fence of that attempt already excludes older attempts. Two reachable attempts never run side by side.
     """
-    earlier: list[_EarlierAttempt] = []
+    attempts: list[_EarlierAttempt] = []
     nodes: dict[str, KubernetesNode] | None = None
     for number in range(attempt.attempt - 1, 0, -1):
         row = context.ledger.get(job_rows.attempt_key(attempt.job_id, number))
         if row is None:
             continue
-        before = rows.decode(row, Attempt)
-        workload = context.cluster.workload(before)
-        alive = workload.live_pods()
-        if alive and nodes is None:
+        earlier = rows.decode(row, Attempt)
+        workload = context.cluster.workload(earlier)
+        live_pods = workload.live_pods()
+        if live_pods and nodes is None:
             nodes = {node.name: node for node in context.cluster.nodes(attempt.cluster)}
-        names = tuple(sorted({pod.node_name for pod in alive if pod.node_name}))
+        names = tuple(sorted({pod.node_name for pod in live_pods if pod.node_name}))
         lost = lost_nodes(nodes or {}, names, context.now, context.policy.jobs.lost_node_seconds)
         blocking_pods = tuple(pod.name for pod in workload.live_pods(lost))
-        earlier.append(
+        attempts.append(
             _EarlierAttempt(
-                attempt=before, workload=workload, blocking_pods=blocking_pods, out_of_reach=tuple(sorted(lost))
+                attempt=earlier, workload=workload, blocking_pods=blocking_pods, out_of_reach=tuple(sorted(lost))
             )
         )
-        if before.launched_at is not None:
+        if earlier.launched_at is not None:
             break
-    return tuple(earlier)
+    return tuple(attempts)
 
 
 # ---------------------------------------------------------------- record
@@ -269,13 +272,13 @@ def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttem
 def _record_launch(
     stored: attempt_record.StoredAttempt,
     launched: Attempt,
-    answer: pin_resume_point.PinAnswer,
+    pin: pin_resume_point.PinAnswer,
     network: efa.EfaRequest,
     context: Context,
 ) -> None:
-    how = "launched" if not launched.local_queue else f"handed to Kueue's LocalQueue {launched.local_queue}"
-    more = f"{_resume_text(answer)}{_drain_text(launched, context.ledger)}{_network_text(launched, network)}"
-    text = f"Attempt {launched.attempt} {how}{more}"
+    action = "launched" if not launched.local_queue else f"handed to Kueue's LocalQueue {launched.local_queue}"
+    more = f"{_resume_text(pin)}{_drain_text(launched, context.ledger)}{_network_text(launched, network)}"
+    text = f"Attempt {launched.attempt} {action}{more}"
     entry = TimelineEntry(at=context.now, kind="launched", text=text, writer=WRITER)
     context.ledger.commit(
         Put(job_rows.attempt_row(launched, stored.attempt_version)),
@@ -285,15 +288,15 @@ def _record_launch(
 
 def _drain_text(launched: Attempt, ledger: Ledger) -> str:
     """Record whether the earlier attempt saved the resume point of this one while it was stopped."""
-    has_past = launched.is_pinned and launched.attempt > 1
-    row = ledger.get(job_rows.attempt_key(launched.job_id, launched.attempt - 1)) if has_past else None
-    before = rows.decode(row, Attempt) if row else None
-    if before is None or before.stop_asked_at is None or before.running_at is None:
+    has_earlier_attempt = launched.is_pinned and launched.attempt > 1
+    row = ledger.get(job_rows.attempt_key(launched.job_id, launched.attempt - 1)) if has_earlier_attempt else None
+    earlier = rows.decode(row, Attempt) if row else None
+    if earlier is None or earlier.stop_asked_at is None or earlier.running_at is None:
         return ""
     point, began = launched.resume_from, launched.resumed_work_from
-    if point and point.attempt == before.attempt and began and began >= before.stop_asked_at:
-        return f" Step {point.step} was saved while attempt {before.attempt} was stopped."
-    return f" No usable checkpoint was saved while attempt {before.attempt} was stopped."
+    if point and point.attempt == earlier.attempt and began and began >= earlier.stop_asked_at:
+        return f" Step {point.step} was saved while attempt {earlier.attempt} was stopped."
+    return f" No usable checkpoint was saved while attempt {earlier.attempt} was stopped."
 
 
 def _network_text(launched: Attempt, network: efa.EfaRequest) -> str:
@@ -304,13 +307,13 @@ def _network_text(launched: Attempt, network: efa.EfaRequest) -> str:
     return f" Each pod requests {count} EFA interface{'s'[: count != 1]}." if count else " The pods request no EFA."
 
 
-def _resume_text(answer: pin_resume_point.PinAnswer) -> str:
-    choice = answer.choice
-    if answer.kind is PinOutcome.IN_CLUSTER:
-        return f". {choice.reason}"
-    point = choice.resume_from
+def _resume_text(pin: pin_resume_point.PinAnswer) -> str:
+    resume_choice = pin.choice
+    if pin.kind is PinOutcome.IN_CLUSTER:
+        return f". {resume_choice.reason}"
+    point = resume_choice.resume_from
     begin = f"from step {point.step} of attempt {point.attempt}" if point else "from the beginning"
-    return f", {begin}. {choice.reason}" if choice.rejected else f", {begin}."
+    return f", {begin}. {resume_choice.reason}" if resume_choice.rejected else f", {begin}."
 
 
 def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:

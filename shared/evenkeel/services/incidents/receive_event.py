@@ -1,12 +1,12 @@
-"""Ingest facts about nodes: find the node, add each fact to its incident or open one, and start the recovery.
+"""Ingest facts about nodes: find the node, add the fact to its incident or open one, and start the recovery.
 
 An event may carry several facts. Each fact has its own row and is ingested separately, so a partly ingested event is
-simply ingested again. `runtime.entry` archives the raw copy.
+simply ingested again. `entry.event` archives the raw event.
 
-    parsed event ──▶ find the node ─▶ one commit: FACT, OPEN#life, incident, evidence, timeline ─▶ start <incident>-r1
-                         │ unknown                                                                     ▲
-                         ├─▶ UNRESOLVED row ─▶ the sweep tries again                    a copy starts it again
-                         └─▶ counted and dropped, if the source also reports nodes of other fleets
+    fact ─▶ find the node ─▶ one commit: FACT, OPEN#life, incident, evidence, timeline ─▶ start <incident>-r1
+              │ unknown                                                                     ▲
+              ├─▶ UNRESOLVED row ─▶ the sweep tries again              a duplicate starts it again
+              └─▶ counted and dropped, if the source also reports nodes of other fleets
 """
 
 import contextlib
@@ -58,7 +58,7 @@ UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
 OTHER_FLEET = "OTHER_FLEET"
 WRITER = "receive_event"
 _UNRESOLVED_KEPT = timedelta(hours=6)
-"""A fact about an unknown node is kept this long. After that, it was about another cluster."""
+"""Time for which a fact about an unknown node is stored. A fact that is older was about another cluster."""
 _RETRY_BATCH = 25
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
 """A fact from further in the future than clocks differ counts as a fact from now."""
@@ -77,8 +77,8 @@ class IngestResult(Value):
     """Whether this call started the recovery."""
 
 
-def affected_node_of(node: Node) -> AffectedNode:
-    """Return the affected node from the node's two views."""
+def _affected_node_of(node: Node) -> AffectedNode:
+    """Return the affected node of a node's two views."""
     kubernetes_node = node.kubernetes
     return AffectedNode(
         life=node.life,
@@ -93,9 +93,9 @@ def affected_node_of(node: Node) -> AffectedNode:
 
 
 def receive(event: ParsedEvent, context: Context) -> dict[str, Any]:
-    """Ingest one event. An event that names many machines is queued as several events instead.
+    """Ingest one event. An event that names many nodes is queued as several events instead.
 
-    So the work of one invocation is limited, and an urgent event does not wait behind hundreds of machines.
+    So the work of one invocation is limited, and an urgent event does not wait until hundreds of nodes are ingested.
 
     Idempotent: yes, as `ingest_facts`: a part that is queued twice has the same facts.
     """
@@ -146,7 +146,7 @@ def summary(outcomes: tuple[IngestResult, ...]) -> dict[str, Any]:
 
 
 def _is_of_another_cluster(stated_arn: str, own_arn: str) -> bool:
-    """Return whether an event names another cluster. Some ARNs end in a name, not an id: a name is no proof."""
+    """Return whether an event names another cluster. An ARN that ends in a name, not in an id, is no proof."""
     if not stated_arn or stated_arn == own_arn:
         return False
     return not own_arn or (_CLUSTER_ID.fullmatch(stated_arn) is not None and _CLUSTER_ID.fullmatch(own_arn) is not None)
@@ -165,12 +165,12 @@ def ingest_fact(fact: NodeFact, context: Context) -> IngestResult:
     if fact.kind is FactKind.PROGRESS:
         affected = _node_in_repair(fact, context)
         if affected is None:
-            named = resolve(fact.instance_id, context, provider=None)
-            record_aftermath.record_progress(fact, named.life if named else None, context)
+            node = find_affected_node(fact.instance_id, context, provider=None)
+            record_aftermath.record_progress(fact, node.life if node else None, context)
             return IngestResult(outcome=IntakeAction.IGNORED, reason="No repair of this node is in progress.")
     else:
         provider = None if signal_source(fact.source).is_account_wide else context.provider
-        affected = resolve(fact.instance_id, context, provider=provider)
+        affected = find_affected_node(fact.instance_id, context, provider=provider)
     if affected is None and fact.is_drill and not context.site.drills_may_act:
         return _other_fleet_outcome(
             f"The drill names {fact.instance_id}, which is not a node of this fleet.", fact.source, context.telemetry
@@ -196,7 +196,7 @@ def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
 
     A signal about a replacement may name either node, or a node that never ran. HyperPod is not called.
     """
-    node = resolve(fact.instance_id, context, provider=None)
+    node = find_affected_node(fact.instance_id, context, provider=None)
     if node is not None and context.ledger.get(incident_rows.open_key(node.life, is_drill=fact.is_drill)) is not None:
         return node
     slot = f"{context.site.clusters[0]}/{fact.logical_id}" if context.site.clusters and fact.logical_id else ""
@@ -215,7 +215,7 @@ def _node_in_repair(fact: NodeFact, context: Context) -> AffectedNode | None:
     )
 
 
-def resolve(instance_id: str, context: Context, *, provider: Provider | None) -> AffectedNode | None:
+def find_affected_node(instance_id: str, context: Context, *, provider: Provider | None) -> AffectedNode | None:
     """Find the node life of an instance id, in the fleet table or at the provider; None if it is unknown."""
     keys = [fleet_rows.node_key(cluster, instance_id) for cluster in context.site.clusters]
     for row in context.read_rows(*keys) if keys else ():
@@ -234,7 +234,7 @@ def resolve(instance_id: str, context: Context, *, provider: Provider | None) ->
     if record is None:
         return None
     life = NodeLife(cluster=context.site.clusters[0], instance_id=instance_id, launched_at=record.launched_at)
-    return affected_node_of(Node(life=life, provider=record))
+    return _affected_node_of(Node(life=life, provider=record))
 
 
 def record_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestResult:
@@ -254,7 +254,7 @@ def record_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> Ing
     else:
         raise Conflict(f"the incident of {affected.life.key} kept changing under fact {fact.fact_key}")
     incident = decision.incident
-    _count(decision, fact, context.telemetry)
+    _emit_metrics(decision, fact, context.telemetry)
     started = False
     if incident is not None and incident.state is IncidentState.OPEN:
         started = start_recovery(incident, context.workflows)
@@ -276,11 +276,11 @@ def start_recovery(incident: Incident, workflows: Workflows) -> bool:
 
 
 class _FactRows(NamedTuple):
-    """The rows that a fact about a node is decided from. Absent rows are None."""
+    """The rows from which a fact about a node is decided. Absent rows are None."""
 
     fact: Row | None
     """An earlier copy of the fact."""
-    last: Row | None
+    last_incident: Row | None
     """The last incident of the node life."""
     pointer: Row | None
     """The pointer to the open incident of the node life."""
@@ -297,8 +297,8 @@ class _FactRows(NamedTuple):
         """Return the content of the rows, for the decision."""
         return IntakeRecords(
             known_incident_id=self.fact.doc["incidentId"] if self.fact else "",
-            last=rows.decode(self.last, LastIncident) if self.last else None,
-            current=rows.decode(self.incident, Incident) if self.incident else None,
+            last_incident=rows.decode(self.last_incident, LastIncident) if self.last_incident else None,
+            open_incident=rows.decode(self.incident, Incident) if self.incident else None,
             histories={place: rows.decode(row, FaultHistory) for place, row in self.histories.items() if row},
         )
 
@@ -362,8 +362,8 @@ def _decision_writes(
             )
         case IntakeAction.IGNORED if fact.kind is FactKind.RECOVERED and not fact.is_drill:
             yield from _clear_unhealthy_node(fact, affected, context)
-            if fact_rows.last is not None:
-                yield from record_aftermath.writes_for_fact(fact, fact_rows.last.doc["incidentId"], context)
+            if fact_rows.last_incident is not None:
+                yield from record_aftermath.writes_for_fact(fact, fact_rows.last_incident.doc["incidentId"], context)
         case IntakeAction.JOIN:
             assert decision.incident
             yield from _incident_writes(decision.incident, classified, fact_rows, opens=False, now=now)
@@ -372,7 +372,7 @@ def _decision_writes(
             yield from _incident_writes(decision.incident, classified, fact_rows, opens=True, now=now)
             # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
             yield ConditionCheck(
-                incident_rows.last_key(affected.life, is_drill=fact.is_drill), _version(fact_rows.last)
+                incident_rows.last_key(affected.life, is_drill=fact.is_drill), _version(fact_rows.last_incident)
             )
 
 
@@ -402,12 +402,11 @@ def _incident_writes(
     evidence = Evidence(incident_id=subject, fact=fact, joined_at=now, opened=opens)
     kind = _TIMELINE_KINDS[fact.kind]
     event_id = incident_rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
-    entry = incident_record.timeline_row_of(
+    timeline_row = incident_record.timeline_row_of(
         subject, kind, _timeline_text(classified, opens=opens), at=now, writer=WRITER
     )
-    keyed = Row(
-        type(entry.key)(entry.key.table, entry.key.pk, f"EVENT#{event_id}"), entry.doc, 0, None, entry.expires_at
-    )
+    key = timeline_row.key._replace(sk=f"EVENT#{event_id}")
+    timeline_row_of_fact = Row(key, timeline_row.doc, 0, None, timeline_row.expires_at)
     return [
         Put(incident_rows.fact_row(fact.fact_key, subject, now, _version(fact_rows.fact))),
         # The first writer creates the pointer, and all others check it. So two writers cannot both open an incident.
@@ -416,7 +415,7 @@ def _incident_writes(
         else ConditionCheck(fact_rows.pointer.key, fact_rows.pointer.version),  # type: ignore[union-attr]  # a fact joins an open incident only
         Put(incident_rows.incident_row(incident, 0 if opens else fact_rows.incident.version)),  # type: ignore[union-attr]  # the same
         Put(incident_rows.evidence_row(evidence)),
-        Put(keyed),
+        Put(timeline_row_of_fact),
     ]
 
 
@@ -436,11 +435,21 @@ def _timeline_text(classified: ClassifiedFact, *, opens: bool) -> str:
     return f"{first}{fault.name} ({fault.key}{code}), reported by {source}.{drill}"
 
 
-def _count(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> None:
+_FACT_METRICS = {
+    IntakeAction.OPEN: "FactsOpen",
+    IntakeAction.JOIN: "FactsJoin",
+    IntakeAction.DUPLICATE: "FactsDuplicate",
+    IntakeAction.STALE: "FactsStale",
+    IntakeAction.EXPECTED: "FactsExpected",
+    IntakeAction.IGNORED: "FactsIgnored",
+}
+
+
+def _emit_metrics(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry) -> None:
     incident = decision.incident
     # A site may have many detectors. The metric counts them as one.
     source = fact.source.partition(":")[0]
-    telemetry.count(f"Facts{decision.action.title()}", source=source)
+    telemetry.count(_FACT_METRICS[decision.action], source=source)
     if fact.code == driver_lines.UNPARSED and decision.action in (IntakeAction.OPEN, IntakeAction.JOIN):
         telemetry.count("XidsUnparsed", source=source)
         telemetry.warning("XidUnparsed", instanceId=fact.instance_id, source=fact.source, line=fact.detail)
@@ -473,31 +482,30 @@ def _store_unresolved(fact: NodeFact, context: Context) -> IngestResult:
 
 
 def _store_early_notice(fact: NodeFact, context: Context) -> None:
-    """Keep a notice for an hour. A Spot instance may be reclaimed before the sweep has seen it."""
+    """Store a notice for an hour. A Spot instance may be reclaimed before a sweep lists it."""
     for _ in range(incident_record.MAX_TRIES):
         row = context.ledger.get(incident_rows.early_key(fact.instance_id, is_drill=fact.is_drill))
         facts = early_facts(row) if row else ()
         if any(node_fact.fact_key == fact.fact_key for node_fact in facts):
             return
         node_facts = (*facts, fact)[-_MAX_EARLY_FACTS:]
-        with contextlib.suppress(Conflict):  # another notice of it came at the same moment
+        with contextlib.suppress(Conflict):  # another notice about this instance was stored first
             version = row.version if row else 0
             context.ledger.commit(
                 Put(incident_rows.early_row(fact.instance_id, node_facts, context.now, version, is_drill=fact.is_drill))
             )
             return
-    raise Conflict(
-        f"the stored facts of {fact.instance_id} changed on every try"
-    )  # otherwise the notice would be lost silently
+    # Without the error, the notice would be lost silently.
+    raise Conflict(f"the stored facts of {fact.instance_id} changed on every try")
 
 
 def early_facts(row: Row) -> tuple[NodeFact, ...]:
-    """Return the kept notices about an instance that was unknown."""
+    """Return the stored notices about an instance that was unknown."""
     return tuple(rows.parse(row.key, NodeFact, fact) for fact in row.doc["facts"])
 
 
 def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
-    """Try again to find the nodes of the kept facts, and drop facts whose node stays unknown. Called by the sweep.
+    """Try again to find the nodes of the stored facts, and drop facts whose node stays unknown. Called by the sweep.
 
     Each call takes the next facts of the list, so every fact is tried however long the list is. Drills come after real
     facts, and are left out if drills may not act.
@@ -511,12 +519,12 @@ def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
     failures: list[EvenkeelError] = []
     for row, fact in rows.readable(_next_unresolved(context), NodeFact, failures.append):
         try:
-            affected = resolve(fact.instance_id, context, provider=context.provider)
+            affected = find_affected_node(fact.instance_id, context, provider=context.provider)
             if affected is not None:
                 outcomes.append(record_fact(fact, affected, context))
                 continue
         except EvenkeelError as error:
-            failures.append(error)  # the delivery fails, so this fact is retried later
+            failures.append(error)
             continue
         if context.clock.now() - _kept_since(row) > _UNRESOLVED_KEPT:
             context.telemetry.count("FactsDropped")

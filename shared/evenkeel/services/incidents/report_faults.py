@@ -68,98 +68,106 @@ def run(request: ReportFaultsRequest, context: Context) -> Json:
     is_in_force = row is not None and (row.expires_at is None or row.expires_at > context.now)
     if row is not None and is_in_force:
         return _first_answer(row, request)
-    new = accept_reports(request, context)
-    for job_id, facts, blamed in new.laid:
-        record = decision_of("ATTRIBUTION", job_id, blamed.instance_id, blamed, facts, context.replace(mode=""))
+    checked = check_reports(request, context)
+    for job_id, facts, attribution in checked.attributions:
+        record = decision_of(
+            "ATTRIBUTION", job_id, attribution.instance_id, attribution, facts, context.replace(mode="")
+        )
         context.ledger.commit(Put(subject_rows.decision_row(record)))
-    if new.count:
-        context.inbox.put(new.document)
-    answer: Json = {"accepted": new.count, "ignored": new.ignored_types}
-    answer["envelopeId"] = new.document["id"] if new.count else None
-    fresh = fleet_rows.automation_request_row(
+    if checked.count:
+        context.inbox.put(checked.document)
+    answer: Json = {"accepted": checked.count, "ignored": checked.ignored_lines}
+    answer["envelopeId"] = checked.document["id"] if checked.count else None
+    request_row = fleet_rows.automation_request_row(
         request.request_id, {"fingerprint": request.fingerprint, "answer": answer}, context.now
     )
     try:
-        context.ledger.commit(Put(Row(fresh.key, fresh.doc, row.version if row else 0, None, fresh.expires_at)))
+        context.ledger.commit(
+            Put(Row(request_row.key, request_row.doc, row.version if row else 0, None, request_row.expires_at))
+        )
     except Conflict:
-        first = context.ledger.get(fresh.key)
+        first = context.ledger.get(request_row.key)
         return _first_answer(first, request) if first else answer
     return answer
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptedReports:
-    """A checked report, as it goes on the queue."""
+class CheckedReports:
+    """The checked reports of a request, as they go on the queue."""
 
     document: Json
     count: int
-    """Number of its faults."""
-    ignored_types: int
+    """Number of their faults."""
+    ignored_lines: int
     """Lines without evidence of a fault."""
-    laid: tuple[tuple[str, AttributionFacts, Attribution], ...]
+    attributions: tuple[tuple[str, AttributionFacts, Attribution], ...]
     """Jobs whose faults were attributed to a node."""
 
 
-def accept_reports(request: ReportFaultsRequest, context: Context) -> AcceptedReports:
-    """Check a report and find its nodes. Writes nothing.
+def check_reports(request: ReportFaultsRequest, context: Context) -> CheckedReports:
+    """Check the reports of a request and find their nodes. Writes nothing.
 
     Raises:
         Invalid, NotFound: as `run`.
     """
-    read = _checked(request, context.now)
+    faults_by_report = _named_faults(request, context.now)
     instance_ids, attributions = _instance_ids(request, context)
     faults = [
         reported_faults.fault_of(
             instance_id,
-            reading,
+            named_fault,
             gpu=report.gpu,
             job_id=report.job_id,
             observed_at=report.observed_at,
             words=report.detail or report.line,
         )
-        for report, instance_id, readings in zip(request.reports, instance_ids, read, strict=True)
-        for reading in readings
+        for report, instance_id, named_faults in zip(request.reports, instance_ids, faults_by_report, strict=True)
+        for named_fault in named_faults
     ]
     document = _enveloped(request, faults, context.now)
-    return AcceptedReports(document, len(faults), sum(not readings for readings in read), tuple(attributions))
+    ignored_lines = sum(not named_faults for named_faults in faults_by_report)
+    return CheckedReports(document, len(faults), ignored_lines, tuple(attributions))
 
 
 def _first_answer(row: Row, request: ReportFaultsRequest) -> Json:
     if row.doc["fingerprint"] != request.fingerprint:
         raise KeyReused("This idempotency key was used for a different request. Use a new key.")
-    given: Json = row.doc["answer"]
-    return given
+    first_answer: Json = row.doc["answer"]
+    return first_answer
 
 
-def _checked(request: ReportFaultsRequest, now: datetime) -> list[tuple[NamedFault, ...]]:
-    """Return the faults of a report; none for a line without evidence.
+def _named_faults(request: ReportFaultsRequest, now: datetime) -> list[tuple[NamedFault, ...]]:
+    """Return the faults that each report names; none for a line without evidence.
 
     Raises:
-        Invalid: names every wrong field.
+        Invalid: names every errors field.
     """
-    wrong: list[tuple[str, str]] = []
-    read: list[tuple[NamedFault, ...]] = []
+    errors: list[tuple[str, str]] = []
+    faults_by_report: list[tuple[NamedFault, ...]] = []
     for index, report in enumerate(request.reports):
         place = f"faults[{index}]"
-        readings = reported_faults.readings(report.code, report.line)
-        read.append(tuple(reading for reading in readings if request.reporter_role.may_report(reading.fault_key)))
-        if report.code and not readings:
-            wrong.append((f"{place}.{report.code_field}", unknown_code(report.code)))
-        elif readings and not read[-1]:
-            wrong.append((f"{place}.{report.code_field if report.code else 'line'}", _reserved(readings[0].fault_key)))
+        named_faults = reported_faults.readings(report.code, report.line)
+        allowed = tuple(fault for fault in named_faults if request.reporter_role.may_report(fault.fault_key))
+        faults_by_report.append(allowed)
+        if report.code and not named_faults:
+            errors.append((f"{place}.{report.code_field}", unknown_code(report.code)))
+        elif named_faults and not allowed:
+            code_field = report.code_field if report.code else "line"
+            errors.append((f"{place}.{code_field}", _reserved(named_faults[0].fault_key)))
         if report.observed_at > now + _MAX_CLOCK_SKEW:
-            wrong.append((f"{place}.observedAt", "lies in the future"))
+            errors.append((f"{place}.observedAt", "lies in the future"))
         if report.observed_at < now - _MAX_AGE:
-            wrong.append((f"{place}.observedAt", f"is older than {_MAX_AGE.days} days"))
-    if wrong:
-        raise Invalid("the report is not valid", tuple(wrong))
-    return read
+            errors.append((f"{place}.observedAt", f"is older than {_MAX_AGE.days} days"))
+    if errors:
+        raise Invalid("the report is not valid", tuple(errors))
+    return faults_by_report
 
 
 def unknown_code(code: str) -> str:
     """Say that the catalogue has no such code, and suggest similar codes."""
-    near = " or ".join(default_catalogue().nearest(code, 3))
-    return f"is not in the fault catalogue (evenkeel faults ls).{f' Did you mean {near}?' if near else ''}"
+    similar_codes = " or ".join(default_catalogue().nearest(code, 3))
+    advice = f" Did you mean {similar_codes}?" if similar_codes else ""
+    return f"is not in the fault catalogue (evenkeel faults ls).{advice}"
 
 
 def _reserved(fault_key: str) -> str:
@@ -183,21 +191,21 @@ def _instance_ids(
     by_name: dict[str, str] | None = None
     for report in request.reports:
         if report.job_id:
-            facts, blamed = _attribute(report, context.ledger)
-            attributions.append((report.job_id, facts, blamed))
-            instance_ids.append(blamed.instance_id)
+            facts, attribution = _attribute(report, context.ledger)
+            attributions.append((report.job_id, facts, attribution))
+            instance_ids.append(attribution.instance_id)
             continue
         instance_id = report.instance_id or _id_in(report.node_name)
         if not instance_id:
             by_name = _by_name(context.ledger) if by_name is None else by_name
             instance_id = by_name.get(report.node_name, "")
         if not instance_id or not _is_ours(instance_id, context):
-            named = report.instance_id or report.node_name
+            stated_name = report.instance_id or report.node_name
             nodes = (rows.decode(row, FleetNode) for row in context.ledger.by_state(Table.FLEET, "NODE").rows)
-            near = (
+            similar_names = (
                 (report.instance_id and node.life.instance_id) or node.node_name for node in nodes if not node.is_gone
             )
-            message = unknown_name("node", named, near)
+            message = unknown_name("node", stated_name, similar_names)
             raise NotFound(f"{message} Evenkeel lists a new node within two minutes.")
         instance_ids.append(instance_id)
     return instance_ids, attributions
@@ -214,12 +222,12 @@ def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, A
     attempt = rows.decode(row, Attempt) if row else None
     if attempt is None or (attempt.ended_at is not None and attempt.ended_at < report.observed_at - LOOK_BACK):
         raise NotFound(f"{report.job_id} was not running at {rfc3339(report.observed_at)}.")
-    lately = {life.key: incident for life in attempt.nodes if (incident := _last_incident(life, ledger))}
-    facts = facts_of(attempt, report.rank, lately, report.observed_at)
-    blamed = attribute_fault(facts)
-    if blamed is None:
+    recent_incidents = {life.key: incident for life in attempt.nodes if (incident := _last_incident(life, ledger))}
+    facts = facts_of(attempt, report.rank, recent_incidents, report.observed_at)
+    attribution = attribute_fault(facts)
+    if attribution is None:
         raise NotFound(f"{report.job_id} has no rank {report.rank}.")
-    return facts, blamed
+    return facts, attribution
 
 
 def _last_incident(life: NodeLife, ledger: Ledger) -> Incident | None:

@@ -135,7 +135,7 @@ def _settlement_writes(
         )
     ]
     is_drill = incident.is_drill
-    writes += guardrail_registers.leaving(RegisterName.REPAIRS, context, incident.life.key, is_drill=is_drill)
+    writes += guardrail_registers.puts_removing(RegisterName.REPAIRS, context, incident.life.key, is_drill=is_drill)
     pointer = context.ledger.get(incident_rows.open_key(incident.life, is_drill=is_drill))
     if pointer is not None and pointer.doc["incidentId"] == subject:
         writes.append(Delete(pointer.key, pointer.version))

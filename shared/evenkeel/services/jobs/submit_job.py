@@ -24,7 +24,7 @@ from evenkeel.services.storage import job_rows, open_jobs, rows, subject_rows, t
 WRITER = "submit_job"
 _TRIES = 50
 """Tries of a commit. A try fails if another submission, or the end of a job, was committed first."""
-_MAX_INSIDE = 20
+_MAX_NESTED_CLAIMS = 20
 """Claims of nested checkpoint folders that one submission reads. Most of them belong to jobs that never ran."""
 
 
@@ -81,19 +81,27 @@ def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
     job = job.replace(open_job_counters=open_jobs.names_of(job))
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
-    guard = job_rows.idempotency_row(requester.principal, request.idempotency_key, answer, context.now)
+    idempotency_row = job_rows.idempotency_row(requester.principal, request.idempotency_key, answer, context.now)
     entry = TimelineEntry(at=context.now, kind="submitted", text=text, writer=WRITER)
     for _ in range(_TRIES):
         try:
             context.ledger.commit(
                 Put(job_rows.job_row(job, 0)),
-                Put(Row(guard.key, guard.doc, earlier.version if earlier else 0, None, guard.expires_at)),
+                Put(
+                    Row(
+                        idempotency_row.key,
+                        idempotency_row.doc,
+                        earlier.version if earlier else 0,
+                        None,
+                        idempotency_row.expires_at,
+                    )
+                ),
                 Put(subject_rows.timeline_row(job.job_id, entry, "submitted")),
                 *claim_of(job, requester, setup, context.ledger),
                 *open_jobs.counted(job, context.ledger, context.policy.scheduling),
             )
         except (Conflict, Invalid, open_jobs.TooManyOpenJobs) as error:
-            first = context.ledger.get(guard.key)
+            first = context.ledger.get(idempotency_row.key)
             if first is not None and not _has_expired(first, context.now):
                 return _repeated_outcome(first, fingerprint, context)
             if isinstance(error, Conflict):
@@ -160,12 +168,12 @@ def refuse_in_kueue_namespace(job: Job, ledger: Ledger) -> None:
         Invalid: Kueue admits jobs in the namespace.
     """
     page = ledger.by_state(Table.FLEET, "KUEUE", prefix=job.cluster)
-    by = next(
+    kueue_object = next(
         (row.doc["namespaces"].get(job.namespace) for row in page.rows if row.doc["cluster"] == job.cluster), None
     )
-    if by is not None:
+    if kueue_object is not None:
         fault = (
-            f"The job's pods would run in namespace {job.namespace}, where Kueue admits jobs ({by}): "
+            f"The job's pods would run in namespace {job.namespace}, where Kueue admits jobs ({kueue_object}): "
             "Evenkeel starts no jobs there."
         )
         raise Invalid(f"The job was refused. Field `team`: {fault}", (("team", fault),))
@@ -187,45 +195,45 @@ def refuse_unfit(job: Job, setup: TeamSetup, context: Context) -> None:
 def claim_of(job: Job, requester: check_role.Requester, setup: TeamSetup, ledger: Ledger) -> tuple[Put, ...]:
     """Return the writes that reserve a checkpoint folder for this job; none if the job keeps no checkpoints.
 
-    If two jobs claim one folder at once, one commit fails. A folder inside another job's folder, or around it, is
-    refused as far as the index shows it. Folder names of the checkpoint layout are always refused, so neither job
-    overwrites the other even then.
+    If two jobs claim one folder at once, one commit fails. A folder inside another job's folder, or a parent of it, is
+    refused if the index already lists it. Folder names of the checkpoint layout are always refused, so neither job
+    overwrites the checkpoints of the other job.
 
     Raises:
-        Invalid: another job owns the folder, one around it or one inside it.
+        Invalid: another job owns the folder, a parent folder, or a folder inside it.
     """
     if not job.spec.checkpoint_uri:
         return ()
-    place = job_rows.checkpoint_place(job)
-    own = ledger.get(job_rows.checkpoints_key(place))
-    around = (ledger.get(job_rows.checkpoints_key(folder)) for folder in _parent_folders(place))
-    state, prefix = job_rows.checkpoints_entry(place)
-    inside = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
-    for taken in (own, *around, *itertools.islice(inside, _MAX_INSIDE)):
-        if taken is not None and _is_kept(taken, ledger):
-            other = str(taken.doc["jobId"])
-            row = ledger.get(job_rows.job_key(other))
+    folder = job_rows.checkpoint_place(job)
+    key = job_rows.checkpoints_key(folder)
+    same_folder = ledger.get(key)
+    parent_claims = (ledger.get(job_rows.checkpoints_key(parent)) for parent in _parent_folders(folder))
+    state, prefix = job_rows.checkpoints_entry(folder)
+    nested_claims = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
+    for claim in (same_folder, *parent_claims, *itertools.islice(nested_claims, _MAX_NESTED_CLAIMS)):
+        if claim is not None and _is_in_force(claim, ledger):
+            owner_id = str(claim.doc["jobId"])
+            row = ledger.get(job_rows.job_key(owner_id))
             is_visible = row is not None and may_read(
                 setup, rows.decode(row, Job), requester.identity, requester.principal
             )
-            holds = (
-                "The path holds" if taken.key == job_rows.checkpoints_key(place) else "The path overlaps the path of"
-            )
-            fault = f"{holds} the checkpoints of {other if is_visible else 'another job'}. Give each job its own path."
+            relation = "The path holds" if claim.key == key else "The path overlaps the path of"
+            owner = owner_id if is_visible else "another job"
+            fault = f"{relation} the checkpoints of {owner}. Give each job its own path."
             raise Invalid(f"The job was refused. {fault}", (("checkpoint.uri", fault),))
-    return (Put(job_rows.checkpoints_row(job, own.version if own else 0)),)
+    return (Put(job_rows.checkpoints_row(job, same_folder.version if same_folder else 0)),)
 
 
-def _parent_folders(place: str) -> Iterator[str]:
-    """Yield the folders around a folder, the closest first."""
-    root, separator, path = place.partition("://")
+def _parent_folders(folder: str) -> Iterator[str]:
+    """Yield the parent folders of a folder, the closest first."""
+    root, separator, path = folder.partition("://")
     parts = path.lstrip("/").split("/")
     lead = "/" if path.startswith("/") else ""
     for count in range(len(parts) - 1, 0, -1):
         yield f"{root}{separator}{lead}{'/'.join(parts[:count])}"
 
 
-def _is_kept(claim: Row, ledger: Ledger) -> bool:
+def _is_in_force(claim: Row, ledger: Ledger) -> bool:
     """Whether a folder still belongs to its job. It is free if the job is gone, or ended without writing there."""
     row = ledger.get(job_rows.job_key(str(claim.doc["jobId"])))
     if row is None:

@@ -59,9 +59,11 @@ def run(request: incident_record.RecoveryRun, context: Context) -> CordonNodeRes
     """
     keys = guardrails.cordon_keys()
     incident, version, known_rows = incident_record.load_with(request.incident_id, context, *keys)
-    barred = incident_record.why_may_not_act(incident, context)
-    if barred or incident.state.is_settled:
-        return CordonNodeResult(outcome=CordonOutcome.NOT_ALLOWED, reason=barred or "The incident is settled.")
+    reason_not_allowed = incident_record.why_may_not_act(incident, context)
+    if reason_not_allowed or incident.state.is_settled:
+        return CordonNodeResult(
+            outcome=CordonOutcome.NOT_ALLOWED, reason=reason_not_allowed or "The incident is settled."
+        )
     if incident.plan is not None and not incident.plan.repairs_node:
         return CordonNodeResult(outcome=CordonOutcome.NOT_NEEDED, reason="The node needs no action.")
     return cordon(incident, context, version=version, known=dict(zip(keys, known_rows, strict=True)))
@@ -85,23 +87,23 @@ def cordon(
     if not incident.node_name:
         return CordonNodeResult(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
     verdict = _register_cordon(incident, context, known)
-    # A node that is gone needs no entry. To wait for one would keep its slot locked for its replacement.
+    # A node that is gone needs no entry. A wait for an entry would keep its slot locked for its replacement.
     if not verdict.allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
         record_block.block(incident, GuardrailAction.CORDON, verdict, context, writer=WRITER)
         return CordonNodeResult(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)
-    seen_version = incident.plan.node_version if incident.plan else ""
-    result = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id, seen_version)
+    read_version = incident.plan.node_version if incident.plan else ""
+    result = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id, read_version)
     outcome, reason = _OUTCOME_TEXT[result]
     is_marked = result in (CordonResult.CORDONED, CordonResult.ALREADY_OURS)
-    carries_ours = is_marked or result is CordonResult.BY_OTHER_INCIDENT
+    has_evenkeel_cordon = is_marked or result is CordonResult.BY_OTHER_INCIDENT
 
-    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+    def with_cordon(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.state.is_settled:
             return None
         life = current.life.key
         writes: list[Write] = []
-        if not carries_ours:
-            writes += guardrail_registers.leaving(RegisterName.CORDONS, context, life, is_drill=current.is_drill)
+        if not has_evenkeel_cordon:
+            writes += guardrail_registers.puts_removing(RegisterName.CORDONS, context, life, is_drill=current.is_drill)
         after = current
         if current.block is not None and current.block.act == GuardrailAction.CORDON:
             after = after.without_block()
@@ -115,32 +117,34 @@ def cordon(
         return (after, writes) if after is not current or writes else None
 
     read_before = (incident, version) if version else None
-    incident_record.update(context.ledger, incident.incident_id, change, known=read_before)
+    incident_record.update(context.ledger, incident.incident_id, with_cordon, known=read_before)
     if result is CordonResult.CORDONED:
         context.telemetry.seconds("DetectedToCordoned", (context.now - incident.opened_at).total_seconds())
     return CordonNodeResult(outcome=outcome, reason=reason)
 
 
 def _register_cordon(incident: Incident, context: Context, known: Mapping[Key, Row | None] | None) -> GuardrailVerdict:
-    """Check the guardrails and enter the node if they allow it. If another node was entered first, check again."""
+    """Check the guardrails, and register the node if allowed. Check again if another node was registered first."""
     for _ in range(incident_record.MAX_TRIES):
-        guarded = guardrails.GuardrailInputs(context, known).guardrail_context(GuardrailAction.CORDON, incident)
-        known = None
-        verdict = check_guardrails(GuardrailAction.CORDON, guarded.facts, context.policy.repair.guardrails)
-        entry = guarded.entry(incident, context.now)
-        # An entry of an earlier incident is about to be removed, so it does not belong to this incident.
-        is_in = any(
-            (register_entry.life, register_entry.incident_id) == (entry.life, entry.incident_id)
-            for register_entry in guarded.register.entries
+        guardrail_context = guardrails.GuardrailInputs(context, known).guardrail_context(
+            GuardrailAction.CORDON, incident
         )
-        if not verdict.allowed or is_in:
+        known = None
+        verdict = check_guardrails(GuardrailAction.CORDON, guardrail_context.facts, context.policy.repair.guardrails)
+        entry = guardrail_context.entry(incident, context.now)
+        # An entry of an earlier incident is about to be removed, so it does not belong to this incident.
+        is_registered = any(
+            (registered.life, registered.incident_id) == (entry.life, entry.incident_id)
+            for registered in guardrail_context.register.entries
+        )
+        if not verdict.allowed or is_registered:
             return verdict
         try:
             context.ledger.commit(
-                guardrail_registers.entering(
+                guardrail_registers.put_adding(
                     RegisterName.CORDONS,
-                    guarded.register,
-                    guarded.version,
+                    guardrail_context.register,
+                    guardrail_context.version,
                     entry,
                     is_request=False,
                     is_drill=incident.is_drill,

@@ -73,7 +73,7 @@ class GuardrailInputs:
         return tuple(
             incident
             for state in _FAULT_STATES
-            for incident in self._counted(state)
+            for incident in self._counted_incidents(state)
             if IncidentFault.of(incident, self.context.policy.catalogue).node_rungs
         )
 
@@ -98,22 +98,22 @@ class GuardrailInputs:
         return self.context.now - _evidence_at(incident) >= stale_after
 
     def guardrail_context(
-        self, act: GuardrailAction, incident: Incident, *, looks_healthy: bool = False
+        self, action: GuardrailAction, incident: Incident, *, looks_healthy: bool = False
     ) -> GuardrailContext:
         """Return the facts of a verdict about an action.
 
         The size of a pool matters only if another of its nodes is out of service: the limit is at least one. A drill
         blocks only drills, because any principal that may send events can forge a drill.
         """
-        which = _register_of(act)
-        register, version = self._register(which, is_drill=incident.is_drill)
-        real, _ = self._register(which, is_drill=False)
+        register_name = _register_of(action)
+        register, version = self._register(register_name, is_drill=incident.is_drill)
+        real, _ = self._register(register_name, is_drill=False)
         under_way = real.merged_with(register) if incident.is_drill else real
         life, pool = incident.life.key, incident.pool
         facts = GuardrailFacts(
             life=life,
             pool=pool,
-            hold=self.hold_on(incident) if act is not GuardrailAction.CORDON else None,
+            hold=self.hold_on(incident) if action is not GuardrailAction.CORDON else None,
             under_way=under_way,
             pool_nodes=self.pool_nodes(pool) if under_way.count_others(life, pool) else 0,
             looks_healthy=looks_healthy,
@@ -121,17 +121,17 @@ class GuardrailInputs:
             terminates_at=incident.deadline_at,
             now=self.context.now,
         )
-        if act in REPAIRS:
+        if action in REPAIRS:
             boot_seconds = self.context.policy.watch.first_boot_grace_seconds
             faulty = [
                 NodeFailure(
-                    listed_incident.life.key,
-                    listed_incident.pool,
-                    listed_incident.opened_at,
-                    self._is_still_faulty(listed_incident),
+                    faulty_incident.life.key,
+                    faulty_incident.pool,
+                    faulty_incident.opened_at,
+                    self._is_still_faulty(faulty_incident),
                 )
-                for listed_incident in self.faulty
-                if incident.is_drill or not listed_incident.is_drill
+                for faulty_incident in self.faulty
+                if incident.is_drill or not faulty_incident.is_drill
             ]
             facts = facts.replace(
                 causes=shared_causes(
@@ -145,9 +145,11 @@ class GuardrailInputs:
             )
         return GuardrailContext(facts, register, version)
 
-    def _register(self, which: RegisterName, *, is_drill: bool) -> tuple[Register, int]:
+    def _register(self, register_name: RegisterName, *, is_drill: bool) -> tuple[Register, int]:
         """Return a register of real recoveries or of drills, and the version of its row."""
-        return guardrail_registers.read(self._row(fleet_rows.register_key(which, is_drill=is_drill)), self.context.now)
+        return guardrail_registers.read(
+            self._row(fleet_rows.register_key(register_name, is_drill=is_drill)), self.context.now
+        )
 
     def _row(self, key: Key) -> Row | None:
         if key not in self._rows:
@@ -161,8 +163,10 @@ class GuardrailInputs:
     def _is_still_faulty(self, incident: Incident) -> bool:
         """Whether an incident is open and no recent evidence shows its node healthy."""
         node = self._by_life.get(incident.life.key)
-        is_well = node is not None and node.is_ready and not node.marks and node.provider_status in ("", "Running")
-        return not incident.state.is_settled and not (is_well and self.is_old(incident))
+        looks_healthy = (
+            node is not None and node.is_ready and not node.marks and node.provider_status in ("", "Running")
+        )
+        return not incident.state.is_settled and not (looks_healthy and self.is_old(incident))
 
     @cached_property
     def _by_life(self) -> dict[str, FleetNode]:
@@ -174,13 +178,13 @@ class GuardrailInputs:
         row = self.context.ledger.get(fleet_rows.ended_causes_key())
         return {key: datetime.fromisoformat(end["at"]) for key, end in row.doc["causes"].items()} if row else {}
 
-    def _counted(self, state: IncidentState) -> Iterator[Incident]:
-        counted = every(
+    def _counted_incidents(self, state: IncidentState) -> Iterator[Incident]:
+        newest_first = every(
             lambda cursor: self.context.ledger.by_state(
                 Table.INCIDENTS, f"INC#{state}", cursor=cursor, newest_first=True
             )
         )
-        for row in counted:
+        for row in newest_first:
             incident = rows.decode(row, Incident)
             if state.is_settled and self.context.now - incident.opened_at >= self._window:
                 return
@@ -200,23 +204,25 @@ def check_stop_allowed(incident: Incident, context: Context) -> GuardrailVerdict
     again. Evenkeel may stop the jobs if none of their pods can be alive: the node was NotReady for its give-up time.
     """
     fleet = GuardrailInputs(context)
-    barred = incident.block.reason if incident.block and incident.block.act == GuardrailAction.CORDON else ""
-    node = context.cluster.node(incident.life.cluster, incident.node_name) if barred and incident.node_name else None
+    block_reason = incident.block.reason if incident.block and incident.block.act == GuardrailAction.CORDON else ""
+    node = (
+        context.cluster.node(incident.life.cluster, incident.node_name) if block_reason and incident.node_name else None
+    )
     facts = GuardrailFacts(
         life=incident.life.key,
         pool=incident.pool,
         hold=fleet.hold_on(incident),
-        cordon_block_reason=barred,
-        is_dead=bool(barred) and is_lost(node, context.now, context.policy.jobs.lost_node_seconds),
+        cordon_block_reason=block_reason,
+        is_dead=bool(block_reason) and is_lost(node, context.now, context.policy.jobs.lost_node_seconds),
         now=context.now,
     )
     return check_guardrails(GuardrailAction.STOP, facts, context.policy.repair.guardrails)
 
 
 def _evidence_at(incident: Incident) -> datetime:
-    signal_at = incident.last_fault_at
-    return max(signal_at, incident.invalid_at or signal_at)
+    fault_at = incident.last_fault_at
+    return max(fault_at, incident.invalid_at or fault_at)
 
 
-def _register_of(act: GuardrailAction) -> RegisterName:
-    return RegisterName.CORDONS if act is GuardrailAction.CORDON else RegisterName.REPAIRS
+def _register_of(action: GuardrailAction) -> RegisterName:
+    return RegisterName.CORDONS if action is GuardrailAction.CORDON else RegisterName.REPAIRS

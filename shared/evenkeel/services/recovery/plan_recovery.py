@@ -53,20 +53,19 @@ def run(request: incident_record.RecoveryRun, context: Context) -> PlanRecoveryR
     stored = _outcome_in_force(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored
-    observed = _observe(incident, context)
+    node_state = _read_node_state(incident, context)
     decision_id = context.ids.new("dec")
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if _outcome_in_force(current, request, observed.slot_state):
+        if _outcome_in_force(current, request, node_state.slot_state):
             return None
-        decided = _decide(current, observed, context, drills_may_act=incident_record.drill_may_act(current, context))
+        decided = _decide(current, node_state, context, drills_may_act=incident_record.drill_may_act(current, context))
         if _is_still_later(current, decided.plan, request):
             return None
-        approved = _approved_decision_id(current, decided.facts, decided.plan, request)
-        planned = _planned(
-            current, decided, observed.slot_state.original.node, request.run, approved or decision_id, context
-        )
-        return planned, _records(current, decided, request, decision_id, approved, context)
+        approved_id = _approved_decision_id(current, decided.facts, decided.plan, request)
+        node = node_state.slot_state.original.node
+        planned = _with_plan(current, decided, node, request.run, approved_id or decision_id, context)
+        return planned, _decision_writes(current, decided, request, decision_id, approved_id, context)
 
     after = incident_record.update(context.ledger, request.incident_id, change, known=(incident, version))
     result = _stored_outcome(after, request)
@@ -78,7 +77,7 @@ def run(request: incident_record.RecoveryRun, context: Context) -> PlanRecoveryR
     return result
 
 
-class _Observed(NamedTuple):
+class _NodeState(NamedTuple):
     """The node's state in the control planes."""
 
     slot_state: SlotState
@@ -94,34 +93,34 @@ class _Decided(NamedTuple):
     mode: Mode
 
 
-def _observe(incident: Incident, context: Context) -> _Observed:
+def _read_node_state(incident: Incident, context: Context) -> _NodeState:
     slot = SlotReader(incident, context)
     # Read in parallel: until the cordon, new pods can start on the faulty node.
     with ThreadPoolExecutor(max_workers=2) as readers:
         slot_state = readers.submit(slot.state_of_original, incident.opened_at)
-        described = readers.submit(settings_of, context.provider)
-    return _Observed(slot_state.result(), slot.opted_out_pools, described.result())
+        settings = readers.submit(settings_of, context.provider)
+    return _NodeState(slot_state.result(), slot.opted_out_pools, settings.result())
 
 
-def _decide(incident: Incident, observed: _Observed, context: Context, *, drills_may_act: bool) -> _Decided:
+def _decide(incident: Incident, node_state: _NodeState, context: Context, *, drills_may_act: bool) -> _Decided:
     fault = IncidentFault.of(incident, context.policy.catalogue)
-    mode = _mode(incident, fault, observed.slot_state, context)
-    facts = _facts(incident, fault, observed, context.replace(mode=mode), drills_may_act=drills_may_act)
+    mode = _mode(incident, fault, node_state.slot_state, context)
+    facts = _facts(incident, fault, node_state, context.replace(mode=mode), drills_may_act=drills_may_act)
     return _Decided(facts, plan_recovery(facts, context.policy.repair), mode)
 
 
-def _records(
+def _decision_writes(
     incident: Incident,
     decided: _Decided,
     request: incident_record.RecoveryRun,
     decision_id: str,
-    approved: str,
+    approved_id: str,
     context: Context,
 ) -> list[Write]:
-    """Return the decision and its timeline entry. A plan that a person approved before needs no new decision."""
-    if approved:
+    """Return the writes of the decision and its timeline entry. An approved plan needs no new decision."""
+    if approved_id:
         text = f"Run {request.run} continues with the approved plan."
-        return [_timeline_line(incident, text, approved, context)]
+        return [_timeline_put(incident, text, approved_id, context)]
     decision = decision_of(
         "RECOVERY",
         incident.incident_id,
@@ -133,11 +132,11 @@ def _records(
     ).replace(mode=decided.mode, simulated=decided.plan.outcome is PlanOutcome.OBSERVE)
     return [
         Put(subject_rows.decision_row(decision)),
-        _timeline_line(incident, decided.plan.reason, decision_id, context),
+        _timeline_put(incident, decided.plan.reason, decision_id, context),
     ]
 
 
-def _timeline_line(incident: Incident, text: str, decision_id: str, context: Context) -> Put:
+def _timeline_put(incident: Incident, text: str, decision_id: str, context: Context) -> Put:
     return incident_record.timeline_put(
         incident.incident_id, "decided", text, at=context.now, writer=WRITER, decision_id=decision_id
     )
@@ -152,7 +151,7 @@ def preview_plan(
 ) -> RecoveryPlan:
     """Return the plan that would be made now for a real incident. Records nothing."""
     pools = opted_out_pools((node.pool, node.labels) for node in nodes)
-    return _decide(incident, _Observed(slot_state, pools, settings), context, drills_may_act=False).plan
+    return _decide(incident, _NodeState(slot_state, pools, settings), context, drills_may_act=False).plan
 
 
 def _mode(incident: Incident, fault: IncidentFault, slot_state: SlotState, context: Context) -> Mode:
@@ -189,11 +188,12 @@ def _approved_decision_id(
 
     Without it, an approved recovery that Evenkeel interrupted would stay half done until a person approved again.
     """
-    before = incident.plan
-    if before is None or plan.outcome is not PlanOutcome.ASK or not is_approved(incident):
+    earlier_plan = incident.plan
+    if earlier_plan is None or plan.outcome is not PlanOutcome.ASK or not is_approved(incident):
         return ""
-    is_same = before.run < request.run and (before.fault_key, before.jobs) == (incident.fault_key, plan.jobs)
-    return before.decision_id if is_same and not beyond_approval(incident, facts.ladder) else ""
+    scope = (earlier_plan.fault_key, earlier_plan.jobs)
+    is_same = earlier_plan.run < request.run and scope == (incident.fault_key, plan.jobs)
+    return earlier_plan.decision_id if is_same and not beyond_approval(incident, facts.ladder) else ""
 
 
 def _stored_outcome(incident: Incident, request: incident_record.RecoveryRun) -> PlanRecoveryResult | None:
@@ -205,14 +205,14 @@ def _stored_outcome(incident: Incident, request: incident_record.RecoveryRun) ->
         )
     if not incident.state.is_settled and request.run >= incident.run:
         return None
-    over = "the incident is settled" if incident.state.is_settled else f"run {incident.run} took over"
+    why = "the incident is settled" if incident.state.is_settled else f"run {incident.run} took over"
     return PlanRecoveryResult(
         outcome=PlanOutcome.NOTHING,
         repairs_node=False,
         settle_seconds=0,
         max_repairs=0,
         decision_id="",
-        reason=f"No action is left: {over}.",
+        reason=f"No action is left: {why}.",
     )
 
 
@@ -227,12 +227,12 @@ def settings_of(provider: Provider) -> ProviderCluster | None:
 def _facts(
     incident: Incident,
     fault: IncidentFault,
-    observed: _Observed,
+    node_state: _NodeState,
     context: Context,
     *,
     drills_may_act: bool,
 ) -> PlanFacts:
-    slot_state, _, settings = observed
+    slot_state, _, settings = node_state
     node = slot_state.original.node
     # Read the pods only for a fault that can wait for the work on its node.
     is_busy = node is not None and fault.fault.drain_seconds >= CAN_WAIT_SECONDS and read_slot.has_work(node, context)
@@ -257,7 +257,7 @@ def _facts(
         node_status=slot_state.original.record.status if slot_state.original.record else "",
         is_manual_cordon=is_manual_cordon(node),
         controller=controller_mark(node),
-        opt_out_reason=opt_out_reason(incident, node, pools=observed.opted_out_pools),
+        opt_out_reason=opt_out_reason(incident, node, pools=node_state.opted_out_pools),
         is_busy=is_busy,
         opened_at=incident.opened_at,
         deadline_at=incident.deadline_at,
@@ -270,7 +270,7 @@ def _is_node_gone(slot_state: SlotState) -> bool:
     )
 
 
-def _planned(
+def _with_plan(
     incident: Incident,
     decided: _Decided,
     node: KubernetesNode | None,

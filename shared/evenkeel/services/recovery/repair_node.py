@@ -346,7 +346,7 @@ def _call(step: _Step, context: Context) -> RepairNodeResult:
     assert guarded
     request = _repair_request(facts, decision.rung, "")
     entry = guarded.entry(incident, facts.now)
-    enters = guardrail_registers.entering(
+    enters = guardrail_registers.put_adding(
         RegisterName.REPAIRS, guarded.register, guarded.version, entry, is_request=True, is_drill=incident.is_drill
     )
     _record_request(step, request, enters, context.ledger)

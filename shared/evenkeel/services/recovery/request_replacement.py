@@ -56,10 +56,8 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     if not request.dry_run:
         answer = report_faults.run(report, context.replace(now=now))
         return {"instanceId": request.instance_id, "envelopeId": answer["envelopeId"]}, "/v1/incidents"
-    parsed = envelope.parse(
-        json.dumps(report_faults.accept_reports(report, context.replace(now=now)).document).encode()
-    )
-    affected = receive_event.resolve(request.instance_id, context, provider=None)
+    parsed = envelope.parse(json.dumps(report_faults.check_reports(report, context.replace(now=now)).document).encode())
+    affected = receive_event.find_affected_node(request.instance_id, context, provider=None)
     if not isinstance(parsed, ParsedEvent) or affected is None:
         raise NotFound(f"{request.instance_id} is not a node of this fleet.")
     dry_run_ledger = DryRunLedger(context.ledger)

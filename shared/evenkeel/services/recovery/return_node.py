@@ -91,8 +91,8 @@ def _record(incident: Incident, answer: ReturnNodeResult, instance_id: str, cont
             after = after.at_stage("returned_at", context.now)
         life = current.life.key
         leaves = [
-            *guardrail_registers.leaving(RegisterName.REPAIRS, context, life, is_drill=current.is_drill),
-            *guardrail_registers.leaving(RegisterName.CORDONS, context, life, is_drill=current.is_drill),
+            *guardrail_registers.puts_removing(RegisterName.REPAIRS, context, life, is_drill=current.is_drill),
+            *guardrail_registers.puts_removing(RegisterName.CORDONS, context, life, is_drill=current.is_drill),
         ]
         after = after.without_block()
         kind = "returned" if answer.outcome == NodeBranchResult.RETURNED else "node"

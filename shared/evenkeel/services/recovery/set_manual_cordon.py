@@ -218,7 +218,9 @@ def _record_on_incident(
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         text = f"{request.by} uncordoned {node.node_name}" + (f": {request.reason}" if request.reason else ".")
         line = incident_record.timeline_put(current.incident_id, "uncordoned", text, at=at, writer=request.by)
-        leaves = guardrail_registers.leaving(RegisterName.CORDONS, context, node.life.key, is_drill=current.is_drill)
+        leaves = guardrail_registers.puts_removing(
+            RegisterName.CORDONS, context, node.life.key, is_drill=current.is_drill
+        )
         return current, [*leaves, line]
 
     try:

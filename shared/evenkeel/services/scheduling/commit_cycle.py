@@ -95,13 +95,13 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
 
 
 def note_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
-    """Store where the next cycle reads on. Idempotent: yes; if another cycle was first, its cursors stay."""
+    """Store the cursors of the next cycle. Idempotent: yes; if another cycle was first, its cursors stay."""
     barriers = {"barriers": [list(barrier) for barrier in cursors.barriers]} if cursors.barriers else {}
-    before = row.doc or {"cursors": {}}
-    kept = {name: value for name, value in before.items() if name not in ("barriers", "turn")}
+    stored_doc = row.doc or {"cursors": {}}
+    other_fields = {name: value for name, value in stored_doc.items() if name not in ("barriers", "turn")}
     turn = {"turn": cursors.turn} if cursors.turn is not None else {}
-    doc = {**kept, "cursors": dict(cursors.next_page), **turn, **barriers}
-    if before != doc:
+    doc = {**other_fields, "cursors": dict(cursors.next_page), **turn, **barriers}
+    if stored_doc != doc:
         with contextlib.suppress(Conflict):
             context.ledger.commit(Put(Row(row.key, doc, row.version)))
 
@@ -115,41 +115,44 @@ def _admit(
     """Create the attempts of a plan and start their workflows. Return the jobs whose admission the ledger refused."""
     attempts: dict[str, Attempt] = {}
     facts = _SharedFacts(context)
-    for (decided,) in admissions:
-        attempt = decided.to_attempt(loaded.snapshot.pending[decided.job_id], context.ids.new("dec"))
-        rental = loaded.snapshot.rented.serving.get(decided.job_id)
+    for step in admissions:
+        decision = step.decision
+        attempt = decision.to_attempt(loaded.snapshot.pending[decision.job_id], context.ids.new("dec"))
+        rental = loaded.snapshot.rented.serving.get(decision.job_id)
         is_rented = rental is not None and rental.hosts(attempt)
         price = context.policy.economy.price_of(attempt.instance_type, attempt.admitted_at, attempt.pool)
-        attempts[decided.job_id] = attempt.replace(
+        attempts[decision.job_id] = attempt.replace(
             is_rented=is_rented, usd_per_accelerator_hour=price.usd if price and not is_rented else None
         )
     refused_jobs: set[str] = set()
 
     def commit(batch: Sequence[batches.WriteGroup]) -> None:
-        _commit_attempts([attempts[part.subject] for part in batch], batch, facts.unwritten, loaded, tree, context)
+        _commit_attempts([attempts[group.subject] for group in batch], batch, facts.unwritten, loaded, tree, context)
         facts.unwritten = ()
-        for attempt in (attempts[part.subject] for part in batch):
+        for attempt in (attempts[group.subject] for group in batch):
             admitted.append(attempt.workload_name)
             context.telemetry.count("JobsAdmitted")
             context.telemetry.info("JobAdmitted", job_id=attempt.job_id, attempt=attempt.attempt, pool=attempt.pool)
             start_run(attempt, context)
 
-    def on_refused(part: batches.WriteGroup, refused: Refused) -> None:
-        refused_jobs.add(part.subject)
-        _defer_after_refusal(part.subject, refused, context)
+    def on_refused(group: batches.WriteGroup, refused: Refused) -> None:
+        refused_jobs.add(group.subject)
+        _defer_after_refusal(group.subject, refused, context)
 
-    facts.share({attempts[decided.job_id].decision_id: decided.facts for (decided,) in admissions})
-    parts = (_admission_part(decided, attempts[decided.job_id], facts, loaded, context) for (decided,) in admissions)
+    facts.share({attempts[step.decision.job_id].decision_id: step.decision.facts for step in admissions})
+    write_groups = (
+        _admission_group(step.decision, attempts[step.decision.job_id], facts, loaded, context) for step in admissions
+    )
     usage = [Add(quota_rows.usage_key(team), {}) for team in {attempt.team for attempt in attempts.values()}]
     has_few_teams = len(usage) <= _MAX_USAGE_ROWS
     common = (tree.put(tree.scheduler_state), *facts.unwritten, *(usage if has_few_teams else ()))
-    for batch in batches.cut(parts, common_writes=common, extra_writes=0 if has_few_teams else 1):
+    for batch in batches.cut(write_groups, common_writes=common, extra_writes=0 if has_few_teams else 1):
         batches.commit_each(batch, commit, on_refused)
     return frozenset(refused_jobs)
 
 
 class _SharedFacts:
-    """The facts of a cycle's admissions, kept once. The first commit of the cycle stores them with its records."""
+    """The facts of a cycle's admissions, stored once. The first commit of the cycle stores them with its records."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -174,14 +177,14 @@ class _SharedFacts:
         for write in writes:
             self._context.ledger.commit(write)
 
-    def of(self, decided: AdmissionDecision, decision_id: str) -> Json:
-        """Return the facts for the record of a decision: its own, or where they are."""
+    def of(self, decision: AdmissionDecision, decision_id: str) -> Json:
+        """Return the facts for the record of a decision, or the pointer to the row that holds them."""
         digest = self._places.get(decision_id)
-        return pointer_to(digest) if digest else decided.facts.to_json()
+        return pointer_to(digest) if digest else decision.facts.to_json()
 
 
-def _admission_part(
-    decided: AdmissionDecision, attempt: Attempt, facts: _SharedFacts, loaded: LoadedCycle, context: Context
+def _admission_group(
+    decision: AdmissionDecision, attempt: Attempt, facts: _SharedFacts, loaded: LoadedCycle, context: Context
 ) -> batches.WriteGroup:
     """Return the writes that admit one job: its attempt with its charge, and the record.
 
@@ -191,7 +194,7 @@ def _admission_part(
     number = attempt.attempt
     started = _with_current_queue(job.at_size(attempt.ranks, context.now), loaded.snapshot.setup).replace(
         state=JobState.STARTING,
-        reason=decided.reason,
+        reason=decision.reason,
         current_attempt=number,
         local_queue=attempt.local_queue,
         not_before=None,
@@ -205,12 +208,12 @@ def _admission_part(
         lost_at=None,
     )
     released = loaded.charges.released_by(job)
-    own = facts.of(decided, attempt.decision_id)
-    record = _record(decided, attempt.decision_id, decided.reason, Mode.ACT, context, own)
+    recorded_facts = facts.of(decision, attempt.decision_id)
+    record = _record(decision, attempt.decision_id, decision.reason, Mode.ACT, context, recorded_facts)
     return batches.WriteGroup(
         job.job_id,
         (
-            Put(quota_rows.charge_row(attempt, job, decided.use)),
+            Put(quota_rows.charge_row(attempt, job, decision.use)),
             Put(job_rows.job_row(started, version)),
             Put(job_rows.attempt_row(attempt, 0)),
             Put(subject_rows.decision_row(record, PACKED_FROM_IF_MANY)),
@@ -221,7 +224,7 @@ def _admission_part(
 
 def _commit_attempts(
     attempts: Sequence[Attempt],
-    parts: Sequence[batches.WriteGroup],
+    write_groups: Sequence[batches.WriteGroup],
     shared: Sequence[Put],
     loaded: LoadedCycle,
     tree: QuotaTree,
@@ -229,7 +232,7 @@ def _commit_attempts(
 ) -> None:
     """Create attempts, with the facts that their records share: all of them or none.
 
-    Only if no other cycle admitted a job since this one read the tree.
+    The commit fails if another cycle admitted a job since this cycle read the tree.
     """
     scheduler_state = tree.scheduler_state
     usage: Counter[str] = Counter()
@@ -241,9 +244,9 @@ def _commit_attempts(
             elastic=scheduler_state.elastic.after_admission(job.job_id, is_elastic=job.spec.elastic is not None)
         )
     sums = (Add(quota_rows.usage_key(team), {"accelerators": count}) for team, count in usage.items())
-    # The halves of a refused batch hold other writes, so they need other tokens.
+    # The halves of a refused batch hold different writes, so they need different tokens.
     token = f"{attempts[0].decision_id}/{len(attempts)}"
-    writes = (write for part in parts for write in part.writes)
+    writes = (write for group in write_groups for write in group.writes)
     context.ledger.commit(tree.put(scheduler_state), *shared, *sums, *writes, token=token)
     tree.raised(scheduler_state)
 
@@ -289,27 +292,29 @@ def _defer_after_refusal(job_id: str, refused: Refused, context: Context) -> Non
 
 
 def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
-    """Ask the victims to stop, with the record of why, unless the ledger refuses it.
+    """Request the stop of the victims, with the recorded decision, unless the ledger refuses it.
 
-    Each victim is asked as the cycle read it: if its priority or state changed since, the commit fails and the cycle
-    decides again. Victims that do not fit into one commit are asked in several. After a crash between them the next
-    cycle finds the first victims stopping, keeps them, and asks the rest.
+    Each request depends on the version that the cycle read. If a victim changed since, the commit fails and the cycle
+    decides again. Many victims need several commits. After a crash between two commits the next cycle finds the first
+    victims stopping, keeps them, and requests the stop of the rest.
     """
-    decided = step.decision
-    job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
-    parts = []
+    decision = step.decision
+    job, version = loaded.snapshot.pending[decision.job_id], loaded.versions[decision.job_id]
+    write_groups = []
     for name, reason in step.victims.items():
-        why = f"Preempted by {job.job_id} of team {job.spec.team}: {reason_text(reason)}."
-        parts.append(batches.WriteGroup(name, _stop_writes(name, why, f"{WRITER}/{job.job_id}", loaded, context.now)))
-    record = _record(decided, context.ids.new("dec"), decided.reason, Mode.ACT, context)
-    waits = _with_current_queue(job, loaded.snapshot.setup).replace(reason=decided.reason)
-    own: tuple[Write, ...] = (Put(job_rows.job_row(waits, version)), Put(subject_rows.decision_row(record)))
+        reason_to_stop = f"Preempted by {job.job_id} of team {job.spec.team}: {reason_text(reason)}."
+        write_groups.append(
+            batches.WriteGroup(name, _stop_writes(name, reason_to_stop, f"{WRITER}/{job.job_id}", loaded, context.now))
+        )
+    record = _record(decision, context.ids.new("dec"), decision.reason, Mode.ACT, context)
+    waiting_job = _with_current_queue(job, loaded.snapshot.setup).replace(reason=decision.reason)
+    own: tuple[Write, ...] = (Put(job_rows.job_row(waiting_job, version)), Put(subject_rows.decision_row(record)))
     token = record.decision_id
     try:
-        for batch in batches.cut(parts, common_writes=(tree.put(tree.scheduler_state), *own)):
-            victims = [part.subject for part in batch]
+        for batch in batches.cut(write_groups, common_writes=(tree.put(tree.scheduler_state), *own)):
+            victims = [group.subject for group in batch]
             scheduler_state = tree.scheduler_state.after_preemption(job.spec.team, job.job_id, victims, context.now)
-            writes = (write for part in batch for write in part.writes)
+            writes = (write for group in batch for write in group.writes)
             context.ledger.commit(tree.put(scheduler_state), *writes, *own, token=token)
             tree.raised(scheduler_state)
             own, token = (), context.ids.new("dec")
@@ -321,9 +326,9 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
 
 
 def _stop_writes(
-    name: str, why: str, by: str, loaded: LoadedCycle, now: datetime, *, kind: str = "preempted"
+    name: str, reason_to_stop: str, by: str, loaded: LoadedCycle, now: datetime, *, kind: str = "preempted"
 ) -> tuple[Write, ...]:
-    """Return the writes that ask a job's attempt to stop, with its grace period; none if it was asked before.
+    """Return the writes that request the stop of a job's attempt, with its grace period; none if it already stops.
 
     `kind` is the kind of the timeline's entry.
     """
@@ -332,64 +337,66 @@ def _stop_writes(
         return ()
     request = StopRequest(
         attempt=job.current_attempt,
-        reason=why,
+        reason=reason_to_stop,
         by=by,
         outcome=AttemptState.STOPPED,
         grace_seconds=job.spec.grace_seconds,
         requested_at=now,
     )
-    entry = TimelineEntry(at=now, kind=kind, text=why, writer=WRITER)
+    entry = TimelineEntry(at=now, kind=kind, text=reason_to_stop, writer=WRITER)
     return (
-        Put(job_rows.job_row(job.replace(stop_request=request, reason=why, is_preempted=True), version)),
+        Put(job_rows.job_row(job.replace(stop_request=request, reason=reason_to_stop, is_preempted=True), version)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"{kind}-{job.current_attempt}")),
     )
 
 
 def _displace(step: Displacement, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
-    """Ask jobs to move to rented nodes, with the record of why, unless the ledger refuses it.
+    """Request the move of jobs to rented nodes, with the recorded decision, unless the ledger refuses it.
 
-    The first commit lets the job go before others, so that none of them takes the nodes. A job that was asked is not
-    asked again. After a crash between two commits the nodes of the first jobs become free, and the next cycle decides
-    about the rest.
+    The first commit puts the job before all other jobs, so that no other job takes the nodes. A job that already moves
+    gets no second request. After a crash between two commits the nodes of the first jobs become free, and the next
+    cycle decides about the rest.
     """
-    decided = step.displacement
-    job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
-    record = decision_of("DISPLACEMENT", job.job_id, decided.action, decided, decided.facts, context)
-    waits = _with_current_queue(job, loaded.snapshot.setup).replace(reason=decided.reason, displacing_since=context.now)
+    decision = step.displacement
+    job, version = loaded.snapshot.pending[decision.job_id], loaded.versions[decision.job_id]
+    record = decision_of("DISPLACEMENT", job.job_id, decision.action, decision, decision.facts, context)
+    waiting_job = _with_current_queue(job, loaded.snapshot.setup).replace(
+        reason=decision.reason, displacing_since=context.now
+    )
     entry = TimelineEntry(
-        at=context.now, kind="displacing", text=decided.reason, decision_id=record.decision_id, writer=WRITER
+        at=context.now, kind="displacing", text=decision.reason, decision_id=record.decision_id, writer=WRITER
     )
     own: tuple[Write, ...] = (
-        Put(job_rows.job_row(waits, version)),
+        Put(job_rows.job_row(waiting_job, version)),
         Put(subject_rows.decision_row(record)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"displacing-{record.decision_id}")),
     )
-    parts = [
+    write_groups = [
         batches.WriteGroup(name, _displacement_writes(name, job.job_id, record.decision_id, loaded, context.now))
-        for name in decided.victims
+        for name in decision.victims
     ]
     token = record.decision_id
     try:
-        for batch in batches.cut(parts, common_writes=(tree.put(tree.scheduler_state), *own)):
-            names = [part.subject for part in batch]
+        for batch in batches.cut(write_groups, common_writes=(tree.put(tree.scheduler_state), *own)):
+            names = [group.subject for group in batch]
             scheduler_state = tree.scheduler_state
             if loaded.snapshot.setup.has_teams:
                 scheduler_state = scheduler_state.after_preemption(job.spec.team, job.job_id, names, context.now)
-            writes = (write for part in batch for write in part.writes)
+            writes = (write for group in batch for write in group.writes)
             context.ledger.commit(tree.put(scheduler_state), *writes, *own, token=token)
             tree.raised(scheduler_state)
             own, token = (), context.ids.new("dec")
     except Refused as refused:
         _defer_after_refusal(job.job_id, refused, context)
         return
-    context.telemetry.count("JobsDisplaced", len(decided.victims))
-    context.telemetry.info("DisplacementRequested", job_id=job.job_id, victims=list(decided.victims))
+    context.telemetry.count("JobsDisplaced", len(decision.victims))
+    context.telemetry.info("DisplacementRequested", job_id=job.job_id, victims=list(decision.victims))
 
 
 def _displacement_writes(
     name: str, for_job: str, decision_id: str, loaded: LoadedCycle, now: datetime
 ) -> tuple[Write, ...]:
-    """Return the writes that ask a job to continue on rented nodes; none if it was asked to stop before."""
+    """Return the writes that request that a job continues on rented nodes; none if it already stops."""
     job, version = loaded.stored(name)
     if not job.is_stoppable:
         return ()
@@ -417,7 +424,7 @@ def _rent(step: RentalStart, loaded: LoadedCycle, tree: QuotaTree, context: Cont
 
 
 def _commit_departure(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
-    """Ask a job to leave its rented nodes. Idempotent: yes, a job that was asked is not asked again."""
+    """Request that a job leaves its rented nodes. Idempotent: yes, a job that already stops gets no second request."""
     if plan.departure is None:
         return
     name = plan.departure.job_id
@@ -435,34 +442,34 @@ def _commit_departure(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, con
 
 
 def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
-    """Ask jobs to leave nodes whose reservation ends. Idempotent: yes, a job that was asked is not asked again."""
-    parts = [
+    """Request that jobs leave nodes whose reservation ends. Idempotent: yes, each job gets one request."""
+    write_groups = [
         drain_reservations.stop_group(stop, *loaded.stored(stop.facts.candidate.job_id), context)
         for stop in plan.reservation_stops
     ]
 
     def commit(batch: Sequence[batches.WriteGroup]) -> None:
-        names = [part.subject for part in batch]
+        names = [group.subject for group in batch]
         scheduler_state = _with_stopping(tree.scheduler_state, names, loaded.snapshot.setup)
-        context.ledger.commit(tree.put(scheduler_state), *(write for part in batch for write in part.writes))
+        context.ledger.commit(tree.put(scheduler_state), *(write for group in batch for write in group.writes))
         tree.raised(scheduler_state)
         context.telemetry.count("JobsDrainedFromReservations", len(names))
         context.telemetry.info("ReservationStopsRequested", jobs=names)
 
-    for batch in batches.cut(parts, common_writes=(tree.put(tree.scheduler_state),)):
+    for batch in batches.cut(write_groups, common_writes=(tree.put(tree.scheduler_state),)):
         batches.commit_each(
-            batch, commit, lambda part, refused: batches.note_refusal(context.telemetry, part.subject, refused)
+            batch, commit, lambda group, refused: batches.note_refusal(context.telemetry, group.subject, refused)
         )
 
 
 def _commit_queue_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
-    """Ask all jobs of drained queues to stop. Idempotent: yes, a job that was asked is not asked again."""
+    """Request the stop of all jobs of drained queues. Idempotent: yes, each job gets one request."""
     for name in plan.queue_stops:
         job, _ = loaded.stored(name)
-        why = f"The queue of team {job.spec.team} is drained."
+        reason_to_stop = f"The queue of team {job.spec.team} is drained."
         scheduler_state = tree.scheduler_state.replace(stopping={**tree.scheduler_state.stopping, name: ""})
         try:
-            writes = _stop_writes(name, why, f"{WRITER}/drain", loaded, context.now, kind="drained")
+            writes = _stop_writes(name, reason_to_stop, f"{WRITER}/drain", loaded, context.now, kind="drained")
             context.ledger.commit(tree.put(scheduler_state), *writes)
         except Refused as refused:
             batches.note_refusal(context.telemetry, name, refused)
@@ -484,39 +491,39 @@ def _with_stopping(scheduler_state: SchedulerState, names: Iterable[str], setup:
 
 
 class _ReasonBatch:
-    """Reasons of waiting jobs: many of them in one commit, since each commit is a round trip."""
+    """Reasons of waiting jobs. One commit holds many reasons, since each commit is a round trip."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._parts: list[batches.WriteGroup] = []
+        self._groups: list[batches.WriteGroup] = []
 
     def add(self, writes: tuple[Write, ...], job_id: str) -> None:
         """Add the writes of one job. Commits the batch once it is full."""
         if writes:
-            self._parts.append(batches.WriteGroup(job_id, writes))
-        if len(self._parts) == _MAX_REASONS:
+            self._groups.append(batches.WriteGroup(job_id, writes))
+        if len(self._groups) == _MAX_REASONS:
             self.commit()
 
     def commit(self) -> None:
         """Commit the rest of the batch. A reason that the ledger refuses is counted and left out."""
         ledger, telemetry = self._context.ledger, self._context.telemetry
-        for batch in batches.cut(self._parts):
+        for batch in batches.cut(self._groups):
             batches.commit_each(
                 batch,
-                lambda parts: ledger.commit(*(write for part in parts for write in part.writes)),
-                lambda part, refused: batches.note_refusal(telemetry, part.subject, refused),
+                lambda groups: ledger.commit(*(write for group in groups for write in group.writes)),
+                lambda group, refused: batches.note_refusal(telemetry, group.subject, refused),
             )
-        self._parts.clear()
+        self._groups.clear()
 
 
 def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> tuple[Write, ...]:
     """Return the writes that record why a job waits; none if the job records it already."""
-    decided = step.decision
-    job, version = loaded.snapshot.pending[decided.job_id], loaded.versions[decided.job_id]
+    decision = step.decision
+    job, version = loaded.snapshot.pending[decision.job_id], loaded.versions[decision.job_id]
     note, records = rentals.placement_note(job, step.placement, context.replace(mode=step.mode))
-    if decided.action is Action.BACK_OFF:
+    if decision.action is Action.BACK_OFF:
         return ()  # the job already records the failure
-    reason = recorded_reason(decided, step.mode)
+    reason = recorded_reason(decision, step.mode)
     text = f"{reason} {note.text}" if note else reason
     placed = _with_current_queue(job, loaded.snapshot.setup).replace(reason=text, placement=note)
     if placed == job:
@@ -524,7 +531,7 @@ def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> 
     writes = (Put(job_rows.job_row(placed, version)), *records)
     if job.queue_reason == reason:
         return writes
-    record = _record(decided, context.ids.new("dec"), reason, step.mode, context)
+    record = _record(decision, context.ids.new("dec"), reason, step.mode, context)
     return (*writes, Put(subject_rows.decision_row(record)))
 
 
@@ -537,17 +544,17 @@ def _with_current_queue(job: Job, setup: TeamSetup) -> Job:
 
 
 def _record(
-    decided: AdmissionDecision, decision_id: str, reason: str, mode: Mode, context: Context, facts: Json | None = None
+    decision: AdmissionDecision, decision_id: str, reason: str, mode: Mode, context: Context, facts: Json | None = None
 ) -> Decision:
     """Return the record of a decision, with its own facts unless other facts are given."""
     return Decision(
         decision_id=decision_id,
         kind="ADMISSION",
-        subject=decided.job_id,
-        action=decided.action,
+        subject=decision.job_id,
+        action=decision.action,
         reason=reason,
-        alternatives=decided.alternatives,
-        facts=decided.facts.to_json() if facts is None else facts,
+        alternatives=decision.alternatives,
+        facts=decision.facts.to_json() if facts is None else facts,
         policy_hash=context.policy.hash,
         mode=mode,
         decided_at=context.now,

@@ -54,9 +54,9 @@ from evenkeel.services.storage import (
 from evenkeel.services.storage.quota_tree import stored_state
 
 _MAX_PAGES = 4
-"""Pages that a cycle reads at once behind the head of a parked queue."""
+"""Pages that a cycle reads at once after the head of a parked queue."""
 _PAGES_PER_CYCLE = 1
-"""Pages of each long queue that a cycle reads from where the last cycle stopped."""
+"""Pages that a cycle reads of each long queue, from the cursor of the last cycle."""
 _READS_AT_ONCE = 8
 _PENDING = f"JOB#{JobState.PENDING}"
 
@@ -102,7 +102,7 @@ def run(context: Context) -> LoadedCycle:
     queues = _read_queues(snapshot, context)
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return _with_jobs(LoadedCycle(tree, snapshot), queues, ElasticState(), context.ledger)
-    # The rentals before the charges and the nodes.
+    # The rentals are read before the charges and the nodes.
     rented = rentals.load(context.ledger)
     with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
         # Pending jobs need the nodes, whatever is read next.
@@ -117,7 +117,7 @@ def run(context: Context) -> LoadedCycle:
 def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -> LoadedCycle:
     """Read the facts that a plan named as missing."""
     if missing.queues:
-        return _read_queues_further(loaded, missing.queues, context)
+        return _read_later_pages(loaded, missing.queues, context)
     stored = _read_jobs(context.ledger, map(job_rows.job_key, missing.jobs))
     loaded = loaded._replace(
         snapshot=loaded.snapshot._replace(holders={**loaded.snapshot.holders, **_jobs_of(stored)}),
@@ -126,8 +126,8 @@ def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -
     jobs = (loaded.snapshot.known_job(name) for name in missing.attempts_of)
     return loaded._replace(
         snapshot=loaded.snapshot._replace(
-            shortages=rentals.read_shortages(context.ledger)[0] if missing.shortages else None,
-            past_runs=past_runs.load(context.ledger) if missing.past_runs else (),
+            shortages=rentals.read_shortages(context.ledger)[0] if missing.needs_shortages else None,
+            past_runs=past_runs.load(context.ledger) if missing.needs_past_runs else (),
             attempts=rentals.read_attempts(context.ledger, (job for job in jobs if job)),
         )
     )
@@ -141,11 +141,11 @@ class _Queues(NamedTuple):
 
     keys: tuple[Key, ...]
     next_page: Mapping[str, str]
-    """Team whose queue is longer than a page → the cursor behind that page."""
+    """Team whose queue is longer than a page → the cursor after that page."""
     cursors: QueueCursors | None
     cursors_row: Row | None
-    may_be_read_further: bool = False
-    """Whether the cycle can examine more jobs than these."""
+    has_later_pages: bool = False
+    """Whether the cycle can examine jobs of later pages, too."""
 
 
 def _hold_reason(context: Context) -> str:
@@ -155,10 +155,10 @@ def _hold_reason(context: Context) -> str:
 
 
 def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
-    """Read the head of each queue, and one more page of long queues: of as many as a cycle can examine."""
-    ledger, setup, terms = context.ledger, snapshot.setup, context.policy.scheduling
-    heads = terms.heads_of_queue(len(setup.by_name))
-    # If all pending jobs fit on one page, the queue of no team has more. Jobs from before teams come first on it.
+    """Read the head of each queue, and one more page of as many long queues as a cycle can examine."""
+    ledger, setup, policy = context.ledger, snapshot.setup, context.policy.scheduling
+    heads = policy.heads_of_queue(len(setup.by_name))
+    # If all pending jobs fit on one page, no team's queue has more. Jobs older than the teams come first on the page.
     first = ledger.by_state(Table.JOBS, _PENDING, limit=heads)
     keys = [row.key for row in first.rows]
     next_page: dict[str, str] = {ALL_JOBS: first.cursor} if first.cursor else {}
@@ -169,19 +169,19 @@ def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
             next_page[team] = page.cursor
     if not next_page:
         return _Queues(tuple(keys), {}, None, None)
-    behind, cursors, row = _read_next_pages(setup, next_page, terms, ledger)
+    later_keys, cursors, row = _read_next_pages(setup, next_page, policy, ledger)
     # A job that waits until its victims stop stays the head of its queue, wherever it is listed.
     first_keys = map(
         job_rows.job_key, (*snapshot.scheduler_state.sticky.values(), *(name for name, _ in cursors.barriers))
     )
-    may_be_read_further = len(keys) + len(behind) + terms.heads_per_cycle * _MAX_PAGES <= terms.most_jobs
-    return _Queues((*first_keys, *keys, *behind), next_page, cursors, row, may_be_read_further)
+    has_later_pages = len(keys) + len(later_keys) + policy.heads_per_cycle * _MAX_PAGES <= policy.most_jobs
+    return _Queues((*first_keys, *keys, *later_keys), next_page, cursors, row, has_later_pages)
 
 
-def _read_pages(requests: Iterable[tuple[str, int, str | None]], ledger: Ledger) -> list[tuple[str, Page]]:
-    """Read a page of several queues in parallel. Each is asked for by team, number of jobs and cursor."""
+def _read_pages(queries: Iterable[tuple[str, int, str | None]], ledger: Ledger) -> list[tuple[str, Page]]:
+    """Read a page of several queues in parallel. A query is a team, a number of jobs and a cursor."""
     with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
-        reads = [(team, readers.submit(_read_page, ledger, team, limit, cursor)) for team, limit, cursor in requests]
+        reads = [(team, readers.submit(_read_page, ledger, team, limit, cursor)) for team, limit, cursor in queries]
     return [(team, read.result()) for team, read in reads]
 
 
@@ -190,43 +190,46 @@ def _read_page(ledger: Ledger, team: str, limit: int, cursor: str | None) -> Pag
 
 
 def _read_next_pages(
-    setup: TeamSetup, next_page: Mapping[str, str], terms: SchedulingPolicy, ledger: Ledger
+    setup: TeamSetup, next_page: Mapping[str, str], policy: SchedulingPolicy, ledger: Ledger
 ) -> tuple[list[Key], QueueCursors, Row]:
-    """Read on in long queues from where the last cycle stopped. In a strict queue no job may pass the head.
+    """Load the next page of long queues, from the stored cursors. In a strict queue no job may pass the head.
 
     If there are more long queues than a cycle can examine, each cycle reads the queues after the last cycle's queues.
     """
     row = ledger.get(quota_rows.queue_cursors_key()) or Row(quota_rows.queue_cursors_key(), {})
-    before: dict[str, str] = row.doc.get("cursors", {})
-    long = sorted(team for team in next_page if not is_strict(team, setup))
-    turn = next_queues(long, row.doc.get("turn"), terms.next_pages_per_cycle)
+    stored_cursors: dict[str, str] = row.doc.get("cursors", {})
+    long_queues = sorted(team for team in next_page if not is_strict(team, setup))
+    queues_this_cycle = next_queues(long_queues, row.doc.get("turn"), policy.next_pages_per_cycle)
     keys: list[Key] = []
-    stopped = {team: cursor for team, cursor in before.items() if team in long and team not in turn}
-    cursors = QueueCursors(stopped, turn=turn[-1] if len(turn) < len(long) else None)
-    limit = terms.heads_per_cycle * _PAGES_PER_CYCLE
-    for team, page in _read_pages([(team, limit, before.get(team, next_page[team])) for team in turn], ledger):
+    other_queues = set(long_queues) - set(queues_this_cycle)
+    next_cursors = {team: cursor for team, cursor in stored_cursors.items() if team in other_queues}
+    last_queue = queues_this_cycle[-1] if len(queues_this_cycle) < len(long_queues) else None
+    cursors = QueueCursors(next_cursors, turn=last_queue)
+    limit = policy.heads_per_cycle * _PAGES_PER_CYCLE
+    queries = [(team, limit, stored_cursors.get(team, next_page[team])) for team in queues_this_cycle]
+    for team, page in _read_pages(queries, ledger):
         # The queue of each team is read by itself.
         keys += [row.key for row in page.rows if team or row.doc.get("queue", "") not in setup.by_name]
         if page.cursor:
-            stopped[team] = page.cursor
+            next_cursors[team] = page.cursor
         if team == ALL_JOBS and not setup.has_teams:
             cursors = cursors._replace(
                 page=frozenset(str(row.doc["jobId"]) for row in page.rows),
-                page_cursor=before.get(team, next_page[team]),
+                page_cursor=stored_cursors.get(team, next_page[team]),
                 barriers=tuple((str(name), str(at)) for name, at in row.doc.get("barriers", ())),
             )
     return keys, cursors, row
 
 
-def _read_queues_further(loaded: LoadedCycle, teams: Iterable[str], context: Context) -> LoadedCycle:
-    """Read several pages at once behind the heads of these queues, until the cycle has enough jobs to examine."""
-    snapshot, terms = loaded.snapshot, context.policy.scheduling
-    limit = terms.heads_per_cycle * _MAX_PAGES
+def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Context) -> LoadedCycle:
+    """Read several pages at once after the heads of these queues, until the cycle has enough jobs to examine."""
+    snapshot, policy = loaded.snapshot, context.policy.scheduling
+    limit = policy.heads_per_cycle * _MAX_PAGES
     pending, versions = dict(snapshot.pending), dict(loaded.versions)
     next_page, cursors = dict(snapshot.next_page), snapshot.queue_cursors
     held = frozenset(charge.job_id for charge in snapshot.charges())
     for team in teams:
-        if len(pending) >= terms.most_jobs:
+        if len(pending) >= policy.most_jobs:
             break
         page = context.ledger.by_state(
             Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=next_page.pop(team)
@@ -239,7 +242,9 @@ def _read_queues_further(loaded: LoadedCycle, teams: Iterable[str], context: Con
         pending |= _jobs_of(waiting)
         versions |= _versions_of(waiting)
         if cursors is not None and team == ALL_JOBS:
-            cursors = cursors._replace(page=cursors.page - jobs.keys())  # these were read in order, without a gap
+            cursors = cursors._replace(
+                page=cursors.page - jobs.keys()
+            )  # the cycle read these jobs in order, without a gap
         if page.cursor:
             next_page[team] = page.cursor
     return loaded._replace(
@@ -254,7 +259,7 @@ def _prefix(team: str) -> str:
 # ---------------------------------------------------------------- jobs and charges
 
 
-def _with_jobs(loaded: LoadedCycle, queues: _Queues, sized: ElasticState, ledger: Ledger) -> LoadedCycle:
+def _with_jobs(loaded: LoadedCycle, queues: _Queues, elastic_state: ElasticState, ledger: Ledger) -> LoadedCycle:
     """Read the charges, and after them the pending jobs and the elastic jobs.
 
     An interrupted job is found even if the index does not list it yet: its released charge names it.
@@ -263,24 +268,24 @@ def _with_jobs(loaded: LoadedCycle, queues: _Queues, sized: ElasticState, ledger
         Conflict: an attempt is being settled at this instant.
     """
     charges = read_charges.run(ledger)
-    elastic_names = {*(charge.job_id for charge in charges.held if charge.is_elastic), *sized.resizing}
+    elastic_names = {*(charge.job_id for charge in charges.held if charge.is_elastic), *elastic_state.resizing}
     elastic = _read_jobs(ledger, map(job_rows.job_key, sorted(elastic_names)))
-    read = {**_read_jobs(ledger, (*map(job_rows.job_key, charges.owners), *queues.keys)), **elastic}
-    charges = charges.agreed(read)
+    jobs = {**_read_jobs(ledger, (*map(job_rows.job_key, charges.owners), *queues.keys)), **elastic}
+    charges = charges.agreed(jobs)
     snapshot = loaded.snapshot._replace(
-        pending={name: job for name, (job, _) in read.items() if job.state is JobState.PENDING},
+        pending={name: job for name, (job, _) in jobs.items() if job.state is JobState.PENDING},
         elastic=_jobs_of(elastic),
         held=charges.held,
         released=tuple(charge for charge, _ in charges.released),
-        next_page=queues.next_page if queues.may_be_read_further else {},
+        next_page=queues.next_page if queues.has_later_pages else {},
         cursors_after_heads=queues.next_page,
         queue_cursors=queues.cursors,
     )
     return loaded._replace(
         snapshot=snapshot,
-        versions=_versions_of(read),
+        versions=_versions_of(jobs),
         charges=charges,
-        outdated=charges.outdated(read),
+        outdated=charges.outdated(jobs),
         cursors_row=queues.cursors_row,
     )
 
@@ -307,7 +312,7 @@ def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
     running = {name: entry for name, entry in stored.items() if name not in snapshot.pending}
     holders, rented = _jobs_of(stored), snapshot.rented
     spent = rentals.spent_by_period(setup, context, rented.rentals)
-    left = (
+    budgets_left = (
         remaining_by_team(setup, spent, snapshot.held, rented.rentals, policy.economy, context.now)
         if policy.burst.pools
         else {}
@@ -315,9 +320,9 @@ def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
     return loaded._replace(
         snapshot=snapshot._replace(
             holders=holders,
-            # An elastic job that was read twice is seen as it was read last.
+            # The later read of an elastic job counts.
             elastic={name: holders.get(name, job) for name, job in snapshot.elastic.items()},
-            rented=rented._replace(budgets_left=left),
+            rented=rented._replace(budgets_left=budgets_left),
             spent=spent,
             used=read_usage.run(setup, context),
             work_at_risk_by_job=_work_at_risk(snapshot.held, holders, context)
@@ -384,8 +389,8 @@ class _NodeLists(NamedTuple):
 def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, context: Context) -> LoadedCycle:
     """Read the nodes, pods and Jobs of each cluster, and the state of the serving workloads."""
     snapshot, policy, names = loaded.snapshot, context.policy, context.site.clusters
-    serves = frozenset(workload.cluster for workload in policy.scheduling.serving)
-    clusters, errors = _read_clusters(serves, lists, context)
+    serving_clusters = frozenset(workload.cluster for workload in policy.scheduling.serving)
+    clusters, errors = _read_clusters(serving_clusters, lists, context)
     workloads = [(name, workload) for name, facts in clusters.items() for _, workload in facts.workloads]
     in_use = {(name, node): amounts for name, facts in clusters.items() for node, amounts in facts.in_use.items()}
     nodes = [node for name in names if name in clusters for node in clusters[name].nodes]
@@ -404,7 +409,7 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, c
             },
             unreadable=frozenset(errors),
             rented=rented,
-            serving_pods={name: facts.pods for name, facts in clusters.items() if name in serves},
+            serving_pods={name: facts.pods for name, facts in clusters.items() if name in serving_clusters},
             serving_states=rentals.serving_states(policy.scheduling.serving, context.ledger),
         ),
         errors=errors,
@@ -412,12 +417,12 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, c
 
 
 def _read_clusters(
-    serves: frozenset[str], lists: _NodeLists, context: Context
+    serving_clusters: frozenset[str], lists: _NodeLists, context: Context
 ) -> tuple[dict[str, _ClusterFacts], dict[str, EvenkeelError]]:
-    """Read each cluster by itself, and HyperPod's records with the first one. If one read fails, all of it is left out.
+    """Read each cluster by itself, and HyperPod's records with the first cluster. A failed read leaves its cluster out.
 
     Args:
-        serves: Clusters with serving workloads: their pods are read, too.
+        serving_clusters: Clusters with serving workloads: their pods are read, too.
         lists: The nodes, whose reads have started.
         context: Names the clusters.
     """
@@ -429,11 +434,11 @@ def _read_clusters(
             name: (
                 readers.submit(cluster.pods_in_use, name),
                 readers.submit(cluster.kueue_namespaces, name),
-                readers.submit(cluster.pods, name) if name in serves else None,
+                readers.submit(cluster.pods, name) if name in serving_clusters else None,
             )
             for name in names
         }
-        # The attempts of one cluster are read while the lists of the others are.
+        # The attempts of one cluster are read while the lists of other clusters load.
         owned = {name: _owned_workloads(name, pods, context) for name, (pods, _, _) in reads.items()}
     for name, (pods, namespaces, serving) in reads.items():
         try:

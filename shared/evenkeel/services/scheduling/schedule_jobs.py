@@ -2,13 +2,13 @@
 
     load ─▶ decide_cycle(snapshot) ─▶ commit if the quota tree is unchanged
 
-No other service creates attempts. Evenkeel admits no job to a cluster that it cannot read. The pending jobs of this
-cluster wait, and its running jobs keep their quota and are not preempted.
+No other service creates attempts. Evenkeel admits no job on a cluster that it cannot read. The jobs of that cluster
+stay pending, and the jobs that run there keep their quota and are not preempted.
 
 If the ledger refuses to store an admission, the cycle reads everything again and decides without that job.
 
 Each admission and each change of the set-up raises the version of the tree, so a commit of an older snapshot fails
-whole. A released charge does not raise it. The charge is marked in place, and jobs are read after the charges. So a
+whole. A released charge does not raise it: the charge is marked in place, and jobs are read after the charges. So a
 cycle sees freed quota only with the job that freed it (docs/decisions/0023).
 """
 
@@ -28,7 +28,7 @@ from evenkeel.services.scheduling.load_cycle import LoadedCycle
 from evenkeel.services.storage import heartbeats, quota_rows, read_charges
 
 WRITER = commit_cycle.WRITER
-_MAX_RETRIES = 3
+_MAX_TRIES = 3
 """Snapshots that one invocation decides on. After that the next invocation continues."""
 
 
@@ -91,7 +91,7 @@ def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJ
     """
     admitted: list[str] = []
     refused: frozenset[str] = frozenset()
-    for _ in range(_MAX_RETRIES):
+    for _ in range(_MAX_TRIES):
         try:
             started_at = context.clock.now()
             loaded = load_cycle.run(context)
@@ -106,23 +106,23 @@ def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJ
             refused |= refused_now
             continue  # other jobs may take the nodes and the quota of the refused jobs
         read_charges.delete(loaded.outdated, context.ledger)
-        _measure_rents(loaded, context)
+        _measure_rental_cost(loaded, context)
         if plan.queue_plan.cursors is not None and loaded.cursors_row is not None:
             commit_cycle.note_cursors(plan.queue_plan.cursors, loaded.cursors_row, context)
         if not plan.waiting and len(plan.decisions) >= context.policy.scheduling.heads_per_cycle:
-            continue  # all jobs of the heads started, so there may be more behind them
+            continue  # all jobs of the heads started, so jobs after the heads may start, too
         if loaded.errors.keys() >= set(context.site.clusters):
             # The reasons of the jobs are recorded. The error repeats the request for this cycle.
             raise loaded.errors[context.site.clusters[0]]
         return ScheduleJobsResult(admitted=tuple(admitted), waiting=plan.waiting), None if loaded.errors else started_at
-    context.telemetry.warning("CycleEndedEarly", retries=_MAX_RETRIES)
+    context.telemetry.warning("CycleEndedEarly", tries=_MAX_TRIES)
     return ScheduleJobsResult(admitted=tuple(admitted), is_complete=False), None
 
 
-def _measure_rents(loaded: LoadedCycle, context: Context) -> None:
+def _measure_rental_cost(loaded: LoadedCycle, context: Context) -> None:
     """Emit the cost of all open rentals, with the cap on it."""
-    rents = sum(allocation.micros_per_hour for allocation in loaded.snapshot.rented.allocations)
-    context.telemetry.count("RentalUsdPerHour", rents / money.MICROS_PER_USD)
+    rental_cost = sum(allocation.micros_per_hour for allocation in loaded.snapshot.rented.allocations)
+    context.telemetry.count("RentalUsdPerHour", rental_cost / money.MICROS_PER_USD)
     context.telemetry.count(
         "RentalCapUsdPerHour", context.policy.burst.fleet_cap_micros_per_hour / money.MICROS_PER_USD
     )

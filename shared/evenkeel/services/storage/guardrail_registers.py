@@ -24,9 +24,9 @@ class RegisterName(StrEnum):
     CORDONS = "cordons"
 
 
-def load(which: RegisterName, context: Context, *, is_drill: bool = False) -> tuple[Register, int]:
+def load(name: RegisterName, context: Context, *, is_drill: bool = False) -> tuple[Register, int]:
     """Return the present entries, and the version of the row."""
-    return read(context.ledger.get(_key(which, is_drill=is_drill)), context.now)
+    return read(context.ledger.get(_key(name, is_drill=is_drill)), context.now)
 
 
 def read(row: Row | None, now: datetime) -> tuple[Register, int]:
@@ -34,8 +34,8 @@ def read(row: Row | None, now: datetime) -> tuple[Register, int]:
     return (rows.decode(row, Register).at(now), row.version) if row else (Register(), 0)
 
 
-def entering(
-    which: RegisterName,
+def put_adding(
+    name: RegisterName,
     register: Register,
     version: int,
     entry: RegisterEntry,
@@ -44,36 +44,34 @@ def entering(
     is_drill: bool = False,
 ) -> Put:
     """Return the write that adds a node. It fails if the register changed since it was read."""
-    return Put(
-        Row(_key(which, is_drill=is_drill), register.with_entry(entry, is_request=is_request).to_json(), version)
-    )
+    return Put(Row(_key(name, is_drill=is_drill), register.with_entry(entry, is_request=is_request).to_json(), version))
 
 
-def leaving(which: RegisterName, context: Context, *lives: str, is_drill: bool = False) -> tuple[Put, ...]:
+def puts_removing(name: RegisterName, context: Context, *lives: str, is_drill: bool = False) -> tuple[Put, ...]:
     """Return the write that removes nodes, for the commit that releases them; none if they are not in the register."""
-    register, version = load(which, context, is_drill=is_drill)
+    register, version = load(name, context, is_drill=is_drill)
     if not any(entry.life in lives for entry in register.entries):
         return ()
-    return (Put(Row(_key(which, is_drill=is_drill), register.without(*lives).to_json(), version)),)
+    return (Put(Row(_key(name, is_drill=is_drill), register.without(*lives).to_json(), version)),)
 
 
 def reconcile(
-    which: RegisterName, is_over: Callable[[RegisterEntry], bool], context: Context, *, is_drill: bool = False
+    name: RegisterName, is_over: Callable[[RegisterEntry], bool], context: Context, *, is_drill: bool = False
 ) -> int:
     """Remove the nodes whose entry is outdated. Return how many.
 
     Idempotent: yes. If the register changes meanwhile, the next sweep removes them.
     """
-    register, version = load(which, context, is_drill=is_drill)
-    over = [entry.life for entry in register.entries if is_over(entry)]
-    if not over:
+    register, version = load(name, context, is_drill=is_drill)
+    outdated = [entry.life for entry in register.entries if is_over(entry)]
+    if not outdated:
         return 0
     with contextlib.suppress(Conflict):
         # At the version that was read: a node that was added again since stays.
-        context.ledger.commit(Put(Row(_key(which, is_drill=is_drill), register.without(*over).to_json(), version)))
-        return len(over)
+        context.ledger.commit(Put(Row(_key(name, is_drill=is_drill), register.without(*outdated).to_json(), version)))
+        return len(outdated)
     return 0
 
 
-def _key(which: RegisterName, *, is_drill: bool) -> Key:
-    return fleet_rows.register_key(which, is_drill=is_drill)
+def _key(name: RegisterName, *, is_drill: bool) -> Key:
+    return fleet_rows.register_key(name, is_drill=is_drill)
