@@ -11,11 +11,6 @@ from evenkeel.runtime import entry, wiring
 from evenkeel.services.incidents import receive_event
 
 
-@entry.event(
-    parse=envelope.parse,
-    urgency=attrgetter("urgency"),
-    malformed=Malformed,
-    ignored_types={Ignored: "EventsIgnored", Unknown: "EventsUnknown"},
-)
+@entry.event(parse=envelope.parse, urgency=attrgetter("urgency"), malformed=Malformed, ignored_types=(Ignored, Unknown))
 def handler(parsed: ParsedEvent, _context: entry.LambdaContext) -> entry.Json:
     return receive_event.receive(parsed, wiring.context())

@@ -350,7 +350,8 @@ class Emission(NamedTuple):
 def emissions() -> Iterator[Emission]:
     """Yield every call of `telemetry.count` and `telemetry.seconds` in the product's code."""
     for path in sorted([*(ROOT / "shared" / "evenkeel").rglob("*.py"), *(ROOT / "functions").rglob("*.py")]):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(module):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
@@ -359,16 +360,29 @@ def emissions() -> Iterator[Emission]:
             ):
                 unit = "Count" if node.func.attr == "count" else "Seconds"
                 names = frozenset(word.arg or "**" for word in node.keywords if word.arg != "value")
-                yield Emission(f"{path.name}:{node.lineno}", _pattern(node.args[0]), unit, names)
+                for pattern in _patterns(node.args[0], module):
+                    yield Emission(f"{path.name}:{node.lineno}", pattern, unit, names)
 
 
-def _pattern(name: ast.expr) -> re.Pattern[str]:
-    """Return the possible values of a name: a literal, or literals with anything between."""
+def _patterns(name: ast.expr, module: ast.Module) -> list[re.Pattern[str]]:
+    """Return the possible values of a name: a literal, literals with anything between, or the values of a mapping."""
     if isinstance(name, ast.JoinedStr):
         parts = [re.escape(str(part.value)) if isinstance(part, ast.Constant) else "[A-Za-z]+" for part in name.values]
-        return re.compile("".join(parts))
+        return [re.compile("".join(parts))]
+    if isinstance(name, ast.Subscript):
+        mappings = [
+            node.value
+            for node in module.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == ast.unparse(name.value)
+        ]
+        return [
+            re.compile(re.escape(ast.literal_eval(value)))
+            for mapping in mappings
+            if isinstance(mapping, ast.Dict)
+            for value in mapping.values
+        ]
     assert isinstance(name, ast.Constant), ast.unparse(name)
-    return re.compile(re.escape(str(name.value)))
+    return [re.compile(re.escape(str(name.value)))]
 
 
 def test_every_emission_is_declared() -> None:

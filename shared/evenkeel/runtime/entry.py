@@ -37,6 +37,8 @@ delivers an event eight times, so an outage of twenty minutes loses no event."""
 _MIN_MILLISECONDS_LEFT = 15_000
 """Time that one event of at most ten nodes may need while a table is throttled."""
 _BOUND_KEYS = ("incidentId", "jobId", "attempt", "run", "nodeLife", "cluster", "executionArn", "decisionId", "kind")
+_IGNORED_METRICS = {"Ignored": "EventsIgnored", "Unknown": "EventsUnknown"}
+"""Type of an event that needs no action → the metric that counts it."""
 _RESULT_KEYS = ("outcome", "reason", "decisionId", "rung", "waitSeconds")
 
 
@@ -129,7 +131,7 @@ def event(
     *,
     parse: Callable[[bytes], Any],
     malformed: type[MalformedEvent],
-    ignored_types: Mapping[type[Any], str],
+    ignored_types: tuple[type[Any], ...],
     urgency: Callable[[Any], int] = lambda _: 0,
 ) -> Callable[[Callable[[Any, Any], Json]], Handler]:
     """Wrap the function behind a queue of events. The handler gets one parsed event at a time, urgent events first.
@@ -142,8 +144,8 @@ def event(
     Args:
         parse: Reads the envelope; pure.
         malformed: The type that `parse` returns for a malformed event of a known kind.
-        ignored_types: The types that `parse` returns for events that need no action, each with the metric that counts
-            them.
+        ignored_types: The types that `parse` returns for events that need no action. `_IGNORED_METRICS` names their
+            metrics.
         urgency: Rank of a parsed event: events with a lower rank come first.
     """
 
@@ -166,7 +168,7 @@ class _EventConsumer:
     handler: Callable[[Any, Any], Json]
     parse: Callable[[bytes], Any]
     malformed: type[MalformedEvent]
-    ignored_types: Mapping[type[Any], str]
+    ignored_types: tuple[type[Any], ...]
     urgency: Callable[[Any], int]
 
     def run(self, batch: Json, context: Any) -> Json:
@@ -205,8 +207,8 @@ class _EventConsumer:
                 archiving.result()  # nothing else keeps such an event
             if isinstance(parsed, self.malformed):
                 return _send_to_dead_letters(delivery.body, parsed, world)
-            if isinstance(parsed, tuple(self.ignored_types)):
-                return _count_ignored(parsed, self.ignored_types[type(parsed)], world)
+            if isinstance(parsed, self.ignored_types):
+                return _count_ignored(parsed, world)
             world.telemetry.count("EventsReceived")
             answer = self.handler(parsed, context)
             archiving.result()
@@ -235,14 +237,11 @@ def _send_to_dead_letters(body: bytes, parsed: MalformedEvent, world: wiring.Wor
     return {"outcome": "DEAD_LETTERED", "code": parsed.code, "reason": parsed.reason, "bodyStart": first_bytes}
 
 
-def _count_ignored(parsed: object, metric: str, world: wiring.World) -> Json:
+def _count_ignored(parsed: object, world: wiring.World) -> Json:
     """Count an event that needs no action, and return its outcome."""
-    world.telemetry.count(metric)
-    return {
-        "outcome": type(parsed).__name__.upper(),
-        "code": getattr(parsed, "code", ""),
-        "reason": getattr(parsed, "reason", ""),
-    }
+    kind = type(parsed).__name__
+    world.telemetry.count(_IGNORED_METRICS[kind])
+    return {"outcome": kind.upper(), "code": getattr(parsed, "code", ""), "reason": getattr(parsed, "reason", "")}
 
 
 def _redeliver_soon(record: Mapping[str, Any]) -> None:

@@ -166,7 +166,7 @@ def on_events(*outcomes: Any) -> tuple[entry.Handler, list[Fact]]:
     facts: list[Fact] = []
     left = list(outcomes)
 
-    @entry.event(parse=parse, malformed=Bad, ignored_types={Ignored: "EventsIgnored"})
+    @entry.event(parse=parse, malformed=Bad, ignored_types=(Ignored,))
     def handler(fact: Fact, _context: Any) -> entry.Json:
         facts.append(fact)
         outcome = left.pop(0) if left else {"outcome": "OPENED", "incidentId": "inc-1"}
