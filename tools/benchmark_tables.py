@@ -85,10 +85,18 @@ def cordon_rows() -> Iterator[str]:
 # ---------------------------------------------------------------- scale
 
 
+SCALE_FILES = ("scale", "scale-10000-cycle", "scale-10000-watch")
+
+
+def scale_results() -> list[Json]:
+    """Return the results of all sizes."""
+    return [result for name in SCALE_FILES for result in load(name)["results"]]
+
+
 def scale_rows() -> Iterator[str]:
     """Yield each case at each size with as many jobs as nodes."""
     yield from _table("case", "nodes", "jobs", "calls", "MB read", "service", "client", "p50 s", "p99 s", "peak MB")
-    results = [*load("scale")["results"], *load("scale-10000-cycle")["results"]]
+    results = scale_results()
     order = {"event to cordon": 0, "watch": 1, "cycle": 2, "sweep": 3, "storm": 4, "settle": 5}
     for result in sorted(results, key=lambda row: (order[row["case"]], row["nodes"], row["jobs"])):
         if result["nodes"] == 100 and result["jobs"] == 10:
@@ -106,12 +114,12 @@ def scale_rows() -> Iterator[str]:
             f"{result['p99Seconds']:.2f}",
             f"{memory:.0f}" if memory else "",
         )
-    yield from origin_lines("scale", "scale-10000-cycle")
+    yield from origin_lines(*SCALE_FILES)
 
 
 def aim_rows() -> Iterator[str]:
     """Yield each aim of the scale benchmark with its figure at the largest size that was run."""
-    results = [*load("scale")["results"], *load("scale-10000-cycle")["results"]]
+    results = scale_results()
 
     def largest(case: str) -> Json:
         return max((result for result in results if result["case"] == case), key=lambda result: result["nodes"])
@@ -399,7 +407,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
 
 def files() -> dict[Path, str]:
     """Return the page with its tables, and its figures."""
-    scale = [*load("scale")["results"], *load("scale-10000-cycle")["results"]]
+    scale = scale_results()
     return {
         PAGE: with_tables(PAGE, TABLES),
         FIGURES / "queues.svg": queues_plot.svg(load("queues")["nominations"], ()),
