@@ -140,8 +140,8 @@ def decide_restart(facts: RestartFacts) -> RestartDecision:
     if job.state is UnmanagedJobState.RUNNING and job.recreation is PodRecreation.BY_OWNER:
         why = "Its operator starts evicted pods on other nodes."
         return decided(RestartAction.MOVE, "is moved: its operator starts evicted pods on other nodes.", RESTART=why)
-    if barred := _why_not_restarted(facts):
-        return decided(RestartAction.LEAVE, f"is not restarted: {barred}", RESTART=_sentence(barred))
+    if refusal := _why_not_restarted(facts):
+        return decided(RestartAction.LEAVE, f"is not restarted: {refusal}", RESTART=_sentence(refusal))
     move = "Its operator would not start evicted pods again."
     if job.state is UnmanagedJobState.FAILED:
         why = f"failed when a pod ended on {facts.node_name}, and its operator does not restart it. {_start(job)}"

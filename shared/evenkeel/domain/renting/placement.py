@@ -78,8 +78,8 @@ class PlacementDecision(Value):
     def note_key(self) -> str:
         """Key by which two answers about one job are the same, though their figures differ."""
         why_nots = {row.pool: row.why_not for row in self.table}
-        barred = ",".join(sorted(name for name, why in why_nots.items() if why))
-        return f"{self.action}/{self.pool}/{barred}{'' if self.late_seconds is None else '/late'}"
+        excluded = ",".join(sorted(name for name, why in why_nots.items() if why))
+        return f"{self.action}/{self.pool}/{excluded}{'' if self.late_seconds is None else '/late'}"
 
     def recorded_reason(self, mode: Mode) -> str:
         """Return the reason as it is recorded. In any mode but `act` it says that nothing is rented."""

@@ -501,13 +501,16 @@ def _next(incidents: IncidentsByNeed, unhealthy: Mapping[str, UnhealthyNode]) ->
 
 def outages(working: Iterable[Incident]) -> list[Json]:
     """Return the shared causes that block repairs, the largest first. Each is one headline."""
-    barred: dict[str, list[Incident]] = defaultdict(list)
+    blocked_by_cause: dict[str, list[Incident]] = defaultdict(list)
     for incident in sorted(
         working, key=lambda listed_incident: (listed_incident.opened_at, listed_incident.incident_id)
     ):
         if incident.block and incident.block.cause and not incident.is_drill:
-            barred[incident.block.cause].append(incident)
-    return [_outage(cause, barred[cause]) for cause in sorted(barred, key=lambda cause: (-len(barred[cause]), cause))]
+            blocked_by_cause[incident.block.cause].append(incident)
+    return [
+        _outage(cause, blocked_by_cause[cause])
+        for cause in sorted(blocked_by_cause, key=lambda cause: (-len(blocked_by_cause[cause]), cause))
+    ]
 
 
 def _outage(cause: str, members: Sequence[Incident]) -> Json:

@@ -80,9 +80,9 @@ def run(request: incident_record.RecoveryRun, context: Context) -> DrainNodeResu
     workload is success.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
-    barred = incident_record.why_may_not_act(incident, context)
-    if barred or incident.state.is_settled:
-        return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason=barred or "The incident is settled.")
+    reason_not_allowed = incident_record.why_may_not_act(incident, context)
+    if reason_not_allowed or incident.state.is_settled:
+        return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason=reason_not_allowed or "The incident is settled.")
     if incident.plan is not None and incident.plan.jobs is JobAction.LEAVE:
         return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason="The jobs on the node keep running.")
     if incident.plan is not None and incident.plan.repairs_node:

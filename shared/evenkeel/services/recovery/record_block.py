@@ -46,7 +46,7 @@ def block(
         if current.state.is_settled or (is_same and before and before.reason == verdict.reason):
             return None
         since = before.since if is_same and before else context.now
-        barred = Block(
+        block = Block(
             guardrail=verdict.guardrail,
             reason=verdict.reason,
             since=since,
@@ -54,7 +54,7 @@ def block(
             clears_at=verdict.clears_at,
             cause=verdict.cause,
         )
-        after = current.replace(state=IncidentState.BLOCKED, block=barred)
+        after = current.replace(state=IncidentState.BLOCKED, block=block)
         if is_same:
             return after, []
         text = f"The {act} waits: {verdict.reason}"

@@ -270,8 +270,8 @@ def _not_allowed(incident: Incident, fault: IncidentFault, mode: Mode, *, drills
     """Return why no action is allowed; empty if one is. An approval covers only the plan that it names."""
     more = beyond_approval(incident, fault.node_rungs)
     allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident) and not more)
-    barred = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
-    return more if more and allowed is Mode.RECOMMEND else barred
+    reason_not_allowed = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
+    return more if more and allowed is Mode.RECOMMEND else reason_not_allowed
 
 
 def _deep_check_failed_at(incident: Incident) -> datetime | None:

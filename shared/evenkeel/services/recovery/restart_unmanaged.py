@@ -213,8 +213,8 @@ def advance(restart: Restart, context: Context) -> Restart:
     if stops_job(step.step):  # the other steps start the job again, whatever became of the incident
         incident, _ = incident_record.load(context.ledger, restart.incident_id)
         step = next_step(restart, job, incident_is_over=incident.state.is_settled)
-        if stops_job(step.step) and (barred := _why_not_now(incident, context)):
-            return progress.note(barred)
+        if stops_job(step.step) and (reason_not_allowed := _why_not_now(incident, context)):
+            return progress.note(reason_not_allowed)
     if step.step is RestartStep.WAIT:
         return progress.note(step.reason)
     if step.step is RestartStep.CREATE:
@@ -267,8 +267,8 @@ class _Progress:
 
 def _why_not_now(incident: Incident, context: Context) -> str:
     """Return why Evenkeel may not stop a job for the incident now; empty if it may."""
-    if barred := incident_record.why_may_not_act(incident, context):
-        return barred
+    if reason_not_allowed := incident_record.why_may_not_act(incident, context):
+        return reason_not_allowed
     verdict = guardrails.check_stop_allowed(incident, context)
     return "" if verdict.allowed else verdict.reason
 

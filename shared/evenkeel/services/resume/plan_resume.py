@@ -84,9 +84,9 @@ def run(request: incident_record.RecoveryRun, context: Context) -> PlanResumeRes
     Idempotent: yes, by the incident and attempt that a plan names. Each call requests a scheduling cycle.
     """
     incident, _ = incident_record.load(context.ledger, request.incident_id)
-    barred = incident_record.why_may_not_act(incident, context)
-    if barred or incident.state.is_settled:
-        return PlanResumeResult(outcome="NO_JOBS", reason=barred or "The incident is settled.")
+    reason_not_allowed = incident_record.why_may_not_act(incident, context)
+    if reason_not_allowed or incident.state.is_settled:
+        return PlanResumeResult(outcome="NO_JOBS", reason=reason_not_allowed or "The incident is settled.")
     if not incident.affected_jobs:
         return PlanResumeResult(outcome="NO_JOBS", reason="No job ran on the node.")
     observed = _observe(incident, context)
