@@ -51,6 +51,46 @@ def node_of(centre: DataCentre, machine: str) -> Json:
     return next(dict(node) for node in centre.cluster.nodes() if node["instanceId"] == machine)
 
 
+def test_operator_follows_a_recovery_in_the_console(centre: DataCentre) -> None:
+    """The operator sees the incident, reads why, approves, watches the job resume, and reads the cost.
+
+    This test is the first of its module, because the tests below leave nodes with an open fault. A signal of such a
+    node would join that fault's incident.
+    """
+    work = TrainingWork(nodes=1, steps=400, paced_attempts=1)
+    job = TrainingJob.submit(centre, "console", work)
+    until(lambda: last_step(centre.client(), job.job_id) > 5, "the job to save a checkpoint", SECONDS)
+    attempt = job.show()["attempts"][0]
+    signals.queue(centre, signals.health_event(attempt["nodes"][0]["instanceId"], fault="EfaError"))
+    server = ConsoleServer(centre.client())
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    with browser.running() as chromium:
+        page = chromium.new_page()
+        page.set_default_timeout(60_000)
+        failed: list[str] = []
+        page.on("response", lambda response: failed.append(response.url) if response.status >= 500 else None)
+        page.goto(server.link)
+        incident = page.locator("#needs-you li", has_text=attempt["nodes"][0]["instanceId"][-4:])
+        incident.get_by_role("link").click(timeout=90_000)
+        expect(page.get_by_role("region", name="Why")).to_contain_text("approval", timeout=30_000)
+        page.get_by_role("button", name="Approve…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_label("Reason").fill("seen in the console")
+        dialog.get_by_role("button", name="Approve", exact=True).click()
+        expect(dialog.get_by_role("status")).to_contain_text("approved the plan", timeout=30_000)
+        dialog.get_by_role("button", name="Close").click()
+
+        # The second attempt may end before the page asks again.
+        expect(page.get_by_text(re.compile("(running again|succeeded), attempt 2"))).to_be_visible(timeout=90_000)
+        expect(page.locator(".state", has_text="recovered").first).to_be_visible(timeout=90_000)
+        expect(page.get_by_role("region", name="Cost", exact=True)).to_contain_text("GPU-hours")
+        expect(page.get_by_role("region", name="Timeline")).to_contain_text("seen in the console")
+        assert failed == []
+    server.shutdown()
+    server.server_close()
+
+
 def test_uncordon_by_a_person_under_a_hold_ends_the_recovery(centre: DataCentre) -> None:
     client = centre.client()
     machine = signals.untouched_machine(centre)
@@ -116,42 +156,6 @@ def test_recommend_mode_acts_only_after_one_approval(centre: DataCentre) -> None
     assert late.value.code == "ALREADY_ANSWERED"
     assert "operator" in late.value.text
     assert (settled["state"], settled["repairs"]) == ("RECOVERED", ["reboot"])
-
-
-def test_operator_follows_a_recovery_in_the_console(centre: DataCentre) -> None:
-    """The operator sees the incident, reads why, approves, watches the job resume, and reads the cost."""
-    work = TrainingWork(nodes=1, steps=400, paced_attempts=1)
-    job = TrainingJob.submit(centre, "console", work)
-    until(lambda: last_step(centre.client(), job.job_id) > 5, "the job to save a checkpoint", SECONDS)
-    attempt = job.show()["attempts"][0]
-    signals.queue(centre, signals.health_event(attempt["nodes"][0]["instanceId"], fault="EfaError"))
-    server = ConsoleServer(centre.client())
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-
-    with browser.running() as chromium:
-        page = chromium.new_page()
-        page.set_default_timeout(60_000)
-        failed: list[str] = []
-        page.on("response", lambda response: failed.append(response.url) if response.status >= 500 else None)
-        page.goto(server.link)
-        incident = page.locator("#needs-you li", has_text=attempt["nodes"][0]["instanceId"][-4:])
-        incident.get_by_role("link").click(timeout=90_000)
-        expect(page.get_by_role("region", name="Why")).to_contain_text("approval", timeout=30_000)
-        page.get_by_role("button", name="Approve…").click()
-        dialog = page.get_by_role("dialog")
-        dialog.get_by_label("Reason").fill("seen in the console")
-        dialog.get_by_role("button", name="Approve", exact=True).click()
-        expect(dialog.get_by_role("status")).to_contain_text("approved the plan", timeout=30_000)
-        dialog.get_by_role("button", name="Close").click()
-
-        # The second attempt may end before the page asks again.
-        expect(page.get_by_text(re.compile("(running again|succeeded), attempt 2"))).to_be_visible(timeout=90_000)
-        expect(page.locator(".state", has_text="recovered").first).to_be_visible(timeout=90_000)
-        expect(page.get_by_role("region", name="Cost", exact=True)).to_contain_text("GPU-hours")
-        expect(page.get_by_role("region", name="Timeline")).to_contain_text("seen in the console")
-        assert failed == []
-    server.shutdown()
-    server.server_close()
 
 
 def second_operator(centre: DataCentre) -> ApiClient:

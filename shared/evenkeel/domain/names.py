@@ -8,7 +8,7 @@ _MOST = 5
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     """Return an error message for an unknown name. It suggests similar names, or lists the existing names."""
-    names = sorted({known_name for known_name in known if known_name})
+    names = sorted({known_name for known_name in known if known_name and known_name != name})
     text = f"There is no {kind} {name}."
     if near := similar_names(name, names):
         return f"{text} Did you mean {near}?"
