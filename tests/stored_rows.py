@@ -105,6 +105,8 @@ class PagedCause(Value):
     """A shared cause about which people were paged."""
 
     claimed_at: Instant
+    claimed_by: str = ""
+    """Incident whose recovery sends the page."""
     until: Instant
     is_paged: bool
 

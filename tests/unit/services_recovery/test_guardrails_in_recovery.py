@@ -1,4 +1,4 @@
-"""Guardrails at work: limits that no race passes, recoveries that wait their turn, approvals, what is never blocked."""
+"""Guardrails during recoveries: limits under races, order of blocked recoveries, approvals, and uncordons."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -275,7 +275,9 @@ def test_register_entry_of_an_earlier_incident_is_not_reused() -> None:
     recovery.state("Cordon", cordon_node)
 
     (entry,) = recovery.register(RegisterName.CORDONS).entries
-    assert (entry.incident_id, entry.since) == (faulty, recovery.now), "the sweep takes out what is the earlier one's"
+    assert (entry.incident_id, entry.since) == (faulty, recovery.now), (
+        "the sweep removed the entry of the earlier incident"
+    )
 
 
 # ---------------------------------------------------------------- cordons
@@ -475,6 +477,17 @@ def test_page_is_sent_after_a_crash_before_it() -> None:
     repair(recovery, faulty[1])
     repair(recovery, faulty[2])
 
+    assert len(recovery.world.pager.pages) == 1
+
+
+def test_retry_after_a_failed_page_sends_it_at_once() -> None:
+    recovery = fleet(policy=guarded(shared_cause_count=3))
+    faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
+    recovery.plan.effects.clear()
+    recovery.plan.at, recovery.plan.when = 3, "before"
+
+    repair(recovery, faulty[0])
+    assert recovery.plan.effects[2] == "page"
     assert len(recovery.world.pager.pages) == 1
 
 

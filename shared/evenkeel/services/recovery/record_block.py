@@ -16,7 +16,7 @@ from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, incident_record, rows, subject_rows
 
 _PAGE_CLAIM_TIMEOUT = timedelta(minutes=2)
-"""A claimed page that was not recorded as sent for this long is sent again. Two pages are better than none."""
+"""After this time another recovery sends a claimed page that was not recorded as sent."""
 
 
 def block(
@@ -85,13 +85,15 @@ def unblock(incident: Incident, ledger: Ledger) -> None:
         incident_record.update(ledger, incident.incident_id, change)
 
 
-def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, is_drill: bool, window: timedelta) -> None:
+def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, incident: Incident, window: timedelta) -> None:
     """Page once for a shared cause, however many nodes it blocks and whichever service sees it first.
 
     While one of the nodes that were faulty at the page still is, the cause stays the same. The row is claimed, then the
-    page is sent, then the claim records that. After a crash in between, another service takes over.
+    page is sent, then the claim records that. After a failure in between, a retry of the same recovery sends the page
+    at once, and another recovery after `_PAGE_CLAIM_TIMEOUT`. Two pages are better than none.
     Idempotent: yes, by the row.
     """
+    is_drill = incident.is_drill
     key = fleet_rows.cause_key(verdict.cause, is_drill=is_drill)
     row = context.ledger.get(key)
     until = max(verdict.clears_at or context.now, context.now) + window
@@ -103,11 +105,13 @@ def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, is_drill: 
     kept = was if is_same_wave else {}
     doc = {**kept, "claimedAt": rfc3339(claimed_at or context.now), "until": rfc3339(until), "isPaged": bool(is_paged)}
     expires_at = until + rows.KEPT
-    if claimed_at is not None and (is_paged or context.now - claimed_at < _PAGE_CLAIM_TIMEOUT):
+    is_own_claim = was.get("claimedBy") == incident.incident_id
+    if claimed_at is not None and (is_paged or (not is_own_claim and context.now - claimed_at < _PAGE_CLAIM_TIMEOUT)):
         if is_paged and until - datetime.fromisoformat(str(was["until"])) > window:
             _try_put(context.ledger, Row(key, doc, row.version if row else 0, None, expires_at))
         return
-    claim = Row(key, doc | {"claimedAt": rfc3339(context.now)}, row.version if row else 0, None, expires_at)
+    claimed = {"claimedAt": rfc3339(context.now), "claimedBy": incident.incident_id}
+    claim = Row(key, doc | claimed, row.version if row else 0, None, expires_at)
     if not _try_put(context.ledger, claim):
         return  # another run recorded it first, and pages
     kind, _, name = verdict.cause.partition("/")

@@ -495,9 +495,7 @@ def _block(incident: Incident, facts: RepairFacts, record: Decision, context: Co
     record_block.block(incident, act, verdict, context.replace(now=facts.now), writer=WRITER, record=record)
     if verdict.cause:
         window = timedelta(seconds=context.policy.repair.guardrails.shared_cause_window_seconds)
-        record_block.page_shared_cause(
-            verdict, context.replace(now=facts.now), is_drill=incident.is_drill, window=window
-        )
+        record_block.page_shared_cause(verdict, context.replace(now=facts.now), incident=incident, window=window)
 
 
 def _end(incident: Incident, facts: RepairFacts, decision: RepairDecision, record: Decision, context: Context) -> None:
