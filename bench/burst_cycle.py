@@ -250,7 +250,7 @@ class CycleSimulation(BurstSimulation):
 
     def _ask_to_stop(self, name: str, by: str, now: float, *, is_displaced: bool) -> None:
         job = self.holders[name]
-        stop = job.with_stop_request("", by, instant(now))
+        stop = job.requested_stop("", by, instant(now))
         self.holders[name] = job.replace(stop_request=stop, moves=job.moves + 1)
         self.at(now + SAVE_SECONDS, _SAVED, (name, self.live[name].token, is_displaced))
 

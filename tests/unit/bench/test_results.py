@@ -37,7 +37,7 @@ def test_results_name_their_command_seeds_and_commit(path: Path) -> None:
     assert f"../bench/results/{path.name}" in PAGE
 
 
-@pytest.mark.skipif(_git("rev-parse", "--is-shallow-repository") != "false", reason="needs the whole history")
+@pytest.mark.skipif(_git("rev-parse", "--is-shallow-repository") != "false", reason="needs the whole git history")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_commit_of_results_is_in_the_history(path: Path) -> None:
     commit = figures_of(path.name)["commit"]

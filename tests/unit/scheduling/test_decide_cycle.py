@@ -140,7 +140,7 @@ def test_urgent_job_preempts_a_job_of_lower_priority() -> None:
 
 def test_victim_that_was_asked_to_stop_is_not_asked_again() -> None:
     job = preempting().holders["job-1"]
-    stopping = job.replace(stop_request=job.with_stop_request("It is cancelled.", "ana", NOW))
+    stopping = job.replace(stop_request=job.requested_stop("It is cancelled.", "ana", NOW))
     snapshot = preempting()._replace(holders={"job-1": stopping})
 
     assert steps(decided(snapshot)) == {"job-2": "PendingStep PREEMPT"}
@@ -265,7 +265,7 @@ def test_jobs_of_a_drained_queue_stop() -> None:
 
 def test_jobs_of_a_drained_queue_are_asked_once() -> None:
     job = running(1, spec={"team": "red"})
-    stopped = job.replace(stop_request=job.with_stop_request("It is drained.", "schedule_jobs/drain", NOW))
+    stopped = job.replace(stop_request=job.requested_stop("It is drained.", "schedule_jobs/drain", NOW))
 
     assert decided(drained(holders={"job-1": stopped})).queue_stops == ()
     assert decided(drained(scheduler_state=SchedulerState(stopping={"job-1": ""}))).queue_stops == ()

@@ -29,7 +29,7 @@ from evenkeel.domain.admission.decide_job import (
     Action,
     AdmissionDecision,
     delegate_to_kueue,
-    hold_by_person,
+    hold,
     hold_in_kueue_namespace,
     hold_in_other_teams_namespace,
     hold_on_unreadable_cluster,
@@ -116,11 +116,11 @@ def decide_cycle(
 
 def _plan_while_held(snapshot: CycleSnapshot, now: datetime) -> CyclePlan:
     """Start, stop, resize and rent nothing: each pending job waits, with the hold as its reason."""
-    held = (hold_by_person(AdmissionRequest.of(job), snapshot.hold_reason, now) for job in snapshot.eligible_jobs())
+    decisions = (hold(AdmissionRequest.of(job), snapshot.hold_reason, now) for job in snapshot.eligible_jobs())
     queue_plan = QueuePlan(
         queue=QueueSnapshot(setup=snapshot.setup, charges=snapshot.held, scheduler_state=snapshot.scheduler_state),
         pending=snapshot.pending,
-        decisions=(*_held_in_other_teams_namespaces(snapshot, now), *held),
+        decisions=(*_held_in_other_teams_namespaces(snapshot, now), *decisions),
         resizes=ResizePlan(elastic_state=snapshot.scheduler_state.elastic),
         cursors=snapshot.queue_cursors,
     )

@@ -204,12 +204,17 @@ def delegate_to_kueue(request: AdmissionRequest, local_queue: str, now: datetime
     return decide(AdmissionFacts(request=request, offers=(), local_queue=local_queue, now=now))
 
 
+def hold(request: AdmissionRequest, reason: str, now: datetime) -> AdmissionDecision:
+    """Hold a job back for a reason, such as a hold on automation."""
+    return decide(AdmissionFacts(request=request, offers=(), hold_reason=reason, now=now))
+
+
 def hold_in_kueue_namespace(
     request: AdmissionRequest, namespace: str, shown_by: str, now: datetime
 ) -> AdmissionDecision:
     """Hold a job back in a namespace where Kueue admits. Two admission systems on the same nodes would break quotas."""
     hold_reason = f"Kueue admits jobs in namespace {namespace} ({shown_by}), so Evenkeel starts no jobs there."
-    return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
+    return hold(request, hold_reason, now)
 
 
 def hold_on_unreadable_cluster(request: AdmissionRequest, now: datetime) -> AdmissionDecision:
@@ -217,12 +222,7 @@ def hold_on_unreadable_cluster(request: AdmissionRequest, now: datetime) -> Admi
     hold_reason = (
         f"Cluster {request.cluster} cannot be read, so its free nodes are unknown. The job waits until it answers."
     )
-    return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
-
-
-def hold_by_person(request: AdmissionRequest, hold_reason: str, now: datetime) -> AdmissionDecision:
-    """Hold a job back while a person holds all admissions."""
-    return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
+    return hold(request, hold_reason, now)
 
 
 def hold_in_other_teams_namespace(
@@ -230,7 +230,7 @@ def hold_in_other_teams_namespace(
 ) -> AdmissionDecision:
     """Hold a job back if its namespace now belongs to another team. It could read that team's secrets."""
     hold_reason = f"Namespace {namespace} now belongs to team {owner}. Cancel the job and submit it again."
-    return decide(AdmissionFacts(request=request, offers=(), hold_reason=hold_reason, now=now))
+    return hold(request, hold_reason, now)
 
 
 def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:

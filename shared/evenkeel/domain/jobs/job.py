@@ -247,8 +247,8 @@ class Job(Value):
         request = self.stop_request
         return request if request and request.attempt == attempt else None
 
-    def with_stop_request(self, reason: str, by: str, now: datetime) -> StopRequest:
-        """Return the request with which a person stops the current attempt, with its grace period.
+    def requested_stop(self, reason: str, by: str, now: datetime) -> StopRequest:
+        """Return the request that the current attempt stops, with its grace period.
 
         A recovery may have requested a stop before. Its grace and outcome then stay; only the next state differs.
         """

@@ -90,5 +90,5 @@ def _cancelled(job: Job, actor: str, why: str, now: datetime) -> Job:
     if job.state in (JobState.PENDING, JobState.SUSPENDED):
         return job.replace(state=JobState.CANCELLED, reason=why, ended_at=now, not_before=None)
     return job.replace(
-        state=JobState.STOPPING, reason=why, stop_request=job.with_stop_request(why, f"cancel/{actor}", now)
+        state=JobState.STOPPING, reason=why, stop_request=job.requested_stop(why, f"cancel/{actor}", now)
     )

@@ -345,7 +345,7 @@ def departure_writes(
         decision_id=record.decision_id,
         writer=WRITER,
     )
-    stop = job.with_stop_request(departure.message, f"{WRITER}/home", context.now)
+    stop = job.requested_stop(departure.message, f"{WRITER}/home", context.now)
     leaving = job.replace(stop_request=stop, reason=departure.message, is_migrating_back=True, moves=job.moves + 1)
     writes = (
         Put(job_rows.job_row(leaving, version)),

@@ -10,7 +10,7 @@ gone, and the job that needs its nodes waits.
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from evenkeel.domain.admission.cycle_facts import Json, pointer_to
@@ -27,8 +27,8 @@ from evenkeel.domain.admission.queue_cursors import QueueCursors
 from evenkeel.domain.admission.rent_plan import displacement_requester
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.decisions import PACKED_FROM_IF_MANY, Decision
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState
-from evenkeel.domain.jobs.job import Job, JobState, StopRequest
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.preemption import reason_text
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.teams import TeamSetup
@@ -308,21 +308,49 @@ def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Co
         )
     record = _record(decision, context.ids.new("dec"), decision.reason, Mode.ACT, context)
     waiting_job = _with_current_queue(job, loaded.snapshot.setup).replace(reason=decision.reason)
-    own: tuple[Write, ...] = (Put(job_rows.job_row(waiting_job, version)), Put(subject_rows.decision_row(record)))
-    token = record.decision_id
+    own = (Put(job_rows.job_row(waiting_job, version)), Put(subject_rows.decision_row(record)))
+
+    def after_stops(victims: Sequence[str]) -> SchedulerState:
+        return tree.scheduler_state.after_preemption(job.spec.team, job.job_id, victims, context.now)
+
     try:
-        for batch in batches.cut(write_groups, common_writes=(tree.put(tree.scheduler_state), *own)):
-            victims = [group.subject for group in batch]
-            scheduler_state = tree.scheduler_state.after_preemption(job.spec.team, job.job_id, victims, context.now)
-            writes = (write for group in batch for write in group.writes)
-            context.ledger.commit(tree.put(scheduler_state), *writes, *own, token=token)
-            tree.raised(scheduler_state)
-            own, token = (), context.ids.new("dec")
+        _commit_stops(write_groups, own, record.decision_id, after_stops, tree, context)
     except Refused as refused:
         _defer_after_refusal(job.job_id, refused, context)
         return
     context.telemetry.count("JobsPreempted", len(step.victims))
     context.telemetry.info("PreemptionRequested", job_id=job.job_id, victims=list(step.victims))
+
+
+def _commit_stops(
+    write_groups: Sequence[batches.WriteGroup],
+    own: tuple[Write, ...],
+    token: str,
+    after_stops: Callable[[Sequence[str]], SchedulerState],
+    tree: QuotaTree,
+    context: Context,
+) -> None:
+    """Commit the stop requests of several jobs, in as few commits as they fit.
+
+    The first commit also holds `own`, the writes of the waiting job, and has `token`.
+
+    Args:
+        write_groups: The writes of each job that stops.
+        own: Writes of the waiting job.
+        token: Makes a repeat of the first commit safe.
+        after_stops: Returns the scheduler's state after some of these jobs were asked to stop.
+        tree: The quota tree.
+        context: The ports.
+
+    Raises:
+        Refused: the ledger refused a commit. Earlier commits stay.
+    """
+    for batch in batches.cut(write_groups, common_writes=(tree.put(tree.scheduler_state), *own)):
+        scheduler_state = after_stops([group.subject for group in batch])
+        writes = (write for group in batch for write in group.writes)
+        context.ledger.commit(tree.put(scheduler_state), *writes, *own, token=token)
+        tree.raised(scheduler_state)
+        own, token = (), context.ids.new("dec")
 
 
 def _stop_writes(
@@ -335,14 +363,7 @@ def _stop_writes(
     job, version = loaded.stored(name)
     if not job.is_stoppable:
         return ()
-    request = StopRequest(
-        attempt=job.current_attempt,
-        reason=reason_to_stop,
-        by=by,
-        outcome=AttemptState.STOPPED,
-        grace_seconds=job.spec.grace_seconds,
-        requested_at=now,
-    )
+    request = job.requested_stop(reason_to_stop, by, now)
     entry = TimelineEntry(at=now, kind=kind, text=reason_to_stop, writer=WRITER)
     return (
         Put(job_rows.job_row(job.replace(stop_request=request, reason=reason_to_stop, is_preempted=True), version)),
@@ -375,17 +396,14 @@ def _displace(step: Displacement, loaded: LoadedCycle, tree: QuotaTree, context:
         batches.WriteGroup(name, _displacement_writes(name, job.job_id, record.decision_id, loaded, context.now))
         for name in decision.victims
     ]
-    token = record.decision_id
+
+    def after_stops(victims: Sequence[str]) -> SchedulerState:
+        if not loaded.snapshot.setup.has_teams:
+            return tree.scheduler_state
+        return tree.scheduler_state.after_preemption(job.spec.team, job.job_id, victims, context.now)
+
     try:
-        for batch in batches.cut(write_groups, common_writes=(tree.put(tree.scheduler_state), *own)):
-            names = [group.subject for group in batch]
-            scheduler_state = tree.scheduler_state
-            if loaded.snapshot.setup.has_teams:
-                scheduler_state = scheduler_state.after_preemption(job.spec.team, job.job_id, names, context.now)
-            writes = (write for group in batch for write in group.writes)
-            context.ledger.commit(tree.put(scheduler_state), *writes, *own, token=token)
-            tree.raised(scheduler_state)
-            own, token = (), context.ids.new("dec")
+        _commit_stops(write_groups, own, record.decision_id, after_stops, tree, context)
     except Refused as refused:
         _defer_after_refusal(job.job_id, refused, context)
         return
@@ -401,7 +419,7 @@ def _displacement_writes(
     if not job.is_stoppable:
         return ()
     text = f"The job frees its nodes for {for_job} and continues on rented nodes."
-    stop = job.with_stop_request(text, displacement_requester(for_job), now)
+    stop = job.requested_stop(text, displacement_requester(for_job), now)
     moving = job.replace(stop_request=stop, reason=text, displaced_at=now, queued_at=now, moves=job.moves + 1)
     entry = TimelineEntry(at=now, kind="displaced", text=text, decision_id=decision_id, writer=WRITER)
     return (
