@@ -130,6 +130,11 @@ class Kubelet:
         boot_id = node["status"]["nodeInfo"]["bootID"]
 
         def update(obj: Obj) -> None:
+            # A client may have created the object before a machine registered. Then it has only the client's fields.
+            if "nodeInfo" not in obj.get("status", {}):
+                obj["status"] = {**node["status"], **obj.get("status", {})}
+                obj["spec"] = {**node["spec"], **obj.get("spec", {})}
+                obj["metadata"]["labels"] = {**node["metadata"]["labels"], **obj["metadata"].get("labels", {})}
             status = obj["status"]
             status["nodeInfo"] = {**status["nodeInfo"], "bootID": boot_id}
             for kind, value, reason, message in NODE_CONDITIONS:

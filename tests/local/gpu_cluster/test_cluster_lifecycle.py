@@ -250,6 +250,26 @@ def test_reboot_keeps_the_node_life_and_ends_the_fault(
     assert cluster.control("GET", "counters")["accepted"]["reboot"] == {instance: 1}
 
 
+def test_kubelet_completes_a_node_object_that_a_client_created(
+    cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
+) -> None:
+    name = kube.items(NODES)[0]["metadata"]["name"]
+    kube.delete(f"{NODES}/{name}")
+    kube.create(NODES, {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"team": "red"}}})
+
+    sagemaker.batch_reboot_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[name.removeprefix("hyperpod-")])
+    node = kube.until(
+        f"{NODES}/{name}",
+        lambda node: condition(node, "Ready") == "True" and "nodeInfo" in node["status"],
+        "the node to be back",
+    )
+
+    assert node["metadata"]["labels"]["team"] == "red"
+    assert node["metadata"]["labels"]["node.kubernetes.io/instance-type"]
+    assert node["status"]["allocatable"]["nvidia.com/gpu"]
+    assert node["spec"]["providerID"]
+
+
 def test_replacement_ends_the_node_life_and_keeps_the_slot(tmp_path: Path) -> None:
     config: Json = {**QUICK, "instanceGroups": [{"name": "p5-workers", "count": 1, "taints": [TAINT]}]}
     with gpu_cluster.start(config, tmp_path / "run") as handle:
