@@ -230,7 +230,8 @@ def test_missing_capacity_names_the_next_step() -> None:
     decision = choose(requests=(an_ask("replace"),), progress=progress_facts(("insufficient_capacity", 30)), now=at(31))
 
     assert "training plan" in decision.reason
-    assert Rung.RENT_CAPACITY in [alternative.option for alternative in decision.alternatives]
+    assert decision.action is Repair.ASK_PERSON
+    assert [alternative.option for alternative in decision.alternatives] == [Rung.REPLACE]
 
 
 KARPENTERS = {"owner": Owner.KARPENTER, "now": at(20)}

@@ -108,7 +108,6 @@ class Rung(StrEnum):
     FOLLOW_XID_154 = "follow_xid_154"
     STAND_DOWN = "stand_down"
     ASK_PERSON = "ask_person"
-    RENT_CAPACITY = "rent_capacity"
     RESTART_JOB = "restart_job"
     ROLLBACK_JOB = "rollback_job"
     STOP_JOB = "stop_job"

@@ -394,7 +394,6 @@ QUARANTINE_RUNGS: Mapping[str, str] = {
 }
 """Rungs that take the node out of service and do not repair it."""
 _UNAVAILABLE_RUNGS: Mapping[str, str] = {
-    Rung.RENT_CAPACITY: "no temporary capacity is available here",
     Rung.RESTART_FABRIC_MANAGER: "it needs an agent on the node",
     Rung.REBIND_DRIVER: "it needs an agent on the node",
 }

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.health.faults import Rung, default_catalogue
+from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import RepairProgress
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.recovery.guardrails import (
@@ -439,7 +439,6 @@ def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPo
             Repair.ASK_PERSON,
             f"{report} First check the zone, training plan and reservation of {facts.life.cluster}'s pool.",
             ("replace", "without capacity the next request would fail too"),
-            (Rung.RENT_CAPACITY, "no temporary capacity is available here"),
         )
     return _next_rung(facts, policy, failed=report)
 
