@@ -261,9 +261,9 @@ class CycleSimulation(BurstSimulation):
         attempts = [attempt for name in names for attempt in self._attempts(name)]
         return CycleSnapshot(
             pending=dict(self.pending),
-            holders=dict(self.holders),
+            jobs_with_charge=dict(self.holders),
             attempts=tuple(attempts),
-            held=tuple(self.charges.values()),
+            live_charges=tuple(self.charges.values()),
             capacities=(*self.nodes.values(), *rented),
             rented=RentalBook(rentals, tuple(map(RentalAllocation.of, rentals))),
             shortages=self.shortages,

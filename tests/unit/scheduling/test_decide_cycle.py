@@ -126,8 +126,8 @@ def preempting(**more: Any) -> CycleSnapshot:
         urgent,
         capacities=(a_node_capacity(1, free=0),),
         setup=a_setup(a_team("red", 8)),
-        held=(a_charge(1, "red", 1),),
-        holders={"job-1": running(1, spec={"team": "red"}, **more)},
+        live_charges=(a_charge(1, "red", 1),),
+        jobs_with_charge={"job-1": running(1, spec={"team": "red"}, **more)},
     )
 
 
@@ -139,9 +139,9 @@ def test_urgent_job_preempts_a_job_of_lower_priority() -> None:
 
 
 def test_victim_that_was_asked_to_stop_is_not_asked_again() -> None:
-    job = preempting().holders["job-1"]
+    job = preempting().jobs_with_charge["job-1"]
     stopping = job.replace(stop_request=job.requested_stop("It is cancelled.", "ana", NOW))
-    snapshot = preempting()._replace(holders={"job-1": stopping})
+    snapshot = preempting()._replace(jobs_with_charge={"job-1": stopping})
 
     assert steps(decided(snapshot)) == {"job-2": "PendingStep PREEMPT"}
 
@@ -215,7 +215,7 @@ def with_deadline(number: int, **changes: Any) -> Job:
 
 
 def test_place_of_a_job_needs_holders_attempts_and_shortages() -> None:
-    snapshot = a_snapshot(with_deadline(2, current_attempt=1), nodes=1, held=(a_charge(1, "", 1),))
+    snapshot = a_snapshot(with_deadline(2, current_attempt=1), nodes=1, live_charges=(a_charge(1, "", 1),))
 
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
 
@@ -232,9 +232,9 @@ def test_first_attempt_has_no_earlier_attempts_to_read() -> None:
 
 
 def test_plan_is_the_same_with_and_without_its_draft() -> None:
-    snapshot = a_snapshot(with_deadline(2, current_attempt=1), waiting(3), nodes=1, held=(a_charge(1, "", 1),))
+    snapshot = a_snapshot(with_deadline(2, current_attempt=1), waiting(3), nodes=1, live_charges=(a_charge(1, "", 1),))
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
-    cycle_snapshot = snapshot._replace(holders={"job-1": running(1)})
+    cycle_snapshot = snapshot._replace(jobs_with_charge={"job-1": running(1)})
 
     plan = decide_cycle(cycle_snapshot, Policy(), Mode.ACT, NOW, draft=draft)
 
@@ -243,7 +243,7 @@ def test_plan_is_the_same_with_and_without_its_draft() -> None:
 
 
 def test_job_whose_row_is_gone_is_not_asked_for_twice() -> None:
-    snapshot = a_snapshot(with_deadline(2), nodes=1, held=(a_charge(1, "", 1),))
+    snapshot = a_snapshot(with_deadline(2), nodes=1, live_charges=(a_charge(1, "", 1),))
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
 
     assert not decide_cycle(snapshot, Policy(), Mode.ACT, NOW, draft=draft).is_incomplete
@@ -254,7 +254,11 @@ def test_job_whose_row_is_gone_is_not_asked_for_twice() -> None:
 
 def drained(**more: Any) -> CycleSnapshot:
     setup = a_setup(a_team("red", 8, queue={"stop": "HoldAndDrain"}))
-    facts = {"holders": {"job-1": running(1, spec={"team": "red"})}, "held": (a_charge(1, "red", 1),), **more}
+    facts = {
+        "jobs_with_charge": {"job-1": running(1, spec={"team": "red"})},
+        "live_charges": (a_charge(1, "red", 1),),
+        **more,
+    }
     return a_snapshot(setup=setup, **facts)
 
 
@@ -267,9 +271,9 @@ def test_jobs_of_a_drained_queue_are_asked_once() -> None:
     job = running(1, spec={"team": "red"})
     stopped = job.replace(stop_request=job.requested_stop("It is drained.", "schedule_jobs/drain", NOW))
 
-    assert decided(drained(holders={"job-1": stopped})).queue_stops == ()
+    assert decided(drained(jobs_with_charge={"job-1": stopped})).queue_stops == ()
     assert decided(drained(scheduler_state=SchedulerState(stopping={"job-1": ""}))).queue_stops == ()
-    assert decided(drained(holders={"job-1": running(1, current_attempt=2)})).queue_stops == ()
+    assert decided(drained(jobs_with_charge={"job-1": running(1, current_attempt=2)})).queue_stops == ()
 
 
 def reserved(seconds: float) -> Policy:
@@ -280,7 +284,7 @@ def reserved(seconds: float) -> Policy:
 
 def on_reservation(**more: Any) -> CycleSnapshot:
     charge = a_charge(1, "", 1, pool="workers")
-    return a_snapshot(held=(charge,), **{"holders": {"job-1": running(1)}, **more})
+    return a_snapshot(live_charges=(charge,), **{"jobs_with_charge": {"job-1": running(1)}, **more})
 
 
 def test_job_leaves_a_reservation_before_it_ends() -> None:
@@ -294,7 +298,7 @@ def test_job_stays_on_a_reservation_that_lasts() -> None:
 
 
 def test_job_on_an_ending_reservation_is_read_first() -> None:
-    draft = decide_cycle(on_reservation(holders={}), reserved(60), Mode.ACT, NOW)
+    draft = decide_cycle(on_reservation(jobs_with_charge={}), reserved(60), Mode.ACT, NOW)
 
     assert draft.missing == MissingFacts(jobs=("job-1",))
 

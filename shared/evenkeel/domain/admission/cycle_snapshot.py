@@ -33,21 +33,21 @@ class CycleSnapshot(NamedTuple):
     setup: TeamSetup = TeamSetup()
     scheduler_state: SchedulerState = SchedulerState()
     """The state that earlier cycles left."""
-    hold_reason: str = ""
+    automation_hold_reason: str = ""
     """Why a person holds all scheduling; empty if no person does."""
 
     pending: Mapping[str, Job] = {}
     """Pending jobs by id."""
     deferred: frozenset[str] = frozenset()
     """Pending jobs that this cycle leaves out, since the ledger refused their admission."""
-    holders: Mapping[str, Job] = {}
+    jobs_with_charge: Mapping[str, Job] = {}
     """Jobs that hold a charge, by id. Without teams, only the charges that a decision needs."""
     elastic: Mapping[str, Job] = {}
     """Elastic jobs that hold nodes or are changing size, by id."""
     attempts: tuple[Attempt, ...] = ()
     """Recent attempts of the jobs whose run time a decision needs."""
 
-    held: tuple[Charge, ...] = ()
+    live_charges: tuple[Charge, ...] = ()
     """Charges of live attempts."""
     released: tuple[Charge, ...] = ()
     """Charges that the last attempts of pending jobs released."""
@@ -88,7 +88,7 @@ class CycleSnapshot(NamedTuple):
 
     def known_job(self, job_id: str) -> Job | None:
         """Return a job that this cycle read, whatever its state."""
-        return self.holders.get(job_id) or self.elastic.get(job_id) or self.pending.get(job_id)
+        return self.jobs_with_charge.get(job_id) or self.elastic.get(job_id) or self.pending.get(job_id)
 
     def eligible_jobs(self) -> Iterator[Job]:
         """Yield the pending jobs that may start in their namespace."""
@@ -140,16 +140,18 @@ class CycleSnapshot(NamedTuple):
 
     def resizable(self) -> dict[str, Job]:
         """Return the elastic jobs, without the jobs on nodes of unreadable clusters."""
-        elsewhere = {charge.job_id for charge in self.held if charge.cluster in self.unreadable}
+        elsewhere = {charge.job_id for charge in self.live_charges if charge.cluster in self.unreadable}
         return {name: job for name, job in self.elastic.items() if name not in elsewhere}
 
     def charges(self) -> tuple[Charge, ...]:
         if not self.setup.has_teams:
-            return self.held
+            return self.live_charges
         # The priority of a job may have changed since its admission.
         current = (
-            charge.replace(priority=self.holders[charge.job_id].priority) if charge.job_id in self.holders else charge
-            for charge in self.held
+            charge.replace(priority=self.jobs_with_charge[charge.job_id].priority)
+            if charge.job_id in self.jobs_with_charge
+            else charge
+            for charge in self.live_charges
         )
         return (*current, *self._retained())
 
@@ -169,5 +171,7 @@ class CycleSnapshot(NamedTuple):
         """Return the jobs that hold a charge although they were asked to stop."""
         if not self.setup.has_teams:
             return frozenset()
-        stopping = {name for name, job in self.holders.items() if job.stop_of(job.current_attempt)}
-        return frozenset((stopping | self.scheduler_state.stopping.keys()) & {charge.job_id for charge in self.held})
+        stopping = {name for name, job in self.jobs_with_charge.items() if job.stop_of(job.current_attempt)}
+        return frozenset(
+            (stopping | self.scheduler_state.stopping.keys()) & {charge.job_id for charge in self.live_charges}
+        )

@@ -83,7 +83,7 @@ def decide_cycle(
         draft: The plan that named missing facts, which the snapshot holds by now. The decisions of its queue are kept,
             unless more pending jobs were read.
     """
-    if snapshot.hold_reason:
+    if snapshot.automation_hold_reason:
         return _plan_while_held(snapshot, now)
     if draft is None or draft.missing.queues:
         queue_plan, further = _plan_queue(snapshot, policy, now, may_read_further=draft is None)
@@ -116,9 +116,13 @@ def decide_cycle(
 
 def _plan_while_held(snapshot: CycleSnapshot, now: datetime) -> CyclePlan:
     """Start, stop, resize and rent nothing: each pending job waits, with the hold as its reason."""
-    decisions = (hold(AdmissionRequest.of(job), snapshot.hold_reason, now) for job in snapshot.eligible_jobs())
+    decisions = (
+        hold(AdmissionRequest.of(job), snapshot.automation_hold_reason, now) for job in snapshot.eligible_jobs()
+    )
     queue_plan = QueuePlan(
-        queue=QueueSnapshot(setup=snapshot.setup, charges=snapshot.held, scheduler_state=snapshot.scheduler_state),
+        queue=QueueSnapshot(
+            setup=snapshot.setup, charges=snapshot.live_charges, scheduler_state=snapshot.scheduler_state
+        ),
         pending=snapshot.pending,
         decisions=(*_held_in_other_teams_namespaces(snapshot, now), *decisions),
         resizes=ResizePlan(elastic_state=snapshot.scheduler_state.elastic),
@@ -177,7 +181,9 @@ def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
     requests = sorted(admission_requests, key=lambda request: request.queue_order_key)
     delegated = (delegate_to_kueue(request, snapshot.setup.local_queue_of(request.team), now) for request in requests)
     return QueuePlan(
-        queue=QueueSnapshot(setup=snapshot.setup, charges=snapshot.held, scheduler_state=snapshot.scheduler_state),
+        queue=QueueSnapshot(
+            setup=snapshot.setup, charges=snapshot.live_charges, scheduler_state=snapshot.scheduler_state
+        ),
         pending=snapshot.pending,
         decisions=(*_held_in_other_teams_namespaces(snapshot, now), *delegated),
         cursors=snapshot.queue_cursors,
@@ -342,7 +348,7 @@ def _new_victims(snapshot: CycleSnapshot, queue: QueueSnapshot, decided: Admissi
         victim.job_id: victim.reason
         for victim in decided.victims
         if victim.job_id not in queue.stopping
-        and (job := snapshot.holders.get(victim.job_id))
+        and (job := snapshot.jobs_with_charge.get(victim.job_id))
         and job.current_attempt == attempts.get(victim.job_id)
     }
 

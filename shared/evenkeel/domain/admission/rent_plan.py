@@ -166,7 +166,7 @@ def displacement_requester(job_id: str) -> str:
 def _jobs_being_displaced(job_id: str, snapshot: CycleSnapshot) -> list[str]:
     """Return the jobs that received a request to free their nodes for a job, and still hold them."""
     requester = displacement_requester(job_id)
-    holders = (snapshot.known_job(charge.job_id) for charge in snapshot.held)
+    holders = (snapshot.known_job(charge.job_id) for charge in snapshot.live_charges)
     return [
         job.job_id for job in holders if job and (stop := job.stop_of(job.current_attempt)) and stop.by == requester
     ]

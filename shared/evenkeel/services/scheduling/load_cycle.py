@@ -97,7 +97,7 @@ def run(context: Context) -> LoadedCycle:
         authority=context.site.admission,
         setup=team_setup.load(context.ledger).setup,
         scheduler_state=stored_state(tree),
-        hold_reason=_hold_reason(context),
+        automation_hold_reason=_hold_reason(context),
     )
     queues = _read_queues(snapshot, context)
     if snapshot.authority is AdmissionAuthority.KUEUE:
@@ -120,7 +120,7 @@ def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -
         return _read_later_pages(loaded, missing.queues, context)
     stored = _read_jobs(context.ledger, map(job_rows.job_key, missing.jobs))
     loaded = loaded._replace(
-        snapshot=loaded.snapshot._replace(holders={**loaded.snapshot.holders, **_jobs_of(stored)}),
+        snapshot=loaded.snapshot._replace(jobs_with_charge={**loaded.snapshot.jobs_with_charge, **_jobs_of(stored)}),
         versions={**loaded.versions, **_versions_of(stored)},
     )
     jobs = (loaded.snapshot.known_job(name) for name in missing.attempts_of)
@@ -275,7 +275,7 @@ def _with_jobs(loaded: LoadedCycle, queues: _Queues, elastic_state: ElasticState
     snapshot = loaded.snapshot._replace(
         pending={name: job for name, (job, _) in jobs.items() if job.state is JobState.PENDING},
         elastic=_jobs_of(elastic),
-        held=charges.held,
+        live_charges=charges.held,
         released=tuple(charge for charge, _ in charges.released),
         next_page=queues.next_page if queues.has_later_pages else {},
         cursors_after_heads=queues.next_page,
@@ -308,24 +308,24 @@ def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
     setup = snapshot.setup
     if not setup.has_teams:
         return loaded
-    stored = _read_jobs(context.ledger, (job_rows.job_key(charge.job_id) for charge in snapshot.held))
+    stored = _read_jobs(context.ledger, (job_rows.job_key(charge.job_id) for charge in snapshot.live_charges))
     running = {name: entry for name, entry in stored.items() if name not in snapshot.pending}
     holders, rented = _jobs_of(stored), snapshot.rented
     spent = rentals.spent_by_period(setup, context, rented.rentals)
     budgets_left = (
-        remaining_by_team(setup, spent, snapshot.held, rented.rentals, policy.economy, context.now)
+        remaining_by_team(setup, spent, snapshot.live_charges, rented.rentals, policy.economy, context.now)
         if policy.burst.pools
         else {}
     )
     return loaded._replace(
         snapshot=snapshot._replace(
-            holders=holders,
+            jobs_with_charge=holders,
             # The later read of an elastic job counts.
             elastic={name: holders.get(name, job) for name, job in snapshot.elastic.items()},
             rented=rented._replace(budgets_left=budgets_left),
             spent=spent,
             used=read_usage.run(setup, context),
-            work_at_risk_by_job=_work_at_risk(snapshot.held, holders, context)
+            work_at_risk_by_job=_work_at_risk(snapshot.live_charges, holders, context)
             if setup.fleet.switches.spares_work
             else {},
         ),
@@ -396,7 +396,7 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, c
     nodes = [node for name in names if name in clusters for node in clusters[name].nodes]
     provider_nodes = clusters[names[0]].provider_nodes if names[0] in clusters else ()
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
-    taken = resources_taken(in_use, snapshot.held, workloads)
+    taken = resources_taken(in_use, snapshot.live_charges, workloads)
     capacities = node_capacity(join_nodes(nodes, provider_nodes, names[0]), taken, unhealthy)
     capacities = rented.capacities(capacities, snapshot.pending.values(), policy.burst.pools)
     return loaded._replace(
