@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from evenkeel_cli.receipt_page import UNKNOWN, seconds, usd
 from evenkeel_cli.render import Column, Printer
-from evenkeel_cli.state_labels import counted, plain
+from evenkeel_cli.state_labels import count_of, plain
 
 Json = dict[str, Any]
 
@@ -56,7 +56,7 @@ def summary(report: Json) -> list[tuple[str, str]]:
     shares = {use["use"]: use["share"] for use in nodes["uses"]}
     return [
         ("window", f"{report['since'][:16]}Z to {report['until'][:16]}Z"),
-        ("GPU time", f"{gpu_hours(nodes['gpuHours'])} GPU-hours of {counted(nodes['nodes'], 'node')}"),
+        ("GPU time", f"{gpu_hours(nodes['gpuHours'])} GPU-hours of {count_of(nodes['nodes'], 'node')}"),
         ("", ", ".join(f"{plain(use)} {percent(shares[use])}" for use in _USES if (shares[use] or 0) >= _SHOWN_SHARE)),
         ("failures", f"{failures['count']}; {rate(failures['rate'])} per 1,000 node-days"),
         ("recovery", duration_text(recovery)),
@@ -386,5 +386,5 @@ def _saved(saved: Json) -> str:
         return f"{UNKNOWN}: no interruption allows an estimate"
     low, high = gpu_hours(saved["lowSavedGpuHours"]), gpu_hours(saved["highSavedGpuHours"])
     cost = f"{dollars(saved['lowSavedUsdMicros'])} to {dollars(saved['highSavedUsdMicros'])}"
-    count = f"{counted(saved['claimed'], 'interruption')}; {saved['notClaimed']} not claimed"
+    count = f"{count_of(saved['claimed'], 'interruption')}; {saved['notClaimed']} not claimed"
     return f"estimate against HyperPod unchanged: {low} to {high} GPU-hours, {cost} ({count})"

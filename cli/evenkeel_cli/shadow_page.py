@@ -3,7 +3,7 @@
 from typing import Any
 
 from evenkeel_cli.render import Column, Printer, duration
-from evenkeel_cli.state_labels import plain
+from evenkeel_cli.state_labels import count_of, plain
 
 Json = dict[str, Any]
 
@@ -23,7 +23,8 @@ _RATES = (("cordons", "falseCordons"), ("reboots", "falseReboots"), ("replacemen
 def draw_summary(out: Printer, summary: Json) -> None:
     """Draw the verdicts, the error rates and the lead times."""
     terms = summary["terms"]
-    out.line(f"{summary['cases']} cases of {summary['incidents']} incidents, window {terms['windowHours']} h")
+    cases, incidents = count_of(summary["cases"], "case"), count_of(summary["incidents"], "incident")
+    out.line(f"{cases} of {incidents}, window {terms['windowHours']} h")
     if not summary["cases"]:
         return
     out.line()

@@ -56,7 +56,7 @@ def mode_of(automation: Mapping[str, Any]) -> str:
     if mode != stack:
         return f"{mode} (by the policy; the stack allows {stack})"
     lower = [rule for rule in automation.get("modeRules", ()) if rule["mode"] != stack]
-    return f"{mode} (the policy has {counted(len(lower), 'narrower rule')})" if lower else mode
+    return f"{mode} (the policy has {count_of(len(lower), 'narrower rule')})" if lower else mode
 
 
 def plain(state: str) -> str:
@@ -64,6 +64,6 @@ def plain(state: str) -> str:
     return state.lower().replace("_", " ")
 
 
-def counted(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
     """Return `1 node`, `2 nodes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

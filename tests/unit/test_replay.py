@@ -25,7 +25,7 @@ def a_record(node: KubernetesNode | None = None, **changes: Any) -> Decision:
         "kind": "VALIDATION",
         "subject": "research-eks/i-1/1",
         "action": "RELEASE",
-        "reason": "The node is Running and Ready, has no fault label and offers all 8 accelerators.",
+        "reason": "The node is Running and Ready, has no fault label and offers 8 accelerators.",
         "facts": {"observed": ObservedNode(node=node or a_node()).to_json(), "expected": 8},
         "policy_hash": Policy().hash,
         "decided_at": A_MOMENT,

@@ -8,7 +8,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change
 from evenkeel_cli.render import OutputFormat, Printer
-from evenkeel_cli.state_labels import mode_of
+from evenkeel_cli.state_labels import count_of, mode_of
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -94,7 +94,7 @@ def still_running(client: ApiClient) -> list[tuple[str, str]]:
         ("recoveries", "; ".join(begun) or "none; a step that has begun is finished"),
         (
             "rented nodes",
-            f"{serving} rentals for Deployments, and rentals of running jobs: AWS bills them until they are released",
+            f"{count_of(serving, 'node')} for Deployments, and nodes of running jobs; AWS bills them until released",
         ),
         ("scheduling", "a cycle that is under way commits its plan; the next one starts nothing"),
         ("not held", "cordons of faulty nodes, uncordons, and all records"),

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from evenkeel_cli.render import Column, Printer, duration
-from evenkeel_cli.state_labels import ATTEMPT, JOB, counted, plain
+from evenkeel_cli.state_labels import ATTEMPT, JOB, count_of, plain
 
 Json = dict[str, Any]
 
@@ -15,7 +15,7 @@ def node_count(job: Json) -> str:
     sizes = job.get("elastic")
     elastic = f", elastic {sizes['minNodes']} to {sizes['maxNodes']}" if sizes else ""
     now = f"{has} of " if has != requested else ""
-    return f"{now}{counted(requested, 'node')}{elastic} × {counted(job['gpusPerNode'], 'GPU')}"
+    return f"{now}{count_of(requested, 'node')}{elastic} × {count_of(job['gpusPerNode'], 'GPU')}"
 
 
 def list_columns(out: Printer) -> list[Column]:

@@ -10,6 +10,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change, answer_list, write_template
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
+from evenkeel_cli.state_labels import count_of
 from evenkeel_client.errors import Exit
 
 Json = dict[str, Any]
@@ -182,7 +183,7 @@ def try_(
 
 def _print_test(out: Printer, document: Json) -> None:
     changed = document["changed"]
-    of = f"of {document['examined']} decisions since {document['since'][:19]}Z"
+    of = f"of {count_of(document['examined'], 'decision')} since {document['since'][:19]}Z"
     out.line(out.with_glyph("warn" if changed else "ok", f"{len(changed)} {of} would differ"))
     if changed:
         columns = [

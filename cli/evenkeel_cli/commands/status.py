@@ -12,7 +12,7 @@ from evenkeel_cli.commands.automation import scope_options
 from evenkeel_cli.commands.incidents import RUNBOOK, acknowledged_by, print_recovery_branches
 from evenkeel_cli.commands.output import show
 from evenkeel_cli.render import Column, OutputFormat, Printer, age, duration, only, page, visible
-from evenkeel_cli.state_labels import HEALTH, NODE, SOURCE, counted, mode_of, plain
+from evenkeel_cli.state_labels import HEALTH, NODE, SOURCE, count_of, mode_of, plain
 from evenkeel_client.errors import Exit
 
 Json = dict[str, Any]
@@ -64,7 +64,7 @@ def draw_status(out: Printer, status: Json, *, is_wide: bool = False) -> None:
     _print_left_right(out, out.bold(f"fleet {status['fleet']}"), f"mode: {mode_of(automation)}{held}  {shown_at}")
     head = out.with_glyph(HEALTH[status["health"]], out.bold(status["health"]))
     more = "+" if incidents.get("isLowerBound") else ""
-    working = counted(incidents["working"], "incident").replace(" ", f"{more} ", 1)
+    working = count_of(incidents["working"], "incident").replace(" ", f"{more} ", 1)
     counts = f"{working} working, {_attention_text(incidents['needYou'], more)}"
     out.line(f"{head}  {counts}")
     for reason in _other_reasons(status["reasons"]):
@@ -148,7 +148,7 @@ def _nodes(out: Printer, nodes: Json) -> None:
             f"{number} {plain(state)} {out.glyph('warn' if pool.get('isStale') else NODE[state])}"
             for state, number in pool["states"].items()
         )
-        rows.append((pool["pool"], f"{counted(pool['total'], 'node')}: {states}{out.last_seen(pool)}"))
+        rows.append((pool["pool"], f"{count_of(pool['total'], 'node')}: {states}{out.last_seen(pool)}"))
     _section(out, "NODES", rows)
 
 
@@ -174,7 +174,7 @@ def _amount(out: Printer, title: str, amount: Json, unit: str) -> None:
     if amount["total"] is None:
         out.line(f"{out.bold(title)}{' ' * (7 - len(title))} unknown: no node states it")
         return
-    unknown = f"  unknown on {counted(amount['unknownNodes'], 'node')}" if amount["unknownNodes"] else ""
+    unknown = f"  unknown on {count_of(amount['unknownNodes'], 'node')}" if amount["unknownNodes"] else ""
     out.line(
         f"{out.bold(title)}{' ' * (7 - len(title))} {amount['total']:g} {unit} in the fleet  "
         f"{amount['inUse']:g} requested  {amount['free']:g} free in service{unknown}"
@@ -203,7 +203,7 @@ def _jobs(out: Printer, jobs: Json) -> None:
     _section(out, "JOBS", rows)
     suspended = sum(entry["suspended"] for entry in jobs["classes"])
     if suspended:
-        out.line(f"        {counted(suspended, 'job')} suspended")
+        out.line(f"        {count_of(suspended, 'job')} suspended")
     if jobs.get("isStale") and any(entry["running"] for entry in jobs["classes"]):
         out.line(f"        running{out.last_seen(jobs)}")
     if jobs["isLowerBound"]:
@@ -232,7 +232,7 @@ def _serving(out: Printer, serving: list[Json]) -> None:
     ):
         title = out.bold("SERVING") + " " if index == 0 else "        "
         nodes = sum(rental["nodes"] for rental in rentals)
-        rented = f": {counted(nodes, 'node')} rented" if nodes else ""
+        rented = f": {count_of(nodes, 'node')} rented" if nodes else ""
         out.line(f"{title}{workload['namespace']}/{workload['name']}{rented}")
         if workload["reason"]:
             out.paragraph(workload["reason"], indent="        ")

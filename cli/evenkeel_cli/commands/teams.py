@@ -12,6 +12,7 @@ from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change, answer_list, write_csv, write_template
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
 from evenkeel_cli.spend_page import SpendGroupBy
+from evenkeel_cli.state_labels import count_of
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -226,7 +227,7 @@ def _resources(out: Printer, team: Json) -> None:
     out.table(_RESOURCE_COLUMNS, team["resources"])
     besides = team["accelerators"]["usedByUnmanaged"]
     if besides:
-        out.line(f"also uses {besides} accelerators on nodes outside the flavors of its quota")
+        out.line(f"also uses {count_of(besides, 'accelerator')} on nodes outside the flavors of its quota")
 
 
 def _show(out: Printer, document: Json) -> None:
@@ -248,7 +249,7 @@ def _show(out: Printer, document: Json) -> None:
             ("images", ", ".join(team["images"]) or "any"),
             (
                 "each user",
-                f"at most {_number(team['maxAcceleratorsPerUser'])} accelerators"
+                f"at most {count_of(team['maxAcceleratorsPerUser'], 'accelerator')}"
                 if team["maxAcceleratorsPerUser"] is not None
                 else "",
             ),

@@ -8,7 +8,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import write_csv
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, page, warn
-from evenkeel_cli.state_labels import NODE, counted, plain
+from evenkeel_cli.state_labels import NODE, count_of, plain
 
 Json = dict[str, Any]
 
@@ -77,9 +77,7 @@ def _draw(out: Printer, document: Json, by: By, *, is_wide: bool) -> None:
     else:
         every = [{"pool": "(all)", "cluster": "–", **totals}] if len(items) > 1 else []
         out.table(_pool_columns(out), [*items, *every], is_wide=is_wide)
-    out.paragraph(
-        f"GPU utilization over {document['windowMinutes']} minutes: {_extremes(totals['utilization']['gpu'])}."
-    )
+    out.paragraph(f"GPU utilization over {document['windowMinutes']} min: {_extremes(totals['utilization']['gpu'])}.")
     if totals["measuredAt"]:
         out.line(f"Each reading is from {out.when(totals['measuredAt'])} or later.")
     if by is By.POOL and any(total["unknownNodes"] for total in totals["utilization"].values()):
@@ -92,7 +90,7 @@ def _extremes(gpu: Json) -> str:
     if gpu["lowest"] is not None:
         texts += [f"lowest {gpu['lowest']:g}% on {gpu['lowestNode']}", f"highest {gpu['highest']:g}%"]
     if gpu["unknownNodes"]:
-        texts.append(f"unknown for {counted(gpu['unknownNodes'], 'node')}")
+        texts.append(f"unknown for {count_of(gpu['unknownNodes'], 'node')}")
     return ", ".join(texts) or "no nodes have GPUs"
 
 

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from evenkeel_cli.doctor.findings import DoctorFinding, Status, failed, merged, ok, unknown, warning
+from evenkeel_cli.state_labels import count_of
 
 Json = dict[str, Any]
 
@@ -418,7 +419,8 @@ def judge_events(rules: Mapping[str, Json]) -> list[DoctorFinding]:
             text = f"Rule {name} is {rule['state'] or 'missing'}: its events are lost."
             findings.append(failed(text, "Deploy the stack again, or: aws events enable-rule --name RULE", name))
         elif rule["failed"]:
-            text = f"EventBridge could not deliver {rule['failed']:.0f} events of rule {name} in the last day."
+            events = count_of(round(rule["failed"]), "event")
+            text = f"EventBridge could not deliver {events} of rule {name} in the last day."
             findings.append(failed(text, "docs/runbooks/undelivered-events.md", name))
     if findings:
         return findings

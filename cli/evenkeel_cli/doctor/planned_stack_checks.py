@@ -6,6 +6,7 @@ from typing import Any
 
 from evenkeel_cli.doctor.evaluate import ENOUGH_CONCURRENCY, MIN_CONCURRENCY
 from evenkeel_cli.doctor.findings import DoctorFinding, failed, ok, unknown, warning
+from evenkeel_cli.state_labels import count_of
 
 Json = dict[str, Any]
 
@@ -40,7 +41,7 @@ def judge_names(stack: str, fleet: str) -> list[DoctorFinding]:
     findings = []
     for name, value, limit in (("stack", stack, MAX_STACK_NAME), ("fleet", fleet, MAX_FLEET_NAME)):
         if len(value) > limit:
-            text = f"The name of the {name} has {len(value)} characters, at most {limit} are possible."
+            text = f"The name of the {name} has {count_of(len(value), 'character')}, at most {limit} are possible."
             findings.append(failed(text, f"Shorten it in {_SAMCONFIG}.", name))
     return findings or [ok(f"The names {stack} and {fleet} are short enough.")]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from evenkeel_cli.doctor.deadlines import AWS_SECONDS, SELF_TEST_SECONDS, answers_within
 from evenkeel_cli.doctor.findings import CouldNotCheck
+from evenkeel_cli.state_labels import count_of
 from evenkeel_client.client import ApiClient
 from evenkeel_client.context import ApiContext
 from evenkeel_client.errors import CommandFailed, Exit
@@ -297,7 +298,7 @@ class InspectedSite:
             answered = [client.get(f"/teams/{team}/quota")["team"] for team in teams[:_TEAMS]]
         except CommandFailed as failed:
             return (), failed.text
-        more = f"only the first {_TEAMS} of {len(teams)} teams were read" if len(teams) > _TEAMS else ""
+        more = f"only the first {_TEAMS} of {count_of(len(teams), 'team')} were read" if len(teams) > _TEAMS else ""
         return tuple(name for team_row in answered if (name := team_row.get("namespace"))), more
 
     # ------------------------------------------------------------ the functions' self-tests

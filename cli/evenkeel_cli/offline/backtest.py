@@ -14,7 +14,7 @@ from evenkeel.domain.shadow.verdicts import ShadowTerms
 from evenkeel_cli.offline import exports, json_stream
 from evenkeel_cli.render import Printer
 from evenkeel_cli.shadow_page import draw_cases, draw_faults, draw_summary
-from evenkeel_cli.state_labels import counted
+from evenkeel_cli.state_labels import count_of
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -168,7 +168,7 @@ def run(paths: Iterable[Path], policy: Policy, cluster: str, *, window_hours: in
 
 def _nothing_usable(intake: Intake) -> str:
     """Return why an export without a record cannot be replayed, with the first problem."""
-    text = f"{counted(intake.documents, 'document')} in {counted(intake.files, 'file')}, and no record to replay"
+    text = f"{count_of(intake.documents, 'document')} in {count_of(intake.files, 'file')}, and no record to replay"
     counts = {
         "malformed": intake.malformed_count,
         "of a kind without a parser": sum(intake.unknown.values()),
@@ -184,8 +184,8 @@ def draw(out: Printer, document: Json, *, is_wide: bool) -> None:
     """Draw the input, the sum and the cases."""
     read = document["input"]
     out.line(
-        f"{counted(read['records'], 'record')} of {counted(document['nodes'], 'node')}, from "
-        f"{counted(read['documents'], 'document')} in {counted(read['files'], 'file')}; repeats: {read['copies']}"
+        f"{count_of(read['records'], 'record')} of {count_of(document['nodes'], 'node')}, from "
+        f"{count_of(read['documents'], 'document')} in {count_of(read['files'], 'file')}; repeats: {read['copies']}"
     )
     if document["firstAt"]:
         out.line(f"from {document['firstAt'][:19]}Z to {document['lastAt'][:19]}Z")
@@ -200,18 +200,18 @@ def draw(out: Printer, document: Json, *, is_wide: bool) -> None:
 def _draw_unused(out: Printer, document: Json, *, is_wide: bool) -> None:
     read = document["input"]
     if read["malformed"]:
-        out.line(out.with_glyph("warn", counted(read["malformed"], "malformed document")))
+        out.line(out.with_glyph("warn", count_of(read["malformed"], "malformed document")))
         for malformed_document in read["malformedDocuments"][: None if is_wide else 5]:
             out.line(f"  {malformed_document['file']}:{malformed_document['line']}: {malformed_document['problem']}")
     if read["unknown"]:
         out.line(
-            out.with_glyph("warn", f"{counted(sum(read['unknown'].values()), 'document')} of a kind without a parser")
+            out.with_glyph("warn", f"{count_of(sum(read['unknown'].values()), 'document')} of a kind without a parser")
         )
         for kind, count in list(read["unknown"].items())[: None if is_wide else 5]:
             out.line(f"  {count} × {kind}")
     if read["drills"]:
-        out.line(f"{counted(read['drills'], 'drill')}, left out")
+        out.line(f"{count_of(read['drills'], 'drill')}, left out")
     if document["unmatched"]:
         out.line(
-            out.with_glyph("warn", f"{counted(document['unmatched'], 'record')} about nodes that no record identifies")
+            out.with_glyph("warn", f"{count_of(document['unmatched'], 'record')} about nodes that no record identifies")
         )

@@ -19,7 +19,7 @@ from evenkeel.domain.economics import (
 from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure
 from evenkeel_cli import yaml_files
 from evenkeel_cli.offline.quantities import number, share, wrong
-from evenkeel_cli.state_labels import counted
+from evenkeel_cli.state_labels import count_of
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -45,7 +45,7 @@ def document(file: Path, kind: type[_Document]) -> _Document:
     documents = yaml_files.load_all(file)
     if len(documents) != 1:
         raise CommandFailed(
-            Exit.USAGE, f"{file} has {len(documents)} documents; it must have one.", code="DOCUMENT_REFUSED"
+            Exit.USAGE, f"{file} has {count_of(len(documents), 'document')}; it must have one.", code="DOCUMENT_REFUSED"
         )
     try:
         return kind.read(documents[0])
@@ -68,7 +68,7 @@ def rate_of(rate: str | None, failures: int | None, node_hours: str | None, conf
         if rate is None and failures is not None and node_hours is not None:
             failure_rate = failure_rates.failure_rate(failures, number("--node-hours", node_hours), confidence)
             if not all(math.isfinite(value) for _, value in ends_of(failure_rate)):
-                problem = f"is too small for {counted(failures, 'failure')}: the rate has no finite value"
+                problem = f"is too small for {count_of(failures, 'failure')}: the rate has no finite value"
                 raise wrong("--node-hours", problem)
             return failure_rate
     if rate is not None:

@@ -27,6 +27,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from evenkeel.adapters import aws
+from evenkeel.domain.words import count_of
 from evenkeel.ports import (
     LARGEST_COMMIT,
     LARGEST_ROW,
@@ -92,7 +93,7 @@ class DynamoLedger:
 
     def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
         if len(keys) > _MAX_BATCH_READS:
-            raise Refused(f"read {len(keys)} rows: at most {_MAX_BATCH_READS} are allowed")
+            raise Refused(f"read {count_of(len(keys), 'row')}: at most {_MAX_BATCH_READS} are allowed")
         remaining: dict[str, Any] = {}
         for key in dict.fromkeys(keys):
             table = remaining.setdefault(self._name(key.table), {"Keys": [], "ConsistentRead": True})
@@ -112,7 +113,9 @@ class DynamoLedger:
                 # A busy table returns the keys that it did not read. Repeat the request for them.
                 remaining = answer.get("UnprocessedKeys") or {}
                 if remaining and not tries_left:
-                    raise Throttled(f"read {len(keys)} rows: {', '.join(remaining)} did not return all of them")
+                    raise Throttled(
+                        f"read {count_of(len(keys), 'row')}: {', '.join(remaining)} did not return all of them"
+                    )
                 if remaining:
                     self._pause(random.uniform(0.02, 0.1) * (_CONFLICT_TRIES - tries_left))  # noqa: S311 - jitter
         return tuple(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from evenkeel.adapters import aws
+from evenkeel.domain.words import count_of
 from evenkeel.ports import BusEvent, EvenkeelError, NotFound, Refused, Throttled, Unreachable
 
 _ERRORS_BY_CODE: Mapping[str, type[EvenkeelError]] = {
@@ -187,7 +188,7 @@ class EventBridgeBus:
             }
             for event in events
         ]
-        attempt = f"publish {len(events)} events"
+        attempt = f"publish {count_of(len(events), 'event')}"
         with aws.translate_errors(attempt, _ERRORS_BY_CODE):
             answer = self._client.put_events(Entries=entries)
         if answer.get("FailedEntryCount"):

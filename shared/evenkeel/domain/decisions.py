@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, TypeAdapter
 
 from evenkeel.domain.values import Instant, Sentence, Value
+from evenkeel.domain.words import count_of
 
 ENGINE_VERSION = "2"
 """Increased when a rule changes its answer for the same facts and policy. A record replays only with its version."""
@@ -37,7 +38,7 @@ def packed(facts: Mapping[str, Any], packed_from: int = PACKED_FROM) -> dict[str
         return dict(facts)
     compressed = _compressed(text)
     if len(compressed) > LARGEST_PACKED:
-        return {OMITTED: f"{len(compressed)} characters compressed, and the limit is {LARGEST_PACKED}"}
+        return {OMITTED: f"{count_of(len(compressed), 'character')} compressed, and the limit is {LARGEST_PACKED}"}
     return {PACKED: compressed}
 
 

@@ -21,6 +21,7 @@ from pydantic import (
 
 from evenkeel.domain.health.incidents import FactArn
 from evenkeel.domain.nodes import INSTANCE_ID
+from evenkeel.domain.words import count_of
 from evenkeel.events.outcomes import Malformed
 
 DRILL_SOURCE = "evenkeel.drill"
@@ -105,7 +106,7 @@ def check_id(pattern: re.Pattern[str], meaning: str) -> AfterValidator:
 def _check_text(text: str) -> str:
     """Refuse text that could mislead a person, a terminal or a log: surrogates, controls, bidi, zero-width."""
     if len(text) > _TEXT_LIMIT:
-        raise BadField("EVENT_TOO_LARGE", f"{len(text)} characters, at most {_TEXT_LIMIT} are read")
+        raise BadField("EVENT_TOO_LARGE", f"{count_of(len(text), 'character')}, at most {_TEXT_LIMIT} are read")
     for place, character in enumerate(text):
         if unicodedata.category(character)[0] == "C" and character not in "\t\n\r":
             raise BadField("EVENT_BAD_TEXT", f"U+{ord(character):04X} at {place} is not printable text")

@@ -10,6 +10,7 @@ from pydantic.alias_generators import to_camel
 
 from evenkeel import __version__
 from evenkeel.domain.policy import resolve_policy
+from evenkeel.domain.words import count_of
 from evenkeel.ports import EvenkeelError, KubernetesPermission
 from evenkeel.runtime.wiring import World
 
@@ -53,7 +54,7 @@ def run(document: Any, world: World) -> Json:
     try:
         request = SelfTestRequest.model_validate(document)
     except ValidationError as error:
-        return {"error": f"not a self-test: {error.error_count()} fields are not valid"}
+        return {"error": f"not a self-test: {count_of(error.error_count(), 'field is', 'fields are')} not valid"}
     rights = [
         KubernetesPermission(right.verb, right.group, right.resource, right.namespace) for right in request.rights
     ]

@@ -171,7 +171,7 @@ def test_interrupted_job_that_is_gone_is_unknown(gateway: Gateway) -> None:
     document = report(gateway)
 
     assert (document["isComplete"], document["lost"]["interruptions"]) == (False, 0)
-    assert "1 interrupted jobs are no longer kept, so their losses are unknown." in document["notes"]
+    assert "1 interrupted job is no longer stored: losses unknown." in document["notes"]
 
 
 def test_node_with_many_failures_is_above_the_fleet(gateway: Gateway) -> None:

@@ -192,7 +192,7 @@ def test_unknown_rank_is_refused(gateway: Gateway) -> None:
     answer = gateway.get(f"/v1/jobs/{job.job_id}/logs?rank=2")
 
     assert (answer.status, answer.document["code"]) == (400, "REFUSED")
-    assert "ranks are 0 to 1" in answer.document["detail"]
+    assert "the highest rank is 1" in answer.document["detail"]
 
 
 def test_incident_shows_both_branches_evidence_and_times(gateway: Gateway) -> None:

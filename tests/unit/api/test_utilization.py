@@ -136,7 +136,7 @@ def test_failed_read_of_one_cluster_leaves_the_other_measured(gateway: Gateway, 
     assert burst["utilization"]["gpu"]["unknownNodes"] == 1
     assert committed["utilization"]["gpu"]["average"] == 50
     assert [source["problem"] for source in answer["sources"]] == [
-        f"CloudWatch Container Insights was not read for 1 of 1 nodes of {BURST}: {str(error).removesuffix('.')}.",
+        f"CloudWatch Container Insights was not read for 1 of 1 node of {BURST}: {str(error).removesuffix('.')}.",
         None,
     ]
     assert answer["totals"]["utilization"]["gpu"]["measuredNodes"] == 1

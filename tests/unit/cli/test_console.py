@@ -274,8 +274,8 @@ def test_missing_credentials_are_a_problem_with_a_hint(served: CliFixture, monke
     ("code", "minutes", "expected", "detail"),
     [
         ("EXPIRED_CREDENTIALS", 0, "EXPIRED_CREDENTIALS", "The AWS credentials have expired. Nothing was changed."),
-        ("BAD_SIGNATURE", 10, "CLOCK_SKEW", "This machine's clock is 10 minutes behind the API's"),
-        ("BAD_SIGNATURE", -10, "CLOCK_SKEW", "This machine's clock is 10 minutes ahead of the API's"),
+        ("BAD_SIGNATURE", 10, "CLOCK_SKEW", "This machine's clock is 10 min behind the API's"),
+        ("BAD_SIGNATURE", -10, "CLOCK_SKEW", "This machine's clock is 10 min ahead of the API's"),
     ],
 )
 def test_cause_on_this_machine_is_named(

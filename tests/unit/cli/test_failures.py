@@ -178,7 +178,7 @@ def test_clock_that_is_ten_minutes_off_is_named(site: CliFixture, minutes: int, 
     result = site.run("status")
 
     assert result.exit_code == 6
-    assert f"This machine's clock is 10 minutes {side} the API's, so AWS refuses its signatures." in result.err
+    assert f"This machine's clock is 10 min {side} the API's, so AWS refuses its signatures." in result.err
     assert "[CLOCK_SKEW]" in result.err
 
 

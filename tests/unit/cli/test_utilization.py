@@ -17,8 +17,8 @@ POOL        NODES  RUN  RECOVERY   GPUS   GPU  LOW-HIGH  GPU MEM  CPU  MEM
 burst           1    1         0    8/8     –         –        –    –    –
 p5-workers      3    2         1  16/24  46%*     2-90%     60%*  2%*    –
 (all)           4    3         1  24/32  46%*     2-90%     60%*  2%*    –
-GPU utilization over 15 minutes: lowest 2.5% on i-00000000000000002, highest
-90%, unknown for 2 nodes.
+GPU utilization over 15 min: lowest 2.5% on i-00000000000000002, highest 90%,
+unknown for 2 nodes.
 Each reading is from 2m02s ago or later.
 –  unknown   *  average of the measured nodes only
 """
@@ -28,8 +28,8 @@ i-00000000000000004  burst       ● in service    8/8    –        –    – 
 i-00000000000000001  p5-workers  ● in service    8/8  90%      60%   2%    –
 i-00000000000000002  p5-workers  ● in service    8/8   2%        –    –    –
 i-00000000000000003  p5-workers  ✖ quarantined   0/8    –        –    –    –
-GPU utilization over 15 minutes: lowest 2.5% on i-00000000000000002, highest
-90%, unknown for 2 nodes.
+GPU utilization over 15 min: lowest 2.5% on i-00000000000000002, highest 90%,
+unknown for 2 nodes.
 Each reading is from 2m02s ago or later.
 """
 WIDE = """\

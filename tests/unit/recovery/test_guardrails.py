@@ -134,14 +134,14 @@ BLOCKED_CASES: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any], s
         GuardrailName.FLEET_REPAIRS,
         GuardrailAction.REBOOT,
         {"under_way": under_way(*(entry(n, "other") for n in (1, 2, 3)))},
-        "3 nodes of the fleet are in repair; at most 3 may be at a time.",
+        "3 nodes of the fleet are in repair; the limit is 3.",
     ),
     (
         "a quarter of the pool in repair",
         GuardrailName.POOL_REPAIRS,
         GuardrailAction.REBOOT,
         {"under_way": under_way(entry(1), entry(2))},
-        "2 of 8 nodes of p5 are in repair; at most 2 may be at a time.",
+        "2 of 8 nodes of p5 are in repair; the limit is 2.",
     ),
     (
         "five calls within the hour",
@@ -155,21 +155,21 @@ BLOCKED_CASES: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any], s
         GuardrailName.FLEET_CORDONS,
         GuardrailAction.CORDON,
         {"under_way": under_way(*(entry(n, "other") for n in (1, 2, 3, 4)))},
-        "Evenkeel cordoned 4 nodes of the fleet; at most 4 may be cordoned at a time.",
+        "Evenkeel cordoned 4 nodes of the fleet; the limit is 4.",
     ),
     (
         "three of the pool carry our cordon",
         GuardrailName.POOL_CORDONS,
         GuardrailAction.CORDON,
         {"under_way": under_way(entry(1), entry(2), entry(3))},
-        "Evenkeel cordoned 3 of 8 nodes of p5; at most 3 may be cordoned at a time.",
+        "Evenkeel cordoned 3 of 8 nodes of p5; the limit is 3.",
     ),
     (
         "three of the pool carry our cordon, and this one goes tomorrow",
         GuardrailName.POOL_CORDONS,
         GuardrailAction.CORDON,
         {"under_way": under_way(entry(1), entry(2), entry(3)), "terminates_at": at(96_400)},
-        "Evenkeel cordoned 3 of 8 nodes of p5; at most 3 may be cordoned at a time.",
+        "Evenkeel cordoned 3 of 8 nodes of p5; the limit is 3.",
     ),
 ]
 

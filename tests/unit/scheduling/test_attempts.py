@@ -346,7 +346,7 @@ def test_job_fails_after_its_last_restart() -> None:
     outcome, job = settled(CRASH, application_failures=2)
 
     assert (outcome, job.state) == (SettleOutcome.JOB_FAILED, JobState.FAILED)
-    assert job.reason == "It failed. The job has used all of its 2 restarts."
+    assert job.reason == "It failed. The job has used its 2 restarts."
 
 
 def test_job_may_allow_no_restart() -> None:

@@ -400,8 +400,8 @@ def test_node_use_by_replicas_is_tracked() -> None:
 @pytest.mark.parametrize(
     ("rental", "pods", "nodes", "why"),
     [
-        (a_rental(idle_since=START), [], [rented_node()], "used the node within 300 seconds"),
-        (a_rental(idle_since=START, was_used=True), [], [rented_node()], "has run on the node for 300 seconds"),
+        (a_rental(idle_since=START), [], [rented_node()], "used the node within 300 s"),
+        (a_rental(idle_since=START, was_used=True), [], [rented_node()], "has run on the node for 300 s"),
         (a_rental(idle_since=START + timedelta(seconds=1)), [], [rented_node()], ""),
         (a_rental(), [a_replica(1, "ip-1")], [rented_node()], ""),
         (a_rental(), [a_replica(1, "ip-1")], [rented_node(is_ready=False)], ""),

@@ -44,7 +44,7 @@ def test_submission_beyond_teams_limit_is_refused() -> None:
     scenario.policy = Policy(scheduling=SchedulingPolicy(max_open_jobs_per_team=1))
     scenario.submit("a", team="red")
 
-    with pytest.raises(TooManyOpenJobs, match=r"Team red has 1 open jobs.*scheduling.maxOpenJobsPerTeam"):
+    with pytest.raises(TooManyOpenJobs, match=r"Team red has 1 open job,.*scheduling.maxOpenJobsPerTeam"):
         scenario.submission("b", principal="role/bo", team="red")
 
     scenario.submit("c", team="blue")
@@ -54,7 +54,7 @@ def test_limit_without_teams_counts_all_jobs() -> None:
     scenario = a_scenario(max_open_jobs_per_team=1)
     scenario.submit("a")
 
-    with pytest.raises(TooManyOpenJobs, match="The queue that all jobs share has 1 open jobs"):
+    with pytest.raises(TooManyOpenJobs, match="The queue that all jobs share has 1 open job,"):
         scenario.submission("b", principal="role/bo", team="another")
 
 

@@ -222,7 +222,7 @@ def test_wait_that_cannot_be_judged_is_reported() -> None:
 
     scenario.watch()
 
-    assert "1 of 1 waits could not be evaluated" in reports(scenario)["waits"]
+    assert "1 of 1 wait could not be evaluated" in reports(scenario)["waits"]
 
 
 def test_cluster_without_answer_does_not_hide_the_other() -> None:

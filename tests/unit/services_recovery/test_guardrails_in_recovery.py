@@ -106,7 +106,7 @@ def test_second_repair_of_a_pool_waits_for_the_first() -> None:
 
     assert (barred.outcome, barred.reason) == (
         "BLOCKED",
-        "1 of 6 nodes of p5-workers are in repair; at most 1 may be at a time.",
+        "1 of 6 nodes of p5-workers is in repair; the limit is 1.",
     )
     blocked = incident(recovery, second)
     assert blocked.state is IncidentState.BLOCKED

@@ -15,7 +15,6 @@ from evenkeel.domain.admission.offers import (
     PoolFit,
     PreemptionPlan,
     best_fit,
-    count_of,
     describe_request,
     pool_instance_types,
     why_no_fit,
@@ -33,6 +32,7 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.quota_facts import QuotaFacts, replay_quota
 from evenkeel.domain.quotas.spending import UsageLimit
 from evenkeel.domain.values import Instant, Sentence, Value
+from evenkeel.domain.words import count_of
 
 
 class Action(StrEnum):

@@ -15,6 +15,7 @@ from evenkeel.domain.capacity.pool_choices import all_tolerated, preference_rank
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.resources import Resources
 from evenkeel.domain.values import Value
+from evenkeel.domain.words import count_of
 
 
 class PoolFit(Value):
@@ -449,7 +450,3 @@ def describe_request(request: AdmissionRequest) -> str:
         return nodes
     *front, last = requirements
     return f"{nodes} with {', '.join(front)} and {last} each" if front else f"{nodes} with {last} each"
-
-
-def count_of(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -8,6 +8,7 @@ from evenkeel.domain.checkpoints.manifest import Manifest
 from evenkeel.domain.checkpoints.proof import CheckpointContents, Distrust, Proof, readable_manifest, verify
 from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.values import Value
+from evenkeel.domain.words import count_of
 
 
 class ContentsNeeded(Value):
@@ -130,7 +131,7 @@ def _next_after(ref: CheckpointRef, evidence: Mapping[CheckpointRef, CheckpointC
 
 
 def _reason(ref: CheckpointRef, proof: Proof, rejected: list[Rejection]) -> str:
-    files = "1 file" if proof.files == 1 else f"{proof.files} files"
+    files = count_of(proof.files, "file")
     how = "every size and checksum matches" if proof.grade is Grade.PROVED else "complete, without checksums"
     text = f"Step {ref.step} of attempt {ref.attempt} is valid: {files}, {proof.size_bytes} bytes, {how}."
     return f"{text} Rejected: {_summary(rejected)}." if rejected else text

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than, whole
 from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
 
 _MAX_HOURS = 200_000
 _MAX_UNITS = 100_000
@@ -73,7 +74,7 @@ def hourly(rows: Iterable[DemandHour]) -> HourlyDemand:
     if not cost_by_count:
         raise WrongFigure("demand", "has no hour")
     unknown = max(cost_by_count) - min(cost_by_count) + 1 - len(cost_by_count)
-    note = f"{unknown} hours have no figure: they are left out, not counted as 0." if unknown else ""
+    note = f"{count_of(unknown, 'hour has', 'hours have')} no figure: left out, not counted as 0." if unknown else ""
     return HourlyDemand(
         hours=tuple(cost_by_count[hour] for hour in sorted(cost_by_count)), unknown_hours=unknown, note=note
     )

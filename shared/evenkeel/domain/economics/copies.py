@@ -14,6 +14,7 @@ from math import comb
 
 from evenkeel.domain.economics.figure_checks import WrongFigure, whole
 from evenkeel.domain.values import Value
+from evenkeel.domain.words import count_of
 
 _MAX_MACHINES = 10_240
 """The exact counts of more machines take long, and have more digits than Python prints."""
@@ -94,4 +95,4 @@ def _check(machines: int, group_size: int, lost_machines: int) -> None:
     whole("group_size", group_size, 1, machines)
     whole("lost_machines", lost_machines, 0, machines)
     if machines % group_size:
-        raise WrongFigure("group_size", f"must divide the {machines} machines, and {group_size} does not")
+        raise WrongFigure("group_size", f"must divide the {count_of(machines, 'machine')}, and {group_size} does not")

@@ -21,6 +21,7 @@ from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.fleet_request import CapacityMarket, FleetRequest, ForecastGroup, RecoveryTimes
 from evenkeel.domain.economics.published_tables import TABLE_2, TABLE_3
 from evenkeel.domain.values import Value
+from evenkeel.domain.words import count_of
 
 ENDS = ("low", "estimate", "high")
 POSSIBLE_DETECT_SECONDS = 10.0
@@ -190,7 +191,9 @@ def _with_best_spares(request: FleetRequest, group: ForecastGroup, rate: float, 
     # Past the mean number of open orders, each further spare helps less than the one before.
     count = math.ceil(group.nodes * rate * way.lead_seconds / 3600)
     if count > _MAX_OPEN_ORDERS:
-        raise WrongFigure(f"group {group.name}", f"would have {count} nodes on order at any time; check its rate")
+        raise WrongFigure(
+            f"group {group.name}", f"would have {count_of(count, 'node')} on order at any time; check its rate"
+        )
     while cost(count + 1) < cost(count):
         count += 1
     return way._replace(spares=min(range(count + 1), key=cost))
@@ -360,7 +363,7 @@ _CHANGES: dict[str, WayOf] = {
 
 def _assumptions(request: FleetRequest) -> Iterator[str]:
     """Yield everything that the figures assume, in sentences."""
-    yield f"A month has {request.hours_per_month:g} hours, and every node of a group runs a job all the time."
+    yield f"A month has {request.hours_per_month:g} h, and every node of a group runs a job all the time."
     yield "Failures are independent, and their rate is constant. Any node stops its whole job."
     yield f"Downtime counts in the form {request.downtime_model}."
     yield "Failures stop committed and on-demand nodes alike. A GPU-hour without progress costs its price in both."
@@ -383,7 +386,7 @@ def _assumptions(request: FleetRequest) -> Iterator[str]:
 
 def _assumptions_of(group: ForecastGroup, rate: FailureRate | None, confidence: float) -> Iterator[str]:
     jobs = group.nodes / group.job_size
-    yield f"Group {group.name}: {jobs:g} jobs of {group.job_size} nodes, {group.market}."
+    yield f"Group {group.name}: jobs of {count_of(group.job_size, 'node')} ({jobs:g} in all), {group.market}."
     if rate is None:
         yield f"Group {group.name}: no failures and node-hours are known, so its figures and all totals are unknown."
     elif rate.failures is None:
@@ -391,6 +394,7 @@ def _assumptions_of(group: ForecastGroup, rate: FailureRate | None, confidence: 
         if None in rate.ends:
             yield f"Group {group.name}: an end of its rate is unknown, and so are the figures at that end."
     else:
-        yield f"Group {group.name}: {rate.failures} failures, with the exact interval of {100 * confidence:g} %."
+        failures = count_of(rate.failures, "failure")
+        yield f"Group {group.name}: {failures}, with the exact interval of {100 * confidence:g} %."
     if group.usd_per_gpu_hour is None:
         yield f"Group {group.name}: usdPerGpuHour is missing, so its dollars and all totals in dollars are unknown."

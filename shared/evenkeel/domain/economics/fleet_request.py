@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from evenkeel.domain.economics.downtime import DowntimeModel
 from evenkeel.domain.economics.failure_rates import FailureRate, failure_rate, stated_rate
 from evenkeel.domain.economics.figure_checks import FigureDocument, Name
+from evenkeel.domain.words import count_of
 
 
 class CapacityMarket(StrEnum):
@@ -46,7 +47,7 @@ class ForecastGroup(FigureDocument):
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
         if self.job_nodes is not None and self.job_nodes > self.nodes:
-            raise ValueError(f"jobNodes is {self.job_nodes}, but the group has {self.nodes} nodes")
+            raise ValueError(f"jobNodes is {self.job_nodes}, but the group has {count_of(self.nodes, 'node')}")
         if (self.failures is None) is not (self.node_hours is None):
             raise ValueError("needs failures and nodeHours together")
         if self.failures is not None and self.failures_per_node_hour is not None:

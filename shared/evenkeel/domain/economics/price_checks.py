@@ -11,6 +11,7 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.economics.economy_policy import NEW_TYPE, EconomyPolicy, SitePrice, list_price_of
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.values import Value
+from evenkeel.domain.words import count_of
 
 _FAR = 0.5
 """A price differs from the list price by more than this share: a discount is rarely so large."""
@@ -92,7 +93,7 @@ def _pool_prices(economy: EconomyPolicy, pools: Iterable[Pool], at: datetime) ->
         field, name = f"burst.pools[{place}]", pool.instance_type
         usd, kind = pool.micros_per_node_hour / money.MICROS_PER_USD, economy.types.of(name)
         if kind and kind.accelerators != pool.accelerators_per_node:
-            text = f"{name} has {kind.accelerators} accelerators, not {pool.accelerators_per_node}"
+            text = f"{name} has {count_of(kind.accelerators, 'accelerator')}, not {pool.accelerators_per_node}"
             yield f"{field}.acceleratorsPerNode", text
         if pool.market is Market.SPOT:
             listed = shipped_prices().of(name, at)

@@ -17,6 +17,7 @@ from statistics import median
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.elastic.sizes import ElasticJob, ElasticTerms
 from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
 
 
 class SizeChange(Value):
@@ -86,10 +87,10 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
     )
     job, size = growing[0]
     lost = job.resize_seconds * size * job.accelerators_per_node
-    idle = "1 idle node has" if facts.idle.nodes == 1 else f"{facts.idle.nodes} idle nodes have"
+    idle = count_of(facts.idle.nodes, "idle node has", "idle nodes have")
     reason = (
         f"{idle} lost {facts.idle.idle_node_seconds * job.accelerators_per_node:.0f} "
-        f"GPU-seconds so far, at least as much as a resize to {size} nodes costs."
+        f"GPU-seconds so far, at least as much as a resize to {count_of(size, 'node')} costs."
         f"{_throughput_text(job, size)}"
     )
     passed += [
@@ -108,7 +109,7 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
         return 0, "The job is already changing size."
     larger = [size for size in job.sizes.legal if job.nodes < size <= job.nodes + facts.idle.nodes]
     if not larger:
-        return 0, f"No legal size above {job.nodes} fits {_nodes(facts.idle.nodes)} that are idle."
+        return 0, f"No legal size above {job.nodes} fits {count_of(facts.idle.nodes, 'idle node')}."
     if job.resized_at and now < job.resized_at + timedelta(seconds=terms.snooze_seconds):
         return 0, "The job changed size recently."
     if job.growth_failed_at and now < growth_backoff_until(job, terms):
@@ -116,12 +117,12 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
     size = max(larger, key=lambda size: (job.effective_nodes(size), -size))
     gained = _gained_nodes(job, size)
     if gained <= 0:
-        return 0, f"The job's throughput does not rise above {_nodes(job.nodes)}."
+        return 0, f"The job's throughput does not rise above {count_of(job.nodes, 'node')}."
     # Only the nodes that the job would use pay for the resize. Nodes that stay idle anyway do not count.
     lost_by_now = facts.idle.idle_node_seconds * (size - job.nodes) / facts.idle.nodes
     lost_work, cost = lost_by_now * (gained / (size - job.nodes)), job.resize_seconds * job.effective_nodes(size)
     if lost_work < cost:
-        return 0, f"A resize to {size} nodes costs {cost:.0f} node-seconds; {lost_work:.0f} are idle."
+        return 0, f"A resize to {count_of(size, 'node')} costs {cost:.0f} node-seconds; {lost_work:.0f} are idle."
     if lost_by_now < terms.scaling_timeout_seconds * (size - job.nodes):
         return 0, f"The nodes have not been idle for {terms.scaling_timeout_seconds:.0f} s yet."
     return size, ""
@@ -175,7 +176,8 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
         short = nodes - most
         return ResizeDecision(
             resizes=(),
-            reason=f"{_nodes_are(nodes)} needed, but jobs of lower priority hold {nodes - short}. No job is stopped.",
+            reason=f"{count_of(nodes, 'node is', 'nodes are')} needed, "
+            f"but jobs of lower priority hold {nodes - short}. No job is stopped.",
             short=short,
         )
     # As few jobs as possible are stopped, first the jobs that lose least. All other jobs that can shrink do so.
@@ -248,7 +250,7 @@ def _decided(
     for job, given in freed:
         to_nodes = job.nodes - given
         lost = job.lost_gpu_seconds(usual, is_killed=not to_nodes)
-        done = f"shrinks from {job.nodes} to {to_nodes} nodes" if to_nodes else "is stopped"
+        done = f"shrinks from {job.nodes} to {count_of(to_nodes, 'node')}" if to_nodes else "is stopped"
         reason = f"{job.job_id} {done} and loses {lost:.0f} GPU-seconds."
         resizes.append(
             SizeChange(job_id=job.job_id, from_nodes=job.nodes, to_nodes=to_nodes, reason=reason, lost_gpu_seconds=lost)
@@ -257,7 +259,8 @@ def _decided(
     lost_in_all = sum(resize.lost_gpu_seconds for resize in resizes)
     return ResizeDecision(
         resizes=tuple(resizes),
-        reason=f"{_nodes_are(nodes)} freed at a loss of {lost_in_all:.0f} GPU-seconds, the least that frees enough.",
+        reason=f"{count_of(nodes, 'node is', 'nodes are')} freed at a loss of {lost_in_all:.0f} GPU-seconds, "
+        "the least that frees enough.",
         alternatives=tuple(
             Alternative(option=job.job_id, why_not=_why_not_resized(job, priority))
             for job in jobs
@@ -316,7 +319,7 @@ def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
     """Decide how a job continues that lost nodes: on spares, after a wait with fewer nodes, or in the queue."""
     job, lost = facts.job, facts.lost_nodes
     if facts.spares >= lost:
-        reason = f"{_nodes(facts.spares)} kept as spares: the job continues at its size."
+        reason = f"{count_of(facts.spares, 'node')} kept as spares: the job continues at its size."
         return NodeLossDecision(action=NodeLossAction.REPLACE, nodes=job.nodes, reason=reason, facts=facts)
     until = facts.lost_at + timedelta(seconds=facts.terms.spare_wait_seconds)
     size = job.sizes.at_most(job.nodes - lost + facts.spares) if job.sizes else None
@@ -324,15 +327,11 @@ def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
         reason = f"The job waits for a spare until {until:%H:%M:%S} UTC."
         return NodeLossDecision(action=NodeLossAction.WAIT, nodes=0, reason=reason, recheck_at=until, facts=facts)
     if size is None:
-        reason = f"No legal size fits {_nodes(job.nodes - lost + facts.spares)}: the job returns to the queue."
+        reason = (
+            f"No legal size fits {count_of(job.nodes - lost + facts.spares, 'node')}: the job returns to the queue."
+        )
         return NodeLossDecision(action=NodeLossAction.QUEUE, nodes=0, reason=reason, facts=facts)
-    reason = f"No spare came within {facts.terms.spare_wait_seconds:.0f} s: the job continues with {_nodes(size)}."
+    reason = (
+        f"No spare came within {facts.terms.spare_wait_seconds:.0f} s: the job continues with {count_of(size, 'node')}."
+    )
     return NodeLossDecision(action=NodeLossAction.SHRINK, nodes=size, reason=reason, facts=facts)
-
-
-def _nodes_are(count: int) -> str:
-    return f"{_nodes(count)} {'is' if count == 1 else 'are'}"
-
-
-def _nodes(count: int) -> str:
-    return f"{count} node" if count == 1 else f"{count} nodes"

@@ -12,6 +12,7 @@ from evenkeel.domain.health.classification import ClassifiedFact
 from evenkeel.domain.health.faults import Fault, RecurKey, Rung, Severity
 from evenkeel.domain.health.incidents import AffectedNode, NodeFact, Recurrence
 from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
 
 HISTORY_WINDOW = timedelta(days=30)
 """How long occurrences are kept: the longest window of the catalogue."""
@@ -160,7 +161,9 @@ def find_recurrence(
         rung = Rung.ASK_PERSON
     window = f"{fault.recur_window_hours} h"
     where = _SCOPE_TEXT[fault.recur_key]
-    reason = f"{fault.name} occurred {count} times within {window} {where}, so the repair begins with {rung}."
+    reason = (
+        f"{fault.name} occurred {count_of(count, 'time')} within {window} {where}, so the repair begins with {rung}."
+    )
     return Recurrence(fault_key=fact.fault_key, count=count, rung=rung, reason=reason)
 
 

@@ -50,7 +50,8 @@ def evaluate_attempt_wait(
     if kind is ConditionKind.ATTEMPT_ADMITTED and workload.uid and not workload.is_suspended:
         return WaitAnswer(outcome=ADMITTED, reason="Kueue admitted the job.")
     if kind is ConditionKind.ATTEMPT_RUNNING and _all_run(workload, attempt):
-        return WaitAnswer(outcome=RUNNING, reason=f"All {attempt.ranks} pods are running.")
+        pods = "The pod is" if attempt.ranks == 1 else f"All {attempt.ranks} pods are"
+        return WaitAnswer(outcome=RUNNING, reason=f"{pods} running.")
     return None
 
 

@@ -9,6 +9,7 @@ from evenkeel.domain.jobs.attempt_end import A, AttemptEnd, J
 from evenkeel.domain.jobs.job import Job, RepeatedFailure
 from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.values import Value
+from evenkeel.domain.words import count_of
 
 
 class SettleOutcome(StrEnum):
@@ -89,15 +90,14 @@ def _after_application_failure(
     repeated = _repeated_failure(job, ended, ending, policy, now)
     job = job.replace(last_failure=repeated)
     if repeated is not None and policy.same_failures and repeated.times >= policy.same_failures:
-        message = (
-            f" It failed {repeated.times} times in the same way from the same checkpoint, so Evenkeel does not retry."
-        )
+        failed = f"It failed {count_of(repeated.times, 'time')} in the same way from the same checkpoint"
+        message = f" {failed}, so Evenkeel does not retry."
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + message, now)
     failures = job.application_failures + 1
     allowed = policy.application_restarts if job.spec.max_restarts is None else job.spec.max_restarts
     job = job.replace(application_failures=failures)
     if failures > allowed:
-        used = f" The job has used all of its {allowed} restarts." if allowed else " The job allows no restarts."
+        used = f" The job has used its {count_of(allowed, 'restart')}." if allowed else " The job allows no restarts."
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + used, now)
     reason = f"{ending.reason} Restart {failures} of {allowed} follows."
     return _requeued(job.replace(reason=reason, not_before=now + _backoff(failures, policy)), ended, ending)

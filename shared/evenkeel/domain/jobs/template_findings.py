@@ -13,6 +13,7 @@ from evenkeel.domain.jobs.templates import (
     TemplateFinding,
     object_at,
 )
+from evenkeel.domain.words import count_of
 
 MIN_NOTICE_SECONDS = 120
 _GIB = 2**30
@@ -67,8 +68,8 @@ def _findings_of_templates(document: Json, read: JobTemplates) -> Iterator[Templ
                     "T0-3",
                     FindingSeverity.WARNING,
                     f"{path}.resources",
-                    f"{requested / unit:g} {quantity} for {template.accelerators} accelerators; their share of a node "
-                    f"is {proposed / unit:g}. Data loaders and in-memory checkpoints fail first.",
+                    f"{requested / unit:g} {quantity} for {count_of(template.accelerators, 'accelerator')}; "
+                    f"their share of a node is {proposed / unit:g}. Data loaders and in-memory checkpoints fail first.",
                 )
     unused = labels - selected
     if selected and unused:

@@ -42,6 +42,7 @@ from evenkeel.domain.kueue.plan_report import (
 from evenkeel.domain.kueue.queue_manifests import DEFAULT_NAMESPACE
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import QuotaDocuments
+from evenkeel.domain.words import count_of
 
 _MAX_EVICTING_CYCLES = 10_000
 """Evicting cycles at one instant after which a plan stops, even if no state was repeated."""
@@ -232,7 +233,7 @@ class Replay:
         limit = strategy.backoff_limit_count
         if limit is not None and missed > limit:
             self.scheduler.release(job)
-            self._remove_for_good(job, f"its pods were not ready in time {missed} times")
+            self._remove_for_good(job, f"its pods were not ready in time {count_of(missed, 'time')}")
             return
         wait = min(strategy.backoff_max_seconds, strategy.backoff_base_seconds * 2 ** (missed - 1))
         at = self.at if strategy.timestamp == "Eviction" else None

@@ -7,6 +7,7 @@ from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.outbound.events import OutboundEvent, OutboundKind
 from evenkeel.domain.recovery.settling import PAGED
+from evenkeel.domain.words import count_of
 
 LONGEST_PAGE = 500
 """Maximum characters of a page: three text messages, or the preview of a locked telephone."""
@@ -104,7 +105,7 @@ def _jobs_text(jobs: list[str]) -> str:
     if not jobs:
         return "no job of Evenkeel is known to run there."
     shown = ", ".join(jobs[:3])
-    return f"{shown} and {len(jobs) - 3} more jobs." if len(jobs) > 3 else f"{shown}."
+    return f"{shown} and {count_of(len(jobs) - 3, 'more job')}." if len(jobs) > 3 else f"{shown}."
 
 
 def chat_message(event: OutboundEvent, fleet: str, notice: Notice | None = None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from evenkeel.domain.kueue.documents import unknown_fields
 from evenkeel.domain.kueue.webhook_rules import refusals
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.quotas.teams import PRINCIPAL, Budget, FleetQuotas, Member, Team, TeamSetup
+from evenkeel.domain.words import count_of
 
 MAX_TEAMS = 500
 MAX_MEMBERS = 100
@@ -265,7 +266,7 @@ def _total_size_errors(setup: TeamSetup) -> Iterator[SetupError]:
     if (size := len(_text(queues).encode())) > LARGEST_QUOTAS:
         yield SetupError("queue", f"All queues together take {size} bytes as JSON; the limit is {LARGEST_QUOTAS}.")
     elif size > LARGEST_PACKED_QUOTAS and (size := packed_size(queues)) > LARGEST_PACKED_QUOTAS:
-        text = f"All queues together take {size} characters packed; the limit is {LARGEST_PACKED_QUOTAS}."
+        text = f"All queues together take {count_of(size, 'character')} packed; the limit is {LARGEST_PACKED_QUOTAS}."
         yield SetupError("queue", text)
 
 

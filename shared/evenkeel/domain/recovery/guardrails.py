@@ -22,6 +22,7 @@ from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.recovery.leases import Hold
 from evenkeel.domain.recovery.repair_policy import GuardrailPolicy
 from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
 
 _AN_HOUR = timedelta(hours=1)
 
@@ -246,17 +247,17 @@ def _shared_cause(action: GuardrailAction, facts: GuardrailFacts, policy: Guardr
         open_at = cause.open_at
         if _is_wave(open_at, needed, window):
             count = max(len(faulty), len(open_at))
-            share = f"{count} of {max(cause.nodes, count)} nodes of {cause.kind} {cause.name}"
+            share = f"{count} of {count_of(max(cause.nodes, count), 'node')} of {cause.kind} {cause.name}"
             reason = (
-                f"{share} are unhealthy; {needed} or more failed within {_span(window)}. A shared cause is likely, so "
-                "repairs stop: find it. Repairs continue when fewer nodes are unhealthy, or after evenkeel "
-                f"automation release --cause {cause.key!r}."
+                f"{share} {'is' if count == 1 else 'are'} unhealthy; {needed} or more failed within {_span(window)}. "
+                "A shared cause is likely, so repairs stop: find it. Repairs continue when fewer nodes are "
+                f"unhealthy, or after evenkeel automation release --cause {cause.key!r}."
             )
             return _Violation(reason, None, cause.key, open_at[0])
         if len(faulty) >= needed:
             reason = (
-                f"{len(faulty)} of {max(cause.nodes, len(faulty))} nodes of {cause.kind} {cause.name} failed in"
-                f" {_span(window)}. A shared cause is likely, so repairs stop: find it."
+                f"{len(faulty)} of {count_of(max(cause.nodes, len(faulty)), 'node')} of {cause.kind} {cause.name} "
+                f"failed in {_span(window)}. A shared cause is likely, so repairs stop: find it."
             )
             return _Violation(reason, faulty[-needed] + window, cause.key, faulty[0])
     return None
@@ -282,7 +283,10 @@ def _fleet_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: Guar
     repairs = facts.under_way.count_others(facts.life)
     if repairs < policy.fleet_repairs:
         return None
-    return _Violation(f"{repairs} nodes of the fleet are in repair; at most {policy.fleet_repairs} may be at a time.")
+    return _Violation(
+        f"{count_of(repairs, 'node of the fleet is', 'nodes of the fleet are')} in repair; "
+        f"the limit is {policy.fleet_repairs}."
+    )
 
 
 def _pool_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
@@ -290,14 +294,15 @@ def _pool_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: Guard
     repairs = facts.under_way.count_others(facts.life, facts.pool)
     if repairs < limit:
         return None
-    return _Violation(f"{_of_pool(repairs, facts)} are in repair; at most {limit} may be at a time.")
+    return _Violation(f"{_of_pool(repairs, facts)} {'is' if repairs == 1 else 'are'} in repair; the limit is {limit}.")
 
 
 def _repair_rate(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     recent = [at for at in facts.under_way.requested_at if facts.now - at < _AN_HOUR]
     if len(recent) < policy.repairs_per_hour:
         return None
-    reason = f"Evenkeel made {len(recent)} repair requests in the last hour; the limit is {policy.repairs_per_hour}."
+    requests = count_of(len(recent), "repair request")
+    reason = f"Evenkeel made {requests} in the last hour; the limit is {policy.repairs_per_hour}."
     return _Violation(reason, recent[-policy.repairs_per_hour] + _AN_HOUR)
 
 
@@ -306,7 +311,7 @@ def _fleet_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: Guar
     if cordons < policy.fleet_cordons or _is_leaving(facts, policy):
         return None
     return _Violation(
-        f"Evenkeel cordoned {cordons} nodes of the fleet; at most {policy.fleet_cordons} may be cordoned at a time."
+        f"Evenkeel cordoned {count_of(cordons, 'node')} of the fleet; the limit is {policy.fleet_cordons}."
     )
 
 
@@ -315,7 +320,7 @@ def _pool_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: Guard
     cordons = facts.under_way.count_others(facts.life, facts.pool)
     if cordons < limit or _is_leaving(facts, policy):
         return None
-    return _Violation(f"Evenkeel cordoned {_of_pool(cordons, facts)}; at most {limit} may be cordoned at a time.")
+    return _Violation(f"Evenkeel cordoned {_of_pool(cordons, facts)}; the limit is {limit}.")
 
 
 def _is_leaving(facts: GuardrailFacts, policy: GuardrailPolicy) -> bool:
@@ -326,8 +331,9 @@ def _is_leaving(facts: GuardrailFacts, policy: GuardrailPolicy) -> bool:
 
 
 def _of_pool(count: int, facts: GuardrailFacts) -> str:
-    size = f" of {facts.pool_nodes}" if facts.pool_nodes else ""
-    return f"{count}{size} nodes of {facts.pool}"
+    if facts.pool_nodes:
+        return f"{count} of {count_of(facts.pool_nodes, 'node')} of {facts.pool}"
+    return f"{count_of(count, 'node')} of {facts.pool}"
 
 
 GUARDRAILS: tuple[Guardrail, ...] = (

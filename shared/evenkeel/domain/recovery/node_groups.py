@@ -14,6 +14,7 @@ from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import ACCEPTED_ANSWERS, NODE_GROUP, REPLACE, RepairAnswer
 from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
 
 IN_SERVICE = "InService"
 _ENDING = ("Terminating", "Terminating:Wait", "Terminating:Proceed", "Terminated")
@@ -213,8 +214,8 @@ def _after_request(facts: GroupFacts, group: NodeGroup, since: Instant, policy: 
         reason = f"{facts.instance_id} is still {facts.member.lifecycle} {minutes} min after the request to terminate."
         return _decided(GroupAction.ASK_PERSON, reason)
     reason = (
-        f"Auto Scaling group {group.name} has {group.in_service} of {group.desired} instances {minutes} min after the "
-        "termination. Check its scaling activities for missing capacity."
+        f"Auto Scaling group {group.name} has {group.in_service} of {count_of(group.desired, 'instance')} "
+        f"{minutes} min after the termination. Check its scaling activities for missing capacity."
     )
     return _decided(GroupAction.ASK_PERSON, reason)
 

@@ -52,6 +52,7 @@ from evenkeel.domain.recovery.repair_requests import (
 )
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
 
 _MAX_REFUSALS = 10
 
@@ -395,7 +396,9 @@ def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecisio
     """Decide after the node failed HyperPod's deep health check. HyperPod itself then reboots or replaces the node."""
     marks = [request for request in facts.requests if request.rung == OWNER and request.requested_at >= facts.opened_at]
     if len(marks) >= policy.max_attempts:
-        return _decided(Repair.ASK_PERSON, f"The node failed its deep health check again, after {len(marks)} repairs.")
+        return _decided(
+            Repair.ASK_PERSON, f"The node failed its deep health check again, after {count_of(len(marks), 'repair')}."
+        )
     reason = "The node failed its deep health check, and HyperPod repairs such nodes itself."
     return _decided(Repair.AWAIT, reason, (REPLACE, "two repairs of one node would conflict")).replace(
         awaited_owner=OWNER
@@ -564,7 +567,9 @@ def _first_open_rung(
         elif rung == REBOOT and facts.owner in _OWNER_NAMES:
             skipped.append((REBOOT, "Evenkeel reboots only HyperPod nodes"))
         elif rung == REBOOT and facts.returns >= policy.lemon_returns:
-            skipped.append((REBOOT, f"the node returned to service {facts.returns} times lately and failed again"))
+            skipped.append(
+                (REBOOT, f"the node recently returned to service {count_of(facts.returns, 'time')} and failed again")
+            )
         elif rung == REBOOT and _reboots_are_used(facts):
             skipped.append((REBOOT, "a reboot was already tried"))
         elif rung == REBOOT and not allows_reboot:

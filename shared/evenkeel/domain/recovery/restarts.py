@@ -20,6 +20,7 @@ from evenkeel.domain.external.unmanaged_workloads import (
 )
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
 
 COUNTED_FOR = timedelta(hours=24)
 """How long a restart counts towards `maxRestarts`."""
@@ -193,7 +194,7 @@ def _why_not_restarted(facts: RestartFacts) -> str:
             "Restart it by hand from an earlier one."
         )
     if facts.recent_restarts >= facts.max_restarts:
-        return f"Evenkeel restarted it {facts.recent_restarts} times within 24 hours."
+        return f"Evenkeel restarted it {count_of(facts.recent_restarts, 'time')} within 24 hours."
     return ""
 
 
@@ -370,7 +371,8 @@ def _while_suspended(restart: Restart, job: UnmanagedJob) -> NextStep:
     if restart.stage is RestartStage.REQUESTED:
         return NextStep(RestartStep.END, f"{restart.label} was suspended by its owner.")
     if job.live_nodes:
-        return NextStep(RestartStep.WAIT, f"{restart.label} is suspended; {len(job.live_nodes)} of its pods still end.")
+        pods = count_of(len(job.live_nodes), "of its pods still ends", "of its pods still end")
+        return NextStep(RestartStep.WAIT, f"{restart.label} is suspended; {pods}.")
     return NextStep(RestartStep.RESUME, f"{restart.label} is resumed.", was_restarted=True)
 
 

@@ -15,6 +15,7 @@ from evenkeel.domain.renting.cost import cheapest_committed
 from evenkeel.domain.renting.placement import PlacementFacts, cheapest_rental_in_time, choose_pool
 from evenkeel.domain.renting.rental import nodes_subject
 from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
 
 OPTION_ORDER = (
     ResumeOption.FREE_NODE,
@@ -223,7 +224,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
 
 def _options(facts: ResumeFacts) -> Iterator[_Option]:
     max_usable = max((pool.usable for pool in facts.pools), default=0)
-    need = "1 node is" if facts.nodes == 1 else f"{facts.nodes} nodes are"
+    need = count_of(facts.nodes, "node is", "nodes are")
     shortage = f"{need} needed and {max_usable} {'is' if max_usable == 1 else 'are'} free"
     free = next((pool for pool in facts.pools if pool.usable - pool.spares >= facts.nodes), None)
     spare = next((pool for pool in facts.pools if pool.usable >= facts.nodes and pool.spares), None)
@@ -336,8 +337,9 @@ def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
         usd=node_seconds / facts.nodes * facts.usd_per_hour_of_delay / 3600,
     )
     wait = (begins_at - fault.now).total_seconds()
-    when = f" from {begins_at:%H:%M:%S} UTC, unless a spare node is free before" if wait else ""
-    why = f"The job continues on {decision.nodes} of {facts.nodes} nodes{when}, and grows back when nodes are free."
+    when = f" from {begins_at:%H:%M:%S} UTC, unless a spare node becomes free earlier" if wait else ""
+    size = f"{decision.nodes} of {count_of(facts.nodes, 'node')}"
+    why = f"The job continues on {size}{when}, and grows back when nodes are free."
     return _weighed(facts, ResumeOption.SHRINK, why, wait=wait, offer=offer).replace(
         nodes=decision.nodes, shrinks_at=begins_at
     )

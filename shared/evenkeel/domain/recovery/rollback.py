@@ -17,6 +17,7 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
 
 
 class Rollback(StrEnum):
@@ -74,7 +75,8 @@ def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
         reason = f"Attempt {facts.current_attempt} descends from a checkpoint begun before the fault."
         return decided(Rollback.LEAVE, reason)
     if facts.rollbacks >= policy.max_rollbacks:
-        reason = f"{suspect[0].upper()}{suspect[1:]}, but the job was already rolled back {facts.rollbacks} times."
+        rollbacks = count_of(facts.rollbacks, "time")
+        reason = f"{suspect[0].upper()}{suspect[1:]}, but the job was already rolled back {rollbacks}."
         return decided(Rollback.LIMIT, reason)
     return decided(Rollback.STOP, f"Evenkeel rolls back attempt {facts.current_attempt}: {suspect}.")
 

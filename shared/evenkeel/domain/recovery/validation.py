@@ -9,6 +9,7 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery.node_slot import ObservedNode
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.values import Value
+from evenkeel.domain.words import count_of
 
 _PREFIX = "sagemaker.amazonaws.com/"
 HEALTH_STATUS = f"{_PREFIX}node-health-status"
@@ -181,6 +182,8 @@ def judge_node(observed: ObservedNode, *, expected: int) -> Validity:
     if marks:
         return Validity(is_valid=False, reason=f"The node still has fault labels: {', '.join(marks)}.")
     if node.accelerators < expected:
-        return Validity(is_valid=False, reason=f"The node offers {node.accelerators} of {expected} accelerators.")
-    offers = f" and offers all {expected} accelerators" if expected else ""
+        return Validity(
+            is_valid=False, reason=f"The node offers {node.accelerators} of {count_of(expected, 'accelerator')}."
+        )
+    offers = f" and offers {count_of(expected, 'accelerator')}" if expected else ""
     return Validity(is_valid=True, reason=f"The node is Running and Ready, has no fault label{offers}.")

@@ -29,6 +29,7 @@ from evenkeel.domain.capacity.pools import Market, Pool, Reservation
 from evenkeel.domain.capacity.run_times import seconds_within, share_beyond
 from evenkeel.domain.economics import money
 from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
 
 SPOT_NOTICE_SECONDS = 120
 """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html"""
@@ -320,9 +321,10 @@ def _rejections(question: _PoolQuestion) -> Iterator[str]:
     job, candidate = question.job, question.candidate
     pool = candidate.pool
     if job.accelerators_per_node > pool.accelerators_per_node:
-        yield f"Each node has {pool.accelerators_per_node} accelerators, the job asks for {job.accelerators_per_node}."
+        accelerators = count_of(pool.accelerators_per_node, "accelerator")
+        yield f"Each node has {accelerators}, the job asks for {job.accelerators_per_node}."
     if job.accelerators_in(pool) > pool.max_nodes * pool.accelerators_per_node or job.nodes > pool.max_nodes:
-        yield f"The pool has at most {_count(pool.max_nodes, 'node')}."
+        yield f"The pool has at most {count_of(pool.max_nodes, 'node')}."
     if candidate.differences:
         yield candidate.differences[0]
     yield from _past_reservation(question)
@@ -330,7 +332,7 @@ def _rejections(question: _PoolQuestion) -> Iterator[str]:
         return
     yield from _without_price_of_delay(question)
     if job.accelerators_in(pool) > candidate.accelerators_left:
-        left = _count(candidate.accelerators_left // pool.accelerators_per_node, "node")
+        left = count_of(candidate.accelerators_left // pool.accelerators_per_node, "node")
         yield f"The pool's limit leaves capacity for {left}."
     if candidate.unavailable_until and candidate.unavailable_until > question.now:
         until = f"{candidate.unavailable_until:%H:%M:%S} UTC"
@@ -460,7 +462,3 @@ def duration_text(seconds: float) -> str:
     """Write a duration in minutes or hours."""
     minutes = round(abs(seconds) / 60)
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -26,6 +26,7 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.placement import PlacementDecision
 from evenkeel.domain.values import Instant, Sentence, Value
+from evenkeel.domain.words import count_of
 
 UNASSIGNED = "-"
 """Instead of a job's id: no job may start on this node of a rented pool."""
@@ -348,7 +349,7 @@ def assigned(rental: Rental, names: Collection[str], now: datetime) -> RentalCha
 
 def refused(rental: Rental, why: str) -> RentalChange:
     """Give up the current offer."""
-    reason = why or f"{rental.offer.pool} did not provide {rental.nodes} nodes in time."
+    reason = why or f"{rental.offer.pool} did not provide {count_of(rental.nodes, 'node')} in time."
     after = _moved(rental, RentalState.OPENING, reason=reason).with_offer(refused=reason)
     event = f"offer-refused-{rental.number}-{len(rental.offers)}"
     return RentalChange(after, "refused", reason, event, market=MarketReport.REFUSED)
@@ -417,4 +418,4 @@ def _chosen_pool(placed: PlacementDecision, burst: BurstPolicy) -> RentedPool:
 
 def nodes_subject(nodes: int, pool: str) -> str:
     """Return the subject of a sentence about nodes of a pool, with its verb: `2 nodes of burst-spot are`."""
-    return f"1 node of {pool} is" if nodes == 1 else f"{nodes} nodes of {pool} are"
+    return count_of(nodes, f"node of {pool} is", f"nodes of {pool} are")

@@ -121,7 +121,7 @@ def evaluate_rental_over(
         since = max(since, attempt.ended_at or since)
     idle = (now - since).total_seconds()
     if idle >= quiet_seconds:
-        return WaitAnswer(outcome=OVER, reason=f"No pod has used these nodes for {round(idle)} seconds.")
+        return WaitAnswer(outcome=OVER, reason=f"No pod has used these nodes for {round(idle)} s.")
     return None
 
 
@@ -205,4 +205,4 @@ def evaluate_serving_rental_over(
         return None
     none = "has run on the node for" if rental.was_used else "used the node within"
     label = _target_of(rental).label
-    return WaitAnswer(outcome=OVER, reason=f"No replica of {label} {none} {round(idle)} seconds.")
+    return WaitAnswer(outcome=OVER, reason=f"No replica of {label} {none} {round(idle)} s.")

@@ -233,7 +233,7 @@ def _why_give_up(job: Job, attempt: Attempt, context: Context) -> str:
     if job.launch_mode(context.mode, attempt.attempt) is not Mode.ACT:
         return f"Mode is {context.mode}: Evenkeel launches nothing."
     if context.now - attempt.admitted_at > timedelta(seconds=context.policy.jobs.launch_deadline_seconds):
-        return f"The attempt could not be launched within {context.policy.jobs.launch_deadline_seconds} seconds."
+        return f"The attempt could not be launched within {context.policy.jobs.launch_deadline_seconds} s."
     return ""
 
 

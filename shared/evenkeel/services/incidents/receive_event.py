@@ -33,6 +33,7 @@ from evenkeel.domain.health.signal_sources import signal_source
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, with_cleared_fault
 from evenkeel.domain.values import Value, milliseconds
+from evenkeel.domain.words import count_of
 from evenkeel.events import driver_lines
 from evenkeel.events.outcomes import ParsedEvent
 from evenkeel.ports import (
@@ -103,7 +104,10 @@ def receive(event: ParsedEvent, context: Context) -> dict[str, Any]:
         return summary(ingest_facts(event.facts, context))
     for part in event.parts:
         context.inbox.put(part)
-    return {"outcome": "SPLIT", "reason": f"{len(event.facts)} facts, queued as {len(event.parts)} events."}
+    return {
+        "outcome": "SPLIT",
+        "reason": f"{count_of(len(event.facts), 'fact')}, queued as {count_of(len(event.parts), 'event')}.",
+    }
 
 
 def ingest_facts(facts: Iterable[NodeFact | GroupFact], context: Context) -> tuple[IngestResult, ...]:

@@ -13,6 +13,7 @@ from evenkeel.domain.quotas.quota_facts import smallest_changes
 from evenkeel.domain.recovery.approval import pending_approval
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.waiting import Wait
+from evenkeel.domain.words import count_of
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_incidents, read_jobs, read_queue
@@ -171,7 +172,7 @@ def _after_stop(job: Job, stop: StopRequest) -> str:
         else "starts from the beginning, because it has no checkpoint"
     )
     if requested is not None and requested.after_attempt == stop.attempt:
-        return f"{begin} it starts on {requested.nodes} nodes and {point}."
+        return f"{begin} it starts on {count_of(requested.nodes, 'node')} and {point}."
     if stop.counts_as_failure:
         return f"{begin} it uses one restart; if one is left, it waits for capacity and {point}."
     return f"{begin} it waits for capacity and {point}."

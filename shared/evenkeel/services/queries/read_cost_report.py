@@ -20,6 +20,7 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.words import count_of
 from evenkeel.ports import Table
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_cost_records, read_incidents, read_jobs
@@ -59,13 +60,16 @@ def show(report_window: ReportWindow, context: Context) -> Json:
         notes.append(f"Only the newest {read_incidents.MAX_READ} incidents were read.")
     interrupted_jobs = _interrupted(attempts, span)
     if len(interrupted_jobs) > MAX_JOBS:
-        notes.append(f"Only {MAX_JOBS} of {len(interrupted_jobs)} interrupted jobs were read. The losses are too low.")
+        jobs_text = count_of(len(interrupted_jobs), "interrupted job")
+        notes.append(f"Only {MAX_JOBS} of {jobs_text} were read. The losses are too low.")
     chosen = interrupted_jobs[:MAX_JOBS]
     rented = {attempt.job_id for attempt in attempts if attempt.is_rented}
     jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented)]))
     missing = sum(name not in jobs for name in chosen)
     if missing:
-        notes.append(f"{missing} interrupted jobs are no longer kept, so their losses are unknown.")
+        notes.append(
+            f"{count_of(missing, 'interrupted job is', 'interrupted jobs are')} no longer stored: losses unknown."
+        )
     rentals = read_cost_records.rentals_in(jobs.values(), context)
     lost = _lost_time([jobs[name] for name in chosen if name in jobs], attempts, incidents, rentals, context)
     nodes, node_note = _nodes(span, context)

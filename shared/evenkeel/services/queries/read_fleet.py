@@ -17,6 +17,7 @@ from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
 from evenkeel.domain.resources import NONE, Resources
 from evenkeel.domain.sources import FACTS, Source, SourceAge, SourceKind, SourceState, complaints
 from evenkeel.domain.values import rfc3339
+from evenkeel.domain.words import count_of
 from evenkeel.ports import Ledger, Row, Table
 from evenkeel.services.context import Context
 from evenkeel.services.incidents import unhealthy_nodes
@@ -518,12 +519,10 @@ def _outage(cause: str, members: Sequence[Incident]) -> Json:
     since = min(incident.first_signal_at for incident in members)
     clears = [incident.block.clears_at for incident in members if incident.block and incident.block.clears_at]
     until = f"until {max(clears):%H:%M}Z at the earliest" if clears else "until it is over"
-    nodes = f"{len(members)} nodes of" if len(members) > 1 else "1 node of"
-    verb = "are" if len(members) > 1 else "is"
+    nodes = count_of(len(members), f"node of {kind} {name} is", f"nodes of {kind} {name} are")
     return {
         "cause": cause,
-        "headline": f"{nodes} {kind} {name} {verb} unhealthy since {since:%H:%M}Z; "
-        f"repairs wait (SHARED_CAUSE) {until}; look at the {kind}",
+        "headline": f"{nodes} unhealthy since {since:%H:%M}Z; repairs wait (SHARED_CAUSE) {until}; look at the {kind}",
         "since": rfc3339(since),
         "guardrail": "SHARED_CAUSE",
         "incidentIds": [incident.incident_id for incident in members],

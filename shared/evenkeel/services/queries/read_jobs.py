@@ -15,6 +15,7 @@ from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.submitted import shown_fields
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
+from evenkeel.domain.words import count_of
 from evenkeel.ports import Invalid, Ledger, NotFound, Refused, Row, Table, TransientError
 from evenkeel.services.context import Context
 from evenkeel.services.queries import disclosure, read_queue, sorted_list
@@ -198,7 +199,9 @@ def job_logs(
         raise NotFound(f"{job_id} has no attempt {number}; its latest is {job.current_attempt}.")
     chosen = rows.decode(row, Attempt)
     if rank >= chosen.ranks:
-        raise Refused(f"Attempt {number} of {job_id} has {chosen.ranks} pods: its ranks are 0 to {chosen.ranks - 1}.")
+        raise Refused(
+            f"Attempt {number} of {job_id} has {count_of(chosen.ranks, 'pod')}; the highest rank is {chosen.ranks - 1}."
+        )
     document: Json = {"jobId": job_id, "attempt": number, "rank": rank}
     try:
         text = context.cluster.logs(chosen, rank, tail, timestamps=timestamps)

@@ -16,6 +16,7 @@ from evenkeel.domain.capacity.utilization import (
 )
 from evenkeel.domain.nodes import FleetNode, NodeState
 from evenkeel.domain.values import rfc3339
+from evenkeel.domain.words import count_of
 from evenkeel.ports import EvenkeelError, NotAllowed
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_fleet
@@ -199,7 +200,7 @@ def _problems(cluster: str, machines: Sequence[_Machine], errors: Mapping[str, E
         # A refusal comes first, because it does not pass by itself.
         worst = next((error for error in failed if isinstance(error, NotAllowed)), failed[0])
         why = str(worst).removesuffix(".")
-        yield f"{SOURCE} was not read for {len(failed)} of {len(machines)} nodes of {cluster}: {why}."
+        yield f"{SOURCE} was not read for {len(failed)} of {count_of(len(machines), 'node')} of {cluster}: {why}."
     elif not any(machine.measured.percent or machine.measured.invalid for machine in machines):
         yield (
             f"{SOURCE} has no metrics of the nodes of {cluster} in the last {_WINDOW_MINUTES} minutes. The EKS add-on "

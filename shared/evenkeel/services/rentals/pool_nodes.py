@@ -6,6 +6,7 @@ from evenkeel.domain.capacity import efa
 from evenkeel.domain.external.unmanaged_workloads import ManagedKind
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.rental import Rental, RentalState, nodes_joined
+from evenkeel.domain.words import count_of
 from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import rentals
@@ -87,7 +88,8 @@ def release_offer(rental: Rental, context: Context) -> str:
     own_names = {claim.node_name for claim in claims} | {*offer.joined_node_names, *rental.node_names}
     nodes = [node.name for node in context.cluster.nodes(offer.cluster) if node.name in own_names]
     if claims or nodes:
-        return f"{len(claims) or len(nodes)} nodes of {offer.pool} still exist."
+        many, pool = len(claims) or len(nodes), offer.pool
+        return f"{count_of(many, f'node of {pool} still exists', f'nodes of {pool} still exist')}."
     return ""
 
 

@@ -36,6 +36,7 @@ from evenkeel.domain.renting.rental import (
 from evenkeel.domain.renting.rental_waits import is_usable, joined_nodes, why_node_not_needed, why_not_needed
 from evenkeel.domain.renting.serving import ServingState, registration_of, replicas_on
 from evenkeel.domain.values import Value
+from evenkeel.domain.words import count_of
 from evenkeel.ports import LimitResult, NotFound, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.rentals import pool_nodes, rentals
@@ -282,7 +283,9 @@ def _hand_over(case: _StepCase) -> RentCapacityResult:
         # A node that is not ready yet may become the node of any rental of the same Deployment.
         own_nodes = () if rental.serving_target else joined[: rental.nodes]
         case.store(other_nodes_seen(nodes_joined(rental, [node.name for node in own_nodes]), other_rentals))
-        return _not_yet(case, f"{len(usable)} of {rental.nodes} nodes are ready.")
+        return _not_yet(
+            case, f"{len(usable)} of {count_of(rental.nodes, 'node')} {'is' if len(usable) == 1 else 'are'} ready."
+        )
     change = assigned(rental, usable[: rental.nodes], context.now)
     case = case._replace(rental=case.commit(change))
     _free_node(case)
@@ -312,7 +315,7 @@ def _next_offer(case: _StepCase) -> RentCapacityResult:
         return RentCapacityResult(outcome=RentOutcome.NONE, reason=unwanted)
     if len(rental.offers) >= burst.max_offers:
         return RentCapacityResult(
-            outcome=RentOutcome.NONE, reason=f"Evenkeel asked {len(rental.offers)} pools. {rental.reason}"
+            outcome=RentOutcome.NONE, reason=f"Evenkeel asked {count_of(len(rental.offers), 'pool')}. {rental.reason}"
         )
     began = context.ledger.get(subject_rows.decision_key(rental.decision_id))
     if began is None:

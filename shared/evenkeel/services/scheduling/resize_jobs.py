@@ -17,6 +17,7 @@ from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.timeline import TimelineEntry
+from evenkeel.domain.words import count_of
 from evenkeel.ports import Put, Refused, Write
 from evenkeel.services.context import Context
 from evenkeel.services.scheduling.load_cycle import LoadedCycle
@@ -195,5 +196,5 @@ def _timeline_text(planned: PlannedResize, record: Decision) -> str:
     resize = planned.resize
     if not resize.to_nodes:
         return f"The job is stopped to free nodes for {planned.waiting_id}. {record.reason}"
-    sizes = f"{resize.to_nodes} instead of {resize.from_nodes} nodes"
+    sizes = f"{resize.to_nodes} instead of {count_of(resize.from_nodes, 'node')}"
     return f"The job saves a checkpoint and stops. It continues with {sizes}. {record.reason}"

@@ -6,6 +6,7 @@ writes each counter at the version that it read, so if two submissions compete f
 
 from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.words import count_of
 from evenkeel.ports import Add, Ledger, Put, Refused, Row
 from evenkeel.services.storage import job_rows
 
@@ -41,7 +42,7 @@ def _one_more(name: str, whose: str, most: int, limit: str, ledger: Ledger) -> P
     count = int(row.doc.get("jobs", 0))
     if count >= most:
         raise TooManyOpenJobs(
-            f"{whose} has {count} open jobs, and the policy allows {most} (scheduling.maxOpenJobs{limit}). "
+            f"{whose} has {count_of(count, 'open job')}, and the policy allows {most} (scheduling.maxOpenJobs{limit}). "
             "Cancel jobs that are not needed, or submit again when some have ended."
         )
     return Put(Row(key, {**row.doc, "jobs": count + 1}, row.version))

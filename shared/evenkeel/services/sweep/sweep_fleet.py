@@ -10,6 +10,7 @@ from evenkeel.domain.health.incidents import IncidentState
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.sources import Source, SourceAge, SourceKind, SourceState
 from evenkeel.domain.values import Value
+from evenkeel.domain.words import count_of
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table, Telemetry
 from evenkeel.services.context import Context
@@ -138,7 +139,7 @@ def read_event_queue(sweep: SweepRun) -> int:
         sweep.note_unreadable(source, error)
         return 0
     if waiting:
-        sweep.results.failed(source, f"{waiting} events are waiting.")
+        sweep.results.failed(source, f"{count_of(waiting, 'event is', 'events are')} waiting.")
     else:
         sweep.results.answered(source)
     return 0

@@ -47,6 +47,7 @@ from evenkeel.domain.renting.serving import replicas_on
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
 from evenkeel.domain.waiting import DEADLINE_PASSED, ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
+from evenkeel.domain.words import count_of
 from evenkeel.ports import (
     Conflict,
     EvenkeelError,
@@ -95,7 +96,9 @@ class EvaluationResult(Value):
         """A sentence about the waits that could not be evaluated; empty if all were."""
         if not self.failed:
             return ""
-        return f"{len(self.failed)} of {self.open} waits could not be evaluated. The first: {self.failed[0]}"
+        return (
+            f"{len(self.failed)} of {count_of(self.open, 'wait')} could not be evaluated. The first: {self.failed[0]}"
+        )
 
 
 class Observation:
