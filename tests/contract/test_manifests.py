@@ -12,7 +12,8 @@ from evenkeel.domain.checkpoints import CheckpointRequirement, Distrust
 from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ResumePoint
 from evenkeel.domain.jobs.spec import JobSpec, SecretKey
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
-from evenkeel.domain.nodes import join_nodes
+from evenkeel.domain.nodes import FleetNode, Node, NodeLife, join_nodes
+from evenkeel.domain.resources import NONE
 from evenkeel.ports import CapacitySpec, LaunchSpec, ProofTerms
 from tests.fakes.system import A_MOMENT
 
@@ -239,6 +240,33 @@ def test_capacity_pods_ask_for_their_nodes_interfaces() -> None:
     assert without["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
 
 
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        ({}, {}),
+        (
+            {"required_network_level": "layer-3"},
+            {"kueue.x-k8s.io/podset-required-topology": "topology.k8s.aws/network-node-layer-3"},
+        ),
+        (
+            {"preferred_network_level": "ultra-server"},
+            {"kueue.x-k8s.io/podset-preferred-topology": "topology.k8s.aws/ultraserver-id"},
+        ),
+    ],
+)
+def test_kueue_reads_the_network_level(network: dict[str, str], expected: dict[str, str]) -> None:
+    """https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-operate-console-ui-governance-tasks-scheduling.html"""
+    spec = a_spec(**network)
+
+    def topology(local_queue: str) -> dict[str, str]:
+        launched = replace(spec, attempt=spec.attempt.replace(local_queue=local_queue))
+        annotations = manifests.job(launched, "fleet", "nvidia.com/gpu")["spec"]["template"]["metadata"]["annotations"]
+        return {key: value for key, value in annotations.items() if "topology" in key}
+
+    assert topology("team-a") == expected
+    assert topology("") == {}
+
+
 def test_a_node_is_read_with_its_network() -> None:
     offers = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "10256Mi"}
     item = {"metadata": {"name": "n"}, "status": {"allocatable": offers}}
@@ -246,6 +274,26 @@ def test_a_node_is_read_with_its_network() -> None:
     node = node_objects.read_node("c", item)
 
     assert (node.efa, node.huge_pages_mib) == (32, 10_256)
+
+
+@pytest.mark.parametrize(
+    ("labels", "layers", "server"),
+    [
+        ({}, (), ""),
+        ({"network-node-layer-1": "nn-1", "network-node-layer-2": "nn-2"}, ("nn-1", "nn-2"), ""),
+        ({"network-node-layer-1": "nn-1", "network-node-layer-3": "nn-3"}, ("nn-1",), ""),
+        ({"network-node-layer-2": "nn-2", "ultraserver-id": "us-1"}, (), "us-1"),
+    ],
+)
+def test_labels_show_the_place_of_a_node_in_the_network(
+    labels: dict[str, str], layers: tuple[str, ...], server: str
+) -> None:
+    item = {"metadata": {"name": "n", "labels": {f"topology.k8s.aws/{key}": value for key, value in labels.items()}}}
+    node = Node(life=NodeLife.from_key("c/i-00000001/0"), kubernetes=node_objects.read_node("c", item))
+
+    stored = FleetNode.seen(node, NONE, A_MOMENT)
+
+    assert (stored.network_layers, stored.ultra_server) == (layers, server)
     bare = node_objects.read_node("c", {"metadata": {"name": "n"}})
     assert (bare.efa, bare.huge_pages_mib) == (0, 0)
 

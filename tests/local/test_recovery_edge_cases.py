@@ -237,6 +237,7 @@ def test_queued_job_starts_when_capacity_is_free(data_centre: DataCentre) -> Non
     third = TrainingJob.submit(data_centre, "third", TrainingWork(nodes=1, steps=8, step_seconds=0.05))
     until(lambda: "waits behind" in third.show()["reason"], "a scheduling cycle to consider both", SECONDS)
     waiting = [second.show(), third.show()]
+    admitted = data_centre.client().get(f"/decisions/{first.attempt(1)['decisionId']}")
 
     data_centre.client().post(f"/jobs/{first.job_id}/cancel", {"reason": "make room"})
     ended = [second.end(), third.end()]
@@ -246,6 +247,7 @@ def test_queued_job_starts_when_capacity_is_free(data_centre: DataCentre) -> Non
         waiting[0]["reason"]
         == "The job waits for 2 nodes with 8 free accelerators each: p5-workers has 1 of them (4 in use)."
     )
+    assert admitted["reason"].endswith("They share layer-3 domain nn-3-p5-workers.")
     assert waiting[1]["reason"] == f"The job waits behind {second.job_id}, which waits for free nodes."
     assert [job["state"] for job in ended] == ["SUCCEEDED", "SUCCEEDED"]
     assert ended[0]["startedAt"] < ended[1]["startedAt"] or ended[0]["currentAttempt"] == 1

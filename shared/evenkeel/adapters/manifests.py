@@ -108,7 +108,7 @@ def job(spec: LaunchSpec, fleet: str, accelerator_resource: str) -> Json:
             "template": {
                 "metadata": {
                     "labels": labels(spec, fleet),
-                    "annotations": {**_DO_NOT_DISRUPT, DECISION_NOTE: attempt.decision_id},
+                    "annotations": {**_DO_NOT_DISRUPT, DECISION_NOTE: attempt.decision_id, **_kueue_topology(spec)},
                 },
                 "spec": _pod(spec, accelerator_resource),
             },
@@ -202,6 +202,16 @@ def _resources(spec: LaunchSpec, accelerator_resource: str) -> Json:
         # Kubernetes accepts huge pages only for a container that also requests memory or CPU.
         requests = {"cpu": "1"}
     return {**({"limits": limits} if limits else {}), **({"requests": requests} if requests else {})}
+
+
+def _kueue_topology(spec: LaunchSpec) -> dict[str, str]:
+    """Return the annotation by which Kueue keeps pods close together. Without Kueue, Evenkeel chose the nodes."""
+    network = spec.job.network_needs
+    if not spec.attempt.local_queue or spec.attempt.ranks < 2:
+        return {}
+    if network.required:
+        return {"kueue.x-k8s.io/podset-required-topology": network.required.node_label}
+    return {"kueue.x-k8s.io/podset-preferred-topology": network.preferred.node_label} if network.preferred else {}
 
 
 def _placement(spec: LaunchSpec) -> list[Json]:

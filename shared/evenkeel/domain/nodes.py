@@ -1,5 +1,6 @@
 """Nodes: their identity, their slots, and their state in Kubernetes and HyperPod."""
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,16 @@ AWAITING_VALIDATION_TAINT = "evenkeel.io/awaiting-validation"
 
 KARPENTER_LABEL = "karpenter.sh/nodepool"
 """Label of Karpenter on its nodes. Its value is the name of their pool."""
+
+NETWORK_LAYER_LABEL = "topology.k8s.aws/network-node-layer-"
+"""Start of the labels of EKS that name the network nodes above a node. The number of the layer follows.
+
+Source: https://docs.aws.amazon.com/eks/latest/userguide/ml-workload-topology.html
+"""
+NETWORK_LAYERS = 4
+"""Most instance types have three layers, some have four."""
+ULTRA_SERVER_LABEL = "topology.k8s.aws/ultraserver-id"
+"""Label of HyperPod that names the UltraServer of a node."""
 
 INSTANCE_ID = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})", re.ASCII)
 
@@ -154,6 +165,12 @@ class KubernetesNode(Value):
         return Resources(accelerators=self.accelerators, cpu_millis=self.cpu_millis, memory_mib=self.memory_mib)
 
     @property
+    def network_layers(self) -> tuple[str, ...]:
+        """Ids of the network nodes above the node, from layer 1 down to the first layer without a label."""
+        ids = (self.labels.get(f"{NETWORK_LAYER_LABEL}{layer}", "") for layer in range(1, NETWORK_LAYERS + 1))
+        return tuple(itertools.takewhile(bool, ids))
+
+    @property
     def is_schedulable(self) -> bool:
         """Whether a new training pod without special tolerations can start here."""
         return self.is_ready and not self.is_cordoned and not self.blocking_taints
@@ -188,6 +205,12 @@ class Node(Value):
         if self.provider:
             return self.provider.instance_group
         return self.kubernetes.pool if self.kubernetes else ""
+
+    @property
+    def ultra_server(self) -> str:
+        """Id of the UltraServer that the node belongs to; empty if none is known."""
+        labelled = self.kubernetes.labels.get(ULTRA_SERVER_LABEL, "") if self.kubernetes else ""
+        return (self.provider.ultra_server if self.provider else "") or labelled
 
     @property
     def slot(self) -> str:
@@ -272,6 +295,8 @@ class FleetNode(Value):
     instance_type: str = ""
     zone: str = ""
     boot_id: str = ""
+    network_layers: tuple[str, ...] = ()
+    """Ids of the network nodes above the node, from layer 1 down; empty if unknown."""
     ultra_server: str = ""
     image: str = ""
     provider_status: str = ""
@@ -340,7 +365,8 @@ class FleetNode(Value):
             else (node_object.instance_type if node_object else ""),
             zone=node_object.zone if node_object else "",
             boot_id=node_object.boot_id if node_object else "",
-            ultra_server=node.provider.ultra_server if node.provider else "",
+            network_layers=node_object.network_layers if node_object else (),
+            ultra_server=node.ultra_server,
             image=node.provider.image if node.provider else "",
             provider_status=node.provider.status if node.provider else "",
             is_ready=node_object.is_ready if node_object else False,

@@ -53,6 +53,7 @@ JobBody = request_model(
     JobRequest,
     groups={
         "checkpoint": "The place of the job's checkpoints.",
+        "network": "How close the nodes must be to each other in AWS's network.",
         "securityContext": "The ids that the job's processes run with.",
         "recovery": "How the job recovers from failures of the application and of nodes.",
     },

@@ -81,6 +81,14 @@ def test_committed_nodes_of_another_cluster_are_not_used() -> None:
     assert why_not_portable(a_job(), pool, {}, shipped()) == (f"The job belongs to cluster {CLUSTER}.",)
 
 
+def test_required_network_level_keeps_a_gang_on_committed_nodes() -> None:
+    why = "The job requires one layer-3 domain, which AWS does not promise for rented nodes."
+
+    assert reason_of(nodes=2, required_network_level="layer-3") == (why,)
+    assert reason_of(nodes=1, required_network_level="layer-3") == ()
+    assert reason_of(nodes=2, preferred_network_level="layer-3") == ()
+
+
 def test_rented_pool_of_type_described_by_policy_runs_job() -> None:
     new = InstanceType(vcpu=256, memory_gib=4096, gpus=8, model="r300", accelerator_memory_mib=100_000)
     pool = a_pool(Market.ON_DEMAND, cluster="burst", instance_type="x9.large")

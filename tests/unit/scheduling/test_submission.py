@@ -124,6 +124,16 @@ def test_invalid_sizes_are_reported(elastic: dict[str, Any], field: str) -> None
     assert fields(nodes=2, elastic=elastic) == [field]
 
 
+def test_required_network_level_stands_alone() -> None:
+    assert fields(nodes=2, required_network_level="layer-3") == []
+    assert fields(nodes=2, required_network_level="layer-3", preferred_network_level="layer-3") == [
+        "network.preferredLevel"
+    ]
+    assert fields(nodes=2, required_network_level="layer-3", elastic={"min_nodes": 1, "max_nodes": 4}) == [
+        "network.requiredLevel"
+    ]
+
+
 def test_elastic_job_needs_checkpoints() -> None:
     assert fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}) == []
     assert fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}, checkpoint_uri="") == ["elastic"]

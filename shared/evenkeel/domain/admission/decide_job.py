@@ -240,7 +240,7 @@ def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -
     return AdmissionDecision(
         job_id=request.job_id,
         action=Action.ADMIT,
-        reason=f"{why}{chosen.pool} has {describe_request(request)}.",
+        reason=f"{why}{chosen.pool} has {describe_request(request)}.{_closeness_text(request, chosen)}",
         alternatives=_rejected_fits(facts, chosen),
         facts=facts,
         pool=chosen.pool,
@@ -249,6 +249,15 @@ def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -
         node_names=chosen.names,
         use=use,
     )
+
+
+def _closeness_text(request: AdmissionRequest, chosen: PoolFit) -> str:
+    """Return how close the nodes are to each other; empty if their places in the network are unknown."""
+    if chosen.level is None:
+        return ""
+    preferred = request.network_needs.preferred
+    wider = f" No {preferred} domain has {request.nodes} of them." if preferred and chosen.level != preferred else ""
+    return f" They share {chosen.level} domain {chosen.domain}.{wider}"
 
 
 def from_quota_decision(facts: AdmissionFacts, weighed: CycleDecision) -> AdmissionDecision:

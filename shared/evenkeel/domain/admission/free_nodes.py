@@ -12,6 +12,7 @@ from evenkeel.domain.admission.offers import (
 )
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.capacity import network_topology
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_freed
 from evenkeel.domain.jobs.charge import charged_resources
 from evenkeel.domain.kueue.assignment import Assignment
@@ -70,7 +71,8 @@ class FreeNodes:
             and capacity.life.key not in request.avoid
             and not missing_efa(request, capacity, self._policy)
         ]
-        self.reserved[request.job_id] = tuple(capacity.life for capacity in fits[: request.nodes])
+        reserved = network_topology.nodes_to_reserve(fits, request.nodes, request.network_needs)
+        self.reserved[request.job_id] = tuple(capacity.life for capacity in reserved)
         self.assign(request, self.reserved[request.job_id])
 
     def _test_of(self, names: frozenset[str]) -> Callable[[NodeCapacity], bool] | None:

@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.capacity import compatibility, efa, instance_types
+from evenkeel.domain.capacity import compatibility, efa, instance_types, network_topology
 from evenkeel.domain.capacity.compatibility import Requirements, differences
+from evenkeel.domain.capacity.network_topology import NetworkLevel
 from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
 from evenkeel.domain.capacity.pool_choices import all_tolerated, preference_rank
 from evenkeel.domain.nodes import NodeLife
@@ -41,6 +42,12 @@ class PoolFit(Value):
     """Completely free nodes that must stay free: the spares, unless the job is a recovery."""
     closed: dict[str, int] = {}
     """Reason → number of nodes that it closes to the gang."""
+    level: NetworkLevel | None = None
+    """The narrowest network level of which one domain has all nodes that the gang would take; None if unknown."""
+    domain: str = ""
+    """Id of that domain."""
+    largest_domain: int | None = None
+    """Usable nodes of the largest domain of the level that the gang requires; None if it requires none."""
     choice: int = 0
     """Rank of the pool in the job's order of preference. The first pool that fits is taken."""
 
@@ -62,6 +69,8 @@ class PoolFit(Value):
             return f"{self.pool} keeps {count_of(self.reserved_spares, 'free node')} for recoveries"
         closed_nodes = ", ".join(f"{count} {reason}" for reason, count in sorted(self.closed.items()))
         text = f"{self.pool} has {self.fitting} of them"
+        if self.largest_domain is not None:
+            text = f"{text}, at most {self.largest_domain} in one {request.network_needs.required} domain"
         return f"{text} ({closed_nodes})" if closed_nodes else text
 
 
@@ -141,7 +150,7 @@ def pool_fits(
         policy: Names the spares of each pool.
         counts_node: Test whether a node counts; None if every node does.
     """
-    return tuple(nodes.fit(request.nodes) for nodes in _pool_nodes(request, capacities, policy, counts_node))
+    return tuple(nodes.fit(request) for nodes in _pool_nodes(request, capacities, policy, counts_node))
 
 
 class _PoolNodes(NamedTuple):
@@ -184,13 +193,20 @@ class _PoolNodes(NamedTuple):
         counts = self.counts.replace_unchecked(fitting=len(usable), empty=empty, closed=dict(+closed))
         return self._replace(counts=counts, usable=tuple(usable))
 
-    def fit(self, nodes: int) -> PoolFit:
-        """Return the fit of a gang of this many nodes."""
-        if len(self.usable) < nodes:
-            return self.counts
-        best = self.usable[:nodes]
-        return self.counts.model_copy(
+    def fit(self, request: AdmissionRequest) -> PoolFit:
+        """Return the fit of a gang of these pods."""
+        required = request.network_needs.required if request.nodes > 1 else None
+        counts = self.counts
+        if required:
+            largest = network_topology.largest_domain(self.usable, required)
+            counts = counts.replace_unchecked(largest_domain=largest)
+        if len(self.usable) < request.nodes:
+            return counts
+        best, level, domain = network_topology.closest_nodes(self.usable, request.nodes, request.network_needs)
+        return counts.model_copy(
             update={
+                "level": level,
+                "domain": domain,
                 "best": tuple(capacity.life for capacity in best),
                 "names": tuple(capacity.node_name for capacity in best),
                 "empty_nodes_used": sum(capacity.is_unused for capacity in best),
@@ -267,7 +283,7 @@ class SharedFits:
         pod_key = (request.model_dump_json(exclude=None if has_reserved_nodes else _NEUTRAL_FIELDS), request.nodes > 1)
         if pod_key not in self._searches:
             self._searches[pod_key] = (request, _pool_nodes(request, capacities, self._policy))
-        return tuple(nodes.fit(request.nodes) for nodes in self._searches[pod_key][1])
+        return tuple(nodes.fit(request) for nodes in self._searches[pod_key][1])
 
     def subtract(
         self, capacities: tuple[NodeCapacity, ...], request: AdmissionRequest, lives: Iterable[NodeLife]

@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from evenkeel.domain.capacity.compatibility import Requirements
+from evenkeel.domain.capacity.network_topology import NetworkNeeds
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.jobs.job import Job, ResumeOption
 from evenkeel.domain.resources import Resources
@@ -64,6 +65,7 @@ class AdmissionRequest(Value):
     """Pools on which the job may run, in order of preference; empty = any pool."""
     tolerations: tuple[Toleration, ...] = ()
     requires: Requirements = Requirements()
+    network_needs: NetworkNeeds = NetworkNeeds()
     needs_node_until: Instant | None = None
     """Earliest time at which the job could leave a node with a saved checkpoint. Nodes that AWS takes before are of no
     use to it. None if no node has a known end."""
@@ -104,6 +106,7 @@ class AdmissionRequest(Value):
             pools=job.spec.pools,
             tolerations=job.spec.tolerations,
             requires=job.spec.requires,
+            network_needs=job.spec.network_needs,
         )
 
     @property

@@ -39,6 +39,10 @@ class NodeCapacity(Value):
     """Labels of its node object. Flavors select nodes by them."""
     taints: tuple[str, ...] = ()
     """`key=value:Effect` of the taints that keep off pods without a toleration."""
+    network_layers: tuple[str, ...] = ()
+    """Ids of the network nodes above it, from layer 1 down; empty if unknown."""
+    ultra_server: str = ""
+    """Id of its UltraServer; empty if it is in none."""
     efa: int | None = None
     """EFA interfaces that its node object offers; None if no node object states it yet."""
     reserved_for: str = ""
@@ -116,6 +120,8 @@ def idle_capacity(node: FleetNode, offered: Resources) -> NodeCapacity:
         offered=offered,
         free=offered,
         labels=node.labels,
+        network_layers=node.network_layers,
+        ultra_server=node.ultra_server,
     )
 
 
@@ -177,6 +183,8 @@ def _capacity_of(node: Node, taken: Mapping[NodePlace, Resources], unhealthy: Co
         ),
         labels=kubernetes.labels if kubernetes else {},
         taints=kubernetes.blocking_taints if kubernetes else (),
+        network_layers=kubernetes.network_layers if kubernetes else (),
+        ultra_server=node.ultra_server,
     )
 
 

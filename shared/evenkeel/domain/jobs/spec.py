@@ -4,6 +4,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from evenkeel.domain.capacity.compatibility import Requirements
+from evenkeel.domain.capacity.network_topology import NetworkLevel, NetworkNeeds
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.elastic.sizes import Sizes
 from evenkeel.domain.elastic.throughput import MAX_POINTS, SizeThroughput
@@ -195,6 +196,17 @@ class JobSpec(Value):
     """Instance types that the job may run on. Empty: any."""
     requires: Annotated[Requirements, Submitted(is_public=True)] = Requirements()
     """Properties that every node of the job must have."""
+    required_network_level: Annotated[
+        NetworkLevel | None,
+        Submitted("network.requiredLevel", option="--required-network-level", is_public=True),
+    ] = None
+    """All nodes must share one network node of this layer, or one UltraServer. The job waits until they can."""
+    preferred_network_level: Annotated[
+        NetworkLevel | None,
+        Submitted("network.preferredLevel", option="--preferred-network-level", is_public=True),
+    ] = None
+    """All nodes share one network node of this layer, or of the lowest wider layer that has enough free nodes.
+    Null: Evenkeel tries the narrowest level first."""
     checkpoint_uri: Annotated[
         str, Submitted("checkpoint.uri", option="--checkpoint-uri", max_length=MAX_URI, is_required=True)
     ] = ""
@@ -232,6 +244,11 @@ class JobSpec(Value):
             cpu_millis=1000 * (self.cpu_per_node or 0),
             memory_mib=1024 * (self.memory_gib_per_node or 0),
         )
+
+    @property
+    def network_needs(self) -> NetworkNeeds:
+        """How close the nodes must be to each other."""
+        return NetworkNeeds(required=self.required_network_level, preferred=self.preferred_network_level)
 
     @property
     def keeps_checkpoints_in_cluster(self) -> bool:

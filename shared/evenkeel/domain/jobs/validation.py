@@ -89,6 +89,7 @@ def _errors(spec: JobSpec) -> Iterator[SpecError]:
     yield from _declared_errors(spec)
     yield from _declared_errors(spec.requires, "requires.")
     yield from _elastic_errors(spec)
+    yield from _network_errors(spec)
     yield from _program_errors(spec)
     yield from _label_errors(spec)
     yield from _checkpoint_errors(spec)
@@ -184,6 +185,14 @@ def _elastic_errors(spec: JobSpec) -> Iterator[SpecError]:
     yield from _throughput_errors(elastic.throughput)
     if not spec.checkpoint_uri:
         yield SpecError("elastic", "An elastic job resumes from checkpoints: set checkpoint.uri.")
+
+
+def _network_errors(spec: JobSpec) -> Iterator[SpecError]:
+    if spec.required_network_level and spec.preferred_network_level:
+        yield SpecError("network.preferredLevel", "Require a level or prefer one, not both.")
+    if spec.required_network_level and spec.elastic:
+        text = "An elastic job changes its nodes, so it cannot require a level. Set network.preferredLevel instead."
+        yield SpecError("network.requiredLevel", text)
 
 
 def _throughput_errors(points: Sequence[SizeThroughput]) -> Iterator[SpecError]:

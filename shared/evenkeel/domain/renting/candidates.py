@@ -72,7 +72,8 @@ class QueueForecasts:
         """Return why a job would not run the same in a pool."""
         spec = job.spec
         pools = job.job_id if spec.pools else ""
-        key = (spec.instance_types, pools, spec.requires, spec.checkpoint_claim, job.cluster, *_kind(pool))
+        network = spec.required_network_level if spec.nodes > 1 else None
+        key = (spec.instance_types, pools, spec.requires, network, spec.checkpoint_claim, job.cluster, *_kind(pool))
         if key not in self._differences:
             self._differences[key] = why_not_portable(job, pool, self._policy.storage, self._policy.hardware)
         return self._differences[key]
@@ -462,6 +463,8 @@ def _differences(job: Job, pool: Pool, storage: Storage, hardware: InstanceTypes
         yield f"The job's type runs on {', then '.join(choice.name for choice in spec.pools)}."
     if pool.market is Market.COMMITTED and pool.cluster != job.cluster:
         yield f"The job belongs to cluster {job.cluster}."
+    if spec.required_network_level and spec.nodes > 1 and pool.market.is_rented:
+        yield f"The job requires one {spec.required_network_level} domain, which AWS does not promise for rented nodes."
     claim = spec.checkpoint_claim if pool.cluster != job.cluster else ""
     if claim and claim not in storage.get(job.cluster, {}):
         yield f"The job's checkpoints are on a volume that only {job.cluster} has."

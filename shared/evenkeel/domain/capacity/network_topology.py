@@ -1,0 +1,149 @@
+"""Which free nodes of a pool are closest to each other in AWS's network.
+
+EKS labels each node with the network nodes above it, from the top of the hierarchy down:
+
+    layer-1 ─┬─ layer-2 ─┬─ layer-3 ─┬─ node        a domain = the nodes below one network node of a level
+             │           │           └─ node        narrower level = fewer hops between its nodes
+             │           └─ layer-3 ─── node
+             └─ layer-2 ─── …
+
+Some instance types have a fourth layer. The nodes of an UltraServer share NVLink, so it is the narrowest level.
+Source: https://docs.aws.amazon.com/eks/latest/userguide/ml-workload-topology.html
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from evenkeel.domain.nodes import NETWORK_LAYER_LABEL, ULTRA_SERVER_LABEL
+from evenkeel.domain.values import Value
+
+
+class NetworkLevel(StrEnum):
+    """A level of the network, from the widest to the narrowest."""
+
+    LAYER_1 = "layer-1"
+    LAYER_2 = "layer-2"
+    LAYER_3 = "layer-3"
+    LAYER_4 = "layer-4"
+    ULTRA_SERVER = "ultra-server"
+
+    @property
+    def node_label(self) -> str:
+        """Label of a node with the id of its domain."""
+        if self is NetworkLevel.ULTRA_SERVER:
+            return ULTRA_SERVER_LABEL
+        return f"{NETWORK_LAYER_LABEL}{self.removeprefix('layer-')}"
+
+
+LEVELS = tuple(NetworkLevel)
+"""From the widest to the narrowest."""
+
+
+class NetworkNeeds(Value):
+    """How close the nodes of a gang must be to each other. At most one of the two is set."""
+
+    required: NetworkLevel | None = None
+    """All nodes are in one domain of this level, or the gang waits."""
+    preferred: NetworkLevel | None = None
+    """One domain of this level is tried first, then wider levels. None: the narrowest level is tried first."""
+
+
+class ClosestNodes(NamedTuple):
+    """The nodes that a gang takes."""
+
+    nodes: tuple[NodeCapacity, ...] = ()
+    """Empty if no domain of the required level has enough of them."""
+    level: NetworkLevel | None = None
+    """The narrowest level whose domain has all of them; None if no level is known to."""
+    domain: str = ""
+    """Id of that domain: a network node or an UltraServer."""
+
+
+def domain_of(capacity: NodeCapacity, level: NetworkLevel) -> str:
+    """Return the id of the domain that a node is in; empty if it is unknown."""
+    if level is NetworkLevel.ULTRA_SERVER:
+        return capacity.ultra_server
+    index = LEVELS.index(level)
+    return capacity.network_layers[index] if index < len(capacity.network_layers) else ""
+
+
+def has_position(capacity: NodeCapacity) -> bool:
+    """Whether the place of a node in the network is known."""
+    return bool(capacity.network_layers or capacity.ultra_server)
+
+
+def closest_nodes(usable: Sequence[NodeCapacity], count: int, needs: NetworkNeeds) -> ClosestNodes:
+    """Return the nodes that a gang takes.
+
+    Narrow levels are tried first. If several domains of a level have enough nodes, the gang takes the smallest one.
+    Then large domains stay free for large gangs. A gang of one node takes the first node.
+
+    Args:
+        usable: Nodes that can run a pod of the gang, in the order in which gangs take them. There are at least `count`.
+        count: Nodes of the gang.
+        needs: The levels that the gang requires or prefers.
+    """
+    if count == 1 or (needs.required is None and not any(map(has_position, usable))):
+        return ClosestNodes(tuple(usable[:count]))
+    for level in _levels_to_try(needs):
+        domains = [(name, nodes) for name, nodes in _domains(usable, level) if name and len(nodes) >= count]
+        if domains:
+            name, nodes = min(domains, key=lambda domain: (len(domain[1]), domain[0]))
+            return ClosestNodes(_pack(nodes, count, _narrower_than(level)), level, name)
+    return ClosestNodes() if needs.required else ClosestNodes(_pack(usable, count, LEVELS))
+
+
+def nodes_to_reserve(usable: Sequence[NodeCapacity], count: int, needs: NetworkNeeds) -> tuple[NodeCapacity, ...]:
+    """Return the free nodes to reserve for a gang that waits for more: those that it could keep."""
+    chosen = closest_nodes(usable, count, needs).nodes if len(usable) >= count else ()
+    if chosen or needs.required is None or count == 1:
+        return chosen or tuple(usable[:count])
+    domains = [nodes for name, nodes in _domains(usable, needs.required) if name]
+    return tuple(max(domains, key=len, default=[])[:count])
+
+
+def largest_domain(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> int:
+    """Return the number of nodes of the largest domain of a level; 0 if no domain is known."""
+    return max((len(nodes) for name, nodes in _domains(capacities, level) if name), default=0)
+
+
+def _pack(nodes: Sequence[NodeCapacity], count: int, levels: Sequence[NetworkLevel]) -> tuple[NodeCapacity, ...]:
+    """Return nodes from as few domains of the next level as possible.
+
+    Large domains are taken whole. The last one is the smallest domain that has enough nodes.
+    """
+    if not levels or not count:
+        return tuple(nodes[:count])
+    level, *narrower = levels
+    domains = [(name, members) for name, members in _domains(nodes, level) if name]
+    taken: list[NodeCapacity] = []
+    domains.sort(key=lambda domain: (-len(domain[1]), domain[0]))
+    while domains and len(taken) < count:
+        missing = count - len(taken)
+        enough = [domain for domain in domains if len(domain[1]) >= missing]
+        domain = enough[-1] if enough else domains[0]
+        domains.remove(domain)
+        taken.extend(_pack(domain[1], missing, narrower))
+    without_position = [capacity for capacity in nodes if not domain_of(capacity, level)]
+    return (*taken, *_pack(without_position, count - len(taken), narrower))
+
+
+def _domains(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> Iterable[tuple[str, list[NodeCapacity]]]:
+    domains: dict[str, list[NodeCapacity]] = defaultdict(list)
+    for capacity in capacities:
+        domains[domain_of(capacity, level)].append(capacity)
+    return domains.items()
+
+
+def _levels_to_try(needs: NetworkNeeds) -> tuple[NetworkLevel, ...]:
+    """Return the levels of which one domain may hold the gang, in the order of preference."""
+    if needs.required:
+        return LEVELS[LEVELS.index(needs.required) :][::-1]
+    return LEVELS[: LEVELS.index(needs.preferred) + 1][::-1] if needs.preferred else LEVELS[::-1]
+
+
+def _narrower_than(level: NetworkLevel) -> tuple[NetworkLevel, ...]:
+    return LEVELS[LEVELS.index(level) + 1 :]

@@ -1,0 +1,161 @@
+"""Gangs start on nodes that are close to each other in the network."""
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.decide_job import Action, decide
+from evenkeel.domain.admission.offers import pool_fits
+from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.queue_without_teams import admit
+from evenkeel.domain.capacity.network_topology import (
+    LEVELS,
+    NetworkLevel,
+    NetworkNeeds,
+    closest_nodes,
+    domain_of,
+    nodes_to_reserve,
+)
+from evenkeel.domain.capacity.node_capacity import NodeCapacity
+from tests.examples import examples
+from tests.unit.scheduling.builders import a_node_capacity, a_request, at
+
+POLICY = SchedulingPolicy()
+LAYER_2, LAYER_3 = NetworkLevel.LAYER_2, NetworkLevel.LAYER_3
+TWO_LEAVES = ("top/left/a", "top/left/a", "top/left/b", "top/left/b", "top/left/b", "top/right/c")
+
+
+def a_fleet(*paths: str) -> tuple[NodeCapacity, ...]:
+    """Return one free node below each path of network nodes, such as `top/left/a`; an empty path is unknown."""
+    return tuple(
+        a_node_capacity(number, network_layers=tuple(path.split("/")) if path else ())
+        for number, path in enumerate(paths, start=1)
+    )
+
+
+def leaves(nodes: tuple[NodeCapacity, ...]) -> str:
+    return "".join(node.network_layers[-1] if node.network_layers else "?" for node in nodes)
+
+
+@pytest.mark.parametrize(
+    ("why", "paths", "count", "needs", "expected", "level"),
+    [
+        ("the smallest leaf that is large enough", TWO_LEAVES, 2, {}, "aa", LAYER_3),
+        ("no smaller leaf is large enough", TWO_LEAVES, 3, {}, "bbb", LAYER_3),
+        ("the lowest common layer, with few leaves", TWO_LEAVES, 4, {}, "bbba", LAYER_2),
+        ("the top is the only common network node", TWO_LEAVES, 6, {}, "bbbaac", NetworkLevel.LAYER_1),
+        ("a wide level is enough", TWO_LEAVES, 2, {"preferred": "layer-2"}, "aa", LAYER_2),
+        ("a preferred level that is full", TWO_LEAVES, 4, {"preferred": "layer-3"}, "bbba", LAYER_2),
+        ("a required level", TWO_LEAVES, 5, {"required": "layer-2"}, "bbbaa", LAYER_2),
+        ("a required level, and a narrower one fits", TWO_LEAVES, 3, {"required": "layer-1"}, "bbb", LAYER_3),
+        ("no domain of the required level", TWO_LEAVES, 4, {"required": "layer-3"}, "", None),
+        ("a required level that no node shows", ("", "", ""), 2, {"required": "layer-3"}, "", None),
+        ("no node shows its place", ("", "", ""), 2, {}, "??", None),
+        ("known places before unknown ones", ("", "top/left/a", "", "top/left/a"), 3, {}, "aa?", None),
+        ("one node has no distance", TWO_LEAVES, 1, {"required": "layer-3"}, "a", None),
+        ("separate tops", ("x", "x", "y"), 3, {}, "xxy", None),
+    ],
+)
+def test_gang_takes_the_closest_nodes(
+    why: str, paths: tuple[str, ...], count: int, needs: dict[str, str], expected: str, level: NetworkLevel | None
+) -> None:
+    closest = closest_nodes(a_fleet(*paths), count, NetworkNeeds.model_validate(needs))
+
+    assert (leaves(closest.nodes), closest.level) == (expected, level), why
+
+
+def test_nodes_of_an_ultra_server_are_the_closest() -> None:
+    nodes = [
+        a_node_capacity(number, network_layers=("top", "left", "a"), ultra_server=server)
+        for number, server in enumerate(("us-1", "us-2", "us-1", "us-2", "us-2"), start=1)
+    ]
+
+    closest = closest_nodes(nodes, 2, NetworkNeeds())
+
+    assert (closest.level, closest.domain) == (NetworkLevel.ULTRA_SERVER, "us-1")
+    assert [node.node_name for node in closest.nodes] == ["node-1", "node-3"]
+
+
+a_path = st.one_of(
+    st.just(""),
+    st.tuples(st.sampled_from("xy"), st.sampled_from("lr"), st.sampled_from("abc")).map(
+        lambda ids: f"{ids[0]}/{ids[0]}{ids[1]}/{''.join(ids)}"
+    ),
+)
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(st.lists(a_path, min_size=2, max_size=8), st.data())
+def test_no_other_nodes_share_a_narrower_level(paths: list[str], data: st.DataObject) -> None:
+    """Compares with a search through all sets of nodes."""
+    fleet = a_fleet(*paths)
+    count = data.draw(st.integers(2, len(fleet)))
+    required = data.draw(st.sampled_from([None, *LEVELS]))
+
+    closest = closest_nodes(fleet, count, NetworkNeeds(required=required))
+
+    def shared(nodes: tuple[NodeCapacity, ...]) -> list[NetworkLevel]:
+        return [level for level in LEVELS if len({domain_of(node, level) for node in nodes} | {""}) == 2
+                and all(domain_of(node, level) for node in nodes)]  # fmt: skip
+
+    narrowest = max(
+        (LEVELS.index(level) for nodes in combinations(fleet, count) for level in shared(nodes)), default=-1
+    )
+    if required and narrowest < LEVELS.index(required):
+        assert closest.nodes == ()
+    else:
+        assert len({node.life for node in closest.nodes}) == count
+        assert closest.level is (LEVELS[narrowest] if narrowest >= 0 else None)
+        assert closest.level in {None, *shared(closest.nodes)}
+
+
+def test_waiting_job_reserves_nodes_of_one_required_domain() -> None:
+    fleet = a_fleet(*TWO_LEAVES)
+
+    assert leaves(nodes_to_reserve(fleet, 4, NetworkNeeds(required=LAYER_3))) == "bbb"
+    assert leaves(nodes_to_reserve(fleet, 8, NetworkNeeds())) == "aabbbc"
+    assert nodes_to_reserve(a_fleet("", ""), 2, NetworkNeeds(required=LAYER_3)) == ()
+
+
+def decided(fleet: tuple[NodeCapacity, ...], **changes: Any) -> Any:
+    return admit(QueueSnapshot(pending=(a_request(**changes),), capacities=fleet), POLICY, at(60))[0]
+
+
+def test_admission_says_how_close_the_nodes_are() -> None:
+    decision = decided(a_fleet(*TWO_LEAVES), nodes=3)
+
+    assert decision.action is Action.ADMIT
+    assert decision.node_names == ("node-3", "node-4", "node-5")
+    assert decision.reason.endswith("They share layer-3 domain b.")
+
+
+def test_unmet_preference_is_part_of_the_reason() -> None:
+    decision = decided(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"preferred": "layer-3"})
+
+    assert decision.reason.endswith("They share layer-2 domain left. No layer-3 domain has 4 of them.")
+
+
+def test_job_waits_until_its_required_level_fits() -> None:
+    decision = decided(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"required": "layer-3"})
+
+    assert decision.action is Action.WAIT
+    assert "workers has 6 of them, at most 3 in one layer-3 domain" in decision.reason
+
+
+def test_wait_for_a_required_level_replays() -> None:
+    decision = decided(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"required": "layer-3"})
+
+    assert decide(decision.facts).reason == decision.reason
+
+
+def test_full_leaf_is_not_used_for_a_gang() -> None:
+    fleet = a_fleet(*TWO_LEAVES)
+    used = (fleet[0].with_free(fleet[0].free.minus(fleet[0].free)), *fleet[1:])
+
+    (fit,) = pool_fits(a_request(nodes=2), used, POLICY)
+
+    assert (fit.level, fit.domain) == (LAYER_3, "b")
