@@ -17,7 +17,6 @@ from evenkeel.domain.capacity.network_topology import (
     NetworkLevel,
     NetworkNeeds,
     closest_nodes,
-    domain_of,
     nodes_to_reserve,
 )
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
@@ -97,6 +96,9 @@ def test_no_other_nodes_share_a_narrower_level(paths: list[str], data: st.DataOb
     required = data.draw(st.sampled_from([None, *LEVELS]))
 
     closest = closest_nodes(fleet, count, NetworkNeeds(required=required))
+
+    def domain_of(node: NodeCapacity, level: NetworkLevel) -> str:
+        return node.network_layers[LEVELS.index(level)] if LEVELS.index(level) < len(node.network_layers) else ""
 
     def shared(nodes: tuple[NodeCapacity, ...]) -> list[NetworkLevel]:
         return [level for level in LEVELS if len({domain_of(node, level) for node in nodes} | {""}) == 2

@@ -11,7 +11,7 @@ Some instance types have a fourth layer. The nodes of an UltraServer share NVLin
 Source: https://docs.aws.amazon.com/eks/latest/userguide/ml-workload-topology.html
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
@@ -62,14 +62,6 @@ class ClosestNodes(NamedTuple):
     """Id of that domain: a network node or an UltraServer."""
 
 
-def domain_of(capacity: NodeCapacity, level: NetworkLevel) -> str:
-    """Return the id of the domain that a node is in; empty if it is unknown."""
-    if level is NetworkLevel.ULTRA_SERVER:
-        return capacity.ultra_server
-    index = LEVELS.index(level)
-    return capacity.network_layers[index] if index < len(capacity.network_layers) else ""
-
-
 def has_position(capacity: NodeCapacity) -> bool:
     """Whether the place of a node in the network is known."""
     return bool(capacity.network_layers or capacity.ultra_server)
@@ -89,10 +81,12 @@ def closest_nodes(usable: Sequence[NodeCapacity], count: int, needs: NetworkNeed
     if count == 1 or (needs.required is None and not any(map(has_position, usable))):
         return ClosestNodes(tuple(usable[:count]))
     for level in _levels_to_try(needs):
-        domains = [(name, nodes) for name, nodes in _domains(usable, level) if name and len(nodes) >= count]
-        if domains:
-            name, nodes = min(domains, key=lambda domain: (len(domain[1]), domain[0]))
-            return ClosestNodes(_pack(nodes, count, _narrower_than(level)), level, name)
+        ids = _domain_ids(usable, level)
+        sizes = [(size, domain) for domain, size in Counter(ids).items() if domain and size >= count]
+        if sizes:
+            _, domain = min(sizes)
+            nodes = [capacity for capacity, own in zip(usable, ids, strict=True) if own == domain]
+            return ClosestNodes(_pack(nodes, count, _narrower_than(level)), level, domain)
     return ClosestNodes() if needs.required else ClosestNodes(_pack(usable, count, LEVELS))
 
 
@@ -107,7 +101,7 @@ def nodes_to_reserve(usable: Sequence[NodeCapacity], count: int, needs: NetworkN
 
 def largest_domain(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> int:
     """Return the number of nodes of the largest domain of a level; 0 if no domain is known."""
-    return max((len(nodes) for name, nodes in _domains(capacities, level) if name), default=0)
+    return max(Counter(filter(None, _domain_ids(capacities, level))).values(), default=0)
 
 
 def _pack(nodes: Sequence[NodeCapacity], count: int, levels: Sequence[NetworkLevel]) -> tuple[NodeCapacity, ...]:
@@ -127,14 +121,22 @@ def _pack(nodes: Sequence[NodeCapacity], count: int, levels: Sequence[NetworkLev
         domain = enough[-1] if enough else domains[0]
         domains.remove(domain)
         taken.extend(_pack(domain[1], missing, narrower))
-    without_position = [capacity for capacity in nodes if not domain_of(capacity, level)]
+    without_position = [node for node, domain in zip(nodes, _domain_ids(nodes, level), strict=True) if not domain]
     return (*taken, *_pack(without_position, count - len(taken), narrower))
 
 
-def _domains(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> Iterable[tuple[str, list[NodeCapacity]]]:
+def _domain_ids(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> list[str]:
+    """Return the id of the domain of each node; empty if it is unknown."""
+    if level is NetworkLevel.ULTRA_SERVER:
+        return [capacity.ultra_server for capacity in capacities]
+    index = LEVELS.index(level)
+    return [layers[index] if index < len(layers := capacity.network_layers) else "" for capacity in capacities]
+
+
+def _domains(capacities: Sequence[NodeCapacity], level: NetworkLevel) -> Iterable[tuple[str, list[NodeCapacity]]]:
     domains: dict[str, list[NodeCapacity]] = defaultdict(list)
-    for capacity in capacities:
-        domains[domain_of(capacity, level)].append(capacity)
+    for capacity, domain in zip(capacities, _domain_ids(capacities, level), strict=True):
+        domains[domain].append(capacity)
     return domains.items()
 
 
