@@ -36,11 +36,11 @@ def plain_jobs(
 ) -> tuple[list[Json], int, bool]:
     """Return the documents of the holders, how many are in sums, and whether they were cut: holder by holder."""
     workload = decision.workload
-    root = scheduler.snapshot.queues[workload.queue].node.root
+    root = scheduler.snapshot.queues[workload.queue].quota_node.root
     single: list[tuple[Admitted, bool]] = []
     summed: list[Admitted] = []
     for admitted, was_evicted in state.holders:
-        if scheduler.snapshot.queues[admitted.workload.queue].node.root is not root:
+        if scheduler.snapshot.queues[admitted.workload.queue].quota_node.root is not root:
             continue
         if _could_stop(workload, admitted, state.queues[workload.queue], decision.earlier.victims):
             single.append((admitted, was_evicted))

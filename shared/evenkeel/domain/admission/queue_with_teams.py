@@ -270,7 +270,7 @@ class _TeamCycle:
         self.scheduler.withdraw(workload)
         self._reserve(request, workload, unplaced.decision.assignment)
         if request.job_id in self.reserved_quota:
-            self.scheduler.snapshot.queue_of(workload).node.add_all(self.reserved_quota[request.job_id][1])
+            self.scheduler.snapshot.queue_of(workload).quota_node.add_all(self.reserved_quota[request.job_id][1])
         if is_strict:
             self._block_queue(request)
         return True
@@ -380,10 +380,10 @@ class _TeamCycle:
         queue = self.scheduler.snapshot.queue_of(decision.workload)
         wanted = {key: amount for key, amount in decision.assignment.use.items() if amount > 0}
         _, reserved = self.reserved_quota.get(request.job_id, ("", {}))
-        queue.node.remove_all(reserved)
+        queue.quota_node.remove_all(reserved)
         demand = QuotaDemand(decision.workload, queue, wanted, frozenset(wanted))
         victims = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
-        queue.node.add_all(reserved)
+        queue.quota_node.add_all(reserved)
         started = {charge.job_id for charges in self.queues.started.values() for charge in charges}
         return [victim for victim in victims if victim.workload_id not in started]
 

@@ -128,7 +128,10 @@ class AdmissionRequest(Value):
 
     @property
     def queue_order_key(self) -> tuple[int, datetime, str]:
-        """Order in the queue: recoveries, jobs that displaced others, other jobs, displaced jobs; by submission."""
+        """Order in the queue: recoveries, jobs that displaced others, other jobs, displaced jobs; by submission.
+
+        Priority plays no part. With teams, the queue engine orders the jobs of each queue again, by priority.
+        """
         rank = 0 if self.has_prior_grant else 1 if self.has_displaced else 3 if self.is_displaced else 2
         return (rank, self.submitted_at, self.job_id)
 

@@ -6,7 +6,7 @@
     potential(n)  the most that n could use in an empty tree
     available(n)  what n could use now; negative if the tree uses more than its quota
 
-Each figure exists for each key. A node therefore has a slot for each of its keys, and a slot refers to the slot of its
+Each figure exists for each key. A node of the tree therefore has a slot for each of its keys, and a slot refers to the slot of its
 parent: a Kueue cycle reads little else. Removing the use that was added restores the tree exactly. Source: Kueue's
 concepts of cohort and quota.
 """
@@ -17,7 +17,7 @@ from evenkeel.domain.kueue.objects import NO_QUOTA, Cohort, Key, Queue, Quota, R
 
 
 class Slot:
-    """Quota and use of one key in one node."""
+    """Quota and use of one key in one node of the quota tree."""
 
     __slots__ = ("_potential", "borrow", "chain", "guaranteed", "nominal", "parent_slot", "subtree", "use")
 
@@ -92,7 +92,7 @@ class Slot:
 
 
 class QuotaNode:
-    """A queue or a cohort in its tree, with its quota and use."""
+    """A node of the quota tree: a queue or a cohort, with its quota and use. It is no machine."""
 
     __slots__ = (
         "_by_resource",
@@ -139,7 +139,7 @@ class QuotaNode:
 
     @property
     def root(self) -> "QuotaNode":
-        """The root of the tree; the node itself if it has no parent."""
+        """The root of the tree; the entry itself if it has no parent."""
         return self.path[-1] if self.path else self
 
     def potential(self, key: Key) -> int:
@@ -212,7 +212,7 @@ class QuotaNode:
 
     @property
     def lendable(self) -> dict[str, int]:
-        """The most that a child of this node could use, by resource."""
+        """The most that a child could use, by resource."""
         if self._lendable is None:
             amounts: dict[str, int] = {}
             for key, _ in self.root.declared:
@@ -237,7 +237,7 @@ class Tree:
     def __init__(self, queues: Iterable[Queue], cohorts: Iterable[Cohort]) -> None:
         """Build the trees without use."""
         self.queues = {
-            queue.name: _node(queue, is_queue=True) for queue in sorted(queues, key=lambda queue: queue.name)
+            queue.name: quota_node_of(queue, is_queue=True) for queue in sorted(queues, key=lambda queue: queue.name)
         }
         declared = {cohort.name: cohort for cohort in cohorts}
         parents = {name: cohort.parent for name, cohort in declared.items()}
@@ -247,7 +247,7 @@ class Tree:
         for name in (*specs.values(), *parents.values()):
             if name and name not in declared:
                 declared[name] = Cohort(name)  # named as a parent but never declared: a root without quota
-        self.cohorts = {name: _node(declared[name], is_queue=False) for name in sorted(declared)}
+        self.cohorts = {name: quota_node_of(declared[name], is_queue=False) for name in sorted(declared)}
         for name, parent in sorted(parents.items()):
             if parent and name not in self.cyclic:
                 self._attach(self.cohorts[name], parent)
@@ -263,29 +263,29 @@ class Tree:
 
     def roots(self) -> Iterator[QuotaNode]:
         """Yield the root of each tree: cohorts by name, then queues without a cohort."""
-        for node in (*self.cohorts.values(), *self.queues.values()):
-            if node.parent is None:
-                yield node
+        for quota_node in (*self.cohorts.values(), *self.queues.values()):
+            if quota_node.parent is None:
+                yield quota_node
 
     def is_cyclic(self, queue: str) -> bool:
         """Whether a queue is below a cohort that is its own ancestor."""
-        node = self.queues[queue]
-        return any(ancestor.name in self.cyclic for ancestor in node.path)
+        quota_node = self.queues[queue]
+        return any(ancestor.name in self.cyclic for ancestor in quota_node.path)
 
 
-def queues_below(node: QuotaNode) -> Iterator[QuotaNode]:
+def queues_below(quota_node: QuotaNode) -> Iterator[QuotaNode]:
     """Yield the queues of a subtree, depth first."""
-    if node.is_queue:
-        yield node
-    for child in node.children:
+    if quota_node.is_queue:
+        yield quota_node
+    for child in quota_node.children:
         yield from queues_below(child)
 
 
-def _node(declared: Queue | Cohort, *, is_queue: bool) -> QuotaNode:
+def quota_node_of(declared: Queue | Cohort, *, is_queue: bool) -> QuotaNode:
     quotas = quotas_of(declared.groups)
-    node = QuotaNode(declared.name, quotas, declared.fair_weight, is_queue=is_queue)
-    node.is_active = not isinstance(declared, Queue) or declared.is_active
-    return node
+    quota_node = QuotaNode(declared.name, quotas, declared.fair_weight, is_queue=is_queue)
+    quota_node.is_active = not isinstance(declared, Queue) or declared.is_active
+    return quota_node
 
 
 def _cyclic_cohorts(parents: Mapping[str, str]) -> frozenset[str]:
@@ -304,21 +304,21 @@ def _cyclic_cohorts(parents: Mapping[str, str]) -> frozenset[str]:
     return frozenset(cyclic)
 
 
-def _accumulate(node: QuotaNode) -> None:
+def _accumulate(quota_node: QuotaNode) -> None:
     """Add up the quota of each subtree, from the leaves to the root."""
-    node.path = (node.parent, *node.parent.path) if node.parent else ()
-    node.children.sort(key=lambda child: (child.is_queue, child.name))
-    for key in node.quotas:
-        node.at(key)
-    for child in node.children:
+    quota_node.path = (quota_node.parent, *quota_node.parent.path) if quota_node.parent else ()
+    quota_node.children.sort(key=lambda child: (child.is_queue, child.name))
+    for key in quota_node.quotas:
+        quota_node.at(key)
+    for child in quota_node.children:
         _accumulate(child)
         for key, slot in child.declared:
-            node.at(key).subtree += slot.subtree - slot.guaranteed
-    for key, quota in node.quotas.items():
+            quota_node.at(key).subtree += slot.subtree - slot.guaranteed
+    for key, quota in quota_node.quotas.items():
         if quota.lend is not None:
-            slot = node.at(key)
+            slot = quota_node.at(key)
             slot.guaranteed = max(0, slot.subtree - quota.lend)
-    node.declared = tuple(node.slots.items())
+    quota_node.declared = tuple(quota_node.slots.items())
     # The quota and the use of an inactive queue count. Otherwise it is ignored.
-    node.children = [child for child in node.children if child.is_active]
-    node.height = max((1 if child.is_queue else child.height + 1 for child in node.children), default=0)
+    quota_node.children = [child for child in quota_node.children if child.is_active]
+    quota_node.height = max((1 if child.is_queue else child.height + 1 for child in quota_node.children), default=0)

@@ -41,7 +41,7 @@ class Entry:
 class _Taken(NamedTuple):
     """Quota that a head of this cycle took; the cycle returns it at its end."""
 
-    node: QuotaNode
+    quota_node: QuotaNode
     amounts: Mapping[Key, int]
     fits: bool
     """Whether the head fits at once. If not, the amounts are only reserved for it."""
@@ -87,13 +87,13 @@ class SchedulingCycle:
             preempted: The victims that `earlier` names.
         """
         for queue, amounts, fits in earlier.usage:
-            self._take(self._snapshot.queues[queue].node, dict(amounts), fits=fits)
+            self._take(self._snapshot.queues[queue].quota_node, dict(amounts), fits=fits)
         for victim in preempted:
-            root = self._snapshot.queue_of(victim.workload).node.root
+            root = self._snapshot.queue_of(victim.workload).quota_node.root
             self._preempted.setdefault(root, {})[victim.workload.workload_id] = victim
         decisions = [self._process(entry) for entry in self._in_order(entries)]
         for taken in reversed(self._taken):
-            taken.node.remove_all(taken.amounts)
+            taken.quota_node.remove_all(taken.amounts)
         return decisions
 
     def _in_order(self, entries: Mapping[str, Entry]) -> Iterator[Entry]:
@@ -103,7 +103,7 @@ class SchedulingCycle:
         queues = self._snapshot.queues
         tournament = fair_sharing.Tournament(
             {
-                name: fair_sharing.Contestant(entry.waiting.workload, queues[name].node, entry.use)
+                name: fair_sharing.Contestant(entry.waiting.workload, queues[name].quota_node, entry.use)
                 for name, entry in entries.items()
             }
         )
@@ -112,16 +112,16 @@ class SchedulingCycle:
             before = len(self._taken)
             yield entries[name]
             if len(self._taken) > before:
-                tournament.changed(queues[name].node)
+                tournament.changed(queues[name].quota_node)
 
     # ------------------------------------------------------------ one head
 
     def _process(self, entry: Entry) -> CycleDecision:
         """Decide about one head, after the decisions about earlier heads of this cycle."""
-        node = self._snapshot.queue_of(entry.waiting.workload).node
-        preempted = self._preempted.setdefault(node.root, {})
+        quota_node = self._snapshot.queue_of(entry.waiting.workload).quota_node
+        preempted = self._preempted.setdefault(quota_node.root, {})
         if self._node_fit is not None:
-            usage = tuple((taken.node.name, dict(taken.amounts), taken.fits) for taken in self._taken)
+            usage = tuple((taken.quota_node.name, dict(taken.amounts), taken.fits) for taken in self._taken)
             entry.earlier = EarlierHeads(usage, tuple(preempted))
         if self._waits_for_pods_ready:
             reason = "An earlier job of this cycle waits until the pods of all admitted jobs are ready."
@@ -129,13 +129,13 @@ class SchedulingCycle:
         if _shares_victims(entry, preempted):
             self._recompute(entry, preempted)
         return (
-            self._decide_without_fit(entry, node)
-            or self._decide_overtaken(entry, node, preempted)
-            or self._decide_without_nodes(entry, node)
-            or self._grant(entry, node, preempted)
+            self._decide_without_fit(entry, quota_node)
+            or self._decide_overtaken(entry, quota_node, preempted)
+            or self._decide_without_nodes(entry, quota_node)
+            or self._grant(entry, quota_node, preempted)
         )
 
-    def _decide_without_fit(self, entry: Entry, node: QuotaNode) -> CycleDecision | None:
+    def _decide_without_fit(self, entry: Entry, quota_node: QuotaNode) -> CycleDecision | None:
         """Decide about a head that had no usable nomination; None if it had one."""
         workload, assignment = entry.waiting.workload, entry.assignment
         if workload.inadmissible_reason:
@@ -143,29 +143,29 @@ class SchedulingCycle:
         if assignment.verdict is AssignmentMode.NO_FIT:
             return _decision(entry, Result.NO_FIT, _pending_message(assignment), pending=assignment.pending)
         if assignment.verdict is AssignmentMode.PREEMPT and not entry.victims:
-            reserved = self._reserve(entry, node)
-            self._take(node, reserved, fits=False)
+            reserved = self._reserve(entry, quota_node)
+            self._take(quota_node, reserved, fits=False)
             reason = "The job fits only after preemption, and its queue's policies allow no victim."
             return _decision(entry, Result.NO_CANDIDATES, reason, pending=Pending.WAITING_FOR_QUOTA, reserved=reserved)
         return None
 
     def _decide_overtaken(
-        self, entry: Entry, node: QuotaNode, preempted: Mapping[str, Admitted]
+        self, entry: Entry, quota_node: QuotaNode, preempted: Mapping[str, Admitted]
     ) -> CycleDecision | None:
         """Decide about a head whose quota or victims an earlier head took; None if none did."""
         if entry.assignment.verdict is AssignmentMode.DEFERRED:
             entry.progress = None
-            self._take(node, entry.use, fits=False)
+            self._take(quota_node, entry.use, fits=False)
             return _decision(entry, Result.DEFERRED, "The job fits when the present evictions have ended.")
         if _shares_victims(entry, preempted):
             reason = "Another job of this cycle already preempts the same victims."
             return _decision(entry, Result.SKIPPED, reason, pending=Pending.WAITING_FOR_QUOTA)
-        if not self._still_fits(entry, node, preempted):
+        if not self._still_fits(entry, quota_node, preempted):
             reason = "The job no longer fits after earlier decisions of this cycle."
             return _decision(entry, Result.SKIPPED, reason, pending=Pending.WAITING_FOR_QUOTA)
         return None
 
-    def _decide_without_nodes(self, entry: Entry, node: QuotaNode) -> CycleDecision | None:
+    def _decide_without_nodes(self, entry: Entry, quota_node: QuotaNode) -> CycleDecision | None:
         """Decide about a head that has quota and no nodes; None if nodes fit."""
         workload, assignment = entry.waiting.workload, entry.assignment
         why_not = self._node_fit(workload, assignment, tuple(entry.victims)) if self._node_fit else ""
@@ -174,14 +174,14 @@ class SchedulingCycle:
         # The head of a strict queue blocks its queue, so quota within its nominal quota is reserved for it.
         is_strict = self._snapshot.queue_of(workload).spec.strategy is QueueingStrategy.STRICT
         reserved = entry.use if is_strict and not assignment.level and not entry.victims else {}
-        self._take(node, reserved, fits=assignment.verdict is AssignmentMode.FIT)
+        self._take(quota_node, reserved, fits=assignment.verdict is AssignmentMode.FIT)
         return _decision(entry, Result.NO_NODES, why_not, reserved=reserved)
 
-    def _grant(self, entry: Entry, node: QuotaNode, preempted: dict[str, Admitted]) -> CycleDecision:
+    def _grant(self, entry: Entry, quota_node: QuotaNode, preempted: dict[str, Admitted]) -> CycleDecision:
         """Admit a head, or preempt its victims."""
         is_fit = entry.assignment.verdict is AssignmentMode.FIT
         preempted.update((victim.workload_id, victim.admitted) for victim in entry.victims)
-        self._take(node, entry.use, fits=is_fit)
+        self._take(quota_node, entry.use, fits=is_fit)
         if is_fit and self._must_wait_for_pods(entry):
             self._waits_for_pods_ready = True
             reason = "The job fits. It waits until the pods of all jobs admitted before it are ready."
@@ -197,11 +197,11 @@ class SchedulingCycle:
 
     # ------------------------------------------------------------ parts of a decision
 
-    def _take(self, node: QuotaNode, amounts: Amounts, *, fits: bool) -> None:
+    def _take(self, quota_node: QuotaNode, amounts: Amounts, *, fits: bool) -> None:
         """Count quota as used until the end of the cycle."""
         if amounts:
-            node.add_all(amounts)
-            self._taken.append(_Taken(node, amounts, fits))
+            quota_node.add_all(amounts)
+            self._taken.append(_Taken(quota_node, amounts, fits))
 
     def _must_wait_for_pods(self, entry: Entry) -> bool:
         """Whether pods of an admitted workload are not ready, and the rules make the head wait for them.
@@ -226,29 +226,29 @@ class SchedulingCycle:
         evicted.pop(entry.waiting.workload.queue, None)
         below: dict[str, Amounts] = {}
         for queue, amounts in evicted.items():
-            node = self._snapshot.queues[queue].node
-            short = {key: slot.nominal - (slot.use - amounts[key]) for key in amounts for slot in (node.at(key),)}
+            quota_node = self._snapshot.queues[queue].quota_node
+            short = {key: slot.nominal - (slot.use - amounts[key]) for key in amounts for slot in (quota_node.at(key),)}
             lost = {key: min(amount, amounts[key]) for key, amount in short.items() if min(amount, amounts[key]) > 0}
             if lost:
                 below[queue] = lost
         return below
 
-    def _still_fits(self, entry: Entry, node: QuotaNode, preempted: Mapping[str, Admitted]) -> bool:
+    def _still_fits(self, entry: Entry, quota_node: QuotaNode, preempted: Mapping[str, Admitted]) -> bool:
         """Whether the head fits once its own victims and all earlier victims of the cycle are gone."""
         gone = {**preempted, **{victim.workload_id: victim.admitted for victim in entry.victims}}
         if not gone:
-            return node.fits(entry.use)
+            return quota_node.fits(entry.use)
         with self._snapshot.without_use_of(gone.values()):
-            fits = node.fits(entry.use)
+            fits = quota_node.fits(entry.use)
         if not fits or entry.victims or not self._snapshot.rules.never_overcommits:
             return fits
         # Test the present state too: the victims still hold quota, and the heads that wait for them do not.
         waiting = [taken for taken in self._taken if not taken.fits]
         for taken in reversed(waiting):
-            taken.node.remove_all(taken.amounts)
-        fits = node.fits(entry.use)
+            taken.quota_node.remove_all(taken.amounts)
+        fits = quota_node.fits(entry.use)
         for taken in waiting:
-            taken.node.add_all(taken.amounts)
+            taken.quota_node.add_all(taken.amounts)
         return fits
 
     def _recompute(self, entry: Entry, preempted: Mapping[str, Admitted]) -> None:
@@ -262,7 +262,7 @@ class SchedulingCycle:
         if entry.assignment.verdict is AssignmentMode.FIT:
             entry.assignment.verdict = AssignmentMode.DEFERRED
 
-    def _reserve(self, entry: Entry, node: QuotaNode) -> Amounts:
+    def _reserve(self, entry: Entry, quota_node: QuotaNode) -> Amounts:
         """Return the quota to reserve for a head without candidates, so that later heads do not take it.
 
         Nothing if the head's queue may reclaim its quota from any workload.
@@ -272,7 +272,7 @@ class SchedulingCycle:
             return {}
         reserved: Amounts = {}
         for key, amount in entry.assignment.use.items():
-            slot = node.at(key)
+            slot = quota_node.at(key)
             if entry.assignment.level == 0:
                 reserved[key] = max(0, min(amount, slot.nominal - slot.use))
             elif slot.borrow is None:

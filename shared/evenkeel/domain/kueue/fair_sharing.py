@@ -1,4 +1,4 @@
-"""Fair sharing: the borrowing of a node relative to its maximum, and the resulting order and victims.
+"""Fair sharing: the borrowing of a quota node relative to its maximum, and the resulting order and victims.
 
     share(n) = max over resources of 1000 · (use of n beyond its quota, over all flavors) / lendable(resource),
                divided by n's weight; 0 without a parent. With weight 0, any borrowing counts as infinite.
@@ -29,7 +29,7 @@ from evenkeel.domain.kueue.snapshot import Snapshot, not_using, using
 
 
 class Share(NamedTuple):
-    """The borrowing of a node, relative to the quota that others could lend to it."""
+    """The borrowing of a quota node, relative to the quota that others could lend to it."""
 
     ratio: float = 0.0
     """Per mille, before division by the weight."""
@@ -53,17 +53,17 @@ class Share(NamedTuple):
         return (False, self.value)
 
     def borrows_any_of(self, wanted: Mapping[Key, int]) -> bool:
-        """Whether the node borrows a key of which something is wanted."""
+        """Whether the quota node borrows a key of which an amount is requested."""
         return any(wanted.get(key, 0) > 0 for key in self.borrowed)
 
 
-def share_of(node: QuotaNode) -> Share:
-    """Return a node's share in its tree."""
-    if node.parent is None:
-        return Share(weight=node.weight)
+def share_of(quota_node: QuotaNode) -> Share:
+    """Return a quota node's share in its tree."""
+    if quota_node.parent is None:
+        return Share(weight=quota_node.weight)
     ratio, resource = 0.0, ""
     borrowed: list[Key] = []
-    for name, slots in node.by_resource:  # sorted by name, so that the first of equal ratios wins
+    for name, slots in quota_node.by_resource:  # sorted by name, so that the first of equal ratios wins
         beyond = 0
         for key, slot in slots:
             over = slot.use - slot.subtree
@@ -71,10 +71,10 @@ def share_of(node: QuotaNode) -> Share:
                 beyond += over
                 borrowed.append(key)
         if beyond:
-            lendable = node.parent.lendable.get(name, 0)
+            lendable = quota_node.parent.lendable.get(name, 0)
             if lendable > 0 and beyond * 1000.0 / lendable > ratio:
                 ratio, resource = beyond * 1000.0 / lendable, name
-    return Share(ratio, node.weight, resource, tuple(borrowed))
+    return Share(ratio, quota_node.weight, resource, tuple(borrowed))
 
 
 # ---------------------------------------------------------------- the order of the heads
@@ -85,7 +85,7 @@ class Contestant:
     """A head, and the quota that it needs."""
 
     workload: Workload
-    node: QuotaNode
+    quota_node: QuotaNode
     wanted: Amounts
 
 
@@ -106,10 +106,10 @@ class Tournament:
         self._winners: dict[QuotaNode, Contestant | None] = {}
         self._roots: dict[QuotaNode, int] = {}
         for contestant in contestants.values():
-            root = contestant.node.root
+            root = contestant.quota_node.root
             self._roots[root] = self._roots.get(root, 0) + 1
         # Trees in the order of the first of their queues' names.
-        self._waiting = [contestants[name].node.root for name in sorted(contestants, reverse=True)]
+        self._waiting = [contestants[name].quota_node.root for name in sorted(contestants, reverse=True)]
 
     def __bool__(self) -> bool:
         return bool(self._contestants)
@@ -121,16 +121,16 @@ class Tournament:
         root = self._waiting[-1]
         winner = self._contestants[root.name] if root.is_queue else self._winner(root)
         assert winner is not None
-        del self._contestants[winner.node.name]
+        del self._contestants[winner.quota_node.name]
         self._roots[root] -= 1
-        for ancestor in winner.node.path:
+        for ancestor in winner.quota_node.path:
             self._winners.pop(ancestor, None)
-        return winner.node.name
+        return winner.quota_node.name
 
-    def changed(self, node: QuotaNode) -> None:
+    def changed(self, quota_node: QuotaNode) -> None:
         """Drop the cached ranks that depend on a queue's use: its own rank, and the ranks of the cohorts above it."""
-        self._ranks.pop(node, None)
-        for ancestor in node.path:
+        self._ranks.pop(quota_node, None)
+        for ancestor in quota_node.path:
             self._ranks.pop(ancestor, None)
             self._winners.pop(ancestor, None)
 
@@ -151,7 +151,7 @@ class Tournament:
 
     def _rank(self, contestant: Contestant, through: QuotaNode) -> _Rank:
         """Return the rank of a head at a cohort: the share of the child it came through, its wanted quota included."""
-        with using(contestant.node, contestant.wanted):
+        with using(contestant.quota_node, contestant.wanted):
             share = share_of(through)
         workload = contestant.workload
         rank = (share.borrows_any_of(contestant.wanted), share.rank, -workload.priority, workload.queued_at)
@@ -171,7 +171,7 @@ def fair_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
         return []
     first, *second = snapshot.rules.fair_strategies
     victims: list[Victim] = []
-    with using(demand.queue.node, demand.wanted):  # shares are compared with the preemptor's use included
+    with using(demand.queue.quota_node, demand.wanted):  # shares are compared with the preemptor's use included
         done, retry = _first_rule(demand, snapshot, candidates, victims, first)
         if not done and second:
             done = _second_rule(demand, snapshot, retry, victims)
@@ -186,10 +186,10 @@ def fair_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
 def _candidates(demand: QuotaDemand, snapshot: Snapshot) -> Iterator[Admitted]:
     queue, policies = demand.queue, demand.queue.spec.preemption
     yield from candidates_in(queue, demand, policies.within, snapshot)
-    if queue.node.parent is None or policies.reclaim is PreemptionPolicy.NEVER:
+    if queue.quota_node.parent is None or policies.reclaim is PreemptionPolicy.NEVER:
         return
-    for other in queues_below(queue.node.root):
-        if other is not queue.node and not other.is_within_quota(demand.contested):
+    for other in queues_below(queue.quota_node.root):
+        if other is not queue.quota_node and not other.is_within_quota(demand.contested):
             yield from candidates_in(snapshot.queues[other.name], demand, policies.reclaim, snapshot)
 
 
@@ -197,32 +197,32 @@ class _Targets:
     """The queues whose workloads may be preempted. The next queue is always in the branch with the highest share."""
 
     def __init__(self, demand: QuotaDemand, candidates: Iterable[Admitted], now: float) -> None:
-        self.node = demand.queue.node
+        self.quota_node = demand.queue.quota_node
         self.now = now
         self.of: dict[str, list[Admitted]] = {}
         for candidate in candidates:
             self.of.setdefault(candidate.workload.queue, []).append(candidate)
-        self.path = set(self.node.path)
+        self.path = set(self.quota_node.path)
         self.dropped: set[QuotaNode] = set()
         self._shares: dict[QuotaNode, Share] = {}
 
     def __iter__(self) -> Iterator[QuotaNode]:
         """Yield the next queue. The caller takes a candidate from it or drops it."""
-        if self.node.parent is None:
-            while self.node not in self.dropped and self.of.get(self.node.name):
-                yield self.node
+        if self.quota_node.parent is None:
+            while self.quota_node not in self.dropped and self.of.get(self.quota_node.name):
+                yield self.quota_node
             return
-        root = self.node.root
+        root = self.quota_node.root
         while root not in self.dropped:
             queue = self._next(root)
             if queue is not None:
                 yield queue
 
-    def share(self, node: QuotaNode) -> Share:
-        """Return a node's share, cached until a workload below it is removed."""
-        share = self._shares.get(node)
+    def share(self, quota_node: QuotaNode) -> Share:
+        """Return a quota node's share, cached until a workload below it is removed."""
+        share = self._shares.get(quota_node)
         if share is None:
-            share = self._shares[node] = share_of(node)
+            share = self._shares[quota_node] = share_of(quota_node)
         return share
 
     def lost(self, queue: QuotaNode) -> None:
@@ -240,7 +240,7 @@ class _Targets:
                 continue
             share = self.share(child)
             if child.is_queue:
-                if not self.of.get(child.name) or (not share.borrowed and child is not self.node):
+                if not self.of.get(child.name) or (not share.borrowed and child is not self.quota_node):
                     self.dropped.add(child)
                 elif share.rank > queue_rank or (
                     share.rank == queue_rank and best_queue is not None and self._precedes(child, best_queue)
@@ -259,7 +259,9 @@ class _Targets:
 
     def _precedes(self, queue: QuotaNode, other: QuotaNode) -> bool:
         candidate, other_candidate = self.of[queue.name][0], self.of[other.name][0]
-        return order_key(candidate, self.node.name, self.now) < order_key(other_candidate, self.node.name, self.now)
+        return order_key(candidate, self.quota_node.name, self.now) < order_key(
+            other_candidate, self.quota_node.name, self.now
+        )
 
     def take(self, queue: QuotaNode) -> Admitted:
         """Remove and return a queue's next candidate."""
@@ -268,13 +270,13 @@ class _Targets:
     def branches(self, queue: QuotaNode) -> tuple[QuotaNode, QuotaNode]:
         """Return the two nodes just below the common ancestor: the preemptor's and the queue's."""
         met = next(ancestor for ancestor in queue.path if ancestor in self.path)
-        return _below(met, self.node), _below(met, queue)
+        return _below(met, self.quota_node), _below(met, queue)
 
 
-def _below(ancestor: QuotaNode, node: QuotaNode) -> QuotaNode:
-    """Return the child of an ancestor on the path to a node."""
-    through = node
-    for quota_node in node.path:
+def _below(ancestor: QuotaNode, descendant: QuotaNode) -> QuotaNode:
+    """Return the child of an ancestor on the path to a descendant of it."""
+    through = descendant
+    for quota_node in descendant.path:
         if quota_node is ancestor:
             break
         through = quota_node
@@ -285,8 +287,8 @@ def _first_rule(
     demand: QuotaDemand, snapshot: Snapshot, candidates: list[Admitted], victims: list[Victim], rule: str
 ) -> tuple[bool, list[Admitted]]:
     """Remove candidates by the first rule; return whether the preemptor fits, and which candidates failed the rule."""
-    node = demand.queue.node
-    is_within_nominal = node.is_within_quota(demand.contested)
+    quota_node = demand.queue.quota_node
+    is_within_nominal = quota_node.is_within_quota(demand.contested)
     targets = _Targets(demand, candidates, snapshot.now)
     retry: list[Admitted] = []
 
@@ -297,8 +299,8 @@ def _first_rule(
         return _fits_without_itself(demand)
 
     for queue in targets:
-        if queue is node or is_within_nominal:
-            reason = Reason.IN_CLUSTER_QUEUE if queue is node else Reason.IN_COHORT_RECLAMATION
+        if queue is quota_node or is_within_nominal:
+            reason = Reason.IN_CLUSTER_QUEUE if queue is quota_node else Reason.IN_COHORT_RECLAMATION
             if remove(targets.take(queue), queue, reason):
                 return True, []
             continue
@@ -342,5 +344,5 @@ def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted],
 
 def _fits_without_itself(demand: QuotaDemand) -> bool:
     """Whether the preemptor fits, without its own simulated use."""
-    with not_using(demand.queue.node, demand.wanted):
+    with not_using(demand.queue.quota_node, demand.wanted):
         return fits(demand, may_borrow=True)

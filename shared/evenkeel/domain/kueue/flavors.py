@@ -233,7 +233,7 @@ class FlavorAssigner:
                     break
             with_earlier = used.get(key, 0) + amount
             if worst is FlavorMode.NO_FIT:  # the other resources only decide which reason is the most severe
-                if pending is Pending.WAITING_FOR_QUOTA and with_earlier > self.queue.node.at(key).potential:
+                if pending is Pending.WAITING_FOR_QUOTA and with_earlier > self.queue.quota_node.at(key).potential:
                     pending = Pending.EXCEEDS_MAX_QUOTA
                 continue
             reason, inequality = self._compare(key, with_earlier)
@@ -249,15 +249,15 @@ class FlavorAssigner:
 
     def _compare(self, key: Key, wanted: int) -> tuple[Pending, Inequality]:
         """Compare the amount wanted of one key with the quota."""
-        node, spec = self.queue.node, self.queue.spec
-        slot = node.slots.get(key) or node.at(key)
+        quota_node, spec = self.queue.quota_node, self.queue.spec
+        slot = quota_node.slots.get(key) or quota_node.at(key)
         available, potential, pending = max(0, slot.available()), slot.potential, Pending.NONE
         if wanted > potential:
             mode, level, pending = FlavorMode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA
         elif wanted <= available:
-            mode, level = FlavorMode.FIT, 0 if slot.use + wanted <= slot.subtree else node.level(key, wanted)[0]
+            mode, level = FlavorMode.FIT, 0 if slot.use + wanted <= slot.subtree else quota_node.level(key, wanted)[0]
         else:
-            level, is_smaller = node.level(key, wanted)
+            level, is_smaller = quota_node.level(key, wanted)
             may_borrow_and_preempt = spec.preemption.borrow_within is not None or (
                 self.snapshot.rules.fair_sharing and spec.preemption.reclaim is not PreemptionPolicy.NEVER
             )

@@ -146,7 +146,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """A node above queues and other cohorts. It may have quota and limits of its own."""
+    """A node of the quota tree above queues and other cohorts. It may have quota and limits of its own."""
 
     name: str
     parent: str = ""
@@ -294,7 +294,7 @@ class Workload:
 
     @cached_property
     def order(self) -> tuple[int, float, str, str]:
-        """Sorts the workloads of a queue: higher priority first, then earlier, then by id."""
+        """Sorts the workloads of a queue: higher priority first, then earlier, then by `tie_break`."""
         return (-self.priority, self.queued_at, self.tie_break, self.workload_id)
 
     @property

@@ -354,13 +354,13 @@ def state_of(scheduler: Scheduler, at: float, unqueued: Sequence[tuple[str, str]
     """Return the present state of a scheduler as a part of the answer."""
     queues = []
     for name, queue in sorted(scheduler.snapshot.queues.items()):
-        pending, node = scheduler.pending[name], queue.node
+        pending, quota_node = scheduler.pending[name], queue.quota_node
         active, parked, held = pending.by_state()
         cyclic = "its cohort is its own ancestor" if scheduler.snapshot.tree.is_cyclic(name) else ""
         stop = "" if queue.spec.stop == "None" else f"its stop policy is {queue.spec.stop}"
         queues.append(
             QueueAnswer(
-                **_node(node),
+                **_node(quota_node),
                 inactive=queue.spec.inactive or stop or cyclic,
                 active=tuple(active),
                 parked=tuple(parked),
@@ -372,7 +372,9 @@ def state_of(scheduler: Scheduler, at: float, unqueued: Sequence[tuple[str, str]
     return State(
         at=at,
         queues=tuple(queues),
-        cohorts=tuple(NodeAnswer(**_node(node)) for _, node in sorted(scheduler.snapshot.tree.cohorts.items())),
+        cohorts=tuple(
+            NodeAnswer(**_node(quota_node)) for _, quota_node in sorted(scheduler.snapshot.tree.cohorts.items())
+        ),
         admitted=tuple(
             _admitted(workload) for workload in sorted(admitted, key=lambda workload: workload.workload.workload_id)
         ),
@@ -380,12 +382,12 @@ def state_of(scheduler: Scheduler, at: float, unqueued: Sequence[tuple[str, str]
     )
 
 
-def _node(node: QuotaNode) -> dict[str, object]:
-    share = share_of(node)
+def _node(quota_node: QuotaNode) -> dict[str, object]:
+    share = share_of(quota_node)
     is_finite = math.isfinite(share.value)
     return {
-        "name": node.name,
-        "parent": node.parent.name if node.parent else "",
+        "name": quota_node.name,
+        "parent": quota_node.parent.name if quota_node.parent else "",
         "quotas": tuple(
             QuotaUsage(
                 flavor=key[0],
@@ -397,8 +399,8 @@ def _node(node: QuotaNode) -> dict[str, object]:
                 available=quantities.text(key[1], max(0, slot.available())),
                 potential=quantities.text(key[1], slot.potential),
             )
-            for key, slot in sorted(node.slots.items(), key=lambda item: item[0])
-            if slot.subtree or slot.use or key in node.quotas
+            for key, slot in sorted(quota_node.slots.items(), key=lambda item: item[0])
+            if slot.subtree or slot.use or key in quota_node.quotas
         ),
         "share": ShareAnswer(
             value=math.ceil(share.value) if is_finite else None,

@@ -76,11 +76,11 @@ class QuotaDemand:
 
 def fits(demand: QuotaDemand, *, may_borrow: bool) -> bool:
     """Whether the workload fits now."""
-    node = demand.queue.node
+    quota_node = demand.queue.quota_node
     for key, amount in demand.wanted.items():
-        if not may_borrow and node.borrows_with(key, amount):
+        if not may_borrow and quota_node.borrows_with(key, amount):
             return False
-        if amount > node.free(key):
+        if amount > quota_node.free(key):
             return False
     return True
 
@@ -273,8 +273,8 @@ def preemptable_victims(demand: QuotaDemand, snapshot: Snapshot, *, may_borrow: 
 
 
 def _is_under_nominal(demand: QuotaDemand) -> bool:
-    node = demand.queue.node
-    return all(slot.nominal > slot.use for slot in map(node.at, demand.contested))
+    quota_node = demand.queue.quota_node
+    return all(slot.nominal > slot.use for slot in map(quota_node.at, demand.contested))
 
 
 def _in_order(
@@ -298,12 +298,12 @@ def _outside(demand: QuotaDemand, snapshot: Snapshot) -> tuple[list[_Candidate],
     """Collect the candidates of other queues, from the parent to the root."""
     hierarchical: list[_Candidate] = []
     by_priority: list[_Candidate] = []
-    node = demand.queue.node
+    quota_node = demand.queue.quota_node
     if demand.queue.spec.preemption.reclaim is PreemptionPolicy.NEVER:
         return hierarchical, by_priority
-    has_advantage, rest = _holds(node, demand.wanted)
+    has_advantage, rest = _holds(quota_node, demand.wanted)
     visited: QuotaNode | None = None
-    for ancestor in node.path:
+    for ancestor in quota_node.path:
         candidates = hierarchical if has_advantage else by_priority
         for queue in _over_quota_below(ancestor, visited, demand):
             policy = demand.queue.spec.preemption.reclaim
@@ -316,16 +316,16 @@ def _outside(demand: QuotaDemand, snapshot: Snapshot) -> tuple[list[_Candidate],
     return hierarchical, by_priority
 
 
-def _holds(node: QuotaNode, wanted: Mapping[Key, int]) -> tuple[bool, Amounts]:
+def _holds(quota_node: QuotaNode, wanted: Mapping[Key, int]) -> tuple[bool, Amounts]:
     """Return whether a subtree's own quota is enough, and what its ancestors must still provide."""
-    holds = not any(node.borrows_with(key, amount) for key, amount in wanted.items())
-    return holds, {key: max(0, amount - node.at(key).unused_guaranteed) for key, amount in wanted.items()}
+    holds = not any(quota_node.borrows_with(key, amount) for key, amount in wanted.items())
+    return holds, {key: max(0, amount - quota_node.at(key).unused_guaranteed) for key, amount in wanted.items()}
 
 
-def _over_quota_below(node: QuotaNode, visited: QuotaNode | None, demand: QuotaDemand) -> Iterator[QuotaNode]:
-    """Yield the queues below a node that use more than their quota, and skip cohorts that do not."""
-    for child in node.children:
-        if child is visited or child is demand.queue.node or child.is_within_quota(demand.contested):
+def _over_quota_below(quota_node: QuotaNode, visited: QuotaNode | None, demand: QuotaDemand) -> Iterator[QuotaNode]:
+    """Yield the queues below a quota node that use more than their quota, and skip cohorts that do not."""
+    for child in quota_node.children:
+        if child is visited or child is demand.queue.quota_node or child.is_within_quota(demand.contested):
             continue
         if child.is_queue:
             yield child
@@ -366,10 +366,10 @@ def _is_usable(candidate: _Candidate, demand: QuotaDemand, snapshot: Snapshot, *
         return True
     if may_borrow and candidate.kind is _Kind.WITHOUT_BORROWING:
         return False
-    node = snapshot.queue_of(candidate.admitted.workload).node
-    if node.is_within_quota(demand.contested):
+    quota_node = snapshot.queue_of(candidate.admitted.workload).quota_node
+    if quota_node.is_within_quota(demand.contested):
         return False
-    for ancestor in node.path:
+    for ancestor in quota_node.path:
         if ancestor is candidate.common_ancestor:
             return True
         if ancestor.is_within_quota(demand.contested):
@@ -382,11 +382,11 @@ def _is_usable(candidate: _Candidate, demand: QuotaDemand, snapshot: Snapshot, *
 
 def simulate(demand: QuotaDemand, key: Key, victims: list[Victim], snapshot: Snapshot) -> tuple[FlavorMode, int]:
     """Return the mode in which these victims free one key, and the borrowing level once they are gone."""
-    node = demand.queue.node
+    quota_node = demand.queue.quota_node
     amount = demand.wanted[key]
     if not victims:
-        return FlavorMode.NO_CANDIDATES, node.level(key, amount)[0]
+        return FlavorMode.NO_CANDIDATES, quota_node.level(key, amount)[0]
     with snapshot.without_use_of(victim.admitted for victim in victims):
-        level = node.level(key, amount)[0]
+        level = quota_node.level(key, amount)[0]
     is_own = any(victim.admitted.workload.queue == demand.queue.spec.name for victim in victims)
     return (FlavorMode.PREEMPT if is_own else FlavorMode.RECLAIM), level

@@ -147,9 +147,9 @@ class Scheduler:
         admitted.workload = replace(admitted.workload, priority=priority)
         self._changed(admitted.workload)
 
-    def wake(self, node: QuotaNode) -> None:
-        """Let all parked workloads of a node's tree be tried again."""
-        self._triggers[node.root].count += 1
+    def wake(self, quota_node: QuotaNode) -> None:
+        """Let all parked workloads of a quota tree be tried again."""
+        self._triggers[quota_node.root].count += 1
 
     def _hold(self, admitted: Admitted) -> None:
         self.snapshot.admit(admitted)
@@ -159,7 +159,7 @@ class Scheduler:
     def _changed(self, workload: Workload) -> None:
         queue = self.snapshot.queue_of(workload)
         queue.generation += 1
-        self.wake(queue.node)
+        self.wake(queue.quota_node)
 
     # ------------------------------------------------------------ recent use of sub-queues
 
@@ -201,8 +201,8 @@ class Scheduler:
                 self._uses[name] = known[name]
             else:
                 most: dict[str, int] = {}
-                for key in queue.node.quotas:
-                    most[key[1]] = most.get(key[1], 0) + queue.node.potential(key)
+                for key in queue.quota_node.quotas:
+                    most[key[1]] = most.get(key[1], 0) + queue.quota_node.potential(key)
                 self._uses[name] = DecayedUse(decay, most)
                 for admitted in queue.admitted.values():
                     self._start_use(admitted)
@@ -247,9 +247,9 @@ class Scheduler:
             for name in sorted(self.pending)
             if self.snapshot.queues[name].spec.is_active and not tree.is_cyclic(name)
         ]
-        self._triggers = {node.root: RequeueTrigger() for node in tree.queues.values()}
-        for name, node in tree.queues.items():
-            self.pending[name].set_trigger(self._triggers[node.root])
+        self._triggers = {quota_node.root: RequeueTrigger() for quota_node in tree.queues.values()}
+        for name, quota_node in tree.queues.items():
+            self.pending[name].set_trigger(self._triggers[quota_node.root])
 
     # ------------------------------------------------------------ cycles
 
@@ -323,9 +323,9 @@ def _declarations_by_queue(snapshot: Snapshot, cohorts: Iterable[Cohort]) -> dic
     for cohort in cohorts:
         by_root.setdefault(id(snapshot.tree.cohorts[cohort.name].root), set()).add(repr(cohort))
     for queue in snapshot.queues.values():
-        tree = by_root.setdefault(id(queue.node.root), set())
+        tree = by_root.setdefault(id(queue.quota_node.root), set())
         tree.add(repr(queue.spec))
         tree.update(
             repr(snapshot.flavors.get(flavor.flavor)) for group in queue.spec.groups for flavor in group.flavors
         )
-    return {name: frozenset(by_root[id(queue.node.root)]) for name, queue in snapshot.queues.items()}
+    return {name: frozenset(by_root[id(queue.quota_node.root)]) for name, queue in snapshot.queues.items()}

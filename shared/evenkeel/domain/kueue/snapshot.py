@@ -55,10 +55,10 @@ class Rules(NamedTuple):
 
 @dataclass(slots=True)
 class ClusterQueueSnapshot:
-    """A queue in a snapshot: its declaration, its node in the tree, and the workloads that hold its quota."""
+    """A queue in a snapshot: its declaration, its node in the quota tree, and the workloads that hold its quota."""
 
     spec: Queue
-    node: QuotaNode
+    quota_node: QuotaNode
     admitted: dict[str, Admitted] = field(default_factory=dict)
     generation: int = 0
     """Increased when an admitted workload changes or leaves, and when quota of the tree changes."""
@@ -95,13 +95,13 @@ class Snapshot:
         """Add a workload and its use to its queue."""
         queue = self.queue_of(admitted.workload)
         queue.admitted[admitted.workload.workload_id] = admitted
-        queue.node.add_all(admitted.use)
+        queue.quota_node.add_all(admitted.use)
 
     def release(self, admitted: Admitted) -> None:
         """Remove a workload and its use from its queue."""
         queue = self.queue_of(admitted.workload)
         del queue.admitted[admitted.workload.workload_id]
-        queue.node.remove_all(admitted.use)
+        queue.quota_node.remove_all(admitted.use)
 
     @contextmanager
     def without(self, workloads: Sequence[Admitted]) -> Any:
@@ -119,12 +119,12 @@ class Snapshot:
         """Remove the use of these workloads while the context is open. The workloads stay."""
         gone = tuple(workloads)
         for workload in gone:
-            self.queue_of(workload.workload).node.remove_all(workload.use)
+            self.queue_of(workload.workload).quota_node.remove_all(workload.use)
         try:
             yield
         finally:
             for workload in gone:
-                self.queue_of(workload.workload).node.add_all(workload.use)
+                self.queue_of(workload.workload).quota_node.add_all(workload.use)
 
     def protects(self, workload: Workload, admitted: Admitted) -> bool:
         """Whether Evenkeel's own switches protect an admitted workload from preemption by a pending one."""
@@ -151,23 +151,23 @@ class Snapshot:
 
 
 @contextmanager
-def using(node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
+def using(quota_node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
     """Add use to a queue while the context is open."""
-    node.add_all(amounts)
+    quota_node.add_all(amounts)
     try:
         yield
     finally:
-        node.remove_all(amounts)
+        quota_node.remove_all(amounts)
 
 
 @contextmanager
-def not_using(node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
+def not_using(quota_node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
     """Remove use from a queue while the context is open."""
-    node.remove_all(amounts)
+    quota_node.remove_all(amounts)
     try:
         yield
     finally:
-        node.add_all(amounts)
+        quota_node.add_all(amounts)
 
 
 def positive(amounts: Amounts) -> Amounts:

@@ -238,8 +238,8 @@ def _free_amount(state: WhatIf, workload: Workload, resource: str) -> int:
     scheduler = Scheduler(state.queues, state.cohorts, state.flavors, state.rules)
     for admitted_workload in state.admitted:
         scheduler.restore(replace(admitted_workload))
-    node = scheduler.snapshot.queues[workload.queue].node
-    return min((node.available(key) for key in node.slots if key[1] == resource), default=0)
+    quota_node = scheduler.snapshot.queues[workload.queue].quota_node
+    return min((quota_node.available(key) for key in quota_node.slots if key[1] == resource), default=0)
 
 
 def _with_more(queue: Queue, name: str, flavor: str, more: dict[str, int]) -> Queue:
@@ -270,8 +270,8 @@ def _with_more(queue: Queue, name: str, flavor: str, more: dict[str, int]) -> Qu
 
 def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> AdmittingChange | None:
     """Find the lowest priority that lets the job preempt others."""
-    root = scheduler.snapshot.queues[workload.queue].node.root
-    queues = {node.name for node in queues_below(root)} | {workload.queue}
+    root = scheduler.snapshot.queues[workload.queue].quota_node.root
+    queues = {quota_node.name for quota_node in queues_below(root)} | {workload.queue}
     # A policy compares priorities: the job needs a higher one, or the same one and an earlier place in the queue.
     present = {
         admitted_workload.workload.priority
@@ -308,8 +308,8 @@ def _by_size(state: WhatIf, workload: Workload) -> AdmittingChange | None:
 
 def _by_waiting(state: WhatIf, scheduler: Scheduler, workload: Workload) -> AdmittingChange | None:
     """Find the running jobs that must end to admit the job: evicted jobs first, then the longest-running."""
-    root = scheduler.snapshot.queues[workload.queue].node.root
-    queues = {node.name for node in queues_below(root)} | {workload.queue}
+    root = scheduler.snapshot.queues[workload.queue].quota_node.root
+    queues = {quota_node.name for quota_node in queues_below(root)} | {workload.queue}
     running = sorted(
         (admitted_workload for admitted_workload in state.admitted if admitted_workload.workload.queue in queues),
         key=lambda admitted_workload: (

@@ -140,9 +140,9 @@ def quota_facts_of(
         cache: Documents of the same scheduler.
     """
     workload = decision.workload
-    root = scheduler.snapshot.queues[workload.queue].node.root
+    root = scheduler.snapshot.queues[workload.queue].quota_node.root
     # Stopped queues too: they admit no workload, but their quota and use count.
-    tree = tuple(name for name in state.queues if scheduler.snapshot.queues[name].node.root is root)
+    tree = tuple(name for name in state.queues if scheduler.snapshot.queues[name].quota_node.root is root)
     queues = {name: state.queues[name] for name in tree}
     quota_document = cache.quotas(tree, lambda: _quotas(queues, state))
     runs = cache.runs(tree, state.holders)
@@ -263,7 +263,7 @@ def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Sch
         assert holder is not None
         scheduler.restore(holder)
     for quota in facts.reserved:
-        scheduler.snapshot.queues[quota.queue].node.add_all(flat(quota.amounts))
+        scheduler.snapshot.queues[quota.queue].quota_node.add_all(flat(quota.amounts))
     workload = declared.job(facts.job, "job").workload
     for other, at in facts.evicted_at.items():
         scheduler.snapshot.evicted_at[frozenset((workload.workload_id, other))] = at

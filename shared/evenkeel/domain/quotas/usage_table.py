@@ -51,9 +51,9 @@ def usage_rows(
         name: tuple(
             UsageRow(key, slot.nominal, slot.use, max(0, slot.use - slot.nominal), lent.get((name, key), 0))
             for key in keys
-            if (slot := node.at(key)).nominal or slot.use
+            if (slot := quota_node.at(key)).nominal or slot.use
         )
-        for name, node in tree.queues.items()
+        for name, quota_node in tree.queues.items()
     }
 
 
@@ -61,14 +61,14 @@ _COHORT_QUOTA = ""
 """Stands for a team: the quota that a cohort holds itself."""
 
 
-def _borrow(node: QuotaNode, key: Key, lent: dict[tuple[str, Key], int]) -> tuple[int, dict[str, int]]:
-    """Distribute borrowing below a node; return the quota to borrow above it, and the lendable quota by team."""
-    slot = node.at(key)
+def _borrow(quota_node: QuotaNode, key: Key, lent: dict[tuple[str, Key], int]) -> tuple[int, dict[str, int]]:
+    """Distribute borrowing below a quota node; return the quota to borrow above it, and the lendable quota by team."""
+    slot = quota_node.at(key)
     lendable = max(0, slot.subtree - slot.guaranteed - max(0, slot.use - slot.guaranteed))
-    if node.is_queue:
-        return max(0, slot.use - slot.nominal), {node.name: lendable} if lendable else {}
+    if quota_node.is_queue:
+        return max(0, slot.use - slot.nominal), {quota_node.name: lendable} if lendable else {}
     to_borrow, lendable_by_team = 0, {_COHORT_QUOTA: slot.nominal} if slot.nominal else {}
-    for child in node.children:
+    for child in quota_node.children:
         more, child_lendable = _borrow(child, key, lent)
         to_borrow += more
         for name, amount in child_lendable.items():

@@ -131,8 +131,8 @@ def _free_quota(queue: str, setup: TeamSetup, charges: Iterable[Charge]) -> int:
     tree = Tree(quota_tree.queues, quota_tree.cohorts)
     for name, amounts in read_teams.use_by_team(setup, charges).items():
         tree.queues[name].add_all(amounts)
-    node = tree.queues[queue]
-    return sum(node.free(key) for key in node.quotas if read_teams.is_accelerator(key[1]))
+    quota_node = tree.queues[queue]
+    return sum(quota_node.free(key) for key in quota_node.quotas if read_teams.is_accelerator(key[1]))
 
 
 # ---------------------------------------------------------------- what would be decided

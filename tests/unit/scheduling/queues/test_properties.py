@@ -51,7 +51,7 @@ def test_tree_use_equals_job_use_and_removal_is_exact(deep: bool, seed: int) -> 
         for admitted in queue.admitted.values():
             for key, amount in admitted.use.items():
                 used[key] = used.get(key, 0) + amount
-        assert {key: slot.use for key, slot in queue.node.slots.items() if slot.use} == {
+        assert {key: slot.use for key, slot in queue.quota_node.slots.items() if slot.use} == {
             key: amount for key, amount in used.items() if amount
         }
 
@@ -108,7 +108,7 @@ def _fits_without(scheduler: Scheduler, decision: CycleDecision, others_gone: li
         for admitted in queue.admitted.values()
         if admitted.reserved_at == now and admitted not in others_gone
     ]
-    node = snapshot.queue_of(decision.workload).node
+    node = snapshot.queue_of(decision.workload).quota_node
     with snapshot.without_use_of([*others_gone, *fresh]):
         wanted = {key: amount for key, amount in decision.assignment.use.items() if amount}
         return node.fits(wanted), any(node.borrows_with(key, amount) for key, amount in wanted.items())

@@ -75,7 +75,7 @@ def test_flap_guard_limits_repeated_preemption() -> None:
     scheduler.submit(a_workload("new", "a", 2, priority=9))
 
     assert victims(scheduler.cycle(50)[0]) == {}
-    scheduler.wake(scheduler.snapshot.queues["a"].node)
+    scheduler.wake(scheduler.snapshot.queues["a"].quota_node)
     assert list(victims(scheduler.cycle(100)[0])) == ["x"]
 
 

@@ -91,7 +91,7 @@ def test_cohort_borrowing_limit_applies_to_all_its_queues() -> None:
         a_queue("a", 2, "team"), a_queue("b", 8), cohorts=cohorts, waiting=(a_workload("w", "a", 5),)
     )
 
-    assert scheduler.snapshot.queues["a"].node.potential(KEY) == 4
+    assert scheduler.snapshot.queues["a"].quota_node.potential(KEY) == 4
     assert only(scheduler).pending is Pending.EXCEEDS_MAX_QUOTA
 
 
@@ -99,8 +99,8 @@ def test_quota_cut_affects_every_queue_of_the_tree() -> None:
     scheduler = a_scheduler(a_queue("a", 4), a_queue("b", 4), admitted=(holds("h", "a", 8),))
     scheduler.reconfigure((a_queue("a", 1), a_queue("b", 4)), (), (Flavor("hp"),))
 
-    assert scheduler.snapshot.queues["b"].node.available(KEY) == -3
-    assert scheduler.snapshot.queues["b"].node.free(KEY) == 0
+    assert scheduler.snapshot.queues["b"].quota_node.available(KEY) == -3
+    assert scheduler.snapshot.queues["b"].quota_node.free(KEY) == 0
 
 
 @pytest.mark.parametrize("amount", [-12, -8, -1, 0, 1, 8, 12])
@@ -128,7 +128,7 @@ def test_head_of_an_overcommitted_queue_leaves_cohort_use_unchanged() -> None:
     )
 
     assert only(scheduler).result is Result.NO_CANDIDATES
-    assert [node.at(KEY).use for node in scheduler.snapshot.queues["a"].node.path] == [16, 16]
+    assert [node.at(KEY).use for node in scheduler.snapshot.queues["a"].quota_node.path] == [16, 16]
 
 
 def test_unlimited_quota_stays_unlimited() -> None:
@@ -590,7 +590,7 @@ def test_larger_slice_requests_the_difference_and_replaces_the_old() -> None:
 
     assert (decision.result, decision.assignment.use) == (Result.ADMITTED, {KEY: 2})
     assert (scheduler.admitted("small"), scheduler.admitted("large") is None) == (None, False)
-    assert scheduler.snapshot.queues["a"].node.at(KEY).use == 4
+    assert scheduler.snapshot.queues["a"].quota_node.at(KEY).use == 4
 
 
 def test_larger_slice_never_preempts_its_own_old_slice() -> None:
@@ -647,7 +647,7 @@ def test_repeated_shrink_frees_quota_once() -> None:
     scheduler.release("h")
     scheduler.release("h")
 
-    assert scheduler.snapshot.queues["a"].node.at(KEY).use == 0
+    assert scheduler.snapshot.queues["a"].quota_node.at(KEY).use == 0
 
 
 def test_zero_request_fits_a_full_resource() -> None:
@@ -810,7 +810,7 @@ def test_duplicate_eviction_has_one_effect() -> None:
 
     assert only(scheduler).workload.workload_id == "p"
     assert [workload.workload.workload_id for workload in scheduler.pending["a"].all()] == ["old"]
-    assert scheduler.snapshot.queues["a"].node.at(KEY).use == 4
+    assert scheduler.snapshot.queues["a"].quota_node.at(KEY).use == 4
 
 
 def test_two_queues_that_want_everything_do_not_alternate() -> None:

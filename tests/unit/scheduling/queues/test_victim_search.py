@@ -33,7 +33,7 @@ def plain_first_rule(
     demand: QuotaDemand, snapshot: Snapshot, candidates: list[Admitted], victims: list[Victim], rule: str
 ) -> tuple[bool, list[Admitted]]:
     """Remove candidates by the first rule, and compute the shares for each candidate anew."""
-    node = demand.queue.node
+    node = demand.queue.quota_node
     is_within_nominal = node.is_within_quota(demand.contested)
     targets = _Targets(demand, candidates, snapshot.now)
     retry: list[Admitted] = []

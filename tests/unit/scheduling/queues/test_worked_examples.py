@@ -166,10 +166,10 @@ def _used(node: QuotaNode) -> dict[tuple[str, str], int]:
 
 def test_simulated_changes_are_undone() -> None:
     scheduler = sharing(5)
-    before = {name: _used(queue.node) for name, queue in scheduler.snapshot.queues.items()}
+    before = {name: _used(queue.quota_node) for name, queue in scheduler.snapshot.queues.items()}
     scheduler.cycle()
 
-    assert before == {name: _used(queue.node) for name, queue in scheduler.snapshot.queues.items()}
+    assert before == {name: _used(queue.quota_node) for name, queue in scheduler.snapshot.queues.items()}
 
 
 def test_use_counts_every_pod_set() -> None:
