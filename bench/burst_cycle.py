@@ -38,7 +38,7 @@ from bench.burst import (
     setup_hash,
 )
 from bench.origin import origin, write
-from evenkeel.domain.admission.cycle_plan import AdmissionStep, Displacement, RentalStart
+from evenkeel.domain.admission.cycle_plan import AdmissionStep, DisplacementStep, RentalStep
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import decide_cycle
 from evenkeel.domain.admission.rent_plan import displacement_requester
@@ -236,9 +236,9 @@ class CycleSimulation(BurstSimulation):
         for step in plan.steps:
             if isinstance(step, AdmissionStep):
                 self._admitted(step, now)
-            elif isinstance(step, RentalStart):
+            elif isinstance(step, RentalStep):
                 self._opened(step, now)
-            elif isinstance(step, Displacement):
+            elif isinstance(step, DisplacementStep):
                 self.displacements += 1
                 waiting = step.displacement.job_id
                 self.pending[waiting] = self.pending[waiting].replace(displacing_since=moment)
@@ -374,7 +374,7 @@ class CycleSimulation(BurstSimulation):
 
     # ------------------------------------------------ rentals
 
-    def _opened(self, step: RentalStart, now: float) -> None:
+    def _opened(self, step: RentalStep, now: float) -> None:
         name = step.decision.job_id
         job = self.pending[name]
         self.pending[name] = job = job.replace(rentals=job.rentals + 1, is_migrating_back=False)

@@ -438,7 +438,16 @@ _MISSING = object()
 
 SENTENCES = frozenset(
     [
-        *("reason", "whyNot", "option", "answer", "sameShapeReason", "minRungReason", "holdReason", "blockerWaitsFor"),
+        *(
+            "reason",
+            "whyNot",
+            "option",
+            "answer",
+            "sameShapeReason",
+            "minRungReason",
+            "exclusionReason",
+            "blockerWaitsFor",
+        ),
         *("detail", "differences", "explanation", "quantity"),
     ]
 )
@@ -610,6 +619,9 @@ def _translated(renames: list[Rename], document: Json, path: str) -> Json:
 def _reshaped(document: dict[str, Json]) -> dict[str, Json]:
     """Return an object in its present shape, if the corpus holds it in an older shape than a rename can express."""
     document.pop("invoiceMicrosPerNodeHour", None)
+    if document.get("action") == "HELD":
+        is_limit = document["reason"].startswith("Waits, whatever is free")
+        return {**document, "action": "LIMIT_REACHED" if is_limit else "EXCLUDED"}
     if "mayMove" in document:
         is_allowed = document.pop("mayMove")
         return {**document, "consent": "ALLOWED" if is_allowed else "UNSET"}

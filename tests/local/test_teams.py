@@ -118,7 +118,7 @@ def test_job_waits_while_kueue_manages_its_namespace(centre: DataCentre) -> None
     centre.cluster.apply([local_queues(), {**kind, "metadata": queue, "spec": {"clusterQueue": "research"}}])
     job = TrainingJob.submit(centre, "beside-kueue", SHORT, team="red")
 
-    until(lambda: (job.why()["decision"] or {}).get("action") == "HELD", "the job to be held back", 60)
+    until(lambda: (job.why()["decision"] or {}).get("action") == "EXCLUDED", "the job to be excluded", 60)
     sentence = job.why()["sentence"]
     centre.cluster.delete("/apis/kueue.x-k8s.io/v1beta2/namespaces/red/localqueues/default")
     done = job.end()

@@ -55,7 +55,7 @@ PEOPLE = tuple(Requester(principal=name, identity=f"111122223333:role/{name}", a
 """Ana leads every team; Bea submits."""
 DEEDS = ("suspend", "resume", "rank", "quota", "drain", "unmanaged pod", "overtake", "give back", "interrupt")
 KINDS = ("fair sharing", "a strict queue", "budgets", "limits per member", "queues by use", "cohorts in cohorts")
-OUTCOMES = ("PREEMPT", "NO_QUOTA", "HELD", "WAIT", "BLOCKED")
+OUTCOMES = ("PREEMPT", "NO_QUOTA", "LIMIT_REACHED", "EXCLUDED", "WAIT", "BLOCKED")
 """Answers of the rules that some seed must have."""
 
 

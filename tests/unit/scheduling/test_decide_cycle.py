@@ -7,7 +7,7 @@ import pytest
 
 from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.authority import AdmissionAuthority
-from evenkeel.domain.admission.cycle_plan import AdmissionStep, CyclePlan, MissingFacts, PendingStep, Preemption
+from evenkeel.domain.admission.cycle_plan import AdmissionStep, CyclePlan, MissingFacts, PendingStep, PreemptionStep
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import decide_cycle
 from evenkeel.domain.admission.decide_job import Action
@@ -90,14 +90,14 @@ def test_same_snapshot_gives_the_same_plan() -> None:
 def test_job_on_an_unreadable_cluster_is_held() -> None:
     plan = decided(a_snapshot(waiting(1), unreadable=frozenset({CLUSTER}), capacities=()))
 
-    assert steps(plan) == {"job-1": "PendingStep HELD"}
+    assert steps(plan) == {"job-1": "PendingStep EXCLUDED"}
 
 
 def test_job_in_a_kueue_namespace_is_held() -> None:
     job = waiting(1)
     plan = decided(a_snapshot(job, kueue_namespaces={(CLUSTER, job.namespace): "its label"}))
 
-    assert steps(plan) == {"job-1": "PendingStep HELD"}
+    assert steps(plan) == {"job-1": "PendingStep EXCLUDED"}
     assert "its label" in plan.decisions[0].reason
 
 
@@ -105,7 +105,7 @@ def test_job_in_the_namespace_of_another_team_is_held() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     plan = decided(a_snapshot(waiting(1, spec={"team": "red"}, namespace="blue"), setup=setup))
 
-    assert steps(plan) == {"job-1": "PendingStep HELD"}
+    assert steps(plan) == {"job-1": "PendingStep EXCLUDED"}
     assert "team blue" in plan.decisions[0].reason
 
 
@@ -134,7 +134,7 @@ def preempting(**more: Any) -> CycleSnapshot:
 def test_urgent_job_preempts_a_job_of_lower_priority() -> None:
     (step,) = decided(preempting()).steps
 
-    assert isinstance(step, Preemption)
+    assert isinstance(step, PreemptionStep)
     assert step.victims == {"job-1": "InClusterQueue"}
 
 
@@ -158,9 +158,9 @@ def a_long_queue(*pending: Job, nodes: int = 1) -> CycleSnapshot:
     return a_snapshot(
         *pending,
         nodes=nodes,
-        next_page=cursors,
-        cursors_after_heads=cursors,
-        queue_cursors=QueueCursors({ALL_JOBS: "after-page"}),
+        readable_further=cursors,
+        head_ends=cursors,
+        next_cursors=QueueCursors({ALL_JOBS: "after-page"}),
     )
 
 
@@ -186,17 +186,17 @@ def test_jobs_behind_an_unblocked_job_are_read_again_first() -> None:
     snapshot = a_long_queue(waiting(1), waiting(9), nodes=2)
     cursors = QueueCursors({ALL_JOBS: "later"}, frozenset({"job-9"}), "page", (("job-1", "behind-job-1"),))
 
-    plan = decided(snapshot._replace(queue_cursors=cursors))
+    plan = decided(snapshot._replace(next_cursors=cursors))
 
     assert steps(plan) == {"job-1": "AdmissionStep ADMIT"}
-    assert plan.queue_plan.cursors == cursors._replace(next_page={ALL_JOBS: "behind-job-1"}, barriers=())
+    assert plan.queue_plan.next_cursors == cursors._replace(page_starts={ALL_JOBS: "behind-job-1"}, barriers=())
 
 
 def test_waiting_jobs_become_barriers_with_the_cursor_behind_them() -> None:
     before = QueueCursors({ALL_JOBS: "later"}, frozenset({"job-2"}), "page")
     plan = decided(a_snapshot(waiting(1, spec={"nodes": 2}, current_attempt=1), waiting(2, spec={"nodes": 2}), nodes=1))
 
-    after = before.after(plan.decisions, "behind-head")
+    after = before.with_barriers(plan.decisions, "behind-head")
 
     assert after.barriers == (("job-1", "behind-head"),)
 
@@ -204,7 +204,7 @@ def test_waiting_jobs_become_barriers_with_the_cursor_behind_them() -> None:
 def test_barriers_are_dropped_at_the_end_of_the_queue() -> None:
     cursors = QueueCursors({}, barriers=(("job-1", "cursor"),))
 
-    assert cursors.after((), "behind-head").barriers == ()
+    assert cursors.with_barriers((), "behind-head").barriers == ()
 
 
 # ---------------------------------------------------------------- missing facts

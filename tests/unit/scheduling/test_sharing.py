@@ -267,7 +267,7 @@ def test_user_limit_counts_admissions_of_this_cycle() -> None:
         charges=[a_charge(9, "red", 4, owner="role/ana", use={})],
     )
 
-    assert (answers["job-1"].action, answers["job-2"].action) == (Action.ADMIT, Action.HELD)
+    assert (answers["job-1"].action, answers["job-2"].action) == (Action.ADMIT, Action.LIMIT_REACHED)
     assert answers["job-2"].reason == (
         "The job waits because a limit is reached: 16 of 16 accelerators that role/ana may hold in team red are used, "
         "and the job asks for 8."
@@ -280,7 +280,7 @@ def test_user_limit_counts_recoveries_of_this_cycle() -> None:
 
     answers = passed(setup, capacities(4), back, a_request(2, team="red", owner="role/ana"))
 
-    assert actions(answers) == {"job-1": Action.ADMIT, "job-2": Action.HELD}
+    assert actions(answers) == {"job-1": Action.ADMIT, "job-2": Action.LIMIT_REACHED}
 
 
 def test_spent_budget_blocks_the_next_job() -> None:
@@ -289,7 +289,7 @@ def test_spent_budget_blocks_the_next_job() -> None:
 
     answers = passed(setup, capacities(2), a_request(1, team="red"), a_request(2, team="blue"), spent=spent)
 
-    assert actions(answers) == {"job-1": Action.HELD, "job-2": Action.ADMIT}
+    assert actions(answers) == {"job-1": Action.LIMIT_REACHED, "job-2": Action.ADMIT}
     assert (
         answers["job-1"].reason
         == "The job waits because a limit is reached: 10 of 10 accelerator-hours of team red in 2026-11 are used."

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.admission.admission_policy import SchedulingPolicy
-from evenkeel.domain.admission.queue_cursors import next_queues
+from evenkeel.domain.admission.queue_cursors import queues_to_read
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Put, Table
@@ -82,10 +82,10 @@ def test_cycle_reads_as_much_of_a_longer_queue() -> None:
 def test_many_long_queues_take_turns() -> None:
     long = ["a", "b", "c", "d"]
 
-    assert next_queues(long, None, 3) == ("a", "b", "c")
-    assert next_queues(long, "c", 3) == ("d", "a", "b")
-    assert next_queues(["a", "d"], "c", 3) == ("d", "a")
-    assert next_queues([], "c", 3) == ()
+    assert queues_to_read(long, None, 3) == ("a", "b", "c")
+    assert queues_to_read(long, "c", 3) == ("d", "a", "b")
+    assert queues_to_read(["a", "d"], "c", 3) == ("d", "a")
+    assert queues_to_read([], "c", 3) == ()
 
 
 def test_pending_reasons_are_written_in_batches() -> None:

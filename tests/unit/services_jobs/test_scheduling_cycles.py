@@ -132,7 +132,7 @@ def test_job_held_in_a_kueue_namespace_blocks_no_other_job() -> None:
         rows.decode(row, Decision) for row in scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{held.job_id}").rows
     ]
     assert outcome.admitted == (f"{free.job_id}-a1",)
-    assert record.action == "HELD"
+    assert record.action == "EXCLUDED"
     assert replay(record, scenario.policy).reason == scenario.job(held.job_id).reason
 
 

@@ -76,7 +76,7 @@ def test_held_cycles_preempt_nothing_and_record_the_reason_once() -> None:
     assert scenario.job(low.job_id).stop_of(1) is None
     assert scenario.job(low.job_id).state is JobState.RUNNING
     (record,) = records(scenario, high.job_id)
-    assert record.action == "HELD"
+    assert record.action == "EXCLUDED"
     assert replay(record, Policy()).differs_from(record) == ""
 
 

@@ -153,7 +153,7 @@ def test_team_in_a_kueue_namespace_starts_and_preempts_nothing() -> None:
     scenario.run_scheduling_cycle()
 
     assert scenario.job(held.job_id).reason.startswith("Kueue admits jobs in namespace red (its LocalQueue default)")
-    assert [record.action for record in records(scenario, held.job_id)] == ["HELD"]
+    assert [record.action for record in records(scenario, held.job_id)] == ["EXCLUDED"]
     assert scenario.job(low.job_id).stop_request is None
     assert scenario.job(other.job_id).state is JobState.STARTING  # it borrows what the held team does not use
 
@@ -196,7 +196,7 @@ def test_job_waits_if_its_namespace_belongs_to_another_team() -> None:
 
     assert scenario.job(job.job_id).state is JobState.PENDING
     assert scenario.job(job.job_id).reason.startswith("Namespace red now belongs to team blue.")
-    assert replay(records(scenario, job.job_id)[-1], scenario.policy).action == "HELD"
+    assert replay(records(scenario, job.job_id)[-1], scenario.policy).action == "EXCLUDED"
 
 
 def test_a_team_keeps_its_namespace_while_it_has_jobs() -> None:

@@ -13,10 +13,10 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.renting.displacement import DisplacementDecision
 from evenkeel.domain.renting.migration import DepartureDecision, MigrationDecision
-from evenkeel.domain.renting.placement import PlacementDecision
+from evenkeel.domain.renting.placement import NotPlaced, PlacementDecision
 
-Placement = PlacementDecision | str
-"""The pool where a job should run, or a sentence that says why rented nodes would not help the job."""
+Placement = PlacementDecision | NotPlaced
+"""The pool where a job should run, or why no nodes are rented for it now."""
 
 
 class AdmissionStep(NamedTuple):
@@ -25,7 +25,7 @@ class AdmissionStep(NamedTuple):
     decision: AdmissionDecision
 
 
-class Preemption(NamedTuple):
+class PreemptionStep(NamedTuple):
     """A job for which other jobs are asked to stop now."""
 
     decision: AdmissionDecision
@@ -33,14 +33,14 @@ class Preemption(NamedTuple):
     """Job whose stop the cycle requests → Kueue's reason. Jobs that were asked earlier are not listed."""
 
 
-class RentalStart(NamedTuple):
+class RentalStep(NamedTuple):
     """A job for which nodes are rented now."""
 
     decision: AdmissionDecision
     placement: PlacementDecision
 
 
-class Displacement(NamedTuple):
+class DisplacementStep(NamedTuple):
     """A job for which other jobs move to rented nodes now."""
 
     decision: AdmissionDecision
@@ -56,7 +56,7 @@ class PendingStep(NamedTuple):
     """Where the job could run otherwise; None if that was not examined."""
 
 
-JobStep = AdmissionStep | Preemption | RentalStart | Displacement | PendingStep
+JobStep = AdmissionStep | PreemptionStep | RentalStep | DisplacementStep | PendingStep
 
 
 class Departure(NamedTuple):
@@ -93,7 +93,7 @@ class QueuePlan(NamedTuple):
     resizes: ResizePlan = ResizePlan()
     demand: ServingDemand = ServingDemand()
     """Serving replicas that wait, with the nodes that they find."""
-    cursors: QueueCursors | None = None
+    next_cursors: QueueCursors | None = None
     """The cursors from which the next cycle continues in long queues."""
 
 

@@ -75,11 +75,11 @@ class CycleSnapshot(NamedTuple):
     serving_states: Mapping[str, tuple[ServingState, int]] = {}
     """Id of a Deployment → its stored state, with the version of its row."""
 
-    next_page: Mapping[str, str] = {}
+    readable_further: Mapping[str, str] = {}
     """Team whose queue is longer than this cycle read → the cursor behind the jobs that it read."""
-    cursors_after_heads: Mapping[str, str] = {}
+    head_ends: Mapping[str, str] = {}
     """Team → the cursor after the head of its queue."""
-    queue_cursors: QueueCursors | None = None
+    next_cursors: QueueCursors | None = None
     """The cursors from which the next cycle continues; None if no queue is longer than its head."""
 
     def without(self, job_ids: Collection[str]) -> "CycleSnapshot":

@@ -8,31 +8,30 @@ plan names them. The cycle reads them and decides again.
 
 from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import datetime
-from typing import TypeGuard
 
 from evenkeel.domain.admission import rent_plan
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import (
     AdmissionStep,
     CyclePlan,
-    Displacement,
+    DisplacementStep,
     JobStep,
     MissingFacts,
     PendingStep,
     Placement,
-    Preemption,
+    PreemptionStep,
     QueuePlan,
-    RentalStart,
+    RentalStep,
 )
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_job import (
     Action,
     AdmissionDecision,
     delegate_to_kueue,
-    hold,
-    hold_in_kueue_namespace,
-    hold_in_other_teams_namespace,
-    hold_on_unreadable_cluster,
+    exclude,
+    exclude_in_kueue_namespace,
+    exclude_in_other_teams_namespace,
+    exclude_on_unreadable_cluster,
 )
 from evenkeel.domain.admission.decide_queue import decide_queue
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS
@@ -65,7 +64,15 @@ from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
 _PROGRESS = frozenset({Action.ADMIT, Action.PREEMPT})
 """Without teams a cycle reads further if no job makes progress: a waiting job blocks only jobs for the same nodes."""
 _NOT_BLOCKING = frozenset(
-    {Action.NO_QUOTA, Action.WAIT, Action.SAME_SHAPE, Action.HELD, Action.BACK_OFF, Action.NEVER_FITS}
+    {
+        Action.NO_QUOTA,
+        Action.WAIT,
+        Action.SAME_SHAPE,
+        Action.LIMIT_REACHED,
+        Action.EXCLUDED,
+        Action.BACK_OFF,
+        Action.NEVER_FITS,
+    }
 )
 """With teams a cycle reads a queue further if its head consists of such jobs alone."""
 
@@ -80,11 +87,11 @@ def decide_cycle(
         policy: The whole policy.
         mode: The mode of the stack. In any mode but `act` jobs wait, with the decision as their reason.
         now: The time.
-        draft: The plan that named missing facts, which the snapshot holds by now. The decisions of its queue are kept,
+        draft: An incomplete plan. The snapshot now holds the facts that it lacked. The decisions of its queue stay,
             unless more pending jobs were read.
     """
     if snapshot.automation_hold_reason:
-        return _plan_while_held(snapshot, now)
+        return _plan_during_hold(snapshot, now)
     if draft is None or draft.missing.queues:
         queue_plan, further = _plan_queue(snapshot, policy, now, may_read_further=draft is None)
         missing = MissingFacts(queues=further) if further else _missing_facts(snapshot, queue_plan, policy, mode, now)
@@ -114,19 +121,19 @@ def decide_cycle(
     return _with_stops(plan, snapshot, policy, now) if mode is Mode.ACT else plan
 
 
-def _plan_while_held(snapshot: CycleSnapshot, now: datetime) -> CyclePlan:
+def _plan_during_hold(snapshot: CycleSnapshot, now: datetime) -> CyclePlan:
     """Start, stop, resize and rent nothing: each pending job waits, with the hold as its reason."""
     decisions = (
-        hold(AdmissionRequest.of(job), snapshot.automation_hold_reason, now) for job in snapshot.eligible_jobs()
+        exclude(AdmissionRequest.of(job), snapshot.automation_hold_reason, now) for job in snapshot.eligible_jobs()
     )
     queue_plan = QueuePlan(
         queue=QueueSnapshot(
             setup=snapshot.setup, charges=snapshot.live_charges, scheduler_state=snapshot.scheduler_state
         ),
         pending=snapshot.pending,
-        decisions=(*_held_in_other_teams_namespaces(snapshot, now), *decisions),
+        decisions=(*_decide_jobs_in_other_teams_namespaces(snapshot, now), *decisions),
         resizes=ResizePlan(elastic_state=snapshot.scheduler_state.elastic),
-        cursors=snapshot.queue_cursors,
+        next_cursors=snapshot.next_cursors,
     )
     steps = tuple(_steps(snapshot, queue_plan, {}, None, Mode.ACT))
     return CyclePlan(queue_plan=queue_plan, scheduler_state=snapshot.scheduler_state, steps=steps)
@@ -141,28 +148,28 @@ def _plan_queue(
     """Decide about the pending jobs and the sizes of running jobs, or return the queues to read further first."""
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return _hand_over_to_kueue(snapshot, now), ()
-    demand, capacities_left = _serving_demand(snapshot, _with_serving(policy, snapshot), now)
+    demand, capacities_left = _serving_demand(snapshot, _without_unreadable_serving(policy, snapshot), now)
     queue_snapshot = snapshot.queue(policy, now)
     queue = queue_snapshot._replace(capacities=capacities_left)
     decisions = decide_queue(queue, policy, now)
     further = _queues_to_read_further(snapshot, decisions) if may_read_further else ()
     if further:
         return QueuePlan(), further
-    cursors = snapshot.queue_cursors
+    cursors = snapshot.next_cursors
     if cursors is not None and not snapshot.setup.has_teams:
-        rewound = cursors.rewound_to_unblocked_job(decisions)
+        rewound = cursors.rewound(decisions)
         if rewound is not None:
             cursors = rewound
             snapshot = snapshot._replace(
-                pending={name: job for name, job in snapshot.pending.items() if name not in rewound.page}
+                pending={name: job for name, job in snapshot.pending.items() if name not in rewound.page_jobs}
             )
             queue_snapshot = snapshot.queue(policy, now)
             queue = queue_snapshot._replace(capacities=capacities_left)
             decisions = decide_queue(queue, policy, now)
-        elif ALL_JOBS in snapshot.cursors_after_heads:
-            cursors = cursors.after(decisions, snapshot.cursors_after_heads[ALL_JOBS])
+        elif ALL_JOBS in snapshot.head_ends:
+            cursors = cursors.with_barriers(decisions, snapshot.head_ends[ALL_JOBS])
     decisions = fit_sizes(queue, decisions, policy, now, snapshot.rented.serving)
-    decisions = (*_held_back(snapshot, now), *decisions)
+    decisions = (*_decide_excluded_jobs(snapshot, now), *decisions)
     resizes = plan_resizes(queue_snapshot, decisions, snapshot.resizable(), demand.demands, policy, now)
     return QueuePlan(
         queue=queue,
@@ -170,7 +177,7 @@ def _plan_queue(
         decisions=decisions,
         resizes=resizes,
         demand=demand._replace(satisfied_demands=resizes.satisfied_demands),
-        cursors=cursors,
+        next_cursors=cursors,
     ), ()
 
 
@@ -185,40 +192,40 @@ def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
             setup=snapshot.setup, charges=snapshot.live_charges, scheduler_state=snapshot.scheduler_state
         ),
         pending=snapshot.pending,
-        decisions=(*_held_in_other_teams_namespaces(snapshot, now), *delegated),
-        cursors=snapshot.queue_cursors,
+        decisions=(*_decide_jobs_in_other_teams_namespaces(snapshot, now), *delegated),
+        next_cursors=snapshot.next_cursors,
     )
 
 
-def _held_back(snapshot: CycleSnapshot, now: datetime) -> Iterator[AdmissionDecision]:
+def _decide_excluded_jobs(snapshot: CycleSnapshot, now: datetime) -> Iterator[AdmissionDecision]:
     """Yield the decisions about jobs that the rules do not examine."""
-    yield from _held_in_other_teams_namespaces(snapshot, now)
+    yield from _decide_jobs_in_other_teams_namespaces(snapshot, now)
     jobs = tuple(snapshot.eligible_jobs())
     for job in jobs:
         if snapshot.is_unreadable(job):
-            yield hold_on_unreadable_cluster(AdmissionRequest.of(snapshot.rented.in_rented_cluster(job)), now)
+            yield exclude_on_unreadable_cluster(AdmissionRequest.of(snapshot.rented.in_rented_cluster(job)), now)
     for job in jobs:
         if snapshot.is_in_kueue_namespace(job) and not snapshot.is_unreadable(job):
             shown_by = snapshot.kueue_namespaces[job.cluster, job.namespace]
-            yield hold_in_kueue_namespace(AdmissionRequest.of(job), job.namespace, shown_by, now)
+            yield exclude_in_kueue_namespace(AdmissionRequest.of(job), job.namespace, shown_by, now)
 
 
-def _held_in_other_teams_namespaces(snapshot: CycleSnapshot, now: datetime) -> Iterator[AdmissionDecision]:
+def _decide_jobs_in_other_teams_namespaces(snapshot: CycleSnapshot, now: datetime) -> Iterator[AdmissionDecision]:
     for job in snapshot.pending.values():
         owner = snapshot.namespace_owner(job)
         if owner:
-            yield hold_in_other_teams_namespace(AdmissionRequest.of(job), job.namespace, owner, now)
+            yield exclude_in_other_teams_namespace(AdmissionRequest.of(job), job.namespace, owner, now)
 
 
 def _queues_to_read_further(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDecision]) -> tuple[str, ...]:
     """Return the teams whose queue continues after a head of parked jobs."""
     has_teams = snapshot.setup.has_teams
     actions: dict[str, set[Action]] = {}
-    for decided in decisions:
-        team = snapshot.pending[decided.job_id].spec.team if has_teams else ALL_JOBS
-        actions.setdefault(team, set()).add(decided.action)
+    for decision in decisions:
+        team = snapshot.pending[decision.job_id].spec.team if has_teams else ALL_JOBS
+        actions.setdefault(team, set()).add(decision.action)
     teams = []
-    for team in snapshot.next_page:
+    for team in snapshot.readable_further:
         if team == ALL_JOBS and has_teams:
             continue  # the queue of each team is read by itself
         queue_actions = actions.get(team, set())
@@ -236,7 +243,7 @@ def is_strict(team: str, setup: TeamSetup) -> bool:
 # ---------------------------------------------------------------- serving replicas
 
 
-def _with_serving(policy: Policy, snapshot: CycleSnapshot) -> Policy:
+def _without_unreadable_serving(policy: Policy, snapshot: CycleSnapshot) -> Policy:
     """Return the policy without the serving workloads of clusters that could not be read."""
     if not snapshot.unreadable:
         return policy
@@ -264,7 +271,9 @@ def _plan_serving_rentals(
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return ()
     context = rent_plan.placement_context(snapshot, queue_plan.queue, policy, now)
-    return plan_serving_rentals(queue_plan.demand, snapshot.serving_states, context, _with_serving(policy, snapshot))
+    return plan_serving_rentals(
+        queue_plan.demand, snapshot.serving_states, context, _without_unreadable_serving(policy, snapshot)
+    )
 
 
 # ---------------------------------------------------------------- missing facts
@@ -289,13 +298,13 @@ def _missing_facts(
         attempts_of |= set(moving)
     return MissingFacts(
         jobs=tuple(sorted(name for name in jobs if snapshot.known_job(name) is None)),
-        attempts_of=tuple(sorted(name for name in attempts_of if _may_have_run(snapshot.known_job(name)))),
+        attempts_of=tuple(sorted(name for name in attempts_of if _may_have_attempts(snapshot.known_job(name)))),
         needs_shortages=has_demand,
         needs_past_runs=has_demand or bool(attempts_of),
     )
 
 
-def _may_have_run(job: Job | None) -> bool:
+def _may_have_attempts(job: Job | None) -> bool:
     return job is None or job.current_attempt > 0
 
 
@@ -317,36 +326,37 @@ def _steps(
     """Yield the step for each pending job."""
     shrinks = queue_plan.resizes.shrinks_by_waiter
     serving = snapshot.rented.serving
-    for decided in queue_plan.decisions:
-        job = snapshot.pending[decided.job_id]
-        allowed = job.launch_mode(mode, job.current_attempt + 1)
-        may_act = allowed is Mode.ACT
-        placement = placements.get(decided.job_id)
-        if decided.action is Action.ADMIT and may_act:
-            yield AdmissionStep(decided)
-        elif decided.action is Action.PREEMPT and may_act and decided.job_id not in shrinks:
-            victims = _new_victims(snapshot, queue_plan.queue, decided)
-            yield Preemption(decided, victims) if victims else PendingStep(decided, allowed)
-        elif decided.job_id in serving and decided.action is not Action.ADMIT:
+    for decision in queue_plan.decisions:
+        job = snapshot.pending[decision.job_id]
+        launch_mode = job.launch_mode(mode, job.current_attempt + 1)
+        may_act = launch_mode is Mode.ACT
+        placement = placements.get(decision.job_id)
+        if decision.action is Action.ADMIT and may_act:
+            yield AdmissionStep(decision)
+        elif decision.action is Action.PREEMPT and may_act and decision.job_id not in shrinks:
+            victims = _new_victims(snapshot, queue_plan.queue, decision)
+            yield PreemptionStep(decision, victims) if victims else PendingStep(decision, launch_mode)
+        elif decision.job_id in serving and decision.action is not Action.ADMIT:
             continue  # the job's reason names its rental already
-        elif displacement and displacement.job_id == decided.job_id and may_act and not shrinks:
-            yield Displacement(decided, displacement)
-        elif _is_rent(placement) and may_act and not shrinks:
-            yield RentalStart(decided, placement)
+        elif displacement and displacement.job_id == decision.job_id and may_act and not shrinks:
+            yield DisplacementStep(decision, displacement)
+        elif (
+            may_act
+            and not shrinks
+            and isinstance(placement, PlacementDecision)
+            and placement.action is PlacementAction.RENT
+        ):
+            yield RentalStep(decision, placement)
         else:
-            yield PendingStep(decided, allowed, placement)
+            yield PendingStep(decision, launch_mode, placement)
 
 
-def _is_rent(placement: Placement | None) -> TypeGuard[PlacementDecision]:
-    return isinstance(placement, PlacementDecision) and placement.action is PlacementAction.RENT
-
-
-def _new_victims(snapshot: CycleSnapshot, queue: QueueSnapshot, decided: AdmissionDecision) -> dict[str, str]:
+def _new_victims(snapshot: CycleSnapshot, queue: QueueSnapshot, decision: AdmissionDecision) -> dict[str, str]:
     """Return the victims that were not asked to stop yet, each with Kueue's reason."""
     attempts = {charge.job_id: charge.attempt for charge in queue.charges}
     return {
         victim.job_id: victim.reason
-        for victim in decided.victims
+        for victim in decision.victims
         if victim.job_id not in queue.stopping
         and (job := snapshot.jobs_with_charge.get(victim.job_id))
         and job.current_attempt == attempts.get(victim.job_id)
@@ -356,18 +366,20 @@ def _new_victims(snapshot: CycleSnapshot, queue: QueueSnapshot, decided: Admissi
 def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:
     """Return the plan with the jobs that leave their nodes for another reason than a preemption or a resize."""
     queue, decisions = plan.queue_plan.queue, plan.decisions
-    stopping = {name for step in plan.steps if isinstance(step, Preemption) for name in step.victims}
-    stopping |= {name for step in plan.steps if isinstance(step, Displacement) for name in step.displacement.victims}
+    stopping = {name for step in plan.steps if isinstance(step, PreemptionStep) for name in step.victims}
+    stopping |= {
+        name for step in plan.steps if isinstance(step, DisplacementStep) for name in step.displacement.victims
+    }
     stopping |= {resize.job_id for resize in plan.resizes.planned}
     departure = rent_plan.next_departure(snapshot, queue, decisions, stopping, policy, now)
     stopping |= {departure.job_id} if departure else set()
     reservation_stops = rent_plan.reservation_stops(snapshot, queue, stopping, policy, now)
     stopping |= {stop.facts.candidate.job_id for stop in reservation_stops}
-    queue_stops = tuple(_queue_stops(snapshot, queue, {*stopping, *plan.scheduler_state.stopping}))
+    queue_stops = tuple(_jobs_of_drained_queues(snapshot, queue, {*stopping, *plan.scheduler_state.stopping}))
     return plan._replace(departure=departure, reservation_stops=reservation_stops, queue_stops=queue_stops)
 
 
-def _queue_stops(snapshot: CycleSnapshot, queue: QueueSnapshot, stopping: Container[str]) -> Iterator[str]:
+def _jobs_of_drained_queues(snapshot: CycleSnapshot, queue: QueueSnapshot, stopping: Container[str]) -> Iterator[str]:
     """Yield the jobs that must stop since the queue of their team is drained, and that were not asked yet."""
     teams = draining_teams(snapshot.setup)
     for charge in queue.charges:

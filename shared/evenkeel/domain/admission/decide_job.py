@@ -53,8 +53,11 @@ class Action(StrEnum):
     """The team's quota is used up, and no job may be preempted for this job."""
     SAME_SHAPE = "SAME_SHAPE"
     """A job with the same request waits. The job blocks no other job."""
-    HELD = "HELD"
-    """A limit or the queue holds the job back, even if nodes are free. The job blocks no other job."""
+    LIMIT_REACHED = "LIMIT_REACHED"
+    """A limit of the team or of the owner is reached, even if nodes are free. The job blocks no other job."""
+    EXCLUDED = "EXCLUDED"
+    """The cycle does not examine the job: a person holds automation or its queue, or its namespace or cluster cannot
+    be used. The job blocks no other job."""
 
 
 class AdmissionFacts(Value):
@@ -68,8 +71,8 @@ class AdmissionFacts(Value):
     """The resource that the earlier job waits for, in words."""
     same_shape_reason: str = ""
     """Why an earlier job with the same request waits."""
-    hold_reason: str = ""
-    """Why no job starts now in its queue or on its cluster."""
+    exclusion_reason: str = ""
+    """Why the cycle does not examine the job; empty if it does."""
     local_queue: str = ""
     """Kueue's LocalQueue for the job, if Kueue admits it."""
     limits: tuple[UsageLimit, ...] = ()
@@ -162,17 +165,19 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
     request, offers = facts.request, facts.offers
     if request.not_before and facts.now < request.not_before:
         reason = f"The job failed and waits until {request.not_before:%H:%M:%S} UTC before it restarts."
-        return _decided(facts, Action.BACK_OFF, reason)
+        return _decision(facts, Action.BACK_OFF, reason)
     if facts.local_queue:
-        return _decided(facts, Action.ADMIT, f"Kueue admits jobs here: the job goes to LocalQueue {facts.local_queue}.")
-    if facts.hold_reason:
-        return _decided(facts, Action.HELD, facts.hold_reason)
+        return _decision(
+            facts, Action.ADMIT, f"Kueue admits jobs here: the job goes to LocalQueue {facts.local_queue}."
+        )
+    if facts.exclusion_reason:
+        return _decision(facts, Action.EXCLUDED, facts.exclusion_reason)
     for limit in facts.limits:
         if limit.is_reached:
-            return _decided(facts, Action.HELD, f"The job waits because a limit is reached: {limit.text}.")
+            return _decision(facts, Action.LIMIT_REACHED, f"The job waits because a limit is reached: {limit.text}.")
     if facts.same_shape_reason:
         # The reason does not name the other job: it changes between cycles, and each change would be a new record.
-        return _decided(
+        return _decision(
             facts, Action.SAME_SHAPE, f"A job with the same request waits in its queue: {facts.same_shape_reason}"
         )
     if facts.quota is not None:
@@ -186,17 +191,17 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
             f"The job can never start here: it asks for {describe_request(request)}, "
             f"and the largest matching pool has {count_of(largest, 'node')}."
         )
-        return _decided(facts, Action.NEVER_FITS, reason)
+        return _decision(facts, Action.NEVER_FITS, reason)
     if facts.blocked_by:
-        return _decided(
+        return _decision(
             facts,
             Action.BLOCKED,
             f"The job waits behind {facts.blocked_by}, which waits for {facts.blocker_waits_for}.",
         )
     shortage = why_no_fit(request, offers)
     if shortage:
-        return _decided(facts, Action.WAIT, shortage)
-    return _admitted(facts, "", {})
+        return _decision(facts, Action.WAIT, shortage)
+    return _admission(facts, "", {})
 
 
 def delegate_to_kueue(request: AdmissionRequest, local_queue: str, now: datetime) -> AdmissionDecision:
@@ -204,43 +209,41 @@ def delegate_to_kueue(request: AdmissionRequest, local_queue: str, now: datetime
     return decide(AdmissionFacts(request=request, offers=(), local_queue=local_queue, now=now))
 
 
-def hold(request: AdmissionRequest, reason: str, now: datetime) -> AdmissionDecision:
-    """Hold a job back for a reason, such as a hold on automation."""
-    return decide(AdmissionFacts(request=request, offers=(), hold_reason=reason, now=now))
+def exclude(request: AdmissionRequest, reason: str, now: datetime) -> AdmissionDecision:
+    """Exclude a job from a cycle for a reason, such as a hold on automation."""
+    return decide(AdmissionFacts(request=request, offers=(), exclusion_reason=reason, now=now))
 
 
-def hold_in_kueue_namespace(
+def exclude_in_kueue_namespace(
     request: AdmissionRequest, namespace: str, shown_by: str, now: datetime
 ) -> AdmissionDecision:
-    """Hold a job back in a namespace where Kueue admits. Two admission systems on the same nodes would break quotas."""
-    hold_reason = f"Kueue admits jobs in namespace {namespace} ({shown_by}), so Evenkeel starts no jobs there."
-    return hold(request, hold_reason, now)
+    """Exclude a job in a namespace where Kueue admits. Two admission systems on the same nodes would break quotas."""
+    reason = f"Kueue admits jobs in namespace {namespace} ({shown_by}), so Evenkeel starts no jobs there."
+    return exclude(request, reason, now)
 
 
-def hold_on_unreadable_cluster(request: AdmissionRequest, now: datetime) -> AdmissionDecision:
-    """Hold a job back if its cluster cannot be read: its free nodes are unknown."""
-    hold_reason = (
-        f"Cluster {request.cluster} cannot be read, so its free nodes are unknown. The job waits until it answers."
-    )
-    return hold(request, hold_reason, now)
+def exclude_on_unreadable_cluster(request: AdmissionRequest, now: datetime) -> AdmissionDecision:
+    """Exclude a job if its cluster cannot be read: its free nodes are unknown."""
+    reason = f"Cluster {request.cluster} cannot be read, so its free nodes are unknown. The job waits until it answers."
+    return exclude(request, reason, now)
 
 
-def hold_in_other_teams_namespace(
+def exclude_in_other_teams_namespace(
     request: AdmissionRequest, namespace: str, owner: str, now: datetime
 ) -> AdmissionDecision:
-    """Hold a job back if its namespace now belongs to another team. It could read that team's secrets."""
-    hold_reason = f"Namespace {namespace} now belongs to team {owner}. Cancel the job and submit it again."
-    return hold(request, hold_reason, now)
+    """Exclude a job if its namespace now belongs to another team. It could read that team's secrets."""
+    reason = f"Namespace {namespace} now belongs to team {owner}. Cancel the job and submit it again."
+    return exclude(request, reason, now)
 
 
-def _admitted(facts: AdmissionFacts, why: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:
+def _admission(facts: AdmissionFacts, prefix: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:
     request, chosen = facts.request, best_fit(facts.offers)
     if request.requested_nodes > request.nodes:
-        why = f"The job starts with {request.nodes} of {count_of(request.requested_nodes, 'node')}. {why}"
+        prefix = f"The job starts with {request.nodes} of {count_of(request.requested_nodes, 'node')}. {prefix}"
     return AdmissionDecision(
         job_id=request.job_id,
         action=Action.ADMIT,
-        reason=f"{why}{chosen.pool} has {describe_request(request)}.{_closeness_text(request, chosen)}",
+        reason=f"{prefix}{chosen.pool} has {describe_request(request)}.{_closeness_text(request, chosen)}",
         alternatives=_rejected_fits(facts, chosen),
         facts=facts,
         pool=chosen.pool,
@@ -260,63 +263,69 @@ def _closeness_text(request: AdmissionRequest, chosen: PoolFit) -> str:
     return f" They share {chosen.level} domain {chosen.domain}.{wider}"
 
 
-def from_quota_decision(facts: AdmissionFacts, weighed: CycleDecision) -> AdmissionDecision:
+def from_quota_decision(facts: AdmissionFacts, cycle_decision: CycleDecision) -> AdmissionDecision:
     """Translate the result of a Kueue cycle into the decision for a job."""
-    considered = tuple(_rejected_flavors(weighed))
-    match weighed.result:
+    considered = tuple(_rejected_flavors(cycle_decision))
+    match cycle_decision.result:
         case Result.ADMITTED:
             use: dict[str, dict[str, int]] = {}
-            for (flavor, resource), amount in weighed.assignment.use.items():
+            for (flavor, resource), amount in cycle_decision.assignment.use.items():
                 use.setdefault(flavor, {})[resource] = amount
-            admitted = _admitted(facts, f"{weighed.reason} ", use)
+            admitted = _admission(facts, f"{cycle_decision.reason} ", use)
             return admitted.replace_unchecked(alternatives=(*admitted.alternatives, *considered))
         case Result.PREEMPTING:
-            victims = tuple(JobToPreempt(job_id=victim.workload_id, reason=victim.reason) for victim in weighed.victims)
-            return _decided(facts, Action.PREEMPT, weighed.reason, considered).replace_unchecked(victims=victims)
+            victims = tuple(
+                JobToPreempt(job_id=victim.workload_id, reason=victim.reason) for victim in cycle_decision.victims
+            )
+            return _decision(facts, Action.PREEMPT, cycle_decision.reason, considered).replace_unchecked(
+                victims=victims
+            )
         case Result.NO_NODES:
-            reason = f"The job's quota is available. {weighed.reason}"
-            return _decided(facts, Action.WAIT, reason, (*_rejected_fits(facts, None), *considered))
+            reason = f"The job's quota is available. {cycle_decision.reason}"
+            return _decision(facts, Action.WAIT, reason, (*_rejected_fits(facts, None), *considered))
         case _:
-            return _decided(facts, Action.NO_QUOTA, f"{weighed.reason}{_shortage_text(weighed)}", considered)
+            return _decision(
+                facts, Action.NO_QUOTA, f"{cycle_decision.reason}{_shortage_text(cycle_decision)}", considered
+            )
 
 
-def with_preemption(decided: AdmissionDecision) -> AdmissionDecision:
+def with_preemption(decision: AdmissionDecision) -> AdmissionDecision:
     """Return a decision that preempts, if the job has quota and the victims free enough nodes."""
-    preemption_plan = decided.facts.preemption_plan
+    preemption_plan = decision.facts.preemption_plan
     if (
-        decided.action is not Action.WAIT
+        decision.action is not Action.WAIT
         or preemption_plan is None
-        or why_no_fit(decided.facts.request, preemption_plan.offers)
+        or why_no_fit(decision.facts.request, preemption_plan.offers)
     ):
-        return decided
+        return decision
     names = ", ".join(victim.job_id for victim in preemption_plan.victims)
     reason = f"The job's quota is available, and its recovery preempts other jobs. It waits until they stop: {names}."
-    return decided.replace_unchecked(action=Action.PREEMPT, reason=reason, victims=preemption_plan.victims)
+    return decision.replace_unchecked(action=Action.PREEMPT, reason=reason, victims=preemption_plan.victims)
 
 
-def _shortage_text(weighed: CycleDecision) -> str:
+def _shortage_text(cycle_decision: CycleDecision) -> str:
     """Return which amounts the last evaluated flavor was short of."""
-    for attempts in weighed.assignment.attempts:
+    for attempts in cycle_decision.assignment.attempts:
         for attempt in reversed(attempts):
             for inequality in attempt.compared:
                 if inequality.mode is not FlavorMode.FIT:
-                    wanted, free, most = (
+                    requested, free, potential = (
                         quantities.text(inequality.resource, max(0, amount))
                         for amount in (inequality.wanted, inequality.available, inequality.potential)
                     )
-                    amounts = f"{wanted} {inequality.resource} of {attempt.flavor}: {free} free, {most} at most"
+                    amounts = f"{requested} {inequality.resource} of {attempt.flavor}: {free} free, {potential} at most"
                     return f" The job asks for {amounts}."
             if attempt.why:
-                whole = f"{attempt.why[:1].upper()}{attempt.why[1:]}."
-                return f" {attempt.flavor}: {attempt.why}" if attempt.flavor else f" {whole}"
+                sentence = f"{attempt.why[:1].upper()}{attempt.why[1:]}."
+                return f" {attempt.flavor}: {attempt.why}" if attempt.flavor else f" {sentence}"
     return ""
 
 
-def _rejected_flavors(weighed: CycleDecision) -> Iterator[Alternative]:
-    given = {flavor for flavors in weighed.assignment.flavors for flavor in flavors.values()}
-    for attempts in weighed.assignment.attempts:
+def _rejected_flavors(cycle_decision: CycleDecision) -> Iterator[Alternative]:
+    assigned_flavors = {flavor for flavors in cycle_decision.assignment.flavors for flavor in flavors.values()}
+    for attempts in cycle_decision.assignment.attempts:
         for attempt in attempts:
-            if attempt.flavor in given:
+            if attempt.flavor in assigned_flavors:
                 continue
             compared = "; ".join(
                 f"{quantities.text(inequality.resource, inequality.wanted)} {inequality.resource} requested, "
@@ -327,25 +336,25 @@ def _rejected_flavors(weighed: CycleDecision) -> Iterator[Alternative]:
             yield Alternative(option=f"flavor {attempt.flavor}", why_not=f"{why.rstrip('.')}.")
 
 
-def recorded_reason(decided: AdmissionDecision, mode: Mode) -> str:
+def recorded_reason(decision: AdmissionDecision, mode: Mode) -> str:
     """Return the reason to record. In every mode except `act` it says that Evenkeel takes no action."""
     if mode is Mode.ACT:
-        return decided.reason
-    if decided.action is Action.ADMIT:
-        return f"Mode is {mode}: the job would start, but Evenkeel takes no action. {decided.reason}"
-    if decided.action is Action.PREEMPT:
-        return f"Mode is {mode}: Evenkeel would ask other jobs to stop, but takes no action. {decided.reason}"
-    return decided.reason
+        return decision.reason
+    if decision.action is Action.ADMIT:
+        return f"Mode is {mode}: the job would start, but Evenkeel takes no action. {decision.reason}"
+    if decision.action is Action.PREEMPT:
+        return f"Mode is {mode}: Evenkeel would ask other jobs to stop, but takes no action. {decision.reason}"
+    return decision.reason
 
 
-def _decided(
+def _decision(
     facts: AdmissionFacts, action: Action, reason: str, alternatives: tuple[Alternative, ...] | None = None
 ) -> AdmissionDecision:
-    weighed = alternatives
-    if weighed is None:
-        weighed = _rejected_fits(facts, None) if action in (Action.WAIT, Action.NEVER_FITS) else ()
+    options = alternatives
+    if options is None:
+        options = _rejected_fits(facts, None) if action in (Action.WAIT, Action.NEVER_FITS) else ()
     return AdmissionDecision(
-        job_id=facts.request.job_id, action=action, reason=reason, alternatives=weighed, facts=facts
+        job_id=facts.request.job_id, action=action, reason=reason, alternatives=options, facts=facts
     )
 
 

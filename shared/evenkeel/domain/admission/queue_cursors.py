@@ -1,8 +1,14 @@
 """Positions up to which cycles have read queues that are longer than one page.
 
+    │ head: each cycle │ barrier │    …     │ page of this cycle │ page of the next cycle │ … │
+                       ▲         ▲          ▲                    ▲
+                    head end  its cursor  page start         page start of the next cycle
+
 Each cycle reads the first page of every queue, which is its head, and one later page of long queues. The next cycle
 reads the page after that one, and after the last page the second page again. Long queues take turns if there are more
 of them than a cycle can read. So every queued job is examined within as many turns of its queue as the queue has pages.
+A barrier is a job before the page that waits for nodes. Once it waits no more, the next cycle continues behind it,
+since it blocked the jobs there.
 """
 
 import bisect
@@ -16,48 +22,48 @@ ALL_JOBS = ""
 jobs that were submitted before teams were set up, and jobs of removed teams."""
 
 
-def next_queues(long: Sequence[str], last: str | None, most: int) -> tuple[str, ...]:
+def queues_to_read(long_queues: Sequence[str], last_queue: str | None, max_queues: int) -> tuple[str, ...]:
     """Return the long queues whose turn it is, in the order of their names: those after the last one, then the first.
 
     Args:
-        long: The long queues, sorted by name.
-        last: The last queue that the last cycle read; None if there is none.
-        most: Queues that a cycle can read.
+        long_queues: The long queues, sorted by name.
+        last_queue: The last queue that the last cycle read; None if there is none.
+        max_queues: Queues that a cycle can read.
     """
-    start = bisect.bisect_right(long, last) if last is not None else 0
-    return tuple([*long[start:], *long[:start]][:most])
+    start = bisect.bisect_right(long_queues, last_queue) if last_queue is not None else 0
+    return tuple([*long_queues[start:], *long_queues[:start]][:max_queues])
 
 
 class QueueCursors(NamedTuple):
     """The cursors after the heads of long queues, from which the next cycle continues."""
 
-    next_page: Mapping[str, str]
-    """Team → the cursor of its next page. A queue that was read to its end is not listed: it begins anew."""
-    page: frozenset[str] = frozenset()
+    page_starts: Mapping[str, str]
+    """Team → the cursor where its next page starts. A queue that was read to its end is not listed: it begins anew."""
+    page_jobs: frozenset[str] = frozenset()
     """Jobs that this cycle read behind the head of the list of all pending jobs."""
-    page_cursor: str = ""
-    """The cursor of that page."""
+    page_start: str = ""
+    """The cursor where that page starts."""
     barriers: tuple[tuple[str, str], ...] = ()
     """Jobs before that page that wait for nodes, each with the cursor behind it. Used without teams only."""
-    turn: str | None = None
+    last_queue: str | None = None
     """The last queue that this cycle read behind its head; None if it read all of them."""
 
-    def after(self, decisions: Iterable[AdmissionDecision], cursor_after_head: str) -> "QueueCursors":
+    def with_barriers(self, decisions: Iterable[AdmissionDecision], head_end: str) -> "QueueCursors":
         """Return the cursors with this cycle's waiting jobs as barriers. Used without teams only.
 
         Args:
             decisions: Decisions about the pending jobs.
-            cursor_after_head: The cursor behind the head of the list.
+            head_end: The cursor after the head of the list.
         """
-        if ALL_JOBS not in self.next_page:
+        if ALL_JOBS not in self.page_starts:
             return self._replace(barriers=())
         barriers = {name for name, _ in self.barriers}
         waits = [decision.job_id for decision in decisions if decision.blocks_queue and decision.job_id not in barriers]
-        waiting = sorted((name in self.page, name) for name in waits)
-        added = tuple((name, self.page_cursor if is_behind else cursor_after_head) for is_behind, name in waiting)
+        waiting = sorted((name in self.page_jobs, name) for name in waits)
+        added = tuple((name, self.page_start if is_behind else head_end) for is_behind, name in waiting)
         return self._replace(barriers=(*self.barriers, *added))
 
-    def rewound_to_unblocked_job(self, decisions: Iterable[AdmissionDecision]) -> "QueueCursors | None":
+    def rewound(self, decisions: Iterable[AdmissionDecision]) -> "QueueCursors | None":
         """Return the cursors at the first barrier that waits no more; None if all of them still wait.
 
         The jobs behind that barrier were blocked by it, so they come before the jobs of the present page.
@@ -65,5 +71,5 @@ class QueueCursors(NamedTuple):
         waits = {decision.job_id for decision in decisions if decision.action in (Action.WAIT, Action.BLOCKED)}
         for index, (name, cursor) in enumerate(self.barriers):
             if name not in waits:
-                return self._replace(next_page={**self.next_page, ALL_JOBS: cursor}, barriers=self.barriers[:index])
+                return self._replace(page_starts={**self.page_starts, ALL_JOBS: cursor}, barriers=self.barriers[:index])
         return None

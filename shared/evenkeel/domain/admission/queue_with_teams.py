@@ -151,11 +151,11 @@ class _TeamCycle:
                     names.append(name)
             for name in names:
                 self.scheduler.submit(self.jobs[name].to_workload(self.requests[name].priority))
-            self._keep_heads(names)
+            self._keep_waiting_preemptors_at_head(names)
             self._run_until_stable()
         for request in waiting:
             if request.job_id not in self.final:
-                self.final[request.job_id] = self._why_waiting(request)
+                self.final[request.job_id] = self._decide_waiting(request)
         return tuple(self.final.values())
 
     def _group_of(self, request: AdmissionRequest) -> DecisionGroup:
@@ -169,11 +169,11 @@ class _TeamCycle:
             return self._decide(request)
         team = self.snapshot.setup.by_name.get(request.team)
         if team is None:
-            return self._decide(request, hold_reason=f"Team {request.team} no longer exists.")
+            return self._decide(request, exclusion_reason=f"Team {request.team} no longer exists.")
         queue = self.queues.by_name[request.team]
         if not queue.is_active:
             why = queue.inactive or f"an administrator set its stop policy to {queue.stop}"
-            return self._decide(request, hold_reason=f"The job's queue admits no jobs: {why}.")
+            return self._decide(request, exclusion_reason=f"The job's queue admits no jobs: {why}.")
         offers = self.nodes.fits(request)
         if all(offer.total_nodes < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
             return self._decide(request, offers=offers)
@@ -189,10 +189,10 @@ class _TeamCycle:
         return self._decide(request, limits=limits) if any(limit.is_reached for limit in limits) else None
 
     def _decide(self, request: AdmissionRequest, **facts: object) -> AdmissionDecision:
-        known = {"request": request, "offers": (), "now": self.now, **facts}
-        return decide(AdmissionFacts.model_validate(known))
+        fields = {"request": request, "offers": (), "now": self.now, **facts}
+        return decide(AdmissionFacts.model_validate(fields))
 
-    def _keep_heads(self, names: Iterable[str]) -> None:
+    def _keep_waiting_preemptors_at_head(self, names: Iterable[str]) -> None:
         """Keep a job at the head of its queue while its victims stop. A recovery comes before it."""
         heads = {*self.snapshot.scheduler_state.sticky.values()}
         for name in names:
@@ -222,7 +222,7 @@ class _TeamCycle:
         """Run cycles until one more could change nothing."""
         states: set[str] = set()
         for _ in range(_MAX_CYCLES):
-            before = CycleState.of(self.scheduler, self.reserved_quota.values())
+            state_before = CycleState.of(self.scheduler, self.reserved_quota.values())
             self.offers = {}
             decisions = self.scheduler.cycle(self.now.timestamp())
             if not decisions:
@@ -230,9 +230,9 @@ class _TeamCycle:
             moved = False
             for decision in decisions:
                 name = decision.workload.workload_id
-                self.latest_by_quota[name] = _QueueDecision(decision, before, self.offers.get(name, ()))
+                self.latest_by_quota[name] = _QueueDecision(decision, state_before, self.offers.get(name, ()))
                 moved |= self._apply(decision)
-            was_evicted = {workload.workload.workload_id for workload, is_evicted in before.holders if is_evicted}
+            was_evicted = {workload.workload.workload_id for workload, is_evicted in state_before.holders if is_evicted}
             moved |= any(victim.workload_id not in was_evicted for decision in decisions for victim in decision.victims)
             outcome = repr(
                 [
@@ -251,7 +251,7 @@ class _TeamCycle:
         workload = decision.workload
         request = self.requests[workload.workload_id]
         if decision.result is Result.ADMITTED:
-            self._admitted(request)
+            self._record_admission(request)
             return True
         if decision.result is Result.NO_NODES:
             self.quota_without_nodes[request.job_id] = self.latest_by_quota[request.job_id]
@@ -275,21 +275,21 @@ class _TeamCycle:
             self._block_queue(request)
         return True
 
-    def _admitted(self, request: AdmissionRequest) -> None:
-        decision = self._by_quota(request)
+    def _record_admission(self, request: AdmissionRequest) -> None:
+        decision = self._decide_by_quota(request)
         self.final[request.job_id] = decision
         team = self.snapshot.setup.by_name[request.team]
         self.queues.started.setdefault(team.name, []).append(decision.to_charge())
-        for other in self._waiting_in(request.team):
-            limits = self.queues.limits(other)
+        for waiting in self._waiting_in(request.team):
+            limits = self.queues.limits(waiting)
             if any(limit.is_reached for limit in limits):
-                self._withdraw(other)
-                self.final[other.job_id] = self._decide(other, limits=limits)
+                self._withdraw(waiting)
+                self.final[waiting.job_id] = self._decide(waiting, limits=limits)
 
     def _reserve(self, request: AdmissionRequest, workload: Workload, assignment: Assignment) -> None:
         """Reserve quota and free nodes for a job that waits for nodes, so that no other job takes them."""
-        holds = self.queues.is_strict(workload.queue) or request.reserves_nodes
-        if not holds or assignment.level or request.job_id in self.reserved_quota:
+        must_reserve = self.queues.is_strict(workload.queue) or request.reserves_nodes
+        if not must_reserve or assignment.level or request.job_id in self.reserved_quota:
             return
         self.reserved_quota[request.job_id] = (workload.queue, dict(assignment.use))
         name = request.job_id
@@ -302,11 +302,11 @@ class _TeamCycle:
         """Let a job that waits for nodes block the jobs of its queue that could take the same nodes."""
         barrier = self.barriers.setdefault(request.team, FifoBarrier())
         barrier.add(request.job_id, self.nodes.fits(request))
-        for other in self._waiting_in(request.team):
-            blocker = barrier.blocker_of(self.nodes.fits(other))
+        for waiting in self._waiting_in(request.team):
+            blocker = barrier.blocker_of(self.nodes.fits(waiting))
             if blocker:
-                self._withdraw(other)
-                self.final[other.job_id] = self._blocked_by(other, blocker, "free nodes")
+                self._withdraw(waiting)
+                self.final[waiting.job_id] = self._decide_blocked(waiting, blocker, "free nodes")
 
     def _waiting_in(self, team: str) -> list[AdmissionRequest]:
         return [self.requests[queued.workload.workload_id] for queued in self.scheduler.pending[team].all()]
@@ -316,7 +316,7 @@ class _TeamCycle:
 
     # ------------------------------------------------------------ reasons
 
-    def _by_quota(self, request: AdmissionRequest) -> AdmissionDecision:
+    def _decide_by_quota(self, request: AdmissionRequest) -> AdmissionDecision:
         latest = self.latest_by_quota[request.job_id]
         facts = AdmissionFacts(request=request, offers=latest.offers, now=self.now)
         decision = from_quota_decision(facts, latest.decision)
@@ -378,22 +378,22 @@ class _TeamCycle:
     def _preemption_candidates(self, request: AdmissionRequest, decision: CycleDecision) -> list[Victim]:
         """Return the jobs that may be preempted for a job, in order. Its reserved quota does not count as used."""
         queue = self.scheduler.snapshot.queue_of(decision.workload)
-        wanted = {key: amount for key, amount in decision.assignment.use.items() if amount > 0}
+        requested = {key: amount for key, amount in decision.assignment.use.items() if amount > 0}
         _, reserved = self.reserved_quota.get(request.job_id, ("", {}))
         queue.quota_node.remove_all(reserved)
-        demand = QuotaDemand(decision.workload, queue, wanted, frozenset(wanted))
+        demand = QuotaDemand(decision.workload, queue, requested, frozenset(requested))
         victims = preemptable_victims(demand, self.scheduler.snapshot, may_borrow=decision.assignment.level > 0)
         queue.quota_node.add_all(reserved)
         started = {charge.job_id for charges in self.queues.started.values() for charge in charges}
         return [victim for victim in victims if victim.workload_id not in started]
 
-    def _why_waiting(self, request: AdmissionRequest) -> AdmissionDecision:
+    def _decide_waiting(self, request: AdmissionRequest) -> AdmissionDecision:
         if request.job_id in self.latest_by_quota:
-            return self._waiting_decision(request)
+            return self._cached_decision_by_quota(request)
         queued = self.scheduler.pending[request.team].get(request.job_id)
         head_id, first_by_shape = self._heads_of(request.team)
         if queued is not None and queued.workload.shape in first_by_shape:
-            return self._same_shape(request, first_by_shape[queued.workload.shape])
+            return self._decide_same_shape(request, first_by_shape[queued.workload.shape])
         name = head_id or next(iter(self.latest_by_quota), "")
         latest = self.latest_by_quota.get(name)
         waits_for = {
@@ -401,7 +401,7 @@ class _TeamCycle:
             Result.DEFERRED: "preempted jobs to stop",
             Result.NO_NODES: "free nodes",
         }
-        return self._blocked_by(
+        return self._decide_blocked(
             request, name, waits_for.get(latest.decision.result, "quota") if latest else "a later scheduling cycle"
         )
 
@@ -419,20 +419,20 @@ class _TeamCycle:
             self.queue_heads[team] = (evaluated[0].workload_id if evaluated else "", first_by_shape)
         return self.queue_heads[team]
 
-    def _waiting_decision(self, request: AdmissionRequest) -> AdmissionDecision:
+    def _cached_decision_by_quota(self, request: AdmissionRequest) -> AdmissionDecision:
         if request.job_id not in self.waiting_decisions:
-            self.waiting_decisions[request.job_id] = self._by_quota(request)
+            self.waiting_decisions[request.job_id] = self._decide_by_quota(request)
         return self.waiting_decisions[request.job_id]
 
-    def _same_shape(self, request: AdmissionRequest, other: str) -> AdmissionDecision:
-        reason = self._waiting_decision(self.requests[other]).reason
-        facts = AdmissionFacts(request=request, offers=(), blocked_by=other, same_shape_reason=reason, now=self.now)
+    def _decide_same_shape(self, request: AdmissionRequest, first_id: str) -> AdmissionDecision:
+        reason = self._cached_decision_by_quota(self.requests[first_id]).reason
+        facts = AdmissionFacts(request=request, offers=(), blocked_by=first_id, same_shape_reason=reason, now=self.now)
         return decide(facts)
 
-    def _blocked_by(self, request: AdmissionRequest, other: str, waits_for: str) -> AdmissionDecision:
+    def _decide_blocked(self, request: AdmissionRequest, blocker: str, waits_for: str) -> AdmissionDecision:
         offers = self.nodes.fits(request)
         facts = AdmissionFacts(
-            request=request, offers=offers, blocked_by=other, blocker_waits_for=waits_for, now=self.now
+            request=request, offers=offers, blocked_by=blocker, blocker_waits_for=waits_for, now=self.now
         )
         return decide(facts)
 

@@ -40,7 +40,7 @@ class FifoBarrier:
     def blocker_of(self, offers: Iterable[PoolFit]) -> str:
         """Return the first waiting job that could take a node of these offers; empty if there is none."""
         kinds = pool_instance_types(offers)
-        return next((job_id for job_id, wanted in self._waiting if wanted & kinds), "")
+        return next((job_id for job_id, blocked_kinds in self._waiting if blocked_kinds & kinds), "")
 
 
 def with_spares(facts: AdmissionFacts, policy: SchedulingPolicy) -> AdmissionFacts:

@@ -55,6 +55,7 @@ from evenkeel.domain.renting.migration import (
     migration_facts,
 )
 from evenkeel.domain.renting.placement import (
+    NotPlaced,
     PlacementAction,
     PlacementDecision,
     migration_target,
@@ -147,9 +148,9 @@ def plan_placements(
             job.job_id, pool, _decisions_on_rental(job, pool, snapshot, queue, policy, now)
         )
         if why_not:
-            placements[job.job_id] = why_not
+            placements[job.job_id] = NotPlaced(why_not)
         elif begun >= policy.burst.rentals_per_cycle:
-            placements[job.job_id] = "Evenkeel rents nodes for the job in one of the next scheduling cycles."
+            placements[job.job_id] = NotPlaced("Evenkeel rents nodes for the job in one of the next scheduling cycles.")
         else:
             begun += 1
     return placements
@@ -195,11 +196,11 @@ def plan_displacement(
     node_capacities = capacity_left(queue.capacities, decisions)
     movable: dict[str, tuple[MovableJob, ...]] = {}
     displacements = []
-    for decided in decisions:
-        placement = placements.get(decided.job_id)
-        if decided.action not in _WAITING_FOR_NODES_OF_OTHERS or not isinstance(placement, PlacementDecision):
+    for decision in decisions:
+        placement = placements.get(decision.job_id)
+        if decision.action not in _WAITING_FOR_NODES_OF_OTHERS or not isinstance(placement, PlacementDecision):
             continue
-        facts = _displacement_facts(decided, placement, snapshot, queue, node_capacities, movable, policy, now)
+        facts = _displacement_facts(decision, placement, snapshot, queue, node_capacities, movable, policy, now)
         if facts is not None:
             displacements.append(decide_displacement(facts))
     displacement_decisions = [decision for decision in displacements if decision.action is DisplacementAction.DISPLACE]
@@ -212,17 +213,17 @@ def _saving_key(decision: DisplacementDecision) -> tuple[int, str]:
 
 
 def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
-    decided: AdmissionDecision,
+    decision: AdmissionDecision,
     placement: PlacementDecision,
     snapshot: CycleSnapshot,
     queue: QueueSnapshot,
-    left: Iterable[NodeCapacity],
+    capacities: Iterable[NodeCapacity],
     movable_by_team: dict[str, tuple[MovableJob, ...]],
     policy: Policy,
     now: datetime,
 ) -> DisplacementFacts | None:
     """Return the facts for displacing jobs; None if no committed pool could run the job, or nothing else could."""
-    request, job = decided.facts.request, snapshot.pending[decided.job_id]
+    request, job = decision.facts.request, snapshot.pending[decision.job_id]
     if placement.row is None or placement.action not in (PlacementAction.RENT, PlacementAction.WAIT):
         return None
     target = migration_target(placement.facts.candidates)
@@ -231,7 +232,7 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
     kind = (target.pool.cluster, target.pool.name, target.pool.instance_type)
     nodes = {
         capacity.node_name: capacity.free.accelerators
-        for capacity in left
+        for capacity in capacities
         if capacity.is_open
         and not capacity.reserved_for
         and (capacity.cluster, capacity.pool, capacity.instance_type) == kind
@@ -367,10 +368,10 @@ def why_rental_would_not_help(job_id: str, pool: Pool, decisions: Iterable[Admis
         pool: The pool to rent from.
         decisions: The decisions about the fleet with these nodes.
     """
-    decided = next((decision for decision in decisions if decision.job_id == job_id), None)
-    if decided is not None and decided.action is Action.ADMIT and decided.pool == pool.name:
+    decision = next((decision for decision in decisions if decision.job_id == job_id), None)
+    if decision is not None and decision.action is Action.ADMIT and decision.pool == pool.name:
         return ""
-    why = decided.reason if decided else "The job is not at the head of its queue."
+    why = decision.reason if decision else "The job is not at the head of its queue."
     return f"Rented nodes would not help the job: {why}"
 
 
@@ -417,11 +418,11 @@ def next_departure(
         if job is None or job.job_id in asked_to_stop or not _may_leave(job, rental, queue.charges):
             continue
         target = _committed_target(job, rental, node_capacities, snapshot, queue, policy, now) if is_free else None
-        decided = decide_departure(
+        decision = decide_departure(
             job, rental, target, policy, now, ran_seconds=ran.get(job.job_id, 0.0), run_times=run_times
         )
-        if decided is not None:
-            return Departure(job.job_id, decided)
+        if decision is not None:
+            return Departure(job.job_id, decision)
     return None
 
 
@@ -472,16 +473,16 @@ def _committed_target(
     now: datetime,
 ) -> Pool | None:
     """Return the committed pool in which a job of a rental would start if it waited alone; None if it would not."""
-    alone = queue._replace(
+    queue_of_job = queue._replace(
         capacities=capacities,
         pending=_requests_of({job.job_id: job.replace(state=JobState.PENDING)}, snapshot, policy, now),
         charges=tuple(charge for charge in queue.charges if charge.job_id != job.job_id),
         last_reasons={job.job_id: job.queue_reason},
     )
-    decided = next(iter(decide_with_sizes(alone, policy, now)), None)
-    if decided is None or decided.action is not Action.ADMIT or len(decided.nodes) != rental.nodes:
+    decision = next(iter(decide_with_sizes(queue_of_job, policy, now)), None)
+    if decision is None or decision.action is not Action.ADMIT or len(decision.nodes) != rental.nodes:
         return None
-    kind = (decided.pool, decided.instance_type)
+    kind = (decision.pool, decision.instance_type)
     return next(pool for pool in committed_pools(capacities, policy) if (pool.name, pool.instance_type) == kind)
 
 
@@ -496,12 +497,12 @@ def charges_on_ending_reservations(queue: QueueSnapshot, policy: Policy, now: da
         if reservation.usable_until - _LOOKAHEAD <= now
     }
     ending_pools = {(capacity.cluster, capacity.pool) for capacity in queue.capacities} & ending
-    held = {
+    charges_by_job = {
         charge.job_id: charge
         for charge in queue.charges
         if charge.node_names and (charge.cluster, charge.pool) in ending_pools
     }
-    return dict(sorted(held.items()))
+    return dict(sorted(charges_by_job.items()))
 
 
 def reservation_stops(
@@ -516,12 +517,12 @@ def reservation_stops(
         policy: Names the reservations.
         now: The time.
     """
-    held = charges_on_ending_reservations(queue, policy, now)
-    if not held:
+    charges_by_job = charges_on_ending_reservations(queue, policy, now)
+    if not charges_by_job:
         return ()
     pools = {(pool.cluster, pool.name, pool.instance_type): pool for pool in committed_pools(queue.capacities, policy)}
     decisions = []
-    for name, charge in held.items():
+    for name, charge in charges_by_job.items():
         job = snapshot.known_job(name)
         pool = pools.get((charge.cluster, charge.pool, charge.instance_type))
         if job is None or pool is None or name in asked_to_stop:
@@ -530,7 +531,7 @@ def reservation_stops(
             continue
         ran = (now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
         nodes = len(charge.node_names)
-        decided = decide_migration(migration_facts(job, nodes, pool, None, policy, now, ran_seconds=ran))
-        if decided.action is MigrationAction.REQUEUE:
-            decisions.append(decided)
+        decision = decide_migration(migration_facts(job, nodes, pool, None, policy, now, ran_seconds=ran))
+        if decision.action is MigrationAction.REQUEUE:
+            decisions.append(decision)
     return tuple(decisions)

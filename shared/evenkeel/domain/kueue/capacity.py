@@ -6,9 +6,9 @@
     potential(n)  the most that n could use in an empty tree
     available(n)  what n could use now; negative if the tree uses more than its quota
 
-Each figure exists for each key. A node of the tree therefore has a slot for each of its keys, and a slot refers to the slot of its
-parent: a Kueue cycle reads little else. Removing the use that was added restores the tree exactly. Source: Kueue's
-concepts of cohort and quota.
+Each figure exists for each key. So a node of the tree has a slot for each of its keys. A slot refers to the slot of
+its parent: a Kueue cycle reads little else. Removing the use that was added restores the tree exactly. Source:
+Kueue's concepts of cohort and quota.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

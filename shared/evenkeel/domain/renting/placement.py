@@ -12,6 +12,7 @@ option still lost least.
 
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.decisions import Alternative
@@ -53,6 +54,13 @@ class PlacementAction(StrEnum):
     """Wait for committed nodes."""
     NO_POOL = "NO_POOL"
     """No pool can run the job now."""
+
+
+class NotPlaced(NamedTuple):
+    """No nodes are rented for a job now."""
+
+    reason: str
+    """A sentence for people."""
 
 
 class PlacementDecision(Value):

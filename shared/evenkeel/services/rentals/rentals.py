@@ -21,7 +21,7 @@ from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.migration import DepartureDecision
-from evenkeel.domain.renting.placement import PlacementDecision, must_avoid_spot
+from evenkeel.domain.renting.placement import NotPlaced, PlacementDecision, must_avoid_spot
 from evenkeel.domain.renting.rental import MarketReport, Rental, RentalChange, RentalHolder, RentalState, opened
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.timeline import TimelineEntry
@@ -295,17 +295,19 @@ def _commit_begun(
 
 
 def placement_note(
-    job: Job, answer: PlacementDecision | str | None, context: Context
+    job: Job, placement: PlacementDecision | NotPlaced | None, context: Context
 ) -> tuple[PlacementNote | None, tuple[Write, ...]]:
     """Return the reason of a pending job about its placement, with the decision record if the reason is new."""
-    if answer is None:
+    if placement is None:
         return None, ()
-    if isinstance(answer, str):
-        key = f"HELD/{answer.partition(':')[0]}/"
+    if isinstance(placement, NotPlaced):
+        key = f"NOT_PLACED/{placement.reason.partition(':')[0]}/"
         return (
-            job.placement if job.placement and job.placement.key == key else PlacementNote(key=key, text=answer)
+            job.placement
+            if job.placement and job.placement.key == key
+            else PlacementNote(key=key, text=placement.reason)
         ), ()
-    return _note(answer, answer.note_key, job.placement, context)
+    return _note(placement, placement.note_key, job.placement, context)
 
 
 def _record_note(plan: ServingRentalPlan, context: Context) -> None:

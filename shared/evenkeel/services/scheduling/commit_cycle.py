@@ -17,10 +17,10 @@ from evenkeel.domain.admission.cycle_facts import Json, pointer_to
 from evenkeel.domain.admission.cycle_plan import (
     AdmissionStep,
     CyclePlan,
-    Displacement,
+    DisplacementStep,
     PendingStep,
-    Preemption,
-    RentalStart,
+    PreemptionStep,
+    RentalStep,
 )
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, recorded_reason
 from evenkeel.domain.admission.queue_cursors import QueueCursors
@@ -76,11 +76,11 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
     reasons = _ReasonBatch(context)
     for step in plan.steps:
         match step:
-            case Preemption():
+            case PreemptionStep():
                 _preempt(step, loaded, tree, context)
-            case RentalStart():
+            case RentalStep():
                 _rent(step, loaded, tree, context)
-            case Displacement():
+            case DisplacementStep():
                 _displace(step, loaded, tree, context)
             case PendingStep():
                 reasons.add(_reason_writes(step, loaded, context), step.decision.job_id)
@@ -94,13 +94,13 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
     return frozenset()
 
 
-def note_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
+def store_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
     """Store the cursors of the next cycle. Idempotent: yes; if another cycle was first, its cursors stay."""
     barriers = {"barriers": [list(barrier) for barrier in cursors.barriers]} if cursors.barriers else {}
     stored_doc = row.doc or {"cursors": {}}
     other_fields = {name: value for name, value in stored_doc.items() if name not in ("barriers", "turn")}
-    turn = {"turn": cursors.turn} if cursors.turn is not None else {}
-    doc = {**other_fields, "cursors": dict(cursors.next_page), **turn, **barriers}
+    turn = {"turn": cursors.last_queue} if cursors.last_queue is not None else {}
+    doc = {**other_fields, "cursors": dict(cursors.page_starts), **turn, **barriers}
     if stored_doc != doc:
         with contextlib.suppress(Conflict):
             context.ledger.commit(Put(Row(row.key, doc, row.version)))
@@ -291,7 +291,7 @@ def _defer_after_refusal(job_id: str, refused: Refused, context: Context) -> Non
 # ---------------------------------------------------------------- preemptions and rentals
 
 
-def _preempt(step: Preemption, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def _preempt(step: PreemptionStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Request the stop of the victims, with the recorded decision, unless the ledger refuses it.
 
     Each request depends on the version that the cycle read. If a victim changed since, the commit fails and the cycle
@@ -371,7 +371,7 @@ def _stop_writes(
     )
 
 
-def _displace(step: Displacement, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def _displace(step: DisplacementStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Request the move of jobs to rented nodes, with the recorded decision, unless the ledger refuses it.
 
     The first commit puts the job before all other jobs, so that no other job takes the nodes. A job that already moves
@@ -428,7 +428,7 @@ def _displacement_writes(
     )
 
 
-def _rent(step: RentalStart, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def _rent(step: RentalStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Begin a rental for a job, unless the ledger refuses it."""
     job, version = loaded.stored(step.decision.job_id)
     job = _with_current_queue(job, loaded.snapshot.setup)

@@ -18,7 +18,7 @@ from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import MissingFacts
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import draining_teams, is_strict
-from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors, next_queues
+from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors, queues_to_read
 from evenkeel.domain.admission.request_facts import with_reservation_ends
 from evenkeel.domain.admission.scheduler_state import ElasticState
 from evenkeel.domain.capacity.node_capacity import node_capacity
@@ -140,9 +140,9 @@ class _Queues(NamedTuple):
     """Keys of pending jobs. Each job is read by its key afterwards, since the index of pending jobs may lag."""
 
     keys: tuple[Key, ...]
-    next_page: Mapping[str, str]
+    head_ends: Mapping[str, str]
     """Team whose queue is longer than a page → the cursor after that page."""
-    cursors: QueueCursors | None
+    next_cursors: QueueCursors | None
     cursors_row: Row | None
     has_later_pages: bool = False
     """Whether the cycle can examine jobs of later pages, too."""
@@ -199,12 +199,12 @@ def _read_next_pages(
     row = ledger.get(quota_rows.queue_cursors_key()) or Row(quota_rows.queue_cursors_key(), {})
     stored_cursors: dict[str, str] = row.doc.get("cursors", {})
     long_queues = sorted(team for team in next_page if not is_strict(team, setup))
-    queues_this_cycle = next_queues(long_queues, row.doc.get("turn"), policy.next_pages_per_cycle)
+    queues_this_cycle = queues_to_read(long_queues, row.doc.get("turn"), policy.next_pages_per_cycle)
     keys: list[Key] = []
     other_queues = set(long_queues) - set(queues_this_cycle)
     next_cursors = {team: cursor for team, cursor in stored_cursors.items() if team in other_queues}
     last_queue = queues_this_cycle[-1] if len(queues_this_cycle) < len(long_queues) else None
-    cursors = QueueCursors(next_cursors, turn=last_queue)
+    cursors = QueueCursors(next_cursors, last_queue=last_queue)
     limit = policy.heads_per_cycle * _PAGES_PER_CYCLE
     queries = [(team, limit, stored_cursors.get(team, next_page[team])) for team in queues_this_cycle]
     for team, page in _read_pages(queries, ledger):
@@ -214,8 +214,8 @@ def _read_next_pages(
             next_cursors[team] = page.cursor
         if team == ALL_JOBS and not setup.has_teams:
             cursors = cursors._replace(
-                page=frozenset(str(row.doc["jobId"]) for row in page.rows),
-                page_cursor=stored_cursors.get(team, next_page[team]),
+                page_jobs=frozenset(str(row.doc["jobId"]) for row in page.rows),
+                page_start=stored_cursors.get(team, next_page[team]),
                 barriers=tuple((str(name), str(at)) for name, at in row.doc.get("barriers", ())),
             )
     return keys, cursors, row
@@ -226,7 +226,7 @@ def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Contex
     snapshot, policy = loaded.snapshot, context.policy.scheduling
     limit = policy.heads_per_cycle * _MAX_PAGES
     pending, versions = dict(snapshot.pending), dict(loaded.versions)
-    next_page, cursors = dict(snapshot.next_page), snapshot.queue_cursors
+    next_page, cursors = dict(snapshot.readable_further), snapshot.next_cursors
     held = frozenset(charge.job_id for charge in snapshot.charges())
     for team in teams:
         if len(pending) >= policy.most_jobs:
@@ -243,12 +243,12 @@ def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Contex
         versions |= _versions_of(waiting)
         if cursors is not None and team == ALL_JOBS:
             cursors = cursors._replace(
-                page=cursors.page - jobs.keys()
+                page_jobs=cursors.page_jobs - jobs.keys()
             )  # the cycle read these jobs in order, without a gap
         if page.cursor:
             next_page[team] = page.cursor
     return loaded._replace(
-        snapshot=snapshot._replace(pending=pending, next_page=next_page, queue_cursors=cursors), versions=versions
+        snapshot=snapshot._replace(pending=pending, readable_further=next_page, next_cursors=cursors), versions=versions
     )
 
 
@@ -277,9 +277,9 @@ def _with_jobs(loaded: LoadedCycle, queues: _Queues, elastic_state: ElasticState
         elastic=_jobs_of(elastic),
         live_charges=charges.held,
         released=tuple(charge for charge, _ in charges.released),
-        next_page=queues.next_page if queues.has_later_pages else {},
-        cursors_after_heads=queues.next_page,
-        queue_cursors=queues.cursors,
+        readable_further=queues.head_ends if queues.has_later_pages else {},
+        head_ends=queues.head_ends,
+        next_cursors=queues.next_cursors,
     )
     return loaded._replace(
         snapshot=snapshot,

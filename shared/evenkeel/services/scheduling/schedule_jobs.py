@@ -107,8 +107,8 @@ def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJ
             continue  # other jobs may take the nodes and the quota of the refused jobs
         read_charges.delete(loaded.outdated, context.ledger)
         _measure_rental_cost(loaded, context)
-        if plan.queue_plan.cursors is not None and loaded.cursors_row is not None:
-            commit_cycle.note_cursors(plan.queue_plan.cursors, loaded.cursors_row, context)
+        if plan.queue_plan.next_cursors is not None and loaded.cursors_row is not None:
+            commit_cycle.store_cursors(plan.queue_plan.next_cursors, loaded.cursors_row, context)
         if not plan.waiting and len(plan.decisions) >= context.policy.scheduling.heads_per_cycle:
             continue  # all jobs of the heads started, so jobs after the heads may start, too
         if loaded.errors.keys() >= set(context.site.clusters):
