@@ -38,7 +38,7 @@ from bench.burst import (
     setup_hash,
 )
 from bench.origin import origin, write
-from evenkeel.domain.admission.cycle_plan import AdmissionStep, DisplacementStep, RentalStep
+from evenkeel.domain.admission.cycle_plan import AdmissionStep, DisplacementStep, RentStep
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_cycle import decide_cycle
 from evenkeel.domain.admission.rent_plan import displacement_requester
@@ -236,7 +236,7 @@ class CycleSimulation(BurstSimulation):
         for step in plan.steps:
             if isinstance(step, AdmissionStep):
                 self._admitted(step, now)
-            elif isinstance(step, RentalStep):
+            elif isinstance(step, RentStep):
                 self._opened(step, now)
             elif isinstance(step, DisplacementStep):
                 self.displacements += 1
@@ -374,7 +374,7 @@ class CycleSimulation(BurstSimulation):
 
     # ------------------------------------------------ rentals
 
-    def _opened(self, step: RentalStep, now: float) -> None:
+    def _opened(self, step: RentStep, now: float) -> None:
         name = step.decision.job_id
         job = self.pending[name]
         self.pending[name] = job = job.replace(rentals=job.rentals + 1, is_migrating_back=False)

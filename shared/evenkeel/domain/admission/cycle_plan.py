@@ -33,7 +33,7 @@ class PreemptionStep(NamedTuple):
     """Job whose stop the cycle requests → Kueue's reason. Jobs that were asked earlier are not listed."""
 
 
-class RentalStep(NamedTuple):
+class RentStep(NamedTuple):
     """A job for which nodes are rented now."""
 
     decision: AdmissionDecision
@@ -56,7 +56,7 @@ class PendingStep(NamedTuple):
     """Where the job could run otherwise; None if that was not examined."""
 
 
-JobStep = AdmissionStep | PreemptionStep | RentalStep | DisplacementStep | PendingStep
+JobStep = AdmissionStep | PreemptionStep | RentStep | DisplacementStep | PendingStep
 
 
 class Departure(NamedTuple):

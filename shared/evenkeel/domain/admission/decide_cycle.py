@@ -21,7 +21,7 @@ from evenkeel.domain.admission.cycle_plan import (
     Placement,
     PreemptionStep,
     QueuePlan,
-    RentalStep,
+    RentStep,
 )
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_job import (
@@ -346,7 +346,7 @@ def _steps(
             and isinstance(placement, PlacementDecision)
             and placement.action is PlacementAction.RENT
         ):
-            yield RentalStep(decision, placement)
+            yield RentStep(decision, placement)
         else:
             yield PendingStep(decision, launch_mode, placement)
 

@@ -20,7 +20,7 @@ from evenkeel.domain.admission.cycle_plan import (
     DisplacementStep,
     PendingStep,
     PreemptionStep,
-    RentalStep,
+    RentStep,
 )
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, recorded_reason
 from evenkeel.domain.admission.queue_cursors import QueueCursors
@@ -78,7 +78,7 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
         match step:
             case PreemptionStep():
                 _preempt(step, loaded, tree, context)
-            case RentalStep():
+            case RentStep():
                 _rent(step, loaded, tree, context)
             case DisplacementStep():
                 _displace(step, loaded, tree, context)
@@ -428,7 +428,7 @@ def _displacement_writes(
     )
 
 
-def _rent(step: RentalStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
+def _rent(step: RentStep, loaded: LoadedCycle, tree: QuotaTree, context: Context) -> None:
     """Begin a rental for a job, unless the ledger refuses it."""
     job, version = loaded.stored(step.decision.job_id)
     job = _with_current_queue(job, loaded.snapshot.setup)
