@@ -1,5 +1,6 @@
 """The pages of the console in a real browser, against the real API functions."""
 
+import dataclasses
 import json
 import re
 import threading
@@ -8,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from evenkeel.ports import ExecutionState, ExecutionTrace, RowChange, StateVisit, WorkflowName
+from evenkeel.ports import ExecutionState, ExecutionTrace, Put, RowChange, StateVisit, WorkflowName
 from evenkeel.services.publishing import publish_events
-from evenkeel.services.storage import incident_rows, job_rows
+from evenkeel.services.storage import fleet_rows, incident_rows, job_rows
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import ConsoleServer
 from tests import browser
-from tests.fakes.cluster import instance_id
+from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import ROOT, ApiResponse
@@ -271,6 +272,22 @@ def test_text_of_jobs_is_never_markup(served: CliFixture, page: Page) -> None:
 
     expect(page.get_by_text(hostile)).to_be_visible()
     expect(page.locator("main img")).to_have_count(0)
+
+
+def test_changed_node_reaches_the_grid_within_five_seconds(served: CliFixture, page: Page) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
+    page.clock.install()
+    page.reload()
+    square = page.locator(".square", has=page.locator(f"xpath=self::*[contains(@title, '{instance_id(2)}')]"))
+    expect(square).to_have_attribute("title", re.compile("in service"))
+
+    ledger = served.gateway.fakes.ledger
+    row = ledger.get(fleet_rows.node_key(CLUSTER, instance_id(2)))
+    assert row is not None
+    ledger.commit(Put(dataclasses.replace(row, doc=row.doc | {"isReady": False})))
+    page.clock.run_for(5_100)
+
+    expect(square).to_have_attribute("title", re.compile("starting"))
 
 
 def test_problem_comes_first_among_2000_nodes(served: CliFixture, page: Page) -> None:

@@ -10,12 +10,14 @@ const MAX_PAGES = 25;
 const DENSE = 400; // More nodes have smaller squares.
 const NODE_STATES = ["UNHEALTHY", "QUARANTINED", "BLOCKED", "WAITING", "NOT_READY", "REPAIRING", "CORDONED", "STARTING", "IN_SERVICE"];
 
-// All nodes, page by page, again every 15 s and when the signal changes. An unchanged page costs one answer without a body.
+// All nodes, page by page, again when the signal changes and every 5 s; with more than 1,000 nodes every 5 ms for each.
+// An unchanged page costs one answer without a body.
 function useNodes(signal) {
   const [state, set] = useState({ nodes: [], isWhole: false, problem: null });
   useEffect(() => {
     let stopped = false;
     let timer = null;
+    let count = 0;
     const load = async () => {
       clearTimeout(timer);
       if (stopped || document.hidden) return;
@@ -28,12 +30,13 @@ function useNodes(signal) {
           token = found.nextPageToken;
           if (!token || stopped) break;
         }
+        count = nodes.length;
         if (!stopped) set({ nodes, isWhole: !token, problem: null });
       } catch (problem) {
         if (!(problem instanceof Problem)) throw problem;
         if (!stopped) set((old) => ({ ...old, problem }));
       }
-      if (!stopped) timer = setTimeout(load, 15000);
+      if (!stopped) timer = setTimeout(load, Math.max(5000, 5 * count));
     };
     load();
     document.addEventListener("visibilitychange", load);
@@ -50,7 +53,8 @@ function useNodes(signal) {
 
 // A square a node, problems first, pools with problems first. A short grid scrolls in itself.
 export function NodeGrid({ status, isShort }) {
-  const { nodes, isWhole, problem } = useNodes(`${status.changedAt} ${status.counts?.at} ${status.incidents.open}`);
+  const phases = status.incidents.items.map((incident) => `${incident.incidentId} ${incident.state} ${incident.phase}`);
+  const { nodes, isWhole, problem } = useNodes(`${status.changedAt} ${status.counts?.at} ${status.incidents.open} ${phases}`);
   const pools = new Map();
   for (const node of nodes) pools.set(node.pool, [...(pools.get(node.pool) || []), node]);
   const rank = (node) => ORDER.indexOf(signOf("node", node.state));
