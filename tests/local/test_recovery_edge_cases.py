@@ -314,7 +314,7 @@ def test_observe_mode_decides_the_same_and_touches_nothing(careful: DataCentre) 
     for incident, rungs in ((drill, "reboot then replace"), (watched, "replace")):
         [decided] = [decision for decision in incident["decisions"] if decision["kind"] == "RECOVERY"]
         record = careful.client().get(f"/decisions/{decided['decisionId']}")
-        assert (record["action"], record["simulated"]) == ("ACT", True)
+        assert (record["action"], record["isDryRun"]) == ("ACT", True)
         assert f": {rungs}, and move the jobs." in record["reason"]
         assert timeline_of(careful, incident) == ["fault", "decided", "settled"]
     assert pending.show()["attempts"] == []

@@ -96,5 +96,6 @@ class Decision(Value):
     """Hash of the site's fault catalogue; empty if the decision used no fault."""
     engine_version: str = ENGINE_VERSION
     mode: str = ""
-    simulated: bool = False
+    is_dry_run: bool = False
+    """Whether Evenkeel recorded the decision and did not carry it out: in mode `observe`, or on request."""
     decided_at: Instant

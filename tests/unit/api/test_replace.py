@@ -52,7 +52,7 @@ def test_dry_run_records_the_decision_and_changes_nothing(fleet: Gateway) -> Non
     assert planned["reason"] == "A person asks for it to be replaced: replace, and move the jobs."
     assert answer.headers["Location"] == f"/v1/decisions/{planned['decisionId']}"
     record = recorded(fleet, planned["decisionId"])
-    assert (record.kind, record.action, record.simulated) == ("RECOVERY", "ACT", True)
+    assert (record.kind, record.action, record.is_dry_run) == ("RECOVERY", "ACT", True)
     assert record.subject == a_fleet_node(1).life.key
     assert replay(record, fakes.policy).differs_from(record) == ""
     added = {key: row for key, row in fakes.ledger.rows.items() if before.get(key) != row}

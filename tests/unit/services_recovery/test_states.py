@@ -165,7 +165,7 @@ def test_observe_mode_records_and_changes_nothing(changes: dict[str, Any]) -> No
     assert effects(recovery) == []
     assert recovery.job.current_attempt == 1
     [decision] = decisions(recovery, "RECOVERY")
-    assert (decision.action, decision.simulated) == ("ACT", True)
+    assert (decision.action, decision.is_dry_run) == ("ACT", True)
 
 
 def test_drill_acts_if_drills_are_allowed() -> None:

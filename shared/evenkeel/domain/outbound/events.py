@@ -71,7 +71,7 @@ class EventMetadata(Value):
     """Id of the incident, job or node; name of the team or fleet."""
     cluster: str
     """Name of the fleet."""
-    simulated: bool
+    is_drill: bool
     """Whether it follows from a drill."""
 
 
@@ -203,7 +203,7 @@ class OutboundEvent(Value):
             producer="publish_events",
             correlation_id=self.subject,
             cluster=fleet,
-            simulated=self.is_drill,
+            is_drill=self.is_drill,
         )
         common = CommonData(text=self.text, team=self.team or None, by=self.by or None)
         return {"metadata": metadata.to_json(), "data": {**common.to_json(), **self.data}}

@@ -38,7 +38,7 @@ def run(fact: GroupFact, context: Context) -> NoteGroupFactResult:
         return result
     _remember_capacity(fact, context.ledger)
     context.telemetry.count("GroupFactsNoted", kind=fact.kind)
-    keys = {"group": fact.instance_group, "fact": fact.kind, "code": fact.code, "simulated": fact.is_drill}
+    keys = {"group": fact.instance_group, "fact": fact.kind, "code": fact.code, "isDrill": fact.is_drill}
     if fact.fault_key:
         context.telemetry.warning("InstanceGroupUnhealthy", **keys, fault=fact.fault_key, detail=fact.detail)
     else:

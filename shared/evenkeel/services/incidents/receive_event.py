@@ -464,7 +464,7 @@ def _emit_metrics(decision: IntakeDecision, fact: NodeFact, telemetry: Telemetry
             incidentId=incident.incident_id,
             nodeLife=incident.life.key,
             fault=incident.fault_key,
-            simulated=incident.is_drill,
+            isDrill=incident.is_drill,
         )
 
 

@@ -311,7 +311,7 @@ def _short(decision: Decision) -> Json:
         "decidedAt": rfc3339(decision.decided_at),
         "policyHash": decision.policy_hash,
         "mode": decision.mode,
-        "simulated": decision.simulated,
+        "isDryRun": decision.is_dry_run,
     }
 
 

@@ -129,7 +129,7 @@ def _decision_writes(
         decided.facts,
         context,
         decision_id=decision_id,
-    ).replace(mode=decided.mode, simulated=decided.plan.outcome is PlanOutcome.OBSERVE)
+    ).replace(mode=decided.mode, is_dry_run=decided.plan.outcome is PlanOutcome.OBSERVE)
     return [
         Put(subject_rows.decision_row(decision)),
         _timeline_put(incident, decided.plan.reason, decision_id, context),

@@ -78,7 +78,7 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     )
     row = dry_run_ledger.get(subject_rows.decision_key(result.decision_id))
     assert row, "a plan is recorded"
-    record = rows.decode(row, Decision).replace(subject=affected.life.key, simulated=True)
+    record = rows.decode(row, Decision).replace(subject=affected.life.key, is_dry_run=True)
     context.ledger.commit(Put(subject_rows.decision_row(record)))
     return _answer(
         request, affected.job_ids, record, result.outcome, result.reason
