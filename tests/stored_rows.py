@@ -48,7 +48,7 @@ class Pointer(Value):
     incident_id: str
 
 
-class EarlyNotices(Value):
+class NoticesBeforeListing(Value):
     """Facts about an instance that the fleet does not know yet."""
 
     instance_id: str
@@ -190,7 +190,7 @@ TYPES = (
     RowType(Table.INCIDENTS, f"{_D}SLOT#.+", "META", Pointer, subject="incident_id"),
     RowType(Table.INCIDENTS, f"{_D}LAST#.+", "META", LastIncident, subject="incident_id"),
     RowType(Table.INCIDENTS, f"{_D}HISTORY#.+", "META", FaultHistory),
-    RowType(Table.INCIDENTS, f"{_D}EARLY#.+", "META", EarlyNotices),
+    RowType(Table.INCIDENTS, f"{_D}EARLY#.+", "META", NoticesBeforeListing),
     RowType(Table.INCIDENTS, "FACT#.+", "META", Pointer, subject="incident_id"),
     RowType(Table.INCIDENTS, "UNRESOLVED#.+", "META", NodeFact),
     RowType(Table.INCIDENTS, "UNHEALTHY#.+", "META", UnhealthyNode, subject="incident_id"),

@@ -974,7 +974,7 @@ def _is_fact_lost(world: "Simulation", body: str) -> Iterator[str]:
             for row in world.ledger.of("META", f"LAST#{CLUSTER}/{fact.instance_id}/")
         )
         if fleet_rows.node_key(CLUSTER, fact.instance_id) not in world.ledger.rows:
-            kept = (*kept, incident_rows.early_key(fact.instance_id))  # no sweep ever saw that node
+            kept = (*kept, incident_rows.notice_before_listing_key(fact.instance_id))  # no sweep ever saw that node
         if not is_over and not any(key in world.ledger.rows for key in kept) and not _is_of_a_burst(world, fact):
             yield f"{key} was taken from the queue but is stored nowhere"
         noted = world.ledger.rows.get(kept[0])

@@ -1314,7 +1314,7 @@ def finds_much_left_half_done(stage: PermissionBench) -> Json:
             for node_fact in (fact, node_fact)
         )
     )
-    stage.put(incident_rows.early_row(fact.instance_id, [fact], now(), 0))
+    stage.put(incident_rows.notice_before_listing_row(fact.instance_id, [fact], now(), 0))
     stage.put(
         fleet_rows.lease_row(RepairLease(slot="nowhere/left", incident_id="", taken_at=now(), lemon=ghost.life.key), 0)
     )

@@ -685,7 +685,7 @@ def test_notice_about_an_unseen_instance_is_ingested_after_a_sweep() -> None:
 
     assert outcome.corrections["early"] == 1
     assert len(scenario.world.workflows.names(WorkflowName.RECOVER_NODE)) == 1
-    assert scenario.world.ledger.get(incident_rows.early_key(instance_id(1))) is None
+    assert scenario.world.ledger.get(incident_rows.notice_before_listing_key(instance_id(1))) is None
     assert "early" not in scenario.sweep().corrections
 
 
@@ -724,7 +724,7 @@ def test_notice_is_ingested_for_a_node_that_has_since_gone() -> None:
 
     assert fleet(scenario)[instance_id(1)].is_gone is False
     assert scenario.sweep().corrections["early"] == 1
-    assert scenario.world.ledger.get(incident_rows.early_key(instance_id(1))) is None
+    assert scenario.world.ledger.get(incident_rows.notice_before_listing_key(instance_id(1))) is None
 
 
 # ---------------------------------------------------------------- a cluster or HyperPod gives no answer

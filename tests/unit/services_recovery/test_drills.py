@@ -84,7 +84,7 @@ class RecoveryWithDrills(RecoveryScenario):
             a_fact(**{**drill.fact, "observed_at": drill.fact.get("observed_at", at)}, is_drill=True),
             world.context(ids=self.drill_ids, drills_may_act=self.drills_may_act, policy=self.policy),
         )
-        if drill.runs and outcome.started and not self.drills_may_act:
+        if drill.runs and outcome.has_started_recovery and not self.drills_may_act:
             self.run_drill(outcome.incident_id)
 
     def run_drill(self, incident_id: str) -> None:
@@ -164,7 +164,7 @@ def reports_progress(recovery: RecoveryScenario) -> None:
     recovery.recover()
 
 
-def is_noticed_early(recovery: RecoveryScenario) -> None:
+def is_noticed_before_listing(recovery: RecoveryScenario) -> None:
     """EC2 tells of a node that the sweep has not seen yet."""
     recovery.ingest(a_fact(77, source="ec2.notice", fault_key="ec2:spot_interruption", envelope_id="notice"))
     recovery.report_fault()
@@ -179,7 +179,7 @@ SCENARIOS = [
     comes_again,
     is_watched,
     reports_progress,
-    is_noticed_early,
+    is_noticed_before_listing,
 ]
 
 FACTS = st.one_of(
@@ -290,10 +290,10 @@ def test_notice_survives_any_number_of_drills_about_its_machine() -> None:
     for fact in [*drills[:4], notice, *drills[4:]]:
         recovery.ingest(fact)
 
-    row = recovery.world.ledger.get(incident_rows.early_key(instance_id(77)))
+    row = recovery.world.ledger.get(incident_rows.notice_before_listing_key(instance_id(77)))
 
     assert row
-    assert receive_event.early_facts(row) == (notice,)
+    assert receive_event.notices_before_listing(row) == (notice,)
 
 
 def unknown(number: int, **changes: Any) -> NodeFact:

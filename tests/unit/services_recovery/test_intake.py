@@ -74,7 +74,7 @@ def test_copy_starts_the_execution_after_a_crash() -> None:
     ingest(world, COPIES[0])
     world.workflows.executions.clear()
 
-    assert ingest(world, COPIES[1]).started
+    assert ingest(world, COPIES[1]).has_started_recovery
     assert len(world.workflows.executions) == 1
 
 

@@ -134,8 +134,8 @@ def test_notices_about_unknown_instances_are_counted_and_kept(fact: NodeFact) ->
     world = FakeWorld()
 
     assert ingest(world, fact, fact) == ["OTHER_FLEET", "OTHER_FLEET"]
-    assert list(world.ledger.rows) == [incident_rows.early_key(fact.instance_id)]
-    assert world.ledger.rows[incident_rows.early_key(fact.instance_id)].doc["facts"] == [fact.to_json()]
+    assert list(world.ledger.rows) == [incident_rows.notice_before_listing_key(fact.instance_id)]
+    assert world.ledger.rows[incident_rows.notice_before_listing_key(fact.instance_id)].doc["facts"] == [fact.to_json()]
     assert world.telemetry.totals["FactsOtherFleet"] == 2
 
 

@@ -63,7 +63,7 @@ _UNRESOLVED_KEPT = timedelta(hours=6)
 _RETRY_BATCH = 25
 _MAX_CLOCK_SKEW = timedelta(minutes=5)
 """A fact from further in the future than clocks differ counts as a fact from now."""
-_MAX_EARLY_FACTS = 5
+_MAX_NOTICES_BEFORE_LISTING = 5
 _CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
 
 
@@ -74,7 +74,7 @@ class IngestResult(Value):
     """An `IntakeAction`; UNRESOLVED; OTHER_FLEET for a node of another fleet; NOTED or DUPLICATE for a group."""
     reason: str
     incident_id: str = ""
-    started: bool = False
+    has_started_recovery: bool = False
     """Whether this call started the recovery."""
 
 
@@ -93,7 +93,7 @@ def _affected_node_of(node: Node) -> AffectedNode:
     )
 
 
-def receive(event: ParsedEvent, context: Context) -> dict[str, Any]:
+def handle_event(event: ParsedEvent, context: Context) -> dict[str, Any]:
     """Ingest one event. An event that names many nodes is queued as several events instead.
 
     So the work of one invocation is limited, and an urgent event does not wait until hundreds of nodes are ingested.
@@ -180,12 +180,12 @@ def ingest_fact(fact: NodeFact, context: Context) -> IngestResult:
             f"The drill names {fact.instance_id}, which is not a node of this fleet.", fact.source, context.telemetry
         )
     if affected is None and signal_source(fact.source).is_account_wide:
-        _store_early_notice(fact, context.replace(now=context.clock.now()))
+        _store_notice_before_listing(fact, context.replace(now=context.clock.now()))
         return _other_fleet_outcome(f"{fact.instance_id} is not a node of this fleet.", fact.source, context.telemetry)
     fact = _without_future_time(fact, context.clock.now())
     if affected is None:
         return _store_unresolved(fact, context)
-    return record_fact(fact, affected, context)
+    return attach_to_incident(fact, affected, context)
 
 
 def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
@@ -241,7 +241,7 @@ def find_affected_node(instance_id: str, context: Context, *, provider: Provider
     return _affected_node_of(Node(life=life, provider=record))
 
 
-def record_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestResult:
+def attach_to_incident(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestResult:
     """Let a fact about a known node join or open its incident, and ensure that the recovery runs.
 
     Idempotent: yes, by the fact's row and the conditions of the commit.
@@ -251,7 +251,7 @@ def record_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> Ing
     """
     for _ in range(incident_record.MAX_TRIES):
         try:
-            decision = _record_once(fact, affected, context)
+            decision = _attach_once(fact, affected, context)
         except Conflict:
             continue
         break
@@ -259,14 +259,14 @@ def record_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> Ing
         raise Conflict(f"the incident of {affected.life.key} kept changing under fact {fact.fact_key}")
     incident = decision.incident
     _emit_metrics(decision, fact, context.telemetry)
-    started = False
+    has_started = False
     if incident is not None and incident.state is IncidentState.OPEN:
-        started = start_recovery(incident, context.workflows)
+        has_started = start_recovery(incident, context.workflows)
     return IngestResult(
         outcome=decision.action,
         reason=decision.reason,
         incident_id=incident.incident_id if incident else "",
-        started=started,
+        has_started_recovery=has_started,
     )
 
 
@@ -307,7 +307,7 @@ class _FactRows(NamedTuple):
         )
 
 
-def _record_once(fact: NodeFact, affected: AffectedNode, context: Context) -> IntakeDecision:
+def _attach_once(fact: NodeFact, affected: AffectedNode, context: Context) -> IntakeDecision:
     """Load the rows, decide, and commit. Raises Conflict if a row changed since it was read."""
     now = context.clock.now()
     if fact.job_id:
@@ -370,10 +370,10 @@ def _decision_writes(
                 yield from record_aftermath.writes_for_fact(fact, fact_rows.last_incident.doc["incidentId"], context)
         case IntakeAction.JOIN:
             assert decision.incident
-            yield from _incident_writes(decision.incident, classified, fact_rows, opens=False, now=now)
+            yield from _joining_writes(decision.incident, classified, fact_rows, now)
         case IntakeAction.OPEN:
             assert decision.incident
-            yield from _incident_writes(decision.incident, classified, fact_rows, opens=True, now=now)
+            yield from _opening_writes(decision.incident, classified, fact_rows, now)
             # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
             yield ConditionCheck(
                 incident_rows.last_key(affected.life, is_drill=fact.is_drill), _version(fact_rows.last_incident)
@@ -398,29 +398,43 @@ def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, context: Conte
     return [Put(incident_rows.unhealthy_row(after, row.version)) if after else Delete(row.key, row.version)]
 
 
-def _incident_writes(
-    incident: Incident, classified: ClassifiedFact, fact_rows: _FactRows, *, opens: bool, now: datetime
-) -> list[Write]:
-    fact = classified.fact
-    subject = incident.incident_id
-    evidence = Evidence(incident_id=subject, fact=fact, joined_at=now, opened=opens)
-    kind = _TIMELINE_KINDS[fact.kind]
-    event_id = incident_rows.evidence_row(evidence).key.sk.removeprefix("EVIDENCE#")
-    timeline_row = incident_record.timeline_row_of(
-        subject, kind, _timeline_text(classified, opens=opens), at=now, writer=WRITER
+def _opening_writes(
+    incident: Incident, classified: ClassifiedFact, fact_rows: _FactRows, now: datetime
+) -> Iterator[Write]:
+    """Yield the writes of a fact that opens an incident."""
+    yield from _fact_writes(incident, classified, fact_rows, opens=True, now=now)
+    # The first writer creates the pointer, and all others check it. So two writers cannot both open an incident.
+    yield Put(
+        incident_rows.open_row(incident.life, incident.incident_id, is_drill=incident.is_drill),
+        first_version=milliseconds(now),
     )
-    key = timeline_row.key._replace(sk=f"EVENT#{event_id}")
-    timeline_row_of_fact = Row(key, timeline_row.doc, 0, None, timeline_row.expires_at)
-    return [
-        Put(incident_rows.fact_row(fact.fact_key, subject, now, _version(fact_rows.fact))),
-        # The first writer creates the pointer, and all others check it. So two writers cannot both open an incident.
-        Put(incident_rows.open_row(incident.life, subject, is_drill=incident.is_drill), first_version=milliseconds(now))
-        if opens
-        else ConditionCheck(fact_rows.pointer.key, fact_rows.pointer.version),  # type: ignore[union-attr]  # a fact joins an open incident only
-        Put(incident_rows.incident_row(incident, 0 if opens else fact_rows.incident.version)),  # type: ignore[union-attr]  # the same
-        Put(incident_rows.evidence_row(evidence)),
-        Put(timeline_row_of_fact),
-    ]
+    yield Put(incident_rows.incident_row(incident, 0))
+
+
+def _joining_writes(
+    incident: Incident, classified: ClassifiedFact, fact_rows: _FactRows, now: datetime
+) -> Iterator[Write]:
+    """Yield the writes of a fact that joins the open incident."""
+    assert fact_rows.pointer
+    assert fact_rows.incident
+    yield from _fact_writes(incident, classified, fact_rows, opens=False, now=now)
+    yield ConditionCheck(fact_rows.pointer.key, fact_rows.pointer.version)
+    yield Put(incident_rows.incident_row(incident, fact_rows.incident.version))
+
+
+def _fact_writes(
+    incident: Incident, classified: ClassifiedFact, fact_rows: _FactRows, *, opens: bool, now: datetime
+) -> Iterator[Write]:
+    """Yield the fact as recorded by the incident, as its evidence, and as an entry of its timeline."""
+    fact, incident_id = classified.fact, incident.incident_id
+    evidence = Evidence(incident_id=incident_id, fact=fact, joined_at=now, opened=opens)
+    evidence_row = incident_rows.evidence_row(evidence)
+    text = _timeline_text(classified, opens=opens)
+    entry = incident_record.timeline_row_of(incident_id, _TIMELINE_KINDS[fact.kind], text, at=now, writer=WRITER)
+    key = entry.key._replace(sk=f"EVENT#{evidence_row.key.sk.removeprefix('EVIDENCE#')}")
+    yield Put(incident_rows.fact_row(fact.fact_key, incident_id, now, _version(fact_rows.fact)))
+    yield Put(evidence_row)
+    yield Put(Row(key, entry.doc, 0, None, entry.expires_at))
 
 
 _TIMELINE_KINDS = {FactKind.FAULT: "fault", FactKind.RECOVERED: "recovered", FactKind.PROGRESS: "progress"}
@@ -485,26 +499,33 @@ def _store_unresolved(fact: NodeFact, context: Context) -> IngestResult:
     return IngestResult(outcome=UNRESOLVED, reason=reason)
 
 
-def _store_early_notice(fact: NodeFact, context: Context) -> None:
-    """Store a notice for an hour. A Spot instance may be reclaimed before a sweep lists it."""
+def _store_notice_before_listing(fact: NodeFact, context: Context) -> None:
+    """Store a notice about an instance that no sweep has listed yet, for an hour.
+
+    AWS may reclaim a Spot instance before a sweep lists it.
+    """
     for _ in range(incident_record.MAX_TRIES):
-        row = context.ledger.get(incident_rows.early_key(fact.instance_id, is_drill=fact.is_drill))
-        facts = early_facts(row) if row else ()
+        row = context.ledger.get(incident_rows.notice_before_listing_key(fact.instance_id, is_drill=fact.is_drill))
+        facts = notices_before_listing(row) if row else ()
         if any(node_fact.fact_key == fact.fact_key for node_fact in facts):
             return
-        node_facts = (*facts, fact)[-_MAX_EARLY_FACTS:]
+        node_facts = (*facts, fact)[-_MAX_NOTICES_BEFORE_LISTING:]
         with contextlib.suppress(Conflict):  # another notice about this instance was stored first
             version = row.version if row else 0
             context.ledger.commit(
-                Put(incident_rows.early_row(fact.instance_id, node_facts, context.now, version, is_drill=fact.is_drill))
+                Put(
+                    incident_rows.notice_before_listing_row(
+                        fact.instance_id, node_facts, context.now, version, is_drill=fact.is_drill
+                    )
+                )
             )
             return
     # Without the error, the notice would be lost silently.
     raise Conflict(f"the stored facts of {fact.instance_id} changed on every try")
 
 
-def early_facts(row: Row) -> tuple[NodeFact, ...]:
-    """Return the stored notices about an instance that was unknown."""
+def notices_before_listing(row: Row) -> tuple[NodeFact, ...]:
+    """Return the stored notices about an instance that no sweep had listed."""
     return tuple(rows.parse(row.key, NodeFact, fact) for fact in row.doc["facts"])
 
 
@@ -514,7 +535,7 @@ def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
     Each call takes the next facts of the list, so every fact is tried however long the list is. Drills come after real
     facts, and are left out if drills may not act.
 
-    Idempotent: yes, as `record_fact`.
+    Idempotent: yes, as `attach_to_incident`.
 
     Raises:
         EvenkeelError: the first failure, after each fact was tried.
@@ -525,12 +546,12 @@ def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
         try:
             affected = find_affected_node(fact.instance_id, context, provider=context.provider)
             if affected is not None:
-                outcomes.append(record_fact(fact, affected, context))
+                outcomes.append(attach_to_incident(fact, affected, context))
                 continue
         except EvenkeelError as error:
             failures.append(error)
             continue
-        if context.clock.now() - _kept_since(row) > _UNRESOLVED_KEPT:
+        if context.clock.now() - _stored_at(row) > _UNRESOLVED_KEPT:
             context.telemetry.count("FactsDropped")
             with contextlib.suppress(Conflict):  # another writer resolved it meanwhile
                 context.ledger.commit(Delete(row.key, row.version))
@@ -558,6 +579,7 @@ def _next_unresolved(context: Context) -> list[Row]:
     return facts
 
 
-def _kept_since(row: Row) -> datetime:
+def _stored_at(row: Row) -> datetime:
     assert row.state
-    return datetime.fromisoformat(row.state[1])
+    _, stored_at = row.state
+    return datetime.fromisoformat(stored_at)

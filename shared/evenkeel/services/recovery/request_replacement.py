@@ -64,7 +64,7 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     dry_run = context.replace(ledger=dry_run_ledger, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
     for fact in parsed.facts:
         assert isinstance(fact, NodeFact)
-        noted = receive_event.record_fact(
+        noted = receive_event.attach_to_incident(
             fact,
             affected,
             dry_run,

@@ -15,7 +15,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, Table
 from evenkeel.services.storage import rows
 
-EARLY_KEPT = timedelta(hours=1)
+NOTICE_BEFORE_LISTING_KEPT = timedelta(hours=1)
 """How long a notice about an instance that the fleet does not know is kept."""
 
 
@@ -130,17 +130,23 @@ def retried_key() -> Key:
     return Key(Table.INCIDENTS, "RETRIED", "META")
 
 
-def early_key(instance_id: str, *, is_drill: bool = False) -> Key:
+def notice_before_listing_key(instance_id: str, *, is_drill: bool = False) -> Key:
     """Return the key `EARLY#instance / META`."""
     return Key(Table.INCIDENTS, rows.partition(f"EARLY#{instance_id}", is_drill=is_drill), "META")
 
 
-def early_row(
+def notice_before_listing_row(
     instance_id: str, facts: Iterable[NodeFact], now: datetime, version: int, *, is_drill: bool = False
 ) -> Row:
     """Return the row: a notice of an account-wide source about an instance that the fleet does not know, or not yet."""
     doc = {"instanceId": instance_id, "facts": [fact.to_json() for fact in facts]}
-    return Row(early_key(instance_id, is_drill=is_drill), doc, version, ("EARLY", rfc3339(now)), now + EARLY_KEPT)
+    return Row(
+        notice_before_listing_key(instance_id, is_drill=is_drill),
+        doc,
+        version,
+        ("EARLY", rfc3339(now)),
+        now + NOTICE_BEFORE_LISTING_KEPT,
+    )
 
 
 def evidence_row(evidence: Evidence) -> Row:

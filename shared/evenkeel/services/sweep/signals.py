@@ -27,16 +27,16 @@ def ingest_node_facts(sweep: SweepRun) -> int:
     return opened
 
 
-def ingest_early_notices(sweep: SweepRun) -> int:
+def ingest_notices_before_listing(sweep: SweepRun) -> int:
     """Ingest the notices about an instance that arrived before the fleet table held it."""
     ledger = sweep.context.ledger
-    early_rows = [(str(row.doc["instanceId"]), row) for row in sweep.listed(Table.INCIDENTS, "EARLY")]
+    notice_rows = [(str(row.doc["instanceId"]), row) for row in sweep.listed(Table.INCIDENTS, "EARLY")]
     own_instances = {node.life.instance_id for node in sweep.nodes} | _known_instances(
-        sweep, {instance_id for instance_id, _ in early_rows}
+        sweep, {instance_id for instance_id, _ in notice_rows}
     )
     opened = 0
-    for row in sweep.as_stored(row for instance_id, row in early_rows if instance_id in own_instances):
-        outcomes = [_ingest(sweep, fact) for fact in receive_event.early_facts(row)]
+    for row in sweep.as_stored(row for instance_id, row in notice_rows if instance_id in own_instances):
+        outcomes = [_ingest(sweep, fact) for fact in receive_event.notices_before_listing(row)]
         opened += outcomes.count(IntakeAction.OPEN)
         if receive_event.OTHER_FLEET in outcomes:
             continue  # this sweep listed the node but could not store it; the next sweep ingests the notices

@@ -242,7 +242,7 @@ def request_cycle(sweep: SweepRun) -> int:
 STEPS: tuple[tuple[str, Callable[[SweepRun], int]], ...] = (
     ("fleet", inventory.refresh_fleet),
     ("kueue", inventory.refresh_kueue),
-    ("early", signals.ingest_early_notices),
+    ("early", signals.ingest_notices_before_listing),
     ("facts", signals.ingest_node_facts),
     ("unresolved", signals.retry_unresolved),
     ("events", read_event_queue),
