@@ -76,7 +76,7 @@ def test_a_report_opens_an_incident(fleet: Gateway) -> None:
     )
 
     assert [result.outcome for result in results] == ["OPEN"]
-    assert {tuple(metric.dimensions.values()) for metric in fakes.telemetry.metrics if metric.name == "FactsOpen"} == {
+    assert {tuple(metric.dimensions.values()) for metric in fakes.telemetry.metrics if metric.name == "FactsOpened"} == {
         ("site",)
     }
 

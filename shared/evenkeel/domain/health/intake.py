@@ -104,7 +104,7 @@ def join_or_open(
     if incident is not None:
         return IntakeDecision(
             action=IntakeAction.JOIN,
-            reason=f"The signal joins {incident.incident_id}, which is open for this node.",
+            reason=f"The report joins {incident.incident_id}, which is open for the node.",
             incident=with_fact(incident, classified, records.histories, catalogue),
             histories=_updated_histories(classified, incident.incident_id, records.histories),
         )
@@ -124,13 +124,13 @@ def _duplicate_or_stale(
     returned_by = (last_incident.returned_by or last_incident.incident_id) if last_incident else ""
     if known_id and not (known_id == returned_by and returned_at and fact.observed_at > returned_at):
         is_current = incident is not None and incident.incident_id == known_id
-        reason = f"{known_id} already recorded this signal."
+        reason = f"{known_id} already recorded this report."
         return IntakeDecision(action=IntakeAction.DUPLICATE, reason=reason, incident=incident if is_current else None)
     if not happened_after:
         assert last_incident
         return IntakeDecision(
             action=IntakeAction.STALE,
-            reason=f"The signal is older than the node's return to service after {last_incident.incident_id}.",
+            reason=f"The report is older than the node's return to service after {last_incident.incident_id}.",
         )
     return None
 
@@ -159,7 +159,7 @@ def _without_incident(
         )
     return IntakeDecision(
         action=IntakeAction.OPEN,
-        reason="The first signal of this fault.",
+        reason="The first report of this fault.",
         incident=open_incident(
             classified, records.histories, catalogue, incident_id=new_id, now=now, returned_at=returned_at
         ),

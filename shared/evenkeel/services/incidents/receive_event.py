@@ -454,8 +454,8 @@ def _timeline_text(classified: ClassifiedFact, *, opens: bool) -> str:
 
 
 _FACT_METRICS = {
-    IntakeAction.OPEN: "FactsOpen",
-    IntakeAction.JOIN: "FactsJoin",
+    IntakeAction.OPEN: "FactsOpened",
+    IntakeAction.JOIN: "FactsJoined",
     IntakeAction.DUPLICATE: "FactsDuplicate",
     IntakeAction.STALE: "FactsStale",
     IntakeAction.EXPECTED: "FactsExpected",
