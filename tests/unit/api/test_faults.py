@@ -76,9 +76,9 @@ def test_a_report_opens_an_incident(fleet: Gateway) -> None:
     )
 
     assert [result.outcome for result in results] == ["OPEN"]
-    assert {tuple(metric.dimensions.values()) for metric in fakes.telemetry.metrics if metric.name == "FactsOpened"} == {
-        ("site",)
-    }
+    assert {
+        tuple(metric.dimensions.values()) for metric in fakes.telemetry.metrics if metric.name == "FactsOpened"
+    } == {("site",)}
 
 
 def test_each_caller_role_is_one_source(fleet: Gateway) -> None:

@@ -50,25 +50,25 @@ def run(request: incident_record.RecoveryRun, context: Context) -> PlanRecoveryR
     Idempotent: yes. The plan of a run is stored with its incident, and returned again.
     """
     incident, version, _ = incident_record.load_with(request.incident_id, context)
-    stored = _outcome_in_force(incident, request)
+    stored = _result_in_force(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored
     node_state = _read_node_state(incident, context)
     decision_id = context.ids.new("dec")
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if _outcome_in_force(current, request, node_state.slot_state):
+        if _result_in_force(current, request, node_state.slot_state):
             return None
-        decided = _decide(current, node_state, context, drills_may_act=incident_record.drill_may_act(current, context))
-        if _is_still_later(current, decided.plan, request):
+        decision = _decide(current, node_state, context, drills_may_act=incident_record.drill_may_act(current, context))
+        if _is_delayed_by_same_obstacle(current, decision.plan, request):
             return None
-        approved_id = _approved_decision_id(current, decided.facts, decided.plan, request)
+        approved_id = _approved_decision_id(current, decision.facts, decision.plan, request)
         node = node_state.slot_state.original.node
-        planned = _with_plan(current, decided, node, request.run, approved_id or decision_id, context)
-        return planned, _decision_writes(current, decided, request, decision_id, approved_id, context)
+        planned_incident = _with_plan(current, decision, node, request.run, approved_id or decision_id, context)
+        return planned_incident, _decision_writes(current, decision, request, decision_id, approved_id, context)
 
     after = incident_record.update(context.ledger, request.incident_id, change, known=(incident, version))
-    result = _stored_outcome(after, request)
+    result = _stored_result(after, request)
     assert result
     context.telemetry.count("RecoveriesPlanned", outcome=result.outcome)
     context.telemetry.info(
@@ -82,10 +82,10 @@ class _NodeState(NamedTuple):
 
     slot_state: SlotState
     opted_out_pools: Container[str]
-    settings: ProviderCluster | None
+    hyperpod_settings: ProviderCluster | None
 
 
-class _Decided(NamedTuple):
+class _PlanDecision(NamedTuple):
     """A plan with its facts and the mode in which it was made."""
 
     facts: PlanFacts
@@ -98,20 +98,20 @@ def _read_node_state(incident: Incident, context: Context) -> _NodeState:
     # Read in parallel: until the cordon, new pods can start on the faulty node.
     with ThreadPoolExecutor(max_workers=2) as readers:
         slot_state = readers.submit(slot.state_of_original, incident.opened_at)
-        settings = readers.submit(settings_of, context.provider)
-    return _NodeState(slot_state.result(), slot.opted_out_pools, settings.result())
+        hyperpod_settings = readers.submit(read_hyperpod_settings, context.provider)
+    return _NodeState(slot_state.result(), slot.opted_out_pools, hyperpod_settings.result())
 
 
-def _decide(incident: Incident, node_state: _NodeState, context: Context, *, drills_may_act: bool) -> _Decided:
+def _decide(incident: Incident, node_state: _NodeState, context: Context, *, drills_may_act: bool) -> _PlanDecision:
     fault = IncidentFault.of(incident, context.policy.catalogue)
     mode = _mode(incident, fault, node_state.slot_state, context)
-    facts = _facts(incident, fault, node_state, context.replace(mode=mode), drills_may_act=drills_may_act)
-    return _Decided(facts, plan_recovery(facts, context.policy.repair), mode)
+    facts = _facts(incident, fault, node_state, mode, context, drills_may_act=drills_may_act)
+    return _PlanDecision(facts, plan_recovery(facts, context.policy.repair), mode)
 
 
 def _decision_writes(
     incident: Incident,
-    decided: _Decided,
+    decision: _PlanDecision,
     request: incident_record.RecoveryRun,
     decision_id: str,
     approved_id: str,
@@ -121,18 +121,18 @@ def _decision_writes(
     if approved_id:
         text = f"Run {request.run} continues with the approved plan."
         return [_timeline_put(incident, text, approved_id, context)]
-    decision = decision_of(
+    record = decision_of(
         "RECOVERY",
         incident.incident_id,
-        decided.plan.intent,
-        decided.plan,
-        decided.facts,
+        decision.plan.intent,
+        decision.plan,
+        decision.facts,
         context,
         decision_id=decision_id,
-    ).replace(mode=decided.mode, is_dry_run=decided.plan.outcome is PlanOutcome.OBSERVE)
+    ).replace(mode=decision.mode, is_dry_run=decision.plan.outcome is PlanOutcome.OBSERVE)
     return [
-        Put(subject_rows.decision_row(decision)),
-        _timeline_put(incident, decided.plan.reason, decision_id, context),
+        Put(subject_rows.decision_row(record)),
+        _timeline_put(incident, decision.plan.reason, decision_id, context),
     ]
 
 
@@ -146,12 +146,12 @@ def preview_plan(
     incident: Incident,
     slot_state: SlotState,
     nodes: Iterable[KubernetesNode],
-    settings: ProviderCluster | None,
+    hyperpod_settings: ProviderCluster | None,
     context: Context,
 ) -> RecoveryPlan:
     """Return the plan that would be made now for a real incident. Records nothing."""
     pools = opted_out_pools((node.pool, node.labels) for node in nodes)
-    return _decide(incident, _NodeState(slot_state, pools, settings), context, drills_may_act=False).plan
+    return _decide(incident, _NodeState(slot_state, pools, hyperpod_settings), context, drills_may_act=False).plan
 
 
 def _mode(incident: Incident, fault: IncidentFault, slot_state: SlotState, context: Context) -> Mode:
@@ -159,11 +159,11 @@ def _mode(incident: Incident, fault: IncidentFault, slot_state: SlotState, conte
     return mode_for(context.mode, context.policy.modes, fault.fault.fault_class, pool)
 
 
-def _outcome_in_force(
+def _result_in_force(
     incident: Incident, request: incident_record.RecoveryRun, slot_state: SlotState | None = None
 ) -> PlanRecoveryResult | None:
     """Return the plan that this run must follow; None if it must plan again: later, or because the facts changed."""
-    stored = _stored_outcome(incident, request)
+    stored = _stored_result(incident, request)
     if stored is None or stored.outcome is PlanOutcome.LATER:
         return None
     if stored.outcome is PlanOutcome.ASK and slot_state and why_superseded(incident, slot_state.original.node):
@@ -175,9 +175,9 @@ def _pool(incident: Incident, node: KubernetesNode | None) -> str:
     return incident.pool or (node.pool if node else "")
 
 
-def _is_still_later(incident: Incident, plan: RecoveryPlan, request: incident_record.RecoveryRun) -> bool:
+def _is_delayed_by_same_obstacle(incident: Incident, plan: RecoveryPlan, request: incident_record.RecoveryRun) -> bool:
     """Whether the same obstacle still delays the plan. That is no new decision."""
-    stored = _stored_outcome(incident, request)
+    stored = _stored_result(incident, request)
     return plan.outcome is PlanOutcome.LATER and stored is not None and stored.reason == plan.reason
 
 
@@ -196,7 +196,7 @@ def _approved_decision_id(
     return earlier_plan.decision_id if is_same and not beyond_approval(incident, facts.ladder) else ""
 
 
-def _stored_outcome(incident: Incident, request: incident_record.RecoveryRun) -> PlanRecoveryResult | None:
+def _stored_result(incident: Incident, request: incident_record.RecoveryRun) -> PlanRecoveryResult | None:
     """Return the earlier plan of this run; the outcome NOTHING if the incident is over or belongs to another run."""
     stored_plan = incident.plan
     if stored_plan is not None and stored_plan.run == request.run and not incident.state.is_settled:
@@ -216,7 +216,7 @@ def _stored_outcome(incident: Incident, request: incident_record.RecoveryRun) ->
     )
 
 
-def settings_of(provider: Provider) -> ProviderCluster | None:
+def read_hyperpod_settings(provider: Provider) -> ProviderCluster | None:
     """Return HyperPod's settings; None if the fleet has no HyperPod cluster."""
     try:
         return provider.cluster()
@@ -228,11 +228,12 @@ def _facts(
     incident: Incident,
     fault: IncidentFault,
     node_state: _NodeState,
+    mode: Mode,
     context: Context,
     *,
     drills_may_act: bool,
 ) -> PlanFacts:
-    slot_state, _, settings = node_state
+    slot_state, _, hyperpod_settings = node_state
     node = slot_state.original.node
     # Read the pods only for a fault that can wait for the work on its node.
     is_busy = node is not None and fault.fault.drain_seconds >= CAN_WAIT_SECONDS and read_slot.has_work(node, context)
@@ -244,7 +245,7 @@ def _facts(
         min_rung_reason=incident.min_rung_reason,
         sources=incident.independent_sources or incident.sources,
         has_recovered=incident.has_recovered,
-        mode=context.mode,
+        mode=mode,
         is_drill=incident.is_drill,
         drills_may_act=drills_may_act,
         # If an earlier run had the node replaced, the replacement node must still be returned to service.
@@ -252,8 +253,8 @@ def _facts(
         is_hyperpod=slot_state.original.record is not None or incident.slot != incident.life.key,
         # HyperPod's own Karpenter labels its nodes too, and HyperPod repairs them.
         is_karpenter=node is not None and KARPENTER_LABEL in node.labels and slot_state.original.record is None,
-        hyperpod_repairs=settings.repairs_by_itself if settings else False,
-        cluster_status=settings.status if settings else "",
+        hyperpod_repairs=hyperpod_settings.repairs_by_itself if hyperpod_settings else False,
+        cluster_status=hyperpod_settings.status if hyperpod_settings else "",
         node_status=slot_state.original.record.status if slot_state.original.record else "",
         is_manual_cordon=is_manual_cordon(node),
         controller=controller_mark(node),
@@ -272,13 +273,13 @@ def _is_node_gone(slot_state: SlotState) -> bool:
 
 def _with_plan(
     incident: Incident,
-    decided: _Decided,
+    decision: _PlanDecision,
     node: KubernetesNode | None,
     run_number: int,
     decision_id: str,
     context: Context,
 ) -> Incident:
-    facts, plan, mode = decided
+    facts, plan, mode = decision
     approval_wait = timedelta(seconds=context.policy.repair.approval_deadline_seconds)
     stored_plan = StoredRecoveryPlan(
         run=run_number,

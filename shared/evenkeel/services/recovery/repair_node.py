@@ -212,7 +212,7 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
     slot_state = slot.state(since)
     observed = slot_state.replacement or slot_state.original
     own_node = slot_state.original.node
-    settings = plan_recovery.settings_of(context.provider)
+    hyperpod_settings = plan_recovery.read_hyperpod_settings(context.provider)
     status = slot_state.original.record.status if slot_state.original.record else ""
     until = incident.plan.work_may_run_until if incident.plan else None
     has_work = bool(until and own_node and read_slot.has_work(own_node, context))
@@ -236,7 +236,7 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         not_allowed=not_allowed,
         is_manual_cordon=is_manual_cordon(own_node),
         controller=controller_mark(own_node),
-        has_karpenter=settings.has_karpenter if settings else False,
+        has_karpenter=hyperpod_settings.has_karpenter if hyperpod_settings else False,
         lease_holder=_other_holder(lease, incident, context.ledger),
         requests=requests,
         slot_state=slot_state,
@@ -245,7 +245,7 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         invalid_at=incident.invalid_at,
         deep_check_failed_at=_deep_check_failed_at(incident),
         opt_out_reason=slot.opt_out_reason,
-        provider_busy=provider_busy_reason(settings.status if settings else "", status),
+        provider_busy=provider_busy_reason(hyperpod_settings.status if hyperpod_settings else "", status),
         has_work=has_work,
         work_may_run_until=until,
         leaves_work=incident.plan is not None and incident.plan.jobs is JobAction.LEAVE and until is None,

@@ -178,7 +178,7 @@ class SweepRun:
     @cached_property
     def settings(self) -> ProviderCluster | None:
         """HyperPod's settings and status; None if the fleet has no HyperPod cluster."""
-        return plan_recovery.settings_of(self.context.provider)
+        return plan_recovery.read_hyperpod_settings(self.context.provider)
 
     @cached_property
     def workloads(self) -> tuple[tuple[Attempt, ObservedWorkload], ...]:

@@ -220,7 +220,7 @@ class Observation:
         """HyperPod's settings and status; None if the fleet has no HyperPod cluster."""
         provider = self.context.provider
         return self._reads.read(
-            HYPERPOD, "cluster", lambda: plan_recovery.settings_of(provider), seconds=self._provider_seconds
+            HYPERPOD, "cluster", lambda: plan_recovery.read_hyperpod_settings(provider), seconds=self._provider_seconds
         )
 
     def check_result(self, cluster: str, check: NodeCheck) -> CheckResult:
