@@ -792,7 +792,7 @@ def pages_for_a_wave(stage: PermissionBench) -> Json:
 )
 def makes_a_delayed_cordon(stage: PermissionBench) -> Json:
     stage.free(REBOOTED)
-    block = Block(guardrail="POOL_CORDONS", reason="A probe.", since=now(), act="cordon")
+    block = Block(guardrail="POOL_CORDONS", reason="A probe.", since=now(), action="cordon")
     return of_incident(alone(stage, REBOOTED, block=block))
 
 
@@ -898,7 +898,7 @@ def waits_until_it_is_not_blocked(stage: PermissionBench) -> Json:
 
 def barred(stage: PermissionBench) -> Incident:
     """Store an incident with a blocked repair."""
-    block = Block(guardrail="POOL_REPAIRS", reason="A probe.", since=now(), act="replace")
+    block = Block(guardrail="POOL_REPAIRS", reason="A probe.", since=now(), action="replace")
     incident = planned(stage, block=block).replace(state=IncidentState.BLOCKED)
     stage.put(incident_rows.incident_row(incident, 0))
     registered(stage, RegisterName.REPAIRS, 0)

@@ -83,7 +83,7 @@ def test_why_explains_a_pending_approval(asking: Gateway) -> None:
 
 
 def test_blocking_guardrail_is_shown_with_node_and_incident(gateway: Gateway) -> None:
-    block = Block(guardrail="POOL_REPAIRS", reason="2 of 8 are in repair.", since=ago(minutes=5), act="reboot")
+    block = Block(guardrail="POOL_REPAIRS", reason="2 of 8 are in repair.", since=ago(minutes=5), action="reboot")
     stored(gateway.fakes.ledger, an_incident(1, state="BLOCKED", block=block), a_fleet_node(1), a_fleet_node(2))
 
     nodes = {node["instanceId"]: node for node in gateway.get("/v1/nodes").document["items"]}

@@ -872,7 +872,7 @@ def test_status_says_that_evenkeel_is_not_running() -> None:
 def test_outage_of_a_zone_is_one_headline() -> None:
     gateway = Gateway()
     since = ago(minutes=10)
-    block = Block(guardrail="SHARED_CAUSE", reason="3 of 4.", since=since, act="replace", cause="zone/usw2-az2")
+    block = Block(guardrail="SHARED_CAUSE", reason="3 of 4.", since=since, action="replace", cause="zone/usw2-az2")
     barred = {"state": IncidentState.BLOCKED, "first_signal_at": since}
     down = [an_incident(number, block=block, **barred) for number in (1, 2, 3)]
     alone = an_incident(4, block=block.replace(guardrail="POOL_REPAIRS", cause=""), **barred)
@@ -898,7 +898,7 @@ def test_node_whose_plan_only_waits_is_waiting(gateway: Gateway, plan: StoredRec
 
 
 def test_blocked_node_is_blocked_in_its_pool(gateway: Gateway) -> None:
-    block = Block(guardrail="POOL_REPAIRS", reason="1 of 1.", since=ago(minutes=1), act="replace")
+    block = Block(guardrail="POOL_REPAIRS", reason="1 of 1.", since=ago(minutes=1), action="replace")
     stored(gateway.fakes.ledger, an_incident(1, state=IncidentState.BLOCKED, block=block), a_fleet_node(1))
 
     assert gateway.get("/v1/status").document["nodes"]["pools"][0]["states"] == {"BLOCKED": 1}

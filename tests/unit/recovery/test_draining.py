@@ -37,7 +37,7 @@ def drained(fault: Fault, wanted: int, act: JobAction = JobAction.MOVE, deadline
     facts = DrainFacts(
         can_save=fault.can_save,
         drain_seconds=fault.drain_seconds,
-        act=act,
+        action=act,
         wanted_seconds=wanted,
         deadline_at=deadline_at,
         now=at(0),
@@ -161,7 +161,7 @@ def test_unmanaged_pod_is_evicted_and_then_a_person_decides(
     facts: dict[str, Any] = {"until": at(300), "has_deadline": False, "policy": POLICY, "now": at(now)}
     given_ = {"fault": a_fault(300), **facts, **changes}
 
-    assert decide_unmanaged_pod(a_pod(recreation), given_.pop("fault"), **given_).act is act
+    assert decide_unmanaged_pod(a_pod(recreation), given_.pop("fault"), **given_).action is act
 
 
 def test_drain_ends_with_its_class_or_with_the_node() -> None:

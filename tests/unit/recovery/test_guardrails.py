@@ -182,7 +182,7 @@ def test_guardrail_bars_the_action(
 ) -> None:
     verdict = check_guardrails(act, guardrail_facts(**changes), POLICY)
 
-    assert (verdict.allowed, verdict.guardrail) == (False, rule), why
+    assert (verdict.is_allowed, verdict.guardrail) == (False, rule), why
     assert verdict.reason.startswith(reason)
 
 
@@ -280,11 +280,11 @@ ALLOWED: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any]]] = [
 def test_guardrail_allows_the_action(
     why: str, rule: GuardrailName, act: GuardrailAction, changes: dict[str, Any]
 ) -> None:
-    assert check_guardrails(act, guardrail_facts(**changes), POLICY).allowed, f"{rule}: {why}"
+    assert check_guardrails(act, guardrail_facts(**changes), POLICY).is_allowed, f"{rule}: {why}"
 
 
 def test_replacement_without_any_limit_reached_is_allowed() -> None:
-    assert check_guardrails(GuardrailAction.REPLACE, guardrail_facts(), POLICY).allowed
+    assert check_guardrails(GuardrailAction.REPLACE, guardrail_facts(), POLICY).is_allowed
 
 
 def test_every_guardrail_has_a_case_and_a_position() -> None:
@@ -330,8 +330,8 @@ def test_rule_that_clears_by_time_gives_the_time(act: GuardrailAction, changes: 
     assert verdict.clears_at == at(clears)
     before = {"now": at(clears - 1)}
     after: dict[str, Any] = {"now": at(clears)} | ({"hold": None} if facts.hold else {})
-    assert not check_guardrails(act, facts.replace(**before), POLICY).allowed
-    assert check_guardrails(act, facts.replace(**after), POLICY).allowed
+    assert not check_guardrails(act, facts.replace(**before), POLICY).is_allowed
+    assert check_guardrails(act, facts.replace(**after), POLICY).is_allowed
 
 
 # ---------------------------------------------------------------- share and count
@@ -450,7 +450,7 @@ def waiting(
     number: int, severity: Severity = Severity.MAJOR, act: GuardrailAction = GuardrailAction.REBOOT, **changes: Any
 ) -> BlockedAction:
     facts = guardrail_facts(**{"life": life(number).key, **changes})
-    return BlockedAction(incident_id=f"inc-{number}", severity=severity, opened_at=at(number), act=act, facts=facts)
+    return BlockedAction(incident_id=f"inc-{number}", severity=severity, opened_at=at(number), action=act, facts=facts)
 
 
 def test_worst_then_oldest_incidents_proceed_within_the_limit() -> None:
@@ -533,7 +533,7 @@ def test_limits_hold_for_any_order_of_requests_and_releases(data: st.DataObject)
         elif number in read:
             under_way, at_version = read.pop(number)
             facts = guardrail_facts(life=life(number).key, pool=pool, under_way=under_way, now=now)
-            if check_guardrails(GuardrailAction.REBOOT, facts, POLICY).allowed and at_version == version:
+            if check_guardrails(GuardrailAction.REBOOT, facts, POLICY).is_allowed and at_version == version:
                 stored, version = under_way.with_entry(entry(number, pool, since=now), is_request=True), version + 1
         counts = [entry.pool for entry in stored.entries]
         assert len(counts) <= POLICY.fleet_repairs

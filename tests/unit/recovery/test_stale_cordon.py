@@ -29,7 +29,7 @@ def a_waiting(*, looks_well: bool, age: float) -> BlockedAction:
         now=A_MOMENT,
     )
     return BlockedAction(
-        incident_id="inc-1", severity=Severity.MAJOR, opened_at=A_MOMENT, act=GuardrailAction.CORDON, facts=facts
+        incident_id="inc-1", severity=Severity.MAJOR, opened_at=A_MOMENT, action=GuardrailAction.CORDON, facts=facts
     )
 
 

@@ -111,7 +111,7 @@ def test_second_repair_of_a_pool_waits_for_the_first() -> None:
     blocked = incident(recovery, second)
     assert blocked.state is IncidentState.BLOCKED
     assert blocked.block
-    assert (blocked.block.guardrail, blocked.block.act) == (GuardrailName.POOL_REPAIRS, "reboot")
+    assert (blocked.block.guardrail, blocked.block.action) == (GuardrailName.POOL_REPAIRS, "reboot")
     recovery.open(K.RELEASED)
     assert recovery.look() == []
     recovery.world.provider.finish_all()

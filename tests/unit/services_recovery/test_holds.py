@@ -46,7 +46,7 @@ def test_incident_that_waits_for_a_hold_is_shown_as_blocked() -> None:
     block = recovery.incident.block
     assert outcomes == ["HELD", "HELD"]
     assert block
-    assert (block.guardrail, block.act) == (GuardrailName.HOLD, GuardrailAction.STOP)
+    assert (block.guardrail, block.action) == (GuardrailName.HOLD, GuardrailAction.STOP)
     assert recovery.incident.state is IncidentState.BLOCKED
     assert stops(recovery) == []
     recovery.open(ConditionKind.RELEASED)

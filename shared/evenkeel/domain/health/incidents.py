@@ -170,7 +170,7 @@ class Block(Value):
     reason: Sentence
     """A sentence for an operator."""
     since: Instant
-    act: str = ""
+    action: str = ""
     """The blocked action: a `GuardrailAction`."""
     clears_at: Instant | None = None
     """Time at which the block ends by itself; None if something else must happen first."""

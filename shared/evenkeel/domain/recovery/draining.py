@@ -31,7 +31,7 @@ class DrainFacts(Value):
     can_save: CanSave
     """From the fault, as are the drain seconds."""
     drain_seconds: int
-    act: JobAction
+    action: JobAction
     """Action on the job."""
     wanted_seconds: int
     """Grace that the job requests."""
@@ -76,7 +76,7 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
             facts=facts,
         )
 
-    if facts.act in (JobAction.ROLLBACK, JobAction.STOP):
+    if facts.action in (JobAction.ROLLBACK, JobAction.STOP):
         return decided(0, "no time, because a checkpoint saved now would not be used")
     grace, why = facts.wanted_seconds, "as the job requests"
     allowed = math.ceil(facts.drain_seconds * policy.repair.drain_scale)
@@ -138,7 +138,7 @@ class UnmanagedPodAction(StrEnum):
 class UnmanagedPodDecision(Value):
     """Action on one pod outside Evenkeel, with the reason."""
 
-    act: UnmanagedPodAction
+    action: UnmanagedPodAction
     reason: str
 
 
@@ -165,22 +165,22 @@ def decide_unmanaged_pod(
     if now < until:
         if pod.recreation is PodRecreation.BY_OWNER:
             return UnmanagedPodDecision(
-                act=UnmanagedPodAction.EVICT, reason=f"{pod.label} is evicted; its owner starts it on another node."
+                action=UnmanagedPodAction.EVICT, reason=f"{pod.label} is evicted; its owner starts it on another node."
             )
         why = (
             "HyperPod restarts it" if pod.recreation is PodRecreation.BY_HYPERPOD else "no controller would restart it"
         )
         return UnmanagedPodDecision(
-            act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} keeps running until the repair: {why}."
+            action=UnmanagedPodAction.LEAVE, reason=f"{pod.label} keeps running until the repair: {why}."
         )
     if has_deadline or fault.drain_seconds in _AT_ONCE or policy.repair.ends_unmanaged_pods:
-        return UnmanagedPodDecision(act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the node.")
+        return UnmanagedPodDecision(action=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the node.")
     if pod.recreation is PodRecreation.BY_HYPERPOD:
         return UnmanagedPodDecision(
-            act=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the node; HyperPod restarts it."
+            action=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the node; HyperPod restarts it."
         )
     return UnmanagedPodDecision(
-        act=UnmanagedPodAction.ASK, reason=f"{pod.label} still runs, and the fault can wait for a person."
+        action=UnmanagedPodAction.ASK, reason=f"{pod.label} still runs, and the fault can wait for a person."
     )
 
 

@@ -153,7 +153,7 @@ class GuardrailFacts(Value):
 class GuardrailVerdict(Value):
     """Whether an action is allowed; if not, the guardrail that blocks it."""
 
-    allowed: bool
+    is_allowed: bool
     guardrail: str = ""
     """Name of the guardrail that blocks; empty if none does."""
     reason: str
@@ -166,7 +166,7 @@ class GuardrailVerdict(Value):
     """Time at which the first node of the shared cause failed."""
 
 
-ALLOWED = GuardrailVerdict(allowed=True, reason="No guardrail blocks it.")
+ALLOWED = GuardrailVerdict(is_allowed=True, reason="No guardrail blocks it.")
 
 
 class _Violation(NamedTuple):
@@ -191,7 +191,7 @@ def check_guardrails(action: GuardrailAction, facts: GuardrailFacts, policy: Gua
     for guardrail in GUARDRAILS:
         violation = guardrail.check(action, facts, policy) if action in guardrail.actions else None
         if violation is not None:
-            return GuardrailVerdict(allowed=False, guardrail=guardrail.name, **violation._asdict())
+            return GuardrailVerdict(is_allowed=False, guardrail=guardrail.name, **violation._asdict())
     return ALLOWED
 
 
@@ -366,7 +366,7 @@ class BlockedAction(Value):
     incident_id: str
     severity: Severity
     opened_at: Instant
-    act: GuardrailAction
+    action: GuardrailAction
     facts: GuardrailFacts
     cause: str = ""
     """Key of the shared cause that its block names."""
@@ -387,24 +387,25 @@ def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) 
         GuardrailAction.STOP: [],
     }
     for blocked in sorted(waiting, key=_order):
-        earlier = entered[GuardrailAction.REPLACE if blocked.act in REPAIRS else blocked.act]
+        earlier = entered[GuardrailAction.REPLACE if blocked.action in REPAIRS else blocked.action]
         under_way = blocked.facts.under_way
         for entry in earlier:
-            under_way = under_way.with_entry(entry, is_request=blocked.act in REPAIRS)
-        verdict = check_guardrails(blocked.act, blocked.facts.replace(under_way=under_way), policy)
-        if verdict.allowed:
+            under_way = under_way.with_entry(entry, is_request=blocked.action in REPAIRS)
+        verdict = check_guardrails(blocked.action, blocked.facts.replace(under_way=under_way), policy)
+        if verdict.is_allowed:
             facts = blocked.facts
             earlier.append(
                 RegisterEntry(life=facts.life, incident_id=blocked.incident_id, pool=facts.pool, since=facts.now)
             )
         is_stale = verdict.guardrail == GuardrailName.STALE_EVIDENCE or (
             # A node that waits to be cordoned and looks healthy by now needs no cordon.
-            blocked.act is GuardrailAction.CORDON and _stale_evidence(blocked.act, blocked.facts, policy) is not None
+            blocked.action is GuardrailAction.CORDON
+            and _stale_evidence(blocked.action, blocked.facts, policy) is not None
         )
         # A shared cause that the recorded block does not name yet, for example after a hold. The recovery must run
         # once to record it and to page.
         is_new_cause = verdict.cause not in ("", blocked.cause)
-        if verdict.allowed or is_stale or is_new_cause:
+        if verdict.is_allowed or is_stale or is_new_cause:
             released.add(blocked.incident_id)
     return frozenset(released)
 

@@ -547,7 +547,7 @@ def _blocked_rung(facts: RepairFacts, policy: RepairPolicy, rung: str, prefix: s
     )
     if verdict.guardrail == GuardrailName.STALE_EVIDENCE:
         return _decided(Repair.HEALTHY, f"{prefix}{verdict.reason}", (rung, "its evidence is stale"))
-    if not verdict.allowed:
+    if not verdict.is_allowed:
         return _decided(Repair.BLOCKED, f"{prefix}{verdict.reason}", (rung, f"guardrail {verdict.guardrail}"))
     return None
 

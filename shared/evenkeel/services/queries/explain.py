@@ -199,7 +199,7 @@ def _incident_sentence(incident: Incident, now: datetime) -> str:
             return f"{begin} Recovery has run for {_ago(incident.opened_at, now)}; the node {doing}."
         case IncidentState.BLOCKED:
             why = incident.block.reason if incident.block else ""
-            act = f"the {incident.block.act}" if incident.block and incident.block.act else "the next step"
+            act = f"the {incident.block.action}" if incident.block and incident.block.action else "the next step"
             return f"{begin} T{act[1:]} waits: {_sentence(why)}".strip()
         case _:
             return f"{begin} {_sentence(incident.outcome)}".strip()

@@ -254,7 +254,7 @@ def node_lane(incident: Incident) -> Json:
         return {"phase": "waits for approval", "status": "warn", "since": since, "rung": None}
     if incident.block is not None:
         phase = f"waits: {incident.block.guardrail.lower().replace('_', ' ')}"
-        rung = incident.block.act if incident.block.act in ("reboot", "replace") else None
+        rung = incident.block.action if incident.block.action in ("reboot", "replace") else None
         return {"phase": phase, "status": "warn", "since": _instant(incident.block.since), "rung": rung}
     if waits(incident) and not incident.state.is_settled:
         since = _instant(incident.stages.planned_at)
@@ -302,7 +302,7 @@ def node_progress(incident: Incident, policy: RepairPolicy) -> Json:
     if incident.state.is_settled:
         return lane | {"next": None, "latestAt": None}
     if incident.block is not None and lane["phase"].startswith("waits: "):
-        act = incident.block.act or "the next step"
+        act = incident.block.action or "the next step"
         return lane | {
             "next": f"{act}, as soon as the guardrail allows it",
             "latestAt": _instant(incident.block.clears_at),

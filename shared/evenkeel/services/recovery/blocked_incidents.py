@@ -39,15 +39,17 @@ def _blocked_action(
     incident: Incident, fleet: GuardrailInputs, looks_healthy: Callable[[Incident], bool]
 ) -> BlockedAction:
     # An incident without a recorded action comes from an earlier version. A repair is the most that it can wait for.
-    act = GuardrailAction(incident.block.act) if incident.block and incident.block.act else GuardrailAction.REPLACE
+    action = (
+        GuardrailAction(incident.block.action) if incident.block and incident.block.action else GuardrailAction.REPLACE
+    )
     # Called only if its result matters: a control plane that does not answer must not block other incidents.
-    is_well = act is not GuardrailAction.STOP and fleet.is_old(incident) and looks_healthy(incident)
+    is_well = action is not GuardrailAction.STOP and fleet.is_old(incident) and looks_healthy(incident)
     return BlockedAction(
         cause=incident.block.cause if incident.block else "",
         incident_id=incident.incident_id,
         severity=incident.severity,
         opened_at=incident.opened_at,
-        act=act,
+        action=action,
         is_drill=incident.is_drill,
-        facts=fleet.guardrail_context(act, incident, looks_healthy=is_well).facts,
+        facts=fleet.guardrail_context(action, incident, looks_healthy=is_well).facts,
     )

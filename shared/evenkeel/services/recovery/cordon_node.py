@@ -88,7 +88,7 @@ def cordon(
         return CordonNodeResult(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
     verdict = _register_cordon(incident, context, known)
     # A node that is gone needs no entry. A wait for an entry would keep its slot locked for its replacement.
-    if not verdict.allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
+    if not verdict.is_allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
         record_block.block(incident, GuardrailAction.CORDON, verdict, context, writer=WRITER)
         return CordonNodeResult(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)
     read_version = incident.plan.node_version if incident.plan else ""
@@ -105,7 +105,7 @@ def cordon(
         if not has_evenkeel_cordon:
             writes += guardrail_registers.puts_removing(RegisterName.CORDONS, context, life, is_drill=current.is_drill)
         after = current
-        if current.block is not None and current.block.act == GuardrailAction.CORDON:
+        if current.block is not None and current.block.action == GuardrailAction.CORDON:
             after = after.without_block()
         if is_marked and current.cordon_marked_at is None:
             after = after.replace(cordon_marked_at=context.now)
@@ -137,7 +137,7 @@ def _register_cordon(incident: Incident, context: Context, known: Mapping[Key, R
             (registered.life, registered.incident_id) == (entry.life, entry.incident_id)
             for registered in guardrail_context.register.entries
         )
-        if not verdict.allowed or is_registered:
+        if not verdict.is_allowed or is_registered:
             return verdict
         try:
             context.ledger.commit(

@@ -87,14 +87,14 @@ def run(request: incident_record.RecoveryRun, context: Context) -> DrainNodeResu
         return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason="The jobs on the node keep running.")
     if incident.plan is not None and incident.plan.repairs_node:
         verdict = guardrails.check_stop_allowed(incident, context)
-        incident, moved = evict_movable_pods(incident, context, may_stop=verdict.allowed)
+        incident, moved = evict_movable_pods(incident, context, may_stop=verdict.is_allowed)
         context.telemetry.count("UnmanagedPodsMoved", moved)
     drained = drain(incident, context)
     if incident.plan is None or incident.plan.repairs_node or not drained.jobs:
         return drained
     # No repair follows that would stop these jobs later, so the workflow waits until the hold ends.
     verdict = guardrails.check_stop_allowed(incident, context)
-    if verdict.allowed:
+    if verdict.is_allowed:
         record_block.unblock(incident, context.ledger)
         return drained
     record_block.block(incident, GuardrailAction.STOP, verdict, context, writer=WRITER)
@@ -114,7 +114,7 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
     if not incident.affected_jobs:
         return DrainNodeResult(outcome=DrainOutcome.NO_JOBS, reason="No job ran on the node.")
     verdict = guardrails.check_stop_allowed(incident, context)
-    if not verdict.allowed:
+    if not verdict.is_allowed:
         return DrainNodeResult(
             outcome=DrainOutcome.JOBS_AFFECTED,
             reason=f"The jobs keep running. {verdict.reason}",
@@ -280,7 +280,7 @@ def _decide_drain(incident: Incident, fault: Fault, job: Job, policy: Policy, no
     facts = DrainFacts(
         can_save=fault.can_save,
         drain_seconds=fault.drain_seconds,
-        act=job_action(incident),
+        action=job_action(incident),
         wanted_seconds=job.spec.grace_seconds,
         deadline_at=incident.deadline_at,
         now=now,
@@ -437,7 +437,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
             policy=context.policy,
             now=context.now,
         )
-        match verdict.act:
+        match verdict.action:
             case UnmanagedPodAction.EVICT:
                 waits = True
                 leaving[pod.uid] = pod
@@ -447,7 +447,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
             case UnmanagedPodAction.ASK:
                 question = question or f"{verdict.reason}{_eviction_failure(incident, pod)}"
             case _:
-                assert_never(verdict.act)
+                assert_never(verdict.action)
     incident, evicted = _evict(incident, list(leaving.values()), context)
     if evicted:
         _record_evictions(incident, list({pod.label: messages[pod.uid] for pod in evicted}.values()), context)

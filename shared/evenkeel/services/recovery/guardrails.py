@@ -204,7 +204,7 @@ def check_stop_allowed(incident: Incident, context: Context) -> GuardrailVerdict
     again. Evenkeel may stop the jobs if none of their pods can be alive: the node was NotReady for its give-up time.
     """
     fleet = GuardrailInputs(context)
-    block_reason = incident.block.reason if incident.block and incident.block.act == GuardrailAction.CORDON else ""
+    block_reason = incident.block.reason if incident.block and incident.block.action == GuardrailAction.CORDON else ""
     node = (
         context.cluster.node(incident.life.cluster, incident.node_name) if block_reason and incident.node_name else None
     )

@@ -21,7 +21,7 @@ _PAGE_CLAIM_TIMEOUT = timedelta(minutes=2)
 
 def block(
     incident: Incident,
-    act: GuardrailAction,
+    action: GuardrailAction,
     verdict: GuardrailVerdict,
     context: Context,
     *,
@@ -32,7 +32,7 @@ def block(
 
     Args:
         incident: The incident.
-        act: The blocked action.
+        action: The blocked action.
         verdict: The verdict of the guardrails.
         record: The decision, recorded with the entry.
         writer: The service that writes the entry.
@@ -42,7 +42,7 @@ def block(
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         before = current.block
-        is_same = before is not None and (before.guardrail, before.act) == (verdict.guardrail, act)
+        is_same = before is not None and (before.guardrail, before.action) == (verdict.guardrail, action)
         if current.state.is_settled or (is_same and before and before.reason == verdict.reason):
             return None
         since = before.since if is_same and before else context.now
@@ -50,14 +50,14 @@ def block(
             guardrail=verdict.guardrail,
             reason=verdict.reason,
             since=since,
-            act=act,
+            action=action,
             clears_at=verdict.clears_at,
             cause=verdict.cause,
         )
         after = current.replace(state=IncidentState.BLOCKED, block=block)
         if is_same:
             return after, []
-        text = f"The {act} waits: {verdict.reason}"
+        text = f"The {action} waits: {verdict.reason}"
         kind = "held" if verdict.guardrail == GuardrailName.HOLD else "blocked"
         decision_id = record.decision_id if record else ""
         line = incident_record.timeline_put(
@@ -69,7 +69,7 @@ def block(
     incident_record.update(context.ledger, incident.incident_id, change)
     if before is None or before.guardrail != verdict.guardrail:
         context.telemetry.count("ActionsBlocked", guardrail=verdict.guardrail)
-        context.telemetry.info("ActionBlocked", guardrail=verdict.guardrail, act=act, reason=verdict.reason)
+        context.telemetry.info("ActionBlocked", guardrail=verdict.guardrail, act=action, reason=verdict.reason)
 
 
 def unblock(incident: Incident, ledger: Ledger) -> None:

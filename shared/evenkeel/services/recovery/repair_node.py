@@ -310,7 +310,7 @@ def _last_rung(lease: RepairLease | None, incident: Incident) -> str:
 
 def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecision) -> bool:
     """Whether a guardrail blocked the cordon of this node, so that the cordon must come first now."""
-    if incident.block is None or incident.block.act != GuardrailAction.CORDON or facts.is_manual_cordon:
+    if incident.block is None or incident.block.action != GuardrailAction.CORDON or facts.is_manual_cordon:
         return False
     is_untouched = facts.not_allowed or facts.lease_holder or facts.opt_out_reason
     return not is_untouched and decision.action not in (Repair.HEALTHY, Repair.NOT_NEEDED)

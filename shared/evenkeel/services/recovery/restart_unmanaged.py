@@ -270,7 +270,7 @@ def _why_not_now(incident: Incident, context: Context) -> str:
     if reason_not_allowed := incident_record.why_may_not_act(incident, context):
         return reason_not_allowed
     verdict = guardrails.check_stop_allowed(incident, context)
-    return "" if verdict.allowed else verdict.reason
+    return "" if verdict.is_allowed else verdict.reason
 
 
 def _stop(progress: _Progress, job: UnmanagedJob, step: NextStep) -> Restart:

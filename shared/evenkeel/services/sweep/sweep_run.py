@@ -176,7 +176,7 @@ class SweepRun:
         return join_nodes(self.kubernetes, records, home)
 
     @cached_property
-    def settings(self) -> ProviderCluster | None:
+    def hyperpod_settings(self) -> ProviderCluster | None:
         """HyperPod's settings and status; None if the fleet has no HyperPod cluster."""
         return plan_recovery.read_hyperpod_settings(self.context.provider)
 

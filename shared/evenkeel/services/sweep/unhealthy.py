@@ -65,7 +65,7 @@ def _check(sweep: SweepRun, row: Row) -> bool:
         incident,
         slot_state,
         nodes,
-        sweep.settings,
+        sweep.hyperpod_settings,
         sweep.context,
     )
     reason = why_resume(incident, plan, now=sweep.context.now)

@@ -199,7 +199,7 @@ class Observation:
 
     def has_lost_its_node(self, incident: Incident) -> bool:
         """Whether an incident waits to cordon a node that is gone. It would wait without end."""
-        if incident.block is None or incident.block.act != GuardrailAction.CORDON:
+        if incident.block is None or incident.block.action != GuardrailAction.CORDON:
             return False
         return self.node_of(incident) is None
 
