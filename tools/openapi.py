@@ -471,7 +471,7 @@ _ANSWERS: dict[str, Json] = {
             "isComplete": {"type": "boolean", "description": "False: older incidents were left out."},
             "summary": {
                 "type": "object",
-                "required": ["terms", "cases", "incidents", "cordons", "noCordons", "repairs", *_RATE_NAMES],
+                "required": ["times", "cases", "incidents", "cordons", "noCordons", "repairs", *_RATE_NAMES],
                 "properties": dict.fromkeys(_RATE_NAMES, _RATE),
             },
             "items": {"type": "array", "items": {"$ref": "#/components/schemas/ShadowCase"}},

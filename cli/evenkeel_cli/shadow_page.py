@@ -22,9 +22,9 @@ _RATES = (("cordons", "falseCordons"), ("reboots", "falseReboots"), ("replacemen
 
 def draw_summary(out: Printer, summary: Json) -> None:
     """Draw the verdicts, the error rates and the lead times."""
-    terms = summary["terms"]
+    times = summary["times"]
     cases, incidents = count_of(summary["cases"], "case"), count_of(summary["incidents"], "incident")
-    out.line(f"{cases} of {incidents}, window {terms['windowHours']} h")
+    out.line(f"{cases} of {incidents}, window {times['windowHours']} h")
     if not summary["cases"]:
         return
     out.line()

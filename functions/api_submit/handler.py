@@ -32,7 +32,7 @@ def cancel(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # every change requires a key, although the job's state already makes a repeat harmless
     request = cancel_job.CancelJobRequest(
-        job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason
+        job_id=job_id, requester=_requester(), reason=app.body(api_types.ReasonBody).reason
     )
     result = cancel_job.run(request, context)
     app.expect(result.outcome != cancel_job.CancelOutcome.ALREADY_ENDED, "JOB_ENDED", result.job.reason)
@@ -43,8 +43,8 @@ def cancel(job_id: str) -> api.Reply:
 def suspend(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # required, although a repeat is harmless
-    request = suspend_job.SuspendJobRequest(
-        job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason
+    request = suspend_job.JobChangeRequest(
+        job_id=job_id, requester=_requester(), reason=app.body(api_types.ReasonBody).reason
     )
     job = suspend_job.suspend(request, context)
     return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")
@@ -54,8 +54,8 @@ def suspend(job_id: str) -> api.Reply:
 def resume(job_id: str) -> api.Reply:
     context = wiring.context()
     app.idempotency_key()  # required, although a repeat is harmless
-    request = suspend_job.SuspendJobRequest(
-        job_id=job_id, requester=_requester(), reason=app.body(api_types.CancelBody).reason
+    request = suspend_job.JobChangeRequest(
+        job_id=job_id, requester=_requester(), reason=app.body(api_types.ReasonBody).reason
     )
     job = suspend_job.resume(request, context)
     return app.accepted(read_jobs.summary(job), f"/v1/jobs/{job_id}")

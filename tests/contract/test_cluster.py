@@ -87,7 +87,7 @@ def test_repeated_cordon_is_recognised_by_its_mark(bench: ClusterUnderTest) -> N
 
     assert (first, second, other) == (
         CordonResult.CORDONED,
-        CordonResult.ALREADY_OURS,
+        CordonResult.ALREADY_CORDONED,
         CordonResult.BY_OTHER_INCIDENT,
     )
     node = bench.cluster.node(CLUSTER, name)
@@ -100,8 +100,8 @@ def test_cordon_of_a_person_is_kept(bench: ClusterUnderTest) -> None:
     bench.cordon_as_a_person(name)
 
     assert bench.cluster.cordon(CLUSTER, name, "inc-1") is CordonResult.BY_PERSON
-    assert bench.cluster.release(CLUSTER, name, "inc-1") is ReleaseResult.NOT_OURS
-    assert bench.cluster.release(CLUSTER, name, None) is ReleaseResult.NOT_OURS
+    assert bench.cluster.release(CLUSTER, name, "inc-1") is ReleaseResult.CORDONED_BY_OTHER
+    assert bench.cluster.release(CLUSTER, name, None) is ReleaseResult.CORDONED_BY_OTHER
     node = bench.cluster.node(CLUSTER, name)
     assert node is not None
     assert node.is_cordoned
@@ -115,7 +115,7 @@ def test_cordon_at_seen_version_finds_later_manual_cordon(bench: ClusterUnderTes
     done = bench.cluster.cordon(CLUSTER, second.name, "inc-1", second.resource_version)
     again = bench.cluster.cordon(CLUSTER, second.name, "inc-1", second.resource_version)
 
-    assert (result, done, again) == (CordonResult.BY_PERSON, CordonResult.CORDONED, CordonResult.ALREADY_OURS)
+    assert (result, done, again) == (CordonResult.BY_PERSON, CordonResult.CORDONED, CordonResult.ALREADY_CORDONED)
 
 
 def test_release_removes_our_cordon_and_only_our_taint(bench: ClusterUnderTest) -> None:
@@ -127,7 +127,11 @@ def test_release_removes_our_cordon_and_only_our_taint(bench: ClusterUnderTest) 
     first = bench.cluster.release(CLUSTER, name, "inc-1")
     second = bench.cluster.release(CLUSTER, name, "inc-1")
 
-    assert (other, first, second) == (ReleaseResult.NOT_OURS, ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE)
+    assert (other, first, second) == (
+        ReleaseResult.CORDONED_BY_OTHER,
+        ReleaseResult.RELEASED,
+        ReleaseResult.ALREADY_FREE,
+    )
     node = bench.cluster.node(CLUSTER, name)
     assert node is not None
     assert (node.is_cordoned, node.incident_id, node.is_awaiting_validation) == (False, None, False)
@@ -154,7 +158,7 @@ def test_uncordon_removes_a_persons_cordon_and_keeps_a_recoverys(bench: ClusterU
     bench.cluster.cordon(CLUSTER, name, "inc-1")
 
     assert (first, second) == (ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE)
-    assert bench.cluster.uncordon(CLUSTER, name) is ReleaseResult.NOT_OURS
+    assert bench.cluster.uncordon(CLUSTER, name) is ReleaseResult.CORDONED_BY_OTHER
     assert bench.cluster.uncordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa") is ReleaseResult.GONE
 
 

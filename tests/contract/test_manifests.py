@@ -14,7 +14,7 @@ from evenkeel.domain.jobs.spec import JobSpec, SecretKey
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife, join_nodes
 from evenkeel.domain.resources import NONE
-from evenkeel.ports import CapacitySpec, LaunchSpec, ProofTerms
+from evenkeel.ports import CapacitySpec, LaunchSpec, ProofRules
 from tests.fakes.system import A_MOMENT
 
 
@@ -60,13 +60,13 @@ def test_the_manifests_are_valid_for_the_real_api(changes: dict[str, Any]) -> No
         kubernetes_validate.validate(manifest, "1.33", strict=True)
 
 
-def on_a_claim(terms: ProofTerms) -> LaunchSpec:
+def on_a_claim(rules: ProofRules) -> LaunchSpec:
     spec = a_spec(checkpoint_uri="file:///fsx/llama/7b", checkpoint_claim="fsx", env={"EVENKEEL_RESUME_FROM": "forged"})
-    return replace(spec, resume_from="", terms=terms)
+    return replace(spec, resume_from="", proof_rules=rules)
 
 
 def test_checkpoint_claim_is_mounted_at_its_address() -> None:
-    manifest = manifests.job(on_a_claim(ProofTerms(None, False, False)), "research", "nvidia.com/gpu")
+    manifest = manifests.job(on_a_claim(ProofRules(None, False, False)), "research", "nvidia.com/gpu")
 
     kubernetes_validate.validate(manifest, "1.33", strict=True)
     pod = pod_of(manifest)
@@ -116,11 +116,11 @@ def test_pod_mounts_claims_read_only_and_scratch_folders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("terms", "expected"),
+    ("rules", "expected"),
     [
-        (ProofTerms(None, accepts_convention=False, may_start_over=False), {}),
+        (ProofRules(None, accepts_convention=False, may_start_over=False), {}),
         (
-            ProofTerms(Distrust(after=A_MOMENT, through_attempt=2), accepts_convention=True, may_start_over=True),
+            ProofRules(Distrust(after=A_MOMENT, through_attempt=2), accepts_convention=True, may_start_over=True),
             {
                 "EVENKEEL_DISTRUST_AFTER": "2026-11-03T10:15:02.000000Z",
                 "EVENKEEL_DISTRUST_THROUGH": "2",
@@ -129,19 +129,19 @@ def test_pod_mounts_claims_read_only_and_scratch_folders() -> None:
             },
         ),
         (
-            ProofTerms(
+            ProofRules(
                 Distrust(after=None, through_attempt=2, requirement=CheckpointRequirement.EVIDENCE), False, False
             ),
             {"EVENKEEL_DISTRUST_THROUGH": "2", "EVENKEEL_DISTRUST_REQUIREMENT": "EVIDENCE"},
         ),
         (
-            ProofTerms(None, False, False, tuple(ResumePoint(attempt=1, step=at, manifest="") for at in (20, 30))),
+            ProofRules(None, False, False, tuple(ResumePoint(attempt=1, step=at, manifest="") for at in (20, 30))),
             {"EVENKEEL_DAMAGED_CHECKPOINTS": "1/20,1/30"},
         ),
     ],
 )
-def test_rank_0_gets_the_terms_to_choose_a_checkpoint(terms: ProofTerms, expected: dict[str, str]) -> None:
-    (container,) = pod_of(manifests.job(on_a_claim(terms), "research", "nvidia.com/gpu"))["containers"]
+def test_rank_0_gets_the_rules_to_choose_a_checkpoint(rules: ProofRules, expected: dict[str, str]) -> None:
+    (container,) = pod_of(manifests.job(on_a_claim(rules), "research", "nvidia.com/gpu"))["containers"]
 
     known = ("EVENKEEL_JOB_ID", "EVENKEEL_ATTEMPT", "EVENKEEL_CHECKPOINT_URI")
     document = {entry["name"]: entry["value"] for entry in container["env"] if entry["name"].startswith("EVENKEEL_")}

@@ -164,7 +164,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         if node.is_cordoned:
             if node.incident_id is None:
                 return CordonResult.BY_PERSON
-            return CordonResult.ALREADY_OURS if node.incident_id == incident_id else CordonResult.BY_OTHER_INCIDENT
+            return CordonResult.ALREADY_CORDONED if node.incident_id == incident_id else CordonResult.BY_OTHER_INCIDENT
         self.set_node(name, cluster, is_cordoned=True, incident_id=incident_id)
         self.calls.append(("cordon", name, incident_id))
         return CordonResult.CORDONED
@@ -174,7 +174,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         if node is None:
             return ReleaseResult.GONE
         if node.is_cordoned and (incident_id is None or node.incident_id != incident_id):
-            return ReleaseResult.NOT_OURS
+            return ReleaseResult.CORDONED_BY_OTHER
         if not node.is_cordoned and not node.is_awaiting_validation:
             return ReleaseResult.ALREADY_FREE
         taints = tuple(taint for taint in node.taints if not taint.startswith(f"{AWAITING_VALIDATION_TAINT}="))
@@ -189,7 +189,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         if not node.is_cordoned:
             return ReleaseResult.ALREADY_FREE
         if node.incident_id is not None:
-            return ReleaseResult.NOT_OURS
+            return ReleaseResult.CORDONED_BY_OTHER
         self.set_node(name, cluster, is_cordoned=False)
         self.calls.append(("uncordon", name))
         return ReleaseResult.RELEASED

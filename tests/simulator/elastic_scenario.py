@@ -329,7 +329,7 @@ class ElasticScenario:
 
     def _suspend(self, job_id: str, seconds: float) -> None:
         world = self.world
-        request = suspend_job.SuspendJobRequest(job_id=job_id, requester=PEOPLE[0], reason="later")
+        request = suspend_job.JobChangeRequest(job_id=job_id, requester=PEOPLE[0], reason="later")
 
         def say(verb: str, service: Callable[..., Any]) -> None:
             world.person(

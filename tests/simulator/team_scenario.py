@@ -372,7 +372,7 @@ class TeamScenario:
     def _hold_back(self, job_id: str, verb: str, service: Callable[..., Any], reason: str) -> None:
         world = self.world
         if job_id:
-            request = suspend_job.SuspendJobRequest(job_id=job_id, requester=PEOPLE[0], reason=reason)
+            request = suspend_job.JobChangeRequest(job_id=job_id, requester=PEOPLE[0], reason=reason)
             world.person(
                 f"ana {verb} {job_id}",
                 lambda: service(request, world.world.context()),

@@ -10,7 +10,7 @@ from typing import Any, get_args
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.shadow import backtest
 from evenkeel.domain.shadow.records import Content, Record
-from evenkeel.domain.shadow.verdicts import ShadowTerms
+from evenkeel.domain.shadow.verdicts import ShadowTimes
 from evenkeel_cli.offline import exports, json_stream
 from evenkeel_cli.render import Printer
 from evenkeel_cli.shadow_page import draw_cases, draw_faults, draw_summary
@@ -161,7 +161,7 @@ def run(paths: Iterable[Path], policy: Policy, cluster: str, *, window_hours: in
     intake.read(paths)
     if not intake.store.count:
         raise CommandFailed(Exit.USAGE, _nothing_usable(intake), code="NO_RECORDS", hint=_EXPORTS)
-    terms = ShadowTerms(window_hours=window_hours)
+    terms = ShadowTimes(window_hours=window_hours)
     result = backtest.run(intake.store.records, policy, terms, repairs_by_itself=answers[node_recovery.lower()])
     return {"input": intake.to_json(), "policyHash": policy.hash, **result.to_json()}
 

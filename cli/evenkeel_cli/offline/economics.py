@@ -240,7 +240,7 @@ def spare_table(rate: FailureRate, terms: Mapping[str, Any], most: int | None) -
     rows, best = [], {}
     with options(lead_seconds="--lead", wait_seconds="--wait", detect_seconds="--detect", resume_seconds="--resume"):
         for end, value in ends_of(rate):
-            case = spares.SpareTerms.model_validate({**terms, "failures_per_node_hour": value})
+            case = spares.SpareInputs.model_validate({**terms, "failures_per_node_hour": value})
             best[end] = spares.best_spares(case)
             for count in range((best[end] + 2 if most is None else most) + 1):
                 row = spares.spare_cost(count, case).to_json()

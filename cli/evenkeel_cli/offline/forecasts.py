@@ -159,5 +159,5 @@ def _instant(file: Path, place: int, text: str) -> datetime:
 def commit(demand: commitment.HourlyDemand, terms: Mapping[str, float], committed: int | None, per_unit: int) -> Json:
     """Return how many units to commit."""
     with options(demand="the demand", accelerators_per_unit="--gpus-per-node", committed_units="--committed"):
-        prices = commitment.CommitmentTerms(**terms)
+        prices = commitment.CommitmentPrices(**terms)
         return commitment.advise_commitment(demand, prices, committed, per_unit).to_json()

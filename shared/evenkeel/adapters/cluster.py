@@ -144,7 +144,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
                 if node.incident_id is None:
                     return CordonResult.BY_PERSON
                 is_own = node.incident_id == incident_id
-                return CordonResult.ALREADY_OURS if is_own else CordonResult.BY_OTHER_INCIDENT
+                return CordonResult.ALREADY_CORDONED if is_own else CordonResult.BY_OTHER_INCIDENT
             return patch(node.resource_version)
 
         if read_version:
@@ -159,7 +159,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
                 return ReleaseResult.GONE
             node = node_objects.read_node(cluster, item)
             if node.is_cordoned and (incident_id is None or node.incident_id != incident_id):
-                return ReleaseResult.NOT_OURS
+                return ReleaseResult.CORDONED_BY_OTHER
             changes = list(_release_patch(item, is_cordoned=node.is_cordoned))
             if not changes:
                 return ReleaseResult.ALREADY_FREE
@@ -181,7 +181,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             if not node.is_cordoned:
                 return ReleaseResult.ALREADY_FREE
             if node.incident_id is not None:
-                return ReleaseResult.NOT_OURS
+                return ReleaseResult.CORDONED_BY_OTHER
             changes = {"metadata": {"resourceVersion": node.resource_version}, "spec": {"unschedulable": None}}
             try:
                 self._api(cluster).patch(f"{_NODES}/{name}", changes)

@@ -410,10 +410,10 @@ def _environment(spec: LaunchSpec) -> list[Json]:
 
 def _resume(spec: LaunchSpec) -> dict[str, str]:
     """Return the variables that name the resume point, or the variables with which rank 0 chooses it."""
-    terms = spec.terms
-    if terms is None:
+    rules = spec.proof_rules
+    if rules is None:
         return {"EVENKEEL_RESUME_FROM": spec.resume_from}
-    distrust, damaged = terms.distrust, ",".join(f"{point.attempt}/{point.step}" for point in terms.damaged)
+    distrust, damaged = rules.distrust, ",".join(f"{point.attempt}/{point.step}" for point in rules.damaged)
     return {
         **({"EVENKEEL_DISTRUST_AFTER": rfc3339(distrust.after)} if distrust and distrust.after else {}),
         **({"EVENKEEL_DISTRUST_THROUGH": str(distrust.through_attempt)} if distrust else {}),
@@ -422,7 +422,7 @@ def _resume(spec: LaunchSpec) -> dict[str, str]:
             if distrust and distrust.requirement is not CheckpointRequirement.CONVENTION
             else {}
         ),
-        **({"EVENKEEL_ACCEPT_CONVENTION": "1"} if terms.accepts_convention else {}),
-        **({"EVENKEEL_START_OVER": "1"} if terms.may_start_over else {}),
+        **({"EVENKEEL_ACCEPT_CONVENTION": "1"} if rules.accepts_convention else {}),
+        **({"EVENKEEL_START_OVER": "1"} if rules.may_start_over else {}),
         **({"EVENKEEL_DAMAGED_CHECKPOINTS": damaged} if damaged else {}),
     }

@@ -18,7 +18,7 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.leases import RepairRequest
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
-from evenkeel.domain.recovery.plan import FaultTerms, PlanFacts, RecoveryPlan, plan_recovery
+from evenkeel.domain.recovery.plan import FaultTraits, PlanFacts, RecoveryPlan, plan_recovery
 from evenkeel.domain.recovery.repair import Repair, RepairFacts, choose_repair
 from evenkeel.domain.recovery.repair_requests import RepairAnswer, deadline_of
 from evenkeel.domain.recovery.resume import distrust_after, requirement_after
@@ -130,7 +130,7 @@ def _plan(incident: Incident, policy: Policy) -> RecoveryPlan:
     assessed = IncidentFault.of(incident, policy.catalogue)
     facts = PlanFacts(
         fault_key=incident.fault_key,
-        fault=FaultTerms.of(assessed.fault),
+        fault=FaultTraits.of(assessed.fault),
         ladder=assessed.node_rungs,
         rungs=assessed.rungs,
         min_rung_reason=incident.min_rung_reason,
@@ -161,7 +161,7 @@ def _steps(incident: Incident, policy: Policy) -> tuple[RungPreview, ...]:
             incident_id=incident.incident_id,
             life=_LIFE,
             fault_key=incident.fault_key,
-            fault=FaultTerms.of(assessed.fault),
+            fault=FaultTraits.of(assessed.fault),
             ladder=assessed.node_rungs,
             opened_at=_AT,
             boot_id_at_opening="",

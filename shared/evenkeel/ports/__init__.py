@@ -17,7 +17,7 @@ from evenkeel.ports.cluster import (
     LogTail,
     PodGroup,
     PodsInUse,
-    ProofTerms,
+    ProofRules,
     ReleaseResult,
 )
 from evenkeel.ports.errors import (
@@ -126,7 +126,7 @@ __all__ = [
     "PermanentError",
     "PodGroup",
     "PodsInUse",
-    "ProofTerms",
+    "ProofRules",
     "Provider",
     "Put",
     "RawEvents",

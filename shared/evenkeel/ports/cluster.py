@@ -58,7 +58,8 @@ class CordonResult(StrEnum):
     """Result of a cordon."""
 
     CORDONED = "CORDONED"
-    ALREADY_OURS = "ALREADY_OURS"
+    ALREADY_CORDONED = "ALREADY_CORDONED"
+    """The cordon has the mark of this incident: unchanged."""
     BY_PERSON = "BY_PERSON"
     """A person cordoned the node: unchanged."""
     BY_OTHER_INCIDENT = "BY_OTHER_INCIDENT"
@@ -70,13 +71,13 @@ class ReleaseResult(StrEnum):
 
     RELEASED = "RELEASED"
     ALREADY_FREE = "ALREADY_FREE"
-    NOT_OURS = "NOT_OURS"
+    CORDONED_BY_OTHER = "CORDONED_BY_OTHER"
     """A person or another incident cordoned the node: unchanged."""
     GONE = "GONE"
 
 
 @dataclass(frozen=True, slots=True)
-class ProofTerms:
+class ProofRules:
     """Rules by which rank 0 proves checkpoints on storage that no function can read."""
 
     distrust: Distrust | None
@@ -95,7 +96,7 @@ class LaunchSpec:
     resume_from: str
     """Manifest key relative to the checkpoint URI; empty = start at step 0."""
     service_account: str
-    terms: ProofTerms | None = None
+    proof_rules: ProofRules | None = None
     """If given, rank 0 chooses the resume point by these rules, and `resume_from` is not used."""
     avoid: tuple[str, ...] = ()
     """Nodes that the pods must not use, if the attempt names no nodes."""
@@ -203,7 +204,9 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
         ...
 
     def uncordon(self, cluster: str, name: str) -> ReleaseResult:
-        """Remove a cordon without Evenkeel's mark, and change nothing else. NOT_OURS if an incident's mark is on it.
+        """Remove a cordon without Evenkeel's mark, and change nothing else.
+
+        CORDONED_BY_OTHER if an incident's mark is on it.
 
         Idempotent: yes, because it reads the node first and patches that version.
         """

@@ -58,9 +58,10 @@ JobBody = request_model(
         "recovery": "How the job recovers from failures of the application and of nodes.",
     },
 )
+"""The body of a submission: one field for each field of `JobSpec` that has a `Submitted` annotation."""
 
 
-class CancelBody(Body):
+class ReasonBody(Body):
     """`POST /v1/jobs/{id}/cancel`, `…/suspend` and `…/resume`."""
 
     reason: Annotated[str, StringConstraints(max_length=300), AfterValidator(_one_line)] = ""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.economics.commitment import (
-    CommitmentTerms,
+    CommitmentPrices,
     DemandHour,
     HourlyDemand,
     advise_commitment,
@@ -17,7 +17,7 @@ from evenkeel.domain.economics.commitment import (
 from evenkeel.domain.economics.figure_checks import WrongFigure
 
 START = datetime(2026, 11, 2, tzinfo=UTC)
-TERMS = CommitmentTerms(reserved_usd_per_hour=3, on_demand_usd_per_hour=5)
+TERMS = CommitmentPrices(reserved_usd_per_hour=3, on_demand_usd_per_hour=5)
 
 
 def hours(*units: float) -> HourlyDemand:
@@ -33,7 +33,7 @@ def hours(*units: float) -> HourlyDemand:
 def test_no_other_number_of_units_costs_less(
     demand: list[int], reserved: float, on_demand: float, availability: float
 ) -> None:
-    terms = CommitmentTerms(
+    terms = CommitmentPrices(
         reserved_usd_per_hour=reserved, on_demand_usd_per_hour=on_demand, reserved_availability=availability
     )
     best = advise_commitment(hours(*demand), terms).best
@@ -105,7 +105,7 @@ def test_two_figures_for_one_hour_are_refused() -> None:
         (TERMS.replace(on_demand_availability=0), "on_demand_availability"),
     ],
 )
-def test_wrong_price_is_refused_by_its_name(terms: CommitmentTerms, field: str) -> None:
+def test_wrong_price_is_refused_by_its_name(terms: CommitmentPrices, field: str) -> None:
     with pytest.raises(WrongFigure) as refused:
         advise_commitment(hours(1), terms)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from evenkeel.domain.economics import poisson, spares
 from evenkeel.domain.economics.figure_checks import WrongFigure
 
-CASE = spares.SpareTerms(
+CASE = spares.SpareInputs(
     nodes=256,
     failures_per_node_hour=0.0005,
     lead_seconds=940,

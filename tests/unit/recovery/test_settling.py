@@ -15,7 +15,7 @@ from tests.unit.recovery.facts import LIFE, SLOT, at
         ("ACT", "RETURNED", "JOBS_RESUMED", "", "RECOVERED"),
         ("ACT", "RETURNED", "NO_JOBS", "", "RECOVERED"),
         ("ACT", "RETURNED", "QUEUED", "", "RECOVERED"),
-        ("ACT", "NOT_OURS", "JOBS_RESUMED", "", "RECOVERED"),
+        ("ACT", "STAYS_CORDONED", "JOBS_RESUMED", "", "RECOVERED"),
         ("ACT", "GONE", "JOBS_RESUMED", "", "RECOVERED"),
         ("ACT", "STOOD_DOWN", "JOBS_RESUMED", "", "STOOD_DOWN"),
         ("ACT", "WAITING_FOR_PERSON", "JOBS_RESUMED", "", "WAITING_FOR_PERSON"),

@@ -390,9 +390,9 @@ def test_rank_0_chooses_checkpoints_that_functions_cannot_read() -> None:
         False,
     )
     assert "Rank 0 verifies them" in attempt.reason
-    assert spec.terms
-    assert spec.terms.distrust == Distrust(after=plan.distrust_after, through_attempt=1)
-    assert (spec.terms.accepts_convention, spec.terms.may_start_over) == (True, False)
+    assert spec.proof_rules
+    assert spec.proof_rules.distrust == Distrust(after=plan.distrust_after, through_attempt=1)
+    assert (spec.proof_rules.accepts_convention, spec.proof_rules.may_start_over) == (True, False)
     assert scenario.world.checkpoints.objects == {}
 
 

@@ -21,12 +21,12 @@ STRANGER = Requester(principal="role/Other", identity=OTHER, actor="role/Other (
 
 
 def suspend(scenario: JobScenario, job: Job, requester: Requester = ASKER) -> Job:
-    request = suspend_job.SuspendJobRequest(job_id=job.job_id, requester=requester, reason="needs a look")
+    request = suspend_job.JobChangeRequest(job_id=job.job_id, requester=requester, reason="needs a look")
     return suspend_job.suspend(request, scenario.world.context())
 
 
 def resume(scenario: JobScenario, job: Job, requester: Requester = ASKER) -> Job:
-    request = suspend_job.SuspendJobRequest(job_id=job.job_id, requester=requester)
+    request = suspend_job.JobChangeRequest(job_id=job.job_id, requester=requester)
     return suspend_job.resume(request, scenario.world.context())
 
 

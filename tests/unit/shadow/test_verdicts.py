@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, cases_of
 from evenkeel.domain.shadow.report import summary_of
-from evenkeel.domain.shadow.verdicts import Cause, JudgedCase, ShadowTerms, Verdict, judge
+from evenkeel.domain.shadow.verdicts import Cause, JudgedCase, ShadowTimes, Verdict, judge
 from tests.examples import examples
 from tests.unit.shadow.shadow_cases import HOUR, a_case, a_decision, an_event, at
 
 K = NodeEventKind
-TERMS = ShadowTerms(window_hours=24)
+TERMS = ShadowTimes(window_hours=24)
 WINDOW = 24 * HOUR
 
 

@@ -20,7 +20,7 @@ _MAX_HOURS = 200_000
 _MAX_UNITS = 100_000
 
 
-class CommitmentTerms(FigureDocument):
+class CommitmentPrices(FigureDocument):
     """Prices of a unit, and the share of time in which a unit works."""
 
     reserved_usd_per_hour: float
@@ -130,13 +130,13 @@ class CommitmentAdvice(Value):
 
 
 def advise_commitment(
-    demand: HourlyDemand, terms: CommitmentTerms, committed_units: int | None = None, accelerators_per_unit: int = 1
+    demand: HourlyDemand, prices: CommitmentPrices, committed_units: int | None = None, accelerators_per_unit: int = 1
 ) -> CommitmentAdvice:
     """Return how many units to commit.
 
     Args:
         demand: Demand by the hour.
-        terms: Prices of a unit.
+        prices: Prices of a unit.
         committed_units: Units that are committed now; None if unknown.
         accelerators_per_unit: If the demand is in accelerators, the accelerators of a node. Part of a node counts as
             one.
@@ -150,9 +150,9 @@ def advise_commitment(
     per_unit = whole("accelerators_per_unit", accelerators_per_unit, 1)
     wanted = [math.ceil(at_least("demand", hour) / per_unit - 1e-9) for hour in demand.hours]
     peak = whole("peak demand", max(wanted), 0, _MAX_UNITS)
-    threshold = terms.break_even_share
+    threshold = prices.break_even_share
     used = _used_hours(wanted, peak)
-    units = tuple(_unit(k, used[k - 1], len(wanted), terms) for k in range(1, peak + 1))
+    units = tuple(_unit(k, used[k - 1], len(wanted), prices) for k in range(1, peak + 1))
     best = sum(unit.reserve for unit in units)
     now = None if committed_units is None else whole("committed_units", committed_units, 0, _MAX_UNITS)
     return CommitmentAdvice(
@@ -161,10 +161,10 @@ def advise_commitment(
         unknown_hours=demand.unknown_hours,
         peak_units=peak,
         mean_units=math.fsum(wanted) / len(wanted),
-        best=commitment_cost(wanted, terms, best),
-        nothing_committed=commitment_cost(wanted, terms, 0),
-        peak_committed=commitment_cost(wanted, terms, peak),
-        present=None if now is None else commitment_cost(wanted, terms, now),
+        best=commitment_cost(wanted, prices, best),
+        nothing_committed=commitment_cost(wanted, prices, 0),
+        peak_committed=commitment_cost(wanted, prices, peak),
+        present=None if now is None else commitment_cost(wanted, prices, now),
         units=units,
         notes=tuple(
             filter(
@@ -174,7 +174,7 @@ def advise_commitment(
                     "Future demand is assumed to equal past demand.",
                     "A committed unit is paid every hour, and a rented unit only in hours with demand.",
                     "Broken units are priced by their availability."
-                    if terms.reserved_availability < 1 or terms.on_demand_availability < 1
+                    if prices.reserved_availability < 1 or prices.on_demand_availability < 1
                     else "Failures of committed and rented units are not counted: both availabilities are 1.",
                 ),
             )
@@ -192,35 +192,35 @@ def _used_hours(wanted: Sequence[int], peak: int) -> list[int]:
     return count[1 : peak + 1]
 
 
-def _unit(number: int, used: int, hours: int, terms: CommitmentTerms) -> UnitAdvice:
-    works = used * terms.reserved_availability
-    instead = works / terms.on_demand_availability * terms.on_demand_usd_per_hour
+def _unit(number: int, used: int, hours: int, prices: CommitmentPrices) -> UnitAdvice:
+    works = used * prices.reserved_availability
+    instead = works / prices.on_demand_availability * prices.on_demand_usd_per_hour
     return UnitAdvice(
         unit=number,
         demand_share=used / hours,
         used_hours=used,
         idle_hours=hours - used,
         on_demand_cost_usd=instead,
-        saved_usd=instead - hours * terms.reserved_usd_per_hour,
-        idle_usd=(hours - used) * terms.reserved_usd_per_hour,
-        reserve=used / hours > terms.break_even_share,
+        saved_usd=instead - hours * prices.reserved_usd_per_hour,
+        idle_usd=(hours - used) * prices.reserved_usd_per_hour,
+        reserve=used / hours > prices.break_even_share,
     )
 
 
-def commitment_cost(wanted: Sequence[int], terms: CommitmentTerms, units: int) -> CommitmentCost:
+def commitment_cost(wanted: Sequence[int], prices: CommitmentPrices, units: int) -> CommitmentCost:
     """Return the cost of the whole demand, hour by hour, with a number of committed units."""
-    rented_price = terms.on_demand_usd_per_hour / terms.on_demand_availability
+    rented_price = prices.on_demand_usd_per_hour / prices.on_demand_availability
     committed_hours = [min(hour_units, units) for hour_units in wanted]
     work = math.fsum(wanted)
-    rented_hours = work - terms.reserved_availability * math.fsum(committed_hours)
+    rented_hours = work - prices.reserved_availability * math.fsum(committed_hours)
     idle = sum(units - committed_hour for committed_hour in committed_hours)
-    reserved = units * len(wanted) * terms.reserved_usd_per_hour
+    reserved = units * len(wanted) * prices.reserved_usd_per_hour
     return CommitmentCost(
         units=units,
         total_usd=reserved + rented_hours * rented_price,
         reserved_usd=reserved,
         on_demand_usd=rented_hours * rented_price,
-        idle_reserved_usd=idle * terms.reserved_usd_per_hour,
+        idle_reserved_usd=idle * prices.reserved_usd_per_hour,
         idle_reserved_hours=idle,
         saved_usd=work * rented_price - reserved - rented_hours * rented_price,
     )

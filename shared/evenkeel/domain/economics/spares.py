@@ -35,7 +35,7 @@ def erlang_loss(servers: int, load: float) -> float:
 # ---------------------------------------------------------------- stock
 
 
-class SpareTerms(Value):
+class SpareInputs(Value):
     """The facts that decide the number of spares."""
 
     nodes: int
@@ -74,15 +74,15 @@ class SpareCost(Value):
     """Whether one more spare lowers the cost."""
 
 
-def spare_cost(spares: int, terms: SpareTerms) -> SpareCost:
+def spare_cost(spares: int, inputs: SpareInputs) -> SpareCost:
     """Return time and cost with a number of spares."""
-    per_hour, factor = terms.failures_per_hour, _cost_factor(spares, terms)
-    further = _cost_factor(spares + 1, terms)
-    usd = terms.run_cost_usd
+    per_hour, factor = inputs.failures_per_hour, _cost_factor(spares, inputs)
+    further = _cost_factor(spares + 1, inputs)
+    usd = inputs.run_cost_usd
     if usd is not None:
         at_least("run_cost_usd", usd)
-    lead = at_least("lead_seconds", terms.lead_seconds) / 3600
-    downtime = _downtime_seconds(spares, terms)
+    lead = at_least("lead_seconds", inputs.lead_seconds) / 3600
+    downtime = _downtime_seconds(spares, inputs)
     return SpareCost(
         spares=spares,
         no_spare_probability=no_spare_probability(spares, per_hour, lead),
@@ -96,26 +96,26 @@ def spare_cost(spares: int, terms: SpareTerms) -> SpareCost:
     )
 
 
-def _downtime_seconds(spares: int, terms: SpareTerms) -> float:
-    waits = no_spare_probability(spares, terms.failures_per_hour, terms.lead_seconds / 3600)
-    stages = at_least("detect_seconds", terms.detect_seconds) + at_least("resume_seconds", terms.resume_seconds)
-    return stages + waits * at_least("wait_seconds", terms.wait_seconds)
+def _downtime_seconds(spares: int, inputs: SpareInputs) -> float:
+    waits = no_spare_probability(spares, inputs.failures_per_hour, inputs.lead_seconds / 3600)
+    stages = at_least("detect_seconds", inputs.detect_seconds) + at_least("resume_seconds", inputs.resume_seconds)
+    return stages + waits * at_least("wait_seconds", inputs.wait_seconds)
 
 
-def _cost_factor(spares: int, terms: SpareTerms) -> float:
-    time = 1 + terms.failures_per_hour * _downtime_seconds(spares, terms) / 3600
-    return time * (terms.nodes + spares) / terms.nodes
+def _cost_factor(spares: int, inputs: SpareInputs) -> float:
+    time = 1 + inputs.failures_per_hour * _downtime_seconds(spares, inputs) / 3600
+    return time * (inputs.nodes + spares) / inputs.nodes
 
 
-def best_spares(terms: SpareTerms) -> int:
+def best_spares(inputs: SpareInputs) -> int:
     """Return the number of spares with the lowest cost."""
     for spares in range(_MAX_SPARES):
         # Past the mean number of open orders, each further spare helps less than the one before.
-        if spares >= terms.failures_per_hour * terms.lead_seconds / 3600 and _cost_factor(
-            spares + 1, terms
-        ) >= _cost_factor(spares, terms):
+        if spares >= inputs.failures_per_hour * inputs.lead_seconds / 3600 and _cost_factor(
+            spares + 1, inputs
+        ) >= _cost_factor(spares, inputs):
             candidates = range(spares + 1)
-            return min(candidates, key=lambda candidate: _cost_factor(candidate, terms))
+            return min(candidates, key=lambda candidate: _cost_factor(candidate, inputs))
     raise WrongFigure("lead_seconds", f"keeps more than {_MAX_SPARES} nodes on order")
 
 

@@ -94,8 +94,8 @@ class NodeBranchResult(StrEnum):
 
     RETURNED = "RETURNED"
     """The node is back in service."""
-    NOT_OURS = "NOT_OURS"
-    """The node is healthy. It stays cordoned, because a person cordoned it."""
+    STAYS_CORDONED = "STAYS_CORDONED"
+    """The node is healthy. It stays cordoned for the person or the real incident that cordoned it."""
     GONE = "GONE"
     """The node no longer exists."""
     NOT_NEEDED = "NOT_NEEDED"

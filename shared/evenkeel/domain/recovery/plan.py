@@ -48,7 +48,7 @@ class Owner(StrEnum):
     NONE = "NONE"
 
 
-class FaultTerms(Value):
+class FaultTraits(Value):
     """Parts of a fault that a decision needs, as the site configured them."""
 
     name: str
@@ -60,7 +60,7 @@ class FaultTerms(Value):
     recur_window_hours: int
 
     @classmethod
-    def of(cls, fault: Fault) -> "FaultTerms":
+    def of(cls, fault: Fault) -> "FaultTraits":
         """Return these parts of a row of the catalogue."""
         return cls.model_validate({name: getattr(fault, name) for name in cls.model_fields})
 
@@ -69,7 +69,7 @@ class PlanFacts(Value):
     """Facts for a recovery plan."""
 
     fault_key: str
-    fault: FaultTerms | None = None
+    fault: FaultTraits | None = None
     """The fault with the site's overrides; None = as shipped."""
     ladder: tuple[str, ...]
     """Rungs that repair the node, in order."""
@@ -105,9 +105,9 @@ class PlanFacts(Value):
     """Time at which AWS ends the node; None if unknown."""
 
     @property
-    def terms(self) -> FaultTerms:
+    def terms(self) -> FaultTraits:
         """The terms of the fault."""
-        return self.fault or FaultTerms.of(default_catalogue().look_up(self.fault_key))
+        return self.fault or FaultTraits.of(default_catalogue().look_up(self.fault_key))
 
 
 class RecoveryPlan(Value):
@@ -177,7 +177,7 @@ class _Case(NamedTuple):
     """The rungs before it that are not available here."""
 
     @property
-    def fault(self) -> FaultTerms:
+    def fault(self) -> FaultTraits:
         return self.facts.terms
 
     @property

@@ -29,7 +29,7 @@ from evenkeel.domain.recovery.leases import Hold, RepairRequest
 from evenkeel.domain.recovery.node_groups import GroupAction, GroupFacts, choose_group_repair
 from evenkeel.domain.recovery.node_slot import SlotState
 from evenkeel.domain.recovery.other_controllers import ControllerMark
-from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTerms, Owner
+from evenkeel.domain.recovery.plan import QUARANTINE_RUNGS, FaultTraits, Owner
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.repair_requests import (
     ACCEPTED_ANSWERS,
@@ -86,7 +86,7 @@ class RepairFacts(Value):
     incident_id: str
     life: NodeLife
     fault_key: str
-    fault: FaultTerms | None = None
+    fault: FaultTraits | None = None
     """The fault with the site's overrides; None = as shipped."""
     ladder: tuple[str, ...]
     owner: Owner
@@ -136,9 +136,9 @@ class RepairFacts(Value):
     now: Instant
 
     @property
-    def terms(self) -> FaultTerms:
+    def terms(self) -> FaultTraits:
         """The terms of the fault."""
-        return self.fault or FaultTerms.of(default_catalogue().look_up(self.fault_key))
+        return self.fault or FaultTraits.of(default_catalogue().look_up(self.fault_key))
 
 
 class RepairDecision(Value):

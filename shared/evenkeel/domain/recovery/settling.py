@@ -109,7 +109,13 @@ def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str
         and (more := beyond_approval(incident, rungs))
     ):
         return more
-    if plan is None or plan.run != incident.run or plan.repairs_node or not plan.rungs or plan.outcome in _NOT_OURS:
+    if (
+        plan is None
+        or plan.run != incident.run
+        or plan.repairs_node
+        or not plan.rungs
+        or plan.outcome in _OUTCOMES_WITHOUT_REPAIR
+    ):
         return ""
     if Rung(rungs[0]).strength > Rung(plan.rungs[0]).strength:
         return f"A later signal ({incident.fault_key}) requires {rungs[0]}, which the plan does not include."
@@ -120,7 +126,7 @@ def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str
     return ""
 
 
-_NOT_OURS = ("STAND_DOWN", "LATER")
+_OUTCOMES_WITHOUT_REPAIR = ("STAND_DOWN", "LATER")
 _MIN_SOURCES = 2
 
 

@@ -17,7 +17,7 @@ from evenkeel.domain.shadow.node_index import NodeIndex
 from evenkeel.domain.shadow.records import Record
 from evenkeel.domain.shadow.replay_facts import FactReplay
 from evenkeel.domain.shadow.report import ShadowSummary, summary_of
-from evenkeel.domain.shadow.verdicts import JudgedCase, ShadowTerms, judge
+from evenkeel.domain.shadow.verdicts import JudgedCase, ShadowTimes, judge
 from evenkeel.domain.values import Instant, Value
 
 
@@ -35,14 +35,14 @@ class Backtest(Value):
 
 
 def run(
-    read: Callable[[], Iterable[Record]], policy: Policy, terms: ShadowTerms, *, repairs_by_itself: bool | None = None
+    read: Callable[[], Iterable[Record]], policy: Policy, times: ShadowTimes, *, repairs_by_itself: bool | None = None
 ) -> Backtest:
     """Replay recorded events and judge the decisions.
 
     Args:
         read: Returns all records in order of time, the same each time.
         policy: The site's policy.
-        terms: The times that the verdicts depend on.
+        times: The times that the verdicts depend on.
         repairs_by_itself: Whether NodeRecovery is Automatic; None = as the events show it, else not.
     """
     book = NodeIndex(policy.watch.not_ready_seconds, repairs_by_itself)
@@ -56,13 +56,13 @@ def run(
     facts = heapq.merge(_follow(book, read(), policy), not_ready, key=itemgetter(0))
     incidents = FactReplay(policy, book.node_at).decisions(facts)
     decisions = [decision for incident in incidents if (decision := shadow_decision(incident)) is not None]
-    judged = tuple(judge(_case(case, decisions, book), terms) for case, decisions in cases_of(decisions, terms.window))
+    judged = tuple(judge(_case(case, decisions, book), times) for case, decisions in cases_of(decisions, times.window))
     return Backtest(
         first_at=first_at,
         last_at=book.last_at,
         nodes=len(book.machines),
         unmatched=book.unmatched,
-        summary=summary_of(judged, terms),
+        summary=summary_of(judged, times),
         cases=judged,
     )
 

@@ -16,7 +16,7 @@ from evenkeel.domain.health.intake import IntakeAction, IntakeRecords, LastIncid
 from evenkeel.domain.health.recurrence import FaultHistory, history_keys
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.plan import FaultTerms, PlanFacts, plan_recovery
+from evenkeel.domain.recovery.plan import FaultTraits, PlanFacts, plan_recovery
 from evenkeel.domain.values import Value
 
 PLAN_DELAY = timedelta(seconds=2)
@@ -129,7 +129,7 @@ class FactReplay:
         fault = IncidentFault.of(incident, self._policy.catalogue)
         return PlanFacts(
             fault_key=incident.fault_key,
-            fault=FaultTerms.of(fault.fault),
+            fault=FaultTraits.of(fault.fault),
             ladder=fault.node_rungs,
             rungs=fault.rungs,
             min_rung_reason=incident.min_rung_reason,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from evenkeel.domain.recovery.repair_requests import REBOOT, REPLACE
 from evenkeel.domain.shadow.rates import Rate
-from evenkeel.domain.shadow.verdicts import RIGHT, JudgedCase, Judgement, ShadowTerms, Verdict
+from evenkeel.domain.shadow.verdicts import RIGHT, JudgedCase, Judgement, ShadowTimes, Verdict
 from evenkeel.domain.values import Value
 
 
@@ -30,7 +30,7 @@ class FaultSummary(Value):
 class ShadowSummary(Value):
     """The sum of judged cases. Each case is one node within one observation window."""
 
-    terms: ShadowTerms
+    times: ShadowTimes
     cases: int
     incidents: int
     cordons: dict[Verdict, int]
@@ -48,11 +48,11 @@ class ShadowSummary(Value):
     """For each fault of a judged decision, the most wrong cordons first."""
 
 
-def summary_of(judged: Sequence[JudgedCase], terms: ShadowTerms) -> ShadowSummary:
+def summary_of(judged: Sequence[JudgedCase], times: ShadowTimes) -> ShadowSummary:
     """Return the sum of judged cases."""
     would_cordon = [case for case in judged if case.decision.cordons]
     return ShadowSummary(
-        terms=terms,
+        times=times,
         cases=len(judged),
         incidents=sum(len(case.incident_ids) for case in judged),
         cordons=_counts(case.cordon for case in would_cordon),

@@ -58,7 +58,7 @@ RIGHT = (Verdict.SAME, Verdict.EARLIER, Verdict.LATER)
 """Verdicts on an action that the owner of the node took too."""
 
 
-class ShadowTerms(Value):
+class ShadowTimes(Value):
     """The times that the verdicts depend on."""
 
     window_hours: Annotated[int, Field(ge=1, le=168)] = 24
@@ -100,15 +100,15 @@ class JudgedCase(Value):
     repair: Judgement
 
 
-def judge(case: ShadowCase, terms: ShadowTerms) -> JudgedCase:
+def judge(case: ShadowCase, times: ShadowTimes) -> JudgedCase:
     """Judge the cordon and the repair of a case. The order of its events does not matter."""
-    course = _Course(case, terms)
+    timeline = _CaseTimeline(case, times)
     return JudgedCase(
         decision=case.decision,
         incident_ids=case.incident_ids,
         known_until=case.known_until,
-        cordon=_judge_cordon(course),
-        repair=_judge_repair(course),
+        cordon=_judge_cordon(timeline),
+        repair=_judge_repair(timeline),
     )
 
 
@@ -119,16 +119,16 @@ _OUT_OF_SERVICE = (NodeEventKind.CORDONED, *_REPAIRS)
 """A reboot or a replacement takes the node out of service, with or without a cordon."""
 
 
-class _Course:
+class _CaseTimeline:
     """The events of a case, in order of time."""
 
-    def __init__(self, case: ShadowCase, terms: ShadowTerms) -> None:
+    def __init__(self, case: ShadowCase, times: ShadowTimes) -> None:
         self.decision = case.decision
-        self.terms = terms
+        self.times = times
         self.known_until, self.ended = case.known_until, case.ended
         self.decided_at = case.decision.decided_at
-        self.closes_at = self.decided_at + terms.window
-        opens_at = case.decision.first_signal_at - timedelta(seconds=terms.lookback_seconds)
+        self.closes_at = self.decided_at + times.window
+        opens_at = case.decision.first_signal_at - timedelta(seconds=times.lookback_seconds)
         node_events = sorted(
             {event for event in case.events if event.at <= case.known_until},
             key=lambda event: (event.at, event.kind, event.actor, event.evidence),
@@ -140,13 +140,13 @@ class _Course:
 
     def first(self, kinds: Collection[NodeEventKind]) -> NodeEvent | None:
         """Return the first action of these kinds that counts, with its actor if a source names one."""
-        act = next((event for event in self.events if event.kind in kinds and event.at <= self.closes_at), None)
-        if act is None or act.actor is not Actor.UNKNOWN:
-            return act
-        until = act.at + timedelta(seconds=self.terms.same_seconds)
-        copies = [event for event in self.events if event.kind is act.kind and act.at <= event.at <= until]
-        named = next((copy for copy in copies if copy.actor is not Actor.UNKNOWN), act)
-        return named.replace(at=act.at)
+        action = next((event for event in self.events if event.kind in kinds and event.at <= self.closes_at), None)
+        if action is None or action.actor is not Actor.UNKNOWN:
+            return action
+        until = action.at + timedelta(seconds=self.times.same_seconds)
+        copies = [event for event in self.events if event.kind is action.kind and action.at <= event.at <= until]
+        named = next((copy for copy in copies if copy.actor is not Actor.UNKNOWN), action)
+        return named.replace(at=action.at)
 
     def healthy_from(self, since: datetime) -> tuple[datetime, str]:
         """Return from when the node showed no fault, with the evidence: after its last fault within the window."""
@@ -165,22 +165,24 @@ class _Course:
             excuse: The other action that the owner took, as a sentence; empty if none.
         """
         healthy_at, evidence = self.healthy_from(since)
-        until = healthy_at + self.terms.window
+        until = healthy_at + self.times.window
         prefix = f"{excuse} " if excuse else ""
         after = [event for event in self.events if healthy_at < event.at <= until]
         fault = next((event for event in after if event.kind is NodeEventKind.FAULT), None)
         if fault is not None:
             reason = f"{prefix}A fault of the node came again at {_clock(fault.at)}, and no owner had acted on it."
             return _unknown(Cause.FAULT_RECURRED, reason, fault.evidence)
-        act = next((event for event in after if event.kind in _OUT_OF_SERVICE), None)
-        if act is not None:
-            reason = f"{prefix}{act.words} at {_clock(act.at)}, before it had worked for a whole window."
-            return _unknown(Cause.ACTED_TOO_SOON, reason, act.evidence)
+        owner_action = next((event for event in after if event.kind in _OUT_OF_SERVICE), None)
+        if owner_action is not None:
+            reason = (
+                f"{prefix}{owner_action.words} at {_clock(owner_action.at)}, before it had worked for a whole window."
+            )
+            return _unknown(Cause.ACTED_TOO_SOON, reason, owner_action.evidence)
         recovered = next(
             (event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= until), None
         )
         if recovered is not None:
-            hours = self.terms.window_hours
+            hours = self.times.window_hours
             reason = (
                 f"{prefix}The node worked for {hours} h without a fault from {_clock(healthy_at)}, without {action}."
             )
@@ -189,23 +191,23 @@ class _Course:
             )
         return self._not_seen(until, prefix)
 
-    def compared(self, act: NodeEvent) -> Judgement:
+    def compared(self, owner_action: NodeEvent) -> Judgement:
         """Compare the time of the decision with the action of an owner."""
-        seconds = (act.at - self.decided_at).total_seconds()
-        done = act.words
-        if abs(seconds) <= self.terms.same_seconds:
+        seconds = (owner_action.at - self.decided_at).total_seconds()
+        done = owner_action.words
+        if abs(seconds) <= self.times.same_seconds:
             verdict, reason = Verdict.SAME, f"{done} at about the same time."
         elif seconds > 0:
             verdict, reason = Verdict.EARLIER, f"{done} {_span(seconds)} after Evenkeel's decision."
         else:
             verdict, reason = Verdict.LATER, f"{done} {_span(-seconds)} before Evenkeel's decision."
-        return _acted(verdict, reason, act).replace(seconds=seconds)
+        return _acted(verdict, reason, owner_action).replace(seconds=seconds)
 
-    def left_alone(self, act: NodeEvent | None) -> Judgement:
+    def left_alone(self, owner_action: NodeEvent | None) -> Judgement:
         """Judge a decision not to act."""
-        if act is not None:
-            reason = f"Evenkeel would not have acted. {act.words} at {_clock(act.at)}."
-            return _acted(Verdict.MISSED, reason, act)
+        if owner_action is not None:
+            reason = f"Evenkeel would not have acted. {owner_action.words} at {_clock(owner_action.at)}."
+            return _acted(Verdict.MISSED, reason, owner_action)
         recovered = [
             event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= self.closes_at
         ]
@@ -223,49 +225,51 @@ class _Course:
         return _unknown(Cause.WINDOW_OPEN, reason).replace(window_open_until=until)
 
 
-def _judge_cordon(course: _Course) -> Judgement:
-    act = course.first(_OUT_OF_SERVICE)
-    if not course.decision.cordons:
-        return course.left_alone(act)
-    if course.decision.owner == Owner.PERSON and (act is None or act.at > course.decided_at):
+def _judge_cordon(timeline: _CaseTimeline) -> Judgement:
+    action = timeline.first(_OUT_OF_SERVICE)
+    if not timeline.decision.cordons:
+        return timeline.left_alone(action)
+    if timeline.decision.owner == Owner.PERSON and (action is None or action.at > timeline.decided_at):
         reason = "A person had cordoned the node before Evenkeel's decision; the time is unknown."
         return Judgement(verdict=Verdict.LATER, reason=reason, actor=Actor.PERSON)
-    return course.compared(act) if act else course.without_need("a cordon", course.decided_at)
+    return timeline.compared(action) if action else timeline.without_need("a cordon", timeline.decided_at)
 
 
-def _judge_repair(course: _Course) -> Judgement:
-    decision, act = course.decision, course.first(_REPAIRS)
+def _judge_repair(timeline: _CaseTimeline) -> Judgement:
+    decision, action = timeline.decision, timeline.first(_REPAIRS)
     if not decision.repair:
         if not decision.cordons:
-            return course.left_alone(act)
-        done = f" {act.words}." if act else ""
+            return timeline.left_alone(action)
+        done = f" {action.words}." if action else ""
         return Judgement(verdict=Verdict.NOT_DECIDED, reason=f"Evenkeel would not have repaired the node itself.{done}")
-    if act is None:
-        return course.without_need(_NAMES[decision.repair], course.decided_at)
-    replaced = course.first(_REPLACEMENTS)
+    if action is None:
+        return timeline.without_need(_NAMES[decision.repair], timeline.decided_at)
+    replaced = timeline.first(_REPLACEMENTS)
     if decision.repair in (REBOOT, DIAGNOSE):
-        return _gentler(course, act)
+        return _judge_gentler_repair(timeline, action)
     if replaced is not None:
-        return course.compared(replaced)
-    excuse = f"{act.words} at {_clock(act.at)}."
-    return course.without_need("a replacement", max(act.at, course.decided_at), excuse)
+        return timeline.compared(replaced)
+    excuse = f"{action.words} at {_clock(action.at)}."
+    return timeline.without_need("a replacement", max(action.at, timeline.decided_at), excuse)
 
 
-def _gentler(course: _Course, act: NodeEvent) -> Judgement:
+def _judge_gentler_repair(timeline: _CaseTimeline, action: NodeEvent) -> Judgement:
     """Judge a decision to diagnose or reboot a node that an owner repaired."""
-    repair = course.decision.repair
-    if repair == REBOOT and act.kind is NodeEventKind.REBOOTED:
-        return course.compared(act)
-    reason = f"Evenkeel would have begun with {_NAMES[repair]}. {act.words} at {_clock(act.at)}."
-    seconds = (act.at - course.decided_at).total_seconds()
-    return _acted(Verdict.DIFFERENT, reason, act).replace(seconds=seconds)
+    repair = timeline.decision.repair
+    if repair == REBOOT and action.kind is NodeEventKind.REBOOTED:
+        return timeline.compared(action)
+    reason = f"Evenkeel would have begun with {_NAMES[repair]}. {action.words} at {_clock(action.at)}."
+    seconds = (action.at - timeline.decided_at).total_seconds()
+    return _acted(Verdict.DIFFERENT, reason, action).replace(seconds=seconds)
 
 
 _NAMES = {DIAGNOSE: "a check of the node", REBOOT: "a reboot", REPLACE: "a replacement"}
 
 
-def _acted(verdict: Verdict, reason: str, act: NodeEvent) -> Judgement:
-    return Judgement(verdict=verdict, reason=reason, actor=act.actor, happened_at=act.at, evidence=_texts(act.evidence))
+def _acted(verdict: Verdict, reason: str, action: NodeEvent) -> Judgement:
+    return Judgement(
+        verdict=verdict, reason=reason, actor=action.actor, happened_at=action.at, evidence=_texts(action.evidence)
+    )
 
 
 def _unknown(cause: Cause, reason: str, *evidence: str) -> Judgement:

@@ -62,7 +62,7 @@ class LaunchJobResult(Value):
     reason: str
 
 
-class _PodPlacement(NamedTuple):
+class _NodeDependentFields(NamedTuple):
     """The part of a launch that depends on the nodes of its pods."""
 
     network: efa.EfaRequest
@@ -93,7 +93,9 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
     if attempt.state.has_ended or job.current_attempt != attempt.attempt:
         return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=f"{attempt.workload_name} has already ended.")
     if attempt.state is not AttemptState.STARTING:
-        return LaunchJobResult(outcome=_launched(attempt), reason=f"{attempt.workload_name} was already launched.")
+        return LaunchJobResult(
+            outcome=_outcome_of_launch(attempt), reason=f"{attempt.workload_name} was already launched."
+        )
     give_up_reason = _why_give_up(job, attempt, context)
     # A Job whose creation had no reply is recorded first, and then stopped like any other Job. Settling the attempt
     # now would free its nodes while pods run.
@@ -154,8 +156,8 @@ def _launch(
         if earlier_attempt.out_of_reach:
             context.cluster.force_delete_pods(earlier_attempt.attempt, earlier_attempt.out_of_reach)
     resume_from = resume_choice.resume_from.manifest if resume_choice.resume_from else ""
-    place_pods = _placement_by_kueue if attempt.local_queue else _placement_on_assigned_nodes
-    placement = place_pods(job, attempt, context)
+    read_fields = _node_dependent_fields_for_kueue if attempt.local_queue else _node_dependent_fields_of_assigned_nodes
+    node_fields = read_fields(job, attempt, context)
     try:
         _, uid = context.cluster.launch(
             LaunchSpec(
@@ -163,8 +165,8 @@ def _launch(
                 attempt=pinned_attempt,
                 resume_from=resume_from,
                 service_account=job.service_account or context.site.job_service_account,
-                terms=pin.terms,
-                **placement._asdict(),
+                proof_rules=pin.proof_rules,
+                **node_fields._asdict(),
             )
         )
     except Refused as error:
@@ -178,20 +180,20 @@ def _launch(
         return _give_up(stored, pinned_attempt, reason, context, is_refused=False)
     rentals.delete_capacity_pods_of(job, attempt, context)
     launched = pinned_attempt.replace(state=AttemptState.LAUNCHED, workload_uid=uid, launched_at=context.now)
-    _record_launch(stored, launched, pin, placement.network, context)
+    _record_launch(stored, launched, pin, node_fields.network, context)
     for earlier_attempt in earlier_attempts:
         measure_restore.run(job, earlier_attempt.attempt.attempt, context)
     context.telemetry.count("AttemptsLaunched")
     context.telemetry.info("AttemptLaunched", job_id=job.job_id, attempt=attempt.attempt, resume_from=resume_from)
-    return LaunchJobResult(outcome=_launched(attempt), reason=resume_choice.reason)
+    return LaunchJobResult(outcome=_outcome_of_launch(attempt), reason=resume_choice.reason)
 
 
-def _launched(attempt: Attempt) -> LaunchOutcome:
+def _outcome_of_launch(attempt: Attempt) -> LaunchOutcome:
     return LaunchOutcome.QUEUED if attempt.local_queue else LaunchOutcome.LAUNCHED
 
 
-def _placement_on_assigned_nodes(job: Job, attempt: Attempt, context: Context) -> _PodPlacement:
-    """Return the placement of pods on assigned nodes. All nodes have one type and pool, so the first is read."""
+def _node_dependent_fields_of_assigned_nodes(job: Job, attempt: Attempt, context: Context) -> _NodeDependentFields:
+    """Return the fields of pods on assigned nodes. All nodes have one type and pool, so the first is read."""
     node = context.cluster.node(attempt.cluster, attempt.node_names[0]) if attempt.node_names else None
     if node is None:
         interfaces, huge_pages_mib = efa.EfaNode(attempt.pool, attempt.instance_type), 0
@@ -199,11 +201,11 @@ def _placement_on_assigned_nodes(job: Job, attempt: Attempt, context: Context) -
         interfaces, huge_pages_mib = efa.EfaNode.of(node), node.huge_pages_mib
     accelerators, by_pool = job.spec.accelerators_per_node, context.policy.scheduling.efa_interfaces
     network = efa.efa_request(interfaces, attempt.ranks, accelerators, by_pool, huge_pages_mib)
-    return _PodPlacement(network, node.accelerator_resource if node else "")
+    return _NodeDependentFields(network, node.accelerator_resource if node else "")
 
 
-def _placement_by_kueue(job: Job, attempt: Attempt, context: Context) -> _PodPlacement:
-    """Return the placement of pods for which Kueue and the scheduler choose the nodes.
+def _node_dependent_fields_for_kueue(job: Job, attempt: Attempt, context: Context) -> _NodeDependentFields:
+    """Return the fields of pods for which Kueue and the scheduler choose the nodes.
 
     Kueue may choose any type that the job names, so the pods request the interfaces that each of these types has. They
     request no huge pages: a ClusterQueue admits no job that requests a resource that it does not cover.
@@ -221,7 +223,7 @@ def _placement_by_kueue(job: Job, attempt: Attempt, context: Context) -> _PodPla
     interfaces = efa.min_interfaces((*fitting, *nodes_of_types), attempt.ranks, accelerators, by_pool)
     accelerator_resource = next((node.accelerator_resource for node in listed_nodes if node.accelerator_resource), "")
     avoid = tuple(sorted(node.name for node in nodes if node.instance_id in instance_ids))
-    return _PodPlacement(efa.EfaRequest(interfaces), accelerator_resource, avoid)
+    return _NodeDependentFields(efa.EfaRequest(interfaces), accelerator_resource, avoid)
 
 
 def _why_give_up(job: Job, attempt: Attempt, context: Context) -> str:

@@ -39,7 +39,7 @@ from evenkeel.domain.checkpoints import (
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import CheckpointRequirement, Job
 from evenkeel.domain.jobs.job_policy import RESTART, JobPolicy
-from evenkeel.ports import CheckpointStore, NotFound, ProofTerms, TooLarge
+from evenkeel.ports import CheckpointStore, NotFound, ProofRules, TooLarge
 from evenkeel.services.storage.retries import until_committed
 
 MAX_CHECKPOINTS_READ = 50
@@ -65,7 +65,7 @@ class PinAnswer(NamedTuple):
 
     kind: PinOutcome
     choice: ResumeChoice
-    terms: ProofTerms | None = None
+    proof_rules: ProofRules | None = None
 
 
 def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: JobPolicy) -> PinAnswer:
@@ -83,7 +83,7 @@ def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: Job
         reason = (
             "The checkpoints are on storage mounted in the cluster. Rank 0 verifies them and pins the resume point."
         )
-        return PinAnswer(PinOutcome.IN_CLUSTER, _from_the_beginning(reason), _terms(job, attempt, policy))
+        return PinAnswer(PinOutcome.IN_CLUSTER, _from_the_beginning(reason), _proof_rules(job, attempt, policy))
     message = f"the fence of {attempt.workload_name} kept changing while it was to be raised"
     return until_committed(lambda: _pin(job, attempt, checkpoints, policy), message)
 
@@ -141,7 +141,7 @@ def _from_the_beginning(reason: str) -> ResumeChoice:
     return ResumeChoice(resume_from=None, grade=Grade.NONE, reason=reason)
 
 
-def _terms(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofTerms:
+def _proof_rules(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofRules:
     """Return the conditions for rank 0. It receives one doubt: the strictest, for everything that any covers."""
     doubts = distrusts(job)
     strictest = (
@@ -153,7 +153,7 @@ def _terms(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofTerms:
         if doubts
         else None
     )
-    return ProofTerms(
+    return ProofRules(
         distrust=strictest,
         accepts_convention=_accepts_convention(job, attempt, policy),
         may_start_over=policy.start_over_when_unproven,

@@ -68,7 +68,7 @@ def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
 
     setup = team_setup.load(context.ledger).setup
     job_id = context.ids.new("job")
-    job = job_of(
+    job = checked_job(
         request.spec,
         requester,
         setup,
@@ -76,8 +76,8 @@ def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
         job_id=job_id,
     )
     if context.site.admission is AdmissionAuthority.EVENKEEL:
-        refuse_in_kueue_namespace(job, context.ledger)
-        refuse_unfit(job, setup, context)
+        check_not_in_kueue_namespace(job, context.ledger)
+        check_fits_fleet(job, setup, context)
     job = job.replace(open_job_counters=open_jobs.names_of(job))
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
@@ -112,7 +112,7 @@ def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
     raise Throttled("Other submissions kept changing the same rows. Submit the job again.")
 
 
-def job_of(
+def checked_job(
     spec: JobSpec,
     requester: check_role.Requester,
     setup: TeamSetup,
@@ -126,14 +126,14 @@ def job_of(
         Invalid: the job is impossible, or its team does not allow it; names each field.
         NotYourTeam: the caller may not submit for its team.
     """
-    _refuse(check_type(spec, context.policy.job_types))
+    _raise_if_any(check_type(spec, context.policy.job_types))
     spec = with_defaults(spec, context.policy.job_types)
     spec = spec.replace(team=team_of(spec, setup, requester.identity))
     if spec.team in setup.by_name:
         # Checked before the team's settings, because an error would disclose its images and folders.
         check_role.to_submit(requester, spec.team, setup)
-    _refuse((*check_spec(spec.replace(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, context.now)))
-    _refuse(check_permitted(spec, setup, context.policy.priority_classes, context.policy.jobs.allowed))
+    _raise_if_any((*check_spec(spec.replace(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, context.now)))
+    _raise_if_any(check_permitted(spec, setup, context.policy.priority_classes, context.policy.jobs.allowed))
     check_role.to_submit(requester, spec.team, setup)
     team = setup.by_name.get(spec.team)
     return Job(
@@ -152,13 +152,13 @@ def job_of(
     )
 
 
-def _refuse(faults: tuple[SpecError, ...]) -> None:
-    if faults:
-        message = "; ".join(f"{fault.field}: {fault.message}" for fault in faults)
-        raise Invalid(f"The job was refused. {message}", tuple(faults))
+def _raise_if_any(errors: tuple[SpecError, ...]) -> None:
+    if errors:
+        message = "; ".join(f"{error.field}: {error.message}" for error in errors)
+        raise Invalid(f"The job was refused. {message}", tuple(errors))
 
 
-def refuse_in_kueue_namespace(job: Job, ledger: Ledger) -> None:
+def check_not_in_kueue_namespace(job: Job, ledger: Ledger) -> None:
     """Refuse a job in a namespace where Kueue admits jobs, because it would never start there.
 
     The last sweep listed these namespaces, usually a minute ago. The scheduling cycle holds back jobs in newer Kueue
@@ -172,24 +172,24 @@ def refuse_in_kueue_namespace(job: Job, ledger: Ledger) -> None:
         (row.doc["namespaces"].get(job.namespace) for row in page.rows if row.doc["cluster"] == job.cluster), None
     )
     if kueue_object is not None:
-        fault = (
+        error = (
             f"The job's pods would run in namespace {job.namespace}, where Kueue admits jobs ({kueue_object}): "
             "Evenkeel starts no jobs there."
         )
-        raise Invalid(f"The job was refused. Field `team`: {fault}", (("team", fault),))
+        raise Invalid(f"The job was refused. Field `team`: {error}", (("team", error),))
 
 
-def refuse_unfit(job: Job, setup: TeamSetup, context: Context) -> None:
+def check_fits_fleet(job: Job, setup: TeamSetup, context: Context) -> None:
     """Refuse a job that could never start on the configured fleet. A fleet that no sweep has read refuses no job.
 
     Raises:
         Invalid: names the field that keeps the job from starting.
     """
-    fault = check_fit.why_never(
+    error = check_fit.why_never(
         job, check_fit.read_fleet(job.cluster, context.ledger), setup, context.policy, context.now
     )
-    if fault is not None:
-        raise Invalid(f"The job was refused. Field `{fault.field}`: {fault.message}", (fault,))
+    if error is not None:
+        raise Invalid(f"The job was refused. Field `{error.field}`: {error.message}", (error,))
 
 
 def claim_of(job: Job, requester: check_role.Requester, setup: TeamSetup, ledger: Ledger) -> tuple[Put, ...]:
@@ -219,8 +219,8 @@ def claim_of(job: Job, requester: check_role.Requester, setup: TeamSetup, ledger
             )
             relation = "The path holds" if claim.key == key else "The path overlaps the path of"
             owner = owner_id if is_visible else "another job"
-            fault = f"{relation} the checkpoints of {owner}. Give each job its own path."
-            raise Invalid(f"The job was refused. {fault}", (("checkpoint.uri", fault),))
+            error = f"{relation} the checkpoints of {owner}. Give each job its own path."
+            raise Invalid(f"The job was refused. {error}", (("checkpoint.uri", error),))
     return (Put(job_rows.checkpoints_row(job, same_folder.version if same_folder else 0)),)
 
 

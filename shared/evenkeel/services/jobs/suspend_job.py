@@ -18,7 +18,7 @@ from evenkeel.services.storage.retries import until_committed
 WRITER = "suspend_job"
 
 
-class SuspendJobRequest(Value):
+class JobChangeRequest(Value):
     """A request to suspend or resume a job."""
 
     job_id: str
@@ -32,7 +32,7 @@ class JobEnded(Refused):
     code = "JOB_ENDED"
 
 
-def suspend(request: SuspendJobRequest, context: Context) -> Job:
+def suspend(request: JobChangeRequest, context: Context) -> Job:
     """Suspend a job: at once while it is pending, else after its attempt has stopped.
 
     After it resumes, its place in the queue is again by submission. Works in every mode, because a person decides.
@@ -58,7 +58,7 @@ def suspend(request: SuspendJobRequest, context: Context) -> Job:
     return _change(request, "suspended", changed, context)
 
 
-def resume(request: SuspendJobRequest, context: Context) -> Job:
+def resume(request: JobChangeRequest, context: Context) -> Job:
     """Resume a suspended job: it waits for capacity again. A job that is still stopping waits after it has stopped.
 
     Idempotent: yes, by the job's own mark. A job that is not suspended stays unchanged.
@@ -80,11 +80,11 @@ def resume(request: SuspendJobRequest, context: Context) -> Job:
     return _change(request, "resumed", changed, context)
 
 
-def _by(request: SuspendJobRequest) -> str:
+def _by(request: JobChangeRequest) -> str:
     return f"{request.requester.actor}{f': {request.reason}' if request.reason else ''}"
 
 
-def _change(request: SuspendJobRequest, kind: str, changed: Callable[[Job], Job | None], context: Context) -> Job:
+def _change(request: JobChangeRequest, kind: str, changed: Callable[[Job], Job | None], context: Context) -> Job:
     setup = team_setup.load(context.ledger).setup
 
     def commit_once() -> tuple[Job, bool]:

@@ -148,13 +148,13 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
         NotYourTeam: the caller may not submit for its team.
     """
     setup = team_setup.load(context.ledger).setup
-    job = submit_job.job_of(spec, requester, setup, context, job_id=_PLANNED)
+    job = submit_job.checked_job(spec, requester, setup, context, job_id=_PLANNED)
     if context.site.admission is AdmissionAuthority.KUEUE:
         decided = delegate_to_kueue(AdmissionRequest.of(job), setup.local_queue_of(job.spec.team), context.now)
         # Kueue decides where the job starts, so Evenkeel compares no pools.
         return _plan_document(job, position=1, decided=decided, placement=None)
-    submit_job.refuse_in_kueue_namespace(job, context.ledger)
-    submit_job.refuse_unfit(job, setup, context)
+    submit_job.check_not_in_kueue_namespace(job, context.ledger)
+    submit_job.check_fits_fleet(job, setup, context)
     charges = read_charges.held(context.ledger)
     # Rented nodes stay reserved for their jobs.
     capacities = request_facts.with_reservation_ends(

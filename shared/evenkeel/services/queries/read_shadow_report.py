@@ -27,7 +27,7 @@ from evenkeel.domain.shadow.cases import (
     shadow_decision,
 )
 from evenkeel.domain.shadow.report import summary_of
-from evenkeel.domain.shadow.verdicts import JudgedCase, ShadowTerms, judge
+from evenkeel.domain.shadow.verdicts import JudgedCase, ShadowTimes, judge
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Key, Row, get_all
@@ -46,12 +46,12 @@ class ShadowFilter(NamedTuple):
     since: datetime | None = None
     """Incidents opened since; None = the last 30 days."""
     pool: str = ""
-    window_hours: int = ShadowTerms().window_hours
+    window_hours: int = ShadowTimes().window_hours
 
     @property
-    def terms(self) -> ShadowTerms:
+    def times(self) -> ShadowTimes:
         """The times that the verdicts depend on."""
-        return ShadowTerms(window_hours=self.window_hours)
+        return ShadowTimes(window_hours=self.window_hours)
 
 
 def show(filters: ShadowFilter, page: pagination.PageRequest, context: Context) -> Json:
@@ -70,7 +70,7 @@ def show(filters: ShadowFilter, page: pagination.PageRequest, context: Context) 
         "until": rfc3339(context.now),
         "pool": filters.pool or None,
         "isComplete": is_complete,
-        "summary": summary_of(judged, filters.terms).to_json(),
+        "summary": summary_of(judged, filters.times).to_json(),
         "items": [item.to_json() for item in items],
         "nextPageToken": token or None,
     }
@@ -81,13 +81,13 @@ def _judged(incidents: Sequence[Incident], filters: ShadowFilter, context: Conte
         decision for listed_incident in incidents if (decision := shadow_decision(listed_incident)) is not None
     ]
     shadow_decisions = [decision for decision in decisions if filters.pool in ("", decision.pool)]
-    cases = cases_of(shadow_decisions, filters.terms.window)
+    cases = cases_of(shadow_decisions, filters.times.window)
     by_node: dict[str, list[Incident]] = defaultdict(list)
     for incident in incidents:
         if not incident.is_drill:
             by_node[incident.life.key].append(incident)
     nodes = _load_nodes(cases, by_node, context)
-    return [judge(_case(decision, group, nodes[decision.node]), filters.terms) for decision, group in cases]
+    return [judge(_case(decision, group, nodes[decision.node]), filters.times) for decision, group in cases]
 
 
 class _NodeRecords(NamedTuple):

@@ -45,7 +45,7 @@ class CordonNodeResult(Value):
 
 _OUTCOME_TEXT = {
     CordonResult.CORDONED: (CordonOutcome.CORDONED, "Cordoned: the node gets no new pods."),
-    CordonResult.ALREADY_OURS: (CordonOutcome.CORDONED, "Cordoned: the node gets no new pods."),
+    CordonResult.ALREADY_CORDONED: (CordonOutcome.CORDONED, "Cordoned: the node gets no new pods."),
     CordonResult.BY_OTHER_INCIDENT: (CordonOutcome.CORDONED, "The node was already cordoned for an earlier incident."),
     CordonResult.BY_PERSON: (CordonOutcome.BY_PERSON, "A person cordoned the node, so Evenkeel changes nothing."),
     CordonResult.GONE: (CordonOutcome.GONE, "The node is gone from its cluster."),
@@ -94,7 +94,7 @@ def cordon(
     read_version = incident.plan.node_version if incident.plan else ""
     result = context.cluster.cordon(incident.life.cluster, incident.node_name, incident.incident_id, read_version)
     outcome, reason = _OUTCOME_TEXT[result]
-    is_marked = result in (CordonResult.CORDONED, CordonResult.ALREADY_OURS)
+    is_marked = result in (CordonResult.CORDONED, CordonResult.ALREADY_CORDONED)
     has_evenkeel_cordon = is_marked or result is CordonResult.BY_OTHER_INCIDENT
 
     def with_cordon(current: Incident) -> tuple[Incident, list[Write]] | None:

@@ -16,7 +16,7 @@ from evenkeel.domain.recovery.opt_out import opt_out_reason, opted_out_pools
 from evenkeel.domain.recovery.other_controllers import controller_mark, is_manual_cordon
 from evenkeel.domain.recovery.plan import (
     CAN_WAIT_SECONDS,
-    FaultTerms,
+    FaultTraits,
     PlanFacts,
     PlanOutcome,
     RecoveryPlan,
@@ -239,7 +239,7 @@ def _facts(
     is_busy = node is not None and fault.fault.drain_seconds >= CAN_WAIT_SECONDS and read_slot.has_work(node, context)
     return PlanFacts(
         fault_key=incident.fault_key,
-        fault=FaultTerms.of(fault.fault),
+        fault=FaultTraits.of(fault.fault),
         ladder=fault.node_rungs,
         rungs=fault.rungs,
         min_rung_reason=incident.min_rung_reason,

@@ -23,7 +23,7 @@ from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
 from evenkeel.domain.recovery.modes import mode_now
 from evenkeel.domain.recovery.node_groups import GroupFacts, group_facts
 from evenkeel.domain.recovery.other_controllers import controller_mark, is_manual_cordon
-from evenkeel.domain.recovery.plan import FaultTerms, Owner, provider_busy_reason, why_not_allowed
+from evenkeel.domain.recovery.plan import FaultTraits, Owner, provider_busy_reason, why_not_allowed
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
 from evenkeel.domain.recovery.repair_requests import OWNERS, REPLACE, RepairAnswer, took_effect
 from evenkeel.domain.recovery.validation import CheckKind, judge_node
@@ -226,7 +226,7 @@ def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> R
         incident_id=incident.incident_id,
         life=incident.life,
         fault_key=incident.fault_key,
-        fault=FaultTerms.of(fault.fault),
+        fault=FaultTraits.of(fault.fault),
         ladder=fault.node_rungs,
         owner=owner,
         opened_at=incident.opened_at,

@@ -21,8 +21,8 @@ class ReturnNodeResult(Value):
 _OUTCOME_TEXT = {
     ReleaseResult.RELEASED: (NodeBranchResult.RETURNED, "{name} is back in service."),
     ReleaseResult.ALREADY_FREE: (NodeBranchResult.RETURNED, "{name} is back in service."),
-    ReleaseResult.NOT_OURS: (
-        NodeBranchResult.NOT_OURS,
+    ReleaseResult.CORDONED_BY_OTHER: (
+        NodeBranchResult.STAYS_CORDONED,
         "{name} is healthy but stays cordoned, because a person cordoned it.",
     ),
     ReleaseResult.GONE: (NodeBranchResult.GONE, "{name} is gone from its cluster."),
@@ -48,7 +48,10 @@ def run(request: incident_record.RecoveryRun, context: Context) -> ReturnNodeRes
     if incident.is_drill and context.ledger.get(incident_rows.open_key(incident.life)) is not None:
         reason = f"{node.name} stays cordoned, because a real incident is open for it."
         return _record(
-            incident, ReturnNodeResult(outcome=NodeBranchResult.NOT_OURS, reason=reason), observed.instance_id, context
+            incident,
+            ReturnNodeResult(outcome=NodeBranchResult.STAYS_CORDONED, reason=reason),
+            observed.instance_id,
+            context,
         )
     mark = _mark(node.incident_id, incident, context.ledger)
     result = context.cluster.release(incident.life.cluster, node.name, mark)

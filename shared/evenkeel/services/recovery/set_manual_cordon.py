@@ -92,7 +92,7 @@ def cordon(request: SetManualCordonRequest, context: Context) -> SetManualCordon
     elif result is CordonResult.CORDONED and is_known:
         # The recorded cordon was removed outside Evenkeel since, so this cordon has a new author.
         manual_cordons.put(context.ledger, ManualCordon(life=life, by=request.by, reason=request.reason, at=begun.at))
-    if result in (CordonResult.BY_OTHER_INCIDENT, CordonResult.ALREADY_OURS):
+    if result in (CordonResult.BY_OTHER_INCIDENT, CordonResult.ALREADY_CORDONED):
         kubernetes = context.cluster.node(node.life.cluster, node.node_name)
         whose = (kubernetes.incident_id if kubernetes else None) or "a recovery"
         raise CordonedByRecovery(
@@ -123,11 +123,11 @@ def uncordon(request: SetManualCordonRequest, context: Context) -> SetManualCord
     result = context.cluster.release(node.life.cluster, node.node_name, incident_id or None)
     if result is ReleaseResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
-    if result is ReleaseResult.NOT_OURS and node.life.key in manual_cordons.load(context.ledger):
+    if result is ReleaseResult.CORDONED_BY_OTHER and node.life.key in manual_cordons.load(context.ledger):
         result = context.cluster.uncordon(node.life.cluster, node.node_name)
     if result in (ReleaseResult.RELEASED, ReleaseResult.ALREADY_FREE):
         manual_cordons.forget(context.ledger, node.life.key)
-    if result is ReleaseResult.NOT_OURS:
+    if result is ReleaseResult.CORDONED_BY_OTHER:
         raise NotOurs(
             f"{node.node_name} was cordoned by a person or another program, not through Evenkeel. "
             f"To remove that cordon: kubectl uncordon {node.node_name}."
