@@ -10,6 +10,7 @@ from evenkeel.domain.economics import failure_rates, fleet_request, goodput
 from evenkeel.domain.kueue import (
     configuration,
     hyperpod_cluster_policy,
+    node_manifests,
     plan_events,
     plan_report,
     queue_manifests,
@@ -34,6 +35,9 @@ SCHEMAS: dict[str, tuple[type[BaseModel], ...]] = {
         queue_manifests.ResourceFlavor,
         queue_manifests.WorkloadPriorityClass,
         queue_manifests.Namespace,
+        node_manifests.TopologyManifest,
+        node_manifests.NodeManifest,
+        node_manifests.PodManifest,
     ),
     "quota.hyperpod": (
         hyperpod_cluster_policy.ComputeQuota,

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from evenkeel.domain.kueue.objects import Amounts, Key, Workload
+from evenkeel.domain.kueue.objects import Amounts, Key, TopologyAssignment, Workload
 from evenkeel.domain.kueue.snapshot import ClusterQueueSnapshot
+from evenkeel.domain.kueue.topology_state import PlacementResult, TopologyDemand
 
 
 class FlavorMode(IntEnum):
@@ -38,6 +39,8 @@ class Pending(StrEnum):
     NONE = ""
     WAITING_FOR_PODS_READY = "WaitingForPodsReady"
     """Its quota is free, but pods of admitted workloads are not ready. The flavor search never returns this reason."""
+    TOPOLOGY_PLACEMENT_FAILED = "TopologyPlacementFailed"
+    """Quota is enough, but its pods fit in no domain of the topology, even without other workloads."""
     WAITING_FOR_QUOTA = "WaitingForQuota"
     EXCEEDS_MAX_QUOTA = "ExceedsMaxQuota"
     NO_MATCHING_FLAVOR = "NoMatchingFlavor"
@@ -129,6 +132,10 @@ class Assignment:
     attempts: list[tuple[FlavorAttempt, ...]] = field(default_factory=list)
     """By pod set."""
     progress: FlavorCursor | None = None
+    demands: tuple[TopologyDemand, ...] = ()
+    """The pod sets that need domains of a topology."""
+    topology: tuple[TopologyAssignment | None, ...] = ()
+    """By pod set, the domains; if the workload must preempt, those that it gets afterwards."""
 
     @property
     def contested(self) -> frozenset[Key]:
@@ -139,6 +146,10 @@ class Assignment:
             for resource, choice in choices.items()
             if FlavorMode.NO_FIT < choice.mode < FlavorMode.FIT
         )
+
+    def place(self, result: PlacementResult) -> None:
+        """Record the domains that the pod sets got."""
+        self.topology = tuple(result.assignments.get(index) for index in range(len(self.counts)))
 
     @property
     def flavors(self) -> tuple[dict[str, str], ...]:

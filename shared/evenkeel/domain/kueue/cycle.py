@@ -18,6 +18,7 @@ from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPoli
 from evenkeel.domain.kueue.pending import PendingWorkload
 from evenkeel.domain.kueue.preemption import Victim
 from evenkeel.domain.kueue.snapshot import Snapshot
+from evenkeel.domain.kueue.topology_state import DomainUse, domain_use
 
 
 @dataclass(slots=True)
@@ -37,6 +38,12 @@ class Entry:
         """The quota that the head takes beyond its present use."""
         return {} if self.waiting.workload.has_reservation else self.assignment.use
 
+    @property
+    def domain_use(self) -> tuple[DomainUse, ...]:
+        """The pods of the head in the domains of a topology."""
+        workload = self.waiting.workload
+        return () if workload.has_reservation else domain_use(workload.pod_sets, self.assignment.topology)
+
 
 class _Taken(NamedTuple):
     """Quota that a head of this cycle took; the cycle returns it at its end."""
@@ -45,6 +52,7 @@ class _Taken(NamedTuple):
     amounts: Mapping[Key, int]
     fits: bool
     """Whether the head fits at once. If not, the amounts are only reserved for it."""
+    domain_use: tuple[DomainUse, ...] = ()
 
 
 class SchedulingCycle:
@@ -93,7 +101,7 @@ class SchedulingCycle:
             self._preempted.setdefault(root, {})[victim.workload.workload_id] = victim
         decisions = [self._process(entry) for entry in self._in_order(entries)]
         for taken in reversed(self._taken):
-            taken.quota_node.remove_all(taken.amounts)
+            self._give_back(taken)
         return decisions
 
     def _in_order(self, entries: Mapping[str, Entry]) -> Iterator[Entry]:
@@ -128,6 +136,8 @@ class SchedulingCycle:
             return _decision(entry, Result.BLOCKED, reason, pending=Pending.WAITING_FOR_PODS_READY)
         if _shares_victims(entry, preempted):
             self._recompute(entry, preempted)
+        elif entry.assignment.topology and self._lacks_only_domains(entry, quota_node, preempted):
+            self._nominate_again(entry)
         return (
             self._decide_without_fit(entry, quota_node)
             or self._decide_overtaken(entry, quota_node, preempted)
@@ -144,7 +154,7 @@ class SchedulingCycle:
             return _decision(entry, Result.NO_FIT, _pending_message(assignment), pending=assignment.pending)
         if assignment.verdict is AssignmentMode.PREEMPT and not entry.victims:
             reserved = self._reserve(entry, quota_node)
-            self._take(quota_node, reserved, fits=False)
+            self._take(quota_node, reserved, fits=False, domains=entry.domain_use if self._reserves(entry) else ())
             reason = "The job fits only after preemption, and its queue's policies allow no victim."
             return _decision(entry, Result.NO_CANDIDATES, reason, pending=Pending.WAITING_FOR_QUOTA, reserved=reserved)
         return None
@@ -155,7 +165,7 @@ class SchedulingCycle:
         """Decide about a head whose quota or victims an earlier head took; None if none did."""
         if entry.assignment.verdict is AssignmentMode.DEFERRED:
             entry.progress = None
-            self._take(quota_node, entry.use, fits=False)
+            self._take(quota_node, entry.use, fits=False, domains=entry.domain_use)
             return _decision(entry, Result.DEFERRED, "The job fits when the present evictions have ended.")
         if _shares_victims(entry, preempted):
             reason = "Another job of this cycle already preempts the same victims."
@@ -181,7 +191,7 @@ class SchedulingCycle:
         """Admit a head, or preempt its victims."""
         is_fit = entry.assignment.verdict is AssignmentMode.FIT
         preempted.update((victim.workload_id, victim.admitted) for victim in entry.victims)
-        self._take(quota_node, entry.use, fits=is_fit)
+        self._take(quota_node, entry.use, fits=is_fit, domains=entry.domain_use)
         if is_fit and self._must_wait_for_pods(entry):
             self._waits_for_pods_ready = True
             reason = "The job fits. It waits until the pods of all jobs admitted before it are ready."
@@ -197,11 +207,22 @@ class SchedulingCycle:
 
     # ------------------------------------------------------------ parts of a decision
 
-    def _take(self, quota_node: QuotaNode, amounts: Amounts, *, fits: bool) -> None:
-        """Count quota as used until the end of the cycle."""
-        if amounts:
-            quota_node.add_all(amounts)
-            self._taken.append(_Taken(quota_node, amounts, fits))
+    def _take(self, quota_node: QuotaNode, amounts: Amounts, *, fits: bool, domains: tuple[DomainUse, ...] = ()) -> None:
+        """Count quota and domains as used until the end of the cycle."""
+        if amounts or domains:
+            taken = _Taken(quota_node, amounts, fits, domains)
+            self._take_again(taken)
+            self._taken.append(taken)
+
+    def _take_again(self, taken: _Taken) -> None:
+        taken.quota_node.add_all(taken.amounts)
+        if self._snapshot.topology is not None:
+            self._snapshot.topology.add(taken.domain_use)
+
+    def _give_back(self, taken: _Taken) -> None:
+        taken.quota_node.remove_all(taken.amounts)
+        if self._snapshot.topology is not None:
+            self._snapshot.topology.remove(taken.domain_use)
 
     def _must_wait_for_pods(self, entry: Entry) -> bool:
         """Whether pods of an admitted workload are not ready, and the rules make the head wait for them.
@@ -237,38 +258,57 @@ class SchedulingCycle:
         """Whether the head fits once its own victims and all earlier victims of the cycle are gone."""
         gone = {**preempted, **{victim.workload_id: victim.admitted for victim in entry.victims}}
         if not gone:
-            return quota_node.fits(entry.use)
+            return self._fits_now(entry, quota_node)
         with self._snapshot.without_use_of(gone.values()):
-            fits = quota_node.fits(entry.use)
+            fits = self._fits_now(entry, quota_node)
         if not fits or entry.victims or not self._snapshot.rules.never_overcommits:
             return fits
         # Test the present state too: the victims still hold quota, and the heads that wait for them do not.
         waiting = [taken for taken in self._taken if not taken.fits]
         for taken in reversed(waiting):
-            taken.quota_node.remove_all(taken.amounts)
-        fits = quota_node.fits(entry.use)
+            self._give_back(taken)
+        fits = self._fits_now(entry, quota_node)
         for taken in waiting:
-            taken.quota_node.add_all(taken.amounts)
+            self._take_again(taken)
         return fits
+
+    def _fits_now(self, entry: Entry, quota_node: QuotaNode) -> bool:
+        """Whether the head's quota is available now, and its pods fit in its domains."""
+        topology = self._snapshot.topology
+        return quota_node.fits(entry.use) and (topology is None or topology.fits(entry.domain_use))
+
+    def _lacks_only_domains(self, entry: Entry, quota_node: QuotaNode, preempted: Mapping[str, Admitted]) -> bool:
+        """Whether the head still has its quota, but an earlier head of this cycle took its place in a domain."""
+        gone = {**preempted, **{victim.workload_id: victim.admitted for victim in entry.victims}}
+        with self._snapshot.without_use_of(gone.values()):
+            return quota_node.fits(entry.use) and not self._fits_now(entry, quota_node)
 
     def _recompute(self, entry: Entry, preempted: Mapping[str, Admitted]) -> None:
         """Nominate a head again, on the same flavors, without the victims of earlier heads."""
         with self._snapshot.without(tuple(preempted.values())):
-            entry.assignment, entry.victims = self._nominator.nominate(
-                entry.waiting.workload, None, entry.assignment.flavors
-            )
-        entry.progress = entry.assignment.progress
-        entry.was_recomputed = True
+            self._nominate_again(entry)
         if entry.assignment.verdict is AssignmentMode.FIT:
             entry.assignment.verdict = AssignmentMode.DEFERRED
+
+    def _nominate_again(self, entry: Entry) -> None:
+        """Nominate a head again, on the same flavors, in the present state."""
+        entry.assignment, entry.victims = self._nominator.nominate(
+            entry.waiting.workload, None, entry.assignment.flavors
+        )
+        entry.progress = entry.assignment.progress
+        entry.was_recomputed = True
+
+    def _reserves(self, entry: Entry) -> bool:
+        """Whether capacity is reserved for a head without candidates. Not if its queue may reclaim it from any."""
+        queue = self._snapshot.queue_of(entry.waiting.workload)
+        return queue.spec.preemption.reclaim is not PreemptionPolicy.ANY
 
     def _reserve(self, entry: Entry, quota_node: QuotaNode) -> Amounts:
         """Return the quota to reserve for a head without candidates, so that later heads do not take it.
 
         Nothing if the head's queue may reclaim its quota from any workload.
         """
-        queue = self._snapshot.queue_of(entry.waiting.workload)
-        if queue.spec.preemption.reclaim is PreemptionPolicy.ANY or entry.waiting.workload.has_reservation:
+        if not self._reserves(entry) or entry.waiting.workload.has_reservation:
             return {}
         reserved: Amounts = {}
         for key, amount in entry.assignment.use.items():
@@ -324,6 +364,8 @@ def _pending_message(assignment: Assignment) -> str:
     match assignment.pending:
         case Pending.EXCEEDS_MAX_QUOTA:
             return "The job requests more than its queue could ever use."
+        case Pending.TOPOLOGY_PLACEMENT_FAILED:
+            return "The job's pods fit in no domain of the topology, even without other jobs."
         case Pending.NO_MATCHING_FLAVOR:
             return "No flavor of the job's queue matches its pods."
         case _:

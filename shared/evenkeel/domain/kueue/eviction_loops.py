@@ -65,6 +65,7 @@ def _queue_state(scheduler: Scheduler, name: str, queue: ClusterQueueSnapshot) -
             workload.reserved_at,
             workload.counts,
             [sorted(f.items()) for f in workload.flavors],
+            workload.topology,
         )
         for job, workload in queue.admitted.items()
     )

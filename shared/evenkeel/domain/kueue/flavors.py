@@ -35,6 +35,8 @@ from evenkeel.domain.kueue.objects import (
     Workload,
 )
 from evenkeel.domain.kueue.snapshot import Snapshot
+from evenkeel.domain.kueue.topology import NoPlacementError
+from evenkeel.domain.kueue.topology_state import TopologyState
 
 Simulate = Callable[[Workload, Key, int], tuple[FlavorMode, int]]
 """Returns whether preemption frees this amount of one key, and the borrowing level afterwards."""
@@ -93,6 +95,8 @@ class FlavorAssigner:
         for indexes in members.values():
             pods = [self.workload.pod_sets[index] for index in indexes]
             reasons = {name: why_unfit(name, self.snapshot.flavors.get(name), pods) for name in names}
+            if (topology := self.snapshot.topology) is not None:
+                reasons = {name: topology.why_unfit(self.queue.spec, name, pods) or reasons[name] for name in names}
             groups.append(_Group(tuple(indexes), {name: why for name, why in reasons.items() if why}))
         return tuple(groups)
 
@@ -117,9 +121,50 @@ class FlavorAssigner:
             if assignment.verdict is AssignmentMode.NO_FIT:
                 break
         assignment.progress = FlavorCursor(tuple(tried), self.queue.generation, self.cycle, self.workload.shape)
+        if self.snapshot.topology is not None and assignment.verdict is not AssignmentMode.NO_FIT:
+            self._place(assignment, self.snapshot.topology)
         if assignment.verdict is AssignmentMode.NO_FIT:
             assignment.pending = self._why_pending(assignment)
         return assignment
+
+    def _place(self, assignment: Assignment, topology: TopologyState) -> None:
+        """Find domains for an assignment that has quota, now or after preemption.
+
+        If the pods fit only in empty domains, the workload must preempt. If they do not fit there either, it has NoFit.
+        """
+        pod_sets, counts = self.workload.pod_sets, assignment.counts
+        try:
+            assignment.demands = tuple(topology.demands(self.queue.spec, pod_sets, counts, assignment.flavors))
+        except NoPlacementError as error:
+            self._fail(assignment, 0, "", str(error), Pending.NO_MATCHING_FLAVOR)
+            return
+        if not assignment.demands:
+            return
+        if assignment.verdict is AssignmentMode.FIT:
+            result = topology.place(assignment.demands)
+            if result.failed is None:
+                assignment.place(result)
+                return
+            assignment.verdict = AssignmentMode.PREEMPT
+            _explain(assignment, result.failed.index, result.failed.flavor, result.reason)
+        result = topology.place(assignment.demands, is_empty=True)
+        if result.failed is not None:
+            failed = result.failed
+            self._fail(assignment, failed.index, failed.flavor, result.reason, Pending.TOPOLOGY_PLACEMENT_FAILED)
+            return
+        for demand in assignment.demands:
+            assignment.choices[demand.index] = {
+                resource: choice._replace(mode=FlavorMode.PREEMPT) if choice.mode is FlavorMode.FIT else choice
+                for resource, choice in assignment.choices[demand.index].items()
+            }
+
+    def _fail(self, assignment: Assignment, index: int, flavor: str, why: str, pending: Pending) -> None:
+        """Record that the workload does not fit, because of the topology of one pod set."""
+        assignment.verdict = AssignmentMode.NO_FIT
+        assignment.choices[index] = {
+            resource: choice._replace(mode=FlavorMode.NO_FIT) for resource, choice in assignment.choices[index].items()
+        }
+        _explain(assignment, index, flavor, why, pending)
 
     def _wanted(self, index: int, count: int) -> dict[str, int]:
         requests = self.workload.pod_sets[index].total(count)
@@ -276,7 +321,9 @@ class FlavorAssigner:
         for choices, attempts, pod_set in zip(
             assignment.choices, assignment.attempts, self.workload.pod_sets, strict=False
         ):
-            if choices or not (attempts or pod_set.requests):
+            if any(choice.mode is not FlavorMode.NO_FIT for choice in choices.values()):
+                continue
+            if not (attempts or pod_set.requests):
                 continue
             mildest: dict[int, Pending] = {}
             for number, attempt in enumerate(attempts):
@@ -288,6 +335,19 @@ class FlavorAssigner:
             reasons = mildest.values() if attempts else (Pending.NO_MATCHING_FLAVOR,)
             overall = max(overall, *reasons, key=lambda reason: reason.severity)
         return overall
+
+
+def _explain(assignment: Assignment, index: int, flavor: str, why: str, pending: Pending = Pending.NONE) -> None:
+    """Record why a pod set does not fit in the topology of a flavor; with `pending`, it would not fit there empty."""
+    attempts = assignment.attempts[index]
+    if not any(attempt.flavor == flavor for attempt in attempts):
+        attempts = (*attempts, FlavorAttempt(flavor, FlavorMode.NO_FIT))
+    assignment.attempts[index] = tuple(
+        attempt
+        if attempt.flavor != flavor
+        else attempt._replace(why=why, mode=FlavorMode.NO_FIT if pending else attempt.mode, pending=pending)
+        for attempt in attempts
+    )
 
 
 def _sum_of(wanted: list[dict[str, int]]) -> dict[str, int]:

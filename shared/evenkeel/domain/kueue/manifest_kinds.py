@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from evenkeel.domain.kueue.node_manifests import NodeManifest, PodManifest, TopologyManifest
 from evenkeel.domain.kueue.queue_manifests import (
     API_VERSION,
     ClusterQueue,
@@ -15,9 +16,7 @@ from evenkeel.domain.kueue.queue_manifests import (
 )
 from evenkeel.domain.kueue.workload_manifests import WorkloadManifest
 
-OTHER_KINDS = frozenset(
-    {"AdmissionCheck", "MultiKueueCluster", "MultiKueueConfig", "ProvisioningRequestConfig", "Topology"}
-)
+OTHER_KINDS = frozenset({"AdmissionCheck", "MultiKueueCluster", "MultiKueueConfig", "ProvisioningRequestConfig"})
 """Kueue's kinds that a plan does not use."""
 
 KINDS: dict[str, type[KubernetesManifest]] = {
@@ -29,6 +28,9 @@ KINDS: dict[str, type[KubernetesManifest]] = {
     "PriorityClass": WorkloadPriorityClass,
     "Namespace": Namespace,
     "Workload": WorkloadManifest,
+    "Topology": TopologyManifest,
+    "Node": NodeManifest,
+    "Pod": PodManifest,
 }
 
 

@@ -1,6 +1,7 @@
 """Nomination: find flavors and victims for the head of one queue."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 from evenkeel.domain.kueue import fair_sharing
@@ -9,6 +10,7 @@ from evenkeel.domain.kueue.flavors import FlavorAssigner
 from evenkeel.domain.kueue.objects import Amounts, Key, Workload
 from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, classical_victims, simulate
 from evenkeel.domain.kueue.snapshot import Snapshot, positive
+from evenkeel.domain.kueue.topology_state import TopologyDemand, TopologyState
 
 
 class Nomination(NamedTuple):
@@ -30,19 +32,36 @@ class Nominator:
         """
         self._snapshot = snapshot
         self._cycle = cycle
-        self._victims: dict[tuple[frozenset[tuple[Key, int]], frozenset[Key]], list[Victim]] = {}
-        """The victims of the present workload by (wanted, contested): its simulation and its nomination often agree."""
+        self._victims: dict[tuple[object, ...], list[Victim]] = {}
+        """The victims of the present workload by (wanted, contested, domains): simulation and nomination often agree.
+        """
 
     def nominate(
         self, workload: Workload, progress: FlavorCursor | None, only: tuple[Mapping[str, str], ...] | None = None
     ) -> Nomination:
-        """Find flavors and victims at full size, else at the largest size that can be admitted.
+        """Find flavors, victims and domains at full size, else at the largest size that can be admitted.
 
         Args:
             workload: The head of a queue.
             progress: The flavor at which an earlier scan stopped.
             only: By pod set, the flavors to use; None allows all.
         """
+        nomination = self._nominate(workload, progress, only)
+        assignment = nomination.assignment
+        if assignment.demands and assignment.verdict is AssignmentMode.PREEMPT:
+            self._place_afterwards(nomination)
+        return nomination
+
+    def _place_afterwards(self, nomination: Nomination) -> None:
+        """Find the domains that a workload gets once its victims are gone; without victims, in empty domains."""
+        topology, victims = self._snapshot.topology, nomination.victims
+        assert topology is not None
+        with self._snapshot.without_use_of(victim.admitted for victim in victims):
+            nomination.assignment.place(topology.place(nomination.assignment.demands, is_empty=not victims))
+
+    def _nominate(
+        self, workload: Workload, progress: FlavorCursor | None, only: tuple[Mapping[str, str], ...] | None
+    ) -> Nomination:
         self._victims.clear()
         queue = self._snapshot.queue_of(workload)
         replaced = queue.admitted.get(workload.replaces) if workload.replaces else None
@@ -64,7 +83,8 @@ class Nominator:
         if assignment.verdict is AssignmentMode.FIT:
             return []
         if assignment.verdict is AssignmentMode.PREEMPT:
-            return self._find_victims(workload, positive(assignment.use), assignment.contested) or None
+            use, contested = positive(assignment.use), assignment.contested
+            return self._find_victims(workload, use, contested, assignment.demands) or None
         return None
 
     def _search_smaller(self, assigner: FlavorAssigner, workload: Workload) -> Nomination | None:
@@ -89,10 +109,17 @@ class Nominator:
             return None
         return best[1]
 
-    def _find_victims(self, workload: Workload, wanted: Amounts, contested: frozenset[Key]) -> list[Victim]:
-        name = (frozenset(wanted.items()), contested)
+    def _find_victims(
+        self, workload: Workload, wanted: Amounts, contested: frozenset[Key], demands: tuple[TopologyDemand, ...] = ()
+    ) -> list[Victim]:
+        domains = tuple((demand.index, demand.count, demand.flavor) for demand in demands)
+        name = (frozenset(wanted.items()), contested, domains)
         if name not in self._victims:
-            demand = QuotaDemand(workload, self._snapshot.queue_of(workload), wanted, contested, workload.replaces)
+            topology, queue = self._snapshot.topology, self._snapshot.queue_of(workload)
+            has_domains = None
+            if topology is not None and demands:
+                has_domains = partial(_has_domains, topology, demands)
+            demand = QuotaDemand(workload, queue, wanted, contested, workload.replaces, has_domains)
             find = fair_sharing.fair_victims if self._snapshot.rules.fair_sharing else classical_victims
             self._victims[name] = find(demand, self._snapshot)
         return [*self._victims[name]]
@@ -103,3 +130,7 @@ class Nominator:
         wanted = {key: amount}
         demand = QuotaDemand(workload, self._snapshot.queue_of(workload), wanted, contested, workload.replaces)
         return simulate(demand, key, self._find_victims(workload, wanted, contested), self._snapshot)
+
+
+def _has_domains(topology: TopologyState, demands: tuple[TopologyDemand, ...]) -> bool:
+    return topology.place(demands).failed is None

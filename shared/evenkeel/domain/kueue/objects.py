@@ -216,6 +216,67 @@ class Requirement:
 
 
 @dataclass(frozen=True, slots=True)
+class TopologyNode:
+    """A node that topology-aware placement may choose."""
+
+    name: str
+    labels: Mapping[str, str]
+    allocatable: Mapping[str, int]
+    taints: tuple[Taint, ...] = ()
+    used: Mapping[str, int] = field(default_factory=dict)
+    """Requests of its pods that belong to no workload with a topology assignment."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTopology:
+    """The topology of a flavor: the node labels of its levels, the widest level first, and the flavor's nodes."""
+
+    name: str
+    levels: tuple[str, ...]
+    nodes: tuple[TopologyNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SliceConstraint:
+    """Each `size` pods of a pod set must be in one domain of a level."""
+
+    level: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyRequest:
+    """How near to each other the pods of a pod set must run. Levels are node labels."""
+
+    required: str = ""
+    """All pods must be in one domain of this level."""
+    preferred: str = ""
+    """All pods should be in one domain of this level, else of the lowest level above it that fits them."""
+    unconstrained: bool | None = None
+    """Whether any nodes will do, one by one."""
+    slices: tuple[SliceConstraint, ...] = ()
+    """The widest level first; each size divides the one before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyDomain:
+    """A domain by its label values, and the pods that are placed in it."""
+
+    values: tuple[str, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyAssignment:
+    """The domains of a pod set, as Kueue records them: by node name if the lowest level is a node."""
+
+    flavors: tuple[str, ...]
+    """The flavors whose nodes it uses; one, unless a document names more."""
+    levels: tuple[str, ...]
+    domains: tuple[TopologyDomain, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Flavor:
     """A kind of capacity: the labels and taints of its nodes, and the tolerations that its pods get."""
 
@@ -223,6 +284,8 @@ class Flavor:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     tolerations: tuple[FlavorToleration, ...] = ()
+    topology: NodeTopology | None = None
+    """None if quota alone decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +304,15 @@ class PodSet:
     tolerations: tuple[FlavorToleration, ...] = ()
     group: str = ""
     """Pod sets of the same group get the same flavors."""
+    topology: TopologyRequest | None = None
+    node_requests: Mapping[str, int] | None = None
+    """Requests of one pod on its node, without exclusions and transformations of quota; None if they are the same."""
+
+    @property
+    def needs_of_node(self) -> Mapping[str, int]:
+        """The amounts that one pod takes of its node, its pod slot included."""
+        requests = self.requests if self.node_requests is None else self.node_requests
+        return {**requests, PODS: 1}
 
     def total(self, count: int) -> dict[str, int]:
         """Return the requests of this many pods."""
@@ -311,7 +383,13 @@ class Workload:
     def flavor_needs(self) -> tuple[object, ...]:
         """Equal for workloads whose pods can run on the same flavors."""
         return tuple(
-            (tuple(sorted(pod_set.selector.items())), pod_set.affinity, pod_set.tolerations, pod_set.group)
+            (
+                tuple(sorted(pod_set.selector.items())),
+                pod_set.affinity,
+                pod_set.tolerations,
+                pod_set.group,
+                pod_set.topology and (pod_set.topology, tuple(sorted(pod_set.needs_of_node))),
+            )
             for pod_set in self.pod_sets
         )
 
@@ -343,6 +421,8 @@ class Workload:
         # A workload that is inadmissible shares its decision with no other workload.
         alone = self.workload_id if self.inadmissible_reason else ""
         text = repr((self.priority, pods, self.replaces, alone))
+        if any(pod_set.topology or pod_set.node_requests for pod_set in self.pod_sets):
+            text += repr([(pod_set.topology, pod_set.node_requests) for pod_set in self.pod_sets])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -371,6 +451,8 @@ class Admitted:
     """Whether all its pods are ready. Matters only if the rules block admission until pods are ready."""
     is_pinned: bool = False
     """Whether it can never be preempted."""
+    topology: tuple[TopologyAssignment | None, ...] = ()
+    """By pod set, the domains of its pods; empty without a topology."""
 
     def __post_init__(self) -> None:
         if self.use:

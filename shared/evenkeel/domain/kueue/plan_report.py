@@ -9,7 +9,7 @@ from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.documents import AmountOf, Output, amounts_of
 from evenkeel.domain.kueue.fair_sharing import share_of
-from evenkeel.domain.kueue.objects import Admitted
+from evenkeel.domain.kueue.objects import Admitted, TopologyAssignment
 from evenkeel.domain.kueue.scheduler import Scheduler
 
 _MODES = {
@@ -36,6 +36,22 @@ class ChosenFlavor(Output):
     """Index of the last flavor examined; -1 if it was the last of its list."""
 
 
+class DomainAnswer(Output):
+    """A domain of a topology, and the pods in it."""
+
+    values: tuple[str, ...]
+    """A value for each level."""
+    count: int
+
+
+class TopologyAnswer(Output):
+    """The domains of a pod set: Kueue's TopologyAssignment."""
+
+    levels: tuple[str, ...]
+    """Node labels: the host name alone if the topology ends with it, otherwise all levels."""
+    domains: tuple[DomainAnswer, ...]
+
+
 class PodSetAnswer(Output):
     """The flavors of one pod set."""
 
@@ -44,6 +60,8 @@ class PodSetAnswer(Output):
     """The admitted count; smaller than requested after partial admission."""
     flavors: dict[str, ChosenFlavor]
     """By resource; empty if no flavor was found."""
+    topology: TopologyAnswer | None = None
+    """Its domains; for a job that preempts, those that it gets afterwards. null without a topology."""
 
 
 class VictimAnswer(Output):
@@ -103,7 +121,8 @@ class DecisionAnswer(Output):
     reason: str
     """A sentence."""
     pending: str
-    """NoMatchingFlavor, ExceedsMaxQuota, WaitingForQuota or WaitingForPodsReady; empty otherwise."""
+    """NoMatchingFlavor, ExceedsMaxQuota, WaitingForQuota, TopologyPlacementFailed or WaitingForPodsReady; empty
+    otherwise."""
     level: int
     pod_sets: tuple[PodSetAnswer, ...]
     usage: tuple[AmountOf, ...]
@@ -117,7 +136,7 @@ class DecisionAnswer(Output):
     reserved: tuple[AmountOf, ...]
     """Capacity reserved for it until the cycle ends."""
     recomputed: bool
-    """Whether another job already preempted its victims, so that the cycle decided about it again."""
+    """Whether another job already preempted its victims or took its domains, so that the cycle decided again."""
     considered: tuple[Considered, ...]
     requeue: str
     """none (admitted), active, parked (until a wake-up) or sticky (stays the head)."""
@@ -200,6 +219,7 @@ class AdmittedPodSet(Output):
     name: str
     count: int
     flavors: dict[str, str]
+    topology: TopologyAnswer | None = None
 
 
 class UnqueuedAnswer(Output):
@@ -298,6 +318,7 @@ def decision_of(decision: CycleDecision, evicted_before: frozenset[str], sticky:
                         assignment.choices[index].items() if index < len(assignment.choices) else ()
                     )
                 },
+                topology=_topology_answer(assignment.topology, index),
             )
             for index, (pod_set, count) in enumerate(zip(workload.pod_sets, assignment.counts, strict=True))
         ),
@@ -325,6 +346,14 @@ def decision_of(decision: CycleDecision, evicted_before: frozenset[str], sticky:
         ),
         requeue="sticky" if sticky == workload.workload_id and not is_in else requeue,
     )
+
+
+def _topology_answer(topology: Sequence[TopologyAssignment | None], index: int) -> TopologyAnswer | None:
+    assignment = topology[index] if index < len(topology) else None
+    if assignment is None:
+        return None
+    domains = tuple(DomainAnswer(values=domain.values, count=domain.count) for domain in assignment.domains)
+    return TopologyAnswer(levels=assignment.levels, domains=domains)
 
 
 def _considered(pod_set: str, attempt: FlavorAttempt) -> Considered:
@@ -418,9 +447,14 @@ def _admitted(workload: Admitted) -> AdmittedAnswer:
         at=workload.reserved_at,
         evicted=workload.is_evicted,
         pod_sets=tuple(
-            AdmittedPodSet(name=pod_set.name, count=count, flavors=dict(sorted(flavors.items())))
-            for pod_set, flavors, count in zip(
-                workload.workload.pod_sets, workload.flavors, workload.counts, strict=True
+            AdmittedPodSet(
+                name=pod_set.name,
+                count=count,
+                flavors=dict(sorted(flavors.items())),
+                topology=_topology_answer(workload.topology, index),
+            )
+            for index, (pod_set, flavors, count) in enumerate(
+                zip(workload.workload.pod_sets, workload.flavors, workload.counts, strict=True)
             )
         ),
         usage=amounts_of(workload.use),

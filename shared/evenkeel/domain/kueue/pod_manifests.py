@@ -10,6 +10,7 @@ from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.documents import Document, Quantity
 from evenkeel.domain.kueue.objects import Requirement
 from evenkeel.domain.kueue.queue_manifests import Expression, PodToleration
+from evenkeel.domain.kueue.topology_manifests import PodTemplateMetadata
 
 
 class ContainerResources(Document):
@@ -149,5 +150,5 @@ def add_amounts(to: dict[str, Fraction], amounts: Mapping[str, Fraction]) -> Non
 class PodTemplate(Document):
     """`PodTemplateSpec` of Kubernetes."""
 
-    ignored_fields: ClassVar[frozenset[str]] = frozenset({"metadata"})
+    metadata: PodTemplateMetadata = Field(default_factory=PodTemplateMetadata)
     spec: PodSpec = Field(default_factory=PodSpec)

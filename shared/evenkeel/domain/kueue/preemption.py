@@ -72,6 +72,8 @@ class QuotaDemand:
     """The keys that need preemption."""
     replaced: str = ""
     """The slice that the workload replaces. It is never a victim."""
+    has_domains: Callable[[], bool] | None = None
+    """Whether its pods fit in the topology now; None without a topology."""
 
 
 def fits(demand: QuotaDemand, *, may_borrow: bool) -> bool:
@@ -82,7 +84,7 @@ def fits(demand: QuotaDemand, *, may_borrow: bool) -> bool:
             return False
         if amount > quota_node.free(key):
             return False
-    return True
+    return demand.has_domains is None or demand.has_domains()
 
 
 def order_key(

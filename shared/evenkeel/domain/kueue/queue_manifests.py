@@ -281,6 +281,7 @@ class ResourceFlavorSpec(Document):
     node_labels: dict[str, str] = {}
     node_taints: tuple[NodeTaint, ...] = ()
     tolerations: tuple[PodToleration, ...] = ()
+    topology_name: str = ""
 
 
 class ResourceFlavor(KubernetesManifest):

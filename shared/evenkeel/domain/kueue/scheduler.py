@@ -314,7 +314,17 @@ class Scheduler:
             queue.generation += 1
         use = {} if workload.replaces else dict(assignment.use)  # the use of a slice counts only the difference
         is_ready = not self.rules.blocks_until_ready
-        self._hold(Admitted(workload, assignment.flavors, assignment.counts, now, use=use, is_ready=is_ready))
+        self._hold(
+            Admitted(
+                workload,
+                assignment.flavors,
+                assignment.counts,
+                now,
+                use=use,
+                is_ready=is_ready,
+                topology=assignment.topology,
+            )
+        )
 
 
 def _declarations_by_queue(snapshot: Snapshot, cohorts: Iterable[Cohort]) -> dict[str, frozenset[str]]:

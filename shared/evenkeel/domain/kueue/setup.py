@@ -4,6 +4,7 @@ A quota document has one of three formats, recognised by its fields: Kueue's man
 (`ComputeQuotaTarget`, `SchedulerConfig`, `InstanceGroups`), and the short form (`queues`).
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -14,6 +15,7 @@ from evenkeel.domain.kueue import (
     feature_gates,
     hyperpod_cluster_policy,
     manifest_kinds,
+    node_manifests,
     queue_manifests,
     short_form,
     workload_manifests,
@@ -24,6 +26,7 @@ from evenkeel.domain.kueue.objects import (
     Admitted,
     Cohort,
     Flavor,
+    NodeTopology,
     Queue,
     StopPolicy,
     Workload,
@@ -75,6 +78,11 @@ class QuotaDocuments:
     namespaces: dict[str, dict[str, str]] = field(default_factory=dict)
     cluster_queues: dict[str, queue_manifests.ClusterQueue] = field(default_factory=dict)
     """ClusterQueue manifests by name, for their namespace selectors."""
+    topologies: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By name of a Topology: the node labels of its levels."""
+    topology_by_flavor: dict[str, str] = field(default_factory=dict)
+    nodes: dict[str, node_manifests.NodeManifest] = field(default_factory=dict)
+    pods: dict[tuple[str, str], node_manifests.PodManifest] = field(default_factory=dict)
     instance_groups: list[hyperpod_cluster_policy.InstanceGroup] = field(default_factory=list)
     shares_idle: bool = False
     read_warnings: ReadWarnings = field(default_factory=ReadWarnings)
@@ -105,6 +113,10 @@ class QuotaDocuments:
         for gate, is_on in self.configuration.feature_gates.items():
             if gate == "PartialAdmission":
                 self.rules = self.rules._replace(partial_admission=is_on)
+            elif gate == "TASProfileMixed":
+                self.rules = self.rules._replace(least_free_capacity=is_on)
+            elif gate == "TopologyAwareScheduling":
+                self.rules = self.rules._replace(follows_topology=is_on)
             elif gate not in feature_gates.DEFAULT_ON | feature_gates.DEFAULT_OFF:
                 self.read_warnings.warn(where, f"featureGates.{gate}: Kueue has no such gate up to version 0.20")
             elif is_on != (gate in feature_gates.DEFAULT_ON):
@@ -156,12 +168,27 @@ class QuotaDocuments:
                 self._check(self.cohorts[name], where)
             case queue_manifests.ResourceFlavor():
                 self.flavors[name] = document.to_flavor()
+                self.topology_by_flavor.pop(name, None)
+                if document.spec.topology_name:
+                    self.topology_by_flavor[name] = document.spec.topology_name
             case queue_manifests.LocalQueue():
                 self.local_queues[(document.metadata.namespace, name)] = document
             case queue_manifests.WorkloadPriorityClass():
                 self.priorities[name] = document.value
             case queue_manifests.Namespace():
                 self.namespaces[name] = document.labels
+            case _:
+                self._add_node_manifest(document)
+
+    def _add_node_manifest(self, document: queue_manifests.KubernetesManifest) -> None:
+        name = document.metadata.name
+        match document:
+            case node_manifests.TopologyManifest():
+                self.topologies[name] = document.levels
+            case node_manifests.NodeManifest():
+                self.nodes[name] = document
+            case node_manifests.PodManifest():
+                self.pods[(document.metadata.namespace, name)] = document
 
     def _add_hyperpod(self, raw: Mapping[str, Any], where: str) -> None:
         file, name = where, raw.get("Name", "")
@@ -227,7 +254,47 @@ class QuotaDocuments:
             queues = [self._with_flavors(queue, flavors) for queue in queues]
         else:
             flavors = {name: Flavor(name) for name in sorted(used)} | flavors
+        if self.follows_topology:
+            queues = [self._with_topologies(queue) for queue in queues]
+            flavors |= self._flavors_with_topology(flavors)
+        elif self.topology_by_flavor and self.rules.follows_topology:
+            names = ", ".join(sorted(self.topology_by_flavor))
+            self.read_warnings.warn("topology", f"no file has a Node, so the topologies of {names} are ignored")
         return queues, list(self.cohorts.values()), list(flavors.values())
+
+    @property
+    def follows_topology(self) -> bool:
+        """Whether topologies are part of the plan: a flavor has one, and a Node is declared."""
+        return bool(self.topology_by_flavor) and bool(self.nodes) and self.rules.follows_topology
+
+    def _with_topologies(self, queue: Queue) -> Queue:
+        missing = [
+            f"there is no Topology {topology} for its flavor {flavor.flavor}"
+            for group in queue.groups
+            for flavor in group.flavors
+            if (topology := self.topology_by_flavor.get(flavor.flavor)) and topology not in self.topologies
+        ]
+        return replace(queue, inactive=queue.inactive or missing[0]) if missing else queue
+
+    def _flavors_with_topology(self, flavors: Mapping[str, Flavor]) -> dict[str, Flavor]:
+        """Return the flavors that have a topology, with the nodes of each."""
+        used: dict[str, Counter[str]] = {}
+        for pod in self.pods.values():
+            used.setdefault(pod.spec.node_name, Counter()).update(pod.takes_of_node)
+        nodes = {
+            name: (node, node.to_node(used.get(name, {}))) for name, node in self.nodes.items() if node.may_take_pods
+        }
+        with_topology = {}
+        for name, topology in self.topology_by_flavor.items():
+            flavor, levels = flavors[name], self.topologies.get(topology, ())
+            members = tuple(node for manifest, node in nodes.values() if manifest.matches(flavor.labels, levels))
+            if levels:
+                with_topology[name] = replace(flavor, topology=NodeTopology(topology, levels, members))
+                if not members:
+                    self.read_warnings.warn(
+                        f"ResourceFlavor/{name}", f"no ready Node has its labels and each level of {topology}"
+                    )
+        return with_topology
 
     def _with_flavors(self, queue: Queue, flavors: Mapping[str, Flavor]) -> Queue:
         missing = [flavor.flavor for group in queue.groups for flavor in group.flavors if flavor.flavor not in flavors]
@@ -320,6 +387,7 @@ class QuotaDocuments:
         where = f"{where}: Workload/{meta.get('name', '') if isinstance(meta, dict) else ''}"
         document = self.read_warnings.read(workload_manifests.WorkloadManifest, raw, where)
         spec, namespace = document.spec, document.metadata.namespace
+        self._report_topology(document, where)
         priority = self._priority(document.class_name, where) if spec.priority is None else spec.priority
         local = self._local_queue(namespace, spec.queue_name)
         sub_weight = queue_manifests.weight_of(local.spec.fair_sharing) if local else 1.0
@@ -369,6 +437,21 @@ class QuotaDocuments:
         ):
             not_before = float("inf")  # no document states the end of the backoff
         return DeclaredJob(workload, None, not_before, unqueued, document.missed)
+
+    def _report_topology(self, document: workload_manifests.WorkloadManifest, where: str) -> None:
+        """Warn of a topology request or assignment that the plan cannot follow."""
+        if not self.follows_topology:
+            if any(pods.requested_topology and pods.requested_topology.to_request() for pods in document.spec.pod_sets):
+                self.read_warnings.warn(
+                    where, "its topology request is ignored: no flavor has a topology, or no file has a Node"
+                )
+            return
+        admission = document.status.admission
+        for assigned in admission.pod_set_assignments if admission and document.holds_quota else ():
+            if assigned.topology_assignment is None and self.topology_by_flavor.keys() & set(assigned.flavors.values()):
+                self.read_warnings.warn(
+                    where, f"pod set {assigned.name} has no topologyAssignment: its pods count on no node"
+                )
 
     def stop_of(self, workload: Workload) -> StopPolicy:
         """Return the stop policy of the LocalQueue of a workload."""

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from evenkeel.domain.kueue.capacity import QuotaNode, Tree
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Flavor, Key, Queue, ResourceGroup, Workload
 from evenkeel.domain.kueue.recent_use import Decay
+from evenkeel.domain.kueue.topology_state import TopologyState, domain_use
 
 
 class Rules(NamedTuple):
@@ -51,6 +52,10 @@ class Rules(NamedTuple):
 
     It concerns two workloads of one queue that orders by recent use. Kueue's rule, with admission fair sharing.
     """
+    follows_topology: bool = True
+    """Whether flavors have topologies. Kueue's gate `TopologyAwareScheduling`."""
+    least_free_capacity: bool = True
+    """Whether pods without topology constraints go to small domains first. Kueue's gate `TASProfileMixed`."""
 
 
 @dataclass(slots=True)
@@ -85,6 +90,8 @@ class Snapshot:
         """By pair of workloads: when one of them last preempted the other."""
         self.recent_use: dict[str, Callable[[str, float], float]] = {}
         """By queue that orders by recent use: returns the use of a sub-queue, divided by its weight."""
+        self.topology = TopologyState.of(flavors, least_free_capacity=rules.least_free_capacity)
+        """None if no flavor has a topology."""
         self._cached: dict[tuple[str, tuple[object, ...]], Any] = {}
 
     def queue_of(self, workload: Workload) -> ClusterQueueSnapshot:
@@ -96,12 +103,16 @@ class Snapshot:
         queue = self.queue_of(admitted.workload)
         queue.admitted[admitted.workload.workload_id] = admitted
         queue.quota_node.add_all(admitted.use)
+        if self.topology is not None:
+            self.topology.add(domain_use(admitted.workload.pod_sets, admitted.topology))
 
     def release(self, admitted: Admitted) -> None:
         """Remove a workload and its use from its queue."""
         queue = self.queue_of(admitted.workload)
         del queue.admitted[admitted.workload.workload_id]
         queue.quota_node.remove_all(admitted.use)
+        if self.topology is not None:
+            self.topology.remove(domain_use(admitted.workload.pod_sets, admitted.topology))
 
     @contextmanager
     def without(self, workloads: Sequence[Admitted]) -> Any:
@@ -120,11 +131,15 @@ class Snapshot:
         gone = tuple(workloads)
         for workload in gone:
             self.queue_of(workload.workload).quota_node.remove_all(workload.use)
+            if self.topology is not None:
+                self.topology.remove(domain_use(workload.workload.pod_sets, workload.topology))
         try:
             yield
         finally:
             for workload in gone:
                 self.queue_of(workload.workload).quota_node.add_all(workload.use)
+                if self.topology is not None:
+                    self.topology.add(domain_use(workload.workload.pod_sets, workload.topology))
 
     def protects(self, workload: Workload, admitted: Admitted) -> bool:
         """Whether Evenkeel's own switches protect an admitted workload from preemption by a pending one."""

@@ -7,18 +7,13 @@ from pydantic import Field
 from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.configuration import ResourceRules
 from evenkeel.domain.kueue.documents import Document, Instant, Quantity, WholeNumber, seconds
-from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, PodSet, Workload
+from evenkeel.domain.kueue.objects import PODS, Admitted, Amounts, PodSet, TopologyAssignment, Workload
 from evenkeel.domain.kueue.pod_manifests import PodTemplate
 from evenkeel.domain.kueue.queue_manifests import DEFAULT_NAMESPACE, KubernetesManifest
+from evenkeel.domain.kueue.topology_manifests import TopologyAssignmentManifest, TopologyRequestManifest
 
 REPLACES = "kueue.x-k8s.io/workload-slice-replacement-for"
 """Annotation of a larger slice: namespace/name of the slice that it replaces."""
-
-
-class TopologyRequest(Document):
-    """`Workload.spec.podSets[].topologyRequest`."""
-
-    pod_set_group_name: str | None = None
 
 
 class PodSetManifest(Document):
@@ -28,7 +23,12 @@ class PodSetManifest(Document):
     count: WholeNumber = Field(1, ge=0)
     min_count: WholeNumber | None = Field(None, ge=0)
     template: PodTemplate = Field(default_factory=PodTemplate)
-    topology_request: TopologyRequest | None = None
+    topology_request: TopologyRequestManifest | None = None
+
+    @property
+    def requested_topology(self) -> TopologyRequestManifest | None:
+        """The topology request. Without one, the annotations of the template make it, as in Kueue's job controllers."""
+        return self.topology_request or self.template.metadata.topology_request()
 
 
 class PriorityClassRef(Document):
@@ -68,6 +68,7 @@ class PodSetAssignment(Document):
     flavors: dict[str, str] = {}
     resource_usage: dict[str, Quantity] | None = None
     count: WholeNumber | None = None
+    topology_assignment: TopologyAssignmentManifest | None = None
 
 
 class Admission(Document):
@@ -228,16 +229,19 @@ class WorkloadManifest(KubernetesManifest):
         )
 
     def _to_pod_set(self, pods: PodSetManifest, rules: ResourceRules) -> PodSet:
-        spec = pods.template.spec
+        spec, requested = pods.template.spec, pods.requested_topology
+        requests = spec.requests()
         return PodSet(
             pods.name,
             max(0, pods.count - self.reclaimed(pods.name)),  # finished pods need no quota, now or later
-            rules.counted(spec.requests()),
+            rules.counted(requests),
             pods.min_count,
             spec.node_selector,
             spec.terms(),
             tuple(toleration.to_toleration() for toleration in spec.tolerations),
-            (pods.topology_request.pod_set_group_name or "") if pods.topology_request else "",
+            (requested.pod_set_group_name or "") if requested else "",
+            requested.to_request() if requested else None,
+            ResourceRules().counted(requests) if rules.excluded or rules.transformations else None,
         )
 
     def to_admitted(self, workload: Workload) -> Admitted:
@@ -246,6 +250,7 @@ class WorkloadManifest(KubernetesManifest):
         assert admission is not None
         by_name = {assignment.name: assignment for assignment in admission.pod_set_assignments}
         flavors, counts = [], []
+        topology: list[TopologyAssignment | None] = []
         use: Amounts = {}
         for pod_set, pods in zip(workload.pod_sets, self.spec.pod_sets, strict=True):
             pod_set_assignment = by_name.get(pod_set.name, PodSetAssignment(name=pod_set.name))
@@ -253,6 +258,10 @@ class WorkloadManifest(KubernetesManifest):
             count = min(admitted, pod_set.count)
             flavors.append(pod_set_assignment.flavors)
             counts.append(count)
+            recorded = pod_set_assignment.topology_assignment
+            topology.append(
+                recorded.to_assignment(tuple(sorted(set(pod_set_assignment.flavors.values())))) if recorded else None
+            )
             for resource, flavor in pod_set_assignment.flavors.items():
                 key = (flavor, resource)
                 use[key] = use.get(key, 0) + _used(pod_set_assignment, pod_set, resource, admitted, count)
@@ -267,6 +276,7 @@ class WorkloadManifest(KubernetesManifest):
             use,
             is_started=self.is_started,
             is_ready=self.condition("PodsReady") is not None,
+            topology=tuple(topology) if any(topology) else (),
         )
 
 

@@ -14,7 +14,6 @@ from evenkeel.domain.kueue.objects import (
     Cohort,
     Flavor,
     FlavorQuotas,
-    Key,
     PodSet,
     PreemptionPolicy,
     PreemptionRules,
@@ -75,7 +74,7 @@ def _workload(dice: random.Random, number: int, queue: str, gpus: int) -> Worklo
     )
 
 
-class _Forgetful(dict[tuple[frozenset[tuple[Key, int]], frozenset[Key]], list[Victim]]):
+class _Forgetful(dict[tuple[object, ...], list[Victim]]):
     """Claims to hold nothing, so that each search is made again."""
 
     def __contains__(self, name: object) -> bool:
