@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 from evenkeel.domain.kueue.documents import DocumentError, seconds
 from evenkeel.domain.kueue.manifest_kinds import NO_JOBS, expanded, is_other_kind
 from evenkeel.domain.kueue.plan_events import Events
-from evenkeel.domain.kueue.plan_report import Considered, CycleAnswer, DecisionAnswer, NodeAnswer, Plan, decision_of
+from evenkeel.domain.kueue.plan_report import (
+    Considered,
+    CycleAnswer,
+    DecisionAnswer,
+    NodeAnswer,
+    Plan,
+    TopologyAnswer,
+    decision_of,
+)
 from evenkeel.domain.kueue.quantities import short_text
 from evenkeel.domain.kueue.replay import Replay
 from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
@@ -22,6 +30,9 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 _FIRST_UNIX_TIME = 10**8
 """Seconds, in 1973: a smaller instant counts from a beginning of the files' own."""
+
+_MAX_DOMAINS = 4
+"""Most domains of a pod set that a table names."""
 
 
 def run(
@@ -102,11 +113,20 @@ def _flavor_text(answer: DecisionAnswer) -> str:
     return (
         " ".join(
             f"{pods.name}×{pods.count}:{','.join(sorted({chosen.flavor for chosen in pods.flavors.values()}))}"
+            f"{_domain_text(pods.topology)}"
             for pods in answer.pod_sets
             if pods.flavors
         )
         or "–"
     )
+
+
+def _domain_text(topology: TopologyAnswer | None) -> str:
+    if topology is None:
+        return ""
+    names = ["/".join(domain.values) for domain in topology.domains]
+    more = f" and {len(names) - _MAX_DOMAINS} more" if len(names) > _MAX_DOMAINS else ""
+    return f"@{','.join(names[:_MAX_DOMAINS])}{more}"
 
 
 def _reason_text(answer: DecisionAnswer) -> str:
@@ -213,7 +233,7 @@ def draw_why(out: Printer, why: "Why") -> None:
             Column("MODE", attrgetter("mode")),
             Column(
                 "WEIGHED",
-                lambda decision: _comparison_text(decision) or decision.why or decision.pending,
+                lambda decision: decision.why or _comparison_text(decision) or decision.pending,
                 may_shrink=True,
             ),
         ]

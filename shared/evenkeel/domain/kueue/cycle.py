@@ -207,7 +207,9 @@ class SchedulingCycle:
 
     # ------------------------------------------------------------ parts of a decision
 
-    def _take(self, quota_node: QuotaNode, amounts: Amounts, *, fits: bool, domains: tuple[DomainUse, ...] = ()) -> None:
+    def _take(
+        self, quota_node: QuotaNode, amounts: Amounts, *, fits: bool, domains: tuple[DomainUse, ...] = ()
+    ) -> None:
         """Count quota and domains as used until the end of the cycle."""
         if amounts or domains:
             taken = _Taken(quota_node, amounts, fits, domains)

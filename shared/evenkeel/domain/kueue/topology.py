@@ -186,7 +186,7 @@ def _resolve(
     if levels.index(level) > levels.index(slice_level):
         raise NoPlacementError(f"podset slice topology {slice_level} is above the podset topology {level}")
     if constraints and count % constraints[0].size:
-        raise NoPlacementError(f"{count} pods are not whole slices of {constraints[0].size}")
+        raise NoPlacementError(f"the count {count} is not a multiple of the slice size {constraints[0].size}")
     names_domain = request is not None and bool(request.required or request.preferred)
     is_unconstrained = request is None or bool(request.unconstrained) or (bool(constraints) and not names_domain)
     return _Want(

@@ -41,7 +41,7 @@ def a_tree(nodes: Json, levels: tuple[str, ...] = LEVELS, name: str = "f") -> Fl
 
 
 def a_node(name: str, facts: Json | str, levels: tuple[str, ...]) -> TopologyNode:
-    given = facts if isinstance(facts, dict) else {"at": facts, "has": {"gpu": 8, PODS: 110}}
+    given: Json = facts if isinstance(facts, dict) else {"at": facts, "has": {"gpu": 8, PODS: 110}}
     labels = dict(zip(levels, given["at"].split("/"), strict=True))
     taints = []
     for text in given.get("taints", ()):
@@ -161,7 +161,7 @@ def test_best_fit_keeps_large_domains_free() -> None:
 def test_pods_that_are_no_whole_slices_have_no_place() -> None:
     pods = {"count": 3, "needs": {"gpu": 1}, "request": {"required": "block", "slices": [["rack", 2]]}}
 
-    assert why_not(place(a_tree(RACKS), pods)) == "3 pods are not whole slices of 2"
+    assert why_not(place(a_tree(RACKS), pods)) == "the count 3 is not a multiple of the slice size 2"
 
 
 @pytest.mark.parametrize(
