@@ -70,6 +70,10 @@ class RecordingTelemetry:
         check_declared(name, "Count", dimensions)
         self.metrics.append(RecordedMetric(name, value, "Count", dimensions))
 
+    def gauge(self, name: str, value: float, **dimensions: str) -> None:
+        check_declared(name, "None", dimensions)
+        self.metrics.append(RecordedMetric(name, value, "None", dimensions))
+
     def seconds(self, name: str, value: float, **dimensions: str) -> None:
         check_declared(name, "Seconds", dimensions)
         self.metrics.append(RecordedMetric(name, value, "Seconds", dimensions))

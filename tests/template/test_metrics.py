@@ -100,6 +100,10 @@ def environment_of(function: str) -> dict[str, str]:
     return {name: str(value) for name, value in document.items() if value is not None} | LAMBDA
 
 
+METHODS = {"Count": "count", "Seconds": "seconds", "None": "gauge"}
+"""Unit → the method of the telemetry that emits it."""
+
+
 def emitted(
     function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[tuple[Series, str]]:
@@ -111,7 +115,7 @@ def emitted(
     telemetry = World(Settings.from_environment(os.environ)).telemetry
     capsys.readouterr()
     for metric in METRICS.values():
-        emit = telemetry.count if metric.unit == "Count" else telemetry.seconds
+        emit = getattr(telemetry, METHODS[metric.unit])
         chosen = next((candidate for candidate in VALUES if candidate[0] == metric.name), None)
         for value in VALUES[chosen] if chosen else ("any",):
             emit(metric.name, 1.0, **dict.fromkeys(metric.dimensions, str(value)))
@@ -348,17 +352,17 @@ class Emission(NamedTuple):
 
 
 def emissions() -> Iterator[Emission]:
-    """Yield every call of `telemetry.count` and `telemetry.seconds` in the product's code."""
+    """Yield every call of a method in `METHODS` in the product's code."""
     for path in sorted([*(ROOT / "shared" / "evenkeel").rglob("*.py"), *(ROOT / "functions").rglob("*.py")]):
         module = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(module):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
-                and node.func.attr in ("count", "seconds")
+                and node.func.attr in METHODS.values()
                 and "telemetry" in ast.unparse(node.func.value)
             ):
-                unit = "Count" if node.func.attr == "count" else "Seconds"
+                unit = next(unit for unit, method in METHODS.items() if method == node.func.attr)
                 names = frozenset(word.arg or "**" for word in node.keywords if word.arg != "value")
                 for pattern in _patterns(node.args[0], module):
                     yield Emission(f"{path.name}:{node.lineno}", pattern, unit, names)

@@ -18,6 +18,8 @@ class Unit(StrEnum):
 
     COUNT = "Count"
     SECONDS = "Seconds"
+    NONE = "None"
+    """For amounts without a unit of CloudWatch, such as money."""
 
 
 class Metric(NamedTuple):
@@ -34,7 +36,7 @@ class UndeclaredMetric(ValueError):
     """The code emits a metric that is not declared."""
 
 
-_COUNT, _SECONDS = Unit.COUNT, Unit.SECONDS
+_COUNT, _SECONDS, _NONE = Unit.COUNT, Unit.SECONDS, Unit.NONE
 
 METRICS = {
     metric.name: metric
@@ -134,8 +136,8 @@ METRICS = {
         Metric("RentalsStarted", _COUNT, (), "A rental began."),
         Metric("RentalsReady", _COUNT, (), "All nodes of a rental are ready."),
         Metric("RentalsEnded", _COUNT, (), "A rental ended."),
-        Metric("RentalUsdPerHour", _COUNT, (), "Cost of all open rentals now, in US dollars an hour."),
-        Metric("RentalCapUsdPerHour", _COUNT, (), "The policy's cap on that cost, in US dollars an hour."),
+        Metric("RentalUsdPerHour", _NONE, (), "Cost of all open rentals now, in US dollars an hour."),
+        Metric("RentalCapUsdPerHour", _NONE, (), "The policy's cap on that cost, in US dollars an hour."),
         Metric("RentalCostUsd", _COUNT, (), "Cost of an ended rental in US dollars."),
         Metric("RentalReadySeconds", _SECONDS, (), "From a rental's beginning until its nodes are ready."),
         Metric("CapacityUnavailable", _COUNT, ("market",), "A market had no capacity."),

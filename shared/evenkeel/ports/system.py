@@ -30,6 +30,10 @@ class Telemetry(Protocol):
         """Emit a count."""
         ...
 
+    def gauge(self, name: str, value: float, **dimensions: str) -> None:
+        """Emit an amount as it is now, without a unit."""
+        ...
+
     def seconds(self, name: str, value: float, **dimensions: str) -> None:
         """Emit a duration in seconds."""
         ...

@@ -51,6 +51,9 @@ class LambdaTelemetry:
     def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
         self._emit(name, Unit.COUNT, value, dimensions)
 
+    def gauge(self, name: str, value: float, **dimensions: str) -> None:
+        self._emit(name, Unit.NONE, value, dimensions)
+
     def seconds(self, name: str, value: float, **dimensions: str) -> None:
         self._emit(name, Unit.SECONDS, value, dimensions)
 

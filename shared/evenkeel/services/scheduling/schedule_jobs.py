@@ -122,8 +122,8 @@ def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJ
 def _measure_rental_cost(loaded: LoadedCycle, context: Context) -> None:
     """Emit the cost of all open rentals, with the cap on it."""
     rental_cost = sum(allocation.micros_per_hour for allocation in loaded.snapshot.rented.allocations)
-    context.telemetry.count("RentalUsdPerHour", rental_cost / money.MICROS_PER_USD)
-    context.telemetry.count(
+    context.telemetry.gauge("RentalUsdPerHour", rental_cost / money.MICROS_PER_USD)
+    context.telemetry.gauge(
         "RentalCapUsdPerHour", context.policy.burst.fleet_cap_micros_per_hour / money.MICROS_PER_USD
     )
 

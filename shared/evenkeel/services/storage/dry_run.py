@@ -89,6 +89,9 @@ class NullTelemetry:
     def count(self, name: str, value: float = 1.0, **dimensions: str) -> None:
         del name, value, dimensions
 
+    def gauge(self, name: str, value: float, **dimensions: str) -> None:
+        del name, value, dimensions
+
     def seconds(self, name: str, value: float, **dimensions: str) -> None:
         del name, value, dimensions
 
