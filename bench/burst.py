@@ -572,7 +572,9 @@ class BurstSimulation:
             team_cap_micros_per_hour=self.caps[0],
             fleet_cap_micros_per_hour=self.caps[1],
         )
-        return PlacementFacts(job=waiting, candidates=tuple(candidates), spending=spending, terms=TERMS, now=moment)
+        return PlacementFacts(
+            job=waiting, candidates=tuple(candidates), spending=spending, risk_limits=TERMS, now=moment
+        )
 
     def _migrate_back(self, now: float) -> None:
         """Migrate jobs from rented to free committed nodes, the dearest rentals first."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from evenkeel.domain.elastic.sizes import ElasticTerms
+from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.elastic.throughput import SizeThroughput
 from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.unmanaged_workloads import PodRecreation, UnmanagedPod
@@ -108,7 +108,7 @@ class ElasticScenario:
         self.size = dice.choice((4, 5, 6, 8))
         """Nodes of the fleet: on fewer there is little to grow to."""
         self.mode = "act" if dice.random() < _ACTS else world.mode
-        self.terms = ElasticTerms(
+        self.terms = ElasticPolicy(
             resize_seconds=dice.choice((1, 3)),
             snooze_seconds=dice.choice((5, 20)),
             backoff_seconds=dice.choice((30, 60)),

@@ -52,8 +52,8 @@ def test_boolean_in_a_team_is_found() -> None:
 
 
 def test_boolean_in_a_policy_is_refused() -> None:
-    with pytest.raises(PolicyError, match=r"scheduling\.headsPerCycle: must be a number"):
-        changed(Policy(), {"scheduling": {"headsPerCycle": True, "spareNodes": {"p5": True}}})
+    with pytest.raises(PolicyError, match=r"scheduling\.jobsPerPage: must be a number"):
+        changed(Policy(), {"scheduling": {"jobsPerPage": True, "spareNodes": {"p5": True}}})
 
 
 def numbers(model: type[BaseModel], document: Any, place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

@@ -412,11 +412,11 @@ def test_every_field_of_a_section_has_bounds() -> None:
 
 
 @pytest.mark.parametrize("heads", [0, -1, 100_000])
-def test_heads_per_cycle_has_bounds(site: Gateway, heads: int) -> None:
-    refused = give(site, {"scheduling": {"headsPerCycle": heads}})
+def test_jobs_per_page_has_bounds(site: Gateway, heads: int) -> None:
+    refused = give(site, {"scheduling": {"jobsPerPage": heads}})
 
     assert code(refused) == (400, "VALIDATION_FAILED")
-    assert "scheduling.headsPerCycle" in refused.document["detail"]
+    assert "scheduling.jobsPerPage" in refused.document["detail"]
     assert stored(site) is None
 
 

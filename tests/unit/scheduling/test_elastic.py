@@ -19,7 +19,7 @@ from evenkeel.domain.elastic.grow_shrink import (
     plan_growth,
     plan_shrink,
 )
-from evenkeel.domain.elastic.sizes import ElasticJob, ElasticTerms, Sizes
+from evenkeel.domain.elastic.sizes import ElasticJob, ElasticPolicy, Sizes
 from evenkeel.domain.elastic.throughput import SizeThroughput, Throughput, known_throughput
 from tests.unit.scheduling.markets import NOW, at
 
@@ -110,10 +110,10 @@ def test_no_job_grows_while_another_waits() -> None:
 
 
 def test_scaling_timeout_holds_for_cheap_resizes() -> None:
-    terms = ElasticTerms(scaling_timeout_seconds=600)
+    policy = ElasticPolicy(scaling_timeout_seconds=600)
 
-    assert plan_growth(grow_facts(a_job(resize_seconds=1), idle=8 * 599, terms=terms)).resizes == ()
-    assert plan_growth(grow_facts(a_job(resize_seconds=1), idle=8 * 600, terms=terms)).resizes != ()
+    assert plan_growth(grow_facts(a_job(resize_seconds=1), idle=8 * 599, policy=policy)).resizes == ()
+    assert plan_growth(grow_facts(a_job(resize_seconds=1), idle=8 * 600, policy=policy)).resizes != ()
 
 
 def test_higher_priority_grows_first_and_one_at_a_time() -> None:
@@ -190,7 +190,7 @@ def test_measured_throughput_is_never_mixed_with_declared() -> None:
 
 def test_growth_backoff_doubles_up_to_a_limit() -> None:
     pauses = [
-        (growth_backoff_until(a_job(growth_failed_at=NOW, failed_growths=n), ElasticTerms()) - NOW).total_seconds()
+        (growth_backoff_until(a_job(growth_failed_at=NOW, failed_growths=n), ElasticPolicy()) - NOW).total_seconds()
         for n in (1, 2, 3, 20)
     ]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
-from evenkeel.domain.elastic.sizes import ElasticTerms
+from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import AttemptState
@@ -30,7 +30,7 @@ from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
 
-TERMS = ElasticTerms(resize_seconds=10, snooze_seconds=30, backoff_seconds=60)
+TERMS = ElasticPolicy(resize_seconds=10, snooze_seconds=30, backoff_seconds=60)
 POLICY = Policy(scheduling=SchedulingPolicy(elastic=TERMS))
 ELASTIC: dict[str, Any] = {"nodes": 2, "elastic": {"min_nodes": 1, "max_nodes": 4}}
 

@@ -24,7 +24,7 @@ from tests.unit.services_jobs.test_teams import MEMBERS, set_up
 
 def crowded(parked: int, **more: Any) -> tuple[JobScenario, Job]:
     """A small job behind many that ask for what there is not, each in a way of its own."""
-    policy = Policy(scheduling=SchedulingPolicy(heads_per_cycle=5))
+    policy = Policy(scheduling=SchedulingPolicy(jobs_per_page=5))
     scenario = JobScenario(size=2, policy=policy)
     set_up(scenario, a_team("red", 8, members=MEMBERS, queue=more))
     for number in range(parked):
@@ -51,7 +51,7 @@ def test_each_queued_job_is_examined_within_one_cycle_per_page(parked: int) -> N
 @settings(max_examples=12, deadline=None)
 @given(teams=st.integers(1, 7), parked=st.integers(1, 14))
 def test_each_job_of_each_long_queue_is_examined_in_turn(teams: int, parked: int) -> None:
-    terms = SchedulingPolicy(heads_per_cycle=2, jobs_per_cycle=1)
+    terms = SchedulingPolicy(jobs_per_page=2, max_jobs_per_cycle=1)
     scenario = JobScenario(size=teams + 1, policy=Policy(scheduling=terms))
     names = [f"team-{number}" for number in range(teams)]
     set_up(scenario, *(a_team(name, 8, cohort=name, members=MEMBERS) for name in names))
@@ -59,7 +59,7 @@ def test_each_job_of_each_long_queue_is_examined_in_turn(teams: int, parked: int
         for number in range(parked):
             scenario.submit(f"{name}-{number}", team=name, nodes=2 + number, accelerators_per_node=8)
     small = [scenario.submit(f"{name}-small", team=name, nodes=1, accelerators_per_node=8).job_id for name in names]
-    turns = math.ceil((teams + 1) / terms.next_pages_per_cycle)
+    turns = math.ceil((teams + 1) / terms.pages_per_cycle)
 
     for _ in range(turns * (math.ceil((parked + 1) / 2) + 1)):
         scenario.run_scheduling_cycle()
@@ -165,7 +165,7 @@ def test_reading_restarts_after_the_end_of_a_queue() -> None:
 
 def crowded_without_teams(parked: int, **parameters: Any) -> tuple[JobScenario, Job]:
     """A small job behind many that cannot start, in the one queue that there is without teams."""
-    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=5)))
+    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=5)))
     for number in range(parked):
         scenario.world.clock.advance(1)
         scenario.submit(f"large-{number}", **{"nodes": 3, **parameters})
@@ -204,7 +204,7 @@ def test_paused_jobs_without_teams_starve_no_job() -> None:
 
 
 def test_jobs_of_a_removed_team_starve_no_job() -> None:
-    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=5)))
+    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=5)))
     set_up(scenario, a_team("red", 16, members=MEMBERS))
     for number in range(40):
         job = scenario.submit(f"key-{number}", team="red", nodes=1)
@@ -219,7 +219,7 @@ def test_jobs_of_a_removed_team_starve_no_job() -> None:
 
 
 def test_jobs_older_than_the_teams_are_examined_in_order() -> None:
-    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=5)))
+    scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=5)))
     jobs = [scenario.submit(f"key-{number}", team="nobodys", nodes=1) for number in range(30)]
     known = scenario.submit("known", team="red", nodes=1)
     set_up(scenario, a_team("red", 16, members=MEMBERS))
@@ -232,7 +232,7 @@ def test_jobs_older_than_the_teams_are_examined_in_order() -> None:
 
 @pytest.mark.parametrize("cycles", range(1, 14))
 def test_younger_job_does_not_overtake_on_a_later_page(cycles: int) -> None:
-    scenario = JobScenario(size=3, policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=5)))
+    scenario = JobScenario(size=3, policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=5)))
     holders = [scenario.running(nodes=1) for _ in range(3)]
     for number in range(30):
         scenario.submit(f"unfit-{number}", nodes=64)

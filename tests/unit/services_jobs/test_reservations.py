@@ -9,7 +9,7 @@ from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
-from evenkeel.domain.elastic.sizes import ElasticTerms
+from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
@@ -29,7 +29,7 @@ SAVES_AT = HELD_SECONDS - GRACE_SECONDS - MARGIN_SECONDS
 CHECKPOINT_SECONDS, LAUNCH_SECONDS, RESUME_SECONDS = 300, 60, 60
 LAST_START = SAVES_AT - CHECKPOINT_SECONDS - LAUNCH_SECONDS - RESUME_SECONDS
 """Until when a job that saves is let on."""
-TERMS = ElasticTerms(resize_seconds=10, snooze_seconds=0)
+TERMS = ElasticPolicy(resize_seconds=10, snooze_seconds=0)
 
 
 def a_plan(**changes: Any) -> ReservedPool:

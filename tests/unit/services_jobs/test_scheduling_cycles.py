@@ -255,7 +255,7 @@ def test_cycle_without_the_fleet_fails_and_is_retried() -> None:
 
 
 def test_job_beyond_a_blocked_head_is_reached() -> None:
-    scenario = JobScenario(policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=2)))
+    scenario = JobScenario(policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=2)))
     jobs = [scenario.submit(f"key-{number}", nodes=1) for number in range(4)]
 
     scenario.run_scheduling_cycle()

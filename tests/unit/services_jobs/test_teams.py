@@ -352,7 +352,7 @@ def test_jobs_older_than_the_teams_move_into_their_queues() -> None:
 
 
 def test_fitting_job_behind_unfit_jobs_is_admitted() -> None:
-    scenario = shared(policy=Policy(scheduling=SchedulingPolicy(heads_per_cycle=2)))
+    scenario = shared(policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=2)))
     large = [
         scenario.submit(f"key-{number}", team="red", nodes=3 + number % 2, priority_class="high") for number in range(5)
     ]

@@ -6,7 +6,7 @@ from tests.fakes import a_context
 from tests.unit.api.seeds import a_job, stored
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
-POLICY = QUICK.replace(scheduling=QUICK.scheduling.replace(heads_per_cycle=1))
+POLICY = QUICK.replace(scheduling=QUICK.scheduling.replace(jobs_per_page=1))
 
 
 def waiting(*kept: str, **changes: str) -> list[str]:

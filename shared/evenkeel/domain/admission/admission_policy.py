@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.capacity.pools import Reservation
-from evenkeel.domain.elastic.sizes import ElasticTerms
+from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.policy_section import Count, Section
 from evenkeel.domain.values import Word
@@ -19,35 +19,35 @@ class SchedulingPolicy(Section):
     """Pool → free nodes that only a recovery may take."""
     efa_interfaces: dict[Word, Count] = {}
     """Pool → EFA interfaces of each node, if they differ from the instance type's; 0 = jobs there use none."""
-    heads_per_cycle: int = Field(default=50, ge=1, le=1000)
-    """Pending jobs that one scheduling cycle examines, in queue order."""
-    jobs_per_cycle: int = Field(default=500, ge=1, le=100_000)
-    """Pending jobs that one scheduling cycle examines in all queues together. Half of them are at the heads, at least
-    one in each queue. The others are behind the heads of long queues, which take turns."""
+    jobs_per_page: int = Field(default=50, ge=1, le=1000)
+    """Pending jobs in one page of a queue. The head of a queue, which every cycle examines, is its first page."""
+    max_jobs_per_cycle: int = Field(default=500, ge=1, le=100_000)
+    """Maximum pending jobs that one scheduling cycle examines in all queues together. Half of them are at the heads, at
+    least one in each queue. The others are behind the heads of long queues, which take turns."""
     max_open_jobs_per_principal: int = Field(default=500, ge=1, le=100_000)
     """Maximum open jobs of one submitter: jobs that have not ended. Further submissions are refused."""
     max_open_jobs_per_team: int = Field(default=2000, ge=1, le=100_000)
     """Maximum open jobs of one team; without teams, of all jobs together."""
-    elastic: ElasticTerms = ElasticTerms()
+    elastic: ElasticPolicy = ElasticPolicy()
     """When elastic jobs grow, and how long they wait for a spare node."""
     serving: tuple[ServingWorkload, ...] = ()
     """Deployments for which elastic jobs shrink."""
     reservations: tuple[ReservedPool, ...] = ()
     """Pools whose nodes AWS takes at a known time. Jobs leave them before."""
 
-    def heads_of_queue(self, queues: int) -> int:
-        """Return how many jobs a cycle examines at the head of each queue."""
-        return max(1, min(self.heads_per_cycle, self.most_jobs // 2 // max(1, queues)))
+    def jobs_per_head(self, queues: int) -> int:
+        """Return how many jobs a cycle examines at the head of each queue: a page, or less if there are many queues."""
+        return max(1, min(self.jobs_per_page, self.examined_jobs_limit // 2 // max(1, queues)))
 
     @property
-    def next_pages_per_cycle(self) -> int:
+    def pages_per_cycle(self) -> int:
         """How many long queues a cycle reads behind their heads, a page each."""
-        return self.most_jobs // 2 // self.heads_per_cycle
+        return self.examined_jobs_limit // 2 // self.jobs_per_page
 
     @property
-    def most_jobs(self) -> int:
-        """Pending jobs that a cycle examines. The pages of one queue are always within it."""
-        return max(self.jobs_per_cycle, 6 * self.heads_per_cycle)
+    def examined_jobs_limit(self) -> int:
+        """Pending jobs that a cycle examines: the maximum of the policy, but at least six pages."""
+        return max(self.max_jobs_per_cycle, 6 * self.jobs_per_page)
 
     def reservation_of(self, cluster: str, pool: str) -> Reservation | None:
         """Return the reservation of a pool; None if no end of it is known."""

@@ -439,7 +439,7 @@ class _Planner:
         running = {job.job_id: job for job in jobs}
         weighed = {name: self._elastic(job) for name, job in running.items()}
         for _ in range(_MAX_SIZES_TRIED):
-            growth = GrowFacts(jobs=tuple(weighed.values()), idle=idle_nodes, terms=policy.elastic, now=now)
+            growth = GrowFacts(jobs=tuple(weighed.values()), idle=idle_nodes, policy=policy.elastic, now=now)
             decided = plan_growth(growth)
             if not decided.resizes:
                 return None

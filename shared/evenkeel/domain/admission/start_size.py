@@ -14,7 +14,7 @@ from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.decide_queue import decide_queue
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
-from evenkeel.domain.elastic.sizes import ElasticTerms
+from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.policy import Policy
 
 _MAX_ENLARGED = 4
@@ -23,11 +23,11 @@ jobs start at their smallest size and may grow later."""
 _KEEPS_SIZE = frozenset({Action.ADMIT, Action.BACK_OFF})
 
 
-def with_spare_wait(request: AdmissionRequest, lost_at: datetime | None, terms: ElasticTerms) -> AdmissionRequest:
+def with_spare_wait(request: AdmissionRequest, lost_at: datetime | None, policy: ElasticPolicy) -> AdmissionRequest:
     """Return the request of a job that waits for spares before it shrinks, if it lost nodes and has no plan yet."""
     if lost_at is None or not request.sizes or request.is_recovery:
         return request
-    return request.replace_unchecked(shrinks_at=lost_at + timedelta(seconds=terms.spare_wait_seconds))
+    return request.replace_unchecked(shrinks_at=lost_at + timedelta(seconds=policy.spare_wait_seconds))
 
 
 def decide_with_sizes(

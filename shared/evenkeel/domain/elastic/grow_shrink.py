@@ -15,7 +15,7 @@ from enum import StrEnum
 from statistics import median
 
 from evenkeel.domain.decisions import Alternative
-from evenkeel.domain.elastic.sizes import ElasticJob, ElasticTerms
+from evenkeel.domain.elastic.sizes import ElasticJob, ElasticPolicy
 from evenkeel.domain.values import Instant, Value
 from evenkeel.domain.words import count_of
 
@@ -46,7 +46,7 @@ class GrowFacts(Value):
     idle: IdleNodes
     is_contended: bool = False
     """Whether a job waits for nodes of this kind. Then no job grows."""
-    terms: ElasticTerms = ElasticTerms()
+    policy: ElasticPolicy = ElasticPolicy()
     now: Instant
 
 
@@ -102,7 +102,7 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
 
 
 def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
-    terms, now = facts.terms, facts.now
+    policy, now = facts.policy, facts.now
     if job.sizes is None:
         return 0, "The job is not elastic."
     if job.is_resizing:
@@ -110,10 +110,10 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
     larger = [size for size in job.sizes.legal if job.nodes < size <= job.nodes + facts.idle.nodes]
     if not larger:
         return 0, f"No legal size above {job.nodes} fits {count_of(facts.idle.nodes, 'idle node')}."
-    if job.resized_at and now < job.resized_at + timedelta(seconds=terms.snooze_seconds):
+    if job.resized_at and now < job.resized_at + timedelta(seconds=policy.snooze_seconds):
         return 0, "The job changed size recently."
-    if job.growth_failed_at and now < growth_backoff_until(job, terms):
-        return 0, f"The job's last growth failed; no retry before {growth_backoff_until(job, terms):%H:%M:%S} UTC."
+    if job.growth_failed_at and now < growth_backoff_until(job, policy):
+        return 0, f"The job's last growth failed; no retry before {growth_backoff_until(job, policy):%H:%M:%S} UTC."
     size = max(larger, key=lambda size: (job.effective_nodes(size), -size))
     gained = _gained_nodes(job, size)
     if gained <= 0:
@@ -123,8 +123,8 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
     lost_work, cost = lost_by_now * (gained / (size - job.nodes)), job.resize_seconds * job.effective_nodes(size)
     if lost_work < cost:
         return 0, f"A resize to {count_of(size, 'node')} costs {cost:.0f} node-seconds; {lost_work:.0f} are idle."
-    if lost_by_now < terms.scaling_timeout_seconds * (size - job.nodes):
-        return 0, f"The nodes have not been idle for {terms.scaling_timeout_seconds:.0f} s yet."
+    if lost_by_now < policy.scaling_timeout_seconds * (size - job.nodes):
+        return 0, f"The nodes have not been idle for {policy.scaling_timeout_seconds:.0f} s yet."
     return size, ""
 
 
@@ -142,10 +142,10 @@ def _throughput_text(job: ElasticJob, size: int) -> str:
     return f" Its throughput rises from {before:.6g} to {after:.6g} per second, by the values that {source}."
 
 
-def growth_backoff_until(job: ElasticJob, terms: ElasticTerms) -> datetime:
+def growth_backoff_until(job: ElasticJob, policy: ElasticPolicy) -> datetime:
     """Return when a job whose growth failed may grow again."""
     assert job.growth_failed_at is not None  # callers check this
-    pause = min(terms.max_backoff_seconds, terms.backoff_seconds * 2 ** max(0, job.failed_growths - 1))
+    pause = min(policy.max_backoff_seconds, policy.backoff_seconds * 2 ** max(0, job.failed_growths - 1))
     return job.growth_failed_at + timedelta(seconds=pause)
 
 
@@ -300,7 +300,7 @@ class NodeLossFacts(Value):
     lost_nodes: int
     spares: int
     lost_at: Instant
-    terms: ElasticTerms = ElasticTerms()
+    policy: ElasticPolicy = ElasticPolicy()
     now: Instant
 
 
@@ -321,7 +321,7 @@ def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
     if facts.spares >= lost:
         reason = f"{count_of(facts.spares, 'node')} kept as spares: the job continues at its size."
         return NodeLossDecision(action=NodeLossAction.REPLACE, nodes=job.nodes, reason=reason, facts=facts)
-    until = facts.lost_at + timedelta(seconds=facts.terms.spare_wait_seconds)
+    until = facts.lost_at + timedelta(seconds=facts.policy.spare_wait_seconds)
     size = job.sizes.at_most(job.nodes - lost + facts.spares) if job.sizes else None
     if facts.now < until:
         reason = f"The job waits for a spare until {until:%H:%M:%S} UTC."
@@ -331,7 +331,6 @@ def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
             f"No legal size fits {count_of(job.nodes - lost + facts.spares, 'node')}: the job returns to the queue."
         )
         return NodeLossDecision(action=NodeLossAction.QUEUE, nodes=0, reason=reason, facts=facts)
-    reason = (
-        f"No spare came within {facts.terms.spare_wait_seconds:.0f} s: the job continues with {count_of(size, 'node')}."
-    )
+    waited = f"{facts.policy.spare_wait_seconds:.0f} s"
+    reason = f"No spare came within {waited}: the job continues with {count_of(size, 'node')}."
     return NodeLossDecision(action=NodeLossAction.SHRINK, nodes=size, reason=reason, facts=facts)

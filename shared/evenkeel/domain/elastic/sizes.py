@@ -78,7 +78,7 @@ class ElasticJob(Value):
         return lost * self.nodes * self.accelerators_per_node
 
 
-class ElasticTerms(StrictValue):
+class ElasticPolicy(StrictValue):
     """Limits on resizing. A part of the policy, so unknown fields are refused."""
 
     resize_seconds: float = Field(default=150, gt=0)

@@ -326,7 +326,7 @@ def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
         decision = decide_after_node_loss(fault.replace(now=begins_at))
     if decision.action is not NodeLossAction.SHRINK:
         return _Option(option=ResumeOption.SHRINK, why_not=decision.reason.rstrip("."))
-    delays, terms = facts.delays, fault.terms
+    delays, terms = facts.delays, fault.policy
     missing_seconds = (delays.repair if facts.is_repaired else delays.capacity).seconds
     node_seconds = (facts.nodes - decision.nodes) * missing_seconds + facts.nodes * terms.resize_seconds
     offer = ResumeOffer(
@@ -350,7 +350,7 @@ def _shrinks_at(facts: ResumeFacts, best: _Option) -> datetime | None:
     fault = facts.fault
     if fault is None:
         return None
-    spare_wait = timedelta(seconds=fault.terms.spare_wait_seconds)
+    spare_wait = timedelta(seconds=fault.policy.spare_wait_seconds)
     if best.option is ResumeOption.WAIT_FOR_REPAIR:
         return fault.now + max(spare_wait, timedelta(seconds=best.seconds))
     return fault.now + spare_wait

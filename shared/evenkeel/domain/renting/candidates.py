@@ -154,7 +154,7 @@ def placement_facts(
         spending=spend_limits(
             spec.team, context.rented.allocations, policy.burst, context.rented.budgets_left.get(spec.team)
         ),
-        terms=risk_limits(policy),
+        risk_limits=risk_limits(policy),
         now=context.now,
     )
 

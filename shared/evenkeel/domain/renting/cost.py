@@ -186,7 +186,7 @@ def cost_of_pool(
     job: JobDemand,
     candidate: CandidatePool,
     spending: SpendLimits,
-    terms: RiskLimits,
+    risk_limits: RiskLimits,
     now: datetime,
     changeover_seconds: float = 0,
     target: CandidatePool | None = None,
@@ -197,7 +197,7 @@ def cost_of_pool(
         job: The job.
         candidate: The pool with its conditions.
         spending: Current rents and caps.
-        terms: Limits on risk.
+        risk_limits: Limits on risk.
         now: Time of the comparison.
         changeover_seconds: Seconds to restart on on-demand nodes; spot nodes must leave that much before a deadline.
         target: The committed pool that the job would move to from rented nodes; None if there is none.
@@ -222,7 +222,7 @@ def cost_of_pool(
         rent, moved_seconds = 0, 0.0
         opportunity = round(candidate.opportunity_micros_per_accelerator_hour * job.accelerators * run)
     end = round(start + run + moved_seconds, 3)
-    question = _PoolQuestion(job, candidate, spending, terms, now, start, end, rent, changeover_seconds)
+    question = _PoolQuestion(job, candidate, spending, risk_limits, now, start, end, rent, changeover_seconds)
     why_not = next(_rejections(question), "")
     return PoolCost(
         pool=pool.name,
@@ -309,7 +309,7 @@ class _PoolQuestion(NamedTuple):
     job: JobDemand
     candidate: CandidatePool
     spending: SpendLimits
-    terms: RiskLimits
+    risk_limits: RiskLimits
     now: datetime
     start_seconds: float
     end_seconds: float
@@ -372,7 +372,7 @@ def _past_reservation(question: _PoolQuestion) -> Iterator[str]:
     job, reservation = question.job, question.candidate.pool.reservation
     if reservation is None:
         return
-    until = question.terms.last_save_at(reservation, job.save_seconds)
+    until = question.risk_limits.last_save_at(reservation, job.save_seconds)
     left = (until - question.now).total_seconds() - question.start_seconds
     when = f"{reservation.usable_until:%d %b %H:%M} UTC"
     if job.checkpoint_seconds is None and job.p90_run_seconds > left:
@@ -387,7 +387,7 @@ def _too_risky(question: _PoolQuestion) -> Iterator[str]:
         yield "The provider may reclaim its nodes, and the job keeps no checkpoints."
         return
     per_hour = question.candidate.pool.interruptions_per_node_hour * job.nodes
-    if per_hour and job.checkpoint_seconds > question.terms.spot_checkpoint_share * 3600 / per_hour:
+    if per_hour and job.checkpoint_seconds > question.risk_limits.spot_checkpoint_share * 3600 / per_hour:
         yield (
             f"The job would be interrupted every {3600 / per_hour / 60:.0f} min on this many nodes. A checkpoint every "
             f"{job.checkpoint_seconds / 60:.0f} min is too infrequent."

@@ -61,7 +61,7 @@ class MigrationFacts(Value):
     """Rest of the team's budget; None without a budget."""
     team_micros_per_hour: int = 0
     """Rents of the team by the hour, this rental included."""
-    terms: RiskLimits = RiskLimits()
+    risk_limits: RiskLimits = RiskLimits()
     now: Instant
 
     @property
@@ -155,7 +155,7 @@ def _must_leave_at(facts: MigrationFacts) -> tuple[datetime, str] | None:
     done_at = facts.now + timedelta(seconds=candidate.left_seconds)
     ends = []
     if pool.reservation:
-        until = facts.terms.last_save_at(pool.reservation, candidate.save_seconds)
+        until = facts.risk_limits.last_save_at(pool.reservation, candidate.save_seconds)
         ends.append(
             (until, f"The reservation of {pool.name} is usable until {pool.reservation.usable_until:%H:%M} UTC.")
         )

@@ -39,7 +39,7 @@ class PlacementFacts(Value):
     job: JobDemand
     candidates: tuple[CandidatePool, ...]
     spending: SpendLimits
-    terms: RiskLimits = RiskLimits()
+    risk_limits: RiskLimits = RiskLimits()
     now: Instant
 
 
@@ -125,7 +125,7 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
         why = f"The job's recovery chose to rent: {rented.pool} costs {price}, below the limit of {most}."
         return _decided(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, rented), (rented,))
     if not chosen.market.is_rented and rented and (waited := _overdue_seconds(facts)):
-        most = duration_text(facts.terms.max_wait_seconds)
+        most = duration_text(facts.risk_limits.max_wait_seconds)
         why = f"The job has waited {duration_text(waited)}, longer than the policy's limit of {most}."
         return _decided(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, rented), (rented,))
     is_rent = chosen.market.is_rented
@@ -136,7 +136,7 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
 
 def _overdue_seconds(facts: PlacementFacts) -> float:
     """Return how long a job has waited if that exceeds the policy's limit; else 0."""
-    most, since = facts.terms.max_wait_seconds, facts.job.waiting_since
+    most, since = facts.risk_limits.max_wait_seconds, facts.job.waiting_since
     waited = (facts.now - since).total_seconds() if since else 0.0
     return waited if most and waited >= most else 0.0
 
@@ -205,7 +205,7 @@ def _pool_costs(facts: PlacementFacts) -> Iterator[PoolCost]:
     job, changeover = facts.job, _changeover_seconds(facts)
     target = migration_target(facts.candidates)
     for candidate in facts.candidates:
-        yield cost_of_pool(job, candidate, facts.spending, facts.terms, facts.now, changeover, target)
+        yield cost_of_pool(job, candidate, facts.spending, facts.risk_limits, facts.now, changeover, target)
 
 
 def migration_target(candidates: Iterable[CandidatePool]) -> CandidatePool | None:

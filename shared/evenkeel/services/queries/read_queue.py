@@ -160,7 +160,7 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
     capacities = request_facts.with_reservation_ends(
         reserve_rented_nodes(_node_capacity(context.ledger, charges), (), context.policy.burst.pools), context.policy
     )
-    jobs = _heads(context.ledger, setup, context.policy.scheduling.heads_per_cycle)
+    jobs = _heads(context.ledger, setup, context.policy.scheduling.jobs_per_page)
     shares = NodeShares(capacities, context.policy.burst.pools)
     pending = tuple(
         request_facts.admission_request(other, shares, context.policy, context.now) for other in (*jobs, job)

@@ -221,7 +221,7 @@ def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Conte
     victims, or a released charge names them.
     """
     prefixes = [job_rows.queue_prefix(team) for team in setup.by_name] or [""]
-    state, heads = f"JOB#{JobState.PENDING}", context.policy.scheduling.heads_per_cycle
+    state, heads = f"JOB#{JobState.PENDING}", context.policy.scheduling.jobs_per_page
     pages = [context.ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes]
     listed = {row.key: row for page in pages for row in page.rows}
     behind = [key for key in map(job_rows.job_key, kept) if key not in listed]

@@ -478,7 +478,7 @@ def _fault(
         lost_nodes=lost,
         spares=max(0, left - (nodes - lost)),
         lost_at=incident.opened_at,
-        terms=policy.scheduling.elastic,
+        policy=policy.scheduling.elastic,
         now=now,
     )
 

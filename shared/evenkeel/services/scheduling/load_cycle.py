@@ -157,7 +157,7 @@ def _hold_reason(context: Context) -> str:
 def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
     """Read the head of each queue, and one more page of as many long queues as a cycle can examine."""
     ledger, setup, policy = context.ledger, snapshot.setup, context.policy.scheduling
-    heads = policy.heads_of_queue(len(setup.by_name))
+    heads = policy.jobs_per_head(len(setup.by_name))
     # If all pending jobs fit on one page, no team's queue has more. Jobs older than the teams come first on the page.
     first = ledger.by_state(Table.JOBS, _PENDING, limit=heads)
     keys = [row.key for row in first.rows]
@@ -174,7 +174,7 @@ def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:
     first_keys = map(
         job_rows.job_key, (*snapshot.scheduler_state.sticky.values(), *(name for name, _ in cursors.barriers))
     )
-    has_later_pages = len(keys) + len(later_keys) + policy.heads_per_cycle * _MAX_PAGES <= policy.most_jobs
+    has_later_pages = len(keys) + len(later_keys) + policy.jobs_per_page * _MAX_PAGES <= policy.examined_jobs_limit
     return _Queues((*first_keys, *keys, *later_keys), next_page, cursors, row, has_later_pages)
 
 
@@ -199,13 +199,13 @@ def _read_next_pages(
     row = ledger.get(quota_rows.queue_cursors_key()) or Row(quota_rows.queue_cursors_key(), {})
     stored_cursors: dict[str, str] = row.doc.get("cursors", {})
     long_queues = sorted(team for team in next_page if not is_strict(team, setup))
-    queues_this_cycle = queues_to_read(long_queues, row.doc.get("turn"), policy.next_pages_per_cycle)
+    queues_this_cycle = queues_to_read(long_queues, row.doc.get("turn"), policy.pages_per_cycle)
     keys: list[Key] = []
     other_queues = set(long_queues) - set(queues_this_cycle)
     next_cursors = {team: cursor for team, cursor in stored_cursors.items() if team in other_queues}
     last_queue = queues_this_cycle[-1] if len(queues_this_cycle) < len(long_queues) else None
     cursors = QueueCursors(next_cursors, last_queue=last_queue)
-    limit = policy.heads_per_cycle * _PAGES_PER_CYCLE
+    limit = policy.jobs_per_page * _PAGES_PER_CYCLE
     queries = [(team, limit, stored_cursors.get(team, next_page[team])) for team in queues_this_cycle]
     for team, page in _read_pages(queries, ledger):
         # The queue of each team is read by itself.
@@ -224,12 +224,12 @@ def _read_next_pages(
 def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Context) -> LoadedCycle:
     """Read several pages at once after the heads of these queues, until the cycle has enough jobs to examine."""
     snapshot, policy = loaded.snapshot, context.policy.scheduling
-    limit = policy.heads_per_cycle * _MAX_PAGES
+    limit = policy.jobs_per_page * _MAX_PAGES
     pending, versions = dict(snapshot.pending), dict(loaded.versions)
     next_page, cursors = dict(snapshot.readable_further), snapshot.next_cursors
     held = frozenset(charge.job_id for charge in snapshot.charges())
     for team in teams:
-        if len(pending) >= policy.most_jobs:
+        if len(pending) >= policy.examined_jobs_limit:
             break
         page = context.ledger.by_state(
             Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=next_page.pop(team)

@@ -109,7 +109,7 @@ def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJ
         _measure_rental_cost(loaded, context)
         if plan.queue_plan.next_cursors is not None and loaded.cursors_row is not None:
             commit_cycle.store_cursors(plan.queue_plan.next_cursors, loaded.cursors_row, context)
-        if not plan.waiting and len(plan.decisions) >= context.policy.scheduling.heads_per_cycle:
+        if not plan.waiting and len(plan.decisions) >= context.policy.scheduling.jobs_per_page:
             continue  # all jobs of the heads started, so jobs after the heads may start, too
         if loaded.errors.keys() >= set(context.site.clusters):
             # The reasons of the jobs are recorded. The error repeats the request for this cycle.
