@@ -60,7 +60,7 @@ def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
 
 def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, workload: ObservedWorkload) -> bool:
     """Continue an attempt whose workflow has ended."""
-    nodes = {node.name: node for node in sweep.kubernetes if node.cluster == attempt.cluster}
+    nodes = sweep.nodes_by_name.get(attempt.cluster, {})
     lost = lost_nodes(nodes, attempt.nodes_in(workload), sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
     has_ended = judge_end(workload, job, attempt, lost) is not None
     # Only its workflow moves an attempt beyond STARTING. So its launch is undone, and the job is queued again.

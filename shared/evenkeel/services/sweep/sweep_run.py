@@ -159,6 +159,11 @@ class SweepRun:
         return tuple(node for nodes in self.nodes_of.values() for node in nodes)
 
     @cached_property
+    def nodes_by_name(self) -> Mapping[str, Mapping[str, KubernetesNode]]:
+        """Cluster → the node objects of each cluster that could be listed, by name."""
+        return {cluster: {node.name: node for node in nodes} for cluster, nodes in self.nodes_of.items()}
+
+    @cached_property
     def records(self) -> tuple[ProviderNode, ...] | None:
         """HyperPod's list; None if it could not be read."""
         try:

@@ -115,6 +115,7 @@ class Observation:
         self._let_go: frozenset[str] | None = None
         self._workloads: dict[str, dict[tuple[str, int], list[ObservedWorkload]]] = {}
         self._slots: dict[str, SlotReader] = {}
+        self._nodes_by_name: dict[str, Mapping[str, KubernetesNode]] = {}
 
     def read_ahead(self, waits: Iterable[Wait]) -> None:
         """Read the rows of these waits in a few calls: there may be one wait for each node of a fleet."""
@@ -164,6 +165,12 @@ class Observation:
     def nodes(self, cluster: str) -> tuple[KubernetesNode, ...]:
         """Return the node objects of a cluster."""
         return list_nodes(cluster, self.context, self._reads)
+
+    def nodes_by_name(self, cluster: str) -> Mapping[str, KubernetesNode]:
+        """Return the node objects of a cluster by name. A fleet may have as many waits as nodes, and they share it."""
+        if cluster not in self._nodes_by_name:
+            self._nodes_by_name[cluster] = {node.name: node for node in self.nodes(cluster)}
+        return self._nodes_by_name[cluster]
 
     @property
     def records(self) -> tuple[ProviderNode, ...]:
@@ -578,7 +585,7 @@ def _attempt(wait: Wait, world: Observation) -> WaitAnswer | None:
     if job_row is None or attempt_row is None:
         return None
     job, attempt = rows.decode(job_row, Job), rows.decode(attempt_row, Attempt)
-    nodes = {node.name: node for node in world.nodes(attempt.cluster)}
+    nodes = world.nodes_by_name(attempt.cluster)
     workload = world.workload(attempt)
     names = attempt.nodes_in(workload)
     lost = lost_nodes(nodes, names, world.context.now, world.context.policy.jobs.lost_node_seconds)
