@@ -1,8 +1,10 @@
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from evenkeel.domain.health.health_policy import WatchPolicy
+from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitCondition
 from evenkeel.ports import NotAllowed, Unreachable, WorkflowName
@@ -45,6 +47,33 @@ def test_cluster_change_answers_a_due_wait() -> None:
 
     assert (result.outcome, result.failed_snapshots) == ("WATCHED", 0)
     assert outcomes(scenario.world.wait_answers.requests) == {(job.job_id, "attempt-1-running", "RUNNING")}
+
+
+class CountedNodes(tuple[KubernetesNode, ...]):
+    """A list of nodes that counts how often it is read from end to end."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[KubernetesNode]:
+        CountedNodes.reads += 1
+        return super().__iter__()
+
+
+def reads_of_node_list(waits: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Return how often one round goes through the list of nodes, for a number of open waits."""
+    scenario = JobScenario(policy=LOCAL, size=waits)
+    for _ in range(waits):
+        a_wait(scenario, scenario.running(nodes=1).job_id, ConditionKind.ATTEMPT_ENDED)
+    listed = scenario.world.cluster.nodes("research-eks")
+    monkeypatch.setattr(scenario.world.cluster, "nodes", lambda _cluster: CountedNodes(listed))
+    CountedNodes.reads = 0
+    result = evaluate_waits.run(scenario.context())
+    assert (result.open, result.failed) == (waits, ())
+    return CountedNodes.reads
+
+
+def test_round_indexes_nodes_once_for_all_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert reads_of_node_list(2, monkeypatch) == reads_of_node_list(6, monkeypatch) == 1
 
 
 def test_missing_answer_is_requested_again_after_a_pause() -> None:
