@@ -22,6 +22,7 @@ from bench.scale.scenarios import Bench
 NODES: Final = 1_000
 _QUEUED, _DECISIONS = 10_000, 4_000
 _COLD = ("receive_event", "plan_recovery", "cordon_node", "schedule_jobs")
+_COMMANDS = ("--help", f"{plan.JOBS} jobs, evenkeel")
 _RUNS = {"cycle": "schedule_jobs", "watch": "watch_cluster", "sweep": "sweep_fleet"}
 
 
@@ -73,10 +74,9 @@ def command_line(rounds: int) -> Samples:
     with tempfile.TemporaryDirectory() as folder:
         commands = plan.lanes(Path(folder))
         empty = commands["imports alone"]
-        chosen = ("--help", f"{plan.JOBS} jobs, evenkeel")
-        pairs: dict[str, list[Pair]] = {f"evenkeel, {name}": [] for name in chosen}
+        pairs: dict[str, list[Pair]] = {f"evenkeel, {name}": [] for name in _COMMANDS}
         for _ in range(rounds):
-            for name in chosen:
+            for name in _COMMANDS:
                 seconds = plan.processor_seconds(commands[name])
                 pairs[f"evenkeel, {name}"].append(Pair(seconds, plan.processor_seconds(empty)))
     return pairs
@@ -118,3 +118,13 @@ IN_PROCESS: Final[Mapping[str, Measure]] = {
 }
 ON_ENGINE: Final[Mapping[str, Measure]] = {"admissions": durable_admissions, "cordon": to_cordon}
 """Lanes that start the local engine."""
+LANES: Final[Mapping[str, tuple[str, ...]]] = {
+    "verdicts": (f"verdicts, {_QUEUED:,} queued",),
+    "fair": (f"verdicts, {_QUEUED:,} queued, fair sharing",),
+    "service": tuple(f"{case}, {NODES:,} nodes, {cost}" for case in _RUNS for cost in ("processor", "calls")),
+    "cold": tuple(f"cold start of {function}" for function in _COLD),
+    "cli": tuple(f"evenkeel, {name}" for name in _COMMANDS),
+    "admissions": tuple(f"durable admissions, {writers} writers" for writers in admissions.WRITERS),
+    "cordon": (AIMED, f"{AIMED}, without the pause", f"{AIMED}, cold"),
+}
+"""The names of each group's lanes, so that the report can name lanes that it did not measure."""

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from bench import check
+from bench import check, lanes
 from bench.check import Figure, Verdict, compare
-from bench.lanes import Pair, Samples
+from bench.lanes import IN_PROCESS, LANES, ON_ENGINE, Pair, Samples
+from bench.scale.functions import ColdStart
 
 STEADY = (1.0, 1.01, 0.99, 1.0, 1.02, 0.98)
 NOISY = (1.0, 3.0, 0.4, 2.5, 0.5, 1.2)
@@ -91,6 +92,39 @@ def test_baseline_of_a_busy_machine_gives_no_verdict(tmp_path: Path, monkeypatch
     monkeypatch.setattr(check, "BASELINE", baseline(tmp_path, Figure(1.0, 0.98, 1.02), others_share=0.87))
 
     assert check.main([]) == 2
+
+
+def test_more_calls_count_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "check.json"
+    known = {"cycle, calls": Figure(50, 50, 50)}
+    path.write_text(json.dumps(check.document(known, [], 0.87)), encoding="utf-8")
+    monkeypatch.setattr(check, "_ALL", {"group": lambda _rounds: {"cycle, calls": [Pair(80, 1.0)] * 6}})
+    monkeypatch.setattr(check, "BASELINE", path)
+
+    assert check.main([]) == 1
+
+
+def test_report_names_every_lane_without_baseline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check, "_ALL", {"group": lambda _rounds: {"lane": [Pair(1, 1.0)] * 6, "new": [Pair(1, 1)] * 6}})
+    monkeypatch.setattr(check, "LANES", {"group": ("lane", "new"), "engine": ("evenkeel/empty",)})
+    monkeypatch.setattr(check, "BASELINE", baseline(tmp_path, Figure(1.0, 0.98, 1.02)))
+
+    assert check.main([]) == 2
+
+    report = capsys.readouterr().out
+    assert "nothing guards 2 lanes:\n    group: new\n    engine: evenkeel/empty\n" in report
+    assert "python -m bench.check --only group engine --update" in report
+
+
+def test_lanes_have_the_names_that_the_report_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes, "cold_start", lambda _function: ColdStart(0.3, 1))
+    known = check.read_baseline(check.BASELINE)
+
+    assert set(LANES) == set(IN_PROCESS) | set(ON_ENGINE)
+    assert set(known) <= {name for group in LANES.values() for name in group}
+    assert set(lanes.cold_starts(1)) == set(LANES["cold"])
 
 
 def test_group_that_cannot_be_measured_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
