@@ -34,8 +34,17 @@ from evenkeel_client.errors import CommandFailed, Exit
 Json = dict[str, Any]
 
 _FIELDS = (
-    *("jobId", "name", "team", "jobType", "kind", "priorityClass", "state", "isSuspended", "reason", "nodes"),
-    *("currentNodes", "gpusPerNode", "cluster", "currentAttempt", "applicationFailures", "submittedAt", "submittedBy"),
+    *("jobId", "name", "team", "jobType", "kind", "priorityClass", "priority", "state", "isSuspended", "reason"),
+    *(
+        "nodes",
+        "currentNodes",
+        "gpusPerNode",
+        "cluster",
+        "currentAttempt",
+        "applicationFailures",
+        "submittedAt",
+        "submittedBy",
+    ),
     *("startedAt", "endedAt", "isStale", "lastSeenAt"),
 )
 _UNMANAGED_FIELDS = (
@@ -109,7 +118,7 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
 ) -> None:
     """List jobs, newest first; `--state pending` in the order of the queues.
 
-    `--sort` takes state, name, team, nodes, submittedAt, startedAt or endedAt.
+    `--sort` takes state, name, team, priority, nodes, submittedAt, startedAt or endedAt.
     """
     client = lookup.current_client()
 

@@ -289,6 +289,8 @@ JobSort = Literal[
     "-name",
     "team",
     "-team",
+    "priority",
+    "-priority",
     "nodes",
     "-nodes",
     "submittedAt",

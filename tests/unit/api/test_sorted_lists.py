@@ -38,6 +38,7 @@ def jobs(gateway: Gateway) -> None:
                 spec=spec.replace(name=f"name-{9 - number}", nodes=number % 3 + 1, team=""),
                 submitted_at=ago(minutes=number),
                 started_at=None if state == "PENDING" else ago(minutes=number % 2),
+                priority=number % 2 * 100,
                 ended_at=ago() if state in ("SUCCEEDED", "FAILED") else None,
             ),
         )
@@ -50,6 +51,8 @@ def jobs(gateway: Gateway) -> None:
         ("state", [2, 4, 1, 3, 5]),
         ("-state", [5, 3, 1, 4, 2]),
         ("name", [5, 4, 3, 2, 1]),
+        ("priority", [2, 4, 1, 3, 5]),
+        ("-priority", [5, 3, 1, 4, 2]),
         ("nodes", [3, 1, 4, 2, 5]),
         ("submittedAt", [5, 4, 3, 2, 1]),
         ("-submittedAt", [1, 2, 3, 4, 5]),

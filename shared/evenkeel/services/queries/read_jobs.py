@@ -52,7 +52,7 @@ _JOB_ORDER = {state: place for place, state in enumerate(JobState)}
 _SORT_VALUES: dict[str, sorted_list.SortValue] = {
     "state": lambda job: _JOB_ORDER[job["state"]],
     "nodes": lambda job: job["currentNodes"] or job["nodes"],
-    **{name: itemgetter(name) for name in ("name", "team", "submittedAt", "startedAt", "endedAt")},
+    **{name: itemgetter(name) for name in ("name", "team", "priority", "submittedAt", "startedAt", "endedAt")},
 }
 """Field → its sort value in the summary of a job, as the caller may see it."""
 
@@ -309,6 +309,7 @@ def summary(job: Job) -> Json:
         "jobType": spec.job_type or None,
         "kind": spec.kind,
         "priorityClass": spec.priority_class or None,
+        "priority": job.priority,
         "state": job.state,
         "isSuspended": job.is_suspended,
         "reason": job.reason,

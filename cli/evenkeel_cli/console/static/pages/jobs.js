@@ -14,7 +14,7 @@ const COLUMNS = [
   { title: "Job", sort: "name", cell: (job) => html`<${Link} to=${["jobs", job.jobId]} title=${job.jobId}>${job.name}<//>` },
   { title: "State", sort: "state", cell: (job) => html`<${State} kind="job" state=${job.state} />` },
   { title: "Team", sort: "team", cell: (job) => (job.team ? html`<${Link} to=${["jobs"]} filters=${{ team: job.team }}>${job.team}<//>` : html`<span class="dim">–</span>`) },
-  { title: "Class", cell: (job) => job.priorityClass || "(unset)" },
+  { title: "Class", sort: "priority", cell: (job) => job.priorityClass || "(unset)" },
   { title: "Nodes", sort: "nodes", right: true, cell: (job) => job.currentNodes ?? job.nodes },
   { title: "GPUs a node", right: true, cell: (job) => job.gpusPerNode },
   { title: "Submitted", sort: "submittedAt", cell: (job) => html`<${Time} at=${job.submittedAt} />` },
