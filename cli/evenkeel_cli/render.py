@@ -90,7 +90,7 @@ class Column:
 
 @dataclass
 class Printer:
-    """The output of a command, with its terminal's abilities."""
+    """The output of a command, with the width, colour and encoding of its terminal."""
 
     stream: TextIO
     environment: Mapping[str, str]

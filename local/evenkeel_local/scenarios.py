@@ -72,7 +72,7 @@ class ScenarioRun:
 
     def policy(self, changes: Json, reason: str) -> None:
         """Set the site's policy, and wait until every function uses it."""
-        self.note("you", f"Put a policy in force: {reason}.")
+        self.note("you", f"Applied a policy: {reason}.")
         self.client.post(f"/clusters/{self.client.fleet}/policy", {"changes": changes, "reason": reason})
         time.sleep(FRESH.total_seconds())
 

@@ -159,7 +159,7 @@ def test_work_goes_on_through_an_upgrade_and_a_rollback(data_centre: DataCentre,
     for job in (first, second, third):
         client.post(f"/jobs/{job.job_id}/cancel", {})
     cancelled = [
-        until(lambda job=job: shown if (shown := job.show())["state"] == "CANCELLED" else {}, "its end", SECONDS)  # type: ignore[misc]  # bound now
+        until(lambda job=job: shown if (shown := job.show())["state"] == "CANCELLED" else {}, "its end", SECONDS)  # type: ignore[misc]  # job=job binds the loop variable
         for job in (first, second, third)
     ]
 
@@ -173,7 +173,7 @@ def test_work_goes_on_through_an_upgrade_and_a_rollback(data_centre: DataCentre,
         ("RecoverNodeArn", new_incident),
         *(("RunJobArn", job.job_id) for job in (first, second, third)),
     ):
-        until(lambda output=output, name=name: executions.states(output, name) == {"SUCCEEDED"}, name, SECONDS)  # type: ignore[misc]  # bound now
+        until(lambda output=output, name=name: executions.states(output, name) == {"SUCCEEDED"}, name, SECONDS)  # type: ignore[misc]  # job=job binds the loop variable
     # Both recoveries ended well. A node was repaired at most once: not at all, if it looked healthy after the hold.
     assert [end["state"] for end in ends] == ["RECOVERED", "RECOVERED"]
     assert max(len(end["repairs"]) for end in ends) <= 1

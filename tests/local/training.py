@@ -106,7 +106,7 @@ class TrainingJob:
         """Return the digest of the same job without faults."""
         return reference_digest(self.work.nodes, self.work.steps, self.work.seed)
 
-    # ------------------------------------------------------------ waiting for it
+    # ------------------------------------------------------------ wait for progress
 
     def reach(self, step: int) -> "TrainingJob":
         """Wait until its current attempt's log shows a step."""

@@ -83,7 +83,7 @@ def _eks_state(site: InspectedSite, cluster: str) -> str:
     except ResourceNotFound:
         return "NOT_FOUND"
     except CouldNotCheck:
-        return ""  # the functions' own answers say more
+        return ""  # each function's own check reports the cause
 
 
 def access(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:

@@ -154,7 +154,7 @@ class FaultInjector:
         """
         row = ROWS.get(name)
         if row is None:
-            raise InvalidFault(f"there is no fault {name!r}; there are {', '.join(ROWS)}")
+            raise InvalidFault(f"unknown fault {name!r}; known faults: {', '.join(ROWS)}")
         if unknown := sorted(set(options) - {"fault", *CHOOSING, *row.options}):
             raise InvalidFault(
                 f"{name} has no option {', '.join(unknown)}; it has {', '.join((*CHOOSING, *row.options))}"

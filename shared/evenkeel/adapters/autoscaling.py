@@ -17,7 +17,7 @@ _NOT_NOW: Mapping[str, type[EvenkeelError]] = {"ScalingActivityInProgress": Thro
 
 
 class AutoScalingNodeGroups:
-    """Groups of one account and region."""
+    """Reads Auto Scaling groups and terminates their instances, in one account and region."""
 
     def __init__(self, reader: Any = None, terminator: Any = None, eks: Any = None) -> None:
         self._reader = reader or aws.client("autoscaling")

@@ -135,7 +135,7 @@ class EvictionStatus(StrEnum):
     """The pod ends within its own grace period. Its owner may create another pod of the same name."""
     GONE = "GONE"
     NOT_NOW = "NOT_NOW"
-    """A disruption budget allows none now, the server cannot do it now, or the pod's namespace is being deleted."""
+    """A disruption budget allows no eviction now, the server is busy, or the pod's namespace is being deleted."""
     REFUSED = "REFUSED"
     """Access control or an admission webhook refuses it. A retry fails until that changes."""
     NO_ANSWER = "NO_ANSWER"

@@ -283,13 +283,13 @@ class Resolver(APIGatewayRestResolver):
         The ETag covers all fields except `undated`, which change with time alone. If the resource has a version, the
         ETag begins with it, so that a change can send the ETag back.
         """
-        dated = {name: value for name, value in document.items() if name not in undated}
-        digest = hashlib.sha256(json.dumps(dated, sort_keys=True, default=str).encode()).hexdigest()
+        compared_fields = {name: value for name, value in document.items() if name not in undated}
+        digest = hashlib.sha256(json.dumps(compared_fields, sort_keys=True, default=str).encode()).hexdigest()
         version = f"{document['version']}-" if "version" in document else ""
         tag = f'"{version}{digest[:16]}"'
         headers: Mapping[str, str | list[str]] = {"ETag": tag, "Cache-Control": "no-cache"}
-        known = self.incoming.headers.get("If-None-Match") or ""
-        if tag in (part.strip().removeprefix("W/") for part in known.split(",")):
+        if_none_match = self.incoming.headers.get("If-None-Match") or ""
+        if tag in (part.strip().removeprefix("W/") for part in if_none_match.split(",")):
             return Response(status_code=304, headers=dict(headers), body="")
         return _json(200, document, headers)
 

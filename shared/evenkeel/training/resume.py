@@ -222,7 +222,7 @@ def _missing_evidence(
         return None
     own = manifests[checkpoint]
     if own is None or not _claims_healthy(own):
-        detail = "The fault may have corrupted it, and its manifest has neither a finite loss nor isFinite."
+        detail = "The fault may have corrupted this checkpoint: its manifest has neither a finite loss nor isFinite."
         return Rejection(checkpoint, "NO_EVIDENCE", detail)
     # The next checkpoint of the same attempt may itself be distrusted. Its healthy numbers still show that training
     # continued normally.
@@ -230,11 +230,11 @@ def _missing_evidence(
     after = next((manifest for other in later if (manifest := manifests[other]) is not None), None)
     if after is None or not _claims_healthy(after):
         why = (
-            "its attempt saved no readable checkpoint after it"
+            "its attempt saved no readable checkpoint afterwards"
             if after is None
             else f"the next checkpoint, step {after.checkpoint.step}, does not show healthy numbers"
         )
-        return Rejection(checkpoint, "NO_CLEAN_RUN", f"The fault may have corrupted it, and {why}.")
+        return Rejection(checkpoint, "NO_CLEAN_RUN", f"The fault may have corrupted this checkpoint: {why}.")
     return None
 
 

@@ -31,7 +31,7 @@ def test_examples_match_their_schemas(file: str, schema: str) -> None:
 
 def test_example_forecast_ranks_the_ways() -> None:
     document = answer("forecast", "--file", str(EXAMPLES / "fleet.yaml"))
-    usd = {total["way"]: total["usdPerMonth"] for total in document["totals"]}
+    usd = {total["strategy"]: total["usdPerMonth"] for total in document["totals"]}
 
     assert list(usd) == ["manual", "hyperpod-unchanged", "evenkeel-configured", "evenkeel-possible"]
     assert usd["manual"] > usd["hyperpod-unchanged"] > usd["evenkeel-possible"]
@@ -131,7 +131,9 @@ def test_file_states_more_than_the_fleet_shows(with_history: CliFixture, tmp_pat
     document = fleet_answer(with_history, "forecast", "--fleet", "--file", str(file))
 
     row = next(
-        group for group in document["groups"] if group["end"] == "estimate" and group["way"] == "evenkeel-configured"
+        group
+        for group in document["groups"]
+        if group["end"] == "estimate" and group["strategy"] == "evenkeel-configured"
     )
     assert row["failuresPerNodeHour"] == 0.001
     assert row["spareGpuHoursPerMonth"] == 8 * 730
@@ -156,7 +158,7 @@ def test_measured_recoveries_give_the_configured_downtime(with_history: CliFixtu
     assert any(
         "313 s from the signal until jobs ran, the median of 5" in assumption for assumption in document["assumptions"]
     )
-    row = next(group for group in document["groups"] if group["way"] == "evenkeel-configured")
+    row = next(group for group in document["groups"] if group["strategy"] == "evenkeel-configured")
     assert row["downtimeSecondsPerFailure"] == 83 + 313
 
 

@@ -24,11 +24,11 @@ def forecast(*groups: Json, **changes: Any) -> FleetForecast:
     return forecast_fleet(FleetRequest.read({"groups": list(groups), **changes}))
 
 
-def row(forecast: FleetForecast, way: str, end: str = "estimate", group: str = "p5") -> GroupForecast:
+def row(forecast: FleetForecast, strategy: str, end: str = "estimate", group: str = "p5") -> GroupForecast:
     return next(
         group_forecast
         for group_forecast in forecast.groups
-        if (group_forecast.way, group_forecast.end, group_forecast.group) == (way, end, group)
+        if (group_forecast.strategy, group_forecast.end, group_forecast.group) == (strategy, end, group)
     )
 
 
@@ -41,7 +41,7 @@ def test_known_fleets_have_their_training_share(nodes: int, rate: float, manual:
     stages = {"detectSeconds": 89, "replaceSeconds": 903, "resumeSeconds": 1398}
     fleet_forecast = forecast(group, configured=stages)
 
-    shares = [100 * (row(fleet_forecast, way).ettr or 0) for way in ("manual", "evenkeel-configured")]
+    shares = [100 * (row(fleet_forecast, strategy).ettr or 0) for strategy in ("manual", "evenkeel-configured")]
     assert shares == pytest.approx([manual, hyperpod], abs=0.06)
 
 
@@ -91,7 +91,7 @@ def test_lost_hours_are_downtime_and_rework() -> None:
 
 
 def test_high_end_of_the_rate_costs_more() -> None:
-    (total,) = (total for total in forecast(a_group()).totals if total.way == "manual")
+    (total,) = (total for total in forecast(a_group()).totals if total.strategy == "manual")
 
     low, middle, high = total.low_usd_per_month, total.usd_per_month, total.high_usd_per_month
     assert low is not None
@@ -112,7 +112,7 @@ def test_counted_failures_give_the_exact_interval() -> None:
 @pytest.mark.parametrize("model", ["renewal", "parallel", "restart", "serial"])
 def test_possible_is_never_worse_than_configured(model: str) -> None:
     fleet_forecast = forecast(a_group(spares=5), a_group(name="b", jobNodes=8), checkpoint=SAVES, downtimeModel=model)
-    usd = {total.way: total.usd_per_month for total in fleet_forecast.totals}
+    usd = {total.strategy: total.usd_per_month for total in fleet_forecast.totals}
 
     assert usd["evenkeel-possible"] is not None
     assert usd["evenkeel-configured"] is not None
@@ -121,7 +121,7 @@ def test_possible_is_never_worse_than_configured(model: str) -> None:
 
 def test_changes_are_differences_of_the_totals() -> None:
     fleet_forecast = forecast(a_group(), checkpoint=SAVES)
-    usd = {total.way: total.usd_per_month for total in fleet_forecast.totals}
+    usd = {total.strategy: total.usd_per_month for total in fleet_forecast.totals}
     saved = {change.change: change.saved_usd_per_month for change in fleet_forecast.changes}
 
     assert saved["evenkeel-configured instead of hyperpod-unchanged"] == 0

@@ -1,4 +1,4 @@
-"""`dev status` tries each part: what does not answer is down, whatever a file says."""
+"""`dev status` asks each part: a part that does not answer is down, even if its pid file exists."""
 
 import json
 import os

@@ -76,7 +76,7 @@ def largest(document: Any, character: str) -> Any:
     """Return a document in which every text is as long as its parser takes it, as far as one event goes."""
     for place in sorted(places(document), key=str):
         if not isinstance(read(with_text(document, place, character * min(LENGTHS))), ParsedEvent):
-            continue  # a word of a fixed list, or a number: no longer text can stand here
+            continue  # a word of a fixed list, or a number: a longer text is invalid here
         texts = (character * length for length in reversed(LENGTHS))
         longer = (with_text(document, place, text) for text in texts)
         document = next((candidate for candidate in longer if isinstance(read(candidate), ParsedEvent)), document)

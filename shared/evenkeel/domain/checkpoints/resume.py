@@ -104,16 +104,16 @@ def _missing_evidence(
         return None
     manifest = readable_manifest(ref, evidence[ref])
     if manifest is None or not manifest.claims_healthy:
-        detail = "The fault may have corrupted it, and its manifest has neither a finite loss nor isFinite."
+        detail = "The fault may have corrupted this checkpoint: its manifest has neither a finite loss nor isFinite."
         return rejection(ref, RejectionCode.NO_EVIDENCE, detail)
     after = _next_after(ref, evidence)
     if after is None or not after.claims_healthy:
         why = (
-            "its attempt saved no readable checkpoint after it"
+            "its attempt saved no readable checkpoint afterwards"
             if after is None
             else f"the next checkpoint, step {after.step}, does not show healthy numbers"
         )
-        return rejection(ref, RejectionCode.NO_CLEAN_RUN, f"The fault may have corrupted it, and {why}.")
+        return rejection(ref, RejectionCode.NO_CLEAN_RUN, f"The fault may have corrupted this checkpoint: {why}.")
     return None
 
 

@@ -23,8 +23,8 @@ def interruption_sentence(receipt: InterruptionReceipt) -> str:
         for part in receipt.parts
         if part.seconds is not None and part.seconds >= _MIN_SHOWN_SECONDS
     )
-    what = f": {stages}" if stages else ""
-    return f"Attempt {receipt.attempt} lost {_amounts(receipt.total)}{what}.{_unknown(receipt.total)}"
+    stage_text = f": {stages}" if stages else ""
+    return f"Attempt {receipt.attempt} lost {_amounts(receipt.total)}{stage_text}.{_unknown(receipt.total)}"
 
 
 def plain(stage: Stage) -> str:

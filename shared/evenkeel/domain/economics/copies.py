@@ -35,7 +35,7 @@ class CopySurvival(Value):
     first_order_bound: float
     """The sum up to j = 1, at least 0: never more than the exact probability."""
     ring_recoverable_probability: float | None
-    """If each machine copies to its neighbours; null for more machines than the count can do."""
+    """If each machine copies to its neighbours; null above the size that exact counting supports."""
 
 
 def copy_survival(machines: int, group_size: int, lost_machines: int) -> CopySurvival:

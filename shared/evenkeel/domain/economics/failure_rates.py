@@ -123,7 +123,7 @@ class ObservedFailures(FigureDocument):
 
 
 class ObservedNodeHours(FigureDocument):
-    """Node-hours under observation in one place."""
+    """Node-hours under observation, of one pool and instance type."""
 
     pool: Name = ""
     instance_type: Name = ""

@@ -28,8 +28,8 @@ POSSIBLE_DETECT_SECONDS = 10.0
 _MAX_OPEN_ORDERS = 2_000
 
 
-class Way(NamedTuple):
-    """A way to recover from failures, for one group."""
+class RecoveryStrategy(NamedTuple):
+    """How one group recovers from failures, in seconds and spares."""
 
     name: str
     detect_seconds: float
@@ -41,9 +41,9 @@ class Way(NamedTuple):
 
 
 class GroupForecast(Value):
-    """A month of one group, with one way of recovery, at one end of the rate. Null: unknown."""
+    """A month of one group, with one recovery strategy, at one end of the rate. Null: unknown."""
 
-    way: str
+    strategy: str
     group: str
     end: str
     failures_per_node_hour: float | None
@@ -63,9 +63,9 @@ class GroupForecast(Value):
 
 
 class FleetTotal(Value):
-    """A month of all groups with one way of recovery. Null: a group's figure is unknown."""
+    """A month of all groups with one recovery strategy. Null: a group's figure is unknown."""
 
-    way: str
+    strategy: str
     low_failures_per_month: float | None
     failures_per_month: float | None
     high_failures_per_month: float | None
@@ -78,7 +78,7 @@ class FleetTotal(Value):
 
 
 class ChangeValue(Value):
-    """The saving of one change of the configured way in a month. Negative: it costs more. Null: unknown."""
+    """The saving of one change of the configured strategy in a month. Negative: it costs more. Null: unknown."""
 
     change: str
     low_saved_usd_per_month: float | None
@@ -100,22 +100,22 @@ class FleetForecast(Value):
 
 
 def forecast_fleet(request: FleetRequest) -> FleetForecast:
-    """Return the monthly cost of failures for each way of recovery, and the value of each change."""
-    ways = {name: _rows(request, way_of) for name, way_of in _WAYS.items()}
+    """Return the monthly cost of failures for each recovery strategy, and the value of each change."""
+    strategies = {name: _rows(request, strategy_of) for name, strategy_of in _STRATEGIES.items()}
     return FleetForecast(
         name=request.name,
         hours_per_month=request.hours_per_month,
-        totals=tuple(_total(name, rows) for name, rows in ways.items()),
-        changes=tuple(_changes(request, ways)),
-        groups=tuple(row for rows in ways.values() for row in rows),
+        totals=tuple(_total(name, rows) for name, rows in strategies.items()),
+        changes=tuple(_changes(request, strategies)),
+        groups=tuple(row for rows in strategies.values() for row in rows),
         assumptions=tuple(_assumptions(request)),
     )
 
 
-# ---------------------------------------------------------------- ways of recovery
+# ---------------------------------------------------------------- recovery strategies
 
-WayOf = Callable[[FleetRequest, ForecastGroup, float], Way]
-"""Returns the way of recovery of a group, from the estimate of its failure rate."""
+StrategyOf = Callable[[FleetRequest, ForecastGroup, float], RecoveryStrategy]
+"""Returns the recovery strategy of a group, from the estimate of its failure rate."""
 
 
 def published_stages(nodes: int) -> tuple[float, float, float]:
@@ -125,35 +125,35 @@ def published_stages(nodes: int) -> tuple[float, float, float]:
     return float(detect), float(replace), float(resume)
 
 
-def _manual(request: FleetRequest, _group: ForecastGroup, _rate: float) -> Way:
+def _manual(request: FleetRequest, _group: ForecastGroup, _rate: float) -> RecoveryStrategy:
     cause, replace, resume, _ = (60 * minutes for minutes in TABLE_3["without HyperPod"])
-    return Way("manual", cause, replace, resume, replace, 0, _interval(request))
+    return RecoveryStrategy("manual", cause, replace, resume, replace, 0, _interval(request))
 
 
-def _hyperpod(request: FleetRequest, group: ForecastGroup, _rate: float) -> Way:
+def _hyperpod(request: FleetRequest, group: ForecastGroup, _rate: float) -> RecoveryStrategy:
     detect, replace, resume = published_stages(group.job_size)
     replace = replace if group.replace_seconds is None else group.replace_seconds
-    return Way("hyperpod-unchanged", detect, replace, resume, replace, 0, _interval(request))
+    return RecoveryStrategy("hyperpod-unchanged", detect, replace, resume, replace, 0, _interval(request))
 
 
-def _configured(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
-    way = _timed(_hyperpod(request, group, rate), request.configured, group)
-    return way._replace(name="evenkeel-configured", spares=group.spares)
+def _configured(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
+    strategy = _timed(_hyperpod(request, group, rate), request.configured, group)
+    return strategy._replace(name="evenkeel-configured", spares=group.spares)
 
 
-def _possible(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
+def _possible(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
     """Return faster stages, the best interval and the cheapest number of spares."""
-    way = _timed(_faster(request, group, rate), request.possible, group)
-    way = _with_best_interval(request, group, rate, way)._replace(name="evenkeel-possible")
-    return _with_best_spares(request, group, rate, way)
+    strategy = _timed(_faster(request, group, rate), request.possible, group)
+    strategy = _with_best_interval(request, group, rate, strategy)._replace(name="evenkeel-possible")
+    return _with_best_spares(request, group, rate, strategy)
 
 
 def _interval(request: FleetRequest) -> float | None:
     return request.checkpoint.interval_seconds if request.checkpoint else None
 
 
-def _timed(way: Way, times: RecoveryTimes, group: ForecastGroup) -> Way:
-    """Return a way with the stated stages. A replacement time of the group itself counts first."""
+def _timed(strategy: RecoveryStrategy, times: RecoveryTimes, group: ForecastGroup) -> RecoveryStrategy:
+    """Return a strategy with the stated stages. A replacement time of the group itself counts first."""
     stated = {
         name: value
         for name in ("detect_seconds", "replace_seconds", "resume_seconds", "lead_seconds")
@@ -163,43 +163,47 @@ def _timed(way: Way, times: RecoveryTimes, group: ForecastGroup) -> Way:
         stated["replace_seconds"] = group.replace_seconds
     if "replace_seconds" in stated:
         stated.setdefault("lead_seconds", stated["replace_seconds"])
-    return way._replace(**stated)
+    return strategy._replace(**stated)
 
 
-def _faster(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
-    way, stated = _configured(request, group, rate), request.possible.detect_seconds
-    fastest = min(way.detect_seconds, POSSIBLE_DETECT_SECONDS) if stated is None else stated
-    return way._replace(detect_seconds=fastest)
+def _faster(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
+    strategy, stated = _configured(request, group, rate), request.possible.detect_seconds
+    fastest = min(strategy.detect_seconds, POSSIBLE_DETECT_SECONDS) if stated is None else stated
+    return strategy._replace(detect_seconds=fastest)
 
 
-def _with_best_interval(request: FleetRequest, group: ForecastGroup, rate: float, way: Way) -> Way:
+def _with_best_interval(
+    request: FleetRequest, group: ForecastGroup, rate: float, strategy: RecoveryStrategy
+) -> RecoveryStrategy:
     if request.checkpoint is None or not rate:
-        return way
+        return strategy
     mtbf = 3600 / (group.job_size * rate)
-    return way._replace(interval_seconds=checkpoint_interval.best_seconds(request.checkpoint.write_seconds, mtbf))
+    return strategy._replace(interval_seconds=checkpoint_interval.best_seconds(request.checkpoint.write_seconds, mtbf))
 
 
-def _with_best_spares(request: FleetRequest, group: ForecastGroup, rate: float, way: Way) -> Way:
-    """Return a way with the number of spares that costs the fewest GPU-hours, lost and spare together."""
+def _with_best_spares(
+    request: FleetRequest, group: ForecastGroup, rate: float, strategy: RecoveryStrategy
+) -> RecoveryStrategy:
+    """Return a strategy with the number of spares that costs the fewest GPU-hours, lost and spare together."""
     if group.market is CapacityMarket.ON_DEMAND:
-        return way._replace(spares=0)
+        return strategy._replace(spares=0)
 
     def cost(count: int) -> float:
-        row = month(request, group, way._replace(spares=count), "estimate", rate)
+        row = month(request, group, strategy._replace(spares=count), "estimate", rate)
         return (row.lost_gpu_hours_per_month or 0.0) + row.spare_gpu_hours_per_month
 
     # Past the mean number of open orders, each further spare helps less than the one before.
-    count = math.ceil(group.nodes * rate * way.lead_seconds / 3600)
+    count = math.ceil(group.nodes * rate * strategy.lead_seconds / 3600)
     if count > _MAX_OPEN_ORDERS:
         raise WrongFigure(
             f"group {group.name}", f"would have {count_of(count, 'node')} on order at any time; check its rate"
         )
     while cost(count + 1) < cost(count):
         count += 1
-    return way._replace(spares=min(range(count + 1), key=cost))
+    return strategy._replace(spares=min(range(count + 1), key=cost))
 
 
-_WAYS: dict[str, WayOf] = {
+_STRATEGIES: dict[str, StrategyOf] = {
     "manual": _manual,
     "hyperpod-unchanged": _hyperpod,
     "evenkeel-configured": _configured,
@@ -210,42 +214,44 @@ _WAYS: dict[str, WayOf] = {
 # ---------------------------------------------------------------- a month
 
 
-def _rows(request: FleetRequest, way_of: WayOf) -> list[GroupForecast]:
+def _rows(request: FleetRequest, strategy_of: StrategyOf) -> list[GroupForecast]:
     rows = []
     for group in request.groups:
         rate = group.rate(request.confidence)
-        # The estimate decides the way for all ends, because a fleet chooses before it knows the true rate.
-        way = way_of(request, group, rate.failures_per_node_hour if rate else 0.0)
+        # The estimate decides the strategy for all ends, because a fleet chooses before it knows the true rate.
+        strategy = strategy_of(request, group, rate.failures_per_node_hour if rate else 0.0)
         for end, value in zip(ENDS, rate.ends if rate else (None, None, None), strict=True):
-            rows.append(month(request, group, way, end, value))
+            rows.append(month(request, group, strategy, end, value))
     return rows
 
 
-def month(request: FleetRequest, group: ForecastGroup, way: Way, end: str, rate: float | None) -> GroupForecast:
+def month(
+    request: FleetRequest, group: ForecastGroup, strategy: RecoveryStrategy, end: str, rate: float | None
+) -> GroupForecast:
     """Return a month of one group at one failure rate.
 
     Args:
         request: The fleet.
         group: The group.
-        way: The way of recovery.
+        strategy: The recovery strategy.
         end: Name of the end of the rate.
         rate: Failures per node-hour; None if unknown.
     """
     hours, gpus = request.hours_per_month, group.nodes * group.gpus_per_node
-    spare_hours = float(way.spares * group.gpus_per_node * hours)
+    spare_hours = float(strategy.spares * group.gpus_per_node * hours)
     if rate is None:
-        return _unknown(way, group, end, spare_hours)
+        return _unknown(strategy, group, end, spare_hours)
     per_hour = group.job_size * rate
-    missing = spares.no_spare_probability(way.spares, group.nodes * rate, way.lead_seconds / 3600)
-    down = way.detect_seconds + way.resume_seconds + missing * way.replace_seconds
+    missing = spares.no_spare_probability(strategy.spares, group.nodes * rate, strategy.lead_seconds / 3600)
+    down = strategy.detect_seconds + strategy.resume_seconds + missing * strategy.replace_seconds
     stopped = time_factor(per_hour, down / 3600, request.downtime_model)
-    lost_work = _lost_work_factor(request, way, per_hour)
+    lost_work = _lost_work_factor(request, strategy, per_hour)
     running = 1 / stopped
     ettr = running / (lost_work or 1.0)
     lost = gpus * hours * (1 - ettr)
     exposed = running if request.downtime_model is DowntimeModel.RENEWAL else 1.0
     return GroupForecast(
-        way=way.name,
+        strategy=strategy.name,
         group=group.name,
         end=end,
         failures_per_node_hour=rate,
@@ -261,19 +267,21 @@ def month(request: FleetRequest, group: ForecastGroup, way: Way, end: str, rate:
     )
 
 
-def _lost_work_factor(request: FleetRequest, way: Way, per_hour: float) -> float | None:
+def _lost_work_factor(request: FleetRequest, strategy: RecoveryStrategy, per_hour: float) -> float | None:
     """Return the running time over the productive time; None without a checkpoint interval."""
-    if request.checkpoint is None or way.interval_seconds is None:
+    if request.checkpoint is None or strategy.interval_seconds is None:
         return None
     if not per_hour:
-        return 1 + request.checkpoint.write_seconds / way.interval_seconds
-    ettr = checkpoint_interval.exact_ettr(way.interval_seconds, request.checkpoint.write_seconds, 0.0, 3600 / per_hour)
+        return 1 + request.checkpoint.write_seconds / strategy.interval_seconds
+    ettr = checkpoint_interval.exact_ettr(
+        strategy.interval_seconds, request.checkpoint.write_seconds, 0.0, 3600 / per_hour
+    )
     return 1 / ettr if ettr else math.inf
 
 
-def _unknown(way: Way, group: ForecastGroup, end: str, spare_hours: float) -> GroupForecast:
+def _unknown(strategy: RecoveryStrategy, group: ForecastGroup, end: str, spare_hours: float) -> GroupForecast:
     return GroupForecast(
-        way=way.name,
+        strategy=strategy.name,
         group=group.name,
         end=end,
         failures_per_node_hour=None,
@@ -300,18 +308,18 @@ def _total(name: str, rows: list[GroupForecast]) -> FleetTotal:
     sums = {
         f"{'' if end == 'estimate' else f'{end}_'}{field}": _sum(rows, end, field) for end in ENDS for field in fields
     }
-    return FleetTotal(way=name, **sums)
+    return FleetTotal(strategy=name, **sums)
 
 
 # ---------------------------------------------------------------- changes
 
 
-def _changes(request: FleetRequest, ways: dict[str, list[GroupForecast]]) -> Iterator[ChangeValue]:
-    """Yield each change of the configured way alone, then all together."""
-    configured, hyperpod = ways["evenkeel-configured"], ways["hyperpod-unchanged"]
-    for text, way_of in _CHANGES.items():
-        yield _change(text, configured, _rows(request, way_of))
-    yield _change("all of evenkeel-possible", configured, ways["evenkeel-possible"])
+def _changes(request: FleetRequest, strategies: dict[str, list[GroupForecast]]) -> Iterator[ChangeValue]:
+    """Yield each change of the configured strategy alone, then all together."""
+    configured, hyperpod = strategies["evenkeel-configured"], strategies["hyperpod-unchanged"]
+    for text, strategy_of in _CHANGES.items():
+        yield _change(text, configured, _rows(request, strategy_of))
+    yield _change("all of evenkeel-possible", configured, strategies["evenkeel-possible"])
     yield _change("evenkeel-configured instead of hyperpod-unchanged", hyperpod, configured)
 
 
@@ -331,25 +339,25 @@ def _difference(before: list[GroupForecast], after: list[GroupForecast], end: st
     return None if first is None or second is None else first - second
 
 
-def _one_more_spare(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
-    way = _configured(request, group, rate)
-    return way._replace(spares=way.spares + (group.market is CapacityMarket.COMMITTED))
+def _one_more_spare(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
+    strategy = _configured(request, group, rate)
+    return strategy._replace(spares=strategy.spares + (group.market is CapacityMarket.COMMITTED))
 
 
-def _cheapest_spares(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
+def _cheapest_spares(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
     return _with_best_spares(request, group, rate, _configured(request, group, rate))
 
 
-def _best_interval(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
+def _best_interval(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
     return _with_best_interval(request, group, rate, _configured(request, group, rate))
 
 
-def _half_interval(request: FleetRequest, group: ForecastGroup, rate: float) -> Way:
-    way = _configured(request, group, rate)
-    return way._replace(interval_seconds=way.interval_seconds and way.interval_seconds / 2)
+def _half_interval(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
+    strategy = _configured(request, group, rate)
+    return strategy._replace(interval_seconds=strategy.interval_seconds and strategy.interval_seconds / 2)
 
 
-_CHANGES: dict[str, WayOf] = {
+_CHANGES: dict[str, StrategyOf] = {
     "one more spare node in each committed group": _one_more_spare,
     "the cheapest number of spare nodes": _cheapest_spares,
     "half the checkpoint interval": _half_interval,

@@ -105,10 +105,10 @@ def with_fact(
     fact = classified.fact
     if fact.is_drill is not incident.is_drill:
         return incident
-    counted = incident.replace(evidence_count=incident.evidence_count + 1)
+    updated = incident.replace(evidence_count=incident.evidence_count + 1)
     if fact.kind is FactKind.PROGRESS:
         latest = RepairProgress(code=fact.code, at=fact.observed_at, instance_id=fact.instance_id, message=fact.detail)
-        return counted.replace(
+        return updated.replace(
             progress=sorted((*incident.progress, latest), key=lambda progress: progress.at)[-_MAX_PROGRESS:]
         )
     if fact.kind is FactKind.RECOVERED:
@@ -116,16 +116,16 @@ def with_fact(
             incident.cleared_faults, ClearedFault(fault_key=fact.fault_key, source=fact.source, at=fact.observed_at)
         )
         signals = signals_to_clear(signals_of(incident), catalogue)
-        return counted.replace(cleared_faults=cleared, recovered_at=cleared_at(signals, cleared))
+        return updated.replace(cleared_faults=cleared, recovered_at=cleared_at(signals, cleared))
     if not classified.is_evidence:
-        return counted
+        return updated
     recurrences = _updated_recurrences(incident.recurrences, classified, incident.incident_id, histories)
     deadlines = [at for at in (incident.deadline_at, fact.deadline_at) if at]
-    after = counted.replace(
+    updated = updated.replace(
         deadline_at=min(deadlines, default=None),
         last_signal_at=max(incident.last_signal_at or fact.observed_at, fact.observed_at),
     )
-    return _reassess(after, merge_signal(signals_of(incident), _signal(fact)), recurrences, catalogue)
+    return _reassess(updated, merge_signal(signals_of(incident), _signal(fact)), recurrences, catalogue)
 
 
 def _reassess(

@@ -111,8 +111,8 @@ def _findings_of_jobs(document: Json, read: JobTemplates) -> Iterator[TemplateFi
             "T0-9",
             FindingSeverity.WARNING,
             f"jobTemplates.{on_spot[0]}",
-            f"It runs on spot nodes, which end {MIN_NOTICE_SECONDS} s after a notice, but the file does not set "
-            f"{' or '.join(missing)}. Until it does, the job runs on demand.",
+            f"Template {on_spot[0]} would use spot nodes, which end {MIN_NOTICE_SECONDS} s after a notice. "
+            f"The file does not set {' or '.join(missing)}; until it does, jobs run on demand.",
         )
     if read.claims and len(read.pools) > 1:
         yield _finding(

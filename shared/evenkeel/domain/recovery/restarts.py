@@ -128,7 +128,7 @@ def decide_restart(facts: RestartFacts) -> RestartDecision:
     """Decide whether Evenkeel restarts an unmanaged job, moves its pods, or leaves it alone."""
     job = facts.job
 
-    def decided(action: RestartAction, why: str, **alternatives: str) -> RestartDecision:
+    def decision(action: RestartAction, why: str, **alternatives: str) -> RestartDecision:
         return RestartDecision(
             action=action,
             reason=f"{job.label} {why}",
@@ -136,19 +136,20 @@ def decide_restart(facts: RestartFacts) -> RestartDecision:
             facts=facts,
         )
 
-    if left := _why_left_alone(facts):
-        return decided(RestartAction.LEAVE, f"is left alone: {left}", RESTART=_sentence(left))
+    if leave_reason := _why_left_alone(facts):
+        return decision(RestartAction.LEAVE, f"is left alone: {leave_reason}", RESTART=_sentence(leave_reason))
     if job.state is UnmanagedJobState.RUNNING and job.recreation is PodRecreation.BY_OWNER:
-        why = "Its operator starts evicted pods on other nodes."
-        return decided(RestartAction.MOVE, "is moved: its operator starts evicted pods on other nodes.", RESTART=why)
+        why_no_restart = "Its operator starts evicted pods on other nodes."
+        moved = "is moved: its operator starts evicted pods on other nodes."
+        return decision(RestartAction.MOVE, moved, RESTART=why_no_restart)
     if refusal := _why_not_restarted(facts):
-        return decided(RestartAction.LEAVE, f"is not restarted: {refusal}", RESTART=_sentence(refusal))
-    move = "Its operator would not start evicted pods again."
+        return decision(RestartAction.LEAVE, f"is not restarted: {refusal}", RESTART=_sentence(refusal))
+    why_no_move = "Its operator would not start evicted pods again."
     if job.state is UnmanagedJobState.FAILED:
         why = f"failed when a pod ended on {facts.node_name}, and its operator does not restart it. {_start(job)}"
-        return decided(RestartAction.RESTART, why, MOVE=move, LEAVE="It would stay failed.")
+        return decision(RestartAction.RESTART, why, MOVE=why_no_move, LEAVE="It would stay failed.")
     why = f"runs on {facts.node_name}, and its operator would not restart it. {_start(job)}"
-    return decided(RestartAction.RESTART, why, MOVE=move, LEAVE="It would fail when the node is repaired.")
+    return decision(RestartAction.RESTART, why, MOVE=why_no_move, LEAVE="It would fail when the node is repaired.")
 
 
 def why_not_concerned(job: UnmanagedJob, node_name: str, *, by_policy: bool) -> str:
@@ -170,8 +171,8 @@ def why_not_concerned(job: UnmanagedJob, node_name: str, *, by_policy: bool) -> 
 
 def _why_left_alone(facts: RestartFacts) -> str:
     job = facts.job
-    if left := why_not_concerned(job, facts.node_name, by_policy=facts.allowed_by_policy):
-        return left
+    if reason := why_not_concerned(job, facts.node_name, by_policy=facts.allowed_by_policy):
+        return reason
     if job.state in (UnmanagedJobState.SUCCEEDED, UnmanagedJobState.DELETING, UnmanagedJobState.SUSPENDED):
         return f"it is {job.state.lower()}."
     if job.recreation is PodRecreation.BY_HYPERPOD and job.state is not UnmanagedJobState.FAILED:

@@ -323,8 +323,11 @@ def _rejections(question: _PoolQuestion) -> Iterator[str]:
     if job.accelerators_per_node > pool.accelerators_per_node:
         accelerators = count_of(pool.accelerators_per_node, "accelerator")
         yield f"Each node has {accelerators}, the job asks for {job.accelerators_per_node}."
-    if job.accelerators_in(pool) > pool.max_nodes * pool.accelerators_per_node or job.nodes > pool.max_nodes:
-        yield f"The pool has at most {count_of(pool.max_nodes, 'node')}."
+    most_accelerators = pool.max_nodes * pool.accelerators_per_node
+    if job.nodes > pool.max_nodes:
+        yield f"The pool has at most {count_of(pool.max_nodes, 'node')}, the job asks for {job.nodes}."
+    elif job.accelerators_in(pool) > most_accelerators:
+        yield f"The pool has at most {count_of(most_accelerators, 'accelerator')}, the job asks for more."
     if candidate.differences:
         yield candidate.differences[0]
     yield from _past_reservation(question)

@@ -352,9 +352,9 @@ def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
 
 
 def present_nodes(ledger: Ledger) -> tuple[tuple[FleetNode, ...], bool]:
-    """Return the nodes that are not gone, and whether there are more than one answer counts."""
-    nodes, more = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=read_queue.is_present)
-    return tuple(node for _, node in rows.readable(nodes, FleetNode)), more
+    """Return the nodes that are not gone, and whether nodes were left out at `_MAX_NODES`."""
+    nodes, is_cut = pagination.everything(ledger, Table.FLEET, "NODE", at_most=_MAX_NODES, keep=read_queue.is_present)
+    return tuple(node for _, node in rows.readable(nodes, FleetNode)), is_cut
 
 
 def states_of(ledger: Ledger, nodes: Iterable[FleetNode]) -> tuple[dict[str, NodeState], bool]:

@@ -487,7 +487,7 @@ def _note(incident: Incident, decision: RepairDecision, record: Decision, contex
 
 
 def _block(incident: Incident, facts: RepairFacts, record: Decision, context: Context) -> None:
-    """Show the guardrail that blocks the repair. If many nodes share the cause, page once."""
+    """Record on the incident which guardrail blocks the repair. If many nodes share the cause, page once."""
     rung = choose_repair(facts.replace(hold=None, guard=None), context.policy.repair).rung
     act = GuardrailAction(rung) if rung else GuardrailAction.STOP
     guard = facts.guard or GuardrailFacts(life=facts.life.key, pool=incident.pool, hold=facts.hold, now=facts.now)

@@ -124,7 +124,7 @@ def automation_request_key(request_id: str) -> Key:
 
 
 def automation_request_row(request_id: str, answer: dict[str, Any], now: datetime) -> Row:
-    """Return the row with the first answer, which every repeat within a day gets again."""
+    """Return the row with the first answer. A repeated request gets that answer for a day."""
     return Row(automation_request_key(request_id), answer, 0, None, now + rows.IDEMPOTENCY_KEPT)
 
 
