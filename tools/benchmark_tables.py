@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import queues_plot, scale_plot
-from tools.page_tables import with_tables
+from tools.generated_tables import with_tables
 
 PROJECT = Path(__file__).resolve().parents[1]
 PAGE = PROJECT / "docs" / "benchmarks.md"

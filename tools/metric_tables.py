@@ -8,7 +8,7 @@ from pydantic.alias_generators import to_pascal
 
 from evenkeel.domain.metrics import METRICS
 from tools.architecture import template
-from tools.page_tables import with_tables
+from tools.generated_tables import with_tables
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "operate" / "metrics.md"
 

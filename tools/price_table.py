@@ -6,7 +6,7 @@ from pathlib import Path
 from evenkeel.domain.capacity.instance_types import shipped
 from evenkeel.domain.capacity.list_prices import DatedPrice, shipped_prices
 from evenkeel.domain.economics import money
-from tools.page_tables import with_tables
+from tools.generated_tables import with_tables
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "operate" / "prices.md"
 

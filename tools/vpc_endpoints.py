@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tools.architecture import template
-from tools.page_tables import with_tables
+from tools.generated_tables import with_tables
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "private-clusters.md"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from evenkeel_cli.render import duration, escape_control_characters, whole_seconds
-from evenkeel_cli.state_labels import plain
+from evenkeel_cli.state_signs import plain
 
 Json = dict[str, Any]
 

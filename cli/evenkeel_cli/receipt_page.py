@@ -3,7 +3,7 @@
 from typing import Any
 
 from evenkeel_cli.render import Column, Printer, duration
-from evenkeel_cli.state_labels import plain
+from evenkeel_cli.state_signs import plain
 
 Json = dict[str, Any]
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from evenkeel_cli.receipt_page import UNKNOWN, seconds, usd
 from evenkeel_cli.render import Column, Printer
-from evenkeel_cli.state_labels import count_of, plain
+from evenkeel_cli.state_signs import count_of, plain
 
 Json = dict[str, Any]
 

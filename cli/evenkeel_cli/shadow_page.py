@@ -3,7 +3,7 @@
 from typing import Any
 
 from evenkeel_cli.render import Column, Printer, duration
-from evenkeel_cli.state_labels import count_of, plain
+from evenkeel_cli.state_signs import count_of, plain
 
 Json = dict[str, Any]
 

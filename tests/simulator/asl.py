@@ -17,7 +17,7 @@ from jsonata.jexception import JException
 from jsonata.utils import Utils
 
 from evenkeel.ports import ExecutionState
-from tests.simulator.event_loop import Loop
+from tests.simulator.event_loop import VirtualTimeLoop
 from tests.template.documents import WORKFLOWS, machines, workflow
 
 Json = dict[str, Any]
@@ -135,7 +135,7 @@ class Execution:
 class WorkflowEngine:
     """All executions. Functions are called through `invoke`; `succeed` and `fail` answer a token."""
 
-    def __init__(self, loop: Loop, invoke: Invoke, chance: random.Random) -> None:
+    def __init__(self, loop: VirtualTimeLoop, invoke: Invoke, chance: random.Random) -> None:
         self.loop = loop
         self.invoke = invoke
         self.chance = chance

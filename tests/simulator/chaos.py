@@ -8,7 +8,7 @@ from typing import Any
 from evenkeel import ports
 from evenkeel.ports import Throttled, Unreachable
 from tests.fakes.crashes import Crash
-from tests.simulator.event_loop import Loop
+from tests.simulator.event_loop import VirtualTimeLoop
 
 PORTS: dict[str, type] = {
     "ledger": ports.Ledger,
@@ -57,7 +57,9 @@ _LONGEST_STACK = 3
 class Chaos:
     """Decides for each call whether it fails, and how. Makes no faults until `rate` is set."""
 
-    def __init__(self, chance: random.Random, loop: Loop, tell: Callable[[str], None], counts: Counter[str]) -> None:
+    def __init__(
+        self, chance: random.Random, loop: VirtualTimeLoop, tell: Callable[[str], None], counts: Counter[str]
+    ) -> None:
         self.chance = chance
         self.loop = loop
         self.tell = tell

@@ -15,7 +15,7 @@ from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER, FakeCluster, FakeWorkload, a_node
 from tests.fakes.provider import REBOOT, FakeProvider, a_provider_node
 from tests.fakes.system import A_MOMENT, FixedClock
-from tests.simulator.event_loop import Loop
+from tests.simulator.event_loop import VirtualTimeLoop
 
 FAULT_TYPES = "sagemaker.amazonaws.com/fault-types"
 _SAVES_EVERY = 20.0
@@ -26,7 +26,7 @@ SPOT_POOL = "spot"
 class LoopClock(FixedClock):
     """The loop's time, as the fakes read it."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: VirtualTimeLoop) -> None:
         super().__init__()
         self.loop = loop
 
@@ -37,7 +37,7 @@ class LoopClock(FixedClock):
 class SimulatedCluster(FakeCluster):
     """Kubernetes, and the processes behind its pods."""
 
-    def __init__(self, loop: Loop, chance: random.Random, *nodes: KubernetesNode) -> None:
+    def __init__(self, loop: VirtualTimeLoop, chance: random.Random, *nodes: KubernetesNode) -> None:
         super().__init__(LoopClock(loop), *nodes, runs_at_once=True)
         self.loop = loop
         self.chance = chance
@@ -157,7 +157,7 @@ class SimulatedCluster(FakeCluster):
 class SimulatedProvider(FakeProvider):
     """HyperPod: repairs take a while, and some of them go wrong."""
 
-    def __init__(self, loop: Loop, chance: random.Random, cluster: SimulatedCluster, size: int) -> None:
+    def __init__(self, loop: VirtualTimeLoop, chance: random.Random, cluster: SimulatedCluster, size: int) -> None:
         """Begin with so many nodes of HyperPod."""
         machines = [a_provider_node(number) for number in range(1, size + 1)]
         super().__init__(LoopClock(loop), *machines, kubernetes=cluster)
@@ -255,7 +255,7 @@ class SimulatedTrainers:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: VirtualTimeLoop,
         chance: random.Random,
         cluster: SimulatedCluster,
         checkpoints: InMemoryCheckpoints,

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from tests.fakes.system import A_MOMENT
 
 
-class Loop:
+class VirtualTimeLoop:
     """Events in order of time, then of insertion. An event may run the loop itself: that is a pause."""
 
     def __init__(self) -> None:

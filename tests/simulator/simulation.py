@@ -71,7 +71,7 @@ from tests.simulator.data_centre import (
     without_health_labels,
 )
 from tests.simulator.elastic_scenario import ElasticScenario, is_in
-from tests.simulator.event_loop import Loop
+from tests.simulator.event_loop import VirtualTimeLoop
 from tests.simulator.privileges import TableRequest, ask_of
 from tests.simulator.renting_scenario import RentingCluster, RentingScenario, rents
 from tests.simulator.team_scenario import EVERY, PEOPLE, TeamScenario
@@ -423,7 +423,7 @@ class Simulation:
         self.is_strict = is_strict
         self.chance = random.Random(seed)
         self.forger = random.Random(f"{seed} drills") if seed % _FORGED_EVERY == _FORGED_FIRST else None
-        self.loop = Loop()
+        self.loop = VirtualTimeLoop()
         self.event_log: list[tuple[float, str]] = []
         self.violations: list[Violation] = []
         self.watched = RecordedEffects()

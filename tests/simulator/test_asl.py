@@ -8,7 +8,7 @@ import pytest
 
 from evenkeel.ports import ExecutionState
 from tests.simulator.asl import Failure, Json, Reply, StateRun, WorkflowEngine, evaluate
-from tests.simulator.event_loop import Loop
+from tests.simulator.event_loop import VirtualTimeLoop
 from tests.template.documents import WORKFLOWS, machines, workflow
 from tests.workflow.cases import CASES, ending_states
 from tests.workflow.workflow_bench import TaskError, WorkflowCase, usual_input
@@ -18,7 +18,7 @@ A_YEAR = 31_600_000
 
 def run(case: WorkflowCase) -> tuple[WorkflowEngine, list[str]]:
     """Let a case run with the answers that its row gives."""
-    loop = Loop()
+    loop = VirtualTimeLoop()
     queues = {
         state: deque([answers] if isinstance(answers, Mapping | TaskError) else answers)
         for state, answers in case.answers.items()

@@ -8,7 +8,7 @@ from samtranslator.yaml_helper import yaml_parse
 
 from evenkeel.ports import ExecutionState
 from tests.simulator.asl import Json, Reply, WorkflowEngine
-from tests.simulator.event_loop import Loop
+from tests.simulator.event_loop import VirtualTimeLoop
 from tests.template.documents import ROOT, strings, workflow
 from tests.template.test_deployment import arn_of
 
@@ -25,7 +25,7 @@ def test_every_workflow_function_has_an_empty_yardstick() -> None:
 
 
 def test_empty_answers_lead_to_the_cordon_and_the_end() -> None:
-    loop = Loop()
+    loop = VirtualTimeLoop()
     functions: list[str] = []
 
     def invoke(_state: str, placeholder: str, _payload: Json, reply: Reply) -> None:

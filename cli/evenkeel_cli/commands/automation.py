@@ -8,7 +8,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change
 from evenkeel_cli.render import OutputFormat, Printer
-from evenkeel_cli.state_labels import count_of, mode_of
+from evenkeel_cli.state_signs import count_of, mode_of
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 

@@ -9,7 +9,7 @@ from evenkeel_cli import local_data_centre
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer_change, answer_list
 from evenkeel_cli.render import Column, OutputFormat, Printer, page
-from evenkeel_cli.state_labels import plain
+from evenkeel_cli.state_signs import plain
 from evenkeel_client.client import ControlClient
 from evenkeel_client.errors import CommandFailed, Exit
 

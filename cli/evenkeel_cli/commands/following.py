@@ -10,7 +10,7 @@ from evenkeel_cli.commands.job_pages import queue_position
 from evenkeel_cli.commands.output import REFRESH_SECONDS
 from evenkeel_cli.progress import MAX_LINES, Pace, TrainingProgress, read_progress, total_steps
 from evenkeel_cli.render import duration, note, note_page
-from evenkeel_cli.state_labels import plain
+from evenkeel_cli.state_signs import plain
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 

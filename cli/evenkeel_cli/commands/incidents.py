@@ -8,7 +8,7 @@ from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change, answer_list, confirm, draw_timeline, show
 from evenkeel_cli.receipt_page import draw_incident_receipt
 from evenkeel_cli.render import Column, OutputFormat, Printer, duration
-from evenkeel_cli.state_labels import INCIDENT, plain
+from evenkeel_cli.state_signs import INCIDENT, plain
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]

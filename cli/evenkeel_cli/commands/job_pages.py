@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from evenkeel_cli.render import Column, Printer, duration
-from evenkeel_cli.state_labels import ATTEMPT, JOB, count_of, plain
+from evenkeel_cli.state_signs import ATTEMPT, JOB, count_of, plain
 
 Json = dict[str, Any]
 

@@ -28,7 +28,7 @@ from evenkeel_cli.commands.output import answer, answer_change, answer_list, dra
 from evenkeel_cli.commands.submission import explain_missing_fields, takes_a_job
 from evenkeel_cli.receipt_page import draw_job_receipt
 from evenkeel_cli.render import OutputFormat, note, only, page
-from evenkeel_cli.state_labels import JOB, plain
+from evenkeel_cli.state_signs import JOB, plain
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.render import OutputFormat, page, warn
-from evenkeel_cli.state_labels import JOB
+from evenkeel_cli.state_signs import JOB
 from evenkeel_client import context
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit

@@ -7,7 +7,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change, answer_list, confirm, show
 from evenkeel_cli.render import Column, OutputFormat, Printer
-from evenkeel_cli.state_labels import NODE, plain
+from evenkeel_cli.state_signs import NODE, plain
 
 Json = dict[str, Any]
 

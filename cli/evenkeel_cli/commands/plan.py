@@ -42,7 +42,7 @@ def plan(  # noqa: PLR0913, PLR0917 - options, each given by its name
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Run the scheduler on files: admissions, preemptions and their reasons. Needs no fleet and no AWS."""
-    from evenkeel_cli.offline import plan as offline
+    from evenkeel_cli.offline import kueue_plan as offline
     from evenkeel_cli.offline import quota_files
 
     declared = quota_files.declared(offline.profile_of(profile), quota, config)

@@ -10,7 +10,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change, answer_list, write_template
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
-from evenkeel_cli.state_labels import count_of
+from evenkeel_cli.state_signs import count_of
 from evenkeel_client.errors import Exit
 
 Json = dict[str, Any]

@@ -12,7 +12,7 @@ from evenkeel_cli.commands.automation import scope_options
 from evenkeel_cli.commands.incidents import RUNBOOK, acknowledged_by, print_recovery_branches
 from evenkeel_cli.commands.output import show
 from evenkeel_cli.render import Column, OutputFormat, Printer, age, duration, only, page, visible
-from evenkeel_cli.state_labels import HEALTH, NODE, SOURCE, count_of, mode_of, plain
+from evenkeel_cli.state_signs import HEALTH, NODE, SOURCE, count_of, mode_of, plain
 from evenkeel_client.errors import Exit
 
 Json = dict[str, Any]

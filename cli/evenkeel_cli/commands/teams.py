@@ -12,7 +12,7 @@ from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import answer, answer_change, answer_list, write_csv, write_template
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
 from evenkeel_cli.spend_page import SpendGroupBy
-from evenkeel_cli.state_labels import count_of
+from evenkeel_cli.state_signs import count_of
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 

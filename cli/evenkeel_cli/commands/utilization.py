@@ -8,7 +8,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import write_csv
 from evenkeel_cli.render import Column, OutputFormat, Printer, note, page, warn
-from evenkeel_cli.state_labels import NODE, count_of, plain
+from evenkeel_cli.state_signs import NODE, count_of, plain
 
 Json = dict[str, Any]
 

@@ -7,7 +7,7 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.nodes import cordoned
 from evenkeel_cli.render import Column, OutputFormat, Printer, duration, only, page
-from evenkeel_cli.state_labels import INCIDENT, JOB, NODE, plain
+from evenkeel_cli.state_signs import INCIDENT, JOB, NODE, plain
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from evenkeel_cli.doctor.findings import DoctorFinding, Status, failed, merged, ok, unknown, warning
-from evenkeel_cli.state_labels import count_of
+from evenkeel_cli.state_signs import count_of
 
 Json = dict[str, Any]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from evenkeel_cli.doctor.evaluate import ENOUGH_CONCURRENCY, MIN_CONCURRENCY
 from evenkeel_cli.doctor.findings import DoctorFinding, failed, ok, unknown, warning
-from evenkeel_cli.state_labels import count_of
+from evenkeel_cli.state_signs import count_of
 
 Json = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from evenkeel_cli.doctor.deadlines import AWS_SECONDS, SELF_TEST_SECONDS, answers_within
 from evenkeel_cli.doctor.findings import CouldNotCheck
-from evenkeel_cli.state_labels import count_of
+from evenkeel_cli.state_signs import count_of
 from evenkeel_client.client import ApiClient
 from evenkeel_client.context import ApiContext
 from evenkeel_client.errors import CommandFailed, Exit

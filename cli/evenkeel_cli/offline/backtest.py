@@ -14,7 +14,7 @@ from evenkeel.domain.shadow.verdicts import ShadowTimes
 from evenkeel_cli.offline import exports, json_stream
 from evenkeel_cli.render import Printer
 from evenkeel_cli.shadow_page import draw_cases, draw_faults, draw_summary
-from evenkeel_cli.state_labels import count_of
+from evenkeel_cli.state_signs import count_of
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]

@@ -19,7 +19,7 @@ from evenkeel.domain.economics import (
 from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure
 from evenkeel_cli import yaml_files
 from evenkeel_cli.offline.quantities import number, share, wrong
-from evenkeel_cli.state_labels import count_of
+from evenkeel_cli.state_signs import count_of
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]

@@ -133,7 +133,7 @@ class ApiServer:
         authorizer: Authorizer,
         logs: Logs,
         commands: Commands,
-        measured: metrics.Metrics,
+        metrics_server: metrics.MetricsServer,
         faults: CallFaults,
     ) -> None:
         self._registry = registry
@@ -143,7 +143,7 @@ class ApiServer:
         self._authorizer = authorizer
         self._logs = logs
         self._commands = commands
-        self._metrics = measured
+        self._metrics = metrics_server
         self._faults = faults
         self._watches: set[asyncio.Task[Any]] = set()
 
@@ -236,7 +236,7 @@ class ApiServer:
         return User(name, tuple(dict.fromkeys([*groups, "system:authenticated"])))
 
     def _metrics_response(self, request: RequestInfo) -> web.Response:
-        """Answer a request to the metrics API. Its objects are measured, not stored."""
+        """Answer a request to the metrics API. Its objects are metrics_server, not stored."""
         if request.verb not in ("get", "list") or request.plural not in ("pods", "nodes"):
             raise errors.no_such_path()
         is_pods = request.plural == "pods"

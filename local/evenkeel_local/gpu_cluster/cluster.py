@@ -30,11 +30,11 @@ from evenkeel_local.gpu_cluster.garbage_collector import GarbageCollector
 from evenkeel_local.gpu_cluster.health_agent import HealthAgent
 from evenkeel_local.gpu_cluster.hyperpod import HyperPod
 from evenkeel_local.gpu_cluster.job_controller import JobController
-from evenkeel_local.gpu_cluster.karpenter import Karpenter
+from evenkeel_local.gpu_cluster.karpenter_model import Karpenter
 from evenkeel_local.gpu_cluster.kube_auth import EksAuthenticator, StaticAuthenticator
 from evenkeel_local.gpu_cluster.kubelet import ExecRunner, Kubelet, KubeletDirectory, LogReader
 from evenkeel_local.gpu_cluster.machines import MachineFleet
-from evenkeel_local.gpu_cluster.metrics import Metrics
+from evenkeel_local.gpu_cluster.metrics import MetricsServer
 from evenkeel_local.gpu_cluster.node_controller import NodeController
 from evenkeel_local.gpu_cluster.node_groups import AutoScalingGroups
 from evenkeel_local.gpu_cluster.processes import CLUSTER_MARK, ProcessGuard
@@ -123,10 +123,10 @@ class GpuCluster:
         self.faults = FaultInjector(self.fleet, self.store, self.agent, self.bus, self.karpenter, self.groups)
         logs = LogReader(self.directory.of_pod, self.store, run_dir)
         executor = ExecRunner(self.directory.of_pod)
-        measured = Metrics(self.directory, self.store)
+        metrics_server = MetricsServer(self.directory, self.store)
         authorizer = rbac.RbacAuthorizer(self.store)
         self.api_server = ApiServer(
-            self.registry, authenticator, authorizer, logs, executor, measured, self.call_faults
+            self.registry, authenticator, authorizer, logs, executor, metrics_server, self.call_faults
         )
         entries = AccessEntriesApi(config, self.access_entries)
         self.aws_api = AwsApi(config, self.hyperpod, aws_auth, self.call_faults, access, self.groups, entries)

@@ -18,7 +18,7 @@ from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.cluster_events import EventPublisher
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.health_agent import HealthAgent
-from evenkeel_local.gpu_cluster.karpenter import Instance, Karpenter
+from evenkeel_local.gpu_cluster.karpenter_model import Instance, Karpenter
 from evenkeel_local.gpu_cluster.kubelet import Kubelet
 from evenkeel_local.gpu_cluster.machines import BOOT_FAILURES, FailingBoots, HardwareFault, Machine, MachineFleet
 from evenkeel_local.gpu_cluster.node_groups import AutoScalingGroups, GroupInstance

@@ -18,7 +18,7 @@ from evenkeel_local.gpu_cluster import catalogue, errors, processes
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.exec_session import Begin, ExecSession
 from evenkeel_local.gpu_cluster.objects import has_ended, is_deleting, is_true
-from evenkeel_local.gpu_cluster.pod_worker import ContainerRun, MissingReference, PodWorker, terminated
+from evenkeel_local.gpu_cluster.pod_runner import ContainerRun, MissingReference, PodRunner, terminated
 from evenkeel_local.gpu_cluster.processes import ProcessGuard, RunningProcess
 from evenkeel_local.gpu_cluster.registry import Registry, micro_timestamp, set_condition, timestamp
 from evenkeel_local.gpu_cluster.store import Store, clone, name_of, namespace_of
@@ -64,7 +64,7 @@ class Kubelet:
         self.is_connected = False
         self.is_on = False
         self.host_ip = ""
-        self.workers: dict[str, PodWorker] = {}
+        self.workers: dict[str, PodRunner] = {}
         self.started: deque[StartedContainer] = deque(maxlen=KEPT_PROCESSES)
         self._registry = registry
         self._store: Store = registry.store
@@ -214,7 +214,7 @@ class Kubelet:
         folder = self.folder(pod)
         for subfolder in ("root", "logs", "tmp"):
             (folder / subfolder).mkdir(parents=True, exist_ok=True)
-        worker = PodWorker(pod, self, self._store, self._restart_backoff)
+        worker = PodRunner(pod, self, self._store, self._restart_backoff)
         self.workers[worker.uid] = worker
         self.report(worker)
         worker.start()
@@ -273,7 +273,7 @@ class Kubelet:
             **self._variables(pod),
         }
 
-    def report(self, worker: PodWorker) -> None:
+    def report(self, worker: PodRunner) -> None:
         """Write a pod's state to the API, unless a partition prevents it."""
         if not self.is_connected or self.workers.get(worker.uid) is not worker:
             return
@@ -287,11 +287,11 @@ class Kubelet:
         if stored is not None and worker.is_over and is_deleting(stored):
             self._confirm_deletion(stored)
 
-    def note(self, worker: PodWorker, container: ContainerRun, running: RunningProcess) -> None:
+    def note(self, worker: PodRunner, container: ContainerRun, running: RunningProcess) -> None:
         """Record a process that was started."""
         self.started.append(StartedContainer(worker.pod, container.name, container.uses_gpu, running))
 
-    def record_event(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
+    def record_event(self, worker: PodRunner, reason: str, message: str, kind: str = "Normal") -> None:
         """Record an event about a pod, if the API is reachable."""
         if self.is_connected:
             self._registry.record(worker.pod, reason, message, kind, "kubelet")
@@ -384,7 +384,7 @@ class LogReader:
             if data := output.read():
                 yield stamp(data)
 
-    def _runs(self, worker: PodWorker | None, name: str) -> bool:
+    def _runs(self, worker: PodRunner | None, name: str) -> bool:
         if worker is None or worker.is_over:
             return False
         runs: list[ContainerRun] = [item for item in worker.containers + worker.init_containers if item.name == name]

@@ -38,7 +38,7 @@ def _by_session() -> dict[int, tuple[float, int]]:
     return usage
 
 
-class Metrics:
+class MetricsServer:
     """Measures pods by their processes, and nodes by their pods."""
 
     def __init__(self, directory: KubeletDirectory, store: Store) -> None:
@@ -59,7 +59,7 @@ class Metrics:
                     age = max((now - running.started_at).total_seconds(), 0.1)
                     containers.append({"name": container.name, "usage": _usage(seconds / age, resident)})
                 if containers:
-                    listed.append(self._item(PODS, worker.pod, {"containers": containers}))
+                    listed.append(self._metrics_object(PODS, worker.pod, {"containers": containers}))
         return listed
 
     def nodes(self) -> list[Obj]:
@@ -73,23 +73,23 @@ class Metrics:
                 before = used[name]
                 used[name] = (before[0] + int(cpu.removesuffix("n")), before[1] + int(memory.removesuffix("Ki")))
         return [
-            self._item(
+            self._metrics_object(
                 NODES, node, {"usage": {"cpu": f"{used[name_of(node)][0]}n", "memory": f"{used[name_of(node)][1]}Ki"}}
             )
             for node in self._store.all(catalogue.NODES.key)
         ]
 
-    def _item(self, rt: ResourceType, about: Obj, more: Obj) -> Obj:
-        metadata = {"name": name_of(about), "creationTimestamp": timestamp(), "labels": labels_of(about)}
-        if rt.namespaced:
-            metadata["namespace"] = namespace_of(about)
+    def _metrics_object(self, resource_type: ResourceType, subject: Obj, fields: Obj) -> Obj:
+        metadata = {"name": name_of(subject), "creationTimestamp": timestamp(), "labels": labels_of(subject)}
+        if resource_type.namespaced:
+            metadata["namespace"] = namespace_of(subject)
         return {
-            "kind": rt.kind,
-            "apiVersion": rt.api_version,
+            "kind": resource_type.kind,
+            "apiVersion": resource_type.api_version,
             "metadata": metadata,
             "timestamp": timestamp(),
             "window": WINDOW,
-            **more,
+            **fields,
         }
 
 

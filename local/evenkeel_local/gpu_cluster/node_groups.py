@@ -20,7 +20,7 @@ from typing import Any
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.config import ClusterConfig, NodeGroupConfig
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.karpenter import PERIOD_SECONDS, Instance, Offering
+from evenkeel_local.gpu_cluster.karpenter_model import PERIOD_SECONDS, Instance, Offering
 from evenkeel_local.gpu_cluster.kubelet import KubeletDirectory
 from evenkeel_local.gpu_cluster.machines import node_status
 from evenkeel_local.gpu_cluster.objects import condition_of

@@ -389,17 +389,17 @@ class FleetNode(Value):
             changed_at=now,
         )
 
-    def after(self, stored: "FleetNode | None") -> "FleetNode":
+    def with_history_of(self, stored: "FleetNode | None") -> "FleetNode":
         """Return this row with two values of its earlier row: workloads that have left, and unknown fields."""
         if stored is None:
             return self
-        left = dict.fromkeys(stored.unmanaged_workloads, self.changed_at) | stored.left_workloads
-        kept = {
+        departures = dict.fromkeys(stored.unmanaged_workloads, self.changed_at) | stored.left_workloads
+        recent_departures = {
             label: at
-            for label, at in sorted(left.items())
+            for label, at in sorted(departures.items())
             if label not in self.unmanaged_workloads and at > self.changed_at - LEFT_WORKLOADS_KEPT
         }
-        return self.replace(left_workloads=kept).keeping_unknown(stored)
+        return self.replace(left_workloads=recent_departures).keeping_unknown(stored)
 
     @property
     def record(self) -> ProviderNode | None:

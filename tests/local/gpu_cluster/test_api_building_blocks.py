@@ -20,8 +20,8 @@ from evenkeel_local.gpu_cluster import (
 from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.errors import ApiError
 from evenkeel_local.gpu_cluster.job_controller import read_indexes, write_indexes
+from evenkeel_local.gpu_cluster.pod_runner import expand
 from evenkeel_local.gpu_cluster.pod_topology import NodeCapacityView, PodAffinityRules
-from evenkeel_local.gpu_cluster.pod_worker import expand
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.scheduler import tolerates
 from evenkeel_local.gpu_cluster.store import ResourceType, Store

@@ -281,7 +281,7 @@ def planned(stage: PermissionBench, node: int = 1, **changes: Any) -> Incident:
     return an_incident(stage, IncidentState.RECOVERING, node, plan=brief, **changes)
 
 
-def alone(stage: PermissionBench, node: int, **changes: Any) -> Incident:
+def one_faulty_node(stage: PermissionBench, node: int, **changes: Any) -> Incident:
     """Store such an incident without other faulty nodes: consecutive probes would look like a wave.
 
     The repair of an earlier probe ends first. Else the node would look rebooted since its fault.
@@ -691,7 +691,7 @@ def restarts_a_queued_job(stage: PermissionBench) -> Json:
 
 @probe("repair_node")
 def restarts_a_job_that_started_meanwhile(stage: PermissionBench) -> Json:
-    incident = alone(stage, REBOOTED)
+    incident = one_faulty_node(stage, REBOOTED)
     a_users_job(stage, incident.node_name, WorkloadKind.JOB)
     return of_incident(incident)
 
@@ -700,7 +700,7 @@ def restarts_a_job_that_started_meanwhile(stage: PermissionBench) -> Json:
     "repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("REQUESTED", "RETRY")
 )
 def evicts_a_recreated_pod(stage: PermissionBench) -> Json:
-    incident = alone(stage, REBOOTED, opened_at=now() + timedelta(minutes=10))
+    incident = one_faulty_node(stage, REBOOTED, opened_at=now() + timedelta(minutes=10))
     an_unmanaged_pod(stage, incident.node_name)
     return of_incident(incident)
 
@@ -711,19 +711,19 @@ def evicts_a_recreated_pod(stage: PermissionBench) -> Json:
 def reboots(stage: PermissionBench) -> Json:
     stage.await_machine(REBOOTED)
     a_run(stage, AttemptState.RUNNING, launched=True, node=REBOOTED)
-    return of_incident(alone(stage, REBOOTED))
+    return of_incident(one_faulty_node(stage, REBOOTED))
 
 
 @probe("repair_node")
 def looks_for_the_node_that_replaced_another(stage: PermissionBench) -> Json:
-    return of_incident(alone(stage, REBOOTED, **a_node_without_a_slot(stage)))
+    return of_incident(one_faulty_node(stage, REBOOTED, **a_node_without_a_slot(stage)))
 
 
 @probe(
     "repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("REQUESTED", "RETRY")
 )
 def replaces(stage: PermissionBench) -> Json:
-    return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
+    return of_incident(one_faulty_node(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
 
 
 @probe("repair_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "REQUESTED")
@@ -783,7 +783,7 @@ def _wave(stage: PermissionBench) -> Iterator[None]:
     succeeds=lambda result: bool(result.answer) and result.answer["outcome"] == "BLOCKED" and not result.is_refused,
 )
 def pages_for_a_wave(stage: PermissionBench) -> Json:
-    return of_incident(alone(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
+    return of_incident(one_faulty_node(stage, REPLACED, fault_key="hp:NvidiaErrorTerminate", min_rung="replace"))
 
 
 @probe(
@@ -793,7 +793,7 @@ def pages_for_a_wave(stage: PermissionBench) -> Json:
 def makes_a_delayed_cordon(stage: PermissionBench) -> Json:
     stage.free(REBOOTED)
     block = Block(guardrail="POOL_CORDONS", reason="A probe.", since=now(), action="cordon")
-    return of_incident(alone(stage, REBOOTED, block=block))
+    return of_incident(one_faulty_node(stage, REBOOTED, block=block))
 
 
 @probe("check_node", succeeds=lambda result: bool(result.answer) and result.answer["outcome"] in ("DEEP", "BASIC"))

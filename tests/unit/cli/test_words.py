@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenkeel_cli.state_labels import mode_of
+from evenkeel_cli.state_signs import mode_of
 
 POOL = {"faultClass": "", "pool": "p5", "mode": "recommend"}
 

@@ -192,7 +192,7 @@ def test_row_of_a_node_names_workloads_that_left_it_lately() -> None:
 
     rows = [busy]
     for node in later:
-        rows.append(node.after(rows[-1]))
+        rows.append(node.with_history_of(rows[-1]))
 
     first, second = NOW + timedelta(minutes=1), NOW + timedelta(minutes=2)
     assert [row.left_workloads for row in rows[1:]] == [
@@ -201,4 +201,4 @@ def test_row_of_a_node_names_workloads_that_left_it_lately() -> None:
         {"Job research/b": second},
         {},
     ]
-    assert busy.after(None) == busy
+    assert busy.with_history_of(None) == busy

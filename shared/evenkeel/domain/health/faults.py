@@ -401,7 +401,7 @@ def read_catalogue(text: str) -> FaultCatalogue:
         if row["key"] in faults:
             raise CatalogueError(f"{where}, column key: this key occurs twice")
         faults[row["key"]] = _read(row, where)
-    _check_names(faults)
+    _check_fallbacks_and_aliases(faults)
     return FaultCatalogue(faults, text)
 
 
@@ -425,7 +425,7 @@ def _read(row: dict[str, str], where: str) -> Fault:
     return fault
 
 
-def _check_names(faults: Mapping[str, Fault]) -> None:
+def _check_fallbacks_and_aliases(faults: Mapping[str, Fault]) -> None:
     """Check that the fallback rows exist, and that each alias exists and has the values of its fault."""
     missing = [key for key in _REQUIRED_KEYS if key not in faults]
     if missing:

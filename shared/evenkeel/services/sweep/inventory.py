@@ -57,7 +57,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
         place = (stored.life.cluster, stored.life.instance_id)
         known.add(place)
         if place in stored_nodes:
-            _store_node(sweep, stored_nodes[place].after(stored), stored, row.version)
+            _store_node(sweep, stored_nodes[place].with_history_of(stored), stored, row.version)
         elif not stored.is_gone and (
             stored.life.cluster in read or stored.life.cluster not in sweep.context.site.clusters
         ):

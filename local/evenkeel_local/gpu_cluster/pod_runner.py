@@ -47,13 +47,13 @@ class PodHost(Protocol):
     def shared_folder(self) -> Path:
         """Return the folder of the volumes that pods share."""
 
-    def report(self, worker: PodWorker) -> None:
+    def report(self, worker: PodRunner) -> None:
         """Report a changed pod status."""
 
-    def note(self, worker: PodWorker, container: ContainerRun, running: RunningProcess) -> None:
+    def note(self, worker: PodRunner, container: ContainerRun, running: RunningProcess) -> None:
         """Record a process that was started."""
 
-    def record_event(self, worker: PodWorker, reason: str, message: str, kind: str = "Normal") -> None:
+    def record_event(self, worker: PodRunner, reason: str, message: str, kind: str = "Normal") -> None:
         """Record an event about the pod."""
 
 
@@ -104,7 +104,7 @@ class ContainerRun:
         }
 
 
-class PodWorker:
+class PodRunner:
     """Runs one pod on one node until it ends or is stopped."""
 
     def __init__(self, pod: Obj, node: PodHost, store: Store, restart_backoff: float) -> None:
