@@ -51,5 +51,5 @@ def _blocked_action(
         opened_at=incident.opened_at,
         action=action,
         is_drill=incident.is_drill,
-        facts=fleet.guardrail_context(action, incident, looks_healthy=is_well).facts,
+        facts=fleet.read(action, incident, looks_healthy=is_well).facts,
     )

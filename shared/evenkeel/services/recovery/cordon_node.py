@@ -8,6 +8,7 @@ The order of the writes, and the effect of a crash:
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import NamedTuple
 
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailVerdict, check_guardrails
@@ -66,12 +67,20 @@ def run(request: incident_record.RecoveryRun, context: Context) -> CordonNodeRes
         )
     if incident.plan is not None and not incident.plan.repairs_node:
         return CordonNodeResult(outcome=CordonOutcome.NOT_NEEDED, reason="The node needs no action.")
-    return cordon(incident, context, version=version, known=dict(zip(keys, known_rows, strict=True)))
+    read_before = ReadBefore(version, dict(zip(keys, known_rows, strict=True)))
+    return cordon(incident, context, read_before)
 
 
-def cordon(
-    incident: Incident, context: Context, *, version: int = 0, known: Mapping[Key, Row | None] | None = None
-) -> CordonNodeResult:
+class ReadBefore(NamedTuple):
+    """Rows that the caller has just read. If one is stale, the commit fails."""
+
+    version: int
+    """Version of the incident's row."""
+    rows: Mapping[Key, Row | None]
+    """Rows of `guardrails.cordon_keys`."""
+
+
+def cordon(incident: Incident, context: Context, read_before: ReadBefore | None = None) -> CordonNodeResult:
     """Check the guardrails and cordon. Right before a repair this runs again, if a guardrail blocked the first try.
 
     A hold on automation does not block a cordon, because a cordoned node can wait safely.
@@ -79,14 +88,13 @@ def cordon(
     Args:
         incident: The incident of the node.
         context: The ports and the policy.
-        version: Version of the incident's row, if the caller has just read it. 0 = read it again.
-        known: Rows of `guardrails.cordon_keys` that the caller has just read. If one is stale, the commit fails.
+        read_before: The rows that the caller has just read; None = read them again.
 
     Idempotent: yes, as `run`.
     """
     if not incident.node_name:
         return CordonNodeResult(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
-    verdict = _register_cordon(incident, context, known)
+    verdict = _register_cordon(incident, context, read_before.rows if read_before else None)
     # A node that is gone needs no entry. A wait for an entry would keep its slot locked for its replacement.
     if not verdict.is_allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
         record_block.block(incident, GuardrailAction.CORDON, verdict, context, writer=WRITER)
@@ -116,26 +124,27 @@ def cordon(
             )
         return (after, writes) if after is not current or writes else None
 
-    read_before = (incident, version) if version else None
-    incident_record.update(context.ledger, incident.incident_id, with_cordon, known=read_before)
+    stored = (incident, read_before.version) if read_before else None
+    incident_record.update(context.ledger, incident.incident_id, with_cordon, read_before=stored)
     if result is CordonResult.CORDONED:
         context.telemetry.seconds("DetectedToCordoned", (context.now - incident.opened_at).total_seconds())
     return CordonNodeResult(outcome=outcome, reason=reason)
 
 
-def _register_cordon(incident: Incident, context: Context, known: Mapping[Key, Row | None] | None) -> GuardrailVerdict:
+def _register_cordon(
+    incident: Incident, context: Context, known_rows: Mapping[Key, Row | None] | None
+) -> GuardrailVerdict:
     """Check the guardrails, and register the node if allowed. Check again if another node was registered first."""
     for _ in range(incident_record.MAX_TRIES):
-        guardrail_context = guardrails.GuardrailInputs(context, known).guardrail_context(
-            GuardrailAction.CORDON, incident
-        )
-        known = None
-        verdict = check_guardrails(GuardrailAction.CORDON, guardrail_context.facts, context.policy.repair.guardrails)
-        entry = guardrail_context.entry(incident, context.now)
+        inputs = guardrails.GuardrailInputs(context, known_rows)
+        guardrail_state = inputs.read(GuardrailAction.CORDON, incident)
+        known_rows = None
+        verdict = check_guardrails(GuardrailAction.CORDON, guardrail_state.facts, context.policy.repair.guardrails)
+        entry = guardrail_state.entry(incident, context.now)
         # An entry of an earlier incident is about to be removed, so it does not belong to this incident.
         is_registered = any(
             (registered.life, registered.incident_id) == (entry.life, entry.incident_id)
-            for registered in guardrail_context.register.entries
+            for registered in guardrail_state.register.entries
         )
         if not verdict.is_allowed or is_registered:
             return verdict
@@ -143,8 +152,8 @@ def _register_cordon(incident: Incident, context: Context, known: Mapping[Key, R
             context.ledger.commit(
                 guardrail_registers.put_adding(
                     RegisterName.CORDONS,
-                    guardrail_context.register,
-                    guardrail_context.version,
+                    guardrail_state.register,
+                    guardrail_state.version,
                     entry,
                     is_request=False,
                     is_drill=incident.is_drill,

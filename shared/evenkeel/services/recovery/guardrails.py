@@ -40,7 +40,7 @@ _FAULT_STATES = (
 count."""
 
 
-class GuardrailContext(NamedTuple):
+class GuardrailState(NamedTuple):
     """The facts of a verdict, and the version of the register under which the action must be recorded."""
 
     facts: GuardrailFacts
@@ -56,10 +56,10 @@ class GuardrailContext(NamedTuple):
 class GuardrailInputs:
     """The facts of the fleet that guardrails need. Each property reads the ledger once, on first use."""
 
-    def __init__(self, context: Context, known: Mapping[Key, Row | None] | None = None) -> None:
+    def __init__(self, context: Context, known_rows: Mapping[Key, Row | None] | None = None) -> None:
         """Take the context, and rows that the caller has just read. `cordon_keys` names the rows of a cordon."""
         self.context = context
-        self._rows = dict(known or {})
+        self._rows = dict(known_rows or {})
 
     @cached_property
     def nodes(self) -> tuple[FleetNode, ...]:
@@ -97,9 +97,7 @@ class GuardrailInputs:
         stale_after = timedelta(seconds=self.context.policy.repair.guardrails.stale_after_seconds)
         return self.context.now - _evidence_at(incident) >= stale_after
 
-    def guardrail_context(
-        self, action: GuardrailAction, incident: Incident, *, looks_healthy: bool = False
-    ) -> GuardrailContext:
+    def read(self, action: GuardrailAction, incident: Incident, *, looks_healthy: bool = False) -> GuardrailState:
         """Return the facts of a verdict about an action.
 
         The size of a pool matters only if another of its nodes is out of service: the limit is at least one. A drill
@@ -143,7 +141,7 @@ class GuardrailInputs:
                     if self.context.now - fact.observed_at < self._window and (incident.is_drill or not fact.is_drill)
                 ),
             )
-        return GuardrailContext(facts, register, version)
+        return GuardrailState(facts, register, version)
 
     def _register(self, register_name: RegisterName, *, is_drill: bool) -> tuple[Register, int]:
         """Return a register of real recoveries or of drills, and the version of its row."""
@@ -203,7 +201,7 @@ def check_stop_allowed(incident: Incident, context: Context) -> GuardrailVerdict
     If a guardrail blocks the cordon, the jobs run on. New pods could land on the same node and would have to stop
     again. Evenkeel may stop the jobs if none of their pods can be alive: the node was NotReady for its give-up time.
     """
-    fleet = GuardrailInputs(context)
+    inputs = GuardrailInputs(context)
     block_reason = incident.block.reason if incident.block and incident.block.action == GuardrailAction.CORDON else ""
     node = (
         context.cluster.node(incident.life.cluster, incident.node_name) if block_reason and incident.node_name else None
@@ -211,7 +209,7 @@ def check_stop_allowed(incident: Incident, context: Context) -> GuardrailVerdict
     facts = GuardrailFacts(
         life=incident.life.key,
         pool=incident.pool,
-        hold=fleet.hold_on(incident),
+        hold=inputs.hold_on(incident),
         cordon_block_reason=block_reason,
         is_dead=bool(block_reason) and is_lost(node, context.now, context.policy.jobs.lost_node_seconds),
         now=context.now,

@@ -160,12 +160,13 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
             raise Invalid(f"no shared cause {request.cause}", (("cause", fault),))
         answer: Json = {"cause": request.cause, "endedAt": rfc3339(context.now)}
         row = context.ledger.get(fleet_rows.ended_causes_key())
-        known = {key: end for key, end in (row.doc["causes"] if row else {}).items() if key != request.cause}
+        other_causes = {key: end for key, end in (row.doc["causes"] if row else {}).items() if key != request.cause}
         # Drop the oldest: their nodes were repaired or replaced long ago.
-        kept = dict(sorted(known.items(), key=lambda item: str(item[1]["at"]))[-MAX_ENDED_CAUSES:])
-        ended = {
+        newest_causes = dict(sorted(other_causes.items(), key=lambda item: str(item[1]["at"]))[-MAX_ENDED_CAUSES:])
+        ended_causes = {
             **(row.doc if row else {}),
-            "causes": kept | {request.cause: {"at": rfc3339(context.now), "by": request.by, "reason": request.reason}},
+            "causes": newest_causes
+            | {request.cause: {"at": rfc3339(context.now), "by": request.by, "reason": request.reason}},
         }
         text = f"Shared cause {request.cause} ended by {request.by}: {request.reason}"
         entry = TimelineEntry(at=context.now, kind="cause-ended", text=text, writer=request.by)
@@ -175,7 +176,7 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
             context.ledger.commit(
                 Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
                 Put(fleet_rows.automation_event_row(entry, request.request_id)),
-                Put(Row(fleet_rows.ended_causes_key(), ended, row.version if row else 0)),
+                Put(Row(fleet_rows.ended_causes_key(), ended_causes, row.version if row else 0)),
             )
         except Conflict:
             continue

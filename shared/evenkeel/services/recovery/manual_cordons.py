@@ -25,7 +25,7 @@ def put(ledger: Ledger, cordon: ManualCordon) -> None:
     Raises:
         Conflict: the row kept changing.
     """
-    _change(ledger, lambda known: known.with_cordon(cordon))
+    _change(ledger, lambda stored: stored.with_cordon(cordon))
 
 
 def forget(ledger: Ledger, life: str) -> None:
@@ -34,7 +34,7 @@ def forget(ledger: Ledger, life: str) -> None:
     Raises:
         Conflict: the row kept changing.
     """
-    _change(ledger, lambda known: known.without(life))
+    _change(ledger, lambda stored: stored.without(life))
 
 
 def prune(cordoned: frozenset[str], context: Context) -> int:
@@ -50,7 +50,7 @@ def prune(cordoned: frozenset[str], context: Context) -> int:
     }
     if gone:
         _change(
-            context.ledger, lambda known: ManualCordons(cordons=tuple(c for c in known.cordons if c.life not in gone))
+            context.ledger, lambda stored: ManualCordons(cordons=tuple(c for c in stored.cordons if c.life not in gone))
         )
     return len(gone)
 

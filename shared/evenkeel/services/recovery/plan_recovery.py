@@ -67,7 +67,7 @@ def run(request: incident_record.RecoveryRun, context: Context) -> PlanRecoveryR
         planned_incident = _with_plan(current, decision, node, request.run, approved_id or decision_id, context)
         return planned_incident, _decision_writes(current, decision, request, decision_id, approved_id, context)
 
-    after = incident_record.update(context.ledger, request.incident_id, change, known=(incident, version))
+    after = incident_record.update(context.ledger, request.incident_id, change, read_before=(incident, version))
     result = _stored_result(after, request)
     assert result
     context.telemetry.count("RecoveriesPlanned", outcome=result.outcome)

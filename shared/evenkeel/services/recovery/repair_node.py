@@ -39,7 +39,7 @@ from evenkeel.ports import (
 )
 from evenkeel.services.context import Context
 from evenkeel.services.recovery import cordon_node, drain_node, guardrails, plan_recovery, read_slot, record_block
-from evenkeel.services.recovery.guardrails import GuardrailContext
+from evenkeel.services.recovery.guardrails import GuardrailState
 from evenkeel.services.recovery.read_slot import SlotReader
 from evenkeel.services.storage import (
     attempt_record,
@@ -119,11 +119,11 @@ def run(request: incident_record.RecoveryRun, context: Context) -> RepairNodeRes
         return RepairNodeResult(outcome="STAND_DOWN", reason="The incident is settled, or a later run took over.")
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.decode(lease_row, RepairLease) if lease_row else None
-    facts, decision, guarded = _decide(incident, lease, context)
+    facts, decision, guardrail_state = _decide(incident, lease, context)
     if _needs_cordon(incident, facts, decision):
-        late = cordon_node.cordon(incident, context)
-        if late.outcome == "BLOCKED":
-            return RepairNodeResult(outcome=late.outcome, reason=late.reason)
+        cordon_result = cordon_node.cordon(incident, context)
+        if cordon_result.outcome == "BLOCKED":
+            return RepairNodeResult(outcome=cordon_result.outcome, reason=cordon_result.reason)
         incident, _ = incident_record.load(context.ledger, request.incident_id)
         if incident.plan is None or incident.plan.jobs is not JobAction.LEAVE:
             drain_node.drain(incident, context)
@@ -131,7 +131,7 @@ def run(request: incident_record.RecoveryRun, context: Context) -> RepairNodeRes
     if waits:
         return waits
     record = decision_of("REPAIR", facts.incident_id, decision.action, decision, facts, context)
-    step = _Step(incident, lease, lease_row, facts, decision, record, guarded)
+    step = _Step(incident, lease, lease_row, facts, decision, record, guardrail_state)
     return _call(step, context) if decision.rung else _carry_out(step, context)
 
 
@@ -144,22 +144,22 @@ class _Step(NamedTuple):
     facts: RepairFacts
     decision: RepairDecision
     record: Decision
-    guarded: GuardrailContext | None
+    guardrail_state: GuardrailState | None
     """The facts of the guardrails; None if no provider call is decided."""
 
 
 def _decide(
     incident: Incident, lease: RepairLease | None, context: Context
-) -> tuple[RepairFacts, RepairDecision, GuardrailContext | None]:
+) -> tuple[RepairFacts, RepairDecision, GuardrailState | None]:
     """Decide the next step. If it is a provider call, read the guardrails and decide again with them."""
     facts = _facts(incident, lease, context)
     decision = choose_repair(facts, context.policy.repair)
     if not decision.rung:
         return facts, decision, None
-    fleet = guardrails.GuardrailInputs(context)
-    guarded = fleet.guardrail_context(GuardrailAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
-    facts = facts.replace(guard=guarded.facts)
-    return facts, choose_repair(facts, context.policy.repair), guarded
+    inputs = guardrails.GuardrailInputs(context)
+    guardrail_state = inputs.read(GuardrailAction(decision.rung), incident, looks_healthy=facts.validity.is_valid)
+    facts = facts.replace(guard=guardrail_state.facts)
+    return facts, choose_repair(facts, context.policy.repair), guardrail_state
 
 
 def _drain_first(
@@ -342,12 +342,17 @@ def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
 
 def _call(step: _Step, context: Context) -> RepairNodeResult:
     """Record the intent, call the provider, and record its answer."""
-    incident, facts, decision, guarded = step.incident, step.facts, step.decision, step.guarded
-    assert guarded
+    incident, facts, decision, guardrail_state = step.incident, step.facts, step.decision, step.guardrail_state
+    assert guardrail_state
     request = _repair_request(facts, decision.rung, "")
-    entry = guarded.entry(incident, facts.now)
+    entry = guardrail_state.entry(incident, facts.now)
     enters = guardrail_registers.put_adding(
-        RegisterName.REPAIRS, guarded.register, guarded.version, entry, is_request=True, is_drill=incident.is_drill
+        RegisterName.REPAIRS,
+        guardrail_state.register,
+        guardrail_state.version,
+        entry,
+        is_request=True,
+        is_drill=incident.is_drill,
     )
     _record_request(step, request, enters, context.ledger)
     instance_id = incident.life.instance_id

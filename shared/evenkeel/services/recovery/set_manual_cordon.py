@@ -179,8 +179,8 @@ def _begin(request: SetManualCordonRequest, node: FleetNode, context: Context) -
         if earlier is not None and (earlier.expires_at is None or earlier.expires_at > context.now):
             if earlier.doc["fingerprint"] != request.fingerprint:
                 raise KeyReused("This idempotency key was used for a different request. Use a new key.")
-            known = earlier.doc
-            return Begun(datetime.fromisoformat(known["begunAt"]), True, known["wasCordoned"], known["incidentId"])
+            begun = earlier.doc
+            return Begun(datetime.fromisoformat(begun["begunAt"]), True, begun["wasCordoned"], begun["incidentId"])
         kubernetes = context.cluster.node(node.life.cluster, node.node_name)
         was_cordoned = kubernetes is not None and kubernetes.is_cordoned
         incident_id = (kubernetes.incident_id or "") if kubernetes else ""

@@ -55,18 +55,20 @@ def _incident_of(row: Row | None, incident_id: str) -> tuple[Incident, int]:
     return rows.decode(row, Incident), row.version
 
 
-def update(ledger: Ledger, incident_id: str, change: Change, *, known: tuple[Incident, int] | None = None) -> Incident:
+def update(
+    ledger: Ledger, incident_id: str, change: Change, *, read_before: tuple[Incident, int] | None = None
+) -> Incident:
     """Change an incident with its further writes in one commit. Decide again if another writer was first.
 
-    `known` is an earlier result of `load`. The first try uses it and saves a read. If it is stale, so is its version,
-    and the commit fails.
+    `read_before` is an earlier result of `load`. The first try uses it and saves a read. If it is stale, so is its
+    version, and the commit fails.
 
     Idempotent: as far as `change` is, which receives the present incident each time.
 
     Raises:
         Conflict: other writers were first too often.
     """
-    first_try = [known] if known else []
+    first_try = [read_before] if read_before else []
 
     def commit_once() -> Incident:
         return _commit_change(ledger, first_try.pop() if first_try else load(ledger, incident_id), change)
@@ -83,8 +85,8 @@ def update_once(ledger: Ledger, incident_id: str, change: Change) -> Incident:
     return _commit_change(ledger, load(ledger, incident_id), change)
 
 
-def _commit_change(ledger: Ledger, known: tuple[Incident, int], change: Change) -> Incident:
-    incident, version = known
+def _commit_change(ledger: Ledger, stored: tuple[Incident, int], change: Change) -> Incident:
+    incident, version = stored
     changed = change(incident)
     if changed is None:
         return incident
