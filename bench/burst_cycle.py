@@ -57,7 +57,7 @@ from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.renting.candidates import facts_for_next_offer
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
-from evenkeel.domain.renting.rental import Rental, RentalHolder, RentalOffer, RentalState, opened
+from evenkeel.domain.renting.rental import Rental, RentalHolder, RentalOffer, RentalState, open_rental
 from evenkeel.domain.resources import Resources
 
 _COMMITTED_CLUSTER = "hyperpod"
@@ -250,7 +250,7 @@ class CycleSimulation(BurstSimulation):
 
     def _ask_to_stop(self, name: str, by: str, now: float, *, is_displaced: bool) -> None:
         job = self.holders[name]
-        stop = job.requested_stop("", by, instant(now))
+        stop = job.stop_request_now("", by, instant(now))
         self.holders[name] = job.replace(stop_request=stop, moves=job.moves + 1)
         self.at(now + SAVE_SECONDS, _SAVED, (name, self.live[name].token, is_displaced))
 
@@ -379,7 +379,7 @@ class CycleSimulation(BurstSimulation):
         job = self.pending[name]
         self.pending[name] = job = job.replace(rentals=job.rentals + 1, is_migrating_back=False)
         holder = RentalHolder(name, job.rentals, job.spec.team, "jobs")
-        rental = opened(holder, step.placement, f"dec-{name}", self.site.burst, instant(now)).rental
+        rental = open_rental(holder, step.placement, f"dec-{name}", self.site.burst, instant(now)).rental
         self._ask(rental, step.placement, now)
 
     def _ask(self, rental: Rental, placed: PlacementDecision, now: float) -> None:

@@ -191,11 +191,11 @@ def _why_healthy(incident: Incident, observed: ObservedNode, expected: int) -> s
 
 def _why_not_portable(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
     """Decide with the shipped catalogue: the corpus knows no policy with further instance types."""
-    return candidates.why_not_portable(job, pool, storage, instance_types.shipped())
+    return candidates.why_not_portable(job, pool, storage, instance_types.shipped_instance_types())
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "admission.admit": queue_without_teams.admit,
+    "admission.admit": queue_without_teams.decide_in_queue_order,
     "admission.decide": decide_job.decide,
     "admission.request_of": _admission_request,
     "admission.with_ends": request_facts.with_reservation_ends,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from evenkeel.domain.capacity.instance_types import shipped
+from evenkeel.domain.capacity.instance_types import shipped_instance_types
 from evenkeel.domain.capacity.list_prices import DatedPrice, shipped_prices
 from evenkeel.domain.economics import money
 from tools.generated_tables import with_tables
@@ -16,7 +16,7 @@ def rows() -> Iterator[str]:
     prices = shipped_prices()
     yield "| hardware | accelerators | EC2, a node-hour | EC2, an accelerator-hour | HyperPod, a node-hour |"
     yield "|---|---|---|---|---|"
-    for name, kind in shipped().types.items():
+    for name, kind in shipped_instance_types().types.items():
         if kind.accelerators:
             plain = name.removeprefix("ml.")
             ec2, hyperpod = prices.ec2.get(plain, ()), prices.hyperpod.get(plain, ())

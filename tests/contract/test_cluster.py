@@ -552,7 +552,7 @@ def test_job_with_borrowed_labels_elsewhere_is_not_the_attempts(bench: ClusterUn
             False,
             1,
         )
-        assert attempt.own(bench.cluster.workloads(CLUSTER)) == workload
+        assert attempt.own_workload(bench.cluster.workloads(CLUSTER)) == workload
     bench.cluster.stop(recorded, 1)
     bench.eventually(
         lambda: [workload.namespace for workload in bench.cluster.workloads(CLUSTER)] == ["default"], "one Job"
@@ -584,7 +584,7 @@ def test_recreated_job_with_another_uid_is_not_the_attempts(bench: ClusterUnderT
     assert again != uid
     workload = bench.cluster.workload(recorded)
     assert workload.uid == ""
-    assert recorded.own(bench.cluster.workloads(CLUSTER)) == workload
+    assert recorded.own_workload(bench.cluster.workloads(CLUSTER)) == workload
     bench.cluster.stop(recorded, 1)
     assert seen(bench, spec).uid == again
 

@@ -97,7 +97,7 @@ def test_normal_end_is_reported_to_kueue_as_finished(bench: LocalClusterUnderTes
     bench.cluster.launch(spec)
 
     until(lambda: seen(bench, spec).has_completed, "its end")
-    until(lambda: (kueue_status := seen(bench, spec).kueue) and kueue_status.holds("Finished"), "Kueue to know")
+    until(lambda: (kueue_status := seen(bench, spec).kueue) and kueue_status.is_true("Finished"), "Kueue to know")
 
     assert taken_back(bench, spec) is None
 

@@ -246,7 +246,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         self._answer(attempt.cluster, "workload")
         fake_workload = self.jobs.get(attempt.cluster, {}).get((attempt.namespace, attempt.job_id, attempt.attempt))
-        return attempt.own((*self.forged, *([_seen(fake_workload)] if fake_workload else ())))
+        return attempt.own_workload((*self.forged, *([_seen(fake_workload)] if fake_workload else ())))
 
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         self._answer(cluster, "workloads")

@@ -7,7 +7,7 @@ import botocore.session
 import pytest
 from botocore.validate import ParamValidator
 
-from evenkeel.domain.capacity.instance_types import shipped
+from evenkeel.domain.capacity.instance_types import shipped_instance_types
 from tools.instance_catalogue import CATALOGUE, AnswerError, catalogue_text, hyperpod_types, instance_type_of, remade
 
 BEFORE = json.loads(CATALOGUE.read_text("utf-8"))
@@ -34,7 +34,7 @@ NEURON = {"NeuronDevices": [{"Count": 16, "Name": "Trainium", "MemoryInfo": {"Si
 
 
 def test_catalogue_has_every_type_of_the_api() -> None:
-    assert {*shipped().types} == {*hyperpod_types()}
+    assert {*shipped_instance_types().types} == {*hyperpod_types()}
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_catalogue_has_every_type_of_the_api() -> None:
     [hyperpod_type for hyperpod_type in hyperpod_types() if hyperpod_type.removeprefix("ml.").startswith(ACCELERATED)],
 )
 def test_accelerated_type_states_its_accelerators(name: str) -> None:
-    instance_type = shipped().types[name]
+    instance_type = shipped_instance_types().types[name]
 
     assert instance_type.accelerators
     assert instance_type.model

@@ -263,7 +263,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             # For the queue position of a waiting Job, all Workloads of the namespace are needed.
             selector = "" if workloads.is_suspended(objects.item) else f"{object_fields.KUEUE_JOB_LABEL}={uid}"
             kueue = self._kueue_workloads(attempt.cluster, attempt.namespace, selector)
-        return attempt.own(workloads.read_workloads(objects.listed, objects.pods, kueue))
+        return attempt.own_workload(workloads.read_workloads(objects.listed, objects.pods, kueue))
 
     def workloads(self, cluster: str) -> tuple[ObservedWorkload, ...]:
         selector = {"labelSelector": self._attempt_selector}
@@ -467,7 +467,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         if attempt.kind is WorkloadKind.JOB_SET:
             jobs = self._all(attempt.cluster, JOB.path(attempt.namespace), labelSelector=selector)
         pods = self._all(attempt.cluster, f"/api/v1/{space}/pods", labelSelector=f"{selector}{more}")
-        workload = attempt.own(workloads.read_workloads([*([item] if item else []), *jobs], pods, {}))
+        workload = attempt.own_workload(workloads.read_workloads([*([item] if item else []), *jobs], pods, {}))
         controllers = workloads.Controllers(jobs)
         return _AttemptObjects(
             item=item if item is not None and item["metadata"]["uid"] == workload.uid else None,

@@ -10,7 +10,7 @@ from pydantic import ValidationError, model_validator
 
 from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.capacity.capacity_policy import InstanceTypeName, SiteInstanceType
-from evenkeel.domain.capacity.instance_types import InstanceTypes, shipped
+from evenkeel.domain.capacity.instance_types import InstanceTypes, shipped_instance_types
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.external.adoption_policy import AdoptionPolicy, ServingWorkload
 from evenkeel.domain.health.faults import CatalogueError, FaultCatalogue, FaultOverride, default_catalogue
@@ -96,7 +96,9 @@ class Policy(Section):
     @functools.cached_property
     def hardware(self) -> InstanceTypes:
         """The catalogue of instance types with the site's own."""
-        return shipped().extended({name: listed_type.described for name, listed_type in self.instance_types.items()})
+        return shipped_instance_types().with_types(
+            {name: listed_type.to_instance_type for name, listed_type in self.instance_types.items()}
+        )
 
     @model_validator(mode="after")
     def _is_bounded(self) -> Self:

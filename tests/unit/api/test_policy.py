@@ -9,7 +9,7 @@ import pytest
 
 from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-from evenkeel.domain.admission.queue_without_teams import admit
+from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import CheckpointRequirement
@@ -172,7 +172,9 @@ def test_policy_is_tried_on_recorded_decisions(site: Gateway) -> None:
 
 def test_an_admission_is_tried_under_other_spare_nodes(site: Gateway) -> None:
     request, capacities = a_request(), (a_node_capacity(1), a_node_capacity(2))
-    (decided,) = admit(QueueSnapshot(capacities=capacities, pending=(request,)), SchedulingPolicy(), ago())
+    (decided,) = decide_in_queue_order(
+        QueueSnapshot(capacities=capacities, pending=(request,)), SchedulingPolicy(), ago()
+    )
     record = a_decision(
         1,
         "job-0000000001",

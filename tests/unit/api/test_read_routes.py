@@ -13,7 +13,7 @@ from evenkeel.domain.health.incidents import Block, IncidentState, StageTimes, S
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import PlacementNote, ResizeRequest, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.policy_section import Mode, ModeRule
-from evenkeel.domain.renting.rental import RentalState, ended
+from evenkeel.domain.renting.rental import RentalState, end_rental
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.sources import SourceKind, SourceReport
 from evenkeel.domain.values import rfc3339
@@ -537,7 +537,7 @@ def test_status_shows_rentals_of_deployments(gateway: Gateway) -> None:
     note = PlacementNote(key="RENT", text="1 node of chat-burst is rented for the job.", decision_id=rental.decision_id)
     memory = ServingState.of(CHAT).replace(rentals=1, last_note=note)
     before = gateway.get("/v1/status").document["serving"]
-    over = ended(a_rental(2).replace(state=RentalState.ENDING), A_MOMENT).rental
+    over = end_rental(a_rental(2).replace(state=RentalState.ENDING), A_MOMENT).rental
     memory = memory.replace(rentals=2)
     ledger.commit(
         Put(job_rows.serving_row(memory, 0)), Put(job_rows.rental_row(rental, 0)), Put(job_rows.rental_row(over, 0))

@@ -17,7 +17,7 @@ import yaml
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedPod, unmanaged_workloads
 from evenkeel.domain.jobs.job import PlacementNote
-from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ended
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, end_rental
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
@@ -901,7 +901,7 @@ def test_status_shows_rentals_of_a_deployment(served: CliFixture) -> None:
 
     shown = served.run("status", terminal=True).out
     served.gateway.fakes.ledger.commit(Put(job_rows.serving_row(memory.replace(last_note=None), 1)))
-    over = ended(serving_rental(1).replace(state=RentalState.ENDING), A_MOMENT).rental
+    over = end_rental(serving_rental(1).replace(state=RentalState.ENDING), A_MOMENT).rental
     served.gateway.fakes.ledger.commit(Put(job_rows.rental_row(over, 1)))
 
     assert f"SERVING serving/chat: 1 node rented\n        {text}\n" in shown
@@ -1010,7 +1010,7 @@ def test_job_shows_its_rental_and_cost(served: CliFixture) -> None:
         ready_by=job.submitted_at,
         decision_id="dec-1",
     )
-    rental = ended(ending, job.submitted_at + timedelta(seconds=100.5)).rental
+    rental = end_rental(ending, job.submitted_at + timedelta(seconds=100.5)).rental
     stored(served.gateway.fakes.ledger, job)
     served.gateway.fakes.ledger.commit(Put(job_rows.rental_row(rental, 0)))
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
-from evenkeel.domain.capacity.instance_types import shipped
+from evenkeel.domain.capacity.instance_types import shipped_instance_types
 from evenkeel.domain.capacity.list_prices import DatedPrice, ListPrices, PriceSource, in_force
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.economics.economy_policy import EconomyPolicy, SitePrice
@@ -168,8 +168,8 @@ def test_new_type_is_found_with_and_without_the_prefix() -> None:
 
     assert hardware.of("p9.96xlarge")
     assert hardware.of("p9.96xlarge") == hardware.of("ml.p9.96xlarge")
-    assert hardware.of("ml.p5.48xlarge") == shipped().of("ml.p5.48xlarge")
-    assert shipped().of("p9.96xlarge") is None
+    assert hardware.of("ml.p5.48xlarge") == shipped_instance_types().of("ml.p5.48xlarge")
+    assert shipped_instance_types().of("p9.96xlarge") is None
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_wrong_new_type_names_the_field(types: dict[str, Any], message: str) -> 
 
 
 def test_check_warns_of_unpriced_and_catalogued_types() -> None:
-    known = shipped().of("p5.48xlarge")
+    known = shipped_instance_types().of("p5.48xlarge")
     assert known is not None
     same = {name: known.to_json()[name] for name in NEW}
     policy = changed(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-from evenkeel.domain.admission.queue_without_teams import admit
+from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity
 from evenkeel.domain.jobs.attempt import PodPhase
@@ -35,7 +35,7 @@ POLICY = SchedulingPolicy()
 def decided(
     capacities: list[NodeCapacity], *pending: AdmissionRequest, policy: SchedulingPolicy = POLICY
 ) -> dict[str, AdmissionDecision]:
-    answers = admit(QueueSnapshot(capacities=tuple(capacities), pending=pending), policy, at(1000))
+    answers = decide_in_queue_order(QueueSnapshot(capacities=tuple(capacities), pending=pending), policy, at(1000))
     return {answer.job_id: answer for answer in answers}
 
 
@@ -339,7 +339,7 @@ policies = st.builds(lambda count: SchedulingPolicy(spare_nodes={"a": count}), s
 def test_no_node_is_overcommitted(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
     requests = {request.job_id: request for request in snapshot.pending}
     taken: Counter[str] = Counter()
-    for answer in admit(snapshot, policy, at(1000)):
+    for answer in decide_in_queue_order(snapshot, policy, at(1000)):
         if answer.action is Action.ADMIT:
             assert len(set(answer.nodes)) == requests[answer.job_id].nodes
             taken.update({life.key: requests[answer.job_id].accelerators_per_node for life in answer.nodes})
@@ -351,7 +351,7 @@ def test_no_node_is_overcommitted(snapshot: QueueSnapshot, policy: SchedulingPol
 
 @given(snapshots, policies)
 def test_no_job_overtakes_a_waiting_job(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
-    answers = admit(snapshot, policy, at(1000))
+    answers = decide_in_queue_order(snapshot, policy, at(1000))
     requests = {request.job_id: request for request in snapshot.pending}
 
     places = [requests[answer.job_id].queue_order_key for answer in answers]
@@ -371,7 +371,7 @@ def test_no_job_overtakes_a_waiting_job(snapshot: QueueSnapshot, policy: Schedul
 @given(snapshots, policies)
 def test_ordinary_job_never_uses_spares(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
     empty = {capacity.node_name for capacity in snapshot.capacities if capacity.pool == "a" and capacity.is_unused}
-    for answer in admit(snapshot, policy, at(1000)):
+    for answer in decide_in_queue_order(snapshot, policy, at(1000)):
         if answer.action is Action.ADMIT and answer.facts.request.accelerators_per_node:
             used = empty & set(answer.node_names)
             empty -= used
@@ -385,12 +385,12 @@ def test_order_of_the_facts_does_not_matter(snapshot: QueueSnapshot, policy: Sch
     random.shuffle(capacities)  # type: ignore[attr-defined]  # a random.Random, by hypothesis
     random.shuffle(pending)  # type: ignore[attr-defined]
 
-    assert admit(snapshot, policy, at(1000)) == admit(
+    assert decide_in_queue_order(snapshot, policy, at(1000)) == decide_in_queue_order(
         QueueSnapshot(capacities=tuple(capacities), pending=tuple(pending)), policy, at(1000)
     )
 
 
 @given(snapshots, policies)
 def test_every_decision_replays_from_its_record(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
-    for answer in admit(snapshot, policy, at(1000)):
+    for answer in decide_in_queue_order(snapshot, policy, at(1000)):
         assert answer == decide(AdmissionFacts.model_validate(answer.facts.to_json()))

@@ -13,7 +13,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.quotas.budgets import add_rent, expected_remaining_cost, remaining_by_team, rent_by_period
 from evenkeel.domain.quotas.spending import Spent
 from evenkeel.domain.quotas.teams import Period, Team, TeamSetup
-from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ended
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, end_rental
 from tests.unit.scheduling.test_renting import POOL, ready
 
 MIDNIGHT = datetime(2026, 12, 1, tzinfo=UTC)
@@ -61,7 +61,9 @@ def test_rent_parts_of_each_period_add_up_to_the_bill(begins: int, length: int, 
 
     parts = rent_by_period(rental, now)
 
-    bill = ended(rental.replace(state=RentalState.ENDING), now).rental.cost_parts / (money.PARTS / money.MICROS_PER_USD)
+    bill = end_rental(rental.replace(state=RentalState.ENDING), now).rental.cost_parts / (
+        money.PARTS / money.MICROS_PER_USD
+    )
     for kind in (10, 8, 7):  # `2026-11-03`, `2026-W45`, `2026-11`
         parts_of_kind = [part.spent.usd_micros for part in parts if len(part.key) == kind]
         if length < 12 * 86_400_000_000:

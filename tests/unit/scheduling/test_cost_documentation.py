@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from evenkeel.domain.capacity.instance_types import shipped
+from evenkeel.domain.capacity.instance_types import shipped_instance_types
 from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.economics.money import format_usd
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
@@ -74,6 +74,6 @@ def test_each_price_names_a_known_type_and_source(instance_type: str) -> None:
     for price in (*PRICES.ec2.get(instance_type, ()), *PRICES.hyperpod.get(instance_type, ())):
         source = PRICES.sources[price.source]
 
-        assert shipped().of(instance_type) is not None, "Add the instance type to instance_types.json."
+        assert shipped_instance_types().of(instance_type) is not None, "Add the instance type to instance_types.json."
         assert source.link.startswith("https://")
         assert source.read_at >= price.starts_on

@@ -6,9 +6,9 @@ from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.decide_job import Action
 from evenkeel.domain.admission.offers import describe_request
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-from evenkeel.domain.admission.queue_without_teams import admit
+from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.resize_plan import shrunk_charge
-from evenkeel.domain.capacity.instance_types import shipped
+from evenkeel.domain.capacity.instance_types import shipped_instance_types
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pod_shares import (
     NodeShares,
@@ -24,7 +24,7 @@ from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_tea
 
 P4 = "ml.p4d.24xlarge"
 G6 = "ml.g6.12xlarge"
-WHOLE_P5 = whole_machine(shipped().types[P5])
+WHOLE_P5 = whole_machine(shipped_instance_types().types[P5])
 
 
 def gib(count: float) -> int:
@@ -124,7 +124,7 @@ def test_node_without_enough_free_cpu_is_named_in_the_reason() -> None:
         ),
     )  # fmt: skip
 
-    (decided,) = admit(snapshot, SchedulingPolicy(), at(1000))
+    (decided,) = decide_in_queue_order(snapshot, SchedulingPolicy(), at(1000))
 
     assert decided.action is Action.WAIT or decided.action is Action.NEVER_FITS
     assert "2 nodes with 2 free accelerators, 48 vCPU and 15 GiB each" in decided.reason
@@ -144,7 +144,7 @@ def test_two_slices_and_a_cpu_job_share_one_node() -> None:
 
     decided = {
         admission_decision.job_id: admission_decision
-        for admission_decision in admit(snapshot, SchedulingPolicy(), at(1000))
+        for admission_decision in decide_in_queue_order(snapshot, SchedulingPolicy(), at(1000))
     }
 
     assert [decided[f"job-{n}"].action is Action.ADMIT for n in (1, 2, 3, 4)] == [True, True, True, False]
@@ -158,7 +158,7 @@ def test_cpu_job_prefers_a_node_without_gpus() -> None:
     cpu_node = cpu_node.with_free(cpu_node.offered)
     request = a_request(1, accelerators_per_node=0, cpu_millis_per_node=4_000, memory_mib_per_node=gib(8))
 
-    (decided,) = admit(
+    (decided,) = decide_in_queue_order(
         QueueSnapshot(capacities=(a_node(1, cpu=192, memory_gib=2000), cpu_node), pending=(request,)),
         SchedulingPolicy(),
         at(1000),
@@ -206,14 +206,16 @@ def test_cpu_and_memory_quota_limits_job_with_enough_gpus() -> None:
 def test_team_with_two_gpus_and_48_vcpu_gets_192_gib() -> None:
     """The quota `onlygputeam` on ml.g6.12xlarge, an example of HyperPod task governance."""
     amounts = QuotaResources.model_validate({"InstanceType": G6, "Accelerators": 2, "VCpu": 48}).amounts(
-        shipped().types[G6]
+        shipped_instance_types().types[G6]
     )
     quota = {resource: amounts[resource] for resource in (GPU, "memory")}
     groups = [{G6: {**quota, "cpu": amounts["cpu"] // 1000}}]
     setup = a_setup(a_team("only-gpu", queue={"groups": groups}))
     nodes = tuple(a_node(number, cpu=47, memory_gib=185, instance_type=G6) for number in (1, 2))
-    one_gpu = complete_request(Resources(accelerators=1), whole_machine(shipped().types[G6]))
-    requests = [a_request(number, accelerators_per_node=1, team="only-gpu").requesting(one_gpu) for number in (1, 2, 3)]
+    one_gpu = complete_request(Resources(accelerators=1), whole_machine(shipped_instance_types().types[G6]))
+    requests = [
+        a_request(number, accelerators_per_node=1, team="only-gpu").with_per_node(one_gpu) for number in (1, 2, 3)
+    ]
 
     answers = passed(setup, nodes, *requests)
 

@@ -76,7 +76,7 @@ def test_no_job_starts_unless_the_mode_is_act(mode: Mode) -> None:
 
 
 def test_job_that_was_left_out_is_not_decided() -> None:
-    plan = decided(a_snapshot(waiting(1), waiting(2), nodes=1).without(["job-1"]))
+    plan = decided(a_snapshot(waiting(1), waiting(2), nodes=1).without_jobs(["job-1"]))
 
     assert steps(plan) == {"job-2": "AdmissionStep ADMIT"}
 
@@ -140,7 +140,7 @@ def test_urgent_job_preempts_a_job_of_lower_priority() -> None:
 
 def test_victim_that_was_asked_to_stop_is_not_asked_again() -> None:
     job = preempting().jobs_with_charge["job-1"]
-    stopping = job.replace(stop_request=job.requested_stop("It is cancelled.", "ana", NOW))
+    stopping = job.replace(stop_request=job.stop_request_now("It is cancelled.", "ana", NOW))
     snapshot = preempting()._replace(jobs_with_charge={"job-1": stopping})
 
     assert steps(decided(snapshot)) == {"job-2": "PendingStep PREEMPT"}
@@ -269,7 +269,7 @@ def test_jobs_of_a_drained_queue_stop() -> None:
 
 def test_jobs_of_a_drained_queue_are_asked_once() -> None:
     job = running(1, spec={"team": "red"})
-    stopped = job.replace(stop_request=job.requested_stop("It is drained.", "schedule_jobs/drain", NOW))
+    stopped = job.replace(stop_request=job.stop_request_now("It is drained.", "schedule_jobs/drain", NOW))
 
     assert decided(drained(jobs_with_charge={"job-1": stopped})).queue_stops == ()
     assert decided(drained(scheduler_state=SchedulerState(stopping={"job-1": ""}))).queue_stops == ()

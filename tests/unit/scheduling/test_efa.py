@@ -5,7 +5,7 @@ import pytest
 from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-from evenkeel.domain.admission.queue_without_teams import admit
+from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.efa import (
@@ -115,7 +115,7 @@ def test_job_of_several_types_requests_the_fewest_interfaces() -> None:
 def decided(
     capacities: list[NodeCapacity], request: AdmissionRequest, policy: SchedulingPolicy | None = None
 ) -> AdmissionDecision:
-    (answer,) = admit(
+    (answer,) = decide_in_queue_order(
         QueueSnapshot(capacities=tuple(capacities), pending=(request,)), policy or SchedulingPolicy(), at(1000)
     )
     return answer

@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.admission.decide_job import Action
 from evenkeel.domain.admission.offers import SharedFits, pool_fits
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-from evenkeel.domain.admission.queue_without_teams import admit
+from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.capacity.compatibility import Requirements
@@ -129,7 +129,9 @@ ROOMS = (
 
 
 def decided(request: AdmissionRequest, *capacities: Any) -> Any:
-    return admit(QueueSnapshot(capacities=capacities or ROOMS, pending=(request,)), Policy().scheduling, NOW)[0]
+    return decide_in_queue_order(
+        QueueSnapshot(capacities=capacities or ROOMS, pending=(request,)), Policy().scheduling, NOW
+    )[0]
 
 
 def test_jobs_of_equal_shape_share_fits_of_labelled_pools() -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from evenkeel.domain.capacity.compatibility import Requirements
-from evenkeel.domain.capacity.instance_types import InstanceType, shipped
+from evenkeel.domain.capacity.instance_types import InstanceType, shipped_instance_types
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.renting.candidates import why_not_portable
 from tests.unit.scheduling.builders import CLUSTER, a_job, a_spec
@@ -15,7 +15,7 @@ SHARED = {CLUSTER: {"fsx": "fs-1"}, "burst": {"fsx": "fs-1"}}
 
 def reason_of(storage: Any = None, pool: Any = None, **spec: Any) -> tuple[str, ...]:
     rented = a_pool(Market.ON_DEMAND, **({"cluster": "burst"} | (pool or {})))
-    return why_not_portable(a_job(spec=a_spec(**spec)), rented, storage or {}, shipped())
+    return why_not_portable(a_job(spec=a_spec(**spec)), rented, storage or {}, shipped_instance_types())
 
 
 def test_job_without_requirements_runs_anywhere() -> None:
@@ -78,7 +78,7 @@ def test_type_selects_pools_by_name_or_market() -> None:
 def test_committed_nodes_of_another_cluster_are_not_used() -> None:
     pool = a_pool(Market.COMMITTED, cluster="other")
 
-    assert why_not_portable(a_job(), pool, {}, shipped()) == (f"The job belongs to cluster {CLUSTER}.",)
+    assert why_not_portable(a_job(), pool, {}, shipped_instance_types()) == (f"The job belongs to cluster {CLUSTER}.",)
 
 
 def test_required_network_level_keeps_a_gang_on_committed_nodes() -> None:
@@ -94,5 +94,5 @@ def test_rented_pool_of_type_described_by_policy_runs_job() -> None:
     pool = a_pool(Market.ON_DEMAND, cluster="burst", instance_type="x9.large")
     job = a_job(spec=a_spec(requires=Requirements(accelerator_memory_gib=80)))
 
-    assert why_not_portable(job, pool, {}, shipped()) != ()
-    assert why_not_portable(job, pool, {}, shipped().extended({"ml.x9.large": new})) == ()
+    assert why_not_portable(job, pool, {}, shipped_instance_types()) != ()
+    assert why_not_portable(job, pool, {}, shipped_instance_types().with_types({"ml.x9.large": new})) == ()

@@ -19,7 +19,7 @@ from evenkeel.domain.kueue.objects import PODS, Admitted, PreemptionPolicy, Queu
 from evenkeel.domain.kueue.preemption import outranks
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.quotas import quota_facts
-from evenkeel.domain.quotas.quota_documents import DocumentCache, serialized
+from evenkeel.domain.quotas.quota_documents import DocumentCache, serialize
 from evenkeel.domain.quotas.quota_facts import CycleState, QuotaFacts
 from evenkeel.domain.quotas.quota_holders import admitted_document, sum_documents
 from tests.examples import examples
@@ -68,7 +68,7 @@ def _could_stop(workload: Workload, admitted: Admitted, queue: Queue, victims: I
 
 
 def _most_that_fit(quotas: Json, documents: list[Json], most: int) -> int:
-    size = len(serialized(quotas)) + sum(len(serialized(document)) for document in documents)
+    size = len(serialize(quotas)) + sum(len(serialize(document)) for document in documents)
     assert size <= _PLAIN_BYTES
     if size <= most:
         return len(documents)
@@ -92,7 +92,7 @@ def _compared(snapshot: QueueSnapshot, most: int) -> list[QuotaFacts]:
         facts = fast(document, decision, state, scheduler, cache)
         jobs, summed, is_cut = plain_jobs(decision, state, scheduler, facts.quotas, most)
         assert ([*facts.jobs], facts.summed_holders, facts.is_cut) == (jobs, summed, is_cut)
-        assert facts.to_json()["jobs"] == serialized(jobs)
+        assert facts.to_json()["jobs"] == serialize(jobs)
         assert QuotaFacts.model_validate(facts.to_json()) == facts.replace(jobs=tuple(jobs))
         facts_list.append(facts)
         return facts

@@ -16,16 +16,16 @@ from evenkeel.domain.renting.rental import (
     RentalOffer,
     RentalState,
     ServingTarget,
-    assigned,
-    ended,
-    nodes_joined,
-    offered,
-    opened,
-    other_nodes_seen,
-    refused,
-    released,
-    replicas_seen,
-    restarted,
+    assign_nodes,
+    end_rental,
+    next_offer,
+    open_rental,
+    refuse_offer,
+    release_rental,
+    with_joined_nodes,
+    with_next_execution,
+    with_other_rentals_nodes,
+    with_replicas_observed,
 )
 from tests.unit.scheduling.markets import a_candidate_pool, a_waiting, facts_of
 from tests.unit.scheduling.test_renting import POLICY, POOL, START, a_rental
@@ -40,18 +40,18 @@ def a_placement(nodes: int = 2) -> PlacementDecision:
 
 
 STEPS: dict[str, tuple[RentalState | None, Callable[[Rental], Rental]]] = {
-    "assigned": (RentalState.READY, lambda rental: assigned(rental, ("ip-1", "ip-2"), LATER).rental),
-    "refused": (RentalState.OPENING, lambda rental: refused(rental, "It has none.").rental),
+    "assigned": (RentalState.READY, lambda rental: assign_nodes(rental, ("ip-1", "ip-2"), LATER).rental),
+    "refused": (RentalState.OPENING, lambda rental: refuse_offer(rental, "It has none.").rental),
     "offered": (
         RentalState.OPENING,
-        lambda rental: offered(rental, a_placement(), "It is next.", "dec-2", POLICY.burst, LATER).rental,
+        lambda rental: next_offer(rental, a_placement(), "It is next.", "dec-2", POLICY.burst, LATER).rental,
     ),
-    "released": (RentalState.ENDING, lambda rental: released(rental, "It is over.", ()).rental),
-    "ended": (RentalState.ENDED, lambda rental: ended(rental, LATER).rental),
-    "nodes_joined": (None, lambda rental: nodes_joined(rental, ["ip-7"])),
-    "other_nodes_seen": (None, lambda rental: other_nodes_seen(rental, [a_rental(node_names=("ip-9",))])),
-    "replicas_seen": (None, lambda rental: replicas_seen(rental, has_replicas=True, now=LATER)),
-    "restarted": (None, restarted),
+    "released": (RentalState.ENDING, lambda rental: release_rental(rental, "It is over.", ()).rental),
+    "ended": (RentalState.ENDED, lambda rental: end_rental(rental, LATER).rental),
+    "nodes_joined": (None, lambda rental: with_joined_nodes(rental, ["ip-7"])),
+    "other_nodes_seen": (None, lambda rental: with_other_rentals_nodes(rental, [a_rental(node_names=("ip-9",))])),
+    "replicas_seen": (None, lambda rental: with_replicas_observed(rental, has_replicas=True, now=LATER)),
+    "restarted": (None, with_next_execution),
 }
 """By name: the state that each transition leads to, None for the same state; and the transition."""
 
@@ -85,7 +85,7 @@ def test_opening_takes_all_terms_from_the_decision() -> None:
     placed = a_placement(nodes=3)
     holder = RentalHolder("job-a", 4, "vision", "jobs", due_at=LATER, incident_id="inc-1")
 
-    change = opened(holder, placed, "dec-7", POLICY.burst, START)
+    change = open_rental(holder, placed, "dec-7", POLICY.burst, START)
 
     rental = change.rental
     assert (rental.name, rental.state, rental.nodes, rental.decision_id) == (
@@ -112,7 +112,7 @@ def test_node_of_a_deployment_is_no_temporary_capacity() -> None:
     target = ServingTarget(namespace="serving", name="chat", accelerators_per_replica=8)
     holder = RentalHolder("srv-chat", 1, "chat", "jobs", target, LATER)
 
-    change = opened(holder, a_placement(nodes=1), "dec-7", POLICY.burst, START)
+    change = open_rental(holder, a_placement(nodes=1), "dec-7", POLICY.burst, START)
 
     assert change.rental.due_at == LATER
     assert change.text.startswith("1 node of burst is rented for the Deployment.")
@@ -120,7 +120,7 @@ def test_node_of_a_deployment_is_no_temporary_capacity() -> None:
 
 
 def test_assigned_nodes_are_billed_and_count_as_supplied() -> None:
-    change = assigned(nodes_joined(a_rental(), ["ip-0"]), ("ip-1", "ip-2"), LATER)
+    change = assign_nodes(with_joined_nodes(a_rental(), ["ip-0"]), ("ip-1", "ip-2"), LATER)
 
     assert change.rental.node_names == ("ip-1", "ip-2")
     assert change.rental.offer.joined_node_names == ("ip-0", "ip-1", "ip-2")
@@ -129,9 +129,9 @@ def test_assigned_nodes_are_billed_and_count_as_supplied() -> None:
 
 
 def test_next_offer_closes_the_refused_one() -> None:
-    rental = refused(a_rental(), "").rental
+    rental = refuse_offer(a_rental(), "").rental
 
-    change = offered(rental, a_placement(), "It is next.", "dec-2", POLICY.burst, LATER)
+    change = next_offer(rental, a_placement(), "It is next.", "dec-2", POLICY.burst, LATER)
 
     first, second = change.rental.offers
     assert first.refused == "burst did not provide 2 nodes in time."
@@ -153,13 +153,15 @@ def test_only_a_lost_spot_node_counts_as_a_refusal(
 ) -> None:
     rental = a_rental(state=RentalState.READY, node_names=("ip-1", "ip-2"), offers=(offer,))
 
-    change = released(rental, "", usable)
+    change = release_rental(rental, "", usable)
 
     assert (change.market, change.rental.reason) == (report, rental.reason)
 
 
 def test_observation_without_news_changes_nothing() -> None:
-    rental = nodes_joined(a_rental(state=RentalState.READY), ["ip-1"])
+    rental = with_joined_nodes(a_rental(state=RentalState.READY), ["ip-1"])
 
-    assert nodes_joined(rental, ["ip-1"]) is rental
-    assert replicas_seen(rental.replace(was_used=True), has_replicas=True, now=LATER) == rental.replace(was_used=True)
+    assert with_joined_nodes(rental, ["ip-1"]) is rental
+    assert with_replicas_observed(rental.replace(was_used=True), has_replicas=True, now=LATER) == rental.replace(
+        was_used=True
+    )

@@ -21,7 +21,7 @@ from evenkeel.domain.renting.book import RentalAllocation, RentalBook, reserve_r
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.candidates import PlacementContext, placement_facts
 from evenkeel.domain.renting.placement import PlacementAction, choose_pool
-from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalOffer, RentalState, ended
+from evenkeel.domain.renting.rental import UNASSIGNED, Rental, RentalOffer, RentalState, end_rental
 from evenkeel.domain.renting.rental_waits import (
     NODES_READY,
     NOT_WANTED,
@@ -227,7 +227,7 @@ def test_rental_is_ready_when_all_its_nodes_are() -> None:
 
     assert evaluate_rental_ready(a_rental(), a_job(), nodes[:1], "") is None
     assert outcome_of(nodes=nodes) == NODES_READY
-    assert evaluate_rental_ready(a_rental(), a_job(), nodes, "", taken=("ip-1",)) is None
+    assert evaluate_rental_ready(a_rental(), a_job(), nodes, "", other_nodes=("ip-1",)) is None
 
 
 def outcome_of(**changes: Any) -> str:
@@ -290,7 +290,7 @@ def test_bill_is_exact_and_offers_without_nodes_cost_nothing(
     last = RentalOffer.of(POOL.replace(micros_per_node_hour=price), START).replace(joined_node_names=joined)
     rental = a_rental(nodes=nodes, offers=(*[empty] * offers, last), state=RentalState.ENDING)
 
-    over = ended(rental, START + timedelta(microseconds=microseconds)).rental
+    over = end_rental(rental, START + timedelta(microseconds=microseconds)).rental
 
     seconds = max(60, -(-microseconds // 1_000_000))
     assert over.cost_parts == price * nodes * seconds

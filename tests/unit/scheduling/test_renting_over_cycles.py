@@ -27,7 +27,7 @@ from evenkeel.domain.renting.migration import (
     migration_facts,
 )
 from evenkeel.domain.renting.placement import PlacementAction, place_in_queue_order
-from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ended, released
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, end_rental, release_rental
 from tests.examples import examples
 from tests.unit.scheduling.markets import HOUR, NOW, at
 
@@ -121,7 +121,7 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
         now += timedelta(seconds=gap)
         over = [rented_job for index, rented_job in enumerate(running) if index in leaving or now >= due(rented_job)]
         for rental in over:
-            cost = ended(released(rental, "It is over.", ()).rental, min(now, due(rental))).rental.cost_parts
+            cost = end_rental(release_rental(rental, "It is over.", ()).rental, min(now, due(rental))).rental.cost_parts
             paid[rental.team] += cost
             before = settled.get((rental.team, "2026-11"), Spent()).usd_micros
             settled[rental.team, "2026-11"] = Spent(usd_micros=before + -(-cost // 3600))

@@ -25,7 +25,7 @@ from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.candidates import PlacementContext
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision, choose_pool
-from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ServingTarget, replicas_seen
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, ServingTarget, with_replicas_observed
 from evenkeel.domain.renting.rental_waits import evaluate_serving_rental_over, why_node_not_needed
 from evenkeel.domain.renting.serving import (
     NO_EXTRA_NODE,
@@ -157,7 +157,7 @@ def decided(
     (short,) = replica_shortfalls((chat,), {CLUSTER: pods})
     placement_context = seen(a_node_capacity(1), a_node_capacity(2), **changes)
     return decide_serving_rentals(
-        short, len(short.waiting), placement_context, serving_state or ServingState.of(chat), policy, most=most
+        short, len(short.waiting), placement_context, serving_state or ServingState.of(chat), policy, max_rentals=most
     )
 
 
@@ -385,14 +385,14 @@ def test_launching_node_with_a_replica_is_needed(
 
 def test_node_use_by_replicas_is_tracked() -> None:
     fresh = a_rental(idle_since=START)
-    used = replicas_seen(fresh, has_replicas=True, now=START + timedelta(seconds=5))
-    idle = replicas_seen(used, has_replicas=False, now=START + timedelta(seconds=9))
+    used = with_replicas_observed(fresh, has_replicas=True, now=START + timedelta(seconds=5))
+    idle = with_replicas_observed(used, has_replicas=False, now=START + timedelta(seconds=9))
 
     assert (used.was_used, used.idle_since) == (True, None)
     assert (idle.was_used, idle.idle_since) == (True, START + timedelta(seconds=9))
-    assert replicas_seen(idle, has_replicas=False, now=START + timedelta(seconds=20)) == idle
-    assert replicas_seen(used, has_replicas=True, now=START + timedelta(seconds=20)) == used
-    assert replicas_seen(fresh, has_replicas=False, now=START) == fresh
+    assert with_replicas_observed(idle, has_replicas=False, now=START + timedelta(seconds=20)) == idle
+    assert with_replicas_observed(used, has_replicas=True, now=START + timedelta(seconds=20)) == used
+    assert with_replicas_observed(fresh, has_replicas=False, now=START) == fresh
     assert replicas_on(fresh, [a_replica(1, "ip-1")]) != ()
     assert replicas_on(fresh, [a_replica(1, "elsewhere")]) == ()
 

@@ -18,10 +18,10 @@ def past(*seconds: float, team: str = "red", owner: str = "ana", job_type: str =
 
 
 def test_without_past_runs_the_policy_states_the_run_time() -> None:
-    left = RunTimes().left(a_run(), 0.0)
+    left = RunTimes().remaining(a_run(), 0.0)
 
     assert (left.mean, left.p90) == (4 * HOUR, 8 * HOUR)
-    assert RunTimes().left(a_run(), 6 * HOUR).mean == 3 * HOUR  # half as long again
+    assert RunTimes().remaining(a_run(), 6 * HOUR).mean == 3 * HOUR  # half as long again
 
 
 def test_runs_of_the_same_submitter_and_type_are_used_first() -> None:
@@ -29,31 +29,31 @@ def test_runs_of_the_same_submitter_and_type_are_used_first() -> None:
 
     learned = RunTimes(runs)
 
-    assert learned.left(a_run(job_type="eval"), 0).mean == 60
-    assert learned.left(a_run(), 0).mean == 7200
-    assert learned.left(a_run(owner="new"), 0).mean == pytest.approx((5 * 60 + 5 * 7200 + 9 * 900) / 19, rel=0.05)
-    assert learned.left(a_run(team="blue", owner="eve"), 0).mean == pytest.approx(
-        learned.left(a_run(owner="new"), 0).mean
+    assert learned.remaining(a_run(job_type="eval"), 0).mean == 60
+    assert learned.remaining(a_run(), 0).mean == 7200
+    assert learned.remaining(a_run(owner="new"), 0).mean == pytest.approx((5 * 60 + 5 * 7200 + 9 * 900) / 19, rel=0.05)
+    assert learned.remaining(a_run(team="blue", owner="eve"), 0).mean == pytest.approx(
+        learned.remaining(a_run(owner="new"), 0).mean
     )
 
 
 def test_too_few_runs_of_a_group_are_not_used() -> None:
-    assert RunTimes(past(60, 60, 60, 60)).left(a_run(), 0).mean == 4 * HOUR
+    assert RunTimes(past(60, 60, 60, 60)).remaining(a_run(), 0).mean == 4 * HOUR
 
 
 def test_only_runs_that_lasted_longer_count() -> None:
     learned = RunTimes(past(*[60.0] * 50, *[10_060.0] * 10))
 
-    assert learned.left(a_run(), 0).mean == pytest.approx(1726.7, rel=0.01)
-    assert learned.left(a_run(), 60).mean == 10_000  # a run that is not short is long
+    assert learned.remaining(a_run(), 0).mean == pytest.approx(1726.7, rel=0.01)
+    assert learned.remaining(a_run(), 60).mean == 10_000  # a run that is not short is long
 
 
 def test_run_beyond_past_runs_takes_half_as_long_again() -> None:
-    assert RunTimes(past(*[600.0] * 20)).left(a_run(), 7200).seconds == (3600.0,)
+    assert RunTimes(past(*[600.0] * 20)).remaining(a_run(), 7200).seconds == (3600.0,)
 
 
 def test_stated_run_time_precedes_past_runs() -> None:
-    left = RunTimes(past(*[60.0] * 20)).left(a_run(stated=3600), 0)
+    left = RunTimes(past(*[60.0] * 20)).remaining(a_run(stated=3600), 0)
 
     assert left.seconds[5] < 3600 < left.seconds[6]
     assert 4 * 3600 > left.p90 > 2 * 3600
@@ -61,7 +61,7 @@ def test_stated_run_time_precedes_past_runs() -> None:
 
 @given(st.lists(st.floats(1, 1e6), min_size=5, max_size=300), st.floats(0, 1e5))
 def test_estimate_keeps_the_mean_of_the_runs_that_lasted_longer(runs: list[float], ran: float) -> None:
-    left = RunTimes(past(*runs)).left(a_run(), ran)
+    left = RunTimes(past(*runs)).remaining(a_run(), ran)
     longer = [seconds - ran for seconds in runs if seconds > ran]
 
     assert list(left.seconds) == sorted(left.seconds)

@@ -509,7 +509,7 @@ def loses_a_node(scenario: JobScenario, job_id: str, waits_seconds: float) -> No
     affected = scenario.attempt(job_id, scenario.job(job_id).current_attempt)
     scenario.world.cluster.remove_node(affected.node_names[0])
     now = scenario.world.clock.now()
-    stop = scenario.job(job_id).requested_stop("Its node is gone.", "recover_node/inc-1", now)
+    stop = scenario.job(job_id).stop_request_now("Its node is gone.", "recover_node/inc-1", now)
     plan = ResumePlan(
         incident_id="inc-1",
         after_attempt=affected.attempt,

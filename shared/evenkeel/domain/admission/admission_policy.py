@@ -53,7 +53,7 @@ class SchedulingPolicy(Section):
         """Return the reservation of a pool; None if no end of it is known."""
         return next(
             (
-                reservation.stretch
+                reservation.reservation
                 for reservation in self.reservations
                 if (reservation.cluster, reservation.pool) == (cluster, pool)
             ),

@@ -15,7 +15,7 @@ from pydantic import model_validator
 
 from evenkeel.domain.admission.decide_job import AdmissionFacts
 from evenkeel.domain.decisions import OMITTED, PACKED, unpacked
-from evenkeel.domain.quotas.quota_documents import serialized
+from evenkeel.domain.quotas.quota_documents import serialize
 from evenkeel.domain.quotas.quota_holders import is_sum
 from evenkeel.domain.values import Value
 
@@ -58,9 +58,9 @@ def pointer_to(digest: str) -> Json:
     return {OMITTED: "they are stored with the cycle, and this release does not read them there", POINTER: digest}
 
 
-def without_cycle(why: str) -> Json:
+def without_cycle(reason: str) -> Json:
     """Return the facts of a record whose cycle cannot be read."""
-    return {OMITTED: why}
+    return {OMITTED: reason}
 
 
 def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
@@ -96,7 +96,7 @@ class _Texts:
     def index_of(self, document: Json) -> int:
         place = self._by_identity.get(id(document))
         if place is None:
-            text = serialized(document)
+            text = serialize(document)
             place = self._by_text.setdefault(text, len(self.texts))
             if place == len(self.texts):
                 self.texts.append(text)

@@ -82,7 +82,7 @@ class CycleSnapshot(NamedTuple):
     next_cursors: QueueCursors | None = None
     """The cursors from which the next cycle continues; None if no queue is longer than its head."""
 
-    def without(self, job_ids: Collection[str]) -> "CycleSnapshot":
+    def without_jobs(self, job_ids: Collection[str]) -> "CycleSnapshot":
         """Return the snapshot with these pending jobs left out."""
         return self._replace(deferred=self.deferred | frozenset(job_ids))
 
@@ -129,7 +129,7 @@ class CycleSnapshot(NamedTuple):
             pending=self.requests(policy, now),
             setup=self.setup,
             charges=self.charges(),
-            stopping=self._stopping(),
+            stopping=self._stopping_jobs(),
             scheduler_state=self.scheduler_state,
             spent=self.spent,
             last_reasons={name: job.queue_reason for name, job in self.pending.items()},
@@ -138,7 +138,7 @@ class CycleSnapshot(NamedTuple):
             unreadable=self.unreadable,
         )
 
-    def resizable(self) -> dict[str, Job]:
+    def resizable_jobs(self) -> dict[str, Job]:
         """Return the elastic jobs, without the jobs on nodes of unreadable clusters."""
         elsewhere = {charge.job_id for charge in self.live_charges if charge.cluster in self.unreadable}
         return {name: job for name, job in self.elastic.items() if name not in elsewhere}
@@ -153,9 +153,9 @@ class CycleSnapshot(NamedTuple):
             else charge
             for charge in self.live_charges
         )
-        return (*current, *self._retained())
+        return (*current, *self._retained_charges())
 
-    def _retained(self) -> Iterator[Charge]:
+    def _retained_charges(self) -> Iterator[Charge]:
         """Yield the released charges of interrupted jobs on unreadable clusters: their quota stays reserved.
 
         The quota of a preempted job is not retained, since another job was given it.
@@ -167,7 +167,7 @@ class CycleSnapshot(NamedTuple):
             if not job.is_preempted:
                 yield charge
 
-    def _stopping(self) -> frozenset[str]:
+    def _stopping_jobs(self) -> frozenset[str]:
         """Return the jobs that hold a charge although they were asked to stop."""
         if not self.setup.has_teams:
             return frozenset()

@@ -170,7 +170,7 @@ def _plan_queue(
             cursors = cursors.with_barriers(decisions, snapshot.head_ends[ALL_JOBS])
     decisions = fit_sizes(queue, decisions, policy, now, snapshot.rented.serving)
     decisions = (*_decide_excluded_jobs(snapshot, now), *decisions)
-    resizes = plan_resizes(queue_snapshot, decisions, snapshot.resizable(), demand.demands, policy, now)
+    resizes = plan_resizes(queue_snapshot, decisions, snapshot.resizable_jobs(), demand.demands, policy, now)
     return QueuePlan(
         queue=queue,
         pending=snapshot.pending,

@@ -49,7 +49,7 @@ class FreeNodes:
             return self.fits(request)
         return pool_fits(request, self.capacities if capacities is None else capacities, self._policy, test)
 
-    def without(self, stopped: Collection[str]) -> tuple[NodeCapacity, ...]:
+    def capacities_without(self, stopped: Collection[str]) -> tuple[NodeCapacity, ...]:
         """Return the node capacities after some jobs have stopped."""
         charges = (charge for charge in self._snapshot.charges if charge.job_id in stopped)
         return with_freed(self.capacities, charged_resources(charges))

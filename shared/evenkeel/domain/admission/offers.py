@@ -161,7 +161,7 @@ class _PoolNodes(NamedTuple):
     usable: tuple[NodeCapacity, ...]
     """In the order in which a gang takes them."""
 
-    def after(
+    def with_changes(
         self,
         request: AdmissionRequest,
         changes: Iterable[tuple[NodeCapacity, NodeCapacity]],
@@ -307,13 +307,13 @@ class SharedFits:
         # Whether a job takes its reserved nodes depends on all of them.
         if self._capacities is capacities and self._reservation_holders <= {""}:
             self._searches = {
-                pod_key: (of, self._changed(of, pool_nodes, changes))
+                pod_key: (of, self._pool_nodes_with_changes(of, pool_nodes, changes))
                 for pod_key, (of, pool_nodes) in self._searches.items()
             }
             self._capacities = after
         return after
 
-    def _changed(
+    def _pool_nodes_with_changes(
         self,
         request: AdmissionRequest,
         pool_nodes: tuple[_PoolNodes, ...],
@@ -323,7 +323,7 @@ class SharedFits:
         for before, after in changes:
             by_type[after.pool, after.instance_type].append((before, after))
         return tuple(
-            nodes.after(request, by_type[nodes.counts.pool, nodes.counts.instance_type], self._policy)
+            nodes.with_changes(request, by_type[nodes.counts.pool, nodes.counts.instance_type], self._policy)
             for nodes in pool_nodes
         )
 
@@ -375,7 +375,7 @@ def _meets_requirements(requires: Requirements, instance_type: str) -> bool:
     """Whether an instance type meets the requirements of a job."""
     return not differences(
         compatibility.needs_of(requires, "", "", {}),
-        compatibility.environment_on(instance_type, instance_types.shipped()),
+        compatibility.environment_on(instance_type, instance_types.shipped_instance_types()),
     )
 
 
@@ -421,7 +421,7 @@ def _nodes_of(
         pool=pool,
         instance_type=instance_type,
         total_nodes=len(capacities),
-        leaving=sum(not _lasts(request, capacity) for capacity in capacities),
+        leaving=sum(not _is_needed_long_enough(request, capacity) for capacity in capacities),
         fitting=len(fits),
         empty=sum(capacity.is_unused for capacity in capacities),
         reserved_spares=0 if request.is_recovery else policy.spare_nodes.get(pool, 0),
@@ -439,19 +439,21 @@ def _order_of(capacity: NodeCapacity) -> tuple[int, int, str]:
     return capacity.free.accelerators, capacity.free.cpu_millis, capacity.node_name
 
 
-def _lasts(request: AdmissionRequest, capacity: NodeCapacity) -> bool:
+def _is_needed_long_enough(request: AdmissionRequest, capacity: NodeCapacity) -> bool:
     return stays_long_enough(request, capacity) if capacity.usable_until else True
 
 
-def _why_closed(request: AdmissionRequest, wanted: Resources, capacity: NodeCapacity, policy: SchedulingPolicy) -> str:
+def _why_closed(
+    request: AdmissionRequest, requested: Resources, capacity: NodeCapacity, policy: SchedulingPolicy
+) -> str:
     """Return in a few words why a pod of a job, which requests `wanted`, cannot use a node now; empty if it can."""
     if capacity.unschedulable_reason and not is_schedulable_for(request, capacity):
         return capacity.unschedulable_reason
-    if not _lasts(request, capacity):
+    if not _is_needed_long_enough(request, capacity):
         return f"usable only until {capacity.usable_until:%d %b %H:%M} UTC"
     if request.avoid and capacity.life.key in request.avoid:
         return "excluded by the resume plan"
-    return capacity.why_too_small(wanted) or missing_efa(request, capacity, policy)
+    return capacity.why_too_small(requested) or missing_efa(request, capacity, policy)
 
 
 def describe_request(request: AdmissionRequest) -> str:

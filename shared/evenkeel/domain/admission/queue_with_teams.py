@@ -206,7 +206,7 @@ class _TeamCycle:
         """Return why no nodes fit; empty if some do. Assigns the nodes unless victims must stop first."""
         request = self.requests[workload.workload_id]
         names = {victim.workload_id for victim in victims}
-        capacities = self.nodes.without(names | self.snapshot.stopping) if victims else None
+        capacities = self.nodes.capacities_without(names | self.snapshot.stopping) if victims else None
         offers = self.nodes.fits_in_flavors(request, assignment, capacities)
         self.offers[request.job_id] = offers
         shortage = why_no_fit(request, offers)
@@ -351,7 +351,7 @@ class _TeamCycle:
         def offers_without(stopped: Iterable[str]) -> tuple[PoolFit, ...]:
             capacities = tuple(
                 capacity.with_free(capacity.free + request.per_node) if capacity.life.key in reserved else capacity
-                for capacity in self.nodes.without({*stopped, *stopping})
+                for capacity in self.nodes.capacities_without({*stopped, *stopping})
             )
             return self.nodes.fits_in_flavors(request, decision.assignment, capacities)
 

@@ -9,7 +9,9 @@ from evenkeel.domain.admission.offers import PoolFit, SharedFits, pool_instance_
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 
 
-def admit(snapshot: QueueSnapshot, policy: SchedulingPolicy, now: datetime) -> tuple[AdmissionDecision, ...]:
+def decide_in_queue_order(
+    snapshot: QueueSnapshot, policy: SchedulingPolicy, now: datetime
+) -> tuple[AdmissionDecision, ...]:
     """Decide about every pending job, in queue order. Never puts more on a node than is free there."""
     capacities = snapshot.capacities
     fits = SharedFits(capacities, policy)

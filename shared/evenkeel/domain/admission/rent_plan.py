@@ -14,7 +14,7 @@ from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.start_size import decide_with_sizes
-from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_taken
+from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_assigned
 from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.capacity.run_times import run_times_of
 from evenkeel.domain.capacity.shortages import Shortages
@@ -124,7 +124,7 @@ def plan_placements(
     jobs = [job for job in jobs_to_place(waiting, policy, now) if not _jobs_being_displaced(job.job_id, snapshot)]
     if not jobs:
         return {}
-    node_capacities = capacity_left(queue.capacities, decisions)
+    node_capacities = capacities_after_admissions(queue.capacities, decisions)
     context = placement_context(snapshot, queue, policy, now)._replace(
         capacities=node_capacities, queue=waiting, rented=rented
     )
@@ -193,7 +193,7 @@ def plan_displacement(
     """
     if not policy.burst.max_moves:
         return None
-    node_capacities = capacity_left(queue.capacities, decisions)
+    node_capacities = capacities_after_admissions(queue.capacities, decisions)
     movable: dict[str, tuple[MovableJob, ...]] = {}
     displacements = []
     for decision in decisions:
@@ -347,7 +347,7 @@ def _requests_of(
     return snapshot._replace(pending=pending, rented=RentalBook()).requests(policy, now)
 
 
-def capacity_left(
+def capacities_after_admissions(
     capacities: Iterable[NodeCapacity], decisions: Iterable[AdmissionDecision]
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacities without the amounts that the admitted jobs take."""
@@ -357,7 +357,7 @@ def capacity_left(
         if decision.action is Action.ADMIT
         for life in decision.nodes
     }
-    return with_taken(capacities, assigned)
+    return with_assigned(capacities, assigned)
 
 
 def why_rental_would_not_help(job_id: str, pool: Pool, decisions: Iterable[AdmissionDecision]) -> str:
@@ -382,7 +382,7 @@ def jobs_that_may_leave(
     snapshot: CycleSnapshot, queue: QueueSnapshot, decisions: Sequence[AdmissionDecision]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the jobs that may leave their rented nodes now, and which of these jobs need a run-time estimate."""
-    is_free = _has_free_node(_committed_left(queue.capacities, decisions))
+    is_free = _has_free_node(_free_committed_nodes(queue.capacities, decisions))
     jobs = tuple(rental.job_id for rental in _departure_candidates(snapshot, is_free=is_free))
     return jobs, jobs if is_free else ()
 
@@ -409,7 +409,7 @@ def next_departure(
         policy: The whole policy.
         now: The time.
     """
-    node_capacities = _committed_left(queue.capacities, decisions)
+    node_capacities = _free_committed_nodes(queue.capacities, decisions)
     is_free = _has_free_node(node_capacities)
     ran = run_seconds(snapshot.attempts, now)
     run_times = run_times_of(snapshot.past_runs, policy.economy.min_samples)
@@ -439,13 +439,15 @@ def _departure_candidates(snapshot: CycleSnapshot, *, is_free: bool) -> list[Ren
     return sorted(candidates, key=lambda rental: (-rental.offer.micros_per_node_hour * rental.nodes, rental.job_id))
 
 
-def _committed_left(
+def _free_committed_nodes(
     capacities: Iterable[NodeCapacity], decisions: Sequence[AdmissionDecision]
 ) -> tuple[NodeCapacity, ...]:
     """Return the committed nodes that jobs on rented nodes may migrate to; none while pending jobs wait for nodes."""
     if any(decision.action in _WAITING_FOR_NODES for decision in decisions):
         return ()
-    return tuple(capacity for capacity in capacity_left(capacities, decisions) if not capacity.reserved_for)
+    return tuple(
+        capacity for capacity in capacities_after_admissions(capacities, decisions) if not capacity.reserved_for
+    )
 
 
 def _has_free_node(capacities: Iterable[NodeCapacity]) -> bool:

@@ -118,7 +118,7 @@ class AdmissionRequest(Value):
             memory_mib=self.memory_mib_per_node,
         )
 
-    def requesting(self, per_node: Resources) -> "AdmissionRequest":
+    def with_per_node(self, per_node: Resources) -> "AdmissionRequest":
         """Return the same request with these amounts for each pod."""
         return self.replace_unchecked(
             accelerators_per_node=per_node.accelerators,

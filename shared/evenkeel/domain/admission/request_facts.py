@@ -38,7 +38,7 @@ def with_reservation_ends(capacities: Iterable[NodeCapacity], policy: Policy) ->
 
 def with_open_amounts(request: AdmissionRequest, shares: NodeShares) -> AdmissionRequest:
     """Return the request with the CPU and the memory that its job leaves open."""
-    return request.requesting(shares.request_of(request.per_node, request.cluster, request.instance_types))
+    return request.with_per_node(shares.request_of(request.per_node, request.cluster, request.instance_types))
 
 
 def admission_request(job: Job, shares: NodeShares, policy: Policy, now: datetime) -> AdmissionRequest:

@@ -44,7 +44,7 @@ class ResizeAnswer(Value):
 
 def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     """Decide about one job's size. A record replays through this function alone."""
-    decided = _decided(facts)
+    decided = _decision(facts)
     own_resize = next((resize for resize in decided.resizes if resize.job_id == facts.job_id), None)
     if own_resize is None:
         return ResizeAnswer(action="KEEP", nodes=0, reason=decided.reason, alternatives=decided.alternatives)
@@ -58,7 +58,7 @@ def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     )
 
 
-def _decided(facts: ResizeFacts) -> ResizeDecision:
+def _decision(facts: ResizeFacts) -> ResizeDecision:
     if facts.growth is not None:
         return plan_growth(facts.growth)
     assert facts.shrink is not None  # the facts hold either a growth or a shrink

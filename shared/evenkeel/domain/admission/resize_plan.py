@@ -93,18 +93,18 @@ class _Planner:
         """The queue after the admissions of this cycle."""
         self.shares = NodeShares(queue.capacities, policy.burst.pools)
         self.closed = {(capacity.cluster, capacity.node_name) for capacity in queue.capacities if not capacity.is_open}
-        self.left: dict[str, int] = self._nodes_left_by_earlier_stops()
+        self.nodes_kept: dict[str, int] = self._nodes_kept_by_stopping_jobs()
         """Job that frees nodes → the number of nodes that it keeps."""
-        self.changing_kinds = {self._kind(name) for name in self.left if name in self.charges}
+        self.changing_kinds = {self._kind_of(name) for name in self.nodes_kept if name in self.charges}
         """Kinds of which a job already frees nodes."""
 
     def plan(self) -> ResizePlan:
-        idle = self._idle()
+        idle = self._idle_since()
         shrinks_by_waiter = self._plan_shrinks()
         growth = None if shrinks_by_waiter else self._growth(idle)
         elastic_state = ElasticState(
             jobs=tuple(sorted(charge.job_id for charge in self.queue.charges if charge.is_elastic)),
-            resizing=self._resizing(),
+            resizing=self._resizing_jobs(),
             idle_since=idle,
             last_announced=self.queue.scheduler_state.elastic.last_announced,
         )
@@ -117,7 +117,7 @@ class _Planner:
 
     # ------------------------------------------------------------ elastic jobs
 
-    def _nodes_left_by_earlier_stops(self) -> dict[str, int]:
+    def _nodes_kept_by_stopping_jobs(self) -> dict[str, int]:
         """Return how many nodes each stopping job keeps: none, or the nodes of its new size."""
         nodes_by_job = {name: 0 for name in self.queue.scheduler_state.stopping if name in self.charges}
         for name, job in self.jobs.items():
@@ -126,18 +126,18 @@ class _Planner:
                 nodes_by_job[name] = min(resize.nodes, len(self.charges[name].node_names))
         return nodes_by_job
 
-    def _resizing(self) -> tuple[str, ...]:
+    def _resizing_jobs(self) -> tuple[str, ...]:
         return tuple(
             name
             for name in self.queue.scheduler_state.elastic.resizing
             if (job := self.jobs.get(name)) and job.live_resize()
         )
 
-    def _kind(self, job_id: str) -> NodeKind:
+    def _kind_of(self, job_id: str) -> NodeKind:
         charge = self.charges[job_id]
         return (charge.cluster, charge.pool, charge.instance_type)
 
-    def _elastic(self, job: Job) -> ElasticJob:
+    def _elastic_job(self, job: Job) -> ElasticJob:
         charge = self.charges[job.job_id]
         return ElasticJob(
             job_id=job.job_id,
@@ -155,7 +155,7 @@ class _Planner:
             started_at=charge.admitted_at or self.now,
         )
 
-    def _runners(self) -> list[Job]:
+    def _running_jobs(self) -> list[Job]:
         """Return the elastic jobs that run and were not asked to stop."""
         return [
             job
@@ -171,7 +171,7 @@ class _Planner:
 
     def _plan_shrinks(self) -> dict[str, tuple[PlannedResize, ...]]:
         shrinks_by_job: dict[str, tuple[PlannedResize, ...]] = {}
-        runners = self._runners()
+        runners = self._running_jobs()
         if not runners:
             return shrinks_by_job
         for demand in self.demands:
@@ -190,7 +190,11 @@ class _Planner:
         for decided in sorted(waiting, key=lambda decision: decision.action is not Action.PREEMPT):
             request = requests[decided.job_id]
             fresh = {victim.job_id for victim in decided.victims} - self.queue.stopping
-            if decided.victims and not fresh and not any(self.left.get(victim.job_id) for victim in decided.victims):
+            if (
+                decided.victims
+                and not fresh
+                and not any(self.nodes_kept.get(victim.job_id) for victim in decided.victims)
+            ):
                 continue  # all victims end. A victim that only shrinks frees less than the rules count on.
             # If shrinking does not help one job, it does not help another with the same request.
             size = (request.nodes, request.accelerators_per_node, request.instance_types)
@@ -274,7 +278,7 @@ class _Planner:
         best: tuple[float, tuple[PlannedResize, ...]] | None = None
         for offer in pool_fits(request, self._fleet_after({}).capacities, self.scheduling):
             kind = (request.cluster, offer.pool, offer.instance_type)
-            jobs = tuple(job for name, job in sorted(candidates.items()) if self._kind(name) == kind)
+            jobs = tuple(job for name, job in sorted(candidates.items()) if self._kind_of(name) == kind)
             useless = sum(len(self._unschedulable_nodes(self.charges[job.job_id])) for job in jobs)
             most = min(sum(_max_nodes_freed(job) for job in jobs), request.nodes + offer.reserved_spares + useless)
             tried = range(max(1, request.nodes - offer.fitting), most + 1)
@@ -293,7 +297,7 @@ class _Planner:
                 best = (lost, resizes)
         if best is None or not any(resize.resize.to_nodes for resize in best[1]):
             return ()  # no job would shrink, so the queue rules choose the victims
-        self.left |= {resize.job_id: resize.resize.to_nodes for resize in best[1]}
+        self.nodes_kept |= {resize.job_id: resize.resize.to_nodes for resize in best[1]}
         return best[1]
 
     def _planned_shrinks(self, jobs: tuple[ElasticJob, ...], nodes: int, waiting_id: str) -> tuple[PlannedResize, ...]:
@@ -321,8 +325,8 @@ class _Planner:
         """
         candidates: dict[str, ElasticJob] = {}
         for job in runners:
-            held = self._elastic(job)
-            if held.sizes is None or job.job_id in self.left or job.job_id == request.job_id:
+            held = self._elastic_job(job)
+            if held.sizes is None or job.job_id in self.nodes_kept or job.job_id == request.job_id:
                 continue
             least = held.sizes.legal[0]
             if job.job_id not in fresh and not self._outranks(request, job):
@@ -356,14 +360,14 @@ class _Planner:
         within = team.to_queue().preemption.within
         return request.team == job.spec.team and within is not PreemptionPolicy.NEVER
 
-    def _would_start(self, request: AdmissionRequest, left: Mapping[str, int]) -> bool:
+    def _would_start(self, request: AdmissionRequest, nodes_kept: Mapping[str, int]) -> bool:
         """Whether a job starts after other jobs freed nodes: these and the jobs that already stop.
 
         Args:
             request: The request that waits.
-            left: Job → the number of nodes that it keeps.
+            nodes_kept: Job → the number of nodes that it keeps.
         """
-        fleet = self._fleet_after(left)
+        fleet = self._fleet_after(nodes_kept)
         pending = tuple(request if other.job_id == request.job_id else other for other in fleet.pending)
         capacities = reserve_for_replicas(self.demands, fleet.capacities, self.scheduling)
         decisions = self._decide(fleet._replace(capacities=capacities, pending=pending))
@@ -372,17 +376,17 @@ class _Planner:
     def _decide(self, queue: QueueSnapshot) -> tuple[AdmissionDecision, ...]:
         return decide_queue(queue, self.policy, self.now)
 
-    def _fleet_after(self, left: Mapping[str, int]) -> QueueSnapshot:
+    def _fleet_after(self, nodes_kept: Mapping[str, int]) -> QueueSnapshot:
         """Return the queue after all jobs freed the nodes that they do not keep."""
-        keeps, fleet = {**self.left, **left}, self.fleet
+        keeps, fleet = {**self.nodes_kept, **nodes_kept}, self.fleet
         freed: list[tuple[NodePlace, Resources]] = []
         charges: list[Charge] = []
         for charge in fleet.charges:
-            nodes_kept = keeps.get(charge.job_id, len(charge.node_names))
-            held = self._schedulable_first(charge) if nodes_kept < len(charge.node_names) else charge
-            freed += [((charge.cluster, name), charge.per_node) for name in held.node_names[nodes_kept:]]
-            if nodes_kept or not charge.node_names:
-                charges.append(shrunk_charge(held, nodes_kept))
+            count = keeps.get(charge.job_id, len(charge.node_names))
+            ordered = self._schedulable_first(charge) if count < len(charge.node_names) else charge
+            freed += [((charge.cluster, name), charge.per_node) for name in ordered.node_names[count:]]
+            if count or not charge.node_names:
+                charges.append(shrunk_charge(ordered, count))
         capacities = with_freed(fleet.capacities, sum_by_place(freed))
         return fleet._replace(capacities=capacities, charges=tuple(charges), stopping=fleet.stopping - keeps.keys())
 
@@ -397,9 +401,9 @@ class _Planner:
 
     # ------------------------------------------------------------ growing
 
-    def _idle(self) -> dict[str, datetime]:
+    def _idle_since(self) -> dict[str, datetime]:
         """Return since when each node that an elastic job could use has been idle."""
-        kinds = {self._kind(job.job_id) for job in self._runners() if job.spec.sizes}
+        kinds = {self._kind_of(job.job_id) for job in self._running_jobs() if job.spec.sizes}
         before, now = self.queue.scheduler_state.elastic.idle_since, self.now
         idle_since = {
             capacity.life.key: before.get(capacity.life.key, now)
@@ -412,9 +416,9 @@ class _Planner:
 
     def _growth(self, idle: Mapping[str, datetime]) -> PlannedResize | None:
         by_kind: dict[NodeKind, list[Job]] = {}
-        for job in self._runners():
+        for job in self._running_jobs():
             if job.state is JobState.RUNNING:
-                by_kind.setdefault(self._kind(job.job_id), []).append(job)
+                by_kind.setdefault(self._kind_of(job.job_id), []).append(job)
         for kind, jobs in sorted(by_kind.items()):
             if kind in self.changing_kinds or self._has_waiting_jobs(kind):
                 continue
@@ -437,7 +441,7 @@ class _Planner:
             return None
         idle_nodes = IdleNodes(nodes=len(usable), idle_node_seconds=sum((now - at).total_seconds() for at in usable))
         running = {job.job_id: job for job in jobs}
-        weighed = {name: self._elastic(job) for name, job in running.items()}
+        weighed = {name: self._elastic_job(job) for name, job in running.items()}
         for _ in range(_MAX_SIZES_TRIED):
             growth = GrowFacts(jobs=tuple(weighed.values()), idle=idle_nodes, policy=policy.elastic, now=now)
             decided = plan_growth(growth)

@@ -61,8 +61,8 @@ class SchedulerState(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _unpacked(cls, kept: Any) -> Any:
-        state = unpacked(kept)
+    def _unpacked(cls, stored: Any) -> Any:
+        state = unpacked(stored)
         return {} if isinstance(state, dict) and OMITTED in state else state
 
     def to_row(self) -> dict[str, Any] | None:

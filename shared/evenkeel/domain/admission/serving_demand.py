@@ -177,7 +177,9 @@ def plan_serving_rentals(
             per_node = demand.demands[places[labels[name]]].accelerators_per_node
             waiting -= max(1, per_node // short[name].per_replica) * demand.satisfied_demands.get(labels[name], 0)
         if waiting > 0:
-            decisions = decide_serving_rentals(short[name], waiting, context, plan.state, policy, most=rentals_left)
+            decisions = decide_serving_rentals(
+                short[name], waiting, context, plan.state, policy, max_rentals=rentals_left
+            )
             plan = plan._replace(decisions=decisions, per_replica=short[name].per_replica)
             rentals_left -= len(plan.to_rent)
             context = context._replace(rented=context.rented.with_planned(plan.to_rent, policy.burst.pools))

@@ -114,12 +114,12 @@ class _SizeSearch(NamedTuple):
         return {decided.job_id: decided for decided in decisions}
 
     def enlarge(
-        self, request: AdmissionRequest, sizes: dict[str, int], best: dict[str, AdmissionDecision]
+        self, request: AdmissionRequest, sizes: dict[str, int], decisions: dict[str, AdmissionDecision]
     ) -> dict[str, AdmissionDecision]:
         """Raise one job to its largest size at which all jobs that start still start. Sets that size in `sizes`."""
         larger = request.sizes[1:]
-        started = [name for name, decided in best.items() if decided.action is Action.ADMIT]
-        decisions_by_count = {0: best}
+        started = [name for name, decided in decisions.items() if decided.action is Action.ADMIT]
+        decisions_by_count = {0: decisions}
 
         def is_too_large(size: int) -> bool:
             after = self.decide_at({**sizes, request.job_id: size})
@@ -131,4 +131,4 @@ class _SizeSearch(NamedTuple):
         count = bisect_left(larger, True, key=is_too_large)
         if count:
             sizes[request.job_id] = larger[count - 1]
-        return decisions_by_count[larger[count - 1]] if count else best
+        return decisions_by_count[larger[count - 1]] if count else decisions

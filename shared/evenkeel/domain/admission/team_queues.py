@@ -27,7 +27,7 @@ class TeamQueues:
         self.started: dict[str, list[Charge]] = {}
         """Team → the charges of jobs that this cycle admitted."""
         self._snapshot, self._economy, self._now = snapshot, economy, now
-        self._catalogue = instance_types.shipped()
+        self._catalogue = instance_types.shipped_instance_types()
         self._documents = QuotaDocuments(Profile.EVENKEEL, setup.rules)
         self._documents.queues = dict(self.by_name)
 

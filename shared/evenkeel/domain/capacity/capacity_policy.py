@@ -21,7 +21,7 @@ class ReservedPool(Reservation):
     """Name of the instance group or NodePool."""
 
     @property
-    def stretch(self) -> Reservation:
+    def reservation(self) -> Reservation:
         """The times of the reservation, without the pool."""
         return Reservation(starts_at=self.starts_at, ends_at=self.ends_at, closing_seconds=self.closing_seconds)
 
@@ -62,6 +62,6 @@ class SiteInstanceType(Section):
         return self
 
     @property
-    def described(self) -> InstanceType:
+    def to_instance_type(self) -> InstanceType:
         """The entry of the catalogue."""
         return InstanceType(**{name: getattr(self, name) for name in type(self).model_fields})

@@ -61,7 +61,7 @@ class InstanceTypes(Value):
     source: str
     types: Mapping[str, InstanceType]
 
-    def extended(self, types: Mapping[str, InstanceType]) -> "InstanceTypes":
+    def with_types(self, types: Mapping[str, InstanceType]) -> "InstanceTypes":
         """Return a catalogue with further types. If both have a type, the further catalogue's entry wins."""
         plain = {name.removeprefix(HYPERPOD_PREFIX) for name in types}
         kept = {
@@ -78,7 +78,7 @@ class InstanceTypes(Value):
 
 
 @functools.cache
-def shipped() -> InstanceTypes:
+def shipped_instance_types() -> InstanceTypes:
     """Return the catalogue that Evenkeel ships."""
     text = importlib.resources.files(__package__).joinpath("instance_types.json").read_text(encoding="utf-8")
     return InstanceTypes.model_validate_json(text)

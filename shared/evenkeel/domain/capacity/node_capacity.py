@@ -59,13 +59,13 @@ class NodeCapacity(Value):
     def place(self) -> NodePlace:
         return (self.cluster, self.node_name)
 
-    def why_too_small(self, wanted: Resources) -> str:
+    def why_too_small(self, requested: Resources) -> str:
         """Return in a few words the resource that a pod lacks now; empty if the pod fits."""
-        return why_too_small(wanted, self.free, self.offered)
+        return why_too_small(requested, self.free, self.offered)
 
-    def is_large_enough(self, wanted: Resources) -> bool:
+    def is_large_enough(self, requested: Resources) -> bool:
         """Whether a pod would fit if the node were unused."""
-        return not why_too_small(wanted, self.offered, self.offered)
+        return not why_too_small(requested, self.offered, self.offered)
 
     def with_free(self, free: Resources) -> "NodeCapacity":
         return self.replace_unchecked(free=free)
@@ -82,16 +82,16 @@ class NodeCapacity(Value):
 
 
 def node_capacity(
-    nodes: Iterable[Node], taken: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace] = ()
+    nodes: Iterable[Node], used: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace] = ()
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacity of the nodes as the control planes show them, ordered by node life.
 
     Args:
         nodes: All nodes of the fleet.
-        taken: Amounts that are not free, by node.
+        used: Amounts that are not free, by node.
         unhealthy: Nodes that need a repair and get none.
     """
-    return tuple(_capacity_of(node, taken, unhealthy) for node in sorted(nodes, key=lambda node: node.life.key))
+    return tuple(_capacity_of(node, used, unhealthy) for node in sorted(nodes, key=lambda node: node.life.key))
 
 
 def stored_capacity(
@@ -154,15 +154,15 @@ def with_freed(capacities: Iterable[NodeCapacity], freed: Mapping[NodePlace, Res
     )
 
 
-def with_taken(capacities: Iterable[NodeCapacity], taken: Mapping[str, Resources]) -> tuple[NodeCapacity, ...]:
+def with_assigned(capacities: Iterable[NodeCapacity], assigned: Mapping[str, Resources]) -> tuple[NodeCapacity, ...]:
     """Return the capacities once these amounts are taken, by the key of the node life."""
     return tuple(
-        capacity.with_free(capacity.free.minus(less)) if (less := taken.get(capacity.life.key)) else capacity
+        capacity.with_free(capacity.free.minus(less)) if (less := assigned.get(capacity.life.key)) else capacity
         for capacity in capacities
     )
 
 
-def _capacity_of(node: Node, taken: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace]) -> NodeCapacity:
+def _capacity_of(node: Node, used: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace]) -> NodeCapacity:
     kubernetes = node.kubernetes
     name = kubernetes.name if kubernetes else ""
     place = (node.life.cluster, name)
@@ -176,9 +176,9 @@ def _capacity_of(node: Node, taken: Mapping[NodePlace, Resources], unhealthy: Co
         if node.provider
         else (kubernetes.instance_type if kubernetes else ""),
         offered=offered,
-        free=offered.minus(taken.get(place, NONE)),
+        free=offered.minus(used.get(place, NONE)),
         efa=kubernetes.efa if kubernetes else None,
-        unschedulable_reason=_closed_because(
+        unschedulable_reason=_why_closed(
             kubernetes, kubernetes.blocking_taints if kubernetes else (), place in unhealthy
         ),
         labels=kubernetes.labels if kubernetes else {},
@@ -189,13 +189,13 @@ def _capacity_of(node: Node, taken: Mapping[NodePlace, Resources], unhealthy: Co
 
 
 def _stored_capacity_of(
-    node: FleetNode, taken: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace]
+    node: FleetNode, used: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace]
 ) -> NodeCapacity:
     place = _place(node)
-    reason = _closed_because(node if node.node_name else None, node.taints, place in unhealthy)
+    reason = _why_closed(node if node.node_name else None, node.taints, place in unhealthy)
     return idle_capacity(node, node.allocatable).replace_unchecked(
         node_name=node.node_name,
-        free=node.allocatable.minus(taken.get(place, NONE)),
+        free=node.allocatable.minus(used.get(place, NONE)),
         unschedulable_reason=reason,
         taints=node.taints,
     )
@@ -205,7 +205,7 @@ def _place(node: FleetNode) -> NodePlace:
     return (node.life.cluster, node.node_name)
 
 
-def _closed_because(node: KubernetesNode | FleetNode | None, taints: Collection[str], is_unhealthy: bool) -> str:
+def _why_closed(node: KubernetesNode | FleetNode | None, taints: Collection[str], is_unhealthy: bool) -> str:
     if node is None:
         return "not joined yet"
     if not node.is_ready:

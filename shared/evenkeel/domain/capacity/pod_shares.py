@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable
 from fractions import Fraction
 
-from evenkeel.domain.capacity.instance_types import InstanceType, shipped
+from evenkeel.domain.capacity.instance_types import InstanceType, shipped_instance_types
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pools import Pool
 from evenkeel.domain.resources import NONE, Resources
@@ -45,10 +45,10 @@ def available_to_pods(node: Resources) -> Resources:
 
 
 def _allowance(
-    whole: Fraction, base: Fraction, bands: tuple[tuple[int, Fraction], ...], of_the_rest: Fraction
+    total: Fraction, base: Fraction, bands: tuple[tuple[int, Fraction], ...], of_the_rest: Fraction
 ) -> Fraction:
     """Return a base, plus a fraction of each band of an amount."""
-    share, remainder = base, whole
+    share, remainder = base, total
     for size, fraction in bands:
         slice_size = min(remainder, Fraction(size))
         share += slice_size * fraction
@@ -57,14 +57,14 @@ def _allowance(
 
 
 @functools.lru_cache(maxsize=4096)
-def complete_request(wanted: Resources, node: Resources, stated: Resources = NONE) -> Resources:
+def complete_request(requested: Resources, node: Resources, stated: Resources = NONE) -> Resources:
     """Return a pod's request on a node, with the CPU and the memory that it leaves open.
 
     An open amount follows from the largest share that the request names, as in HyperPod task governance. A request
     for all accelerators leaves room for the node's own software.
 
     Args:
-        wanted: The request. 0 CPU or memory = open.
+        requested: The request. 0 CPU or memory = open.
         node: Everything that the node has.
         stated: The allocatable amounts of its node object; 0 = not stated. An open amount never exceeds its share.
     """
@@ -73,47 +73,49 @@ def complete_request(wanted: Resources, node: Resources, stated: Resources = NON
         cpu_millis=min(usable.cpu_millis, stated.cpu_millis or usable.cpu_millis),
         memory_mib=min(usable.memory_mib, stated.memory_mib or usable.memory_mib),
     )
-    if not (wanted.accelerators or wanted.cpu_millis or wanted.memory_mib):
+    if not (requested.accelerators or requested.cpu_millis or requested.memory_mib):
         return _WITHOUT_ACCELERATORS.at_most(usable)
     share = max(
-        _share(wanted.accelerators, node.accelerators),
-        _share(wanted.cpu_millis, node.cpu_millis),
-        _share(wanted.memory_mib, node.memory_mib),
+        _share(requested.accelerators, node.accelerators),
+        _share(requested.cpu_millis, node.cpu_millis),
+        _share(requested.memory_mib, node.memory_mib),
     )
     return Resources(
-        accelerators=wanted.accelerators,
-        cpu_millis=wanted.cpu_millis or int(share * usable.cpu_millis),
-        memory_mib=wanted.memory_mib or int(share * usable.memory_mib),
+        accelerators=requested.accelerators,
+        cpu_millis=requested.cpu_millis or int(share * usable.cpu_millis),
+        memory_mib=requested.memory_mib or int(share * usable.memory_mib),
     )
 
 
-def _share(part: int, whole: int) -> Fraction:
-    return min(Fraction(1), Fraction(part, whole)) if whole else Fraction(0)
+def _share(amount: int, total: int) -> Fraction:
+    return min(Fraction(1), Fraction(amount, total)) if total else Fraction(0)
 
 
-def smallest_request(wanted: Resources, nodes: Iterable[tuple[Resources, Resources]]) -> Resources:
+def smallest_request(requested: Resources, nodes: Iterable[tuple[Resources, Resources]]) -> Resources:
     """Return the request that a pod makes wherever it runs: the smallest of its requests on the nodes that fit.
 
     Requests are no limits: on a larger node the pod may use idle CPU and memory beyond its request.
 
     Args:
-        wanted: The request. 0 CPU or memory = open.
+        requested: The request. 0 CPU or memory = open.
         nodes: All resources of each node, and the amounts that its node object states.
     """
-    requests = [complete_request(wanted, node, stated) for node, stated in nodes if _is_large_enough(node, wanted)]
+    requests = [
+        complete_request(requested, node, stated) for node, stated in nodes if _is_large_enough(node, requested)
+    ]
     if not requests:
-        return wanted
+        return requested
     smallest = requests[0]
     for resources in requests[1:]:
         smallest = smallest.at_most(resources)
     return smallest
 
 
-def _is_large_enough(node: Resources, wanted: Resources) -> bool:
+def _is_large_enough(node: Resources, requested: Resources) -> bool:
     return (
-        node.accelerators >= wanted.accelerators
-        and node.cpu_millis >= wanted.cpu_millis
-        and node.memory_mib >= wanted.memory_mib
+        node.accelerators >= requested.accelerators
+        and node.cpu_millis >= requested.cpu_millis
+        and node.memory_mib >= requested.memory_mib
     )
 
 
@@ -143,15 +145,15 @@ class NodeShares:
             if kind not in self._amounts:
                 self._amounts[kind] = amounts_of(pool.instance_type, Resources(accelerators=pool.accelerators_per_node))
 
-    def request_of(self, wanted: Resources, cluster: str, instance_types: tuple[str, ...] = ()) -> Resources:
+    def request_of(self, requested: Resources, cluster: str, instance_types: tuple[str, ...] = ()) -> Resources:
         """Return the request of a pod, with the CPU and the memory that its job leaves open.
 
         Args:
-            wanted: The amounts that the job names; 0 = open.
+            requested: The amounts that the job names; 0 = open.
             cluster: Cluster of the job.
             instance_types: The types that the job may run on; empty = any.
         """
-        key = (cluster, instance_types, wanted)
+        key = (cluster, instance_types, requested)
         if key not in self._found:
             nodes = [
                 (node, self._stated.get((place, instance_type), NONE))
@@ -160,7 +162,7 @@ class NodeShares:
             ]
             # A job may name types of which the fleet shows no node yet, for example where Kueue admits.
             named = nodes or [(amounts_of(instance_type, NONE), NONE) for instance_type in instance_types]
-            self._found[key] = smallest_request(wanted, named)
+            self._found[key] = smallest_request(requested, named)
         return self._found[key]
 
 
@@ -171,12 +173,12 @@ def amounts_of(instance_type: str, stated: Resources) -> Resources:
         instance_type: The instance type, with or without `ml.`.
         stated: The allocatable amounts of its node object.
     """
-    hardware = shipped().of(instance_type)
+    hardware = shipped_instance_types().of(instance_type)
     return whole_machine(hardware) if hardware else stated
 
 
 def expected_offer(instance_type: str, accelerators: int) -> Resources:
     """Return the amounts that a future node will offer to pods. CPU and memory of an unknown type are left open."""
-    hardware = shipped().of(instance_type)
+    hardware = shipped_instance_types().of(instance_type)
     usable = available_to_pods(whole_machine(hardware)) if hardware else NONE
     return usable.replace_unchecked(accelerators=accelerators)

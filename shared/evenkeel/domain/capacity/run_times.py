@@ -53,7 +53,7 @@ class RunOrigin(NamedTuple):
     """The policy's expected run time of its class."""
 
 
-class LeftTime(NamedTuple):
+class RemainingTime(NamedTuple):
     """How much longer a run takes: equally likely values in seconds, ascending."""
 
     seconds: tuple[float, ...]
@@ -74,14 +74,14 @@ class LeftTime(NamedTuple):
         return seconds_within(self.seconds, horizon_seconds)
 
 
-def seconds_within(left: Iterable[float], horizon_seconds: float) -> float:
+def seconds_within(remaining: Iterable[float], horizon_seconds: float) -> float:
     """Return the mean of equally likely values that are cut at a horizon."""
-    return fmean(min(value, horizon_seconds) for value in left)
+    return fmean(min(value, horizon_seconds) for value in remaining)
 
 
-def share_beyond(left: Iterable[float], horizon_seconds: float) -> float:
+def share_beyond(remaining: Iterable[float], horizon_seconds: float) -> float:
     """Return the probability that a run with these equally likely times lasts longer than a horizon."""
-    return fmean(float(value > horizon_seconds) for value in left)
+    return fmean(float(value > horizon_seconds) for value in remaining)
 
 
 class RunTimes:
@@ -103,7 +103,7 @@ class RunTimes:
             group: sorted(runs) for group, runs in groups.items() if len(runs) >= min_samples
         }
 
-    def left(self, run: RunOrigin, ran_seconds: float) -> LeftTime:
+    def remaining(self, run: RunOrigin, ran_seconds: float) -> RemainingTime:
         """Return how much longer a run is expected to take.
 
         Args:
@@ -111,11 +111,11 @@ class RunTimes:
             ran_seconds: How long it has run.
         """
         if run.stated_seconds:
-            return _after(_lognormal(run.stated_seconds, _STATED_SIGMA), ran_seconds, run.stated_seconds, 1)
+            return _remaining_after(_lognormal(run.stated_seconds, _STATED_SIGMA), ran_seconds, run.stated_seconds, 1)
         for group in _groups(run.team, run.owner, run.job_type):
             if past := self._groups.get(group):
-                return _after(past, ran_seconds, run.policy_seconds, self._min_samples)
-        return LeftTime((remaining_seconds(run.policy_seconds, ran_seconds),))
+                return _remaining_after(past, ran_seconds, run.policy_seconds, self._min_samples)
+        return RemainingTime((remaining_seconds(run.policy_seconds, ran_seconds),))
 
 
 NO_PAST_RUNS = RunTimes()
@@ -136,14 +136,14 @@ def _lognormal(median: float, sigma: float) -> list[float]:
     return [median * math.exp(sigma * deviate) for deviate in _DEVIATES]
 
 
-def _after(ordered: list[float], ran_seconds: float, usual_seconds: float, min_samples: int) -> LeftTime:
+def _remaining_after(ordered: list[float], ran_seconds: float, usual_seconds: float, min_samples: int) -> RemainingTime:
     """Return the remaining time of runs that lasted longer than a time."""
     first = bisect_right(ordered, ran_seconds)
     longer = len(ordered) - first
     if longer < min_samples:
-        return LeftTime((remaining_seconds(min(usual_seconds, ran_seconds), ran_seconds),))
+        return RemainingTime((remaining_seconds(min(usual_seconds, ran_seconds), ran_seconds),))
     count = min(longer, _VALUES)
     cuts = [first + number * longer // count for number in range(count + 1)]
     # The mean of each part, so that the mean of all runs is kept.
     parts = (fmean(ordered[start:end]) for start, end in pairwise(cuts))
-    return LeftTime(tuple(round(value - ran_seconds, 1) for value in parts))
+    return RemainingTime(tuple(round(value - ran_seconds, 1) for value in parts))

@@ -29,13 +29,13 @@ class WaitingUse(NamedTuple):
     """Nodes that it needs for itself; 0 if it may share a node with other jobs."""
 
 
-def expected_starts(free: int, held: Iterable[RunningUse], queue: Sequence[WaitingUse]) -> tuple[float, ...]:
+def expected_starts(free: int, running: Iterable[RunningUse], queue: Sequence[WaitingUse]) -> tuple[float, ...]:
     """Return after how many seconds each job of a queue is expected to get its accelerators.
 
     Each job starts as soon as enough are free, and not before a job ahead of it. Nodes are not told apart: a job that
     needs whole nodes may wait longer. Infinite if even the empty pool is too small.
     """
-    ends = [(use.seconds_left, use.accelerators) for use in held if use.accelerators]
+    ends = [(use.seconds_left, use.accelerators) for use in running if use.accelerators]
     heapq.heapify(ends)
     total = free + sum(accelerators for _, accelerators in ends)
     now, starts = 0.0, []
@@ -106,13 +106,13 @@ class StartEstimate(Value):
 
 
 def estimate_start(
-    free: int, held: Sequence[tuple[int, float]], ahead: Sequence[int], demand: int, runs: Sequence[float]
+    free: int, running: Sequence[tuple[int, float]], ahead: Sequence[int], demand: int, runs: Sequence[float]
 ) -> StartEstimate:
     """Estimate a job's start from past run times: by the median, and by the shortest and longest tenth.
 
     Args:
         free: Accelerators that its queue could use now.
-        held: Running jobs of its queue: accelerators, and for how many seconds they have run.
+        running: Running jobs of its queue: accelerators, and for how many seconds they have run.
         ahead: Accelerators of each job before it.
         demand: Accelerators of the job itself.
         runs: Run times of past jobs of its queue in seconds, at least one.
@@ -121,8 +121,8 @@ def estimate_start(
     estimates = []
     for share in (_EARLY, _LIKELY, _LATE):
         long = ordered[min(len(ordered) - 1, int(share * len(ordered)))]
-        running = [RunningUse(accelerators, remaining_seconds(long, ran)) for accelerators, ran in held]
-        starts = expected_starts(free, running, [WaitingUse(nodes, long) for nodes in (*ahead, demand)])
+        uses = [RunningUse(accelerators, remaining_seconds(long, ran)) for accelerators, ran in running]
+        starts = expected_starts(free, uses, [WaitingUse(nodes, long) for nodes in (*ahead, demand)])
         estimates.append(None if starts[-1] == float("inf") else round(starts[-1], 1))
     # A longer run time does not always mean a later start, so the range covers all three estimates.
     known_estimates = [estimate for estimate in estimates if estimate is not None]

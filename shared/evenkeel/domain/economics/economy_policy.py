@@ -7,7 +7,7 @@ from typing import NamedTuple, Self
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from evenkeel.domain.capacity.instance_types import HYPERPOD_PREFIX, InstanceTypes, shipped
+from evenkeel.domain.capacity.instance_types import HYPERPOD_PREFIX, InstanceTypes, shipped_instance_types
 from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.policy_section import Seconds, Section, Usd
@@ -94,7 +94,7 @@ class EconomyPolicy(Section):
     @property
     def types(self) -> InstanceTypes:
         """The instance types that may have a price."""
-        return self._types or shipped()
+        return self._types or shipped_instance_types()
 
     def with_types(self, types: InstanceTypes) -> Self:
         """Return the same prices for a catalogue with further instance types."""
@@ -144,7 +144,7 @@ def _unknown_type(name: str, types: InstanceTypes) -> str:
 
 def list_price_of(instance_type: str, at: datetime) -> AcceleratorPrice | None:
     """Return the list price of an accelerator-hour; None if there is none."""
-    price, kind = shipped_prices().of(instance_type, at), shipped().of(instance_type)
+    price, kind = shipped_prices().of(instance_type, at), shipped_instance_types().of(instance_type)
     if price is None or kind is None or not kind.accelerators:
         return None
     return AcceleratorPrice(price.usd_per_node_hour / kind.accelerators, price.origin)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from evenkeel.domain.capacity.capacity_policy import SiteInstanceType
-from evenkeel.domain.capacity.instance_types import InstanceType, shipped
+from evenkeel.domain.capacity.instance_types import InstanceType, shipped_instance_types
 from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.capacity.pools import Market, Pool
 from evenkeel.domain.economics import money
@@ -52,13 +52,13 @@ def type_warnings(
     """
     problems = []
     for name, stated in types.items():
-        field, listed = f"instanceTypes.{name}", shipped().of(name)
-        if listed == stated.described:
+        field, listed = f"instanceTypes.{name}", shipped_instance_types().of(name)
+        if listed == stated.to_instance_type:
             problems.append((field, "the shipped catalogue has this type now; remove it"))
         elif listed is not None:
-            differs = _fields(stated.described, listed)
+            differs = _fields(stated.to_instance_type, listed)
             problems.append((field, f"replaces the type of the shipped catalogue, which differs in {differs}"))
-        if stated.described.accelerators and economy.price_of(name, at) is None:
+        if stated.to_instance_type.accelerators and economy.price_of(name, at) is None:
             problems.append((field, "has no list price, so its time has no price; state one in economy.prices"))
     for place, pool in enumerate(pools):
         if economy.types.of(pool.instance_type) is None:

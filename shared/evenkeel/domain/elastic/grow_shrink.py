@@ -170,7 +170,7 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
     }
     if sum(gives.values()) >= nodes:
         shrunk = _cheapest_set([job for job in victims if job.job_id in gives], gives, nodes, usual, is_killed=False)
-        return _decided(shrunk, nodes, usual, jobs, priority)
+        return _shrink_decision(shrunk, nodes, usual, jobs, priority)
     most = sum(job.nodes if job.is_preemptable else gives.get(job.job_id, 0) for job in victims)
     if most < nodes:
         short = nodes - most
@@ -196,7 +196,7 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
             lost += sum(job.lost_gpu_seconds(usual) for job, _ in shrunk)
             options.append((lost, sorted(names), [*((job, job.nodes) for job in ended), *shrunk]))
         if options:
-            return _decided(min(options, key=lambda option: option[:2])[2], nodes, usual, jobs, priority)
+            return _shrink_decision(min(options, key=lambda option: option[:2])[2], nodes, usual, jobs, priority)
     raise AssertionError("all victims together were enough")
 
 
@@ -243,7 +243,7 @@ def _cheapest_set(
     return taken
 
 
-def _decided(
+def _shrink_decision(
     freed: Iterable[tuple[ElasticJob, int]], nodes: int, usual: float, jobs: Sequence[ElasticJob], priority: int
 ) -> ResizeDecision:
     resizes = []

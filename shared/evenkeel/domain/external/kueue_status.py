@@ -56,7 +56,7 @@ class KueueStatus(Value):
         """Return a condition, true or false; None if it was never set."""
         return next((condition for condition in self.conditions if condition.type == kind), None)
 
-    def holds(self, kind: str) -> bool:
+    def is_true(self, kind: str) -> bool:
         """Whether a condition is true."""
         condition = self.condition(kind)
         return condition is not None and condition.is_true
@@ -64,7 +64,7 @@ class KueueStatus(Value):
     @property
     def is_pending(self) -> bool:
         """Whether it waits for quota."""
-        return not (self.holds(QUOTA_RESERVED) or self.holds(FINISHED))
+        return not (self.is_true(QUOTA_RESERVED) or self.is_true(FINISHED))
 
 
 class KueueEviction(Value):
@@ -86,7 +86,7 @@ def eviction_of(workload: KueueStatus) -> KueueEviction | None:
     """
     evicted = workload.condition(EVICTED)
     is_evicted = evicted is not None and evicted.is_true
-    if not workload.was_admitted and not (is_evicted and workload.holds(ADMITTED)):
+    if not workload.was_admitted and not (is_evicted and workload.is_true(ADMITTED)):
         return None
     if evicted is None or not is_evicted:
         return KueueEviction(reason="Kueue evicted the job, then admitted it again.", at=None)
@@ -122,9 +122,9 @@ def describe_status(workload: KueueStatus | None, queue: str, now: datetime) -> 
         return f"Kueue has no Workload for the job in LocalQueue {queue} yet."
     if not workload.is_active:
         return "The job's Workload is inactive. Kueue admits it only after its spec.active is set to true again."
-    if workload.holds(ADMITTED):
+    if workload.is_true(ADMITTED):
         return f"Kueue admitted the job{_queue_position(workload)}."
-    if workload.holds(QUOTA_RESERVED):
+    if workload.is_true(QUOTA_RESERVED):
         return f"Kueue reserved quota for the job{_queue_position(workload)} and waits for {_open_checks(workload)}."
     condition = workload.condition(QUOTA_RESERVED)
     place = f", {_ordinal(workload.position)} of its LocalQueue" if workload.position else ""
@@ -148,7 +148,7 @@ def status_step(workload: KueueStatus | None) -> str:
     if not workload.is_active:
         return "Inactive"
     for kind in (ADMITTED, QUOTA_RESERVED):
-        if workload.holds(kind):
+        if workload.is_true(kind):
             return kind
     evicted, condition = workload.condition(EVICTED), workload.condition(QUOTA_RESERVED)
     if evicted is not None and evicted.is_true:

@@ -125,7 +125,7 @@ class Attempt(Value):
             return workload.job_uid == self.workload_uid
         return bool(self.decision_id) and workload.decision_id == self.decision_id
 
-    def own(self, listed: Iterable["ObservedWorkload"]) -> "ObservedWorkload":
+    def own_workload(self, listed: Iterable["ObservedWorkload"]) -> "ObservedWorkload":
         """Return the Kubernetes Job and pods of this attempt; an empty workload if there are none."""
         missing = ObservedWorkload(job_id=self.job_id, attempt=self.attempt, namespace=self.namespace)
         return next(filter(self.owns, listed), missing)

@@ -123,7 +123,7 @@ def judge_end(
         return None  # not launched yet
     if workload.was_disrupted and not fenced_out:
         return AttemptEnd(state=A.LOST, reason="A pod was evicted, or its node was removed.", exit_codes=codes)
-    return _blame(failed, fenced_out, attempt, lost_nodes, faulty_nodes, codes)
+    return _end_by_cause(failed, fenced_out, attempt, lost_nodes, faulty_nodes, codes)
 
 
 def end_despite_live_pods(reported: AttemptEnd, workload: ObservedWorkload) -> AttemptEnd | None:
@@ -178,7 +178,7 @@ def _end_as_requested(request: StopRequest, codes: dict[str, int]) -> AttemptEnd
     )
 
 
-def _blame(
+def _end_by_cause(
     failed: list[ObservedPod],
     fenced_out: list[ObservedPod],
     attempt: Attempt,
@@ -189,7 +189,7 @@ def _blame(
     lost_contact = sorted({pod.node_name for pod in fenced_out} | (lost & set(attempt.node_names)))
     if lost_contact:
         return AttemptEnd(
-            state=A.LOST, reason=f"The attempt lost contact with {_named(lost_contact)}.", exit_codes=codes
+            state=A.LOST, reason=f"The attempt lost contact with {_names_text(lost_contact)}.", exit_codes=codes
         )
     removed = next((pod for pod in failed if pod.reason in _LOST_REASONS), None)
     if removed:
@@ -245,7 +245,7 @@ def without_blame(ending: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[
     if ending.state not in (A.FAILED, A.NEVER_RAN) or not faulty_used or ending.is_final:
         return ending
     failure_text = "The attempt failed" if ending.state is A.FAILED else "The attempt did not start"
-    reason = f"{failure_text} on {_named(faulty_used)}, which is lost or faulty: {ending.reason}"
+    reason = f"{failure_text} on {_names_text(faulty_used)}, which is lost or faulty: {ending.reason}"
     return ending.replace(state=A.LOST, reason=reason, counts_as_failure=False)
 
 
@@ -256,7 +256,7 @@ def _blame_order(pod: ObservedPod) -> tuple[int, str]:
     return (1 if pod.exit_code in _KILLED and pod.reason != "OOMKilled" else 0, pod.name)
 
 
-def _named(nodes: list[str]) -> str:
+def _names_text(nodes: list[str]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
 
 

@@ -31,7 +31,7 @@ def evaluate_attempt_wait(
         faulty: Nodes with a fault: they take the blame for pods that failed on them.
     """
     if attempt.state.has_ended:
-        return WaitAnswer(outcome=ENDED, reason=attempt.reason, facts=_facts(_settled(attempt)))
+        return WaitAnswer(outcome=ENDED, reason=attempt.reason, facts=_facts(_end_of_settled_attempt(attempt)))
     ending = judge_end(workload, job, attempt, lost, faulty)
     if kind is ConditionKind.ATTEMPT_STOPPED:
         if workload.live_pods(lost):
@@ -65,7 +65,7 @@ def _all_run(workload: ObservedWorkload, attempt: Attempt) -> bool:
     return len(running) >= attempt.ranks
 
 
-def _settled(attempt: Attempt) -> AttemptEnd:
+def _end_of_settled_attempt(attempt: Attempt) -> AttemptEnd:
     return AttemptEnd(state=attempt.state, reason=attempt.reason, exit_codes=attempt.exit_codes)
 
 

@@ -42,7 +42,7 @@ def import_values(read: JobTemplates) -> ImportedTypes:
     enabled = [pool for pool in read.pools if pool.is_enabled]
     document = {
         "default": read.default,
-        "types": {template.name: _type(template, read) for template in read.templates},
+        "types": {template.name: _job_type_fields(template, read) for template in read.templates},
         "pools": {pool.name: {"labels": pool.labels, "market": market_of(pool)} for pool in enabled},
     }
     try:
@@ -52,7 +52,7 @@ def import_values(read: JobTemplates) -> ImportedTypes:
     return ImportedTypes(
         policy={
             "jobTypes": types.model_dump(mode="json", by_alias=True, exclude_defaults=True),
-            **({"jobs": {"allowed": allowed}} if (allowed := _allowed(read)) else {}),
+            **({"jobs": {"allowed": allowed}} if (allowed := _allowance_fields(read)) else {}),
         },
         quotas={
             "priorityClasses": {priority_class.name: priority_class.value for priority_class in read.classes},
@@ -85,7 +85,7 @@ def market_of(pool: TemplatePool) -> Market:
     return Market.ON_DEMAND if "demand" in label_text or label_text.startswith("eks") else Market.COMMITTED
 
 
-def _type(template: JobTemplate, read: JobTemplates) -> dict[str, Any]:
+def _job_type_fields(template: JobTemplate, read: JobTemplates) -> dict[str, Any]:
     return {
         "priorityClass": template.priority_class,
         "image": read.image,
@@ -109,7 +109,7 @@ def _data_claims(read: JobTemplates) -> list[str]:
     return [claim for use, claim in read.claims.items() if use == "data"]
 
 
-def _allowed(read: JobTemplates) -> dict[str, Any]:
+def _allowance_fields(read: JobTemplates) -> dict[str, Any]:
     """Return the entries that the types need in `jobs.allowed`, or in `allowed` of each team."""
     modes = [(claim, "read-write" if use == "checkpoints" else "") for use, claim in read.claims.items()]
     claims = [{"name": claim, **({"maxMode": mode} if mode else {})} for claim, mode in modes]
@@ -143,7 +143,7 @@ def _additions(read: JobTemplates) -> Iterator[str]:
         yield f"{claim} is mounted read-only at {DATA_PATH}: the file names no path"
     if "checkpoints" in read.claims:
         yield f"{read.claims['checkpoints']} keeps the checkpoints of jobs whose checkpoint.uri is a folder"
-    if _allowed(read):
+    if _allowance_fields(read):
         yield "jobs.allowed lists the claims and Secrets; with teams, copy it to `allowed` of each team"
     for template in read.templates:
         for toleration in _tolerations_of_later_pools(template, read):

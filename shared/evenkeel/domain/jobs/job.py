@@ -247,7 +247,7 @@ class Job(Value):
         request = self.stop_request
         return request if request and request.attempt == attempt else None
 
-    def requested_stop(self, reason: str, by: str, now: datetime) -> StopRequest:
+    def stop_request_now(self, reason: str, by: str, now: datetime) -> StopRequest:
         """Return the request that the current attempt stops, with its grace period.
 
         A recovery may have requested a stop before. Its grace and outcome then stay; only the next state differs.

@@ -57,11 +57,11 @@ JOB_WRITERS: Mapping[str, frozenset[tuple[JobState | None, JobState]]] = {
 """The allowed changes of a job's state, by service. None is a job that does not exist yet."""
 
 
-def attempt_writers(before: AttemptState | None, after: AttemptState) -> tuple[str, ...]:
+def attempt_writers(from_state: AttemptState | None, to_state: AttemptState) -> tuple[str, ...]:
     """Return the services that may change an attempt from one state to another."""
-    return tuple(writer for writer, changes in ATTEMPT_WRITERS.items() if (before, after) in changes)
+    return tuple(writer for writer, changes in ATTEMPT_WRITERS.items() if (from_state, to_state) in changes)
 
 
-def job_writers(before: JobState | None, after: JobState) -> tuple[str, ...]:
+def job_writers(from_state: JobState | None, to_state: JobState) -> tuple[str, ...]:
     """Return the services that may change a job from one state to another."""
-    return tuple(writer for writer, changes in JOB_WRITERS.items() if (before, after) in changes)
+    return tuple(writer for writer, changes in JOB_WRITERS.items() if (from_state, to_state) in changes)

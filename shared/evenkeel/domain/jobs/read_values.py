@@ -7,7 +7,7 @@ pools. Each reading that changes or doubts a field is reported as a `TemplateFin
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from evenkeel.domain.capacity.instance_types import GPU, shipped
+from evenkeel.domain.capacity.instance_types import GPU, shipped_instance_types
 from evenkeel.domain.jobs.template_findings import find_traps, hides_gpus
 from evenkeel.domain.jobs.template_losses import find_losses
 from evenkeel.domain.jobs.templates import (
@@ -114,7 +114,7 @@ def _templates(
     values: Json, pools: tuple[TemplatePool, ...], classes: tuple[TemplatePriorityClass, ...]
 ) -> Iterator[JobTemplate]:
     names = {priority_class.name for priority_class in classes}
-    node = shipped().types[_REFERENCE_TYPE]
+    node = shipped_instance_types().types[_REFERENCE_TYPE]
     for name, row in values.items():
         path = f"jobTemplates.{name}."
         if not isinstance(row, Mapping):

@@ -80,7 +80,7 @@ def _after_infrastructure(job: Job, ended: Attempt, ending: AttemptEnd, policy: 
         # A job that was not ready in time moves behind the pending jobs of its priority. No other end moves it.
         queued_at=now if never_ran and job.queue else job.queued_at,
     )
-    return _requeued(requeued, ended, ending)
+    return _return_to_queue(requeued, ended, ending)
 
 
 def _after_application_failure(
@@ -100,10 +100,10 @@ def _after_application_failure(
         used = f" The job has used its {count_of(allowed, 'restart')}." if allowed else " The job allows no restarts."
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + used, now)
     reason = f"{ending.reason} Restart {failures} of {allowed} follows."
-    return _requeued(job.replace(reason=reason, not_before=now + _backoff(failures, policy)), ended, ending)
+    return _return_to_queue(job.replace(reason=reason, not_before=now + _backoff(failures, policy)), ended, ending)
 
 
-def _requeued(job: Job, ended: Attempt, ending: AttemptEnd) -> Settlement:
+def _return_to_queue(job: Job, ended: Attempt, ending: AttemptEnd) -> Settlement:
     """Return the job to the queue, or suspend it if a person suspended it."""
     if job.is_suspended:
         requeued = job.replace(state=J.SUSPENDED, reason=ending.reason, not_before=None, resize=None)

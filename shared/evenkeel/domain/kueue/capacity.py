@@ -154,9 +154,9 @@ class QuotaNode:
         """Return the quota that is available now, never negative."""
         return max(0, self.at(key).available())
 
-    def fits(self, wanted: Mapping[Key, int]) -> bool:
+    def fits(self, requested: Mapping[Key, int]) -> bool:
         """Whether all of these amounts are available at once."""
-        return all(amount <= 0 or amount <= self.at(key).available() for key, amount in wanted.items())
+        return all(amount <= 0 or amount <= self.at(key).available() for key, amount in requested.items())
 
     def add_all(self, amounts: Mapping[Key, int]) -> None:
         """Add use of several keys."""

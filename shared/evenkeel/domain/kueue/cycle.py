@@ -45,12 +45,12 @@ class Entry:
         return () if workload.has_reservation else domain_use(workload.pod_sets, self.assignment.topology)
 
 
-class _Taken(NamedTuple):
+class _TakenQuota(NamedTuple):
     """Quota that a head of this cycle took; the cycle returns it at its end."""
 
     quota_node: QuotaNode
     amounts: Mapping[Key, int]
-    fits: bool
+    is_fit: bool
     """Whether the head fits at once. If not, the amounts are only reserved for it."""
     domain_use: tuple[DomainUse, ...] = ()
 
@@ -63,7 +63,7 @@ class SchedulingCycle:
         self._number = number
         self._node_fit = node_fit
         self._nominator = Nominator(snapshot, number)
-        self._taken: list[_Taken] = []
+        self._taken: list[_TakenQuota] = []
         self._preempted: dict[QuotaNode, dict[str, Admitted]] = {}
         """Victims by tree. Victims of another tree free no quota for a head."""
         self._has_admitted = False
@@ -129,7 +129,7 @@ class SchedulingCycle:
         quota_node = self._snapshot.queue_of(entry.waiting.workload).quota_node
         preempted = self._preempted.setdefault(quota_node.root, {})
         if self._node_fit is not None:
-            usage = tuple((taken.quota_node.name, dict(taken.amounts), taken.fits) for taken in self._taken)
+            usage = tuple((taken.quota_node.name, dict(taken.amounts), taken.is_fit) for taken in self._taken)
             entry.earlier = EarlierHeads(usage, tuple(preempted))
         if self._waits_for_pods_ready:
             reason = "An earlier job of this cycle waits until the pods of all admitted jobs are ready."
@@ -212,16 +212,16 @@ class SchedulingCycle:
     ) -> None:
         """Count quota and domains as used until the end of the cycle."""
         if amounts or domains:
-            taken = _Taken(quota_node, amounts, fits, domains)
+            taken = _TakenQuota(quota_node, amounts, fits, domains)
             self._take_again(taken)
             self._taken.append(taken)
 
-    def _take_again(self, taken: _Taken) -> None:
+    def _take_again(self, taken: _TakenQuota) -> None:
         taken.quota_node.add_all(taken.amounts)
         if self._snapshot.topology is not None:
             self._snapshot.topology.add(taken.domain_use)
 
-    def _give_back(self, taken: _Taken) -> None:
+    def _give_back(self, taken: _TakenQuota) -> None:
         taken.quota_node.remove_all(taken.amounts)
         if self._snapshot.topology is not None:
             self._snapshot.topology.remove(taken.domain_use)
@@ -266,7 +266,7 @@ class SchedulingCycle:
         if not fits or entry.victims or not self._snapshot.rules.never_overcommits:
             return fits
         # Test the present state too: the victims still hold quota, and the heads that wait for them do not.
-        waiting = [taken for taken in self._taken if not taken.fits]
+        waiting = [taken for taken in self._taken if not taken.is_fit]
         for taken in reversed(waiting):
             self._give_back(taken)
         fits = self._fits_now(entry, quota_node)

@@ -21,7 +21,7 @@ from evenkeel.domain.kueue.preemption import (
     candidates_in,
     compute_median_risk,
     fill_back,
-    fits,
+    fits_now,
     order_key,
     restore,
 )
@@ -52,9 +52,9 @@ class Share(NamedTuple):
             return (True, self.ratio)
         return (False, self.value)
 
-    def borrows_any_of(self, wanted: Mapping[Key, int]) -> bool:
+    def borrows_any_of(self, requested: Mapping[Key, int]) -> bool:
         """Whether the quota node borrows a key of which an amount is requested."""
-        return any(wanted.get(key, 0) > 0 for key in self.borrowed)
+        return any(requested.get(key, 0) > 0 for key in self.borrowed)
 
 
 def share_of(quota_node: QuotaNode) -> Share:
@@ -86,7 +86,7 @@ class Contestant:
 
     workload: Workload
     quota_node: QuotaNode
-    wanted: Amounts
+    requested: Amounts
 
 
 _Rank = tuple[bool, tuple[bool, float], int, float]
@@ -151,10 +151,10 @@ class Tournament:
 
     def _rank(self, contestant: Contestant, through: QuotaNode) -> _Rank:
         """Return the rank of a head at a cohort: the share of the child it came through, its wanted quota included."""
-        with using(contestant.quota_node, contestant.wanted):
+        with using(contestant.quota_node, contestant.requested):
             share = share_of(through)
         workload = contestant.workload
-        rank = (share.borrows_any_of(contestant.wanted), share.rank, -workload.priority, workload.queued_at)
+        rank = (share.borrows_any_of(contestant.requested), share.rank, -workload.priority, workload.queued_at)
         self._ranks[through] = (contestant, rank)
         return rank
 
@@ -171,7 +171,7 @@ def fair_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
         return []
     first, *second = snapshot.rules.fair_strategies
     victims: list[Victim] = []
-    with using(demand.queue.quota_node, demand.wanted):  # shares are compared with the preemptor's use included
+    with using(demand.queue.quota_node, demand.requested):  # shares are compared with the preemptor's use included
         done, retry = _first_rule(demand, snapshot, candidates, victims, first)
         if not done and second:
             done = _second_rule(demand, snapshot, retry, victims)
@@ -344,5 +344,5 @@ def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted],
 
 def _fits_without_itself(demand: QuotaDemand) -> bool:
     """Whether the preemptor fits, without its own simulated use."""
-    with not_using(demand.queue.quota_node, demand.wanted):
-        return fits(demand, may_borrow=True)
+    with not_using(demand.queue.quota_node, demand.requested):
+        return fits_now(demand, may_borrow=True)

@@ -105,7 +105,7 @@ class FlavorAssigner:
         assignment = Assignment(counts)
         tried: list[Mapping[str, int]] = []
         for group in self.groups:
-            wanted = [self._wanted(index, counts[index]) for index in group.indexes]
+            wanted = [self._requests_of(index, counts[index]) for index in group.indexes]
             choices, attempts, failed = self._choose(group, _sum_of(wanted), assignment.use)
             for index, requests in zip(group.indexes, wanted, strict=True):
                 if failed:
@@ -166,7 +166,7 @@ class FlavorAssigner:
         }
         _explain(assignment, index, flavor, why, pending)
 
-    def _wanted(self, index: int, count: int) -> dict[str, int]:
+    def _requests_of(self, index: int, count: int) -> dict[str, int]:
         requests = self.workload.pod_sets[index].total(count)
         if PODS in self.queue.group_by_resource:
             requests[PODS] = count
@@ -406,4 +406,4 @@ def _matches(pod_set: PodSet, flavor: Flavor) -> bool:
     terms = [[requirement for requirement in term if requirement.key in flavor.labels] for term in pod_set.affinity]
     if not terms or not all(terms):
         return True  # a term without requirements matches everything, and one matching term is enough
-    return any(all(requirement.holds(flavor.labels) for requirement in term) for term in terms)
+    return any(all(requirement.is_satisfied_by(flavor.labels) for requirement in term) for term in terms)

@@ -191,7 +191,7 @@ class Requirement:
     operator: str
     values: tuple[str, ...] = ()
 
-    def holds(self, labels: Mapping[str, str]) -> bool:
+    def is_satisfied_by(self, labels: Mapping[str, str]) -> bool:
         """Whether these labels satisfy the expression."""
         value = labels.get(self.key)
         match self.operator:

@@ -67,7 +67,7 @@ class QuotaDemand:
 
     workload: Workload
     queue: ClusterQueueSnapshot
-    wanted: Amounts
+    requested: Amounts
     contested: frozenset[Key]
     """The keys that need preemption."""
     replaced: str = ""
@@ -76,10 +76,10 @@ class QuotaDemand:
     """Whether its pods fit in the topology now; None without a topology."""
 
 
-def fits(demand: QuotaDemand, *, may_borrow: bool) -> bool:
+def fits_now(demand: QuotaDemand, *, may_borrow: bool) -> bool:
     """Whether the workload fits now."""
     quota_node = demand.queue.quota_node
-    for key, amount in demand.wanted.items():
+    for key, amount in demand.requested.items():
         if not may_borrow and quota_node.borrows_with(key, amount):
             return False
         if amount > quota_node.free(key):
@@ -186,7 +186,7 @@ def fill_back(victims: list[Victim], demand: QuotaDemand, snapshot: Snapshot, *,
     needed = victims[-1:]
     for victim in reversed(victims[:-1]):
         snapshot.admit(victim.admitted)
-        if not fits(demand, may_borrow=may_borrow):
+        if not fits_now(demand, may_borrow=may_borrow):
             snapshot.release(victim.admitted)
             needed.append(victim)
     return [*reversed(needed[1:]), needed[0]]
@@ -303,7 +303,7 @@ def _outside(demand: QuotaDemand, snapshot: Snapshot) -> tuple[list[_Candidate],
     quota_node = demand.queue.quota_node
     if demand.queue.spec.preemption.reclaim is PreemptionPolicy.NEVER:
         return hierarchical, by_priority
-    has_advantage, rest = _holds(quota_node, demand.wanted)
+    has_advantage, rest = _own_quota_covers(quota_node, demand.requested)
     visited: QuotaNode | None = None
     for ancestor in quota_node.path:
         candidates = hierarchical if has_advantage else by_priority
@@ -312,13 +312,13 @@ def _outside(demand: QuotaDemand, snapshot: Snapshot) -> tuple[list[_Candidate],
             for admitted in candidates_in(snapshot.queues[queue.name], demand, policy, snapshot):
                 kind = _Kind.HIERARCHICAL if has_advantage else _kind_by_priority(admitted.workload, demand)
                 candidates.append(_Candidate(admitted, kind, ancestor))
-        holds, rest = _holds(ancestor, rest)
+        holds, rest = _own_quota_covers(ancestor, rest)
         has_advantage = has_advantage or holds
         visited = ancestor
     return hierarchical, by_priority
 
 
-def _holds(quota_node: QuotaNode, wanted: Mapping[Key, int]) -> tuple[bool, Amounts]:
+def _own_quota_covers(quota_node: QuotaNode, wanted: Mapping[Key, int]) -> tuple[bool, Amounts]:
     """Return whether a subtree's own quota is enough, and what its ancestors must still provide."""
     holds = not any(quota_node.borrows_with(key, amount) for key, amount in wanted.items())
     return holds, {key: max(0, amount - quota_node.at(key).unused_guaranteed) for key, amount in wanted.items()}
@@ -354,7 +354,7 @@ def _try_candidates(
             continue
         snapshot.release(candidate.admitted)
         victims.append(Victim(candidate.admitted, _REASONS[candidate.kind]))
-        if fits(demand, may_borrow=may_borrow):
+        if fits_now(demand, may_borrow=may_borrow):
             needed = fill_back(victims, demand, snapshot, may_borrow=may_borrow)
             restore(needed, snapshot)
             return needed
@@ -385,7 +385,7 @@ def _is_usable(candidate: _Candidate, demand: QuotaDemand, snapshot: Snapshot, *
 def simulate(demand: QuotaDemand, key: Key, victims: list[Victim], snapshot: Snapshot) -> tuple[FlavorMode, int]:
     """Return the mode in which these victims free one key, and the borrowing level once they are gone."""
     quota_node = demand.queue.quota_node
-    amount = demand.wanted[key]
+    amount = demand.requested[key]
     if not victims:
         return FlavorMode.NO_CANDIDATES, quota_node.level(key, amount)[0]
     with snapshot.without_use_of(victim.admitted for victim in victims):

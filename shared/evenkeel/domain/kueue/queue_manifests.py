@@ -171,7 +171,7 @@ class LabelSelector(Document):
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether the selector matches these labels."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            expression.to_requirement().holds(labels) for expression in self.match_expressions
+            expression.to_requirement().is_satisfied_by(labels) for expression in self.match_expressions
         )
 
 

@@ -68,7 +68,7 @@ class Scheduler:
         """Add a workload that already holds quota. It must stop if its queue's stop policy says so."""
         if self.snapshot.queue_of(admitted.workload).spec.stop.ends(admitted):
             admitted.is_evicted = True
-        self._hold(admitted)
+        self._add_holder(admitted)
 
     def advance_to(self, now: float) -> None:
         """Set the time of the following calls. Time never goes back."""
@@ -86,7 +86,7 @@ class Scheduler:
             self.snapshot.release(admitted)
             self._stop_use(admitted)
             del self._queue_by_workload[workload_id]
-            self._changed(admitted.workload)
+            self._forget_cursor(admitted.workload)
         return admitted
 
     def requeue_evicted(
@@ -137,7 +137,7 @@ class Scheduler:
         smaller = replace(admitted, workload=workload, counts=counts, use={})
         self.snapshot.admit(smaller)
         self._start_use(smaller, is_new=False)
-        self._changed(admitted.workload)
+        self._forget_cursor(admitted.workload)
 
     def reprioritize(self, workload_id: str, priority: int) -> None:
         """Change the priority of a workload that holds quota. Its tree is woken: the workload may be a victim now."""
@@ -145,18 +145,18 @@ class Scheduler:
         if admitted is None or admitted.workload.priority == priority:
             return
         admitted.workload = replace(admitted.workload, priority=priority)
-        self._changed(admitted.workload)
+        self._forget_cursor(admitted.workload)
 
     def wake(self, quota_node: QuotaNode) -> None:
         """Let all parked workloads of a quota tree be tried again."""
         self._triggers[quota_node.root].count += 1
 
-    def _hold(self, admitted: Admitted) -> None:
+    def _add_holder(self, admitted: Admitted) -> None:
         self.snapshot.admit(admitted)
         self._start_use(admitted)
         self._queue_by_workload[admitted.workload.workload_id] = admitted.workload.queue
 
-    def _changed(self, workload: Workload) -> None:
+    def _forget_cursor(self, workload: Workload) -> None:
         queue = self.snapshot.queue_of(workload)
         queue.generation += 1
         self.wake(queue.quota_node)
@@ -314,7 +314,7 @@ class Scheduler:
             queue.generation += 1
         use = {} if workload.replaces else dict(assignment.use)  # the use of a slice counts only the difference
         is_ready = not self.rules.blocks_until_ready
-        self._hold(
+        self._add_holder(
             Admitted(
                 workload,
                 assignment.flavors,

@@ -69,7 +69,7 @@ class QuotaDocuments:
     profile: Profile = Profile.KUEUE
     rules: Rules = RULES[Profile.KUEUE]
     configuration: Configuration = field(default_factory=Configuration)
-    types: instance_types.InstanceTypes = field(default_factory=instance_types.shipped)
+    types: instance_types.InstanceTypes = field(default_factory=instance_types.shipped_instance_types)
     queues: dict[str, Queue] = field(default_factory=dict)
     cohorts: dict[str, Cohort] = field(default_factory=dict)
     flavors: dict[str, Flavor] = field(default_factory=dict)

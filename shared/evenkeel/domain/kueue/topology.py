@@ -118,7 +118,7 @@ def _why_excluded(node: TopologyNode, pod_set: PodSet, tolerations: tuple[object
     if any(node.labels.get(key) != value for key, value in pod_set.selector.items()):
         return "nodeSelector"
     terms = pod_set.affinity
-    if terms and not any(term and all(need.holds(node.labels) for need in term) for term in terms):
+    if terms and not any(term and all(need.is_satisfied_by(node.labels) for need in term) for term in terms):
         return "affinity"
     return ""
 

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from evenkeel.domain.capacity.instance_types import GPU, NEURON, InstanceTypes, shipped
+from evenkeel.domain.capacity.instance_types import GPU, NEURON, InstanceTypes, shipped_instance_types
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.hyperpod_cluster_policy import INSTANCE_TYPE_LABEL
 from evenkeel.domain.kueue.objects import Flavor, Queue
@@ -44,7 +44,7 @@ def matches_node(flavor: Flavor, instance_type: str, pool: str, labels: Mapping[
 @functools.lru_cache(maxsize=1024)
 def labels_of_type(instance_type: str) -> Mapping[str, str]:
     """Return the labels with which flavors can name an instance type: the type, its family and its accelerator."""
-    known = shipped().of(instance_type)
+    known = shipped_instance_types().of(instance_type)
     return {
         INSTANCE_TYPE_LABEL: instance_type,
         FAMILY_LABEL: instance_type.removeprefix("ml.").partition(".")[0],

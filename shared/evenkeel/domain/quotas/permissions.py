@@ -20,7 +20,7 @@ def team_of(spec: JobSpec, setup: TeamSetup, identity: str) -> str:
 
 
 def check_permitted(
-    spec: JobSpec, setup: TeamSetup, classes: Collection[str] = (), allowed: PodAllowance = NOTHING_ALLOWED
+    spec: JobSpec, setup: TeamSetup, classes: Collection[str] = (), allowance: PodAllowance = NOTHING_ALLOWED
 ) -> tuple[SpecError, ...]:
     """Return an error for each field of a job that its team may not use.
 
@@ -28,17 +28,17 @@ def check_permitted(
         spec: The job's specification.
         setup: The teams.
         classes: Priority classes that the policy allows if there are no teams.
-        allowed: The allowance of the policy; it applies if there are no teams.
+        allowance: The allowance of the policy; it applies if there are no teams.
     """
-    return tuple(_errors(spec, setup) if setup.has_teams else _errors_without_teams(spec, classes, allowed))
+    return tuple(_errors(spec, setup) if setup.has_teams else _errors_without_teams(spec, classes, allowance))
 
 
-def _errors_without_teams(spec: JobSpec, classes: Collection[str], allowed: PodAllowance) -> Iterator[SpecError]:
+def _errors_without_teams(spec: JobSpec, classes: Collection[str], allowance: PodAllowance) -> Iterator[SpecError]:
     if spec.priority_class and spec.priority_class not in classes:
         known = f"The policy allows {', '.join(sorted(classes)[:10])}" if classes else "The policy allows none"
         text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {known}."
         yield SpecError("priorityClass", text)
-    yield from check_allowance(spec, allowed, "The site's policy (jobs.allowed)")
+    yield from check_allowance(spec, allowance, "The site's policy (jobs.allowed)")
 
 
 def _errors(spec: JobSpec, setup: TeamSetup) -> Iterator[SpecError]:
@@ -77,12 +77,12 @@ def _team_errors(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
         yield SpecError("checkpoint.uri", f"The path is inside a folder of team {owner}.")
 
 
-def _overlaps_folder(spec: JobSpec, other: Team) -> bool:
+def _overlaps_folder(spec: JobSpec, team: Team) -> bool:
     # Checkpoints on a claim are in the namespace of the job's own team, whatever their path.
     uri = spec.checkpoint_uri
     if spec.keeps_checkpoints_in_cluster:
         return False
-    return other.has_checkpoints(uri) or any(is_under(checkpoint, uri) for checkpoint in other.checkpoints)
+    return team.has_checkpoints(uri) or any(is_under(checkpoint, uri) for checkpoint in team.checkpoints)
 
 
 def may_submit(setup: TeamSetup, team: str, identity: str) -> bool:

@@ -27,7 +27,7 @@ class SerializedDocument(dict[str, Any]):
     def of(cls, document: Json) -> "SerializedDocument":
         """Return a document with its text."""
         instance = cls(document)
-        instance.text = serialized(document)
+        instance.text = serialize(document)
         return instance
 
 
@@ -44,7 +44,7 @@ class SerializedDocuments(tuple[Json, ...]):
         return instance
 
 
-def serialized(document: Any) -> str:
+def serialize(document: Any) -> str:
     """Return a document, or several, as compact JSON."""
     if isinstance(document, SerializedDocument | SerializedDocuments):
         return document.text
@@ -134,7 +134,7 @@ class DocumentCache:
         return self._holders[name]
 
     def fits_packed(
-        self, tree: tuple[str, ...], documents: Sequence[Json], runs: Iterable[HolderRun], most: int
+        self, tree: tuple[str, ...], documents: Sequence[Json], runs: Iterable[HolderRun], max_size: int
     ) -> bool:
         """Whether some documents of a tree surely have at most so many characters after compression.
 
@@ -145,7 +145,7 @@ class DocumentCache:
             tree: Names of the queues of the tree.
             documents: The documents.
             runs: All holders of the tree, to be packed together if the documents have others than were packed before.
-            most: The limit.
+            max_size: The limit.
         """
         known, size = self._measured.get(tree, (frozenset[int](), 0))
         if not known.issuperset(map(id, documents)):
@@ -153,4 +153,4 @@ class DocumentCache:
             size = packed_size([self._quotas[tree], *everything])
             known = frozenset(map(id, everything))
             self._measured[tree] = (known, size)
-        return size * 5 <= most * 4 and known.issuperset(map(id, documents))
+        return size * 5 <= max_size * 4 and known.issuperset(map(id, documents))

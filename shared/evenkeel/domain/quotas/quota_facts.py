@@ -38,19 +38,19 @@ from evenkeel.domain.quotas.quota_documents import (
     HolderRun,
     SerializedDocument,
     SerializedDocuments,
-    serialized,
+    serialize,
 )
-from evenkeel.domain.quotas.quota_holders import flat, is_sum, nested, sum_documents
+from evenkeel.domain.quotas.quota_holders import by_flavor_and_resource, by_key, is_sum, sum_documents
 from evenkeel.domain.values import Value
 
 Json = dict[str, Any]
 
 
-def _parsed(part: Any) -> Any:
-    return json.loads(part) if isinstance(part, str) else part
+def _parsed(document: Any) -> Any:
+    return json.loads(document) if isinstance(document, str) else document
 
 
-_AS_TEXT = (PlainSerializer(serialized, return_type=str, when_used="json"), BeforeValidator(_parsed))
+_AS_TEXT = (PlainSerializer(serialize, return_type=str, when_used="json"), BeforeValidator(_parsed))
 StoredDocument = Annotated[Json, *_AS_TEXT]
 """A document stored as text. The order of a queue's flavors matters, and a stored map has no order."""
 StoredDocuments = Annotated[tuple[Json, ...], *_AS_TEXT]
@@ -163,12 +163,12 @@ def quota_facts_of(
             if name != "decay"
         },
         reserved=tuple(
-            ReservedQuota(queue=queue, amounts=nested(amounts), fits=True)
+            ReservedQuota(queue=queue, amounts=by_flavor_and_resource(amounts), fits=True)
             for queue, amounts in state.reserved
             if queue in queues
         ),
         earlier_use=tuple(
-            ReservedQuota(queue=queue, amounts=nested(amounts), fits=fits)
+            ReservedQuota(queue=queue, amounts=by_flavor_and_resource(amounts), fits=fits)
             for queue, amounts, fits in earlier.usage
             if queue in queues
         ),
@@ -208,17 +208,17 @@ def _within_max_bytes(
         holders = [admitted for run in single for admitted, _ in run.holders]
         use += [(admitted.workload.queue, admitted.use) for admitted in holders[kept:]]
         documents = documents[:kept]
-        texts = [serialized(document) for document in documents]
+        texts = [serialize(document) for document in documents]
     sums = [*sum_documents(use)]
-    return SerializedDocuments.of((*documents, *sums), (*texts, *map(serialized, sums))), kept
+    return SerializedDocuments.of((*documents, *sums), (*texts, *map(serialize, sums))), kept
 
 
 def _max_single_holders(quota_document: Json, documents: Sequence[Json]) -> int:
     """Return how many single holders fit into a record: as they are, or else packed."""
-    size = len(serialized(quota_document))
+    size = len(serialize(quota_document))
     keep = 0
     for document in documents:
-        length = len(serialized(document))
+        length = len(serialize(document))
         if size + length > _MAX_PLAIN_BYTES:
             break
         size += length
@@ -236,7 +236,7 @@ def _max_single_holders(quota_document: Json, documents: Sequence[Json]) -> int:
 def replay_quota(facts: QuotaFacts, now: float, node_fit: NodeFit) -> CycleDecision:
     """Run the cycle again for the job alone, and return its decision."""
     scheduler, _ = _rebuild_scheduler(facts, node_fit)
-    usage = tuple((quota.queue, flat(quota.amounts), quota.fits) for quota in facts.earlier_use)
+    usage = tuple((quota.queue, by_key(quota.amounts), quota.fits) for quota in facts.earlier_use)
     return scheduler.cycle(now, EarlierHeads(usage, facts.earlier_victims))[0]
 
 
@@ -263,7 +263,7 @@ def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Sch
         assert holder is not None
         scheduler.restore(holder)
     for quota in facts.reserved:
-        scheduler.snapshot.queues[quota.queue].quota_node.add_all(flat(quota.amounts))
+        scheduler.snapshot.queues[quota.queue].quota_node.add_all(by_key(quota.amounts))
     workload = declared.job(facts.job, "job").workload
     for other, at in facts.evicted_at.items():
         scheduler.snapshot.evicted_at[frozenset((workload.workload_id, other))] = at

@@ -115,7 +115,7 @@ def sum_documents(uses: Iterable[tuple[str, Amounts]]) -> Iterator[Json]:
     for queue, use in sorted(by_queue.items()):
         if any(use.values()):
             name = f"{_SUM_PREFIX}{queue}"
-            yield holder_document(QuotaHolder(name, queue, nested(use), 1, _NEVER_PREEMPTED, 0.0))
+            yield holder_document(QuotaHolder(name, queue, by_flavor_and_resource(use), 1, _NEVER_PREEMPTED, 0.0))
 
 
 def is_sum(name: str) -> bool:
@@ -123,7 +123,7 @@ def is_sum(name: str) -> bool:
     return name.startswith(_SUM_PREFIX)
 
 
-def nested(amounts: Mapping[Key, int]) -> dict[str, dict[str, int]]:
+def by_flavor_and_resource(amounts: Mapping[Key, int]) -> dict[str, dict[str, int]]:
     """Return amounts as flavor → resource → amount."""
     by_flavor: dict[str, dict[str, int]] = {}
     for (flavor, resource), amount in amounts.items():
@@ -131,6 +131,6 @@ def nested(amounts: Mapping[Key, int]) -> dict[str, dict[str, int]]:
     return by_flavor
 
 
-def flat(by_flavor: Mapping[str, Mapping[str, int]]) -> Amounts:
+def by_key(by_flavor: Mapping[str, Mapping[str, int]]) -> Amounts:
     """Return amounts by (flavor, resource)."""
     return {(flavor, resource): amount for flavor, amounts in by_flavor.items() for resource, amount in amounts.items()}

@@ -74,15 +74,15 @@ def check_setup(setup: TeamSetup) -> tuple[SetupError, ...]:
     return tuple(_conflicts(setup))
 
 
-def check_change(before: TeamSetup, after: TeamSetup, team: str = "") -> tuple[SetupError, ...]:
+def check_change(old: TeamSetup, new: TeamSetup, team: str = "") -> tuple[SetupError, ...]:
     """Return the conflicts that a change adds, and the remaining conflicts of the changed team.
 
     A set-up of an older release may have conflicts. They can be repaired team by team: the conflicts of other teams do
     not block the change.
     """
-    known = set(check_setup(before))
+    known = set(check_setup(old))
     own_prefix = f"Team {team} "
-    return tuple(error for error in check_setup(after) if error not in known or (team and own_prefix in error.message))
+    return tuple(error for error in check_setup(new) if error not in known or (team and own_prefix in error.message))
 
 
 def _team_errors(team: Team) -> Iterator[SetupError]:

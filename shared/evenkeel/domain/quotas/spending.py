@@ -112,7 +112,7 @@ def usage_by_period(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy
         return ()
     price = _price_of(attempt, attempt.admitted_at, economy)
     return tuple(
-        PeriodUsage(key, _spent(attempt.accelerators, start, end, price))
+        PeriodUsage(key, _spent_by_attempt(attempt.accelerators, start, end, price))
         for period in Period
         for key, start, end in split_by_period(period, attempt.charged_since, ended_at)[-_MAX_PERIODS:]
     )
@@ -166,7 +166,7 @@ def budget_used(
     key = budget.period.key_at(now)
     settled = spent.get(key, Spent())
     running = [
-        _spent(charge.accelerators, start, end, _price_of(charge, charge.admitted_at, economy))
+        _spent_by_attempt(charge.accelerators, start, end, _price_of(charge, charge.admitted_at, economy))
         for charge in charges
         if charge.admitted_at is not None
         for of, start, end in split_by_period(budget.period, charge.admitted_at, now)[-1:]
@@ -225,7 +225,7 @@ def _budget_limits(
     return limits
 
 
-def _spent(accelerators: int, start: datetime, end: datetime, usd_per_hour: float | None) -> Spent:
+def _spent_by_attempt(accelerators: int, start: datetime, end: datetime, usd_per_hour: float | None) -> Spent:
     seconds = accelerators * max(0, round((end - start).total_seconds()))
     if usd_per_hour is None:
         return Spent(accelerator_seconds=seconds, unpriced_seconds=seconds)

@@ -135,7 +135,7 @@ def spend_limits(
     )
 
 
-def accelerators_left(pool: Pool, allocations: Iterable[RentalAllocation]) -> int:
+def unrented_accelerators(pool: Pool, allocations: Iterable[RentalAllocation]) -> int:
     """Return the accelerators that the limit of a pool leaves for new rentals."""
     taken = sum(
         allocation.nodes

@@ -11,7 +11,7 @@ from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
 from evenkeel.domain.capacity.pod_shares import expected_offer
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
-from evenkeel.domain.capacity.run_times import NO_PAST_RUNS, LeftTime, RunOrigin, RunTimes
+from evenkeel.domain.capacity.run_times import NO_PAST_RUNS, RemainingTime, RunOrigin, RunTimes
 from evenkeel.domain.capacity.shortages import Shortages
 from evenkeel.domain.capacity.start_estimates import (
     RunningUse,
@@ -24,7 +24,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.nodes import KARPENTER_LABEL, NodeLife
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.book import RentalAllocation, RentalBook, accelerators_left, spend_limits
+from evenkeel.domain.renting.book import RentalAllocation, RentalBook, spend_limits, unrented_accelerators
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
 from evenkeel.domain.renting.cost import CandidatePool, JobDemand, RiskLimits, opportunity_cost
 from evenkeel.domain.renting.placement import PlacementFacts
@@ -92,7 +92,7 @@ class QueueForecasts:
 
     def _use_of(self, job: Job, pool: Pool, place: int, count: int) -> WaitingUse:
         spec = job.spec
-        left_time = self._context.run_times.left(origin_of(job, self._policy), 0.0)
+        left_time = self._context.run_times.remaining(origin_of(job, self._policy), 0.0)
         is_whole = spec.nodes > 1 or spec.accelerators_per_node >= pool.accelerators_per_node
         return WaitingUse(
             spec.nodes * spec.accelerators_per_node, _one_of(left_time, place, count), spec.nodes * is_whole
@@ -110,12 +110,12 @@ def origin_of(job: Job, policy: Policy) -> RunOrigin:
     return RunOrigin(spec.team, job.owner, spec.job_type, spec.expected_seconds, seconds)
 
 
-def _one_of(left: LeftTime, place: int, count: int) -> float:
+def _one_of(remaining: RemainingTime, place: int, count: int) -> float:
     """Return the expected time of one of several runs; of many runs, one of the equally likely times.
 
     So the runs of a forecast end at different times, as they will.
     """
-    return left.seconds[place * _STRIDE % len(left.seconds)] if count >= _MANY else left.mean
+    return remaining.seconds[place * _STRIDE % len(remaining.seconds)] if count >= _MANY else remaining.mean
 
 
 def placement_facts(
@@ -170,7 +170,7 @@ def job_demand(
     burst, spec = policy.burst, job.spec
     keeps = bool(spec.checkpoint_uri)
     done = done_seconds if keeps else 0.0
-    left, plan = context.run_times.left(origin_of(job, policy), done), job.live_plan()
+    left, plan = context.run_times.remaining(origin_of(job, policy), done), job.live_plan()
     return JobDemand(
         job_id=job.job_id,
         team=spec.team,
@@ -259,7 +259,7 @@ def _rented_candidate(
 ) -> CandidatePool:
     return CandidatePool(
         pool=pool,
-        accelerators_left=accelerators_left(pool, allocations),
+        accelerators_left=unrented_accelerators(pool, allocations),
         unavailable_until=shortages.unavailable_until(pool.instance_type, pool.zone, pool.market, now),
         differences=differences,
     )
@@ -392,7 +392,7 @@ def forecast_starts(
         usual = policy.burst.run_seconds_of(context.classes.get(charge.job_id, ""))
         origin = origin_of(holder, policy) if holder else RunOrigin(charge.team, charge.owner, "", None, usual)
         ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
-        left = _one_of(context.run_times.left(origin, ran), place, len(charges))
+        left = _one_of(context.run_times.remaining(origin, ran), place, len(charges))
         held.append(RunningUse(charge.accelerators, left))
         busy_until |= {name: max(left, busy_until.get(name, 0.0)) for name in charge.node_names}
     # A node that is out of service usually comes back, so a booting node is no reason to rent. Not if HyperPod has just
@@ -445,7 +445,7 @@ def why_not_portable(job: Job, pool: Pool, storage: Storage, hardware: InstanceT
         storage: The volume behind each claim, by cluster, as the policy describes it.
         hardware: The catalogue of instance types.
     """
-    return tuple(_differences(job, pool, storage, hardware))
+    return tuple(_differences_of(job, pool, storage, hardware))
 
 
 def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> PoolEnvironment:
@@ -455,7 +455,7 @@ def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> Po
     return environment.replace(**{**given, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
 
 
-def _differences(job: Job, pool: Pool, storage: Storage, hardware: InstanceTypes) -> Iterator[str]:
+def _differences_of(job: Job, pool: Pool, storage: Storage, hardware: InstanceTypes) -> Iterator[str]:
     spec = job.spec
     if spec.instance_types and pool.instance_type not in spec.instance_types:
         yield f"The job asks for {' or '.join(spec.instance_types)}."

@@ -93,19 +93,19 @@ def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
     """Choose the jobs that move for a job; none if another option costs less, or if too few jobs can move."""
     chosen = _cheapest_nodes(facts)
     if chosen is None:
-        return _decided(facts, DisplacementAction.KEEP, "Too few nodes would become free if all movable jobs moved.")
+        return _decision(facts, DisplacementAction.KEEP, "Too few nodes would become free if all movable jobs moved.")
     victims = [job for job in facts.movable if job.job_id in chosen]
     if not victims:
-        return _decided(facts, DisplacementAction.KEEP, "Enough nodes are free without moving a job.")
+        return _decision(facts, DisplacementAction.KEEP, "Enough nodes are free without moving a job.")
     if why_not := _above_caps(facts, victims):
-        return _decided(facts, DisplacementAction.KEEP, why_not)
+        return _decision(facts, DisplacementAction.KEEP, why_not)
     parts = round(facts.micros_per_hour_of_delay * facts.start_seconds) + sum(_cost(job, facts) for job in victims)
     price, other = money.format_usd(parts), money.format_usd(facts.other_parts)
     names = f"{len(victims)} job{'' if len(victims) == 1 else 's'}"
     if parts >= facts.other_parts:
         reason = f"Moving {names} to rented nodes would cost {price}, and {facts.other_option} costs {other}."
-        return _decided(facts, DisplacementAction.KEEP, reason, parts=parts)
-    return _decided(
+        return _decision(facts, DisplacementAction.KEEP, reason, parts=parts)
+    return _decision(
         facts,
         DisplacementAction.DISPLACE,
         f"{names} {'moves' if len(victims) == 1 else 'move'} to rented nodes, so that the job starts in "
@@ -115,7 +115,7 @@ def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
     )
 
 
-def _decided(
+def _decision(
     facts: DisplacementFacts, action: DisplacementAction, reason: str, victims: tuple[str, ...] = (), parts: int = 0
 ) -> DisplacementDecision:
     usd = round(facts.other_parts / money.PARTS, 2)

@@ -226,7 +226,7 @@ def migration_facts(  # noqa: PLR0913 - facts, the last ones given by name
         nodes=nodes,
         accelerators_per_node=spec.accelerators_per_node,
         micros_per_hour_of_delay=policy.burst.delay_of(spec.priority_class),
-        left_seconds=round(run_times.left(origin_of(job, policy), ran_seconds).mean, 1),
+        left_seconds=round(run_times.remaining(origin_of(job, policy), ran_seconds).mean, 1),
         since_checkpoint_seconds=policy.economy.expected_checkpoint_seconds / 2 if keeps else ran_seconds,
         checkpoint_seconds=policy.economy.expected_checkpoint_seconds if keeps else None,
         save_seconds=spec.grace_seconds,

@@ -112,26 +112,26 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
     possible = [row for row in rows if not row.why_not]
     if not possible:
         reasons = " ".join(f"{row.pool}: {row.why_not}" for row in rows) or "No pools are configured."
-        return _decided(facts, rows, PlacementAction.NO_POOL, f"No pool can run the job now. {reasons}", ())
+        return _decision(facts, rows, PlacementAction.NO_POOL, f"No pool can run the job now. {reasons}", ())
     in_time = _meeting_deadline(facts, possible)
     chosen = in_time[0]
     if chosen.is_available_now:
         why = f"{chosen.pool} is already paid for and has free nodes."
-        return _decided(facts, rows, PlacementAction.START, why + _deadline_text(facts, possible, chosen), in_time)
+        return _decision(facts, rows, PlacementAction.START, why + _deadline_text(facts, possible, chosen), in_time)
     rented = cheapest_rented(in_time)
     worth = facts.job.max_rent_parts
     if not chosen.market.is_rented and rented and worth is not None and rented.rent_parts <= worth:
         price, most = money.format_usd(rented.rent_parts), money.format_usd(worth)
         why = f"The job's recovery chose to rent: {rented.pool} costs {price}, below the limit of {most}."
-        return _decided(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, rented), (rented,))
+        return _decision(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, rented), (rented,))
     if not chosen.market.is_rented and rented and (waited := _overdue_seconds(facts)):
         most = duration_text(facts.risk_limits.max_wait_seconds)
         why = f"The job has waited {duration_text(waited)}, longer than the policy's limit of {most}."
-        return _decided(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, rented), (rented,))
+        return _decision(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, rented), (rented,))
     is_rent = chosen.market.is_rented
     why = _rent_reason(possible, chosen) if is_rent else _wait_reason(rows, chosen)
     action = PlacementAction.RENT if is_rent else PlacementAction.WAIT
-    return _decided(facts, rows, action, why + _deadline_text(facts, possible, chosen), in_time)
+    return _decision(facts, rows, action, why + _deadline_text(facts, possible, chosen), in_time)
 
 
 def _overdue_seconds(facts: PlacementFacts) -> float:
@@ -264,7 +264,7 @@ def _wait_reason(rows: Sequence[PoolCost], chosen: PoolCost) -> str:
     return f"{waits}: {rented.pool} would {saving}."
 
 
-def _decided(
+def _decision(
     facts: PlacementFacts, rows: Sequence[PoolCost], action: PlacementAction, reason: str, in_time: Sequence[PoolCost]
 ) -> PlacementDecision:
     """Return the decision for the first of the pools that meet the deadline, or for none if no pool can run the job."""

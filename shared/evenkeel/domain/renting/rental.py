@@ -236,7 +236,7 @@ class RentalChange(NamedTuple):
     market: MarketReport | None = None
 
 
-def _moved(rental: Rental, state: RentalState, **changes: Any) -> Rental:
+def _in_state(rental: Rental, state: RentalState, **changes: Any) -> Rental:
     """Return a rental in another state, or with changes in its own state.
 
     Raises:
@@ -260,7 +260,7 @@ class RentalHolder(NamedTuple):
     incident_id: str = ""
 
 
-def opened(
+def open_rental(
     holder: RentalHolder, placed: PlacementDecision, decision_id: str, burst: BurstPolicy, now: datetime
 ) -> RentalChange:
     """Open a rental by a decision to rent.
@@ -298,38 +298,38 @@ def opened(
     return RentalChange(rental, "rented", text, f"rented-{rental.number}", has_new_offer=True, changes_capacity=True)
 
 
-def nodes_joined(rental: Rental, names: Iterable[str]) -> Rental:
+def with_joined_nodes(rental: Rental, names: Iterable[str]) -> Rental:
     """Return a rental with nodes of its current offer that were seen."""
     joined = tuple(sorted({*rental.offer.joined_node_names, *names}))
     if joined == rental.offer.joined_node_names:
         return rental
-    return _moved(rental, rental.state).with_offer(joined_node_names=joined)
+    return _in_state(rental, rental.state).with_offer(joined_node_names=joined)
 
 
-def other_nodes_seen(rental: Rental, rentals: Iterable[Rental]) -> Rental:
+def with_other_rentals_nodes(rental: Rental, rentals: Iterable[Rental]) -> Rental:
     """Return a rental that knows which nodes belong to the other rentals of its pool.
 
     The wait for its own nodes reads the row of this rental alone.
     """
     names = tuple(sorted({name for other in rentals for name in other.node_names}))
-    return _moved(rental, rental.state, other_rentals_nodes=names)
+    return _in_state(rental, rental.state, other_rentals_nodes=names)
 
 
-def replicas_seen(rental: Rental, *, has_replicas: bool, now: datetime) -> Rental:
+def with_replicas_observed(rental: Rental, *, has_replicas: bool, now: datetime) -> Rental:
     """Return a Deployment's rental that knows whether replicas run on its node."""
     idle_since = None if has_replicas else rental.idle_since or now
     was_used = has_replicas or rental.was_used
     if (idle_since, was_used) == (rental.idle_since, rental.was_used):
         return rental
-    return _moved(rental, rental.state, idle_since=idle_since, was_used=was_used)
+    return _in_state(rental, rental.state, idle_since=idle_since, was_used=was_used)
 
 
-def assigned(rental: Rental, names: Collection[str], now: datetime) -> RentalChange:
+def assign_nodes(rental: Rental, names: Collection[str], now: datetime) -> RentalChange:
     """Assign all nodes to the holder. The next scheduling cycle starts the job on them."""
     listed = tuple(names)
     shown = f"{', '.join(listed[:4])}{' and more' if listed[4:] else ''}"
     text = f"{nodes_subject(len(listed), rental.offer.pool)} ready for the job: {shown}."
-    ready = _moved(
+    ready = _in_state(
         rental,
         RentalState.READY,
         node_names=listed,
@@ -338,7 +338,7 @@ def assigned(rental: Rental, names: Collection[str], now: datetime) -> RentalCha
         reason=text,
     )
     return RentalChange(
-        nodes_joined(ready, listed),
+        with_joined_nodes(ready, listed),
         "handed over",
         text,
         f"handed-over-{rental.number}",
@@ -347,15 +347,15 @@ def assigned(rental: Rental, names: Collection[str], now: datetime) -> RentalCha
     )
 
 
-def refused(rental: Rental, why: str) -> RentalChange:
+def refuse_offer(rental: Rental, reason: str) -> RentalChange:
     """Give up the current offer."""
-    reason = why or f"{rental.offer.pool} did not provide {count_of(rental.nodes, 'node')} in time."
-    after = _moved(rental, RentalState.OPENING, reason=reason).with_offer(refused=reason)
+    reason = reason or f"{rental.offer.pool} did not provide {count_of(rental.nodes, 'node')} in time."
+    after = _in_state(rental, RentalState.OPENING, reason=reason).with_offer(refused=reason)
     event = f"offer-refused-{rental.number}-{len(rental.offers)}"
     return RentalChange(after, "refused", reason, event, market=MarketReport.REFUSED)
 
 
-def offered(
+def next_offer(
     rental: Rental, placed: PlacementDecision, reason: str, decision_id: str, burst: BurstPolicy, now: datetime
 ) -> RentalChange:
     """Ask the next pool, once nothing of the refused offer is left.
@@ -370,7 +370,7 @@ def offered(
     """
     pool = _chosen_pool(placed, burst)
     closed = rental.with_offer(closed_at=now)
-    after = _moved(
+    after = _in_state(
         rental,
         RentalState.OPENING,
         reason=reason,
@@ -384,32 +384,32 @@ def offered(
     return RentalChange(after, "rented", text, event, has_new_offer=True, changes_capacity=True)
 
 
-def released(rental: Rental, why: str, usable: Collection[str]) -> RentalChange:
+def release_rental(rental: Rental, reason: str, usable: Collection[str]) -> RentalChange:
     """Take its nodes from the holder: no cycle starts the job there any more.
 
     Args:
         rental: An open rental.
-        why: The reason; empty to keep the recorded one.
+        reason: The reason; empty to keep the recorded one.
         usable: Nodes of its cluster that are in service. A spot market that took nodes back will do so again.
     """
-    ending = _moved(rental, RentalState.ENDING, reason=(why or rental.reason)[:1000])
+    ending = _in_state(rental, RentalState.ENDING, reason=(reason or rental.reason)[:1000])
     is_reclaimed = rental.offer.market is Market.SPOT and not set(rental.node_names) <= set(usable)
     return RentalChange(ending, changes_capacity=True, market=MarketReport.REFUSED if is_reclaimed else None)
 
 
-def ended(rental: Rental, now: datetime) -> RentalChange:
+def end_rental(rental: Rental, now: datetime) -> RentalChange:
     """End a rental whose nodes are all gone, and compute its final bill."""
     closed = rental.with_offer(closed_at=now)
     parts = money.bill(closed.bills(), now).parts
-    over = _moved(closed, RentalState.ENDED, ended_at=now, cost_parts=parts, shown_cost=money.format_usd(parts))
+    over = _in_state(closed, RentalState.ENDED, ended_at=now, cost_parts=parts, shown_cost=money.format_usd(parts))
     cost = f"{over.shown_cost} ({parts / money.PARTS:.6f} dollars)"
     text = f"Rental {rental.number} has ended and all of its nodes are gone. It cost {cost}."
     return RentalChange(over, "rental ended", text, f"rental-ended-{rental.number}")
 
 
-def restarted(rental: Rental) -> Rental:
+def with_next_execution(rental: Rental) -> Rental:
     """Return a rental whose workflow needs another execution, under the next name."""
-    return _moved(rental, rental.state, run=rental.run + 1)
+    return _in_state(rental, rental.state, run=rental.run + 1)
 
 
 def _chosen_pool(placed: PlacementDecision, burst: BurstPolicy) -> RentedPool:

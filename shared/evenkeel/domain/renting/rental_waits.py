@@ -22,10 +22,10 @@ NODES_READY, REFUSED, NOT_WANTED, OVER = "NODES_READY", "REFUSED", "NOT_WANTED",
 
 
 def joined_nodes(
-    rental: Rental, nodes: Iterable[KubernetesNode], taken: Iterable[str] = ()
+    rental: Rental, nodes: Iterable[KubernetesNode], other_nodes: Iterable[str] = ()
 ) -> tuple[KubernetesNode, ...]:
     """Return the nodes of the current offer's pool that belong to no other rental, by name."""
-    offer, other_names = rental.offer, frozenset(taken)
+    offer, other_names = rental.offer, frozenset(other_nodes)
     return tuple(
         node
         for node in sorted(nodes, key=lambda node: node.name)
@@ -39,7 +39,7 @@ def is_usable(node: KubernetesNode, offer: RentalOffer) -> bool:
 
 
 def evaluate_rental_ready(
-    rental: Rental, job: Job, nodes: Iterable[KubernetesNode], refusal: str, taken: Iterable[str] = ()
+    rental: Rental, job: Job, nodes: Iterable[KubernetesNode], refusal: str, other_nodes: Iterable[str] = ()
 ) -> WaitAnswer | None:
     """Answer the wait for the nodes of a job's rental; None while they may still join.
 
@@ -48,18 +48,18 @@ def evaluate_rental_ready(
         job: Its job.
         nodes: Nodes of the cluster.
         refusal: The provider's refusal since the pool was opened; empty if there is none.
-        taken: Nodes of other rentals.
+        other_nodes: Nodes of other rentals.
     """
-    return evaluate_nodes_joined(rental, why_not_needed(rental, job), nodes, refusal, taken)
+    return evaluate_nodes_joined(rental, why_not_needed(rental, job), nodes, refusal, other_nodes)
 
 
 def evaluate_nodes_joined(
-    rental: Rental, unwanted: str, nodes: Iterable[KubernetesNode], refusal: str, taken: Iterable[str] = ()
+    rental: Rental, unwanted: str, nodes: Iterable[KubernetesNode], refusal: str, other_nodes: Iterable[str] = ()
 ) -> WaitAnswer | None:
     """Answer the wait for a rental's nodes. `unwanted` says why the holder no longer needs them."""
     if unwanted:
         return WaitAnswer(outcome=NOT_WANTED, reason=unwanted)
-    usable = [node for node in joined_nodes(rental, nodes, taken) if is_usable(node, rental.offer)]
+    usable = [node for node in joined_nodes(rental, nodes, other_nodes) if is_usable(node, rental.offer)]
     if len(usable) >= rental.nodes:
         return WaitAnswer(outcome=NODES_READY, reason=f"{nodes_subject(rental.nodes, rental.offer.pool)} ready.")
     if refusal:
@@ -148,7 +148,7 @@ def why_node_not_needed(
     registration = registration_of(rental, registered)
     beside = [other for other in other_rentals if other.name != rental.name]
     before = [other for other in beside if other.state is RentalState.READY or other.number < rental.number]
-    landed = len(_replicas_landed(rental, beside, pods, nodes))
+    landed = len(_replicas_on_new_nodes(rental, beside, pods, nodes))
     alike = [other for other in before if not other.node_names and other.offer.pool == rental.offer.pool]
     if landed > free_replica_slots(alike, pods):
         return ""  # no earlier rental could be assigned the node on which they run
@@ -167,7 +167,7 @@ def _target_of(rental: Rental) -> ServingTarget:
     return rental.serving_target
 
 
-def _replicas_landed(
+def _replicas_on_new_nodes(
     rental: Rental, other_rentals: Iterable[Rental], pods: Iterable[UnmanagedPod], nodes: Iterable[KubernetesNode]
 ) -> tuple[UnmanagedPod, ...]:
     """Return the replicas on nodes of a rental's pool that belong to no rental yet."""

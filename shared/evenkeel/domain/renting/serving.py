@@ -130,7 +130,7 @@ def why_not_schedulable(pod: UnmanagedPod, pool: RentedPool) -> str:
         KARPENTER_LABEL: pool.name,
         "karpenter.sh/capacity-type": str(pool.market),
         "node.kubernetes.io/instance-type": pool.instance_type,
-        "kubernetes.io/arch": environment_in(pool, {}, instance_types.shipped()).architecture,
+        "kubernetes.io/arch": environment_in(pool, {}, instance_types.shipped_instance_types()).architecture,
         "kubernetes.io/os": "linux",
         **pool.labels,
     }
@@ -144,7 +144,13 @@ def why_not_schedulable(pod: UnmanagedPod, pool: RentedPool) -> str:
 
 
 def decide_serving_rentals(
-    short: ReplicaShortfall, waiting: int, context: PlacementContext, state: ServingState, policy: Policy, *, most: int
+    short: ReplicaShortfall,
+    waiting: int,
+    context: PlacementContext,
+    state: ServingState,
+    policy: Policy,
+    *,
+    max_rentals: int,
 ) -> tuple[PlacementDecision, ...]:
     """Decide which nodes are rented for waiting replicas: one at a time, until all fit or renting does not pay.
 
@@ -154,7 +160,7 @@ def decide_serving_rentals(
         context: The snapshot of the cycle, without its queue.
         state: The stored state of the Deployment.
         policy: Prices and caps.
-        most: Number of nodes that may be rented now.
+        max_rentals: Number of nodes that may be rented now.
 
     Returns:
         A decision for each node to rent, or a single one with the reason why none is rented.
@@ -164,7 +170,7 @@ def decide_serving_rentals(
     left = min(waiting, len(waiting_pods))
     pools = {pool.name: pool for pool in policy.burst.pools}
     decided: list[PlacementDecision] = []
-    while left > 0 and len(decided) < most:
+    while left > 0 and len(decided) < max_rentals:
         answer = choose_pool(_placement_facts(short, waiting_pods, left, context, state, policy))
         if answer.action is not PlacementAction.RENT:
             return tuple(decided) or (answer,)
@@ -177,7 +183,7 @@ def decide_serving_rentals(
 def _placement_facts(
     short: ReplicaShortfall,
     waiting_pods: Sequence[UnmanagedPod],
-    left: int,
+    waiting: int,
     context: PlacementContext,
     state: ServingState,
     policy: Policy,
@@ -189,7 +195,7 @@ def _placement_facts(
     registered, per_replica = short.registered, short.per_replica
     pools = policy.pools_for(registered)
     fewest = min((_replicas_per_node(pool.accelerators_per_node, per_replica) for pool in pools), default=1)
-    together = min(left, fewest)
+    together = min(waiting, fewest)
     since = min((pod.created_at for pod in waiting_pods if pod.created_at), default=context.now)
     demand = JobDemand(
         job_id=holder_id(registered),

@@ -31,7 +31,7 @@ def run(job: Job, attempt: Attempt, context: Context, *, within_seconds: float) 
         return
     try:
         tails = context.cluster.tails(attempt, KEPT_LINES, KEPT_RANKS, within_seconds)
-        kept = [_kept(job, attempt, rank, tail, context.now) for rank, tail in sorted(tails.items())]
+        kept = [_kept_log(job, attempt, rank, tail, context.now) for rank, tail in sorted(tails.items())]
         for log in kept:
             if log.why:
                 context.telemetry.warning(
@@ -43,7 +43,7 @@ def run(job: Job, attempt: Attempt, context: Context, *, within_seconds: float) 
         context.telemetry.warning("LogsNotKept", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
 
 
-def _kept(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetime) -> KeptLog:
+def _kept_log(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetime) -> KeptLog:
     text, is_cut = kept_logs.shortened(tail.text, kept_logs.secrets_of(job.spec.env))
     return KeptLog(
         job_id=attempt.job_id,

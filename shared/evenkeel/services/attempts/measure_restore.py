@@ -30,7 +30,7 @@ def run(job: Job, number: int, context: Context) -> None:
     assert attempt.resume_from is not None
     assert attempt.running_at is not None
     try:
-        saved = _first_saved(job.spec.checkpoint_uri, attempt, attempt.resume_from.step, context)
+        saved = _first_own_manifests(job.spec.checkpoint_uri, attempt, attempt.resume_from.step, context)
     except (PermanentError, TransientError) as error:
         context.telemetry.info("RestoreNotMeasured", job_id=job.job_id, attempt=number, reason=str(error))
         return
@@ -49,7 +49,7 @@ def _can_be_measured(job: Job, attempt: Attempt) -> bool:
     return has_resumed and bool(job.spec.checkpoint_uri) and not job.spec.keeps_checkpoints_in_cluster
 
 
-def _first_saved(uri: str, attempt: Attempt, resumed_step: int, context: Context) -> list[Manifest]:
+def _first_own_manifests(uri: str, attempt: Attempt, resumed_step: int, context: Context) -> list[Manifest]:
     refs = (ref for folder in context.checkpoints.folders(uri) if (ref := ref_of_folder(folder)))
     own = [ref for ref in refs if ref.attempt == attempt.attempt and ref.step > resumed_step]
     saved: list[Manifest] = []

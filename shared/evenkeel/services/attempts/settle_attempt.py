@@ -71,8 +71,8 @@ def _settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptRes
     job, attempt = stored.job, stored.attempt
     workload = context.cluster.workload(attempt)
     if attempt.state.has_ended:
-        _keep(job, attempt, workload, context)
-        _clear(job, attempt, workload, context.cluster)
+        _keep_logs(job, attempt, workload, context)
+        _delete_live_objects(job, attempt, workload, context.cluster)
         context.cycle_requests.request(f"{attempt.workload_name} settled")
         reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
         return SettleAttemptResult(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
@@ -81,8 +81,8 @@ def _settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptRes
     decided = settle(reported, attempt, ending, context.policy.jobs, context.now)
     _commit(stored, decided, context)
     context.cycle_requests.request(f"{attempt.workload_name} settled")
-    _keep(job, decided.attempt, workload, context)
-    _clear(job, decided.attempt, workload, context.cluster)
+    _keep_logs(job, decided.attempt, workload, context)
+    _delete_live_objects(job, decided.attempt, workload, context.cluster)
     context.telemetry.count("AttemptsSettled", state=decided.attempt.state)
     context.telemetry.info("AttemptSettled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
     return SettleAttemptResult(outcome=decided.outcome, reason=decided.job.reason)
@@ -99,10 +99,10 @@ def _judge(
     if reported and (ending is None or not workload.pods):
         ending = end_despite_live_pods(reported, workload) or reported
     if ending is None:
-        ending = judge_abandoned(workload, job, attempt, _failure(request.failure))
+        ending = judge_abandoned(workload, job, attempt, _failure_text(request.failure))
     if job.stop_of(attempt.attempt) is None:
         gone = lost_nodes(nodes, attempt.node_names, context.now, context.policy.jobs.lost_node_seconds)
-        faulty = _faulty(attempt, context.ledger) | {name for name, node in nodes.items() if shows_fault(node)}
+        faulty = _faulty_nodes(attempt, context.ledger) | {name for name, node in nodes.items() if shows_fault(node)}
         return without_blame(ending, attempt, gone | faulty)
     return ending
 
@@ -127,27 +127,27 @@ def _reported_end(ended: Mapping[str, Any] | None) -> AttemptEnd | None:
     return ending.replace(counts_as_failure=ending.counts_as_failure or ending.state is AttemptState.FAILED)
 
 
-def _failure(failure: Mapping[str, Any] | None) -> str:
+def _failure_text(failure: Mapping[str, Any] | None) -> str:
     if not failure:
         return ""
     return f"{failure.get('Error', 'unknown')}: {error_message(str(failure.get('Cause', '')))}"[:500]
 
 
-def _faulty(attempt: Attempt, ledger: Ledger) -> set[str]:
+def _faulty_nodes(attempt: Attempt, ledger: Ledger) -> set[str]:
     """Return the attempt's nodes with an open incident."""
     slots = zip(attempt.nodes, attempt.node_names, strict=True)
     return {name for life, name in slots if ledger.get(incident_rows.open_key(life))}
 
 
-def _commit(stored: attempt_record.StoredAttempt, decided: Settlement, context: Context) -> None:
-    attempt = decided.attempt
+def _commit(stored: attempt_record.StoredAttempt, settlement: Settlement, context: Context) -> None:
+    attempt = settlement.attempt
     text = f"Attempt {attempt.attempt} {_STATE_TEXT[attempt.state]}: {attempt.reason}"
     entry = TimelineEntry(at=context.now, kind="settled", text=text, writer=WRITER)
     context.ledger.commit(
         Put(job_rows.attempt_row(attempt, stored.attempt_version)),
-        Put(job_rows.job_row(decided.job, stored.job_version)),
-        *(open_jobs.ended(decided.job) if decided.job.state.has_ended else ()),
-        _released(decided, context.now),
+        Put(job_rows.job_row(settlement.job, stored.job_version)),
+        *(open_jobs.ended(settlement.job) if settlement.job.state.has_ended else ()),
+        _release_write(settlement, context.now),
         Add(quota_rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
         # The team's spending is added with the state that is written once, so it is added once.
         *(
@@ -155,15 +155,15 @@ def _commit(stored: attempt_record.StoredAttempt, decided: Settlement, context: 
             for part in usage_by_period(attempt, context.now, context.policy.economy)
         ),
         *(
-            Add(quota_rows.used_key(attempt.team, week, decided.job.owner), {decided.job.owner: amount})
+            Add(quota_rows.used_key(attempt.team, week, settlement.job.owner), {settlement.job.owner: amount})
             for week, amount in usage_by_week(attempt, context.now).items()
-            if decided.job.owner
+            if settlement.job.owner
         ),
         Put(subject_rows.timeline_row(attempt.job_id, entry, f"settled-{attempt.attempt}")),
     )
 
 
-def _released(decided: Settlement, now: datetime) -> Write:
+def _release_write(decided: Settlement, now: datetime) -> Write:
     """Release the charge. A job that waits again stays recorded as its owner until it runs again.
 
     Only this write changes a charge, so version 1 means that it is still held.
@@ -182,13 +182,13 @@ _STATE_TEXT = {
 }
 
 
-def _keep(job: Job, attempt: Attempt, workload: ObservedWorkload, context: Context) -> None:
+def _keep_logs(job: Job, attempt: Attempt, workload: ObservedWorkload, context: Context) -> None:
     if workload.pods:
         within = keep_logs.AT_END_SECONDS
         keep_logs.run(job, attempt, context, within_seconds=within)
 
 
-def _clear(job: Job, attempt: Attempt, workload: ObservedWorkload, cluster: Cluster) -> None:
+def _delete_live_objects(job: Job, attempt: Attempt, workload: ObservedWorkload, cluster: Cluster) -> None:
     """Delete objects that could still run. A Job that ended by itself stays for a while, for its logs."""
     if workload.has_runnable_pods:
         cluster.stop(attempt, job.spec.grace_seconds)

@@ -75,7 +75,7 @@ def _cancel(request: CancelJobRequest, setup: TeamSetup, context: Context) -> tu
         return CancelJobResult(outcome=CancelOutcome.STOPPING, job=job), False
     actor = request.requester.actor
     why = f"Cancelled by {actor}{f': {request.reason}' if request.reason else ''}."
-    changed = _cancelled(job, actor, why, context.now)
+    changed = _cancelled_job(job, actor, why, context.now)
     entry = TimelineEntry(at=context.now, kind="cancelled", text=why, writer=WRITER)
     context.ledger.commit(
         Put(job_rows.job_row(changed, row.version)),
@@ -86,9 +86,9 @@ def _cancel(request: CancelJobRequest, setup: TeamSetup, context: Context) -> tu
     return CancelJobResult(outcome=CancelOutcome.CANCELLED if is_over else CancelOutcome.STOPPING, job=changed), True
 
 
-def _cancelled(job: Job, actor: str, why: str, now: datetime) -> Job:
+def _cancelled_job(job: Job, actor: str, reason: str, now: datetime) -> Job:
     if job.state in (JobState.PENDING, JobState.SUSPENDED):
-        return job.replace(state=JobState.CANCELLED, reason=why, ended_at=now, not_before=None)
+        return job.replace(state=JobState.CANCELLED, reason=reason, ended_at=now, not_before=None)
     return job.replace(
-        state=JobState.STOPPING, reason=why, stop_request=job.requested_stop(why, f"cancel/{actor}", now)
+        state=JobState.STOPPING, reason=reason, stop_request=job.stop_request_now(reason, f"cancel/{actor}", now)
     )

@@ -49,11 +49,11 @@ def read_fleet(cluster: str, ledger: Ledger) -> ConfiguredFleet:
     nodes = [node for node in (rows.decode(row, FleetNode) for row in node_rows) if node.life.cluster == cluster]
     # A slot counts once, although several nodes may have held it.
     by_slot = {node.slot or node.life.key: node for node in nodes}
-    is_complete = bool(nodes) and not is_cut and not _unread(cluster, ledger)
-    return ConfiguredFleet(tuple(map(_idle, by_slot.values())), is_complete)
+    is_complete = bool(nodes) and not is_cut and not _has_unread_source(cluster, ledger)
+    return ConfiguredFleet(tuple(map(_capacity_when_idle, by_slot.values())), is_complete)
 
 
-def _unread(cluster: str, ledger: Ledger) -> bool:
+def _has_unread_source(cluster: str, ledger: Ledger) -> bool:
     """Whether a source of this cluster's nodes failed and never answered. Then some nodes are unknown."""
     reports = heartbeats.load(ledger)
     sources = (Source(kind=SourceKind.KUBERNETES_LIST, target=cluster), Source(kind=SourceKind.HYPERPOD))
@@ -61,7 +61,7 @@ def _unread(cluster: str, ledger: Ledger) -> bool:
     return any(report is not None and report.seen_at is None for report in source_reports)
 
 
-def _idle(node: FleetNode) -> NodeCapacity:
+def _capacity_when_idle(node: FleetNode) -> NodeCapacity:
     amounts = amounts_of(node.instance_type, node.allocatable)
     # A node without a node object may offer whatever its instance type has.
     offered = node.allocatable.at_least(amounts.replace(cpu_millis=0, memory_mib=0))
@@ -87,7 +87,7 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
         return None  # a stopped queue starts no job, but it may be resumed at any time
 
     def decided(spec: JobSpec) -> AdmissionDecision:
-        return _decided(job.replace(spec=spec), fleet, setup, policy, now)
+        return _decide_on_configured_fleet(job.replace(spec=spec), fleet, setup, policy, now)
 
     answer = decided(job.spec)
     if answer.action is Action.ADMIT:
@@ -116,22 +116,24 @@ def _with_one_requirement_removed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]
         yield "gpusPerNode", spec.replace(accelerators_per_node=1)
 
 
-def _decided(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime) -> AdmissionDecision:
+def _decide_on_configured_fleet(
+    job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy, now: datetime
+) -> AdmissionDecision:
     shares = NodeShares(fleet.capacities, policy.burst.pools)
     admission_request = AdmissionRequest.of(job).replace_unchecked(not_before=None)
     rented = {pool.name for pool in policy.burst.pools}
     home = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
-    decision = _weighed(with_open_amounts(admission_request, shares), home, setup, policy, now)
+    decision = _decide_alone(with_open_amounts(admission_request, shares), home, setup, policy, now)
     for pool in policy.burst.pools if decision.action is not Action.ADMIT else ():
         capacities = (*home, *nodes_to_rent(job, pool, now))
         request = with_open_amounts(admission_request.replace_unchecked(cluster=pool.cluster), shares)
-        admission_decision = _weighed(request, capacities, setup, policy, now)
+        admission_decision = _decide_alone(request, capacities, setup, policy, now)
         if admission_decision.action is Action.ADMIT and job.spec.nodes <= pool.max_nodes:
             return admission_decision
     return decision
 
 
-def _weighed(
+def _decide_alone(
     request: AdmissionRequest, capacities: tuple[NodeCapacity, ...], setup: TeamSetup, policy: Policy, now: datetime
 ) -> AdmissionDecision:
     queue = QueueSnapshot(capacities=capacities, pending=(request,), setup=setup)

@@ -52,7 +52,7 @@ def suspend(request: JobChangeRequest, context: Context) -> Job:
         why = f"Suspended by {_by(request)}."
         if job.state is JobState.PENDING:
             return job.replace(state=JobState.SUSPENDED, is_suspended=True, reason=why)
-        stopping = job.requested_stop(why, f"suspend/{request.requester.actor}", context.now)
+        stopping = job.stop_request_now(why, f"suspend/{request.requester.actor}", context.now)
         return job.replace(is_suspended=True, stop_request=stopping)
 
     return _change(request, "suspended", changed, context)

@@ -85,7 +85,9 @@ def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amo
         queue = queues.get(charge.queue or charge.team)
         if queue is None:
             continue
-        for flavor, amounts in flavor_matching.quota_use(charge, queue, flavors, instance_types.shipped()).items():
+        for flavor, amounts in flavor_matching.quota_use(
+            charge, queue, flavors, instance_types.shipped_instance_types()
+        ).items():
             for resource, amount in amounts.items():
                 team_use = use[queue.name]
                 team_use[flavor, resource] = team_use.get((flavor, resource), 0) + amount

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from evenkeel.domain.capacity import efa
 from evenkeel.domain.external.unmanaged_workloads import ManagedKind
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.renting.rental import Rental, RentalState, nodes_joined
+from evenkeel.domain.renting.rental import Rental, RentalState, with_joined_nodes
 from evenkeel.domain.words import count_of
 from evenkeel.ports import CapacitySpec, LimitResult, NodeClaim, Put
 from evenkeel.services.context import Context
@@ -130,6 +130,6 @@ def _record_joined(rental: Rental, names: list[str], context: Context) -> None:
     before = rows.decode(row, Rental) if row else None
     if row is None or before is None or before.state is RentalState.ENDED:
         return
-    after = nodes_joined(before, names[: before.nodes])
+    after = with_joined_nodes(before, names[: before.nodes])
     if after != before:
         context.ledger.commit(Put(job_rows.rental_row(after, row.version)))

@@ -24,14 +24,14 @@ from evenkeel.domain.renting.rental import (
     Rental,
     RentalChange,
     RentalState,
-    assigned,
-    ended,
-    nodes_joined,
+    assign_nodes,
+    end_rental,
+    next_offer,
     nodes_subject,
-    offered,
-    other_nodes_seen,
-    refused,
-    released,
+    refuse_offer,
+    release_rental,
+    with_joined_nodes,
+    with_other_rentals_nodes,
 )
 from evenkeel.domain.renting.rental_waits import is_usable, joined_nodes, why_node_not_needed, why_not_needed
 from evenkeel.domain.renting.serving import ServingState, registration_of, replicas_on
@@ -128,12 +128,12 @@ class _StepCase(NamedTuple):
         """Cluster of the current offer."""
         return self.rental.offer.cluster
 
-    def commit(self, change: RentalChange, *more: Write, record: Decision | None = None) -> Rental:
+    def commit(self, change: RentalChange, *other_writes: Write, record: Decision | None = None) -> Rental:
         """Commit one transition. If capacity changes, the commit fails after any admission since the tree was read."""
         tree = [Put(Row(self.tree.key, self.tree.doc, self.tree.version))] if change.changes_capacity else []
         writes = rentals.writes_of(change, self.version, self.context, writer=WRITER, record=record)
         token = record.decision_id if record else ""
-        self.context.ledger.commit(*tree, *writes, *more, token=token)
+        self.context.ledger.commit(*tree, *writes, *other_writes, token=token)
         return change.rental
 
     def store(self, stored: Rental) -> None:
@@ -192,7 +192,7 @@ def _check(case: _StepCase) -> RentCapacityResult:
 def _why_not_rented(case: _StepCase) -> str:
     """Say why nothing is rented after all; empty if it is. The caps may be lower than at the decision."""
     rental, policy = case.rental, case.context.policy
-    unwanted = _why_unwanted(case)
+    unwanted = _why_not_needed(case)
     if unwanted:
         return unwanted
     if not _may_rent(case):
@@ -214,7 +214,7 @@ def _may_rent(case: _StepCase) -> bool:
     return (job.launch_mode(mode, job.current_attempt + 1) if job else mode) is Mode.ACT
 
 
-def _why_unwanted(case: _StepCase) -> str:
+def _why_not_needed(case: _StepCase) -> str:
     """Say why the holder no longer waits for the rental; empty if it does."""
     rental, context = case.rental, case.context
     if case.job is not None:
@@ -239,13 +239,13 @@ def _open(case: _StepCase) -> RentCapacityResult:
     rental, context = case.rental, case.context
     if rental.state is not RentalState.OPENING:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=rental.reason)
-    unwanted = _why_unwanted(case)
+    unwanted = _why_not_needed(case)
     if unwanted:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     offer = rental.offer
     if offer.refused:  # an earlier execution died while it released this offer
         return RentCapacityResult(outcome=RentOutcome.REFUSED, reason=offer.refused)
-    case.store(other_nodes_seen(rental, pool_nodes.others_in_pool(rental, context)))
+    case.store(with_other_rentals_nodes(rental, pool_nodes.others_in_pool(rental, context)))
     limited = pool_nodes.set_limit(rental, context)
     if limited is LimitResult.UNBOUNDED:
         reason = f"NodePool {offer.pool} has no limit, and Evenkeel never opens such a pool."
@@ -269,7 +269,7 @@ def _hand_over(case: _StepCase) -> RentCapacityResult:
             outcome = RentOutcome.HANDED_OVER
             _free_node(case)
         return RentCapacityResult(outcome=outcome, reason=rental.reason)
-    unwanted = _why_unwanted(case)
+    unwanted = _why_not_needed(case)
     if unwanted:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     other_rentals = pool_nodes.others_in_pool(rental, context)
@@ -282,11 +282,13 @@ def _hand_over(case: _StepCase) -> RentCapacityResult:
     if len(usable) < rental.nodes:
         # A node that is not ready yet may become the node of any rental of the same Deployment.
         own_nodes = () if rental.serving_target else joined[: rental.nodes]
-        case.store(other_nodes_seen(nodes_joined(rental, [node.name for node in own_nodes]), other_rentals))
+        case.store(
+            with_other_rentals_nodes(with_joined_nodes(rental, [node.name for node in own_nodes]), other_rentals)
+        )
         return _not_yet(
             case, f"{len(usable)} of {count_of(rental.nodes, 'node')} {'is' if len(usable) == 1 else 'are'} ready."
         )
-    change = assigned(rental, usable[: rental.nodes], context.now)
+    change = assign_nodes(rental, usable[: rental.nodes], context.now)
     case = case._replace(rental=case.commit(change))
     _free_node(case)
     pool_nodes.delete_unassigned_claims(case.rental, context)
@@ -302,7 +304,7 @@ def _next_offer(case: _StepCase) -> RentCapacityResult:
     if case.rental.state is not RentalState.OPENING:
         return RentCapacityResult(outcome=RentOutcome.NONE, reason=case.rental.reason)
     if not case.rental.offer.refused:
-        case.commit(refused(case.rental, case.request.why))
+        case.commit(refuse_offer(case.rental, case.request.why))
         context.telemetry.count("CapacityUnavailable", market=case.rental.offer.market)
         case = _load(case.request, context)
     offer = pool_nodes.release_offer(case.rental, context)
@@ -310,7 +312,7 @@ def _next_offer(case: _StepCase) -> RentCapacityResult:
         return _not_yet(case, offer)
     case = _load(case.request, context)
     rental, burst = case.rental, context.policy.burst
-    unwanted = _why_unwanted(case)
+    unwanted = _why_not_needed(case)
     if unwanted:
         return RentCapacityResult(outcome=RentOutcome.NONE, reason=unwanted)
     if len(rental.offers) >= burst.max_offers:
@@ -333,7 +335,7 @@ def _next_offer(case: _StepCase) -> RentCapacityResult:
     if placed.action is not PlacementAction.RENT or not _may_rent(case):
         return RentCapacityResult(outcome=RentOutcome.NONE, reason=placed.reason)
     record = rentals.record_of(placed, context)
-    change = offered(rental, placed, record.reason, record.decision_id, burst, context.now)
+    change = next_offer(rental, placed, record.reason, record.decision_id, burst, context.now)
     case.commit(change, record=record)
     return RentCapacityResult(outcome=RentOutcome.OPENED, reason=change.text)
 
@@ -358,7 +360,7 @@ def _release(case: _StepCase) -> RentCapacityResult:
             return RentCapacityResult(outcome=RentOutcome.IN_USE, reason=f"{users} on these nodes.")
         nodes = context.cluster.nodes(case.cluster_name)
         usable = [node.name for node in nodes if is_usable(node, rental.offer)]
-        ending = case.commit(released(rental, case.request.why, usable), *_serving_state_writes(case))
+        ending = case.commit(release_rental(rental, case.request.why, usable), *_serving_state_writes(case))
         context.cycle_requests.request(f"{rental.name} is released")
         case = case._replace(rental=ending)
     offer = pool_nodes.release_offer(case.rental, context)
@@ -378,7 +380,7 @@ def _settle(case: _StepCase) -> RentCapacityResult:
     if offer:
         return RentCapacityResult(outcome=RentOutcome.NOT_YET, reason=offer)
     case = _load(case.request, context)
-    change = ended(case.rental, context.now)
+    change = end_rental(case.rental, context.now)
     over = case.commit(change)
     context.cycle_requests.request(f"{rental.name} ended")
     context.telemetry.count("RentalsEnded")

@@ -22,7 +22,7 @@ from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.migration import DepartureDecision
 from evenkeel.domain.renting.placement import NotPlaced, PlacementDecision, must_avoid_spot
-from evenkeel.domain.renting.rental import MarketReport, Rental, RentalChange, RentalHolder, RentalState, opened
+from evenkeel.domain.renting.rental import MarketReport, Rental, RentalChange, RentalHolder, RentalState, open_rental
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all
@@ -234,7 +234,7 @@ def begin_for_job(job: Job, version: int, placed: PlacementDecision, tree: Quota
         incident_id=plan.incident_id if plan and is_temporary else "",
     )
     record = record_of(placed, context)
-    change = opened(holder, placed, record.decision_id, context.policy.burst, context.now)
+    change = open_rental(holder, placed, record.decision_id, context.policy.burst, context.now)
     pending = job.replace(
         reason=change.text,
         rentals=holder.number,
@@ -270,7 +270,7 @@ def _begin_for_deployment(
     burst, state = context.policy.burst, plan.state
     holder = state.next_holder(plan.registered, plan.per_replica, burst.capacity_pod_namespace, context.now)
     record = record_of(placed, context)
-    change = opened(holder, placed, record.decision_id, burst, context.now)
+    change = open_rental(holder, placed, record.decision_id, burst, context.now)
     note = PlacementNote(key=placed.note_key, text=change.text, decision_id=record.decision_id)
     after = state.replace(rentals=holder.number, last_note=note)
     _commit_begun(change, record, Put(job_rows.serving_row(after, plan.version)), tree, context)
@@ -347,7 +347,7 @@ def departure_writes(
         decision_id=record.decision_id,
         writer=WRITER,
     )
-    stop = job.requested_stop(departure.message, f"{WRITER}/home", context.now)
+    stop = job.stop_request_now(departure.message, f"{WRITER}/home", context.now)
     leaving = job.replace(stop_request=stop, reason=departure.message, is_migrating_back=True, moves=job.moves + 1)
     writes = (
         Put(job_rows.job_row(leaving, version)),

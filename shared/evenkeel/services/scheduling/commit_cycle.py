@@ -324,7 +324,7 @@ def _preempt(step: PreemptionStep, loaded: LoadedCycle, tree: QuotaTree, context
 
 def _commit_stops(
     write_groups: Sequence[batches.WriteGroup],
-    own: tuple[Write, ...],
+    job_writes: tuple[Write, ...],
     token: str,
     after_stops: Callable[[Sequence[str]], SchedulerState],
     tree: QuotaTree,
@@ -336,7 +336,7 @@ def _commit_stops(
 
     Args:
         write_groups: The writes of each job that stops.
-        own: Writes of the waiting job.
+        job_writes: Writes of the waiting job.
         token: Makes a repeat of the first commit safe.
         after_stops: Returns the scheduler's state after some of these jobs were asked to stop.
         tree: The quota tree.
@@ -345,12 +345,12 @@ def _commit_stops(
     Raises:
         Refused: the ledger refused a commit. Earlier commits stay.
     """
-    for batch in batches.cut(write_groups, common_writes=(tree.put(tree.scheduler_state), *own)):
+    for batch in batches.cut(write_groups, common_writes=(tree.put(tree.scheduler_state), *job_writes)):
         scheduler_state = after_stops([group.subject for group in batch])
         writes = (write for group in batch for write in group.writes)
-        context.ledger.commit(tree.put(scheduler_state), *writes, *own, token=token)
+        context.ledger.commit(tree.put(scheduler_state), *writes, *job_writes, token=token)
         tree.raised(scheduler_state)
-        own, token = (), context.ids.new("dec")
+        job_writes, token = (), context.ids.new("dec")
 
 
 def _stop_writes(
@@ -363,7 +363,7 @@ def _stop_writes(
     job, version = loaded.stored(name)
     if not job.is_stoppable:
         return ()
-    request = job.requested_stop(reason_to_stop, by, now)
+    request = job.stop_request_now(reason_to_stop, by, now)
     entry = TimelineEntry(at=now, kind=kind, text=reason_to_stop, writer=WRITER)
     return (
         Put(job_rows.job_row(job.replace(stop_request=request, reason=reason_to_stop, is_preempted=True), version)),
@@ -419,7 +419,7 @@ def _displacement_writes(
     if not job.is_stoppable:
         return ()
     text = f"The job frees its nodes for {for_job} and continues on rented nodes."
-    stop = job.requested_stop(text, displacement_requester(for_job), now)
+    stop = job.stop_request_now(text, displacement_requester(for_job), now)
     moving = job.replace(stop_request=stop, reason=text, displaced_at=now, queued_at=now, moves=job.moves + 1)
     entry = TimelineEntry(at=now, kind="displaced", text=text, decision_id=decision_id, writer=WRITER)
     return (

@@ -44,7 +44,7 @@ def stop_group(decided: MigrationDecision, job: Job, version: int, context: Cont
     entry = TimelineEntry(
         at=context.now, kind="draining reservation", text=why, decision_id=record.decision_id, writer=WRITER
     )
-    stopping = job.replace(stop_request=job.requested_stop(why, WRITER, context.now), reason=why)
+    stopping = job.replace(stop_request=job.stop_request_now(why, WRITER, context.now), reason=why)
     return WriteGroup(
         job.job_id,
         (

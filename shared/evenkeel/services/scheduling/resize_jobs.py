@@ -71,7 +71,7 @@ class _ResizeCommit:
         if not all(self._may_stop(resize) for resize in planned):
             return scheduler_state  # a job has ended or was asked to stop: the next cycle decides again
         records = {resize.job_id: self._record(resize) for resize in planned}
-        parts = [self._part(resize, records[resize.job_id]) for resize in planned]
+        parts = [self._stop_writes(resize, records[resize.job_id]) for resize in planned]
         # The next cycle asks the jobs that do not fit into one commit, and counts on the jobs that already stop.
         first = next(batches.cut(parts, common_writes=(self.tree.put(scheduler_state),)))
         names = {part.subject for part in first}
@@ -96,7 +96,7 @@ class _ResizeCommit:
         job = self.loaded.snapshot.known_job(planned.job_id)
         return job is not None and job.current_attempt == planned.attempt and job.is_stoppable
 
-    def _part(self, planned: PlannedResize, record: Decision) -> batches.WriteGroup:
+    def _stop_writes(self, planned: PlannedResize, record: Decision) -> batches.WriteGroup:
         """Return the writes that ask one job to stop for another size."""
         job, version = self.loaded.stored(planned.job_id)
         now = self.context.now

@@ -76,10 +76,10 @@ def run(context: Context, *, requested_at: datetime | None = None) -> ScheduleJo
     return outcome
 
 
-def _record_finished(started_at: datetime, before: Row | None, context: Context) -> None:
+def _record_finished(started_at: datetime, earlier_row: Row | None, context: Context) -> None:
     """Record that a cycle finished. Idempotent: yes; if another cycle was first, its time stays."""
-    doc = {**(before.doc if before else {}), "startedAt": rfc3339(started_at)}
-    row = Row(quota_rows.finished_cycle_key(), doc, before.version if before else 0)
+    doc = {**(earlier_row.doc if earlier_row else {}), "startedAt": rfc3339(started_at)}
+    row = Row(quota_rows.finished_cycle_key(), doc, earlier_row.version if earlier_row else 0)
     with contextlib.suppress(Conflict):
         context.ledger.commit(Put(row))
 
@@ -97,7 +97,7 @@ def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJ
             loaded = load_cycle.run(context)
             for name, error in loaded.errors.items():
                 results.failed(Source(kind=SourceKind.KUBERNETES_LIST, target=name), error)
-            loaded = loaded._replace(snapshot=loaded.snapshot.without(refused))
+            loaded = loaded._replace(snapshot=loaded.snapshot.without_jobs(refused))
             loaded, plan = _decide(loaded, context)
             refused_now = commit_cycle.run(plan, loaded, admitted, context)
         except Conflict:

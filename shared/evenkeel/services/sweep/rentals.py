@@ -1,6 +1,6 @@
 """Restart the workflows of rentals. A restarted workflow continues at the rental's recorded state."""
 
-from evenkeel.domain.renting.rental import Rental, RentalState, restarted
+from evenkeel.domain.renting.rental import Rental, RentalState, with_next_execution
 from evenkeel.ports import ExecutionState, Put, Table, WorkflowName
 from evenkeel.services.rentals import rentals
 from evenkeel.services.storage import job_rows
@@ -26,7 +26,7 @@ def resume_rentals(sweep: SweepRun) -> int:
             # The execution has failed or was stopped. Its name cannot be used again.
             if rental.run >= sweep.context.policy.watch.max_runs:
                 sweep.context.telemetry.error("RentalWorkflowFails", rental=rental.name, runbook=_RUNBOOK)
-            rental = restarted(rental)
+            rental = with_next_execution(rental)
             sweep.context.ledger.commit(Put(job_rows.rental_row(rental, row.version)))
         repaired += rentals.start(rental, sweep.context)
     return repaired

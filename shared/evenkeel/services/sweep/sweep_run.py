@@ -206,7 +206,7 @@ class SweepRun:
 
     def workload(self, attempt: Attempt) -> ObservedWorkload:
         """Return the own Job and pods of an attempt."""
-        return attempt.own(self._by_name.get((attempt.job_id, attempt.attempt), ()))
+        return attempt.own_workload(self._by_name.get((attempt.job_id, attempt.attempt), ()))
 
     @cached_property
     def _by_name(self) -> dict[tuple[str, int], list[ObservedWorkload]]:

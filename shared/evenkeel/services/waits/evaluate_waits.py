@@ -33,7 +33,7 @@ from evenkeel.domain.recovery.validation import (
     margin_seconds,
     shows_fault,
 )
-from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, replicas_seen
+from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, with_replicas_observed
 from evenkeel.domain.renting.rental_waits import (
     NODES_READY,
     evaluate_nodes_joined,
@@ -255,9 +255,9 @@ class Observation:
             by_name = self._workloads.setdefault(attempt.cluster, {})
             for workload in listed:
                 by_name.setdefault((workload.job_id, workload.attempt), []).append(workload)
-        return attempt.own(self._workloads[attempt.cluster].get((attempt.job_id, attempt.attempt), ()))
+        return attempt.own_workload(self._workloads[attempt.cluster].get((attempt.job_id, attempt.attempt), ()))
 
-    def refusal(self, offer: RentalOffer) -> str:
+    def capacity_refusal(self, offer: RentalOffer) -> str:
         """Return Karpenter's refusal of capacity since the pool was opened; empty if there is none."""
         return self.context.cluster.refusal(offer.cluster, offer.pool, offer.opened_at)
 
@@ -404,7 +404,7 @@ def _overdue_at(wait: Wait, world: Observation) -> datetime:
     if wait.condition.kind is not ConditionKind.JOBS_RESUMED:
         return wait.deadline_at
     incident = world.incident(wait.subject)
-    affected = _affected(incident, world)
+    affected = _affected_job_states(incident, world)
     return recovery_waits.overdue_at(
         affected, incident, world.context.policy, deadline_at=wait.deadline_at, now=world.context.now
     )
@@ -450,9 +450,9 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
     incident = world.incident(wait.subject)
     if kind is ConditionKind.JOBS_RESUMED:
         return recovery_waits.jobs_resumed(
-            _affected(incident, world), incident, world.context.policy, now=world.context.now
+            _affected_job_states(incident, world), incident, world.context.policy, now=world.context.now
         )
-    forbidden = _opted_out(incident, world)
+    forbidden = _opt_out_answer(incident, world)
     if forbidden is not None:
         return forbidden
     if kind is ConditionKind.RELEASED:
@@ -515,7 +515,7 @@ def _rental(wait: Wait, world: Observation) -> WaitAnswer | None:
 
 def _rental_ready(rental: Rental, job: Job, nodes: tuple[KubernetesNode, ...], world: Observation) -> WaitAnswer | None:
     """Answer the wait for the nodes of a job's rental. Pods are read only if enough nodes joined."""
-    refusal, taken = world.refusal(rental.offer), frozenset(rental.other_rentals_nodes)
+    refusal, taken = world.capacity_refusal(rental.offer), frozenset(rental.other_rentals_nodes)
     answer = evaluate_rental_ready(rental, job, nodes, refusal, taken)
     if answer is None or answer.outcome != NODES_READY:
         return answer
@@ -531,11 +531,13 @@ def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitA
         pods, nodes = world.arriving(rental)
         # The other rentals of the Deployment are not read here. The steps of the workflow read them.
         unwanted = why_node_not_needed(rental, (), policy.scheduling.serving, pods, nodes)
-        return evaluate_nodes_joined(rental, unwanted, nodes, world.refusal(rental.offer), rental.other_rentals_nodes)
+        return evaluate_nodes_joined(
+            rental, unwanted, nodes, world.capacity_refusal(rental.offer), rental.other_rentals_nodes
+        )
     pods = world.pods_on(rental.offer.cluster, rental.node_names)
     stored = rental
     if rental.state is RentalState.READY:
-        stored = replicas_seen(rental, has_replicas=bool(replicas_on(rental, pods)), now=world.context.now)
+        stored = with_replicas_observed(rental, has_replicas=bool(replicas_on(rental, pods)), now=world.context.now)
     if stored != rental:
         with contextlib.suppress(Conflict):  # the rental was released, or another evaluation recorded it
             world.context.ledger.commit(Put(job_rows.rental_row(stored, row.version)))
@@ -561,7 +563,7 @@ def _check(incident: Incident, observed: ObservedNode, world: Observation) -> Ch
             return CheckResult.PASSED
 
 
-def _opted_out(incident: Incident, world: Observation) -> WaitAnswer | None:
+def _opt_out_answer(incident: Incident, world: Observation) -> WaitAnswer | None:
     """Return an answer if a person forbids the action that follows this wait."""
     reason = world.opt_out_reason(incident)
     return WaitAnswer(outcome=recovery_waits.OPTED_OUT, reason=reason) if reason else None
@@ -624,7 +626,7 @@ def _record_kueue_status(wait: Wait, row: Row, world: Observation) -> tuple[Wait
     return changed, subject_rows.wait_row(changed, row.version + 1)
 
 
-def _affected(incident: Incident, world: Observation) -> list[recovery_waits.AffectedJobState]:
+def _affected_job_states(incident: Incident, world: Observation) -> list[recovery_waits.AffectedJobState]:
     jobs = []
     for affected in incident.affected_jobs:
         job, attempt = map(world.row, _rows_of(affected))

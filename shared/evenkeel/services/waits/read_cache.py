@@ -15,7 +15,7 @@ T = TypeVar("T")
 _READS_AT_ONCE = 8
 
 
-class _Kept(NamedTuple):
+class _CachedAnswer(NamedTuple):
     """A cached answer or error of one read."""
 
     answer: Any
@@ -29,7 +29,7 @@ class ReadCache:
 
     def __init__(self, now: datetime) -> None:
         self.now = now
-        self._kept: dict[tuple[str, str], _Kept] = {}
+        self._answers: dict[tuple[str, str], _CachedAnswer] = {}
         self._silent: dict[str, EvenkeelError] = {}
         """Sources that did not answer in this round. They are not called again in it."""
 
@@ -37,21 +37,21 @@ class ReadCache:
         """Forget every read that is too old for a new round."""
         self.now = now
         self._silent.clear()
-        self._kept = {name: kept for name, kept in self._kept.items() if now < kept.until}
+        self._answers = {name: kept for name, kept in self._answers.items() if now < kept.until}
 
     def keep(self, source: str, what: str, answer: object) -> None:
         """Keep an answer that the caller read in this round."""
-        self._kept[source, what] = _Kept(answer, None, self.now, self.now)
+        self._answers[source, what] = _CachedAnswer(answer, None, self.now, self.now)
 
     def read_ahead(self, reads: Iterable[tuple[str, str, Callable[[], object]]]) -> None:
         """Make several reads of this round side by side, each given by source, part and call. Keep every answer."""
-        missing = [(source, what, call) for source, what, call in reads if (source, what) not in self._kept]
+        missing = [(source, what, call) for source, what, call in reads if (source, what) not in self._answers]
         if not missing:
             return
         with ThreadPoolExecutor(max_workers=_READS_AT_ONCE) as readers:
             answers = [readers.submit(self._read, source, call, self.now) for source, _, call in missing]
         for (source, what, _), answer in zip(missing, answers, strict=True):
-            self._kept[source, what] = answer.result()
+            self._answers[source, what] = answer.result()
 
     def read(self, source: str, what: str, call: Callable[[], T], *, seconds: float = 0) -> T:
         """Return the answer of a call, or raise its error, as it was when it was first read.
@@ -68,15 +68,15 @@ class ReadCache:
         self, source: str, what: str, call: Callable[[], T], *, seconds: float = 0
     ) -> tuple[T, datetime]:
         """Return the answer as `read` does, and the time at which it was read."""
-        kept = self._kept.get((source, what))
+        kept = self._answers.get((source, what))
         if kept is None:
-            kept = self._kept[source, what] = self._read(source, call, self.now + timedelta(seconds=seconds))
+            kept = self._answers[source, what] = self._read(source, call, self.now + timedelta(seconds=seconds))
         if kept.error is not None:
             raise kept.error.with_traceback(None)
         answer: T = kept.answer
         return answer, kept.read_at
 
-    def _read(self, source: str, call: Callable[[], Any], until: datetime) -> _Kept:
+    def _read(self, source: str, call: Callable[[], Any], until: datetime) -> _CachedAnswer:
         error: EvenkeelError | None = self._silent.get(source)
         answer = None
         if error is None:
@@ -86,4 +86,4 @@ class ReadCache:
                 error = failure
                 if isinstance(failure, Unreachable):
                     self._silent[source] = failure
-        return _Kept(answer, error, self.now, until)
+        return _CachedAnswer(answer, error, self.now, until)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.capacity.instance_types import shipped
+from evenkeel.domain.capacity.instance_types import shipped_instance_types
 from evenkeel.domain.kueue import hyperpod_cluster_policy
 from evenkeel.domain.kueue.capacity import quotas_of
 from evenkeel.domain.kueue.documents import DocumentError
@@ -248,4 +248,4 @@ def test_disabled_team_admits_no_job() -> None:
     (queue,) = declared(off).everything()[0]
 
     assert not queue.is_active
-    assert hyperpod_cluster_policy.quota_of(queue, shipped())[0].activation_state == "Disabled"
+    assert hyperpod_cluster_policy.quota_of(queue, shipped_instance_types())[0].activation_state == "Disabled"
