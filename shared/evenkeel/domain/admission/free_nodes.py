@@ -60,7 +60,7 @@ class FreeNodes:
 
     def reserve(self, request: AdmissionRequest, offer: PoolFit) -> None:
         """Reserve the free nodes of a pool for a job that waits for more of them."""
-        fits = [
+        nodes_that_fit = [
             capacity
             for capacity in self.capacities
             if (capacity.pool, capacity.instance_type) == (offer.pool, offer.instance_type)
@@ -71,7 +71,7 @@ class FreeNodes:
             and capacity.life.key not in request.avoid
             and not missing_efa(request, capacity, self._policy)
         ]
-        reserved = network_topology.nodes_to_reserve(fits, request.nodes, request.network_needs)
+        reserved = network_topology.nodes_to_reserve(nodes_that_fit, request.nodes, request.network_needs)
         self.reserved[request.job_id] = tuple(capacity.life for capacity in reserved)
         self.assign(request, self.reserved[request.job_id])
 

@@ -105,13 +105,13 @@ def subtract_all_assigned(
     capacities: Iterable[NodeCapacity], assigned: Iterable[tuple[AdmissionRequest, Iterable[NodeLife]]]
 ) -> tuple[NodeCapacity, ...]:
     """Return the node capacities after several jobs, each with its request, have taken their nodes."""
-    taken: dict[str, list[tuple[NodeLife, Resources]]] = defaultdict(list)
+    assigned_by_instance: dict[str, list[tuple[NodeLife, Resources]]] = defaultdict(list)
     for request, lives in assigned:
         for instance_id, life in {life.instance_id: life for life in lives}.items():
-            taken[instance_id].append((life, request.per_node))
+            assigned_by_instance[instance_id].append((life, request.per_node))
     remaining = []
     for capacity in capacities:
-        for life, amount in taken.get(capacity.life.instance_id, ()):
+        for life, amount in assigned_by_instance.get(capacity.life.instance_id, ()):
             if life == capacity.life:
                 capacity = capacity.with_free(capacity.free.minus(amount))  # noqa: PLW2901 - one job after the other
         remaining.append(capacity)
@@ -303,15 +303,15 @@ class SharedFits:
                 if before.life == life:
                     remaining[index] = before.with_free(before.free.minus(request.per_node))
                     changes.append((before, remaining[index]))
-        after = tuple(remaining)
+        remaining_capacities = tuple(remaining)
         # Whether a job takes its reserved nodes depends on all of them.
         if self._capacities is capacities and self._reservation_holders <= {""}:
             self._searches = {
                 pod_key: (of, self._pool_nodes_with_changes(of, pool_nodes, changes))
                 for pod_key, (of, pool_nodes) in self._searches.items()
             }
-            self._capacities = after
-        return after
+            self._capacities = remaining_capacities
+        return remaining_capacities
 
     def _pool_nodes_with_changes(
         self,
@@ -409,26 +409,26 @@ def _nodes_of(
     choice: int,
 ) -> _PoolNodes:
     closed: Counter[str] = Counter()
-    fits: list[NodeCapacity] = []
+    usable: list[NodeCapacity] = []
     resources = request.per_node
     for capacity in capacities:
         if reason := _why_closed(request, resources, capacity, policy):
             closed[reason] += 1
         else:
-            fits.append(capacity)
-    fits.sort(key=_order_of)
+            usable.append(capacity)
+    usable.sort(key=_order_of)
     counts = PoolFit(
         pool=pool,
         instance_type=instance_type,
         total_nodes=len(capacities),
         leaving=sum(not _is_needed_long_enough(request, capacity) for capacity in capacities),
-        fitting=len(fits),
+        fitting=len(usable),
         empty=sum(capacity.is_unused for capacity in capacities),
         reserved_spares=0 if request.is_recovery else policy.spare_nodes.get(pool, 0),
         closed=dict(closed),
         choice=choice,
     )
-    return _PoolNodes(counts, tuple(fits))
+    return _PoolNodes(counts, tuple(usable))
 
 
 def _order_of(capacity: NodeCapacity) -> tuple[int, int, str]:

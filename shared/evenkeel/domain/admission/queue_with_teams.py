@@ -172,8 +172,8 @@ class _TeamCycle:
             return self._decide(request, exclusion_reason=f"Team {request.team} no longer exists.")
         queue = self.queues.by_name[request.team]
         if not queue.is_active:
-            why = queue.inactive or f"an administrator set its stop policy to {queue.stop}"
-            return self._decide(request, exclusion_reason=f"The job's queue admits no jobs: {why}.")
+            stop_reason = queue.inactive or f"an administrator set its stop policy to {queue.stop}"
+            return self._decide(request, exclusion_reason=f"The job's queue admits no jobs: {stop_reason}.")
         offers = self.nodes.fits(request)
         if all(offer.total_nodes < request.nodes for offer in offers) and (request.attempts == 0 or not offers):
             return self._decide(request, offers=offers)

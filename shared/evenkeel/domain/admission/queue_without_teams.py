@@ -14,17 +14,17 @@ def decide_in_queue_order(
 ) -> tuple[AdmissionDecision, ...]:
     """Decide about every pending job, in queue order. Never puts more on a node than is free there."""
     capacities = snapshot.capacities
-    fits = SharedFits(capacities, policy)
+    shared_fits = SharedFits(capacities, policy)
     decisions: list[AdmissionDecision] = []
     barrier = FifoBarrier()
     for request in sorted(snapshot.pending, key=lambda request: request.queue_order_key):
-        offers = fits.of(request, capacities)
+        offers = shared_fits.of(request, capacities)
         facts = AdmissionFacts(request=request, offers=offers, blocked_by=barrier.blocker_of(offers), now=now)
         decision = decide(facts)
         if decision.action is Action.WAIT:
             barrier.add(request.job_id, offers)
         if decision.action is Action.ADMIT:
-            capacities = fits.subtract(capacities, request, decision.nodes)
+            capacities = shared_fits.subtract(capacities, request, decision.nodes)
         decisions.append(decision)
     return tuple(decisions)
 

@@ -44,17 +44,17 @@ class ResizeAnswer(Value):
 
 def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     """Decide about one job's size. A record replays through this function alone."""
-    decided = _decision(facts)
-    own_resize = next((resize for resize in decided.resizes if resize.job_id == facts.job_id), None)
+    decision = _decision(facts)
+    own_resize = next((resize for resize in decision.resizes if resize.job_id == facts.job_id), None)
     if own_resize is None:
-        return ResizeAnswer(action="KEEP", nodes=0, reason=decided.reason, alternatives=decided.alternatives)
+        return ResizeAnswer(action="KEEP", nodes=0, reason=decision.reason, alternatives=decision.alternatives)
     action = "GROW" if own_resize.to_nodes > own_resize.from_nodes else "SHRINK" if own_resize.to_nodes else "END"
     purpose = f" The resize frees nodes for {facts.shrink.waiting_id}." if facts.shrink else ""
     return ResizeAnswer(
         action=action,
         nodes=own_resize.to_nodes,
         reason=f"{own_resize.reason}{purpose}",
-        alternatives=decided.alternatives,
+        alternatives=decision.alternatives,
     )
 
 

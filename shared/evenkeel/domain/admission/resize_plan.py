@@ -180,20 +180,20 @@ class _Planner:
                 shrinks_by_job[demand.job_id] = planned
         requests = {request.job_id: request for request in self.queue.pending}
         waiting = [
-            decided
-            for decided in self.decisions
-            if decided.action in (Action.WAIT, Action.PREEMPT, Action.NO_QUOTA, Action.BLOCKED)
+            decision
+            for decision in self.decisions
+            if decision.action in (Action.WAIT, Action.PREEMPT, Action.NO_QUOTA, Action.BLOCKED)
         ]
         tried: set[tuple[object, ...]] = set()
         helped = 0
         # Jobs that would preempt come first: other jobs shrink before any is preempted.
-        for decided in sorted(waiting, key=lambda decision: decision.action is not Action.PREEMPT):
-            request = requests[decided.job_id]
-            fresh = {victim.job_id for victim in decided.victims} - self.queue.stopping
+        for decision in sorted(waiting, key=lambda decision: decision.action is not Action.PREEMPT):
+            request = requests[decision.job_id]
+            fresh = {victim.job_id for victim in decision.victims} - self.queue.stopping
             if (
-                decided.victims
+                decision.victims
                 and not fresh
-                and not any(self.nodes_kept.get(victim.job_id) for victim in decided.victims)
+                and not any(self.nodes_kept.get(victim.job_id) for victim in decision.victims)
             ):
                 continue  # all victims end. A victim that only shrinks frees less than the rules count on.
             # If shrinking does not help one job, it does not help another with the same request.
@@ -209,7 +209,7 @@ class _Planner:
             if not self._would_help(request, candidates):
                 continue
             helped += 1
-            planned = self._shrinks_for_job(request, candidates, {victim.job_id for victim in decided.victims})
+            planned = self._shrinks_for_job(request, candidates, {victim.job_id for victim in decision.victims})
             if planned:
                 shrinks_by_job[request.job_id] = planned
         return shrinks_by_job
@@ -263,8 +263,8 @@ class _Planner:
         capacities = self._fleet_after({}).capacities
         satisfied: dict[str, int] = {}
         for demand in self.demands:
-            fits = sum(offer.fitting for offer in pool_fits(demand, capacities, self.scheduling))
-            satisfied[f"{demand.cluster}/{demand.job_id}"] = min(demand.nodes, fits)
+            fitting = sum(offer.fitting for offer in pool_fits(demand, capacities, self.scheduling))
+            satisfied[f"{demand.cluster}/{demand.job_id}"] = min(demand.nodes, fitting)
             capacities = reserve_for_replicas((demand,), capacities, self.scheduling)
         return satisfied
 
@@ -275,13 +275,13 @@ class _Planner:
         starts: Callable[[Mapping[str, int]], bool],
     ) -> tuple[PlannedResize, ...]:
         """Free as few nodes as are enough, of the kind of node where the jobs lose least."""
-        best: tuple[float, tuple[PlannedResize, ...]] | None = None
+        cheapest: tuple[float, tuple[PlannedResize, ...]] | None = None
         for offer in pool_fits(request, self._fleet_after({}).capacities, self.scheduling):
             kind = (request.cluster, offer.pool, offer.instance_type)
             jobs = tuple(job for name, job in sorted(candidates.items()) if self._kind_of(name) == kind)
             useless = sum(len(self._unschedulable_nodes(self.charges[job.job_id])) for job in jobs)
-            most = min(sum(_max_nodes_freed(job) for job in jobs), request.nodes + offer.reserved_spares + useless)
-            tried = range(max(1, request.nodes - offer.fitting), most + 1)
+            max_freed = min(sum(_max_nodes_freed(job) for job in jobs), request.nodes + offer.reserved_spares + useless)
+            tried = range(max(1, request.nodes - offer.fitting), max_freed + 1)
             planned: dict[int, tuple[PlannedResize, ...]] = {}
 
             def is_enough(nodes: int, jobs=jobs, planned=planned) -> bool:  # type: ignore[no-untyped-def]
@@ -293,12 +293,12 @@ class _Planner:
                 continue
             resizes = planned[tried[index]]
             lost = sum(resize.resize.lost_gpu_seconds for resize in resizes)
-            if best is None or lost < best[0]:
-                best = (lost, resizes)
-        if best is None or not any(resize.resize.to_nodes for resize in best[1]):
+            if cheapest is None or lost < cheapest[0]:
+                cheapest = (lost, resizes)
+        if cheapest is None or not any(resize.resize.to_nodes for resize in cheapest[1]):
             return ()  # no job would shrink, so the queue rules choose the victims
-        self.nodes_kept |= {resize.job_id: resize.resize.to_nodes for resize in best[1]}
-        return best[1]
+        self.nodes_kept |= {resize.job_id: resize.resize.to_nodes for resize in cheapest[1]}
+        return cheapest[1]
 
     def _planned_shrinks(self, jobs: tuple[ElasticJob, ...], nodes: int, waiting_id: str) -> tuple[PlannedResize, ...]:
         facts = ShrinkFacts(jobs=jobs, nodes=nodes, waiting_id=waiting_id)
@@ -325,16 +325,16 @@ class _Planner:
         """
         candidates: dict[str, ElasticJob] = {}
         for job in runners:
-            held = self._elastic_job(job)
-            if held.sizes is None or job.job_id in self.nodes_kept or job.job_id == request.job_id:
+            elastic_job = self._elastic_job(job)
+            if elastic_job.sizes is None or job.job_id in self.nodes_kept or job.job_id == request.job_id:
                 continue
-            least = held.sizes.legal[0]
+            min_size = elastic_job.sizes.legal[0]
             if job.job_id not in fresh and not self._outranks(request, job):
-                least = next((size for size in held.sizes.legal if size >= job.spec.nodes), held.nodes)
-            smaller = tuple(size for size in held.sizes.legal if least <= size <= held.nodes)
-            if smaller and smaller[0] < held.nodes:
-                sizes = Sizes(least=smaller[0], most=held.nodes, discrete=(*smaller, held.nodes))
-                candidates[job.job_id] = held.replace(
+                min_size = next((size for size in elastic_job.sizes.legal if size >= job.spec.nodes), elastic_job.nodes)
+            smaller = tuple(size for size in elastic_job.sizes.legal if min_size <= size <= elastic_job.nodes)
+            if smaller and smaller[0] < elastic_job.nodes:
+                sizes = Sizes(least=smaller[0], most=elastic_job.nodes, discrete=(*smaller, elastic_job.nodes))
+                candidates[job.job_id] = elastic_job.replace(
                     priority=MAY_SHRINK, sizes=sizes, is_preemptable=job.job_id in fresh
                 )
         for name in sorted(fresh - candidates.keys()):
@@ -404,9 +404,9 @@ class _Planner:
     def _idle_since(self) -> dict[str, datetime]:
         """Return since when each node that an elastic job could use has been idle."""
         kinds = {self._kind_of(job.job_id) for job in self._running_jobs() if job.spec.sizes}
-        before, now = self.queue.scheduler_state.elastic.idle_since, self.now
+        earlier, now = self.queue.scheduler_state.elastic.idle_since, self.now
         idle_since = {
-            capacity.life.key: before.get(capacity.life.key, now)
+            capacity.life.key: earlier.get(capacity.life.key, now)
             for capacity in self.fleet.capacities
             if (capacity.cluster, capacity.pool, capacity.instance_type) in kinds
             and capacity.is_unused
@@ -441,23 +441,25 @@ class _Planner:
             return None
         idle_nodes = IdleNodes(nodes=len(usable), idle_node_seconds=sum((now - at).total_seconds() for at in usable))
         running = {job.job_id: job for job in jobs}
-        weighed = {name: self._elastic_job(job) for name, job in running.items()}
+        elastic_jobs = {name: self._elastic_job(job) for name, job in running.items()}
         for _ in range(_MAX_SIZES_TRIED):
-            growth = GrowFacts(jobs=tuple(weighed.values()), idle=idle_nodes, policy=policy.elastic, now=now)
-            decided = plan_growth(growth)
-            if not decided.resizes:
+            growth = GrowFacts(jobs=tuple(elastic_jobs.values()), idle=idle_nodes, policy=policy.elastic, now=now)
+            decision = plan_growth(growth)
+            if not decision.resizes:
                 return None
-            resize = decided.resizes[0]
+            resize = decision.resizes[0]
             if self._would_start_at(running[resize.job_id], resize.to_nodes):
                 charge = self.charges[resize.job_id]
                 facts = ResizeFacts(job_id=resize.job_id, growth=growth)
                 return PlannedResize(facts=facts, resize=resize, attempt=charge.attempt)
             # Quota or a limit allows less. The job's next smaller size is compared with all other jobs again.
-            elastic_job = weighed[resize.job_id]
+            elastic_job = elastic_jobs[resize.job_id]
             assert elastic_job.sizes is not None  # a job without sizes does not grow
-            most = elastic_job.sizes.at_most(resize.to_nodes - 1) or elastic_job.sizes.least
-            legal = tuple(size for size in elastic_job.sizes.legal if size <= most)
-            weighed[resize.job_id] = elastic_job.replace(sizes=Sizes(least=legal[0], most=most, discrete=legal))
+            max_size = elastic_job.sizes.at_most(resize.to_nodes - 1) or elastic_job.sizes.least
+            legal = tuple(size for size in elastic_job.sizes.legal if size <= max_size)
+            elastic_jobs[resize.job_id] = elastic_job.replace(
+                sizes=Sizes(least=legal[0], most=max_size, discrete=legal)
+            )
         return None
 
     def _would_start_at(self, job: Job, nodes: int) -> bool:
@@ -472,28 +474,30 @@ class _Planner:
     def _has_waiting_jobs(self, kind: NodeKind) -> bool:
         """Whether a job waits that could take nodes of a kind, at any of its sizes, if enough were free."""
         return any(
-            decided.action in (Action.WAIT, Action.PREEMPT, Action.BLOCKED)
-            and decided.facts.request.cluster == kind[0]
+            decision.action in (Action.WAIT, Action.PREEMPT, Action.BLOCKED)
+            and decision.facts.request.cluster == kind[0]
             and (
-                not decided.facts.offers
+                not decision.facts.offers
                 or any(
                     (offer.pool, offer.instance_type) == kind[1:]
                     and offer.total_nodes - offer.leaving
-                    >= min((decided.facts.request.nodes, *decided.facts.request.sizes))
-                    for offer in decided.facts.offers
+                    >= min((decision.facts.request.nodes, *decision.facts.request.sizes))
+                    for offer in decision.facts.offers
                 )
             )
-            for decided in self.decisions
+            for decision in self.decisions
         ) or any(demand.cluster == kind[0] for demand in self.demands)
 
 
 def _with_admitted(queue: QueueSnapshot, decisions: Iterable[AdmissionDecision]) -> QueueSnapshot:
     """Return the queue after this cycle's admissions: those jobs hold their nodes and wait no more."""
-    started = {decided.job_id: decided for decided in decisions if decided.action is Action.ADMIT and decided.nodes}
-    assigned = ((decided.facts.request, decided.nodes) for decided in started.values())
+    started = {
+        decision.job_id: decision for decision in decisions if decision.action is Action.ADMIT and decision.nodes
+    }
+    assigned = ((decision.facts.request, decision.nodes) for decision in started.values())
     return queue._replace(
         capacities=subtract_all_assigned(queue.capacities, assigned),
-        charges=(*queue.charges, *(decided.to_charge() for decided in started.values())),
+        charges=(*queue.charges, *(decision.to_charge() for decision in started.values())),
         pending=tuple(request for request in queue.pending if request.job_id not in started),
     )
 

@@ -95,10 +95,10 @@ class SchedulerState(Value):
 
     def pruned(self, charges: Iterable[Charge], setup: TeamSetup, now: datetime) -> "SchedulerState":
         """Return the state without jobs that hold no charge, and without evictions older than the flap guard."""
-        held = {charge.job_id for charge in charges}
+        charged_jobs = {charge.job_id for charge in charges}
         guard = setup.fleet.switches.flap_guard_seconds
         return self.replace(
             sticky={queue: head for queue, head in self.sticky.items() if queue in setup.by_name},
-            stopping={name: head for name, head in self.stopping.items() if name in held},
+            stopping={name: head for name, head in self.stopping.items() if name in charged_jobs},
             evictions=tuple(eviction for eviction in self.evictions if (now - eviction.at).total_seconds() < guard),
         )

@@ -79,7 +79,7 @@ def reserve_for_replicas(
         best = max(offers, key=lambda offer: (offer.fitting, offer.pool), default=None)
         if best is None:
             continue
-        fits = [
+        usable = [
             capacity.life
             for capacity in capacities
             if (capacity.cluster, capacity.pool, capacity.instance_type)
@@ -87,7 +87,7 @@ def reserve_for_replicas(
             and is_schedulable_for(demand, capacity)
             and not capacity.why_too_small(demand.per_node)
         ]
-        capacities = subtract_assigned(capacities, demand, fits[: demand.nodes])
+        capacities = subtract_assigned(capacities, demand, usable[: demand.nodes])
     return capacities
 
 

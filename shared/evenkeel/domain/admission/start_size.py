@@ -55,7 +55,7 @@ def fit_sizes(
         now: The time.
         full_size_only: Jobs that wait for all their nodes, since those nodes were rented and are starting.
     """
-    fitting = {decided.job_id: decided for decided in decisions}
+    fitting = {decision.job_id: decision for decision in decisions}
     waiting = [
         request.replace_unchecked(sizes=smaller)
         for request in snapshot.pending
@@ -66,10 +66,10 @@ def fit_sizes(
     tried = sorted(waiting, key=lambda admission_request: admission_request.queue_order_key)
     search = _SizeSearch(snapshot, policy, now)
     sizes = {request.job_id: request.sizes[0] for request in tried}
-    best = fitting
+    decisions_by_job = fitting
     while sizes:
-        best = search.decide_at(sizes)
-        starting = {name: size for name, size in sizes.items() if best[name].action is Action.ADMIT}
+        decisions_by_job = search.decide_at(sizes)
+        starting = {name: size for name, size in sizes.items() if decisions_by_job[name].action is Action.ADMIT}
         if len(starting) == len(sizes):
             break
         sizes = starting  # the other jobs ask for their full size again, which may change what fits
@@ -78,8 +78,8 @@ def fit_sizes(
     for request in [admission_request for admission_request in tried if admission_request.job_id in sizes][
         :_MAX_ENLARGED
     ]:
-        best = search.enlarge(request, sizes, best)
-    return tuple(best.values())
+        decisions_by_job = search.enlarge(request, sizes, decisions_by_job)
+    return tuple(decisions_by_job.values())
 
 
 def _smaller_sizes(request: AdmissionRequest, now: datetime) -> tuple[int, ...]:
@@ -111,21 +111,21 @@ class _SizeSearch(NamedTuple):
             for request in self.snapshot.pending
         )
         decisions = decide_queue(self.snapshot._replace(pending=pending), self.policy, self.now)
-        return {decided.job_id: decided for decided in decisions}
+        return {decision.job_id: decision for decision in decisions}
 
     def enlarge(
         self, request: AdmissionRequest, sizes: dict[str, int], decisions: dict[str, AdmissionDecision]
     ) -> dict[str, AdmissionDecision]:
         """Raise one job to its largest size at which all jobs that start still start. Sets that size in `sizes`."""
         larger = request.sizes[1:]
-        started = [name for name, decided in decisions.items() if decided.action is Action.ADMIT]
+        started = [name for name, decision in decisions.items() if decision.action is Action.ADMIT]
         decisions_by_count = {0: decisions}
 
         def is_too_large(size: int) -> bool:
-            after = self.decide_at({**sizes, request.job_id: size})
-            if any(after[name].action is not Action.ADMIT for name in started):
+            resized = self.decide_at({**sizes, request.job_id: size})
+            if any(resized[name].action is not Action.ADMIT for name in started):
                 return True
-            decisions_by_count[size] = after
+            decisions_by_count[size] = resized
             return False
 
         count = bisect_left(larger, True, key=is_too_large)

@@ -101,13 +101,13 @@ class TeamQueues:
         team = self._snapshot.setup.by_name[request.team]
         if team.max_accelerators_per_user is None and not team.budgets:
             return ()
-        held = [charge for charge in self._snapshot.charges if charge.team == team.name]
+        charges = [charge for charge in self._snapshot.charges if charge.team == team.name]
         spent = {period: spent for (of, period), spent in self._snapshot.spent.items() if of == team.name}
         return usage_limits(
             team,
             request.owner,
             request.nodes * request.accelerators_per_node,
-            (*held, *self.started.get(team.name, ())),
+            (*charges, *self.started.get(team.name, ())),
             spent,
             self._economy,
             self._now,

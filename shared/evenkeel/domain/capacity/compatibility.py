@@ -107,11 +107,11 @@ def _differences(needs: EnvironmentNeeds, place: PoolEnvironment) -> Iterator[st
     if needs.accelerators and place.accelerator not in needs.accelerators:
         model = place.accelerator or "an unknown model"
         yield f"The job runs on {' or '.join(needs.accelerators)}, but the nodes have {model}."
-    least, found_gib = needs.accelerator_memory_gib, place.accelerator_memory_gib
-    if least and not found_gib:
-        yield f"The job needs {least:g} GiB on each accelerator, but the memory of the nodes' accelerators is unknown."
-    elif least > found_gib:
-        yield f"The job needs {least:g} GiB on each accelerator, but the nodes have {round(found_gib, 2):g}."
+    needed, offered = needs.accelerator_memory_gib, place.accelerator_memory_gib
+    if needed and not offered:
+        yield f"The job needs {needed:g} GiB on each accelerator, but the memory of the nodes' accelerators is unknown."
+    elif needed > offered:
+        yield f"The job needs {needed:g} GiB on each accelerator, but the nodes have {round(offered, 2):g}."
     if needs.fabric and place.fabric != needs.fabric:
         yield f"The job needs the network {needs.fabric}, but the nodes have {place.fabric or 'an ordinary network'}."
     for claim, behind in sorted(needs.storage.items()):

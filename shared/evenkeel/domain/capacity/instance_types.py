@@ -64,12 +64,12 @@ class InstanceTypes(Value):
     def with_types(self, types: Mapping[str, InstanceType]) -> "InstanceTypes":
         """Return a catalogue with further types. If both have a type, the further catalogue's entry wins."""
         plain = {name.removeprefix(HYPERPOD_PREFIX) for name in types}
-        kept = {
+        unchanged = {
             name: instance_type
             for name, instance_type in self.types.items()
             if name.removeprefix(HYPERPOD_PREFIX) not in plain
         }
-        return InstanceTypes(source=self.source, types={**kept, **types})
+        return InstanceTypes(source=self.source, types={**unchanged, **types})
 
     def of(self, name: str) -> InstanceType | None:
         """Return an instance type by its name, with or without `ml.`."""

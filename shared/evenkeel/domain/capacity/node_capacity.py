@@ -147,8 +147,8 @@ def taken_resources(
 def with_freed(capacities: Iterable[NodeCapacity], freed: Mapping[NodePlace, Resources]) -> tuple[NodeCapacity, ...]:
     """Return the capacities once these amounts are free."""
     return tuple(
-        capacity.with_free((capacity.free + more).at_most(capacity.offered))
-        if (more := freed.get(capacity.place))
+        capacity.with_free((capacity.free + amount).at_most(capacity.offered))
+        if (amount := freed.get(capacity.place))
         else capacity
         for capacity in capacities
     )
@@ -157,7 +157,7 @@ def with_freed(capacities: Iterable[NodeCapacity], freed: Mapping[NodePlace, Res
 def with_assigned(capacities: Iterable[NodeCapacity], assigned: Mapping[str, Resources]) -> tuple[NodeCapacity, ...]:
     """Return the capacities once these amounts are taken, by the key of the node life."""
     return tuple(
-        capacity.with_free(capacity.free.minus(less)) if (less := assigned.get(capacity.life.key)) else capacity
+        capacity.with_free(capacity.free.minus(amount)) if (amount := assigned.get(capacity.life.key)) else capacity
         for capacity in capacities
     )
 

@@ -32,8 +32,8 @@ class Shortage(Value):
     @property
     def until(self) -> datetime:
         """When the market may be asked again: the hold time doubles with each refusal that still counts."""
-        hold = min(MAX_HOLD_SECONDS, HOLD_SECONDS * 2 ** (self.weight - 1))
-        return self.refused_at + timedelta(seconds=round(hold))
+        hold_seconds = min(MAX_HOLD_SECONDS, HOLD_SECONDS * 2 ** (self.weight - 1))
+        return self.refused_at + timedelta(seconds=round(hold_seconds))
 
     def weight_at(self, now: datetime) -> float:
         """Return the weight, decayed to now."""

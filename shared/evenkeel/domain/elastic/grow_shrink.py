@@ -138,8 +138,8 @@ def _throughput_text(job: ElasticJob, size: int) -> str:
     if throughput is None:
         return ""
     source = "its checkpoints report" if throughput.is_measured else "its submission declares"
-    before, after = throughput.per_second(job.nodes), throughput.per_second(size)
-    return f" Its throughput rises from {before:.6g} to {after:.6g} per second, by the values that {source}."
+    rate_before, rate_after = throughput.per_second(job.nodes), throughput.per_second(size)
+    return f" Its throughput rises from {rate_before:.6g} to {rate_after:.6g} per second, by the values that {source}."
 
 
 def growth_backoff_until(job: ElasticJob, policy: ElasticPolicy) -> datetime:
@@ -171,9 +171,9 @@ def plan_shrink(jobs: Sequence[ElasticJob], nodes: int, priority: int) -> Resize
     if sum(gives.values()) >= nodes:
         shrunk = _cheapest_set([job for job in victims if job.job_id in gives], gives, nodes, usual, is_killed=False)
         return _shrink_decision(shrunk, nodes, usual, jobs, priority)
-    most = sum(job.nodes if job.is_preemptable else gives.get(job.job_id, 0) for job in victims)
-    if most < nodes:
-        short = nodes - most
+    max_freed = sum(job.nodes if job.is_preemptable else gives.get(job.job_id, 0) for job in victims)
+    if max_freed < nodes:
+        short = nodes - max_freed
         return ResizeDecision(
             resizes=(),
             reason=f"{count_of(nodes, 'node is', 'nodes are')} needed, "
@@ -232,26 +232,26 @@ def _cheapest_set(
             if sum(gives[elastic_job.job_id] for elastic_job in jobs if elastic_job is not job) >= nodes:
                 jobs.remove(job)
         chosen = jobs
-    taken, left = [], nodes
+    shrinks, missing = [], nodes
     for job in sorted(chosen, key=lambda job: (-gives[job.job_id], job.job_id)):
-        if left <= 0:
+        if missing <= 0:
             break
         assert job.sizes is not None  # a job without sizes frees no nodes
-        size = job.sizes.at_most(job.nodes - left) or job.sizes.legal[0]
-        taken.append((job, job.nodes - size))
-        left -= job.nodes - size
-    return taken
+        size = job.sizes.at_most(job.nodes - missing) or job.sizes.legal[0]
+        shrinks.append((job, job.nodes - size))
+        missing -= job.nodes - size
+    return shrinks
 
 
 def _shrink_decision(
     freed: Iterable[tuple[ElasticJob, int]], nodes: int, usual: float, jobs: Sequence[ElasticJob], priority: int
 ) -> ResizeDecision:
     resizes = []
-    for job, given in freed:
-        to_nodes = job.nodes - given
+    for job, nodes_freed in freed:
+        to_nodes = job.nodes - nodes_freed
         lost = job.lost_gpu_seconds(usual, is_killed=not to_nodes)
-        done = f"shrinks from {job.nodes} to {count_of(to_nodes, 'node')}" if to_nodes else "is stopped"
-        reason = f"{job.job_id} {done} and loses {lost:.0f} GPU-seconds."
+        change_text = f"shrinks from {job.nodes} to {count_of(to_nodes, 'node')}" if to_nodes else "is stopped"
+        reason = f"{job.job_id} {change_text} and loses {lost:.0f} GPU-seconds."
         resizes.append(
             SizeChange(job_id=job.job_id, from_nodes=job.nodes, to_nodes=to_nodes, reason=reason, lost_gpu_seconds=lost)
         )

@@ -41,17 +41,17 @@ class Throughput(Value):
         It is interpolated between two known sizes. Below the smallest, it is proportional to the nodes. Above the
         largest, it continues as between the two largest.
         """
-        least = self.points[0]
-        if nodes <= least.nodes:
-            return least.per_second * nodes / least.nodes
+        smallest = self.points[0]
+        if nodes <= smallest.nodes:
+            return smallest.per_second * nodes / smallest.nodes
         low, high = next((pair for pair in pairwise(self.points) if nodes <= pair[1].nodes), self.points[-2:])
         slope = (high.per_second - low.per_second) / (high.nodes - low.nodes)
         return max(0.0, low.per_second + slope * (nodes - low.nodes))
 
     def in_nodes(self, nodes: int) -> float:
         """Estimate the throughput at a size, as the number of nodes that do this work at the smallest known size."""
-        least = self.points[0]
-        return self.per_second(nodes) * least.nodes / least.per_second
+        smallest = self.points[0]
+        return self.per_second(nodes) * smallest.nodes / smallest.per_second
 
 
 def known_throughput(declared: Sequence[SizeThroughput], measured: Iterable[SizeThroughput]) -> Throughput | None:

@@ -90,10 +90,10 @@ def eviction_of(workload: KueueStatus) -> KueueEviction | None:
         return None
     if evicted is None or not is_evicted:
         return KueueEviction(reason="Kueue evicted the job, then admitted it again.", at=None)
-    why = _WHY_EVICTED.get(evicted.reason, f"Kueue evicted the job ({evicted.reason})")
+    reason = _WHY_EVICTED.get(evicted.reason, f"Kueue evicted the job ({evicted.reason})")
     message = _as_sentence(evicted.message)
     return KueueEviction(
-        reason=f"{why}: {message}" if message else f"{why}.",
+        reason=f"{reason}: {message}" if message else f"{reason}.",
         at=evicted.changed_at,
         was_preempted=evicted.reason == PREEMPTED,
     )
@@ -134,11 +134,13 @@ def describe_status(workload: KueueStatus | None, queue: str, now: datetime) -> 
     evicted = workload.condition(EVICTED)
     if condition is None:
         return f"The job waits in Kueue's queue {workload.queue}{place}: Kueue has not evaluated the job yet."
-    why = _WHY_PENDING.get(condition.reason, "")
+    reason = _WHY_PENDING.get(condition.reason, "")
     message = _as_sentence(condition.message)
-    text = ": ".join(part for part in (why, message) if part) or "Kueue gives no reason."
-    before = f" Kueue evicted the job before ({evicted.reason})." if evicted is not None and evicted.is_true else ""
-    return f"The job waits in Kueue's queue {workload.queue}{place}. {text[0].upper()}{text[1:]}{before}"
+    text = ": ".join(part for part in (reason, message) if part) or "Kueue gives no reason."
+    eviction_text = (
+        f" Kueue evicted the job before ({evicted.reason})." if evicted is not None and evicted.is_true else ""
+    )
+    return f"The job waits in Kueue's queue {workload.queue}{place}. {text[0].upper()}{text[1:]}{eviction_text}"
 
 
 def status_step(workload: KueueStatus | None) -> str:

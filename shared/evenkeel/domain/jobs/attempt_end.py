@@ -291,6 +291,6 @@ def judge_abandoned(workload: ObservedWorkload, job: Job, attempt: Attempt, fail
     if waiting or not workload.pods:
         return AttemptEnd(state=A.NEVER_RAN, reason="Its pods were not scheduled in time.", exit_codes=codes)
     pending_pod = next((pod for pod in workload.pods if pod.phase is PodPhase.PENDING), workload.pods[0])
-    why = f" ({pending_pod.reason})" if pending_pod.reason else ""
-    reason = f"Pod {pending_pod.name} did not start in time{why}."
+    pod_reason = f" ({pending_pod.reason})" if pending_pod.reason else ""
+    reason = f"Pod {pending_pod.name} did not start in time{pod_reason}."
     return AttemptEnd(state=A.NEVER_RAN, reason=reason, exit_codes=codes, counts_as_failure=True)

@@ -117,11 +117,11 @@ def resources_taken(
         charges: Charges of all unsettled attempts.
         workloads: Pods of attempts, with the name of their cluster.
     """
-    held = tuple(charges)
+    all_charges = tuple(charges)
     started = {
         (cluster, pod.node_name, workload.job_id, workload.attempt)
         for cluster, workload in workloads
         for pod in workload.pods
         if pod.node_name and not pod.has_ended
     }
-    return taken_resources(in_use, charged_resources(held), charged_resources(held, started))
+    return taken_resources(in_use, charged_resources(all_charges), charged_resources(all_charges, started))

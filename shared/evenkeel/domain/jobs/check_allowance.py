@@ -27,8 +27,8 @@ def check_allowance(spec: JobSpec, allowance: PodAllowance, owner: str) -> Itera
         ("securityContext.fsGroup", spec.fs_group, allowance.fs_groups),
     ):
         if number is not None and number != DEFAULT_ID and not any(number in id_range for id_range in ranges):
-            known = ", ".join([str(DEFAULT_ID), *(id_range.text for id_range in ranges)])
-            yield SpecError(field, f"{owner} allows these ids: {known}.")
+            allowed_ids = ", ".join([str(DEFAULT_ID), *(id_range.text for id_range in ranges)])
+            yield SpecError(field, f"{owner} allows these ids: {allowed_ids}.")
     scratch_gib = sum(folder.size_gib for folder in spec.scratch)
     if scratch_gib > allowance.max_scratch_gib:
         yield SpecError(
@@ -72,8 +72,8 @@ def _mode_errors(spec: JobSpec, volume: Volume, claim: AllowedClaim, field: str,
 def _secret_errors(spec: JobSpec, allowance: PodAllowance, owner: str) -> Iterator[SpecError]:
     for index, name in enumerate(spec.image_pull_secrets):
         if name not in allowance.image_pull_secrets:
-            known = _joined(allowance.image_pull_secrets)
-            yield SpecError(f"imagePullSecrets.{index}", f"{owner} pulls images with {known or 'no Secret'}.")
+            allowed_names = _joined(allowance.image_pull_secrets)
+            yield SpecError(f"imagePullSecrets.{index}", f"{owner} pulls images with {allowed_names or 'no Secret'}.")
     for name, source in spec.secret_env.items():
         if allowance.env_secrets and source.secret not in allowance.env_secrets:
             text = f"{owner} reads variables from these Secrets: {_joined(allowance.env_secrets)}."
@@ -81,8 +81,8 @@ def _secret_errors(spec: JobSpec, allowance: PodAllowance, owner: str) -> Iterat
 
 
 def _unlisted_text(verb: str, noun: str, claims: Iterable[AllowedClaim], owner: str) -> str:
-    known = _joined([f"{claim.name} ({claim.max_mode})" for claim in claims])
-    return f"{owner} {verb} {f'these {noun}s: {known}' if known else f'no {noun}s'}."
+    allowed_claims = _joined([f"{claim.name} ({claim.max_mode})" for claim in claims])
+    return f"{owner} {verb} {f'these {noun}s: {allowed_claims}' if allowed_claims else f'no {noun}s'}."
 
 
 def _joined(names: Iterable[str]) -> str:

@@ -52,7 +52,7 @@ def import_values(read: JobTemplates) -> ImportedTypes:
     return ImportedTypes(
         policy={
             "jobTypes": types.model_dump(mode="json", by_alias=True, exclude_defaults=True),
-            **({"jobs": {"allowed": allowed}} if (allowed := _allowance_fields(read)) else {}),
+            **({"jobs": {"allowed": allowance}} if (allowance := _allowance_fields(read)) else {}),
         },
         quotas={
             "priorityClasses": {priority_class.name: priority_class.value for priority_class in read.classes},

@@ -342,13 +342,13 @@ class Job(Value):
             plan: The plan after the interrupted attempt.
             is_doubted: Whether no attempt was pinned after the attempts of the earlier distrust.
         """
-        after, requirement = plan.distrust_after, plan.requirement
+        distrust_after, requirement = plan.distrust_after, plan.requirement
         if is_doubted:
-            after = min((at for at in (self.distrust_after, after) if at), default=None)
+            distrust_after = min((at for at in (self.distrust_after, distrust_after) if at), default=None)
             requirement = max(
                 self.requirement, requirement, key=lambda checkpoint_requirement: checkpoint_requirement.rank
             )
-        through = plan.after_attempt if after or requirement is not CheckpointRequirement.CONVENTION else 0
+        through = plan.after_attempt if distrust_after or requirement is not CheckpointRequirement.CONVENTION else 0
         return self.replace(
-            resume_plan=plan, distrust_after=after, distrust_through_attempt=through, requirement=requirement
+            resume_plan=plan, distrust_after=distrust_after, distrust_through_attempt=through, requirement=requirement
         )

@@ -94,12 +94,16 @@ def _after_application_failure(
         message = f" {failed}, so Evenkeel does not retry."
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + message, now)
     failures = job.application_failures + 1
-    allowed = policy.application_restarts if job.spec.max_restarts is None else job.spec.max_restarts
+    max_restarts = policy.application_restarts if job.spec.max_restarts is None else job.spec.max_restarts
     job = job.replace(application_failures=failures)
-    if failures > allowed:
-        used = f" The job has used its {count_of(allowed, 'restart')}." if allowed else " The job allows no restarts."
-        return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + used, now)
-    reason = f"{ending.reason} Restart {failures} of {allowed} follows."
+    if failures > max_restarts:
+        limit_text = (
+            f" The job has used its {count_of(max_restarts, 'restart')}."
+            if max_restarts
+            else " The job allows no restarts."
+        )
+        return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + limit_text, now)
+    reason = f"{ending.reason} Restart {failures} of {max_restarts} follows."
     return _return_to_queue(job.replace(reason=reason, not_before=now + _backoff(failures, policy)), ended, ending)
 
 

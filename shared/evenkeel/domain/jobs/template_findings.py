@@ -154,8 +154,8 @@ def _findings_of_classes(document: Json, read: JobTemplates) -> Iterator[Templat
             f"priorityClasses.{uninterrupted[0]}",
             "No other job preempts it. Its nodes can still fail, so it needs checkpoints.",
         )
-    used = {template.priority_class for template in read.templates}
-    unused = [priority_class.name for priority_class in read.classes if priority_class.name not in used]
+    used_classes = {template.priority_class for template in read.templates}
+    unused = [priority_class.name for priority_class in read.classes if priority_class.name not in used_classes]
     if unused:
         yield _finding("T0-11", FindingSeverity.NOTE, "priorityClasses", f"No template uses {' or '.join(unused)}.")
     fields = [f"priorityClasses.{name}" for name, row in rows.items() if _preempts(row)]

@@ -122,12 +122,12 @@ def with_defaults(spec: JobSpec, types: JobTypes) -> JobSpec:
     if job_type is None:
         return spec
     given_fields = spec.model_fields_set
-    given = {name: getattr(job_type, name) for name in _DEFAULTS if name not in given_fields}
+    defaults = {name: getattr(job_type, name) for name in _DEFAULTS if name not in given_fields}
     if "command" in given_fields:
-        given.pop("args", None)
+        defaults.pop("args", None)
     if spec.keeps_checkpoints_in_cluster and not spec.checkpoint_claim:
-        given["checkpoint_claim"] = job_type.checkpoint_claim
-    fills = {name: value for name, value in given.items() if value not in (None, "", ())}
+        defaults["checkpoint_claim"] = job_type.checkpoint_claim
+    fills = {name: value for name, value in defaults.items() if value not in (None, "", ())}
     return spec.replace(
         **fills,
         env={**job_type.env, **spec.env},

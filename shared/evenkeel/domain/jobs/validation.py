@@ -132,17 +132,17 @@ def mount_errors(
         field = f"volumes.{index}"
         if not _DNS_SUBDOMAIN.fullmatch(volume.claim):
             yield SpecError(f"{field}.claim", "Name a PersistentVolumeClaim of the job's namespace.")
-        if why := why_not_sub_path(volume.sub_path):
-            yield SpecError(f"{field}.subPath", why)
+        if message := why_not_sub_path(volume.sub_path):
+            yield SpecError(f"{field}.subPath", message)
         mounts.append((f"{field}.mountPath", volume.mount_path))
     mounts += [(f"scratch.{index}.mountPath", folder.mount_path) for index, folder in enumerate(scratch)]
     usable = []
     for field, path in mounts:
-        why = why_not_mountable(path) if path or field != "checkpoint.uri" else ""
+        message = why_not_mountable(path) if path or field != "checkpoint.uri" else ""
         # The other errors of a checkpoint URI are reported with the URI.
-        if why and (field != "checkpoint.uri" or _FILE_URI.fullmatch(checkpoint_uri)):
-            yield SpecError(field, why)
-        elif not why:
+        if message and (field != "checkpoint.uri" or _FILE_URI.fullmatch(checkpoint_uri)):
+            yield SpecError(field, message)
+        elif not message:
             usable.append((field, path))
     yield from (SpecError(field, text) for field, text in overlaps(usable))
 
@@ -202,8 +202,8 @@ def _throughput_errors(points: Sequence[SizeThroughput]) -> Iterator[SpecError]:
         if not 1 <= throughput.nodes <= MAX_NODES:
             yield SpecError(f"elastic.throughput.{place}.nodes", f"Allow 1 to {MAX_NODES} nodes.")
         if not MIN_PER_SECOND <= throughput.per_second <= MAX_PER_SECOND:
-            allowed = f"Allow {MIN_PER_SECOND:g} to {MAX_PER_SECOND:g}."
-            yield SpecError(f"elastic.throughput.{place}.perSecond", allowed)
+            range_text = f"Allow {MIN_PER_SECOND:g} to {MAX_PER_SECOND:g}."
+            yield SpecError(f"elastic.throughput.{place}.perSecond", range_text)
 
 
 def _program_errors(spec: JobSpec) -> Iterator[SpecError]:

@@ -42,12 +42,12 @@ class Slot:
     def potential(self) -> int:
         """The most that could be used in an empty tree."""
         if self._potential is None:
-            most = self.subtree
+            total = self.subtree
             if self.parent_slot is not None:
-                most = self.guaranteed + self.parent_slot.potential
+                total = self.guaranteed + self.parent_slot.potential
                 if self.borrow is not None:
-                    most = min(most, self.subtree + self.borrow)
-            self._potential = most
+                    total = min(total, self.subtree + self.borrow)
+            self._potential = total
         return self._potential
 
     def available(self) -> int:
@@ -59,10 +59,10 @@ class Slot:
             beyond = slot.use - slot.guaranteed
             borrow = slot.borrow
             if borrow is not None:
-                most = slot.subtree - slot.guaranteed + borrow
+                limit = slot.subtree - slot.guaranteed + borrow
                 if beyond > 0:
-                    most -= beyond
-                free = min(free, most)
+                    limit -= beyond
+                free = min(free, limit)
             if beyond < 0:
                 free -= beyond
         return free

@@ -94,8 +94,8 @@ class SchedulingCycle:
             earlier: Quota and victims of the heads before these, if the cycle is repeated for one head.
             preempted: The victims that `earlier` names.
         """
-        for queue, amounts, fits in earlier.usage:
-            self._take(self._snapshot.queues[queue].quota_node, dict(amounts), fits=fits)
+        for queue, amounts, is_fit in earlier.usage:
+            self._take(self._snapshot.queues[queue].quota_node, dict(amounts), fits=is_fit)
         for victim in preempted:
             root = self._snapshot.queue_of(victim.workload).quota_node.root
             self._preempted.setdefault(root, {})[victim.workload.workload_id] = victim
@@ -117,9 +117,9 @@ class SchedulingCycle:
         )
         while tournament:
             name = tournament.pop()
-            before = len(self._taken)
+            taken_before = len(self._taken)
             yield entries[name]
-            if len(self._taken) > before:
+            if len(self._taken) > taken_before:
                 tournament.changed(queues[name].quota_node)
 
     # ------------------------------------------------------------ one head
@@ -262,17 +262,17 @@ class SchedulingCycle:
         if not gone:
             return self._fits_now(entry, quota_node)
         with self._snapshot.without_use_of(gone.values()):
-            fits = self._fits_now(entry, quota_node)
-        if not fits or entry.victims or not self._snapshot.rules.never_overcommits:
-            return fits
+            is_fit = self._fits_now(entry, quota_node)
+        if not is_fit or entry.victims or not self._snapshot.rules.never_overcommits:
+            return is_fit
         # Test the present state too: the victims still hold quota, and the heads that wait for them do not.
         waiting = [taken for taken in self._taken if not taken.is_fit]
         for taken in reversed(waiting):
             self._give_back(taken)
-        fits = self._fits_now(entry, quota_node)
+        is_fit = self._fits_now(entry, quota_node)
         for taken in waiting:
             self._take_again(taken)
-        return fits
+        return is_fit
 
     def _fits_now(self, entry: Entry, quota_node: QuotaNode) -> bool:
         """Whether the head's quota is available now, and its pods fit in its domains."""

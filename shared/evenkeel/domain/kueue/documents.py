@@ -129,11 +129,11 @@ def read(kind: type[Kind], raw: Any, where: str) -> Kind:
     Raises:
         DocumentError: A field is missing or has an invalid value.
     """
-    given = _without_nulls(raw)
+    document = _without_nulls(raw)
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(document)
     except ValidationError as error:
-        first = wrong_fields(error, given)[0]
+        first = wrong_fields(error, document)[0]
         raise DocumentError(where, first.field, first.message) from error
 
 

@@ -66,9 +66,9 @@ def share_of(quota_node: QuotaNode) -> Share:
     for name, slots in quota_node.by_resource:  # sorted by name, so that the first of equal ratios wins
         beyond = 0
         for key, slot in slots:
-            over = slot.use - slot.subtree
-            if over > 0:
-                beyond += over
+            borrowing = slot.use - slot.subtree
+            if borrowing > 0:
+                beyond += borrowing
                 borrowed.append(key)
         if beyond:
             lendable = quota_node.parent.lendable.get(name, 0)
@@ -137,17 +137,17 @@ class Tournament:
     def _winner(self, cohort: QuotaNode) -> Contestant | None:
         if cohort in self._winners:
             return self._winners[cohort]
-        best: Contestant | None = None
+        winner: Contestant | None = None
         best_rank: _Rank | None = None
         for child in cohort.children:
             contestant = self._contestants.get(child.name) if child.is_queue else self._winner(child)
             if contestant is not None:
-                known = self._ranks.get(child)
-                rank = known[1] if known is not None and known[0] is contestant else self._rank(contestant, child)
+                cached = self._ranks.get(child)
+                rank = cached[1] if cached is not None and cached[0] is contestant else self._rank(contestant, child)
                 if best_rank is None or rank < best_rank:
-                    best, best_rank = contestant, rank
-        self._winners[cohort] = best
-        return best
+                    winner, best_rank = contestant, rank
+        self._winners[cohort] = winner
+        return winner
 
     def _rank(self, contestant: Contestant, through: QuotaNode) -> _Rank:
         """Return the rank of a head at a cohort: the share of the child it came through, its wanted quota included."""
@@ -172,10 +172,10 @@ def fair_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
     first, *second = snapshot.rules.fair_strategies
     victims: list[Victim] = []
     with using(demand.queue.quota_node, demand.requested):  # shares are compared with the preemptor's use included
-        done, retry = _first_rule(demand, snapshot, candidates, victims, first)
-        if not done and second:
-            done = _second_rule(demand, snapshot, retry, victims)
-    if not done:
+        is_enough, retry = _first_rule(demand, snapshot, candidates, victims, first)
+        if not is_enough and second:
+            is_enough = _second_rule(demand, snapshot, retry, victims)
+    if not is_enough:
         restore(victims, snapshot)
         return []
     needed = fill_back(victims, demand, snapshot, may_borrow=True)
@@ -188,9 +188,9 @@ def _candidates(demand: QuotaDemand, snapshot: Snapshot) -> Iterator[Admitted]:
     yield from candidates_in(queue, demand, policies.within, snapshot)
     if queue.quota_node.parent is None or policies.reclaim is PreemptionPolicy.NEVER:
         return
-    for other in queues_below(queue.quota_node.root):
-        if other is not queue.quota_node and not other.is_within_quota(demand.contested):
-            yield from candidates_in(snapshot.queues[other.name], demand, policies.reclaim, snapshot)
+    for quota_node in queues_below(queue.quota_node.root):
+        if quota_node is not queue.quota_node and not quota_node.is_within_quota(demand.contested):
+            yield from candidates_in(snapshot.queues[quota_node.name], demand, policies.reclaim, snapshot)
 
 
 class _Targets:
@@ -314,8 +314,8 @@ def _first_rule(
                 retry.append(admitted)
                 continue
             with not_using(queue, admitted.use):
-                after = share_of(queue_branch).rank
-            passes = new <= after if rule == "LessThanOrEqualToFinalShare" else new < old
+                rank_after = share_of(queue_branch).rank
+            passes = new <= rank_after if rule == "LessThanOrEqualToFinalShare" else new < old
             if not passes:
                 failed.append(admitted.use)
                 retry.append(admitted)

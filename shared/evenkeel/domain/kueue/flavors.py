@@ -105,16 +105,16 @@ class FlavorAssigner:
         assignment = Assignment(counts)
         tried: list[Mapping[str, int]] = []
         for group in self.groups:
-            wanted = [self._requests_of(index, counts[index]) for index in group.indexes]
-            choices, attempts, failed = self._choose(group, _sum_of(wanted), assignment.use)
-            for index, requests in zip(group.indexes, wanted, strict=True):
+            requests_by_pod_set = [self._requests_of(index, counts[index]) for index in group.indexes]
+            choices, attempts, failed = self._choose(group, _sum_of(requests_by_pod_set), assignment.use)
+            for index, requests in zip(group.indexes, requests_by_pod_set, strict=True):
                 if failed:
-                    own: dict[str, Choice] = {}
-                elif len(wanted) == 1:
-                    own = choices
+                    own_choices: dict[str, Choice] = {}
+                elif len(requests_by_pod_set) == 1:
+                    own_choices = choices
                 else:
-                    own = {request: choices[request] for request in requests if request in choices}
-                tried.append(self._take(assignment, index, requests, own))
+                    own_choices = {request: choices[request] for request in requests if request in choices}
+                tried.append(self._take(assignment, index, requests, own_choices))
                 assignment.attempts.append(attempts)
                 if failed and requests:
                     assignment.verdict = AssignmentMode.NO_FIT
@@ -197,25 +197,25 @@ class FlavorAssigner:
         return tried
 
     def _choose(
-        self, group: _Group, wanted: dict[str, int], used: Amounts
+        self, group: _Group, requested: dict[str, int], used: Amounts
     ) -> tuple[dict[str, Choice], tuple[FlavorAttempt, ...], bool]:
         """Choose a flavor for each resource. The third value is whether a resource got none."""
         choices: dict[str, Choice] = {}
         attempts: list[FlavorAttempt] = []
-        for resource in sorted(wanted):
+        for resource in sorted(requested):
             resources = self.queue.group_by_resource.get(resource)
-            if resources is None and (wanted[resource] == 0 or self.snapshot.rules.ignores_undeclared):
+            if resources is None and (requested[resource] == 0 or self.snapshot.rules.ignores_undeclared):
                 continue  # no request, or the rules ignore it
             if resource in choices:
                 continue  # chosen together with another resource of its group
             if resources is None:
-                why = f"the queue has no quota of {resource}"
+                reason = f"the queue has no quota of {resource}"
                 return (
                     {},
-                    (*attempts, FlavorAttempt("", FlavorMode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=why)),
+                    (*attempts, FlavorAttempt("", FlavorMode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=reason)),
                     True,
                 )
-            chosen, looked_at = self._search(group, resources, wanted, resource, used)
+            chosen, looked_at = self._search(group, resources, requested, resource, used)
             attempts += looked_at
             if not chosen:
                 return {}, tuple(attempts), True
@@ -223,13 +223,13 @@ class FlavorAssigner:
         return choices, tuple(attempts), False
 
     def _search(
-        self, group: _Group, resources: ResourceGroup, wanted: dict[str, int], first: str, used: Amounts
+        self, group: _Group, resources: ResourceGroup, requests: dict[str, int], first: str, used: Amounts
     ) -> tuple[dict[str, Choice], list[FlavorAttempt]]:
         """Examine the flavors of a resource group, from where the last scan stopped."""
         fungibility = self.queue.spec.fungibility
-        requested = {resource: wanted[resource] for resource in sorted(wanted) if resource in resources.resources}
+        requested = {resource: requests[resource] for resource in sorted(requests) if resource in resources.resources}
         start = self.progress.next_index(group.indexes[0], first) if self.progress else 0
-        best: dict[str, tuple[str, FlavorMode, int]] = {}
+        best_choices: dict[str, tuple[str, FlavorMode, int]] = {}
         best_mode, best_level = FlavorMode.NO_FIT, 0
         attempts: list[FlavorAttempt] = []
         last = -1
@@ -241,18 +241,22 @@ class FlavorAssigner:
             ):
                 continue
             if flavor in group.unfit:
-                why = group.unfit[flavor]
-                attempts.append(FlavorAttempt(flavor, FlavorMode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=why))
+                reason = group.unfit[flavor]
+                attempts.append(
+                    FlavorAttempt(flavor, FlavorMode.NO_FIT, pending=Pending.NO_MATCHING_FLAVOR, why=reason)
+                )
                 continue
             choices, attempt = self._try_flavor(group, flavor, requested, used, fungibility)
             attempts.append(attempt)
             if not _continues(attempt.mode, attempt.level, fungibility):
-                best, best_mode = choices, attempt.mode
+                best_choices, best_mode = choices, attempt.mode
                 break
             if is_preferred(attempt.mode, attempt.level, best_mode, best_level, fungibility):
-                best, best_mode, best_level = choices, attempt.mode, attempt.level
+                best_choices, best_mode, best_level = choices, attempt.mode, attempt.level
         tried = -1 if last == len(resources.flavors) - 1 else last
-        chosen = {resource: Choice(flavor, mode, level, tried) for resource, (flavor, mode, level) in best.items()}
+        chosen = {
+            resource: Choice(flavor, mode, level, tried) for resource, (flavor, mode, level) in best_choices.items()
+        }
         return chosen, attempts
 
     def _try_flavor(
@@ -267,11 +271,11 @@ class FlavorAssigner:
             key, amount = (flavor, resource), total
             if self.replaced is not None:
                 amount -= sum(self._already_held(index, resource) for index in group.indexes)
-                given = {self.replaced.flavors[index].get(resource) for index in group.indexes}
-                if given != {flavor}:
-                    held = ", ".join(sorted(flavor or "none" for flavor in given))
+                replaced_flavors = {self.replaced.flavors[index].get(resource) for index in group.indexes}
+                if replaced_flavors != {flavor}:
+                    replaced_text = ", ".join(sorted(flavor or "none" for flavor in replaced_flavors))
                     why, pending, worst = (
-                        f"the slice it replaces has {held}",
+                        f"the slice it replaces has {replaced_text}",
                         Pending.NO_MATCHING_FLAVOR,
                         FlavorMode.NO_FIT,
                     )
@@ -292,25 +296,28 @@ class FlavorAssigner:
                 choices[resource] = (flavor, mode, level)
         return choices, FlavorAttempt(flavor, worst, worst_level, pending, why, tuple(compared))
 
-    def _compare(self, key: Key, wanted: int) -> tuple[Pending, Inequality]:
+    def _compare(self, key: Key, requested: int) -> tuple[Pending, Inequality]:
         """Compare the amount wanted of one key with the quota."""
         quota_node, spec = self.queue.quota_node, self.queue.spec
         slot = quota_node.slots.get(key) or quota_node.at(key)
         available, potential, pending = max(0, slot.available()), slot.potential, Pending.NONE
-        if wanted > potential:
+        if requested > potential:
             mode, level, pending = FlavorMode.NO_FIT, 0, Pending.EXCEEDS_MAX_QUOTA
-        elif wanted <= available:
-            mode, level = FlavorMode.FIT, 0 if slot.use + wanted <= slot.subtree else quota_node.level(key, wanted)[0]
+        elif requested <= available:
+            mode, level = (
+                FlavorMode.FIT,
+                0 if slot.use + requested <= slot.subtree else quota_node.level(key, requested)[0],
+            )
         else:
-            level, is_smaller = quota_node.level(key, wanted)
+            level, is_smaller = quota_node.level(key, requested)
             may_borrow_and_preempt = spec.preemption.borrow_within is not None or (
                 self.snapshot.rules.fair_sharing and spec.preemption.reclaim is not PreemptionPolicy.NEVER
             )
-            if slot.nominal >= wanted or is_smaller or may_borrow_and_preempt:
-                mode, level = self.simulate(self.workload, key, wanted)
+            if slot.nominal >= requested or is_smaller or may_borrow_and_preempt:
+                mode, level = self.simulate(self.workload, key, requested)
             else:
                 mode, pending = FlavorMode.NO_FIT, Pending.WAITING_FOR_QUOTA
-        return pending, Inequality(key[1], wanted, available, potential, slot.nominal, slot.use, mode, level)
+        return pending, Inequality(key[1], requested, available, potential, slot.nominal, slot.use, mode, level)
 
     def _why_pending(self, assignment: Assignment) -> Pending:
         """Return one reason: the least severe of a group's flavors, the most severe of all groups and pod sets."""
@@ -330,8 +337,8 @@ class FlavorAssigner:
                 if attempt.mode is not FlavorMode.NO_FIT:
                     continue
                 group = group_by_resource.get(attempt.flavor, -1 - number)
-                known = mildest.get(group, attempt.pending)
-                mildest[group] = min(known, attempt.pending, key=lambda reason: reason.severity)
+                mildest_reason = mildest.get(group, attempt.pending)
+                mildest[group] = min(mildest_reason, attempt.pending, key=lambda reason: reason.severity)
             reasons = mildest.values() if attempts else (Pending.NO_MATCHING_FLAVOR,)
             overall = max(overall, *reasons, key=lambda reason: reason.severity)
         return overall
@@ -350,12 +357,12 @@ def _explain(assignment: Assignment, index: int, flavor: str, why: str, pending:
     )
 
 
-def _sum_of(wanted: list[dict[str, int]]) -> dict[str, int]:
+def _sum_of(pod_sets: list[dict[str, int]]) -> dict[str, int]:
     """Add up the requests of pod sets."""
-    if len(wanted) == 1:
-        return wanted[0]
+    if len(pod_sets) == 1:
+        return pod_sets[0]
     total: dict[str, int] = {}
-    for requests in wanted:
+    for requests in pod_sets:
         for resource, amount in requests.items():
             total[resource] = total.get(resource, 0) + amount
     return total

@@ -81,13 +81,13 @@ class QuotaResources(_Aws):
         }
         largest = max(shares.values())  # an omitted amount follows from the largest share that is given
 
-        def given(value: float | None, whole: float) -> Fraction:
-            granular = largest * Fraction(str(whole)) if value is None else Fraction(str(value))
-            return count * Fraction(str(whole)) + granular
+        def amount_of(value: float | None, total: float) -> Fraction:
+            granular = largest * Fraction(str(total)) if value is None else Fraction(str(value))
+            return count * Fraction(str(total)) + granular
 
         amounts = {
-            "cpu": quantities.amount("cpu", given(self.v_cpu, instance.vcpu)),
-            "memory": int(given(self.memory_in_gi_b, instance.memory_gib) * _GIB),
+            "cpu": quantities.amount("cpu", amount_of(self.v_cpu, instance.vcpu)),
+            "memory": int(amount_of(self.memory_in_gi_b, instance.memory_gib) * _GIB),
         }
         if instance.accelerator:
             # Cores or memory alone include no accelerators.
@@ -99,8 +99,8 @@ class QuotaResources(_Aws):
         return amounts
 
 
-def _share(value: float | None, whole: float) -> Fraction:
-    return Fraction(str(value)) / Fraction(str(whole)) if value and whole else Fraction(0)
+def _share(value: float | None, total: float) -> Fraction:
+    return Fraction(str(value)) / Fraction(str(total)) if value and total else Fraction(0)
 
 
 class ResourceSharing(_Aws):
@@ -159,11 +159,11 @@ class ComputeQuota(_Aws):
             DocumentError: An instance type is not in the catalogue.
         """
         where, config = where or f"ComputeQuota/{self.name or self.team}", self.compute_quota_config
-        held = _sum_by_type(config.compute_quota_resources, types, where)
+        nominal_by_flavor = _sum_by_type(config.compute_quota_resources, types, where)
         limits = _sum_by_type(config.resource_sharing_config.absolute_borrow_limits, types, where)
         sharing = config.resource_sharing_config
         flavors = []
-        for flavor, amounts in held.items():
+        for flavor, amounts in nominal_by_flavor.items():
             quotas = {}
             for resource, nominal in amounts.items():
                 borrow, lend = 0, 0 if sharing.strategy == "DontLend" else None
@@ -308,10 +308,10 @@ def quota_of(queue: Queue, types: InstanceTypes) -> tuple[ComputeQuota, list[str
         if instance is None:
             note_loss(f"flavor {quotas.flavor} is not an instance type of the catalogue")
             continue
-        known = ("cpu", "memory", instance.accelerator, EFA)
+        known_resources = ("cpu", "memory", instance.accelerator, EFA)
         for resource in quotas.quotas:
             if (
-                resource not in known
+                resource not in known_resources
                 and not resource.startswith(f"{MIG_PREFIX}mig-")
                 and quotas.quotas[resource].nominal
             ):
@@ -365,15 +365,15 @@ def _resources(quotas: FlavorQuotas, instance: InstanceType, amount: Any, note_l
     amounts: Mapping[str, int] = {resource: amount(quota) for resource, quota in quotas.quotas.items()}
     count = amounts.get("cpu", 0) // (instance.vcpu * 1000)
     quota_resources = QuotaResources(instance_type=quotas.flavor, count=count)
-    if {name: held for name, held in amounts.items() if held} == {
-        name: held for name, held in quota_resources.amounts(instance).items() if held
+    if {name: units for name, units in amounts.items() if units} == {
+        name: units for name, units in quota_resources.amounts(instance).items() if units
     }:
         return quota_resources
-    partitions = {name.removeprefix(MIG_PREFIX): held for name, held in amounts.items() if "/mig-" in name and held}
+    partitions = {name.removeprefix(MIG_PREFIX): units for name, units in amounts.items() if "/mig-" in name and units}
     if len(partitions) > 1:
         note_loss(f"{quotas.flavor}: HyperPod allows only one accelerator partition; it becomes {min(partitions)}")
     partition = Partition(type=min(partitions), count=partitions[min(partitions)]) if partitions else None
-    if any(held >= UNLIMITED for held in amounts.values()):
+    if any(units >= UNLIMITED for units in amounts.values()):
         note_loss(f"{quotas.flavor}: HyperPod has no unlimited amounts")
     cpu, memory = min(amounts.get("cpu", 0), 10**12), min(amounts.get("memory", 0), 2**60)
     return QuotaResources(

@@ -95,31 +95,37 @@ class Nominator:
         ]
         steps = sum(slack)
         low, high = 0, steps + 1
-        best: tuple[int, Nomination] | None = None
+        largest: tuple[int, Nomination] | None = None
         while low < high:
             middle = (low + high) // 2
-            counts = tuple(count - less * middle // steps for count, less in zip(workload.counts, slack, strict=True))
+            counts = tuple(
+                count - reducible * middle // steps for count, reducible in zip(workload.counts, slack, strict=True)
+            )
             assignment = assigner.assign(counts)
             victims = self._victims_of(assignment, workload)
             if victims is None:
                 low = middle + 1
             else:
-                best, high = (middle, Nomination(assignment, victims)), middle
-        if best is None or best[0] != low:
+                largest, high = (middle, Nomination(assignment, victims)), middle
+        if largest is None or largest[0] != low:
             return None
-        return best[1]
+        return largest[1]
 
     def _find_victims(
-        self, workload: Workload, wanted: Amounts, contested: frozenset[Key], demands: tuple[TopologyDemand, ...] = ()
+        self,
+        workload: Workload,
+        requested: Amounts,
+        contested: frozenset[Key],
+        demands: tuple[TopologyDemand, ...] = (),
     ) -> list[Victim]:
         domains = tuple((demand.index, demand.count, demand.flavor) for demand in demands)
-        name = (frozenset(wanted.items()), contested, domains)
+        name = (frozenset(requested.items()), contested, domains)
         if name not in self._victims:
             topology, queue = self._snapshot.topology, self._snapshot.queue_of(workload)
             has_domains = None
             if topology is not None and demands:
                 has_domains = partial(_has_domains, topology, demands)
-            demand = QuotaDemand(workload, queue, wanted, contested, workload.replaces, has_domains)
+            demand = QuotaDemand(workload, queue, requested, contested, workload.replaces, has_domains)
             find = fair_sharing.fair_victims if self._snapshot.rules.fair_sharing else classical_victims
             self._victims[name] = find(demand, self._snapshot)
         return [*self._victims[name]]
@@ -127,9 +133,9 @@ class Nominator:
     def _simulate(self, workload: Workload, key: Key, amount: int) -> tuple[FlavorMode, int]:
         """Return whether preemption frees this amount of one key alone, and the borrowing level afterwards."""
         contested = frozenset((key,))
-        wanted = {key: amount}
-        demand = QuotaDemand(workload, self._snapshot.queue_of(workload), wanted, contested, workload.replaces)
-        return simulate(demand, key, self._find_victims(workload, wanted, contested), self._snapshot)
+        requested = {key: amount}
+        demand = QuotaDemand(workload, self._snapshot.queue_of(workload), requested, contested, workload.replaces)
+        return simulate(demand, key, self._find_victims(workload, requested, contested), self._snapshot)
 
 
 def _has_domains(topology: TopologyState, demands: tuple[TopologyDemand, ...]) -> bool:

@@ -209,10 +209,10 @@ class Requirement:
 
     def _compares(self, value: str | None) -> bool:
         try:
-            actual, wanted = int(value or ""), int(self.values[0])
+            actual, bound = int(value or ""), int(self.values[0])
         except (ValueError, IndexError):
             return False
-        return actual > wanted if self.operator == "Gt" else actual < wanted
+        return actual > bound if self.operator == "Gt" else actual < bound
 
 
 @dataclass(frozen=True, slots=True)

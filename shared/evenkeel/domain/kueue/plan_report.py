@@ -267,8 +267,8 @@ class LoopAnswer(Output):
     def sentence(self) -> str:
         """Describe the loop and the settings that end it."""
         shown = ", ".join(self.jobs[:_MAX_NAMED])
-        more = f" and {len(self.jobs) - _MAX_NAMED} more" if len(self.jobs) > _MAX_NAMED else ""
-        text = f"jobs {shown}{more} evict each other without end; the plan stops after cycle {self.last_cycle}."
+        others_text = f" and {len(self.jobs) - _MAX_NAMED} more" if len(self.jobs) > _MAX_NAMED else ""
+        text = f"jobs {shown}{others_text} evict each other without end; the plan stops after cycle {self.last_cycle}."
         changes = [
             f"`preemption.{setting.field}: {setting.value}` of queue {setting.queue}" for setting in self.settings
         ]
@@ -384,7 +384,7 @@ def state_of(scheduler: Scheduler, at: float, unqueued: Sequence[tuple[str, str]
     queues = []
     for name, queue in sorted(scheduler.snapshot.queues.items()):
         pending, quota_node = scheduler.pending[name], queue.quota_node
-        active, parked, held = pending.by_state()
+        active, parked, blocked = pending.by_state()
         cyclic = "its cohort is its own ancestor" if scheduler.snapshot.tree.is_cyclic(name) else ""
         stop = "" if queue.spec.stop == "None" else f"its stop policy is {queue.spec.stop}"
         queues.append(
@@ -393,7 +393,7 @@ def state_of(scheduler: Scheduler, at: float, unqueued: Sequence[tuple[str, str]
                 inactive=queue.spec.inactive or stop or cyclic,
                 active=tuple(active),
                 parked=tuple(parked),
-                backing_off=tuple(held),
+                backing_off=tuple(blocked),
                 sticky=pending.sticky,
             )
         )

@@ -105,7 +105,7 @@ class PodSpec(Document):
         https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers
         """
         running: dict[str, Fraction] = {}
-        most: dict[str, Fraction] = {}
+        peak: dict[str, Fraction] = {}
         sidecars: dict[str, Fraction] = {}
         for container in self.containers:
             add_amounts(running, container.resources.effective())
@@ -118,8 +118,8 @@ class PodSpec(Document):
             else:
                 add_amounts(requests, sidecars)
             for name, amount in requests.items():
-                most[name] = max(most.get(name, Fraction(0)), amount)
-        total = {name: max(running.get(name, Fraction(0)), most.get(name, Fraction(0))) for name in {**running, **most}}
+                peak[name] = max(peak.get(name, Fraction(0)), amount)
+        total = {name: max(running.get(name, Fraction(0)), peak.get(name, Fraction(0))) for name in {**running, **peak}}
         if self.resources is not None:
             total |= self.resources.effective()
         add_amounts(total, {name: quantities.parse(quantity) for name, quantity in self.overhead.items()})

@@ -129,9 +129,9 @@ def candidate_order(queue: str, snapshot: Snapshot, median_risk: float | None) -
         sort_key, other_key = key(candidate), key(other)
         workload, beside = candidate.workload, other.workload
         if sort_key[:2] == other_key[:2] and workload.queue == beside.queue and workload.queue in snapshot.recent_use:
-            used, used_beside = use(workload), use(beside)
-            if used != used_beside:
-                return -1 if used > used_beside else 1
+            recent_use, used_beside = use(workload), use(beside)
+            if recent_use != used_beside:
+                return -1 if recent_use > used_beside else 1
         return -1 if sort_key < other_key else int(sort_key > other_key)
 
     return cmp_to_key(compare)
@@ -280,16 +280,18 @@ def _is_under_nominal(demand: QuotaDemand) -> bool:
 
 
 def _in_order(
-    own: list[_Candidate],
+    own_queue: list[_Candidate],
     hierarchical: list[_Candidate],
     by_priority: list[_Candidate],
     queue: str,
     snapshot: Snapshot,
 ) -> Iterator[_Candidate]:
-    median = compute_median_risk((candidate.admitted for candidate in (*own, *hierarchical, *by_priority)), snapshot)
+    median = compute_median_risk(
+        (candidate.admitted for candidate in (*own_queue, *hierarchical, *by_priority)), snapshot
+    )
     key = candidate_order(queue, snapshot, median)
     groups = [
-        sorted(group, key=lambda candidate: key(candidate.admitted)) for group in (hierarchical, by_priority, own)
+        sorted(group, key=lambda candidate: key(candidate.admitted)) for group in (hierarchical, by_priority, own_queue)
     ]
     for evicted in (True, False):
         for group in groups:
@@ -303,7 +305,7 @@ def _outside(demand: QuotaDemand, snapshot: Snapshot) -> tuple[list[_Candidate],
     quota_node = demand.queue.quota_node
     if demand.queue.spec.preemption.reclaim is PreemptionPolicy.NEVER:
         return hierarchical, by_priority
-    has_advantage, rest = _own_quota_covers(quota_node, demand.requested)
+    has_advantage, uncovered = _own_quota_covers(quota_node, demand.requested)
     visited: QuotaNode | None = None
     for ancestor in quota_node.path:
         candidates = hierarchical if has_advantage else by_priority
@@ -312,16 +314,16 @@ def _outside(demand: QuotaDemand, snapshot: Snapshot) -> tuple[list[_Candidate],
             for admitted in candidates_in(snapshot.queues[queue.name], demand, policy, snapshot):
                 kind = _Kind.HIERARCHICAL if has_advantage else _kind_by_priority(admitted.workload, demand)
                 candidates.append(_Candidate(admitted, kind, ancestor))
-        holds, rest = _own_quota_covers(ancestor, rest)
-        has_advantage = has_advantage or holds
+        is_covered, uncovered = _own_quota_covers(ancestor, uncovered)
+        has_advantage = has_advantage or is_covered
         visited = ancestor
     return hierarchical, by_priority
 
 
-def _own_quota_covers(quota_node: QuotaNode, wanted: Mapping[Key, int]) -> tuple[bool, Amounts]:
+def _own_quota_covers(quota_node: QuotaNode, requested: Mapping[Key, int]) -> tuple[bool, Amounts]:
     """Return whether a subtree's own quota is enough, and what its ancestors must still provide."""
-    holds = not any(quota_node.borrows_with(key, amount) for key, amount in wanted.items())
-    return holds, {key: max(0, amount - quota_node.at(key).unused_guaranteed) for key, amount in wanted.items()}
+    is_covered = not any(quota_node.borrows_with(key, amount) for key, amount in requested.items())
+    return is_covered, {key: max(0, amount - quota_node.at(key).unused_guaranteed) for key, amount in requested.items()}
 
 
 def _over_quota_below(quota_node: QuotaNode, visited: QuotaNode | None, demand: QuotaDemand) -> Iterator[QuotaNode]:

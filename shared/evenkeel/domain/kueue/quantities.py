@@ -41,8 +41,8 @@ def amount(resource: str, quantity: str | float | Fraction) -> int:
     value = quantity if isinstance(quantity, Fraction) else parse(quantity)
     if resource == CPU:
         value *= 1000
-    whole = -(-value.numerator // value.denominator)
-    return UNLIMITED if whole >= (_MOST // 1000 * 1000 if resource == CPU else _MOST) else max(whole, -_MOST)
+    units = -(-value.numerator // value.denominator)
+    return UNLIMITED if units >= (_MOST // 1000 * 1000 if resource == CPU else _MOST) else max(units, -_MOST)
 
 
 def text(resource: str, units: int) -> str:

@@ -82,9 +82,9 @@ def _lost_in_short_form(declared: QuotaDocuments) -> Iterator[str]:
 # ---------------------------------------------------------------- Kueue
 
 
-def _manifest(kind: str, name: str, namespace: str = "", **rest: Any) -> Json:
+def _manifest(kind: str, name: str, namespace: str = "", **fields: Any) -> Json:
     meta = {"name": name} | ({"namespace": namespace} if namespace else {})
-    return {"apiVersion": queue_manifests.API_VERSION, "kind": kind, "metadata": meta} | rest
+    return {"apiVersion": queue_manifests.API_VERSION, "kind": kind, "metadata": meta} | fields
 
 
 def _manifests(declared: QuotaDocuments) -> Iterator[Json]:
@@ -244,16 +244,16 @@ def _hyperpod(declared: QuotaDocuments) -> Converted:
     return Converted((*quotas, {"Name": "policy", "SchedulerConfig": policy}), tuple(losses))
 
 
-def _changed(before: Queue, after: Queue) -> Iterator[str]:
+def _changed(source: Queue, converted: Queue) -> Iterator[str]:
     """Yield the amounts that change by the conversion."""
-    old, new = (quotas_of(queue.groups) for queue in (before, after))
+    old, new = (quotas_of(queue.groups) for queue in (source, converted))
     for key in sorted(old.keys() | new.keys()):
         quota, new_quota = old.get(key, NO_QUOTA), new.get(key, NO_QUOTA)
         for name in ("nominal", "borrow", "lend"):
             amount, new_amount = getattr(quota, name), getattr(new_quota, name)
             if amount != new_amount and (quota.nominal or new_quota.nominal or name == "nominal"):
                 change = f"{_amount_text(key[1], amount)} becomes {_amount_text(key[1], new_amount)}"
-                yield f"{before.name}: {'/'.join(key)}: {name} {change}"
+                yield f"{source.name}: {'/'.join(key)}: {name} {change}"
 
 
 def _amount_text(resource: str, amount: int | None) -> str:

@@ -42,73 +42,73 @@ class _Use:
 class DecayedUse:
     """Recent use of the sub-queues of one queue."""
 
-    def __init__(self, decay: Decay, most: Mapping[str, int]) -> None:
+    def __init__(self, decay: Decay, capacity: Mapping[str, int]) -> None:
         """Start without use.
 
         Args:
             decay: How use is measured and decays.
-            most: By resource, the most that the queue could use.
+            capacity: By resource, the most that the queue could use.
         """
         self._decay = decay
         self._weights = dict(decay.weights)
-        self._most = {name: _units(name, amount) for name, amount in most.items()}
-        self._known: dict[str, _Use] = {}
+        self._capacity = {name: _units(name, amount) for name, amount in capacity.items()}
+        self._by_sub_queue: dict[str, _Use] = {}
 
     def of(self, sub_queue: str, now: float, weight: float = 1.0) -> float:
         """Return a sub-queue's recent use, divided by its weight; infinite with weight 0, even without use."""
         if weight <= 0:
             return math.inf
-        known = self._known.get(sub_queue)
-        if known is None:
+        use = self._by_sub_queue.get(sub_queue)
+        if use is None:
             return 0.0
-        self._decay_to(known, now)
+        self._decay_to(use, now)
         if self._weights:
-            return sum(self._weights.get(name, 1.0) * amount for name, amount in sorted(known.decayed.items())) / weight
-        parts = (amount / self._most[name] for name, amount in known.decayed.items() if self._most.get(name))
+            return sum(self._weights.get(name, 1.0) * amount for name, amount in sorted(use.decayed.items())) / weight
+        parts = (amount / self._capacity[name] for name, amount in use.decayed.items() if self._capacity.get(name))
         return max(parts, default=0.0) / weight
 
     def start(self, admitted: Admitted, now: float, *, is_new: bool = True) -> None:
         """Count a workload from its admission, or from now. If it is not new, its past use is already counted."""
-        known = self._known.setdefault(admitted.workload.sub_queue, _Use())
-        self._decay_to(known, now)
+        use = self._by_sub_queue.setdefault(admitted.workload.sub_queue, _Use())
+        self._decay_to(use, now)
         since = now if admitted.reserved_at is None else min(now, admitted.reserved_at)
-        entry_seconds = self._decay.entry_seconds if since >= known.reported_until else 0.0
-        since = max(since, known.reported_until)
+        entry_seconds = self._decay.entry_seconds if since >= use.reported_until else 0.0
+        since = max(since, use.reported_until)
         # Decayed use up to now. The use of several workloads is the sum of theirs.
-        fraction = self._fraction(known.at - since + entry_seconds) if is_new else 0.0
+        fraction = self._fraction(use.at - since + entry_seconds) if is_new else 0.0
         for name, amount in _by_resource(admitted.use).items():
-            known.running[name] = known.running.get(name, 0.0) + amount
-            known.decayed[name] = known.decayed.get(name, 0.0) + amount * fraction
+            use.running[name] = use.running.get(name, 0.0) + amount
+            use.decayed[name] = use.decayed.get(name, 0.0) + amount * fraction
 
     def add_past(self, sub_queue: str, amounts: Mapping[str, float], now: float) -> None:
         """Add the rest, decayed to now, of a sub-queue's use before anything counted here; by resource."""
-        known = self._known.setdefault(sub_queue, _Use())
-        self._decay_to(known, now)
+        use = self._by_sub_queue.setdefault(sub_queue, _Use())
+        self._decay_to(use, now)
         for name, amount in amounts.items():
-            known.decayed[name] = known.decayed.get(name, 0.0) + amount
+            use.decayed[name] = use.decayed.get(name, 0.0) + amount
 
     def set_reported(self, sub_queue: str, amounts: Mapping[str, float], at: float) -> None:
         """Set a sub-queue's use at a time, by resource. It includes the use of running workloads until then."""
-        self._known[sub_queue] = _Use(dict(amounts), at=at, reported_until=at)
+        self._by_sub_queue[sub_queue] = _Use(dict(amounts), at=at, reported_until=at)
 
     def stop(self, admitted: Admitted, now: float) -> None:
         """Stop counting a workload. Its past use decays."""
-        known = self._known.get(admitted.workload.sub_queue)
-        if known is not None:
-            self._decay_to(known, now)
+        use = self._by_sub_queue.get(admitted.workload.sub_queue)
+        if use is not None:
+            self._decay_to(use, now)
             for name, amount in _by_resource(admitted.use).items():
-                known.running[name] = known.running.get(name, 0.0) - amount
+                use.running[name] = use.running.get(name, 0.0) - amount
 
     def _fraction(self, seconds: float) -> float:
         return -math.expm1(-math.log(2) * max(0.0, seconds) / self._decay.half_life_seconds)
 
-    def _decay_to(self, known: _Use, now: float) -> None:
-        if now > known.at:
-            fraction = self._fraction(now - known.at)
-            left = math.exp2((known.at - now) / self._decay.half_life_seconds)
-            for name, amount in known.decayed.items():
-                known.decayed[name] = amount * left + known.running.get(name, 0.0) * fraction
-            known.at = now
+    def _decay_to(self, use: _Use, now: float) -> None:
+        if now > use.at:
+            fraction = self._fraction(now - use.at)
+            factor = math.exp2((use.at - now) / self._decay.half_life_seconds)
+            for name, amount in use.decayed.items():
+                use.decayed[name] = amount * factor + use.running.get(name, 0.0) * fraction
+            use.at = now
 
 
 def _by_resource(use: Amounts) -> dict[str, float]:

@@ -191,11 +191,11 @@ class Replay:
             self.scheduler.release(event.job)
             self._remove_for_good(event.job, "it is not active")
             return
-        after = event.requeue_after_seconds
+        requeue_after = event.requeue_after_seconds
         self._requeue(
             event.job,
             requeued_at=None if event.reason == "Preempted" else self.at,
-            not_before=None if after is None else self.at + after,
+            not_before=None if requeue_after is None else self.at + requeue_after,
         )
 
     def _requeue(self, job: str, *, requeued_at: float | None = None, not_before: float | None = None) -> None:
@@ -208,10 +208,10 @@ class Replay:
         if waiting is not None and self.declared.stop_of(waiting) is not StopPolicy.NONE:
             self._remove_pending(waiting, f"LocalQueue {waiting.sub_queue} is stopped")
 
-    def _remove_pending(self, waiting: Workload, why: str) -> None:
+    def _remove_pending(self, waiting: Workload, reason: str) -> None:
         """Remove a pending job until its queue accepts it again."""
         self.scheduler.withdraw(waiting)
-        self.unqueued[waiting.workload_id] = why
+        self.unqueued[waiting.workload_id] = reason
         self._removed[waiting.workload_id] = waiting
 
     def _restore_changes(self, job: str, removed: Workload | None) -> None:
@@ -222,9 +222,9 @@ class Replay:
                 replace(waiting, priority=removed.priority, pod_sets=removed.pod_sets, requeued_at=removed.requeued_at)
             )
 
-    def _remove_for_good(self, job: str, why: str) -> None:
+    def _remove_for_good(self, job: str, reason: str) -> None:
         """Remove a job permanently."""
-        self.unqueued[job] = why
+        self.unqueued[job] = reason
         self._documents.pop(job, None)
 
     def _miss_ready_timeout(self, job: str) -> None:

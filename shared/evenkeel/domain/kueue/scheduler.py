@@ -130,8 +130,8 @@ class Scheduler:
         # that partial admission left out.
         gone = [old - new for old, new in zip(admitted.counts, counts, strict=True)]
         pod_sets = tuple(
-            replace(pod_set, count=max(0, pod_set.count - less))
-            for pod_set, less in zip(admitted.workload.pod_sets, gone, strict=True)
+            replace(pod_set, count=max(0, pod_set.count - removed))
+            for pod_set, removed in zip(admitted.workload.pod_sets, gone, strict=True)
         )
         workload = replace(admitted.workload, pod_sets=pod_sets)
         smaller = replace(admitted, workload=workload, counts=counts, use={})
@@ -191,19 +191,19 @@ class Scheduler:
 
     def _track_use(self) -> None:
         """Track use in the queues that order by it. In a new one, each admitted workload counts since its admission."""
-        known, self._uses = self._uses, {}
+        earlier_uses, self._uses = self._uses, {}
         for name, queue in self.snapshot.queues.items():
             decay = self.rules.decay if queue.spec.by_use else None
             self.pending[name].set_by_use(by_use=decay is not None)
             if decay is None:
                 continue
-            if name in known:
-                self._uses[name] = known[name]
+            if name in earlier_uses:
+                self._uses[name] = earlier_uses[name]
             else:
-                most: dict[str, int] = {}
+                capacity: dict[str, int] = {}
                 for key in queue.quota_node.quotas:
-                    most[key[1]] = most.get(key[1], 0) + queue.quota_node.potential(key)
-                self._uses[name] = DecayedUse(decay, most)
+                    capacity[key[1]] = capacity.get(key[1], 0) + queue.quota_node.potential(key)
+                self._uses[name] = DecayedUse(decay, capacity)
                 for admitted in queue.admitted.values():
                     self._start_use(admitted)
             self.pending[name].recent_use = self.snapshot.recent_use[name] = partial(self._recent_use, self._uses[name])
@@ -217,7 +217,7 @@ class Scheduler:
         self, queues: Iterable[Queue], cohorts: Iterable[Cohort] = (), flavors: Iterable[Flavor] = ()
     ) -> None:
         """Replace quotas, cohorts, flavors, weights and stop policies. Pending and admitted workloads stay."""
-        before, trees = self.snapshot.queues, _declarations_by_queue(self.snapshot, self.cohorts)
+        earlier_queues, trees = self.snapshot.queues, _declarations_by_queue(self.snapshot, self.cohorts)
         declared, evicted_at, now = tuple(queues), self.snapshot.evicted_at, self.snapshot.now
         self.cohorts, self._flavors = tuple(cohorts), {flavor.name: flavor for flavor in flavors}
         self.snapshot = Snapshot(Tree(declared, self.cohorts), declared, self._flavors, self.rules)
@@ -227,12 +227,12 @@ class Scheduler:
         for spec in declared:
             in_queue = self.pending[spec.name] = pending.get(spec.name) or PendingQueue(spec.strategy)
             in_queue.strategy = spec.strategy
-            queue, known = self.snapshot.queues[spec.name], before.get(spec.name)
-            queue.generation = known.generation if known else 0
+            queue, earlier_queue = self.snapshot.queues[spec.name], earlier_queues.get(spec.name)
+            queue.generation = earlier_queue.generation if earlier_queue else 0
             if trees.get(spec.name) != changed[spec.name]:
                 in_queue.wake()
                 queue.generation += 1
-            for admitted in known.admitted.values() if known else ():
+            for admitted in earlier_queue.admitted.values() if earlier_queue else ():
                 self.snapshot.admit(admitted)
                 if spec.stop.ends(admitted):
                     admitted.is_evicted = True

@@ -246,14 +246,14 @@ class QuotaDocuments:
         if self.shares_idle and self.instance_groups:
             queues.append(hyperpod_cluster_policy.idle_queue(self.instance_groups, queues, self.types))
         flavors = dict(self.flavors)
-        used = {flavor.flavor for queue in queues for group in queue.groups for flavor in group.flavors}
+        used_flavors = {flavor.flavor for queue in queues for group in queue.groups for flavor in group.flavors}
         if not flavors:
             # No document describes flavors: they have neither labels nor taints.
-            flavors = {name: Flavor(name) for name in sorted(used)}
+            flavors = {name: Flavor(name) for name in sorted(used_flavors)}
         elif self.cluster_queues:
             queues = [self._with_flavors(queue, flavors) for queue in queues]
         else:
-            flavors = {name: Flavor(name) for name in sorted(used)} | flavors
+            flavors = {name: Flavor(name) for name in sorted(used_flavors)} | flavors
         if self.follows_topology:
             queues = [self._with_topologies(queue) for queue in queues]
             flavors |= self._flavors_with_topology(flavors)
@@ -351,13 +351,13 @@ class QuotaDocuments:
         """
         nodes: tuple[Queue | Cohort, ...] = (*self.queues.values(), *self.cohorts.values())
         quotas = {flavor_quotas.flavor for node in nodes for group in node.groups for flavor_quotas in group.flavors}
-        known = quotas | self.flavors.keys()
+        known_flavors = quotas | self.flavors.keys()
         queue = self.queues[admitted.workload.queue]
         covered = {resource for group in queue.groups for resource in group.resources}
         for pod_set, flavors, count in zip(admitted.workload.pod_sets, admitted.flavors, admitted.counts, strict=True):
             for resource, flavor in flavors.items():
-                if flavor not in known:
-                    declared = ", ".join(sorted(known)) or "none"
+                if flavor not in known_flavors:
+                    declared = ", ".join(sorted(known_flavors)) or "none"
                     raise DocumentError(
                         where,
                         field_name,

@@ -44,9 +44,11 @@ Group = dict[str, dict[str, Quantity | QuotaLimits]]
 
 def _to_group(group: Group) -> ResourceGroup:
     def quota(resource: str, written: Quantity | QuotaLimits) -> Quota:
-        held = written if isinstance(written, QuotaLimits) else QuotaLimits(nominal=written)
-        limits = [None if limit is None else quantities.amount(resource, limit) for limit in (held.borrow, held.lend)]
-        return Quota(quantities.amount(resource, held.nominal), *limits)
+        amounts = written if isinstance(written, QuotaLimits) else QuotaLimits(nominal=written)
+        limits = [
+            None if limit is None else quantities.amount(resource, limit) for limit in (amounts.borrow, amounts.lend)
+        ]
+        return Quota(quantities.amount(resource, amounts.nominal), *limits)
 
     resources = dict.fromkeys(resource for quotas in group.values() for resource in quotas)
     flavors = (
@@ -302,8 +304,8 @@ class ShortJob(Document):
         """Return the job with its quota, for the scheduler."""
         admission = self.admitted
         assert admission is not None
-        given = admission.flavors
-        flavors = tuple(given for _ in workload.pod_sets) if isinstance(given, dict) else given
+        assigned = admission.flavors
+        flavors = tuple(assigned for _ in workload.pod_sets) if isinstance(assigned, dict) else assigned
         counts = admission.counts or workload.counts
         at = None if admission.at is None else seconds(admission.at)
         admitted = Admitted(workload, flavors, counts, at, admission.evicted)

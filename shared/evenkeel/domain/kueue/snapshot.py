@@ -159,10 +159,10 @@ class Snapshot:
     def cached_groups(self, workload: Workload, compute: Callable[[], Any]) -> Any:
         """Return what `compute` returns, computed once for each queue and set of flavor needs."""
         name = (workload.queue, workload.flavor_needs)
-        known = self._cached.get(name)
-        if known is None:
-            known = self._cached[name] = compute()
-        return known
+        groups = self._cached.get(name)
+        if groups is None:
+            groups = self._cached[name] = compute()
+        return groups
 
 
 @contextmanager

@@ -155,11 +155,11 @@ def _tightest(decision: CycleDecision) -> str:
             if attempt.why:
                 return f"({attempt.why})"
             for inequality in reversed(attempt.compared):
-                wanted, available = (
+                requested, available = (
                     quantities.short_text(inequality.resource, quantities.text(inequality.resource, amount))
                     for amount in (inequality.wanted, inequality.available)
                 )
-                return f"({attempt.flavor}/{inequality.resource}: {wanted} requested, {available} available)"
+                return f"({attempt.flavor}/{inequality.resource}: {requested} requested, {available} available)"
     return ""
 
 
@@ -174,22 +174,22 @@ def _changes(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Iterabl
             yield change
 
 
-def _smallest(most: int, works: Callable[[int], bool]) -> int | None:
+def _smallest(upper_bound: int, works: Callable[[int], bool]) -> int | None:
     """Return the smallest number from 1 to `most` that works, by binary search; None if `most` does not work."""
-    if most < 1 or not works(most):
+    if upper_bound < 1 or not works(upper_bound):
         return None
-    low, high = 1, most
+    low, high = 1, upper_bound
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if works(middle) else (middle + 1, high)
     return low
 
 
-def _minimize_each(most: dict[str, int], works: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+def _minimize_each(upper_bounds: dict[str, int], works: Callable[[dict[str, int]], bool]) -> dict[str, int]:
     """Return amounts that work. No single amount can be smaller while all other amounts stay the same."""
-    amounts, before = dict(most), dict[str, int]()
-    while amounts != before:  # a smaller amount of one resource may allow a smaller amount of another
-        before = dict(amounts)
+    amounts, last_amounts = dict(upper_bounds), dict[str, int]()
+    while amounts != last_amounts:  # a smaller amount of one resource may allow a smaller amount of another
+        last_amounts = dict(amounts)
         for name in sorted(amounts):
             rest = dict(amounts)
 
@@ -207,27 +207,29 @@ def _by_quota(state: WhatIf, workload: Workload) -> AdmittingChange | None:
         for resource, amount in {**pod_set.total(pod_set.count), PODS: pod_set.count}.items():
             requested[resource] = requested.get(resource, 0) + amount
     (queue,) = (candidate for candidate in state.queues if candidate.name == workload.queue)
-    best: tuple[int, str, dict[str, int]] | None = None
+    smallest: tuple[int, str, dict[str, int]] | None = None
     flavors = [(group, quotas.flavor) for group in queue.groups for quotas in group.flavors]
-    over = {resource: -min(0, _free_amount(state, workload, resource)) for resource in requested}
+    shortfall = {resource: -min(0, _free_amount(state, workload, resource)) for resource in requested}
     for group, flavor in flavors[:_SEARCH_LIMIT]:
-        most = {name: requested[name] + over.get(name, 0) for name in group.resources if requested.get(name)}
+        upper_bounds = {
+            name: requested[name] + shortfall.get(name, 0) for name in group.resources if requested.get(name)
+        }
 
-        def works(more: dict[str, int], flavor: str = flavor) -> bool:
+        def works(addition: dict[str, int], flavor: str = flavor) -> bool:
             changed = replace(
-                state, queues=tuple(_with_more(other, queue.name, flavor, more) for other in state.queues)
+                state, queues=tuple(_with_more(queue_spec, queue.name, flavor, addition) for queue_spec in state.queues)
             )
             return changed.decide(workload).result is Result.ADMITTED
 
-        if not most or not works(most):
+        if not upper_bounds or not works(upper_bounds):
             continue
-        more = _minimize_each(most, works)
-        if more and (best is None or sum(more.values()) < best[0]):
-            best = (sum(more.values()), flavor, more)
-    if best is None:
+        addition = _minimize_each(upper_bounds, works)
+        if addition and (smallest is None or sum(addition.values()) < smallest[0]):
+            smallest = (sum(addition.values()), flavor, addition)
+    if smallest is None:
         return None
-    _, flavor, more = best
-    amounts = {name: quantities.text(name, amount) for name, amount in more.items()}
+    _, flavor, addition = smallest
+    amounts = {name: quantities.text(name, amount) for name, amount in addition.items()}
     text = " and ".join(f"{quantities.short_text(name, amount)} more of {name}" for name, amount in amounts.items())
     return AdmittingChange(
         kind="quota", message=f"{text} on {flavor} for {queue.name}.", flavor=flavor, amounts=amounts
@@ -242,7 +244,7 @@ def _free_amount(state: WhatIf, workload: Workload, resource: str) -> int:
     return min((quota_node.available(key) for key in quota_node.slots if key[1] == resource), default=0)
 
 
-def _with_more(queue: Queue, name: str, flavor: str, more: dict[str, int]) -> Queue:
+def _with_more(queue: Queue, name: str, flavor: str, addition: dict[str, int]) -> Queue:
     if queue.name != name:
         return queue
     return replace(
@@ -254,7 +256,7 @@ def _with_more(queue: Queue, name: str, flavor: str, more: dict[str, int]) -> Qu
                     replace(
                         quotas,
                         quotas={
-                            resource: replace(quota, nominal=quota.nominal + more.get(resource, 0))
+                            resource: replace(quota, nominal=quota.nominal + addition.get(resource, 0))
                             for resource, quota in quotas.quotas.items()
                         },
                     )
@@ -298,10 +300,10 @@ def _by_size(state: WhatIf, workload: Workload) -> AdmittingChange | None:
         )
         return replace(workload, pod_sets=pod_sets)
 
-    least = _smallest(spare, lambda step: state.decide(sized(step)).result is Result.ADMITTED)
-    if least is None:
+    steps = _smallest(spare, lambda step: state.decide(sized(step)).result is Result.ADMITTED)
+    if steps is None:
         return None
-    counts = sized(least).counts
+    counts = sized(steps).counts
     text = ", ".join(f"{pod_set.name} {count}" for pod_set, count in zip(workload.pod_sets, counts, strict=True))
     return AdmittingChange(kind="size", message=f"A smaller size: {text}.", counts=counts)
 
@@ -326,10 +328,10 @@ def _by_waiting(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Admi
     count = _smallest(len(names), lambda count: works(names[:count]))
     if count is None:
         return None
-    needed, before = names[:count], list[str]()
-    while needed != before:
-        before = needed
-        for name in reversed(before):
+    needed, earlier_names = names[:count], list[str]()
+    while needed != earlier_names:
+        earlier_names = needed
+        for name in reversed(earlier_names):
             without = [resource for resource in needed if resource != name]
             if without and works(without):
                 needed = without

@@ -280,8 +280,8 @@ class WorkloadManifest(KubernetesManifest):
         )
 
 
-def _used(given: PodSetAssignment, pod_set: PodSet, resource: str, admitted: int, count: int) -> int:
-    recorded = given.resource_usage
+def _used(assignment: PodSetAssignment, pod_set: PodSet, resource: str, admitted: int, count: int) -> int:
+    recorded = assignment.resource_usage
     if recorded is None or resource not in recorded:
         return count if resource == PODS else pod_set.requests.get(resource, 0) * count
     amount = quantities.amount(resource, recorded[resource])

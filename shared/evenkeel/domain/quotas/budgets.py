@@ -44,10 +44,10 @@ def add_rent(spent: Spends, setup: TeamSetup, rentals: Iterable[Rental], now: da
         if team is None or rental.state is RentalState.ENDED:
             continue
         current = {budget.period.key_at(now) for budget in team.budgets if budget.usd is not None}
-        for key, more in rent_by_period(rental, now):
+        for key, rent in rent_by_period(rental, now):
             if key in current:
-                before = result.get((team.name, key), Spent())
-                result[team.name, key] = before.replace(usd_micros=before.usd_micros + more.usd_micros)
+                earlier = result.get((team.name, key), Spent())
+                result[team.name, key] = earlier.replace(usd_micros=earlier.usd_micros + rent.usd_micros)
     return result
 
 
@@ -72,10 +72,10 @@ def remaining_by_team(
         economy: Prices of nodes that are not rented.
         now: The time.
     """
-    held, rented = tuple(charges), tuple(rentals)
+    all_charges, rented = tuple(charges), tuple(rentals)
     result = {}
     for team in setup.teams:
-        budget = _tightest_budget(team, spent, held, economy, now)
+        budget = _tightest_budget(team, spent, all_charges, economy, now)
         if budget is not None:
             to_pay = sum(expected_remaining_cost(rental, now) for rental in rented if rental.team == team.name)
             result[team.name] = budget - to_pay
@@ -91,8 +91,8 @@ def expected_remaining_cost(rental: Rental, now: datetime) -> int:
     if not rental.state.serves:
         return 0
     so_far = money.bill(rental.bills(), now).parts
-    left = rental.expected_parts - so_far
-    return left if left > 0 else so_far // 2
+    remaining = rental.expected_parts - so_far
+    return remaining if remaining > 0 else so_far // 2
 
 
 def _tightest_budget(
@@ -116,11 +116,11 @@ def _tightest_budget(
 
 def _split_by_period(bill: money.BillableRental, period: Period, now: datetime) -> list[tuple[str, int]]:
     """Return each period's part of a bill: the cost by its end, less the cost by its start."""
-    total, before, result = bill.parts(now), 0, []
+    total, billed_before, result = bill.parts(now), 0, []
     pieces = split_by_period(period, bill.started_at, bill.ended_at or now)
     for key, _, until in pieces[:-1]:
         # A started second is billed. A second across the border belongs to the earlier period.
         by_then = min(total, bill.replace(ended_at=until, min_billed_seconds=0).parts(now))
-        result.append((key, by_then - before))
-        before = by_then
-    return [*result, (pieces[-1][0], total - before)]
+        result.append((key, by_then - billed_before))
+        billed_before = by_then
+    return [*result, (pieces[-1][0], total - billed_before)]

@@ -44,11 +44,11 @@ def matches_node(flavor: Flavor, instance_type: str, pool: str, labels: Mapping[
 @functools.lru_cache(maxsize=1024)
 def labels_of_type(instance_type: str) -> Mapping[str, str]:
     """Return the labels with which flavors can name an instance type: the type, its family and its accelerator."""
-    known = shipped_instance_types().of(instance_type)
+    known_type = shipped_instance_types().of(instance_type)
     return {
         INSTANCE_TYPE_LABEL: instance_type,
         FAMILY_LABEL: instance_type.removeprefix("ml.").partition(".")[0],
-        **({MODEL_LABEL: known.model} if known and known.model else {}),
+        **({MODEL_LABEL: known_type.model} if known_type and known_type.model else {}),
     }
 
 

@@ -35,8 +35,8 @@ def check_permitted(
 
 def _errors_without_teams(spec: JobSpec, classes: Collection[str], allowance: PodAllowance) -> Iterator[SpecError]:
     if spec.priority_class and spec.priority_class not in classes:
-        known = f"The policy allows {', '.join(sorted(classes)[:10])}" if classes else "The policy allows none"
-        text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {known}."
+        hint = f"The policy allows {', '.join(sorted(classes)[:10])}" if classes else "The policy allows none"
+        text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {hint}."
         yield SpecError("priorityClass", text)
     yield from check_allowance(spec, allowance, "The site's policy (jobs.allowed)")
 
@@ -44,9 +44,9 @@ def _errors_without_teams(spec: JobSpec, classes: Collection[str], allowance: Po
 def _errors(spec: JobSpec, setup: TeamSetup) -> Iterator[SpecError]:
     team = setup.by_name.get(spec.team)
     if team is None:
-        known = ", ".join(list(setup.by_name)[:10])
-        more = " and more" if len(setup.teams) > 10 else ""
-        missing = f"Name the job's team. The teams are {known}{more}."
+        team_names = ", ".join(list(setup.by_name)[:10])
+        ellipsis = " and more" if len(setup.teams) > 10 else ""
+        missing = f"Name the job's team. The teams are {team_names}{ellipsis}."
         yield SpecError("team", unknown_name("team", spec.team, setup.by_name) if spec.team else missing)
     else:
         yield from _team_errors(spec, team, setup)

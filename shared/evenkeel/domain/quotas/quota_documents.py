@@ -147,10 +147,10 @@ class DocumentCache:
             runs: All holders of the tree, to be packed together if the documents have others than were packed before.
             max_size: The limit.
         """
-        known, size = self._measured.get(tree, (frozenset[int](), 0))
-        if not known.issuperset(map(id, documents)):
+        measured, size = self._measured.get(tree, (frozenset[int](), 0))
+        if not measured.issuperset(map(id, documents)):
             everything = [document for run in runs for document in self.documents(run)[0]]
             size = packed_size([self._quotas[tree], *everything])
-            known = frozenset(map(id, everything))
-            self._measured[tree] = (known, size)
-        return size * 5 <= max_size * 4 and known.issuperset(map(id, documents))
+            measured = frozenset(map(id, everything))
+            self._measured[tree] = (measured, size)
+        return size * 5 <= max_size * 4 and measured.issuperset(map(id, documents))

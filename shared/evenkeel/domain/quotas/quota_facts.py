@@ -147,7 +147,7 @@ def quota_facts_of(
     quota_document = cache.quotas(tree, lambda: _quotas(queues, state))
     runs = cache.runs(tree, state.holders)
     single, summed = _split_holders(workload, runs, queues[workload.queue], frozenset(decision.earlier.victims))
-    jobs, kept = _within_max_bytes(
+    jobs, single_count = _within_max_bytes(
         quota_document, single, summed, lambda documents: cache.fits_packed(tree, documents, runs, MAX_BYTES), cache
     )
     holder_count = sum(len(run.holders) for run in single)
@@ -180,8 +180,8 @@ def quota_facts_of(
             for other in pair - {workload.workload_id}
         },
         scan_start=tuple(dict(indexes) for indexes in decision.scan_start.tried) if decision.scan_start else (),
-        summed_holders=sum(len(run.holders) for run in summed) + holder_count - kept,
-        is_cut=kept < holder_count,
+        summed_holders=sum(len(run.holders) for run in summed) + holder_count - single_count,
+        is_cut=single_count < holder_count,
     )
     # Validation would copy each of these documents.
     return facts.replace_unchecked(quotas=quota_document, jobs=jobs)
@@ -202,15 +202,15 @@ def _within_max_bytes(
     documents, texts = [document for part, _ in parts for document in part], [text for _, text in parts]
     use = [(run.queue, run.use) for run in summed]
     size = len(quota_document.text) + sum(map(len, texts))
-    fits = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and fits_packed(documents))
-    kept = len(documents) if fits else _max_single_holders(quota_document, documents)
-    if kept < len(documents):
+    is_small_enough = size <= MAX_BYTES or (size <= _MAX_PLAIN_BYTES and fits_packed(documents))
+    single_count = len(documents) if is_small_enough else _max_single_holders(quota_document, documents)
+    if single_count < len(documents):
         holders = [admitted for run in single for admitted, _ in run.holders]
-        use += [(admitted.workload.queue, admitted.use) for admitted in holders[kept:]]
-        documents = documents[:kept]
+        use += [(admitted.workload.queue, admitted.use) for admitted in holders[single_count:]]
+        documents = documents[:single_count]
         texts = [serialize(document) for document in documents]
     sums = [*sum_documents(use)]
-    return SerializedDocuments.of((*documents, *sums), (*texts, *map(serialize, sums))), kept
+    return SerializedDocuments.of((*documents, *sums), (*texts, *map(serialize, sums))), single_count
 
 
 def _max_single_holders(quota_document: Json, documents: Sequence[Json]) -> int:
@@ -301,11 +301,13 @@ def _quotas(queues: Mapping[str, Queue], state: CycleState) -> Json:
     above = _ancestors(queues.values(), state.cohorts)
     groups = [group for queue in queues.values() for group in queue.groups]
     groups += [group for cohort in above for group in cohort.groups]
-    used = {flavor.flavor for group in groups for flavor in group.flavors}
+    used_flavors = {flavor.flavor for group in groups for flavor in group.flavors}
     quotas = short_form.ShortQuotas(
         queues=tuple(short_form.ShortQueue.of(queue) for queue in queues.values()),
         cohorts=tuple(short_form.ShortCohort.of(cohort) for cohort in above),
-        flavors=tuple(short_form.ShortFlavor.of(state.flavors[name]) for name in sorted(used & state.flavors.keys())),
+        flavors=tuple(
+            short_form.ShortFlavor.of(state.flavors[name]) for name in sorted(used_flavors & state.flavors.keys())
+        ),
         fair_sharing=state.rules.fair_sharing,
     )
     return quotas.model_dump(mode="json", by_alias=True, exclude_defaults=True)

@@ -80,9 +80,11 @@ def check_change(old: TeamSetup, new: TeamSetup, team: str = "") -> tuple[SetupE
     A set-up of an older release may have conflicts. They can be repaired team by team: the conflicts of other teams do
     not block the change.
     """
-    known = set(check_setup(old))
+    earlier_errors = set(check_setup(old))
     own_prefix = f"Team {team} "
-    return tuple(error for error in check_setup(new) if error not in known or (team and own_prefix in error.message))
+    return tuple(
+        error for error in check_setup(new) if error not in earlier_errors or (team and own_prefix in error.message)
+    )
 
 
 def _team_errors(team: Team) -> Iterator[SetupError]:
@@ -145,8 +147,8 @@ def _image_errors(images: tuple[str, ...]) -> Iterator[SetupError]:
         yield SetupError("images", f"Name at most {MAX_IMAGES} images.")
     for index, pattern in enumerate(images):
         parts = set(pattern.removesuffix("*").removesuffix("/").split("/"))
-        allowed = _IMAGE_PREFIXES if pattern.endswith("*") else _IMAGES
-        if not allowed.fullmatch(pattern) or {"", ".", ".."} & parts:
+        pattern_rule = _IMAGE_PREFIXES if pattern.endswith("*") else _IMAGES
+        if not pattern_rule.fullmatch(pattern) or {"", ".", ".."} & parts:
             text = "Name an image. A `*` is allowed only at the end, after a registry and a slash: my.registry/nlp/*."
             yield SetupError(f"images.{index}", text)
 
@@ -162,8 +164,8 @@ def _checkpoint_errors(folders: tuple[str, ...]) -> Iterator[SetupError]:
             yield SetupError(f"checkpoints.{index}", "Name the bucket itself, not an access point alias.")
 
 
-def _size_errors(part: "Team | FleetQuotas") -> Iterator[SetupError]:
-    if (size := len(_text(part.to_json()).encode())) > LARGEST_PART:
+def _size_errors(document: "Team | FleetQuotas") -> Iterator[SetupError]:
+    if (size := len(_text(document.to_json()).encode())) > LARGEST_PART:
         yield SetupError("", f"This part takes {size} bytes as JSON; the limit is {LARGEST_PART}.")
 
 

@@ -102,8 +102,8 @@ class UsageLimit(Value):
     @property
     def text(self) -> str:
         """Describe the limit in a few words."""
-        more = f", and the job asks for {self.requested:g}" if self.requested else ""
-        return f"{self.used:.10g} of {self.limit:g} {self.quantity} are used{more}"
+        request_text = f", and the job asks for {self.requested:g}" if self.requested else ""
+        return f"{self.used:.10g} of {self.limit:g} {self.quantity} are used{request_text}"
 
 
 def usage_by_period(attempt: Attempt, ended_at: datetime, economy: EconomyPolicy) -> tuple[PeriodUsage, ...]:
@@ -138,16 +138,18 @@ def usage_limits(
         economy: Prices.
         now: The time.
     """
-    held = tuple(charges)
+    all_charges = tuple(charges)
     limits = []
     if team.max_accelerators_per_user is not None and owner:
-        own = sum(charge.accelerators for charge in held if charge.owner == owner)
+        owner_accelerators = sum(charge.accelerators for charge in all_charges if charge.owner == owner)
         quantity = f"accelerators that {owner} may hold in team {team.name}"
         limits.append(
-            UsageLimit(quantity=quantity, used=own, limit=team.max_accelerators_per_user, requested=accelerators)
+            UsageLimit(
+                quantity=quantity, used=owner_accelerators, limit=team.max_accelerators_per_user, requested=accelerators
+            )
         )
     for budget in team.budgets:
-        limits += _budget_limits(team, budget, held, spent, economy, now)
+        limits += _budget_limits(team, budget, all_charges, spent, economy, now)
     return tuple(limits)
 
 
@@ -213,14 +215,14 @@ def _budget_limits(
     economy: EconomyPolicy,
     now: datetime,
 ) -> list[UsageLimit]:
-    used = budget_used(budget, charges, spent, economy, now)
+    use = budget_used(budget, charges, spent, economy, now)
     suffix = f"of team {team.name} in {budget.period.key_at(now)}"
     limits = []
     if budget.gpu_hours is not None:
-        hours = round(used.accelerator_seconds / 3600, 2)
+        hours = round(use.accelerator_seconds / 3600, 2)
         limits.append(UsageLimit(quantity=f"accelerator-hours {suffix}", used=hours, limit=budget.gpu_hours))
     if budget.usd is not None:
-        limits.append(UsageLimit(quantity=f"dollars {suffix}", used=round(used.usd_micros / 1e6, 2), limit=budget.usd))
+        limits.append(UsageLimit(quantity=f"dollars {suffix}", used=round(use.usd_micros / 1e6, 2), limit=budget.usd))
         limits += _without_price(team, charges, economy)
     return limits
 

@@ -158,8 +158,8 @@ class Team(_SetupPart):
         """
         is_plain = not {"", ".", ".."} & set(image.split("/"))
         return not self.images or any(
-            is_plain and image.startswith(allowed[:-1]) if allowed.endswith("*") else image == allowed
-            for allowed in self.images
+            is_plain and image.startswith(pattern[:-1]) if pattern.endswith("*") else image == pattern
+            for pattern in self.images
         )
 
     def has_checkpoints(self, uri: str) -> bool:
@@ -269,15 +269,15 @@ class TeamSetup(Value):
 
     def role_in(self, team: str, identity: str) -> Role | None:
         """Return the higher of the roles that an identity has in a team and in the fleet; None without a role."""
-        known = self.by_name.get(team)
-        members = (*self.fleet.members, *(known.members if known else ()))
+        named_team = self.by_name.get(team)
+        members = (*self.fleet.members, *(named_team.members if named_team else ()))
         roles = [member.role for member in members if identity and member.identity == identity]
         return max(roles, key=list(Role).index, default=None)
 
     def local_queue_of(self, team: str) -> str:
         """Return the LocalQueue for a team's jobs, if Kueue admits jobs."""
-        known = self.by_name.get(team)
-        return (known.local_queue if known else "") or team
+        named_team = self.by_name.get(team)
+        return (named_team.local_queue if named_team else "") or team
 
     def teams_of(self, identity: str) -> tuple[str, ...]:
         """Return the names of the teams of which an identity is a member."""

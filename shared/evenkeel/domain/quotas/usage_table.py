@@ -69,8 +69,8 @@ def _borrow(quota_node: QuotaNode, key: Key, lent: dict[tuple[str, Key], int]) -
         return max(0, slot.use - slot.nominal), {quota_node.name: lendable} if lendable else {}
     to_borrow, lendable_by_team = 0, {_COHORT_QUOTA: slot.nominal} if slot.nominal else {}
     for child in quota_node.children:
-        more, child_lendable = _borrow(child, key, lent)
-        to_borrow += more
+        child_borrowing, child_lendable = _borrow(child, key, lent)
+        to_borrow += child_borrowing
         for name, amount in child_lendable.items():
             lendable_by_team[name] = lendable_by_team.get(name, 0) + amount
     from_cohort = min(to_borrow, lendable_by_team.pop(_COHORT_QUOTA, 0))

@@ -76,14 +76,14 @@ class RentalBook(NamedTuple):
 
     def with_planned(self, decisions: Iterable[PlacementDecision], pools: Iterable[Pool]) -> "RentalBook":
         """Return the book with rentals that are decided and not begun yet."""
-        allocations, left = list(self.allocations), dict(self.budgets_left)
+        allocations, budgets_left = list(self.allocations), dict(self.budgets_left)
         by_name = {pool.name: pool for pool in pools}
         for decision in decisions:
             demand = decision.facts.job
             allocations.append(_planned_allocation(decision.job_id, demand.team, demand.nodes, by_name[decision.pool]))
-            if demand.team in left and decision.row:
-                left[demand.team] -= decision.row.rent_parts
-        return self._replace(allocations=tuple(allocations), budgets_left=left)
+            if demand.team in budgets_left and decision.row:
+                budgets_left[demand.team] -= decision.row.rent_parts
+        return self._replace(allocations=tuple(allocations), budgets_left=budgets_left)
 
 
 def reserve_rented_nodes(
@@ -99,14 +99,14 @@ def reserve_rented_nodes(
         pools: Pools that the policy rents from.
         migrating: Jobs that move to committed nodes: rented nodes are not reserved for them.
     """
-    known, leaving = tuple(rentals), frozenset(migrating)
+    all_rentals, leaving = tuple(rentals), frozenset(migrating)
     rented = {(pool.cluster, pool.name) for pool in pools if pool.market.is_rented}
-    rented |= {(offer.cluster, offer.pool) for rental in known for offer in rental.offers}
+    rented |= {(offer.cluster, offer.pool) for rental in all_rentals for offer in rental.offers}
     if not rented:
         return tuple(capacities)
     owners = {
         (rental.offer.cluster, name): rental.job_id
-        for rental in known
+        for rental in all_rentals
         if rental.state is RentalState.READY and rental.job_id not in leaving
         for name in rental.node_names
     }
@@ -137,12 +137,12 @@ def spend_limits(
 
 def unrented_accelerators(pool: Pool, allocations: Iterable[RentalAllocation]) -> int:
     """Return the accelerators that the limit of a pool leaves for new rentals."""
-    taken = sum(
+    rented = sum(
         allocation.nodes
         for allocation in allocations
         if (allocation.cluster, allocation.pool) == (pool.cluster, pool.name)
     )
-    return max(0, pool.max_nodes - taken) * pool.accelerators_per_node
+    return max(0, pool.max_nodes - rented) * pool.accelerators_per_node
 
 
 def _planned_allocation(holder_id: str, team: str, nodes: int, pool: Pool) -> RentalAllocation:

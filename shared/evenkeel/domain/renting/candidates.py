@@ -169,8 +169,8 @@ def job_demand(
     """Return the facts that decide the cost of a job in any pool."""
     burst, spec = policy.burst, job.spec
     keeps = bool(spec.checkpoint_uri)
-    done = done_seconds if keeps else 0.0
-    left, plan = context.run_times.remaining(origin_of(job, policy), done), job.live_plan()
+    done_seconds = done_seconds if keeps else 0.0
+    remaining, plan = context.run_times.remaining(origin_of(job, policy), done_seconds), job.live_plan()
     return JobDemand(
         job_id=job.job_id,
         team=spec.team,
@@ -178,9 +178,9 @@ def job_demand(
         nodes=spec.nodes,
         accelerators_per_node=spec.accelerators_per_node,
         micros_per_hour_of_delay=burst.delay_of(spec.priority_class),
-        run_seconds=round(left.mean, 1),
-        p90_run_seconds=left.p90,
-        left_seconds=left.seconds,
+        run_seconds=round(remaining.mean, 1),
+        p90_run_seconds=remaining.p90,
+        left_seconds=remaining.seconds,
         waiting_since=waiting_since or job.queued_at or job.submitted_at,
         checkpoint_seconds=policy.economy.expected_checkpoint_seconds if keeps else None,
         save_seconds=spec.grace_seconds,
@@ -188,7 +188,7 @@ def job_demand(
         failures_per_node_hour=policy.economy.failures_per_node_hour,
         submitted_at=job.submitted_at,
         deadline_at=spec.deadline_at,
-        done_seconds=done,
+        done_seconds=done_seconds,
         returns_when_free=bool(plan and plan.lost_committed),
         avoids_spot=job.avoids_spot,
         max_rent_parts=plan.max_rent_parts if plan else None,
@@ -303,13 +303,13 @@ def facts_for_next_offer(
         for candidate in facts.candidates
         if not candidate.pool.market.is_rented
     )
-    before = {candidate.pool.name: candidate.differences for candidate in facts.candidates}
+    differences_by_pool = {candidate.pool.name: candidate.differences for candidate in facts.candidates}
     rented = tuple(
         _rented_candidate(
             pool,
             rental_allocations,
             shortages,
-            ("Evenkeel already asked this pool.",) if pool.name in tried else before.get(pool.name, ()),
+            ("Evenkeel already asked this pool.",) if pool.name in tried else differences_by_pool.get(pool.name, ()),
             now,
         )
         for pool in burst.pools
@@ -350,7 +350,7 @@ def _committed_candidate(
     """Return a committed pool. The cycle could not start the job there, so no free node counts as free for it."""
     starts = forecasts.starts(pool)
     waited = (context.now - (job.queued_at or job.submitted_at)).total_seconds()
-    own = policy.burst.delay_of(job.spec.priority_class) if job.job_id in starts else 0
+    own_delay = policy.burst.delay_of(job.spec.priority_class) if job.job_id in starts else 0
     wait = expected_wait(starts.get(job.job_id, _LONGEST_WAIT), waited)
     plan = job.live_plan()
     if plan and plan.capacity_at and plan.capacity_at > context.now and job.job_id in starts:
@@ -360,7 +360,7 @@ def _committed_candidate(
         accelerators_left=0,
         wait_seconds=min(_LONGEST_WAIT, wait),
         opportunity_micros_per_accelerator_hour=opportunity_cost_of(
-            pool, forecasts.delays[_kind(pool)] - own, policy.burst
+            pool, forecasts.delays[_kind(pool)] - own_delay, policy.burst
         ),
         unavailable_until=None,
         differences=forecasts.why_not_portable(job, pool),
@@ -385,20 +385,20 @@ def forecast_starts(
         for capacity in context.capacities
         if (capacity.cluster, capacity.pool, capacity.instance_type) == kind and not capacity.reserved_for
     ]
-    held, busy_until = [], dict[str, float]()
+    running, busy_until = [], dict[str, float]()
     charges = [charge for charge in context.charges if (charge.cluster, charge.pool, charge.instance_type) == kind]
     for place, charge in enumerate(sorted(charges, key=lambda charge: charge.job_id)):
         holder = context.holders.get(charge.job_id)
         usual = policy.burst.run_seconds_of(context.classes.get(charge.job_id, ""))
         origin = origin_of(holder, policy) if holder else RunOrigin(charge.team, charge.owner, "", None, usual)
         ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
-        left = _one_of(context.run_times.remaining(origin, ran), place, len(charges))
-        held.append(RunningUse(charge.accelerators, left))
-        busy_until |= {name: max(left, busy_until.get(name, 0.0)) for name in charge.node_names}
+        seconds_left = _one_of(context.run_times.remaining(origin, ran), place, len(charges))
+        running.append(RunningUse(charge.accelerators, seconds_left))
+        busy_until |= {name: max(seconds_left, busy_until.get(name, 0.0)) for name in charge.node_names}
     # A node that is out of service usually comes back, so a booting node is no reason to rent. Not if HyperPod has just
     # reported that it has no capacity for the instance group.
     if context.shortages.unavailable_until(pool.name, "", Market.COMMITTED, context.now) is None:
-        held += [
+        running += [
             RunningUse(capacity.accelerators or pool.accelerators_per_node, policy.jobs.expected_replace_seconds)
             for capacity in node_capacities
             if not capacity.is_open
@@ -409,7 +409,7 @@ def forecast_starts(
         if capacity.is_open and capacity.free.accelerators >= min_free
     )
     return after_whole_nodes(
-        expected_starts(free, held, queue),
+        expected_starts(free, running, queue),
         queue,
         [busy_until.get(capacity.node_name, 0.0) for capacity in node_capacities if capacity.is_open],
     )
@@ -451,8 +451,8 @@ def why_not_portable(job: Job, pool: Pool, storage: Storage, hardware: InstanceT
 def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> PoolEnvironment:
     """Return the properties of a pool's nodes: its instance type's properties, with the overrides in `place`."""
     environment = compatibility.environment_on(pool.instance_type, catalogue)
-    given = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
-    return environment.replace(**{**given, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
+    place_fields = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
+    return environment.replace(**{**place_fields, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
 
 
 def _differences_of(job: Job, pool: Pool, storage: Storage, hardware: InstanceTypes) -> Iterator[str]:

@@ -114,12 +114,12 @@ class SpendLimits(Value):
 
     def exceeded_caps(self, team: str, micros_per_hour: int = 0) -> Iterator[tuple[str, int, int]]:
         """Yield each cap that the current rents and one more rate exceed: the team or fleet, its rents, its cap."""
-        for scope, spent, cap in (
+        for scope, rate, cap in (
             (f"team {team}", self.team_micros_per_hour, self.team_cap_micros_per_hour),
             ("the fleet", self.fleet_micros_per_hour, self.fleet_cap_micros_per_hour),
         ):
-            if spent + micros_per_hour > cap:
-                yield scope, spent, cap
+            if rate + micros_per_hour > cap:
+                yield scope, rate, cap
 
 
 class RiskLimits(Value):
@@ -335,8 +335,8 @@ def _rejections(question: _PoolQuestion) -> Iterator[str]:
         return
     yield from _without_price_of_delay(question)
     if job.accelerators_in(pool) > candidate.accelerators_left:
-        left = count_of(candidate.accelerators_left // pool.accelerators_per_node, "node")
-        yield f"The pool's limit leaves capacity for {left}."
+        rentable = count_of(candidate.accelerators_left // pool.accelerators_per_node, "node")
+        yield f"The pool's limit leaves capacity for {rentable}."
     if candidate.unavailable_until and candidate.unavailable_until > question.now:
         until = f"{candidate.unavailable_until:%H:%M:%S} UTC"
         yield f"The provider refused capacity there. Evenkeel does not ask again before {until}."
@@ -354,21 +354,21 @@ def _without_price_of_delay(question: _PoolQuestion) -> Iterator[str]:
         return
     late = question.end_seconds - (job.deadline_at - question.now).total_seconds()
     if late > 0:
-        after = duration_text(late)
-        yield f"The job would end {after} after its deadline, and the policy sets no price on the delay of its class."
+        delay = duration_text(late)
+        yield f"The job would end {delay} after its deadline, and the policy sets no price on the delay of its class."
 
 
 def _above_limits(question: _PoolQuestion) -> Iterator[str]:
     spending = question.spending
     rate = question.candidate.pool.micros_per_node_hour * question.job.nodes
     for scope, spent, cap in spending.exceeded_caps(question.job.team, rate):
-        hour, now_spent, most = (money.format_usd(amount * 3600) for amount in (rate, spent, cap))
-        over = f"{scope} spends {now_spent} of {most} an hour"
-        yield f"Renting costs {hour} an hour, which exceeds the limit: {over}."
-    left = spending.team_budget_left_parts
-    if left is not None and question.rent_parts > left:
-        price = money.format_usd(question.rent_parts)
-        yield f"Renting costs {price}, but the budget of team {question.job.team} has {money.format_usd(left)} left."
+        hour, now_spent, cap_text = (money.format_usd(amount * 3600) for amount in (rate, spent, cap))
+        spend_text = f"{scope} spends {now_spent} of {cap_text} an hour"
+        yield f"Renting costs {hour} an hour, which exceeds the limit: {spend_text}."
+    budget_parts = spending.team_budget_left_parts
+    if budget_parts is not None and question.rent_parts > budget_parts:
+        price, budget = money.format_usd(question.rent_parts), money.format_usd(budget_parts)
+        yield f"Renting costs {price}, but the budget of team {question.job.team} has {budget} left."
 
 
 def _past_reservation(question: _PoolQuestion) -> Iterator[str]:
@@ -376,12 +376,12 @@ def _past_reservation(question: _PoolQuestion) -> Iterator[str]:
     if reservation is None:
         return
     until = question.risk_limits.last_save_at(reservation, job.save_seconds)
-    left = (until - question.now).total_seconds() - question.start_seconds
-    when = f"{reservation.usable_until:%d %b %H:%M} UTC"
-    if job.checkpoint_seconds is None and job.p90_run_seconds > left:
-        yield f"The reservation is usable until {when}. The job keeps no checkpoints and may not finish by then."
-    elif job.checkpoint_seconds is not None and min(job.checkpoint_seconds, job.run_seconds) > left:
-        yield f"The reservation is usable until {when}, before the job's first checkpoint."
+    seconds_left = (until - question.now).total_seconds() - question.start_seconds
+    end_text = f"{reservation.usable_until:%d %b %H:%M} UTC"
+    if job.checkpoint_seconds is None and job.p90_run_seconds > seconds_left:
+        yield f"The reservation is usable until {end_text}. The job keeps no checkpoints and may not finish by then."
+    elif job.checkpoint_seconds is not None and min(job.checkpoint_seconds, job.run_seconds) > seconds_left:
+        yield f"The reservation is usable until {end_text}, before the job's first checkpoint."
 
 
 def _too_risky(question: _PoolQuestion) -> Iterator[str]:
@@ -395,9 +395,9 @@ def _too_risky(question: _PoolQuestion) -> Iterator[str]:
             f"The job would be interrupted every {3600 / per_hour / 60:.0f} min on this many nodes. A checkpoint every "
             f"{job.checkpoint_seconds / 60:.0f} min is too infrequent."
         )
-    why = why_not_spot(job, question.changeover_seconds, question.now)
-    if why:
-        yield why
+    reason = why_not_spot(job, question.changeover_seconds, question.now)
+    if reason:
+        yield reason
 
 
 def why_not_spot(job: JobDemand, changeover_seconds: float, now: datetime) -> str:
@@ -409,13 +409,17 @@ def why_not_spot(job: JobDemand, changeover_seconds: float, now: datetime) -> st
     """
     if job.deadline_at is None:
         return ""
-    left = (job.deadline_at - now).total_seconds()
-    if job.run_seconds > left:
+    seconds_left = (job.deadline_at - now).total_seconds()
+    if job.run_seconds > seconds_left:
         return ""
-    if job.run_seconds + changeover_seconds >= left:
+    if job.run_seconds + changeover_seconds >= seconds_left:
         return "The job's deadline leaves no time for an interruption."
-    whole = (job.deadline_at - job.submitted_at).total_seconds()
-    line = (now - job.submitted_at).total_seconds() * (job.done_seconds + job.run_seconds) / whole if whole > 0 else 0.0
+    total_seconds = (job.deadline_at - job.submitted_at).total_seconds()
+    line = (
+        (now - job.submitted_at).total_seconds() * (job.done_seconds + job.run_seconds) / total_seconds
+        if total_seconds > 0
+        else 0.0
+    )
     margin = 2 * changeover_seconds if job.avoids_spot else -changeover_seconds
     if job.done_seconds < line + margin:
         return "The job is behind the progress it needs to meet its deadline."

@@ -100,16 +100,16 @@ def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
     if why_not := _above_caps(facts, victims):
         return _decision(facts, DisplacementAction.KEEP, why_not)
     parts = round(facts.micros_per_hour_of_delay * facts.start_seconds) + sum(_cost(job, facts) for job in victims)
-    price, other = money.format_usd(parts), money.format_usd(facts.other_parts)
+    price, other_price = money.format_usd(parts), money.format_usd(facts.other_parts)
     names = f"{len(victims)} job{'' if len(victims) == 1 else 's'}"
     if parts >= facts.other_parts:
-        reason = f"Moving {names} to rented nodes would cost {price}, and {facts.other_option} costs {other}."
+        reason = f"Moving {names} to rented nodes would cost {price}, and {facts.other_option} costs {other_price}."
         return _decision(facts, DisplacementAction.KEEP, reason, parts=parts)
     return _decision(
         facts,
         DisplacementAction.DISPLACE,
         f"{names} {'moves' if len(victims) == 1 else 'move'} to rented nodes, so that the job starts in "
-        f"{duration_text(facts.start_seconds)}. That costs {price}, and {facts.other_option} costs {other}.",
+        f"{duration_text(facts.start_seconds)}. That costs {price}, and {facts.other_option} costs {other_price}.",
         tuple(sorted(job.job_id for job in victims)),
         parts,
     )
@@ -119,9 +119,9 @@ def _decision(
     facts: DisplacementFacts, action: DisplacementAction, reason: str, victims: tuple[str, ...] = (), parts: int = 0
 ) -> DisplacementDecision:
     usd = round(facts.other_parts / money.PARTS, 2)
-    more = money.format_usd(facts.other_parts - parts)
+    extra_cost = money.format_usd(facts.other_parts - parts)
     alternatives = (
-        (Alternative(option=facts.other_option, why_not=f"It costs {more} more.", usd=usd),) if victims else ()
+        (Alternative(option=facts.other_option, why_not=f"It costs {extra_cost} more.", usd=usd),) if victims else ()
     )
     return DisplacementDecision(
         job_id=facts.job_id,

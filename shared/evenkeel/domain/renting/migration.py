@@ -185,10 +185,10 @@ def _why_not_migrate(facts: MigrationFacts, saving: int, cost: int) -> str:
     delayed = done_at + timedelta(seconds=facts.standstill_seconds)
     if candidate.deadline_at and done_at <= candidate.deadline_at < delayed:
         return "The migration would make the job miss its deadline."
-    least = cost + round(candidate.micros_per_hour_of_delay * candidate.restart_seconds)
-    if saving <= least:
-        most = money.format_usd(least)
-        return f"The migration would save {money.format_usd(saving)}, but the migration and one restart cost {most}."
+    min_saving = cost + round(candidate.micros_per_hour_of_delay * candidate.restart_seconds)
+    if saving <= min_saving:
+        gain, loss = money.format_usd(saving), money.format_usd(min_saving)
+        return f"The migration would save {gain}, but the migration and one restart cost {loss}."
     return ""
 
 
@@ -394,11 +394,11 @@ def _return_temporary_capacity(
         save_seconds=job.spec.grace_seconds,
         now=now,
     )
-    decided = decide_temporary_capacity(facts)
-    if decided.state is TemporaryCapacityState.KEEP:
+    decision = decide_temporary_capacity(facts)
+    if decision.state is TemporaryCapacityState.KEEP:
         return None
-    message = f"The job's nodes were temporary capacity. {decided.reason}"
-    return DepartureDecision("TEMPORARY_CAPACITY", decided.state, decided.reason, (), facts, message)
+    message = f"The job's nodes were temporary capacity. {decision.reason}"
+    return DepartureDecision("TEMPORARY_CAPACITY", decision.state, decision.reason, (), facts, message)
 
 
 def _migrate_back(
@@ -420,10 +420,12 @@ def _migrate_back(
         launch_seconds=target.launch.p50_seconds,
         usable_until=target.reservation.usable_until if target.reservation else None,
     )
-    decided = decide_migration(
+    decision = decide_migration(
         migration_facts(job, rental.nodes, pool, committed, policy, now, ran_seconds=ran_seconds, run_times=run_times)
     )
-    if decided.action is not MigrationAction.MIGRATE:
+    if decision.action is not MigrationAction.MIGRATE:
         return None
-    message = f"The job migrates back to committed capacity: {decided.reason}"
-    return DepartureDecision("MIGRATION", decided.action, decided.reason, decided.alternatives, decided.facts, message)
+    message = f"The job migrates back to committed capacity: {decision.reason}"
+    return DepartureDecision(
+        "MIGRATION", decision.action, decision.reason, decision.alternatives, decision.facts, message
+    )

@@ -86,7 +86,7 @@ class PlacementDecision(Value):
     def note_key(self) -> str:
         """Key by which two answers about one job are the same, though their figures differ."""
         why_nots = {row.pool: row.why_not for row in self.table}
-        excluded = ",".join(sorted(name for name, why in why_nots.items() if why))
+        excluded = ",".join(sorted(name for name, why_not in why_nots.items() if why_not))
         return f"{self.action}/{self.pool}/{excluded}{'' if self.late_seconds is None else '/late'}"
 
     def recorded_reason(self, mode: Mode) -> str:
@@ -116,29 +116,29 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
     in_time = _meeting_deadline(facts, possible)
     chosen = in_time[0]
     if chosen.is_available_now:
-        why = f"{chosen.pool} is already paid for and has free nodes."
-        return _decision(facts, rows, PlacementAction.START, why + _deadline_text(facts, possible, chosen), in_time)
+        reason = f"{chosen.pool} is already paid for and has free nodes."
+        return _decision(facts, rows, PlacementAction.START, reason + _deadline_text(facts, possible, chosen), in_time)
     rented = cheapest_rented(in_time)
     worth = facts.job.max_rent_parts
     if not chosen.market.is_rented and rented and worth is not None and rented.rent_parts <= worth:
-        price, most = money.format_usd(rented.rent_parts), money.format_usd(worth)
-        why = f"The job's recovery chose to rent: {rented.pool} costs {price}, below the limit of {most}."
-        return _decision(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, rented), (rented,))
+        price, limit_text = money.format_usd(rented.rent_parts), money.format_usd(worth)
+        reason = f"The job's recovery chose to rent: {rented.pool} costs {price}, below the limit of {limit_text}."
+        return _decision(facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,))
     if not chosen.market.is_rented and rented and (waited := _overdue_seconds(facts)):
-        most = duration_text(facts.risk_limits.max_wait_seconds)
-        why = f"The job has waited {duration_text(waited)}, longer than the policy's limit of {most}."
-        return _decision(facts, rows, PlacementAction.RENT, why + _deadline_text(facts, possible, rented), (rented,))
+        limit_text = duration_text(facts.risk_limits.max_wait_seconds)
+        reason = f"The job has waited {duration_text(waited)}, longer than the policy's limit of {limit_text}."
+        return _decision(facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,))
     is_rent = chosen.market.is_rented
-    why = _rent_reason(possible, chosen) if is_rent else _wait_reason(rows, chosen)
+    reason = _rent_reason(possible, chosen) if is_rent else _wait_reason(rows, chosen)
     action = PlacementAction.RENT if is_rent else PlacementAction.WAIT
-    return _decision(facts, rows, action, why + _deadline_text(facts, possible, chosen), in_time)
+    return _decision(facts, rows, action, reason + _deadline_text(facts, possible, chosen), in_time)
 
 
 def _overdue_seconds(facts: PlacementFacts) -> float:
     """Return how long a job has waited if that exceeds the policy's limit; else 0."""
-    most, since = facts.risk_limits.max_wait_seconds, facts.job.waiting_since
+    max_wait, since = facts.risk_limits.max_wait_seconds, facts.job.waiting_since
     waited = (facts.now - since).total_seconds() if since else 0.0
-    return waited if most and waited >= most else 0.0
+    return waited if max_wait and waited >= max_wait else 0.0
 
 
 def cheapest_rental_in_time(placed: PlacementDecision) -> PoolCost | None:
@@ -152,24 +152,25 @@ def place_in_queue_order(queue: Sequence[PlacementFacts]) -> tuple[PlacementDeci
     Args:
         queue: In queue order, each with pools and spending as they stand before the cycle.
     """
-    taken: dict[str, int] = {}
-    fleet = 0
-    teams: dict[str, int] = {}
-    budgets: dict[str, int] = {}
+    accelerators_taken: dict[str, int] = {}
+    fleet_micros_per_hour = 0
+    team_micros_per_hour: dict[str, int] = {}
+    team_budget_parts_used: dict[str, int] = {}
     decisions = []
     for facts in queue:
-        job, before = facts.job, facts.spending
-        spending = before
-        if fleet:
-            left = before.team_budget_left_parts
-            spending = before.replace(
-                team_micros_per_hour=before.team_micros_per_hour + teams.get(job.team, 0),
-                fleet_micros_per_hour=before.fleet_micros_per_hour + fleet,
-                team_budget_left_parts=None if left is None else left - budgets.get(job.team, 0),
+        job, spending = facts.job, facts.spending
+        if fleet_micros_per_hour:
+            budget_left = spending.team_budget_left_parts
+            spending = spending.replace(
+                team_micros_per_hour=spending.team_micros_per_hour + team_micros_per_hour.get(job.team, 0),
+                fleet_micros_per_hour=spending.fleet_micros_per_hour + fleet_micros_per_hour,
+                team_budget_left_parts=None
+                if budget_left is None
+                else budget_left - team_budget_parts_used.get(job.team, 0),
             )
         candidates = tuple(
-            candidate.replace(accelerators_left=candidate.accelerators_left - taken[candidate.pool.name])
-            if candidate.pool.name in taken
+            candidate.replace(accelerators_left=candidate.accelerators_left - accelerators_taken[candidate.pool.name])
+            if candidate.pool.name in accelerators_taken
             else candidate
             for candidate in facts.candidates
         )
@@ -177,11 +178,11 @@ def place_in_queue_order(queue: Sequence[PlacementFacts]) -> tuple[PlacementDeci
         decisions.append(decision)
         if decision.row and decision.action in (PlacementAction.START, PlacementAction.RENT):
             pool = next(candidate.pool for candidate in candidates if candidate.pool.name == decision.pool)
-            taken[pool.name] = taken.get(pool.name, 0) + job.accelerators_in(pool)
+            accelerators_taken[pool.name] = accelerators_taken.get(pool.name, 0) + job.accelerators_in(pool)
             rate = pool.micros_per_node_hour * job.nodes
-            fleet += rate
-            teams[job.team] = teams.get(job.team, 0) + rate
-            budgets[job.team] = budgets.get(job.team, 0) + decision.row.rent_parts
+            fleet_micros_per_hour += rate
+            team_micros_per_hour[job.team] = team_micros_per_hour.get(job.team, 0) + rate
+            team_budget_parts_used[job.team] = team_budget_parts_used.get(job.team, 0) + decision.row.rent_parts
     return tuple(decisions)
 
 
@@ -257,8 +258,8 @@ def _wait_reason(rows: Sequence[PoolCost], chosen: PoolCost) -> str:
     rented = cheapest_rented(rows)
     waits = f"The job waits about {duration_text(chosen.starts_after_seconds)} for {chosen.pool}"
     if rented is None:
-        why = "".join(f" {row.pool}: {row.why_not}" for row in rows if row.market.is_rented)
-        return f"{waits}. No pool can be rented for it.{why}"
+        why_nots = "".join(f" {row.pool}: {row.why_not}" for row in rows if row.market.is_rented)
+        return f"{waits}. No pool can be rented for it.{why_nots}"
     gain, premium = chosen.delay_parts - rented.delay_parts, rented.premium_over(chosen)
     saving = f"save {money.format_usd(gain)} of delay and cost {money.format_usd(premium)} more"
     return f"{waits}: {rented.pool} would {saving}."
@@ -302,10 +303,10 @@ def _rejected_pool(row: PoolCost, chosen: PoolCost | None) -> Alternative:
     usd = round(row.parts / money.PARTS, 2)
     why_not = row.why_not
     if not why_not and chosen is not None:
-        more = row.parts - chosen.parts
+        extra_parts = row.parts - chosen.parts
         why_not = (
-            f"It costs {money.format_usd(more)} more."
-            if more > 0
+            f"It costs {money.format_usd(extra_parts)} more."
+            if extra_parts > 0
             else "The job would end later, or Evenkeel would rent while paid capacity is free."
         )
     return Alternative(option=row.pool, why_not=why_not, expected_seconds=row.ends_after_seconds, usd=usd)

@@ -290,8 +290,8 @@ def open_rental(
         due_at=holder.due_at,
         expected_parts=placed.row.rent_parts if placed.row else 0,
     )
-    what = "Deployment" if holder.serving_target else "job"
-    text = f"{nodes_subject(rental.nodes, pool.name)} rented for the {what}. {placed.reason}"
+    holder_noun = "Deployment" if holder.serving_target else "job"
+    text = f"{nodes_subject(rental.nodes, pool.name)} rented for the {holder_noun}. {placed.reason}"
     if holder.due_at and not holder.serving_target:
         until = f"until {holder.due_at:%d %b %H:%M} UTC at the latest"
         text = f"{text} The nodes are temporary capacity for {holder.incident_id}, {until}."
@@ -350,9 +350,9 @@ def assign_nodes(rental: Rental, names: Collection[str], now: datetime) -> Renta
 def refuse_offer(rental: Rental, reason: str) -> RentalChange:
     """Give up the current offer."""
     reason = reason or f"{rental.offer.pool} did not provide {count_of(rental.nodes, 'node')} in time."
-    after = _in_state(rental, RentalState.OPENING, reason=reason).with_offer(refused=reason)
+    reopened = _in_state(rental, RentalState.OPENING, reason=reason).with_offer(refused=reason)
     event = f"offer-refused-{rental.number}-{len(rental.offers)}"
-    return RentalChange(after, "refused", reason, event, market=MarketReport.REFUSED)
+    return RentalChange(reopened, "refused", reason, event, market=MarketReport.REFUSED)
 
 
 def next_offer(
@@ -370,7 +370,7 @@ def next_offer(
     """
     pool = _chosen_pool(placed, burst)
     closed = rental.with_offer(closed_at=now)
-    after = _in_state(
+    opening = _in_state(
         rental,
         RentalState.OPENING,
         reason=reason,
@@ -379,9 +379,9 @@ def next_offer(
         decision_id=decision_id,
         expected_parts=placed.row.rent_parts if placed.row else 0,
     )
-    event = f"offer-{rental.number}-{len(after.offers)}"
+    event = f"offer-{rental.number}-{len(opening.offers)}"
     text = f"Evenkeel asks {pool.name} next. {reason}"
-    return RentalChange(after, "rented", text, event, has_new_offer=True, changes_capacity=True)
+    return RentalChange(opening, "rented", text, event, has_new_offer=True, changes_capacity=True)
 
 
 def release_rental(rental: Rental, reason: str, usable: Collection[str]) -> RentalChange:
@@ -401,10 +401,10 @@ def end_rental(rental: Rental, now: datetime) -> RentalChange:
     """End a rental whose nodes are all gone, and compute its final bill."""
     closed = rental.with_offer(closed_at=now)
     parts = money.bill(closed.bills(), now).parts
-    over = _in_state(closed, RentalState.ENDED, ended_at=now, cost_parts=parts, shown_cost=money.format_usd(parts))
-    cost = f"{over.shown_cost} ({parts / money.PARTS:.6f} dollars)"
+    ended = _in_state(closed, RentalState.ENDED, ended_at=now, cost_parts=parts, shown_cost=money.format_usd(parts))
+    cost = f"{ended.shown_cost} ({parts / money.PARTS:.6f} dollars)"
     text = f"Rental {rental.number} has ended and all of its nodes are gone. It cost {cost}."
-    return RentalChange(over, "rental ended", text, f"rental-ended-{rental.number}")
+    return RentalChange(ended, "rental ended", text, f"rental-ended-{rental.number}")
 
 
 def with_next_execution(rental: Rental) -> Rental:

@@ -147,9 +147,9 @@ def why_node_not_needed(
     label = _target_of(rental).label
     registration = registration_of(rental, registered)
     beside = [other for other in other_rentals if other.name != rental.name]
-    before = [other for other in beside if other.state is RentalState.READY or other.number < rental.number]
+    rentals_before = [other for other in beside if other.state is RentalState.READY or other.number < rental.number]
     landed = len(_replicas_on_new_nodes(rental, beside, pods, nodes))
-    alike = [other for other in before if not other.node_names and other.offer.pool == rental.offer.pool]
+    alike = [other for other in rentals_before if not other.node_names and other.offer.pool == rental.offer.pool]
     if landed > free_replica_slots(alike, pods):
         return ""  # no earlier rental could be assigned the node on which they run
     if registration is None or rental.offer.pool not in registration.rents_from:
@@ -157,7 +157,7 @@ def why_node_not_needed(
     waiting = sum(
         len(shortfall.waiting) for shortfall in replica_shortfalls((registration,), {registration.cluster: pods})
     )
-    if waiting + landed <= free_replica_slots(before, pods):
+    if waiting + landed <= free_replica_slots(rentals_before, pods):
         return f"The replicas of {label} have nodes, or are no longer needed."
     return ""
 
@@ -171,8 +171,8 @@ def _replicas_on_new_nodes(
     rental: Rental, other_rentals: Iterable[Rental], pods: Iterable[UnmanagedPod], nodes: Iterable[KubernetesNode]
 ) -> tuple[UnmanagedPod, ...]:
     """Return the replicas on nodes of a rental's pool that belong to no rental yet."""
-    taken = {*rental.other_rentals_nodes, *(name for other in other_rentals for name in other.node_names)}
-    joined = {node.name for node in joined_nodes(rental, nodes, taken)}
+    assigned_nodes = {*rental.other_rentals_nodes, *(name for other in other_rentals for name in other.node_names)}
+    joined = {node.name for node in joined_nodes(rental, nodes, assigned_nodes)}
     target = _target_of(rental)
     return tuple(pod for pod in replicas_of(target.namespace, target.name, pods) if pod.node_name in joined)
 

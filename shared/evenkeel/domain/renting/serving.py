@@ -124,8 +124,8 @@ def _replicas_per_node(accelerators: int, per_replica: int) -> int:
 
 def why_not_schedulable(pod: UnmanagedPod, pool: RentedPool) -> str:
     """Say why a replica could not start on a node of a pool; empty if it could, as far as the policy describes it."""
-    for why in why_not_tolerated(pool, pod.tolerations):
-        return why
+    for taint_reason in why_not_tolerated(pool, pod.tolerations):
+        return taint_reason
     known = {
         KARPENTER_LABEL: pool.name,
         "karpenter.sh/capacity-type": str(pool.market),
@@ -167,17 +167,17 @@ def decide_serving_rentals(
     """
     patience = timedelta(seconds=short.registered.patience_seconds)
     waiting_pods = [pod for pod in short.waiting if pod.created_at is None or context.now - pod.created_at >= patience]
-    left = min(waiting, len(waiting_pods))
+    still_waiting = min(waiting, len(waiting_pods))
     pools = {pool.name: pool for pool in policy.burst.pools}
-    decided: list[PlacementDecision] = []
-    while left > 0 and len(decided) < max_rentals:
-        answer = choose_pool(_placement_facts(short, waiting_pods, left, context, state, policy))
+    decisions: list[PlacementDecision] = []
+    while still_waiting > 0 and len(decisions) < max_rentals:
+        answer = choose_pool(_placement_facts(short, waiting_pods, still_waiting, context, state, policy))
         if answer.action is not PlacementAction.RENT:
-            return tuple(decided) or (answer,)
-        decided.append(answer)
-        left -= _replicas_per_node(pools[answer.pool].accelerators_per_node, short.per_replica)
+            return tuple(decisions) or (answer,)
+        decisions.append(answer)
+        still_waiting -= _replicas_per_node(pools[answer.pool].accelerators_per_node, short.per_replica)
         context = context._replace(rented=context.rented.with_planned((answer,), policy.burst.pools))
-    return tuple(decided)
+    return tuple(decisions)
 
 
 def _placement_facts(

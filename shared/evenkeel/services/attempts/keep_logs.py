@@ -31,14 +31,14 @@ def run(job: Job, attempt: Attempt, context: Context, *, within_seconds: float) 
         return
     try:
         tails = context.cluster.tails(attempt, KEPT_LINES, KEPT_RANKS, within_seconds)
-        kept = [_kept_log(job, attempt, rank, tail, context.now) for rank, tail in sorted(tails.items())]
-        for log in kept:
+        logs = [_kept_log(job, attempt, rank, tail, context.now) for rank, tail in sorted(tails.items())]
+        for log in logs:
             if log.why:
                 context.telemetry.warning(
                     "LogNotRead", job_id=log.job_id, attempt=log.attempt, pod=log.pod_name, detail=log.why
                 )
-        if kept:
-            _store(kept, context)
+        if logs:
+            _store(logs, context)
     except EvenkeelError as error:
         context.telemetry.warning("LogsNotKept", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
 
@@ -58,13 +58,13 @@ def _kept_log(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetim
     )
 
 
-def _store(kept: list[KeptLog], context: Context) -> None:
-    first = kept[0]
+def _store(logs: list[KeptLog], context: Context) -> None:
+    first = logs[0]
     if context.ledger.get(job_rows.kept_log_key(first.job_id, first.attempt, first.rank)) is None:
         with contextlib.suppress(Conflict):  # another call keeps them at this moment
-            context.ledger.commit(*(Put(job_rows.kept_log_row(log, 0, context.now + KEPT_FOR)) for log in kept))
+            context.ledger.commit(*(Put(job_rows.kept_log_row(log, 0, context.now + KEPT_FOR)) for log in logs))
             return
-    for log in kept:
+    for log in logs:
         _store_newer(log, context)
 
 

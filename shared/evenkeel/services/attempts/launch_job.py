@@ -279,8 +279,8 @@ def _record_launch(
     context: Context,
 ) -> None:
     action = "launched" if not launched.local_queue else f"handed to Kueue's LocalQueue {launched.local_queue}"
-    more = f"{_resume_text(pin)}{_drain_text(launched, context.ledger)}{_network_text(launched, network)}"
-    text = f"Attempt {launched.attempt} {action}{more}"
+    details = f"{_resume_text(pin)}{_drain_text(launched, context.ledger)}{_network_text(launched, network)}"
+    text = f"Attempt {launched.attempt} {action}{details}"
     entry = TimelineEntry(at=context.now, kind="launched", text=text, writer=WRITER)
     context.ledger.commit(
         Put(job_rows.attempt_row(launched, stored.attempt_version)),

@@ -51,9 +51,9 @@ def _can_be_measured(job: Job, attempt: Attempt) -> bool:
 
 def _first_own_manifests(uri: str, attempt: Attempt, resumed_step: int, context: Context) -> list[Manifest]:
     refs = (ref for folder in context.checkpoints.folders(uri) if (ref := ref_of_folder(folder)))
-    own = [ref for ref in refs if ref.attempt == attempt.attempt and ref.step > resumed_step]
+    own_refs = [ref for ref in refs if ref.attempt == attempt.attempt and ref.step > resumed_step]
     saved: list[Manifest] = []
-    for ref in sorted(own, key=lambda ref: ref.step)[:_MAX_READ]:
+    for ref in sorted(own_refs, key=lambda ref: ref.step)[:_MAX_READ]:
         try:
             saved.append(parse_manifest(ref, context.checkpoints.read(uri, ref.manifest_key)))
         except (NotFound, TooLarge, ManifestUnreadableError):

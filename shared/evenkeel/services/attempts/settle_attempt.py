@@ -78,14 +78,14 @@ def _settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptRes
         return SettleAttemptResult(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
     ending = _judge(request, job, attempt, workload, context)
     reported = measured_throughput.with_report(job, attempt, context.ledger)
-    decided = settle(reported, attempt, ending, context.policy.jobs, context.now)
-    _commit(stored, decided, context)
+    settlement = settle(reported, attempt, ending, context.policy.jobs, context.now)
+    _commit(stored, settlement, context)
     context.cycle_requests.request(f"{attempt.workload_name} settled")
-    _keep_logs(job, decided.attempt, workload, context)
-    _delete_live_objects(job, decided.attempt, workload, context.cluster)
-    context.telemetry.count("AttemptsSettled", state=decided.attempt.state)
-    context.telemetry.info("AttemptSettled", job_id=job.job_id, attempt=attempt.attempt, outcome=decided.outcome)
-    return SettleAttemptResult(outcome=decided.outcome, reason=decided.job.reason)
+    _keep_logs(job, settlement.attempt, workload, context)
+    _delete_live_objects(job, settlement.attempt, workload, context.cluster)
+    context.telemetry.count("AttemptsSettled", state=settlement.attempt.state)
+    context.telemetry.info("AttemptSettled", job_id=job.job_id, attempt=attempt.attempt, outcome=settlement.outcome)
+    return SettleAttemptResult(outcome=settlement.outcome, reason=settlement.job.reason)
 
 
 def _judge(
@@ -151,8 +151,8 @@ def _commit(stored: attempt_record.StoredAttempt, settlement: Settlement, contex
         Add(quota_rows.usage_key(attempt.team), {"accelerators": -attempt.accelerators}),
         # The team's spending is added with the state that is written once, so it is added once.
         *(
-            Add(quota_rows.spent_key(attempt.team, part.key), part.spent.to_json())
-            for part in usage_by_period(attempt, context.now, context.policy.economy)
+            Add(quota_rows.spent_key(attempt.team, period_use.key), period_use.spent.to_json())
+            for period_use in usage_by_period(attempt, context.now, context.policy.economy)
         ),
         *(
             Add(quota_rows.used_key(attempt.team, week, settlement.job.owner), {settlement.job.owner: amount})
@@ -163,14 +163,14 @@ def _commit(stored: attempt_record.StoredAttempt, settlement: Settlement, contex
     )
 
 
-def _release_write(decided: Settlement, now: datetime) -> Write:
+def _release_write(settlement: Settlement, now: datetime) -> Write:
     """Release the charge. A job that waits again stays recorded as its owner until it runs again.
 
     Only this write changes a charge, so version 1 means that it is still held.
     """
-    if decided.job.state is JobState.PENDING:
-        return Put(quota_rows.released_charge_row(decided.attempt, 1, now))
-    return Delete(quota_rows.charge_key(decided.attempt), 1)
+    if settlement.job.state is JobState.PENDING:
+        return Put(quota_rows.released_charge_row(settlement.attempt, 1, now))
+    return Delete(quota_rows.charge_key(settlement.attempt), 1)
 
 
 _STATE_TEXT = {

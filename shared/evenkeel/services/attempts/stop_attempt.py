@@ -55,13 +55,13 @@ def _record_deadline(request: attempt_record.AttemptRequest, context: Context) -
         stop_request = stored.job.stop_of(request.attempt)
         if stop_request:
             return stop_request
-        wanted = _request(stored.job, stored.attempt, context)
-        entry = TimelineEntry(at=context.now, kind="stopped", text=f"Stopped: {wanted.reason}", writer=WRITER)
+        stop_request = _request(stored.job, stored.attempt, context)
+        entry = TimelineEntry(at=context.now, kind="stopped", text=f"Stopped: {stop_request.reason}", writer=WRITER)
         context.ledger.commit(
-            Put(job_rows.job_row(stored.job.replace(stop_request=wanted), stored.job_version)),
+            Put(job_rows.job_row(stored.job.replace(stop_request=stop_request), stored.job_version)),
             Put(subject_rows.timeline_row(request.job_id, entry, f"stopped-{request.attempt}")),
         )
-        return wanted
+        return stop_request
 
     message = f"{request.job_id} kept changing while attempt {request.attempt} was to be stopped"
     return until_committed(commit_once, message)

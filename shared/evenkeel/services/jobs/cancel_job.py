@@ -74,9 +74,9 @@ def _cancel(request: CancelJobRequest, setup: TeamSetup, context: Context) -> tu
     if job.state is JobState.STOPPING:
         return CancelJobResult(outcome=CancelOutcome.STOPPING, job=job), False
     actor = request.requester.actor
-    why = f"Cancelled by {actor}{f': {request.reason}' if request.reason else ''}."
-    changed = _cancelled_job(job, actor, why, context.now)
-    entry = TimelineEntry(at=context.now, kind="cancelled", text=why, writer=WRITER)
+    reason = f"Cancelled by {actor}{f': {request.reason}' if request.reason else ''}."
+    changed = _cancelled_job(job, actor, reason, context.now)
+    entry = TimelineEntry(at=context.now, kind="cancelled", text=reason, writer=WRITER)
     context.ledger.commit(
         Put(job_rows.job_row(changed, row.version)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"cancelled-{row.version}")),

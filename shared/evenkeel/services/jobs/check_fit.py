@@ -86,14 +86,14 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
     if setup.has_teams and (team is None or team.queue.stop is not StopPolicy.NONE):
         return None  # a stopped queue starts no job, but it may be resumed at any time
 
-    def decided(spec: JobSpec) -> AdmissionDecision:
+    def decide(spec: JobSpec) -> AdmissionDecision:
         return _decide_on_configured_fleet(job.replace(spec=spec), fleet, setup, policy, now)
 
-    answer = decided(job.spec)
+    answer = decide(job.spec)
     if answer.action is Action.ADMIT:
         return None
     field = next(
-        (name for name, spec in _with_one_requirement_removed(job.spec) if decided(spec).action is Action.ADMIT),
+        (name for name, spec in _with_one_requirement_removed(job.spec) if decide(spec).action is Action.ADMIT),
         "nodes",
     )
     return SpecError(field, f"The job could never start on the configured fleet. {answer.reason}")
@@ -122,10 +122,10 @@ def _decide_on_configured_fleet(
     shares = NodeShares(fleet.capacities, policy.burst.pools)
     admission_request = AdmissionRequest.of(job).replace_unchecked(not_before=None)
     rented = {pool.name for pool in policy.burst.pools}
-    home = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
-    decision = _decide_alone(with_open_amounts(admission_request, shares), home, setup, policy, now)
+    committed = tuple(capacity for capacity in fleet.capacities if capacity.pool not in rented)
+    decision = _decide_alone(with_open_amounts(admission_request, shares), committed, setup, policy, now)
     for pool in policy.burst.pools if decision.action is not Action.ADMIT else ():
-        capacities = (*home, *nodes_to_rent(job, pool, now))
+        capacities = (*committed, *nodes_to_rent(job, pool, now))
         request = with_open_amounts(admission_request.replace_unchecked(cluster=pool.cluster), shares)
         admission_decision = _decide_alone(request, capacities, setup, policy, now)
         if admission_decision.action is Action.ADMIT and job.spec.nodes <= pool.max_nodes:

@@ -55,21 +55,21 @@ def run(request: SetPriorityRequest, context: Context) -> Job:
     wrong = tuple(fault for fault in faults if fault.field == "priorityClass")
     if wrong:
         raise Invalid("The job cannot have this class.", wrong)
-    after = job.replace(spec=spec, priority=setup.priority_of(request.priority_class))
-    if after == job:
+    changed_job = job.replace(spec=spec, priority=setup.priority_of(request.priority_class))
+    if changed_job == job:
         return job
     if row.version != request.expected:
         raise StaleVersion(f"{request.job_id} is at version {row.version}, not {request.expected}.")
-    before, given = (name or "(unset)" for name in (job.spec.priority_class, request.priority_class))
-    why = f": {request.reason}" if request.reason else ""
-    text = f"Priority class {before} became {given}, by {request.requester.actor}{why}."
+    old_class, new_class = (name or "(unset)" for name in (job.spec.priority_class, request.priority_class))
+    reason_text = f": {request.reason}" if request.reason else ""
+    text = f"Priority class {old_class} became {new_class}, by {request.requester.actor}{reason_text}."
     entry = TimelineEntry(at=context.now, kind="priority changed", text=text, writer=WRITER)
     try:
         context.ledger.commit(
-            Put(job_rows.job_row(after, row.version)),
+            Put(job_rows.job_row(changed_job, row.version)),
             Put(subject_rows.timeline_row(job.job_id, entry, f"ranked-{row.version}")),
         )
     except Conflict as error:
         raise StaleVersion(f"{request.job_id} changed during this request. Read it again and retry.") from error
     context.cycle_requests.request(f"{job.job_id} ranked")
-    return after
+    return changed_job

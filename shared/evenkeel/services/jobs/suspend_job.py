@@ -49,10 +49,10 @@ def suspend(request: JobChangeRequest, context: Context) -> Job:
     def changed(job: Job) -> Job | None:
         if job.is_suspended:
             return None
-        why = f"Suspended by {_by(request)}."
+        reason = f"Suspended by {_by(request)}."
         if job.state is JobState.PENDING:
-            return job.replace(state=JobState.SUSPENDED, is_suspended=True, reason=why)
-        stopping = job.stop_request_now(why, f"suspend/{request.requester.actor}", context.now)
+            return job.replace(state=JobState.SUSPENDED, is_suspended=True, reason=reason)
+        stopping = job.stop_request_now(reason, f"suspend/{request.requester.actor}", context.now)
         return job.replace(is_suspended=True, stop_request=stopping)
 
     return _change(request, "suspended", changed, context)
@@ -95,15 +95,15 @@ def _change(request: JobChangeRequest, kind: str, changed: Callable[[Job], Job |
         check_role.to_change(request.requester, job, setup)
         if job.state.has_ended or job.state is JobState.STOPPING:
             raise JobEnded(job.reason or f"{job.job_id} has ended.")
-        after = changed(job)
-        if after is None:
+        changed_job = changed(job)
+        if changed_job is None:
             return job, False
         entry = TimelineEntry(at=context.now, kind=kind, text=f"{kind.capitalize()} by {_by(request)}.", writer=WRITER)
         context.ledger.commit(
-            Put(job_rows.job_row(after, row.version)),
+            Put(job_rows.job_row(changed_job, row.version)),
             Put(subject_rows.timeline_row(job.job_id, entry, f"{kind}-{row.version}")),
         )
-        return after, True
+        return changed_job, True
 
     job, is_changed = until_committed(commit_once, f"{request.job_id} kept changing while it was to be {kind}.")
     if is_changed:

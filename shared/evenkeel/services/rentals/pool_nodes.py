@@ -103,15 +103,17 @@ def delete_unassigned_claims(rental: Rental, context: Context) -> tuple[NodeClai
         The claims that were deleted.
     """
     offer, other_rentals = rental.offer, others_in_pool(rental, context)
-    taken = {name for other in other_rentals if other.state is not RentalState.ENDING for name in other.node_names}
+    assigned_nodes = {
+        name for other in other_rentals if other.state is not RentalState.ENDING for name in other.node_names
+    }
     keeps_own = rental.state is RentalState.READY
-    own = {*rental.node_names, *(offer.joined_node_names if not keeps_own else ())}
+    own_nodes = {*rental.node_names, *(offer.joined_node_names if not keeps_own else ())}
     others_wait = any(other.state is RentalState.OPENING and not other.offer.refused for other in other_rentals)
     claims = []
     for claim in context.cluster.claims(offer.cluster, offer.pool):
-        if claim.node_name and claim.node_name in taken:
+        if claim.node_name and claim.node_name in assigned_nodes:
             continue
-        is_own = bool(claim.node_name) and claim.node_name in own
+        is_own = bool(claim.node_name) and claim.node_name in own_nodes
         if (keeps_own and is_own) or (not is_own and others_wait):
             continue
         if not is_own and claim.node_name and nodes_in_use(offer.cluster, (claim.node_name,), context):
@@ -127,9 +129,9 @@ def delete_unassigned_claims(rental: Rental, context: Context) -> tuple[NodeClai
 def _record_joined(rental: Rental, names: list[str], context: Context) -> None:
     """Record that these nodes are on a rental's bill, before they are gone."""
     row = context.ledger.get(job_rows.rental_key(rental.job_id, rental.number))
-    before = rows.decode(row, Rental) if row else None
-    if row is None or before is None or before.state is RentalState.ENDED:
+    rental_before = rows.decode(row, Rental) if row else None
+    if row is None or rental_before is None or rental_before.state is RentalState.ENDED:
         return
-    after = with_joined_nodes(before, names[: before.nodes])
-    if after != before:
-        context.ledger.commit(Put(job_rows.rental_row(after, row.version)))
+    rental_after = with_joined_nodes(rental_before, names[: rental_before.nodes])
+    if rental_after != rental_before:
+        context.ledger.commit(Put(job_rows.rental_row(rental_after, row.version)))

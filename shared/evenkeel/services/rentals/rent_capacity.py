@@ -199,9 +199,9 @@ def _why_not_rented(case: _StepCase) -> str:
         return f"Mode is {case.context.mode}: Evenkeel rents nothing."
     limits = spend_limits(rental.team, rentals.load(case.context.ledger).allocations, policy.burst)
     for scope, spent, cap in limits.exceeded_caps(rental.team):
-        most, rate = (money.format_usd(rate_micros * 3600) for rate_micros in (cap, spent))
+        limit, rate = (money.format_usd(rate_micros * 3600) for rate_micros in (cap, spent))
         return (
-            f"{scope[0].upper()}{scope[1:]} may rent for at most {most} an hour; this rental would bring it to {rate}."
+            f"{scope[0].upper()}{scope[1:]} may rent for at most {limit} an hour; this rental would bring it to {rate}."
         )
     if offered_pool(rental, policy.burst.pools) is None:
         return f"The policy no longer names pool {rental.offer.pool}."
@@ -221,8 +221,8 @@ def _why_not_needed(case: _StepCase) -> str:
         return why_not_needed(rental, case.job)
     # Read pods first: a pod bound between the two reads then appears unbound, or bound to a listed node.
     pods, nodes = context.cluster.pods(case.cluster_name), context.cluster.nodes(case.cluster_name)
-    own = [other for other in rentals.load(context.ledger).rentals if other.job_id == rental.job_id]
-    return why_node_not_needed(rental, own, context.policy.scheduling.serving, pods, nodes)
+    own_rentals = [other for other in rentals.load(context.ledger).rentals if other.job_id == rental.job_id]
+    return why_node_not_needed(rental, own_rentals, context.policy.scheduling.serving, pods, nodes)
 
 
 def _free_node(case: _StepCase) -> None:
@@ -273,8 +273,8 @@ def _hand_over(case: _StepCase) -> RentCapacityResult:
     if unwanted:
         return RentCapacityResult(outcome=RentOutcome.NOT_WANTED, reason=unwanted)
     other_rentals = pool_nodes.others_in_pool(rental, context)
-    taken = {name for other in other_rentals for name in other.node_names}
-    joined = joined_nodes(rental, context.cluster.nodes(case.cluster_name), taken)
+    assigned_nodes = {name for other in other_rentals for name in other.node_names}
+    joined = joined_nodes(rental, context.cluster.nodes(case.cluster_name), assigned_nodes)
     if rental.serving_target is None:
         in_use = pool_nodes.nodes_in_use(case.cluster_name, [node.name for node in joined], context)
         joined = tuple(node for node in joined if node.name not in in_use)
@@ -381,11 +381,11 @@ def _settle(case: _StepCase) -> RentCapacityResult:
         return RentCapacityResult(outcome=RentOutcome.NOT_YET, reason=offer)
     case = _load(case.request, context)
     change = end_rental(case.rental, context.now)
-    over = case.commit(change)
+    ended = case.commit(change)
     context.cycle_requests.request(f"{rental.name} ended")
     context.telemetry.count("RentalsEnded")
-    context.telemetry.count("RentalCostUsd", over.cost_parts / money.PARTS)
-    context.telemetry.info("RentalEnded", job_id=rental.job_id, rental=rental.name, cost=over.shown_cost)
+    context.telemetry.count("RentalCostUsd", ended.cost_parts / money.PARTS)
+    context.telemetry.info("RentalEnded", job_id=rental.job_id, rental=rental.name, cost=ended.shown_cost)
     return RentCapacityResult(outcome=RentOutcome.SETTLED, reason=change.text)
 
 
@@ -401,8 +401,8 @@ def _serving_state_writes(case: _StepCase) -> tuple[Write, ...]:
     if not rental.was_used and idle_seconds < context.policy.burst.quiet_seconds:
         return ()  # the node was lost before any replica could start
     state = rows.decode(row, ServingState)
-    after = state.after_end(was_used=rental.was_used, now=context.now)
-    return () if after == state else (Put(job_rows.serving_row(after, row.version)),)
+    new_state = state.after_end(was_used=rental.was_used, now=context.now)
+    return () if new_state == state else (Put(job_rows.serving_row(new_state, row.version)),)
 
 
 _STEPS = {

@@ -149,8 +149,8 @@ def writes_of(
         *(_market_writes(change.market, rental, context) if change.market else ()),
         # The final state is written once, so its cost is added to the team's budgets once.
         *(
-            Add(quota_rows.spent_key(rental.team, part.key), part.spent.to_json())
-            for part in (rent_by_period(rental, context.now) if rental.state is RentalState.ENDED else ())
+            Add(quota_rows.spent_key(rental.team, period_rent.key), period_rent.spent.to_json())
+            for period_rent in (rent_by_period(rental, context.now) if rental.state is RentalState.ENDED else ())
         ),
     )
 
@@ -161,10 +161,10 @@ def _allocation_writes(change: RentalChange, version: int, ledger: Ledger) -> tu
     has_ended = rental.state is RentalState.ENDED
     if not change.has_new_offer and not has_ended:
         return ()
-    held = ledger.get(quota_rows.rental_allocation_key(rental.job_id, rental.number)) if version else None
+    stored_row = ledger.get(quota_rows.rental_allocation_key(rental.job_id, rental.number)) if version else None
     if has_ended:
-        return (Delete(held.key, held.version),) if held else ()
-    return (Put(quota_rows.rental_allocation_row(rental, held.version if held else 0)),)
+        return (Delete(stored_row.key, stored_row.version),) if stored_row else ()
+    return (Put(quota_rows.rental_allocation_row(rental, stored_row.version if stored_row else 0)),)
 
 
 def _timeline_writes(change: RentalChange, now: datetime, writer: str, record: Decision | None) -> tuple[Write, ...]:
@@ -176,11 +176,15 @@ def _timeline_writes(change: RentalChange, now: datetime, writer: str, record: D
 
 
 def _market_writes(report: MarketReport, rental: Rental, context: Context) -> tuple[Write, ...]:
-    known, version = read_shortages(context.ledger)
+    shortages, version = read_shortages(context.ledger)
     offer = rental.offer
     market = (offer.instance_type, offer.zone, offer.market)
-    after = known.with_refusal(*market, context.now) if report is MarketReport.REFUSED else known.with_success(*market)
-    return () if after == known else (Put(fleet_rows.shortages_row(after, version)),)
+    new_shortages = (
+        shortages.with_refusal(*market, context.now)
+        if report is MarketReport.REFUSED
+        else shortages.with_success(*market)
+    )
+    return () if new_shortages == shortages else (Put(fleet_rows.shortages_row(new_shortages, version)),)
 
 
 # ---------------------------------------------------------------- its workflow
@@ -272,12 +276,12 @@ def _begin_for_deployment(
     record = record_of(placed, context)
     change = open_rental(holder, placed, record.decision_id, burst, context.now)
     note = PlacementNote(key=placed.note_key, text=change.text, decision_id=record.decision_id)
-    after = state.replace(rentals=holder.number, last_note=note)
-    _commit_begun(change, record, Put(job_rows.serving_row(after, plan.version)), tree, context)
+    new_state = state.replace(rentals=holder.number, last_note=note)
+    _commit_begun(change, record, Put(job_rows.serving_row(new_state, plan.version)), tree, context)
     context.telemetry.info(
         "DeploymentNodeRented", job_id=plan.registered.label, rental=change.rental.name, pool=placed.pool
     )
-    return plan._replace(state=after, version=plan.version + 1)
+    return plan._replace(state=new_state, version=plan.version + 1)
 
 
 def _commit_begun(
@@ -316,17 +320,17 @@ def _record_note(plan: ServingRentalPlan, context: Context) -> None:
     writes: tuple[Write, ...] = ()
     if plan.decisions:
         suffix = "" if context.mode is Mode.ACT else f"/{context.mode}"
-        decided = plan.decisions[0]
-        note, writes = _note(decided, f"{decided.note_key}{suffix}", plan.state.last_note, context)
+        decision = plan.decisions[0]
+        note, writes = _note(decision, f"{decision.note_key}{suffix}", plan.state.last_note, context)
     if note != plan.state.last_note:
         context.ledger.commit(Put(job_rows.serving_row(plan.state.replace(last_note=note), plan.version)), *writes)
 
 
 def _note(
-    placed: PlacementDecision, key: str, before: PlacementNote | None, context: Context
+    placed: PlacementDecision, key: str, last_note: PlacementNote | None, context: Context
 ) -> tuple[PlacementNote, tuple[Write, ...]]:
-    if before and before.key == key:
-        return before, ()
+    if last_note and last_note.key == key:
+        return last_note, ()
     record = record_of(placed, context)
     note = PlacementNote(key=key, text=record.reason, decision_id=record.decision_id)
     return note, (Put(subject_rows.decision_row(record)),)

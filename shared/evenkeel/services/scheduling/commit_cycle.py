@@ -308,13 +308,13 @@ def _preempt(step: PreemptionStep, loaded: LoadedCycle, tree: QuotaTree, context
         )
     record = _record(decision, context.ids.new("dec"), decision.reason, Mode.ACT, context)
     waiting_job = _with_current_queue(job, loaded.snapshot.setup).replace(reason=decision.reason)
-    own = (Put(job_rows.job_row(waiting_job, version)), Put(subject_rows.decision_row(record)))
+    job_writes = (Put(job_rows.job_row(waiting_job, version)), Put(subject_rows.decision_row(record)))
 
     def after_stops(victims: Sequence[str]) -> SchedulerState:
         return tree.scheduler_state.after_preemption(job.spec.team, job.job_id, victims, context.now)
 
     try:
-        _commit_stops(write_groups, own, record.decision_id, after_stops, tree, context)
+        _commit_stops(write_groups, job_writes, record.decision_id, after_stops, tree, context)
     except Refused as refused:
         _defer_after_refusal(job.job_id, refused, context)
         return
@@ -387,7 +387,7 @@ def _displace(step: DisplacementStep, loaded: LoadedCycle, tree: QuotaTree, cont
     entry = TimelineEntry(
         at=context.now, kind="displacing", text=decision.reason, decision_id=record.decision_id, writer=WRITER
     )
-    own: tuple[Write, ...] = (
+    job_writes: tuple[Write, ...] = (
         Put(job_rows.job_row(waiting_job, version)),
         Put(subject_rows.decision_row(record)),
         Put(subject_rows.timeline_row(job.job_id, entry, f"displacing-{record.decision_id}")),
@@ -403,7 +403,7 @@ def _displace(step: DisplacementStep, loaded: LoadedCycle, tree: QuotaTree, cont
         return tree.scheduler_state.after_preemption(job.spec.team, job.job_id, victims, context.now)
 
     try:
-        _commit_stops(write_groups, own, record.decision_id, after_stops, tree, context)
+        _commit_stops(write_groups, job_writes, record.decision_id, after_stops, tree, context)
     except Refused as refused:
         _defer_after_refusal(job.job_id, refused, context)
         return

@@ -40,11 +40,11 @@ def stop_group(decided: MigrationDecision, job: Job, version: int, context: Cont
         mode=Mode.ACT,
         decided_at=context.now,
     )
-    why = f"The job saves a checkpoint and leaves: {record.reason}"
+    reason = f"The job saves a checkpoint and leaves: {record.reason}"
     entry = TimelineEntry(
-        at=context.now, kind="draining reservation", text=why, decision_id=record.decision_id, writer=WRITER
+        at=context.now, kind="draining reservation", text=reason, decision_id=record.decision_id, writer=WRITER
     )
-    stopping = job.replace(stop_request=job.stop_request_now(why, WRITER, context.now), reason=why)
+    stopping = job.replace(stop_request=job.stop_request_now(reason, WRITER, context.now), reason=reason)
     return WriteGroup(
         job.job_id,
         (

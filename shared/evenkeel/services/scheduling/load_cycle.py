@@ -227,7 +227,7 @@ def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Contex
     limit = policy.jobs_per_page * _MAX_PAGES
     pending, versions = dict(snapshot.pending), dict(loaded.versions)
     next_page, cursors = dict(snapshot.readable_further), snapshot.next_cursors
-    held = frozenset(charge.job_id for charge in snapshot.charges())
+    charged_jobs = frozenset(charge.job_id for charge in snapshot.charges())
     for team in teams:
         if len(pending) >= policy.examined_jobs_limit:
             break
@@ -237,7 +237,9 @@ def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Contex
         jobs = _read_jobs(context.ledger, (row.key for row in page.rows))
         # A job whose charge this cycle still sees as held was settled since. The next cycle decides about it.
         waiting = {
-            name: entry for name, entry in jobs.items() if entry[0].state is JobState.PENDING and name not in held
+            name: entry
+            for name, entry in jobs.items()
+            if entry[0].state is JobState.PENDING and name not in charged_jobs
         }
         pending |= _jobs_of(waiting)
         versions |= _versions_of(waiting)
@@ -310,7 +312,7 @@ def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
         return loaded
     stored = _read_jobs(context.ledger, (job_rows.job_key(charge.job_id) for charge in snapshot.live_charges))
     running = {name: entry for name, entry in stored.items() if name not in snapshot.pending}
-    holders, rented = _jobs_of(stored), snapshot.rented
+    jobs_with_charge, rented = _jobs_of(stored), snapshot.rented
     spent = rentals.spent_by_period(setup, context, rented.rentals)
     budgets_left = (
         remaining_by_team(setup, spent, snapshot.live_charges, rented.rentals, policy.economy, context.now)
@@ -319,13 +321,13 @@ def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
     )
     return loaded._replace(
         snapshot=snapshot._replace(
-            jobs_with_charge=holders,
+            jobs_with_charge=jobs_with_charge,
             # The later read of an elastic job counts.
-            elastic={name: holders.get(name, job) for name, job in snapshot.elastic.items()},
+            elastic={name: jobs_with_charge.get(name, job) for name, job in snapshot.elastic.items()},
             rented=rented._replace(budgets_left=budgets_left),
             spent=spent,
             used=read_usage.run(setup, context),
-            work_at_risk_by_job=_work_at_risk(snapshot.live_charges, holders, context)
+            work_at_risk_by_job=_work_at_risk(snapshot.live_charges, jobs_with_charge, context)
             if setup.fleet.switches.spares_work
             else {},
         ),
@@ -396,8 +398,8 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, c
     nodes = [node for name in names if name in clusters for node in clusters[name].nodes]
     provider_nodes = clusters[names[0]].provider_nodes if names[0] in clusters else ()
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
-    taken = resources_taken(in_use, snapshot.live_charges, workloads)
-    capacities = node_capacity(join_nodes(nodes, provider_nodes, names[0]), taken, unhealthy)
+    used = resources_taken(in_use, snapshot.live_charges, workloads)
+    capacities = node_capacity(join_nodes(nodes, provider_nodes, names[0]), used, unhealthy)
     capacities = rented.capacities(capacities, snapshot.pending.values(), policy.burst.pools)
     return loaded._replace(
         snapshot=snapshot._replace(

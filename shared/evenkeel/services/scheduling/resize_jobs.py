@@ -74,10 +74,10 @@ class _ResizeCommit:
         parts = [self._stop_writes(resize, records[resize.job_id]) for resize in planned]
         # The next cycle asks the jobs that do not fit into one commit, and counts on the jobs that already stop.
         first = next(batches.cut(parts, common_writes=(self.tree.put(scheduler_state),)))
-        names = {part.subject for part in first}
+        names = {write_group.subject for write_group in first}
         resizes = [resize for resize in planned if resize.job_id in names]
         changed = self._state_after(resizes, scheduler_state)
-        writes = (write for part in first for write in part.writes)
+        writes = (write for write_group in first for write in write_group.writes)
         token = records[first[0].subject].decision_id
         self.context.ledger.commit(self.tree.put(changed), *writes, token=token)
         self.tree.raised(changed)
@@ -151,7 +151,7 @@ class _ResizeCommit:
             batches.WriteGroup(name, (Put(subject_rows.decision_row(record)),)) for name, record in records.items()
         ]
         for batch in batches.cut(parts, common_writes=(self.tree.put(changed),)):
-            writes = (write for part in batch for write in part.writes)
+            writes = (write for write_group in batch for write in write_group.writes)
             token = records[batch[0].subject].decision_id
             self.context.ledger.commit(self.tree.put(changed), *writes, token=token)
             self.tree.raised(changed)

@@ -119,10 +119,10 @@ class Observation:
 
     def read_ahead(self, waits: Iterable[Wait]) -> None:
         """Read the rows of these waits in a few calls: there may be one wait for each node of a fleet."""
-        about = [(wait.subject, wait.condition) for wait in waits]
-        keys = [key for subject, condition in about for key in _rests_on(subject, condition)]
+        conditions = [(wait.subject, wait.condition) for wait in waits]
+        keys = [key for subject, condition in conditions for key in _rests_on(subject, condition)]
         self._found = get_all(self.context.ledger, keys)
-        for subject, condition in about:
+        for subject, condition in conditions:
             row = (
                 self._found.get(incident_rows.incident_key(subject))
                 if condition.kind is ConditionKind.JOBS_RESUMED
@@ -137,7 +137,7 @@ class Observation:
         self._found |= get_all(self.context.ledger, (key for key in keys if key not in self._found))
         attempts = (
             self._found.get(job_rows.attempt_key(subject, int(condition.facts["attempt"])))
-            for subject, condition in about
+            for subject, condition in conditions
             if condition.kind in _ATTEMPT_KINDS
         )
         self._lists_ahead |= {(str(row.doc["cluster"]), "workloads") for row in attempts if row}
@@ -506,8 +506,8 @@ def _rental(wait: Wait, world: Observation) -> WaitAnswer | None:
     job = rows.decode(stored, Job)
     if wait.condition.kind is ConditionKind.RENTAL_READY:
         return _rental_ready(rental, job, nodes, world)
-    held = world.row(job_rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
-    attempt = rows.decode(held, Attempt) if held else None
+    attempt_row = world.row(job_rows.attempt_key(job.job_id, job.current_attempt)) if job.current_attempt else None
+    attempt = rows.decode(attempt_row, Attempt) if attempt_row else None
     return evaluate_rental_over(
         rental, job, attempt, nodes, world.context.policy.burst.quiet_seconds, world.context.now
     )
@@ -515,13 +515,13 @@ def _rental(wait: Wait, world: Observation) -> WaitAnswer | None:
 
 def _rental_ready(rental: Rental, job: Job, nodes: tuple[KubernetesNode, ...], world: Observation) -> WaitAnswer | None:
     """Answer the wait for the nodes of a job's rental. Pods are read only if enough nodes joined."""
-    refusal, taken = world.capacity_refusal(rental.offer), frozenset(rental.other_rentals_nodes)
-    answer = evaluate_rental_ready(rental, job, nodes, refusal, taken)
+    refusal, other_nodes = world.capacity_refusal(rental.offer), frozenset(rental.other_rentals_nodes)
+    answer = evaluate_rental_ready(rental, job, nodes, refusal, other_nodes)
     if answer is None or answer.outcome != NODES_READY:
         return answer
-    joined = [node.name for node in joined_nodes(rental, nodes, taken)]
+    joined = [node.name for node in joined_nodes(rental, nodes, other_nodes)]
     in_use = pool_nodes.nodes_in_use(rental.offer.cluster, joined, world.context)
-    return evaluate_rental_ready(rental, job, nodes, refusal, taken | in_use) if in_use else answer
+    return evaluate_rental_ready(rental, job, nodes, refusal, other_nodes | in_use) if in_use else answer
 
 
 def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitAnswer | None:
@@ -553,9 +553,9 @@ def _check(incident: Incident, observed: ObservedNode, world: Observation) -> Ch
         return CheckResult.PASSED
     match check.kind:
         case CheckKind.DEEP:
-            least = world.context.policy.repair.deep_check_min_seconds
+            min_seconds = world.context.policy.repair.deep_check_min_seconds
             return judge_deep_check(
-                observed.node, started_at=check.started_at, min_seconds=least, now=world.context.now
+                observed.node, started_at=check.started_at, min_seconds=min_seconds, now=world.context.now
             )
         case CheckKind.TEST_JOB:
             return world.check_result(observed.node.cluster, check)

@@ -37,7 +37,7 @@ class ReadCache:
         """Forget every read that is too old for a new round."""
         self.now = now
         self._silent.clear()
-        self._answers = {name: kept for name, kept in self._answers.items() if now < kept.until}
+        self._answers = {name: cached for name, cached in self._answers.items() if now < cached.until}
 
     def keep(self, source: str, what: str, answer: object) -> None:
         """Keep an answer that the caller read in this round."""
@@ -68,13 +68,13 @@ class ReadCache:
         self, source: str, what: str, call: Callable[[], T], *, seconds: float = 0
     ) -> tuple[T, datetime]:
         """Return the answer as `read` does, and the time at which it was read."""
-        kept = self._answers.get((source, what))
-        if kept is None:
-            kept = self._answers[source, what] = self._read(source, call, self.now + timedelta(seconds=seconds))
-        if kept.error is not None:
-            raise kept.error.with_traceback(None)
-        answer: T = kept.answer
-        return answer, kept.read_at
+        cached = self._answers.get((source, what))
+        if cached is None:
+            cached = self._answers[source, what] = self._read(source, call, self.now + timedelta(seconds=seconds))
+        if cached.error is not None:
+            raise cached.error.with_traceback(None)
+        answer: T = cached.answer
+        return answer, cached.read_at
 
     def _read(self, source: str, call: Callable[[], Any], until: datetime) -> _CachedAnswer:
         error: EvenkeelError | None = self._silent.get(source)

@@ -63,10 +63,10 @@ def run(request: ResolveWaitRequest, context: Context) -> ResolveWaitResult:
 
 def _send(wait: Wait, row: Row, context: Context) -> ResolveWaitResult:
     assert wait.answer
-    taken = context.tokens.succeed(wait.token, wait.answer.to_json())
+    is_accepted = context.tokens.succeed(wait.token, wait.answer.to_json())
     with contextlib.suppress(Conflict):  # opened again, or deleted by another answer
         context.ledger.commit(Delete(row.key, row.version))
-    if taken:
+    if is_accepted:
         return ResolveWaitResult(outcome="ANSWERED", reason=f"{wait.answer.outcome}: {wait.answer.reason}")
     return ResolveWaitResult(outcome="OVER", reason="The task had already ended.")
 
