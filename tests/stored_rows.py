@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from evenkeel.domain.admission.cycle_facts import CycleFacts
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.costs.day_figures import DayRow
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedWorkload
 from evenkeel.domain.health.groups import GroupFact
@@ -227,6 +228,7 @@ TYPES = (
     RowType(Table.FLEET, "HOLD#fleet", "EVENT#.+", TimelineEntry),
     RowType(Table.FLEET, "IDEM#.+", "META", Answered, subject="fingerprint"),
     RowType(Table.FLEET, "OVERVIEW#fleet", "META", Free, is_replaced=True),
+    RowType(Table.FLEET, "DAY#.+", "META", DayRow, is_replaced=True),
     RowType(Table.FLEET, "HEARTBEAT#.+", "META", Heartbeat),
     RowType(Table.QUOTAS, "TREE#.+", "META", TreeRow),
     RowType(Table.QUOTAS, "TREE#.+", "TURN", Cursors),

@@ -96,6 +96,7 @@ def sections(report: Json) -> Iterator[ReportSection]:
         [_pool(pool) for pool in report["pools"]],
     )
     yield _rented(report["rent"]["pools"])
+    yield _teams(report["teams"])
 
 
 def _improvements(improvements: list[Json]) -> ReportSection:
@@ -159,6 +160,19 @@ def _rented(pools: list[Json]) -> ReportSection:
         (pool["name"], str(pool["rentals"]), gpu_hours(pool["nodeHours"]), dollars(pool["usdMicros"])) for pool in pools
     ]
     return ReportSection("Rented by pool", ("POOL", "RENTALS", "NODE-HOURS", "COST"), rows)
+
+
+def _teams(teams: list[Json]) -> ReportSection:
+    rows = [
+        (
+            team["team"] or UNKNOWN,
+            gpu_hours(team["gpuHours"]),
+            dollars(team["usdMicros"]),
+            dollars(team["rentUsdMicros"]),
+        )
+        for team in teams
+    ]
+    return ReportSection("Use by team", ("TEAM", "GPU-HOURS", "COST", "RENT"), rows)
 
 
 def draw(out: Printer, report: Json, *, is_wide: bool) -> None:
@@ -289,7 +303,7 @@ def figures(report: Json) -> list[Json]:
     return rows
 
 
-_NAMES = ("node", "group", "stage", "pool", "use", "insteadOf", "name", "change")
+_NAMES = ("node", "group", "team", "stage", "pool", "use", "insteadOf", "name", "change")
 
 
 def _collect(value: Any, section: str, item: str, rows: list[Json]) -> None:

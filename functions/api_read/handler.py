@@ -222,7 +222,9 @@ def show_shadow_report() -> api.Reply:
 def show_cost_report() -> api.Reply:
     query = app.query(api_types.CostReportQuery)
     report_window = read_cost_report.ReportWindow(since=query.since, until=query.until)
-    return app.answer(read_cost_report.show(report_window, wiring.context()), undated=("until",))
+    may_see_spend = _reader().may_see_every_team
+    report = read_cost_report.show(report_window, wiring.context(), may_see_spend=may_see_spend)
+    return app.answer(report, undated=("until",))
 
 
 @app.get("/v1/showback")

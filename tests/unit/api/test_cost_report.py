@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.values import rfc3339
-from evenkeel.services.queries import read_cost_records, read_cost_report
+from evenkeel.services.queries import read_cost_records, read_live_days
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, stored
 from tests.unit.api.test_receipts import a_lost_job, its_incident
@@ -135,18 +135,25 @@ def test_empty_fleet_has_unknown_ratios_and_no_zero_rates(gateway: Gateway) -> N
     assert {use["share"] for use in document["allNodes"]["uses"]} == {None}
 
 
-def test_window_beyond_kept_nodes_says_so(gateway: Gateway) -> None:
+def test_window_beyond_recorded_days_begins_later(gateway: Gateway) -> None:
     a_fleet(gateway)
 
     document = report(gateway, f"?since={rfc3339(ago(days=60))}")
 
     assert not document["isNodeTimeComplete"]
-    assert any("30 days" in note for note in document["notes"])
+    assert document["since"] >= rfc3339(ago(days=30))
+    assert any("begins later than requested" in note for note in document["notes"])
+
+
+def test_window_without_any_record_is_refused(gateway: Gateway) -> None:
+    answer = gateway.get(f"/v1/cost-report?since={rfc3339(ago(days=60))}&until={rfc3339(ago(days=40))}")
+
+    assert (answer.status, answer.document["errors"][0]["field"]) == (400, "since")
 
 
 def test_too_many_records_are_said_to_be_left_out(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_cost_records, "MAX_ATTEMPTS", 2)
-    monkeypatch.setattr(read_cost_report, "MAX_JOBS", 1)
+    monkeypatch.setattr(read_live_days, "MAX_JOBS", 1)
     for number in range(1, 5):
         job = a_job(number, state="PENDING")
         ended = an_attempt(job, state="LOST", running_at=ago(hours=2), ended_at=ago(minutes=10 * number))

@@ -1,17 +1,26 @@
 """Node time: every GPU-second has one use, and prices change at their dates."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.costs.interruptions import Span
-from evenkeel.domain.costs.node_time import HeldGpus, NodeOutageSpan, NodeSpan, NodeUse, node_time
+from evenkeel.domain.costs.node_time import HeldGpus, NodeSpan, NodeUse, PoolTime, node_time, pool_times
 from evenkeel.domain.costs.receipt import GpuPrice
 
 BEGIN = datetime(2026, 11, 3, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+
+
+def times(
+    nodes: list[NodeSpan], held: list[HeldGpus], repairs: list[tuple[str, Span]], *prices: Any
+) -> tuple[tuple[PoolTime, ...], PoolTime]:
+    held_of = {name: [holding for holding in held if holding.node == name] for name in "ab"}
+    out_of = {name: [span for node, span in repairs if node == name] for name in "ab"}
+    return pool_times([node_time(nodes, held_of, out_of, *prices)])
 
 
 def between(start: float, end: float) -> Span:
@@ -33,9 +42,9 @@ NODES = st.tuples(SPANS, SPANS).map(
 )
 
 
-@given(NODES, st.lists(HELD, max_size=8), st.lists(st.builds(NodeOutageSpan, st.sampled_from("ab"), SPANS), max_size=3))
-def test_uses_sum_to_all_gpu_time(nodes: list[NodeSpan], held: list[HeldGpus], repairs: list[NodeOutageSpan]) -> None:
-    pools, total = node_time(nodes, held, repairs, price_at, [BEGIN + 5 * HOUR])
+@given(NODES, st.lists(HELD, max_size=8), st.lists(st.tuples(st.sampled_from("ab"), SPANS), max_size=3))
+def test_uses_sum_to_all_gpu_time(nodes: list[NodeSpan], held: list[HeldGpus], repairs: list[tuple[str, Span]]) -> None:
+    pools, total = times(nodes, held, repairs, price_at, [BEGIN + 5 * HOUR])
 
     whole = sum(node.gpus * (node.span.end - node.span.start) / HOUR for node in nodes)
     assert sum(use.gpu_hours for use in total.uses) == pytest.approx(whole) == total.gpu_hours
@@ -46,7 +55,7 @@ def test_uses_sum_to_all_gpu_time(nodes: list[NodeSpan], held: list[HeldGpus], r
 
 def test_remaining_node_time_is_repair_or_without_job() -> None:
     held = [HeldGpus("a", NodeUse.PRODUCTIVE, 6, between(2, 4)), HeldGpus("a", NodeUse.LOST, 6, between(3, 4))]
-    _, total = node_time([a_node()], held, [NodeOutageSpan("a", between(3, 6))], price_at)
+    _, total = times([a_node()], held, [("a", between(3, 6))], price_at)
 
     # From 3 to 4 both attempts hold 12 GPUs of 8: the second one gets the rest.
     assert {use.use: use.gpu_hours for use in total.uses if use.gpu_hours} == {
@@ -58,19 +67,19 @@ def test_remaining_node_time_is_repair_or_without_job() -> None:
 
 
 def test_new_price_does_not_change_the_past() -> None:
-    _, total = node_time([a_node()], [], [], price_at, [BEGIN + 5 * HOUR])
+    _, total = times([a_node()], [], [], price_at, [BEGIN + 5 * HOUR])
 
     assert total.of(NodeUse.NO_JOB).usd_micros == 8 * 5 * 1_000_000 + 8 * 5 * 3_000_000
 
 
 def test_time_without_a_price_has_unknown_cost() -> None:
-    _, total = node_time([a_node()], [], [], lambda *_: None)
+    _, total = times([a_node()], [], [], lambda *_: None)
 
     assert total.of(NodeUse.NO_JOB).usd_micros is None
     assert total.of(NodeUse.LOST).usd_micros == 0
 
 
 def test_fleet_without_nodes_has_no_shares() -> None:
-    pools, total = node_time([], [], [], price_at)
+    pools, total = times([], [], [], price_at)
 
     assert (pools, total.gpu_hours, {use.share for use in total.uses}) == ((), 0, {None})

@@ -1,18 +1,27 @@
 """The cost report of a fleet: failures with intervals, downtime by stage, losses by cause, node time, rent, savings.
 
-An interruption belongs to the window in which its attempt ended, with its whole loss. So the reports of consecutive
-windows count each interruption once. Node time and rent are cut at the borders of the window.
+It adds up the figures of days (`day_figures`). So a stored day and a day that was computed now give the same report.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import date
 from typing import NamedTuple
 
+from evenkeel.domain.costs.day_figures import (
+    CountedFailure,
+    DayFigures,
+    LossGroup,
+    StageDurations,
+    TeamTime,
+    add_savings,
+)
 from evenkeel.domain.costs.interruptions import Span
-from evenkeel.domain.costs.node_time import NodeUse, PoolTime
-from evenkeel.domain.costs.receipt import InterruptionCause, InterruptionReceipt, ReceiptPart, Stage, total_of
-from evenkeel.domain.costs.rent_report import RentReport
-from evenkeel.domain.costs.savings import RecoveryBaseline, SavedSum, savings, sum_savings
+from evenkeel.domain.costs.node_time import NodeUse, PoolTime, pool_times
+from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, Stage
+from evenkeel.domain.costs.rent_report import RentReport, sum_rents
+from evenkeel.domain.costs.savings import RecoveryBaseline, SavedSum
 from evenkeel.domain.economics import poisson
 from evenkeel.domain.economics.failure_rates import (
     FailureRate,
@@ -24,12 +33,8 @@ from evenkeel.domain.economics.failure_rates import (
     failure_rate,
     rates_by,
 )
-from evenkeel.domain.health.faults import FaultClass, default_catalogue
-from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.values import Instant, Value
 
-_NOT_COUNTED = (FaultClass.APPLICATION, FaultClass.INFO)
-"""Faults of these classes are not failures of a node."""
 _SIGNIFICANCE = 0.05
 _MAX_NODES = 20
 """Nodes that the report names."""
@@ -120,6 +125,17 @@ class Improvement(Value):
     """How the worth follows from the figures of the report."""
 
 
+class TeamUse(Value):
+    """The GPU time that the attempts of a team held."""
+
+    team: str
+    gpu_hours: float
+    usd_micros: int | None
+    """At the price of each admission, without rented nodes. Null: a part has no price, or the caller may not see it."""
+    rent_usd_micros: int
+    """The bills of its rentals."""
+
+
 class FleetReport(Value):
     """The cost report of a fleet in a window."""
 
@@ -144,33 +160,26 @@ class FleetReport(Value):
     idle_committed_usd_micros: int | None
     """Null: a part has no price."""
     rent: RentReport
+    teams: tuple[TeamUse, ...]
     saved: tuple[SavedSum, ...]
     """Estimates. Each names its assumptions, and how many interruptions it leaves out."""
     improvements: tuple[Improvement, ...]
     """Ranked by their worth."""
+    unknown_days: tuple[str, ...]
+    """Days of the window without any record. They are in no figure."""
     notes: tuple[str, ...]
 
 
-class OwnedInterruption(NamedTuple):
-    """An interruption of the window, with the incident that owns it."""
-
-    receipt: InterruptionReceipt
-    owner: Incident | None
-
-
-class FleetFacts(NamedTuple):
+class ReportFacts(NamedTuple):
     """Everything that a report rests on."""
 
     window: Span
-    incidents: Sequence[Incident]
-    """Opened in the window; drills included."""
-    interrupted: Sequence[OwnedInterruption]
-    node_hours: Mapping[str, tuple[str, str, float]]
-    """By instance id: pool, instance type and hours in the window."""
-    pools: tuple[PoolTime, ...]
-    all_nodes: PoolTime
-    rent: RentReport
-    restore_seconds: float
+    days: Sequence[DayFigures]
+    """Days and parts of days with figures, in the order of time. They do not overlap. The rest is unknown."""
+    node_hours: Mapping[str, float]
+    """By instance id: hours in the days above, for nodes whose record is kept."""
+    unknown_days: Sequence[date]
+    cap_micros_per_hour: int
     notes: tuple[str, ...] = ()
 
 
@@ -182,87 +191,88 @@ NOTES = (
 )
 
 
-def fleet_report(facts: FleetFacts) -> FleetReport:
-    """Return the report of a window."""
-    failed = [owned_interruption for owned_interruption in facts.interrupted if _is_failure(owned_interruption)]
-    requested = [
-        owned_interruption
-        for owned_interruption in facts.interrupted
-        if not owned_interruption.receipt.cause.is_failure
-    ]
-    estimates = [
-        saving
-        for owned_interruption in failed
-        if owned_interruption.owner
-        for saving in savings(owned_interruption.receipt, owned_interruption.owner, facts.restore_seconds)
-    ]
-    committed = [pool.of(NodeUse.NO_JOB) for pool in facts.pools if not pool.is_rented]
+def fleet_report(facts: ReportFacts) -> FleetReport:
+    """Return the report of a window, from the figures of its days."""
+    days = facts.days
+    groups = [group for day in days for group in day.losses]
+    failed = [group for group in groups if group.is_failure]
+    pools, all_nodes = pool_times(day.pools for day in days)
+    committed = [pool.of(NodeUse.NO_JOB) for pool in pools if not pool.is_rented]
     idle_usd = [use.usd_micros for use in committed]
-    failures = _failures(facts, failed)
-    stages = tuple(_stage_losses(failed))
+    failures = _failures(facts, failed, all_nodes)
+    stages = tuple(_stage_losses(days))
     idle_hours = sum(use.gpu_hours for use in committed)
     idle = None if None in idle_usd else sum(amount or 0 for amount in idle_usd)
-    lost, on_request = _loss("failures", failed), _loss("requests", requested)
+    lost = _loss("failures", failed)
+    on_request = _loss("requests", [group for group in groups if not group.is_failure])
+    rent = sum_rents((day.rent for day in days), facts.cap_micros_per_hour)
     return FleetReport(
         since=facts.window.start,
         until=facts.window.end,
         failures=failures,
         recovery=_duration(
-            [
-                owned_interruption.receipt.standstill_seconds if owned_interruption.receipt.is_over else None
-                for owned_interruption in failed
-                if owned_interruption.owner
-            ]
+            [value for day in days for value in day.recovery_seconds], sum(day.unknown_recoveries for day in days)
         ),
         stages=stages,
-        by_cause=_groups(failed, _cause),
-        by_pool=_groups(failed, lambda outcome: outcome.receipt.pool or "unknown"),
-        by_instance_type=_groups(failed, lambda outcome: outcome.receipt.instance_type or "unknown"),
+        by_cause=_groups(failed, lambda group: group.cause),
+        by_pool=_groups(failed, lambda group: group.pool or "unknown"),
+        by_instance_type=_groups(failed, lambda group: group.instance_type or "unknown"),
         lost=lost,
         requested=on_request,
-        effective=_effective(facts.all_nodes, lost.gpu_hours),
-        pools=facts.pools,
-        all_nodes=facts.all_nodes,
+        effective=effective_time(all_nodes, lost.gpu_hours),
+        pools=pools,
+        all_nodes=all_nodes,
         idle_committed_gpu_hours=idle_hours,
         idle_committed_usd_micros=idle,
-        rent=facts.rent,
-        saved=tuple(sum_savings(estimates, way) for way in RecoveryBaseline),
+        rent=rent,
+        teams=_teams(days, rent),
+        saved=tuple(add_savings((day.saved for day in days), way) for way in RecoveryBaseline),
         improvements=improvements(stages, failures, on_request, idle_hours, idle),
+        unknown_days=tuple(map(str, facts.unknown_days)),
         notes=(*NOTES, *facts.notes),
     )
 
 
-def _is_failure(interrupted: OwnedInterruption) -> bool:
-    return interrupted.receipt.cause.is_failure and not (interrupted.owner and interrupted.owner.is_drill)
+def _teams(days: Iterable[DayFigures], rent: RentReport) -> tuple[TeamUse, ...]:
+    uses: dict[str, list[TeamTime]] = defaultdict(list)
+    for day in days:
+        for team_time in day.teams:
+            uses[team_time.team].append(team_time)
+    rents = {team_rent.name: team_rent.usd_micros for team_rent in rent.teams}
+    return tuple(
+        TeamUse(
+            team=team,
+            gpu_hours=sum(use.gpu_microseconds for use in uses[team]) / MICROSECONDS_PER_HOUR,
+            usd_micros=None
+            if any(use.usd_micros is None for use in uses[team])
+            else sum(use.usd_micros or 0 for use in uses[team]),
+            rent_usd_micros=rents.get(team, 0),
+        )
+        for team in sorted({*uses, *rents})
+    )
 
 
 # ---------------------------------------------------------------- failures
 
 
-def is_node_failure(incident: Incident) -> bool:
-    """Whether an incident counts as a failure of its node."""
-    return not (incident.is_drill or incident.resumes or _class_of(incident) in _NOT_COUNTED)
-
-
-def _class_of(incident: Incident) -> FaultClass:
-    return default_catalogue().look_up(incident.fault_key).fault_class
-
-
-def _failures(facts: FleetFacts, failed: Sequence[OwnedInterruption]) -> FleetFailures:
-    counted = [incident for incident in facts.incidents if is_node_failure(incident)]
+def _failures(facts: ReportFacts, failed: Iterable[LossGroup], all_nodes: PoolTime) -> FleetFailures:
+    counted = [failure for day in facts.days for failure in day.failures]
+    node_microseconds: Counter[tuple[str, str]] = Counter()
+    for day in facts.days:
+        for pool in day.pools:
+            for kind, amount in pool.node_microseconds.items():
+                node_microseconds[pool.pool, kind] += amount
     observations = Observations(
         failures=tuple(
-            ObservedFailures(
-                fault_class=str(_class_of(incident)), pool=incident.pool, instance_type=incident.instance_type
-            )
-            for incident in counted
+            ObservedFailures(fault_class=failure.fault_class, pool=failure.pool, instance_type=failure.instance_type)
+            for failure in counted
         ),
         node_hours=tuple(
-            ObservedNodeHours(pool=pool, instance_type=kind, node_hours=hours)
-            for pool, kind, hours in facts.node_hours.values()
+            ObservedNodeHours(pool=pool, instance_type=kind, node_hours=amount / MICROSECONDS_PER_HOUR)
+            for (pool, kind), amount in node_microseconds.items()
         ),
     )
-    hours = sum(hours for _, _, hours in facts.node_hours.values())
+    hours = all_nodes.node_hours
     rate = failure_rate(len(counted), hours) if hours else None
     return FleetFailures(
         count=len(counted),
@@ -270,35 +280,38 @@ def _failures(facts: FleetFacts, failed: Sequence[OwnedInterruption]) -> FleetFa
         by_class=rates_by(observations, GroupedBy.FAULT_CLASS),
         by_pool=rates_by(observations, GroupedBy.POOL),
         by_instance_type=rates_by(observations, GroupedBy.INSTANCE_TYPE),
-        nodes=tuple(_nodes(facts, counted, failed, rate)),
+        nodes=tuple(_nodes(facts, counted, failed, rate, all_nodes.nodes)),
     )
 
 
 def _nodes(
-    facts: FleetFacts, counted: Iterable[Incident], failed: Iterable[OwnedInterruption], fleet: FailureRate | None
+    facts: ReportFacts,
+    counted: Iterable[CountedFailure],
+    failed: Iterable[LossGroup],
+    fleet: FailureRate | None,
+    fleet_nodes: int,
 ) -> Iterable[NodeFailures]:
-    incidents: dict[str, list[Incident]] = defaultdict(list)
-    for incident in counted:
-        incidents[incident.life.instance_id].append(incident)
-    parts: dict[str, list[ReceiptPart]] = defaultdict(list)
-    for interrupted in failed:
-        if interrupted.owner:
-            parts[interrupted.owner.life.instance_id] += interrupted.receipt.parts
+    failures: dict[str, list[CountedFailure]] = defaultdict(list)
+    for failure in counted:
+        failures[failure.node].append(failure)
+    groups: dict[str, list[LossGroup]] = defaultdict(list)
+    for group in failed:
+        groups[group.node].append(group)
     report_rows = []
-    for node, node_interruptions in incidents.items():
-        hours = facts.node_hours.get(node, ("", "", 0.0))[2] or None
-        rate = failure_rate(len(node_interruptions), hours) if hours else None
-        total = total_of(parts[node])
+    for node, node_failures in failures.items():
+        hours = facts.node_hours.get(node) or None
+        rate = failure_rate(len(node_failures), hours) if hours else None
+        lost = _loss(node, groups[node])
         report_rows.append(
             NodeFailures(
                 node=node,
-                pool=node_interruptions[0].pool,
-                failures=len(node_interruptions),
+                pool=node_failures[0].pool,
+                failures=len(node_failures),
                 node_hours=hours,
                 rate=rate,
-                is_above_fleet=_is_unlikely(len(node_interruptions), hours, fleet, len(facts.node_hours)),
-                gpu_hours=total.gpu_hours,
-                usd_micros=total.usd_micros,
+                is_above_fleet=_is_unlikely(len(node_failures), hours, fleet, fleet_nodes),
+                gpu_hours=lost.gpu_hours,
+                usd_micros=lost.usd_micros,
             )
         )
     return sorted(report_rows, key=lambda row: (-row.gpu_hours, -row.failures, row.node))[:_MAX_NODES]
@@ -318,27 +331,29 @@ def _is_unlikely(failures: int, hours: float | None, fleet: FailureRate | None, 
 # ---------------------------------------------------------------- losses
 
 
-def _stage_losses(failed: Iterable[OwnedInterruption]) -> Iterable[StageLoss]:
-    parts: dict[Stage, list[ReceiptPart]] = defaultdict(list)
-    for interrupted in failed:
-        for receipt_part in interrupted.receipt.parts:
-            parts[receipt_part.stage].append(receipt_part)
+def _stage_losses(days: Iterable[DayFigures]) -> Iterable[StageLoss]:
+    times: dict[Stage, list[StageDurations]] = defaultdict(list)
+    for day in days:
+        for durations in day.stages:
+            times[durations.stage].append(durations)
     for stage in Stage:
-        receipt_parts = parts[stage]
-        total = total_of(receipt_parts)
+        own = times[stage]
         yield StageLoss(
             stage=stage,
-            time=_duration([receipt_part.seconds for receipt_part in receipt_parts]),
-            gpu_hours=total.gpu_hours,
-            usd_micros=total.usd_micros,
+            time=_duration(
+                [value for durations in own for value in durations.seconds],
+                sum(durations.unknown for durations in own),
+            ),
+            gpu_hours=math.fsum(durations.gpu_hours for durations in own),
+            usd_micros=_known_sum(durations.usd_micros for durations in own),
         )
 
 
-def _duration(seconds: Sequence[float | None]) -> DurationPercentiles:
-    known_values = sorted(value for value in seconds if value is not None)
+def _duration(seconds: Iterable[float], unknown: int) -> DurationPercentiles:
+    known_values = sorted(seconds)
     return DurationPercentiles(
         count=len(known_values),
-        unknown=len(seconds) - len(known_values),
+        unknown=unknown,
         p50_seconds=_percentile(known_values, 0.5),
         p99_seconds=_percentile(known_values, 0.99),
         max_seconds=known_values[-1] if known_values else None,
@@ -350,42 +365,34 @@ def _percentile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)] if ordered else None
 
 
-def _cause(interrupted: OwnedInterruption) -> str:
-    if interrupted.owner is not None:
-        return str(_class_of(interrupted.owner))
-    other = {
-        InterruptionCause.APPLICATION: "application failure",
-        InterruptionCause.INFRASTRUCTURE: "infrastructure, no incident",
-    }
-    return other.get(interrupted.receipt.cause, "unknown")
+def _groups(failed: Iterable[LossGroup], group_of: Callable[[LossGroup], str]) -> tuple[GroupLoss, ...]:
+    groups: dict[str, list[LossGroup]] = defaultdict(list)
+    for group in failed:
+        groups[group_of(group)].append(group)
+    losses = [_loss(name, members) for name, members in groups.items()]
+    return tuple(sorted(losses, key=lambda loss: (-loss.gpu_hours, loss.group)))
 
 
-def _groups(failed: Iterable[OwnedInterruption], by: Callable[[OwnedInterruption], str]) -> tuple[GroupLoss, ...]:
-    groups: dict[str, list[OwnedInterruption]] = defaultdict(list)
-    for interrupted in failed:
-        groups[by(interrupted)].append(interrupted)
-    rows = [_loss(name, group_interruptions) for name, group_interruptions in groups.items()]
-    return tuple(sorted(rows, key=lambda row: (-row.gpu_hours, row.group)))
-
-
-def _loss(group: str, interruptions: Sequence[OwnedInterruption]) -> GroupLoss:
-    total = total_of(
-        receipt_part for owned_interruption in interruptions for receipt_part in owned_interruption.receipt.parts
-    )
+def _loss(name: str, groups: Sequence[LossGroup]) -> GroupLoss:
     return GroupLoss(
-        group=group,
-        interruptions=len(interruptions),
-        still_interrupted=sum(not owned_interruption.receipt.is_over for owned_interruption in interruptions),
-        gpu_hours=total.gpu_hours,
-        usd_micros=0 if not interruptions else total.usd_micros,
-        unpriced_gpu_hours=total.unpriced_gpu_hours,
-        unknown_repeated_work=Counter(
-            owned_interruption.receipt.seconds_of(Stage.REPEATED_WORK) is None for owned_interruption in interruptions
-        )[True],
+        group=name,
+        interruptions=sum(group.interruptions for group in groups),
+        still_interrupted=sum(group.still_interrupted for group in groups),
+        gpu_hours=math.fsum(group.gpu_hours for group in groups),
+        usd_micros=_known_sum(group.usd_micros for group in groups) if groups else 0,
+        unpriced_gpu_hours=math.fsum(group.unpriced_gpu_hours for group in groups),
+        unknown_repeated_work=sum(group.unknown_repeated_work for group in groups),
     )
 
 
-def _effective(all_nodes: PoolTime, lost: float) -> EffectiveTrainingTime:
+def _known_sum(amounts: Iterable[int | None]) -> int | None:
+    """Return the sum of the known amounts; None if none is known."""
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if known else None
+
+
+def effective_time(all_nodes: PoolTime, lost: float) -> EffectiveTrainingTime:
+    """Return the effective training time of a window, from its node time and the GPU-hours that failures lost."""
     productive = all_nodes.of(NodeUse.PRODUCTIVE).gpu_hours
     total = productive + lost
     return EffectiveTrainingTime(

@@ -4,7 +4,7 @@ The time of a node is cut at every border of an attempt, a repair or a price. In
 they hold. The rest of the node is in repair, or has no job of Evenkeel.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
@@ -43,6 +43,8 @@ class NodeSpan(NamedTuple):
     gpus: int
     is_rented: bool
     span: Span
+    is_new: bool = False
+    """Whether it was launched in the window."""
 
 
 class HeldGpus(NamedTuple):
@@ -51,13 +53,6 @@ class HeldGpus(NamedTuple):
     node: str
     use: NodeUse
     gpus: int
-    span: Span
-
-
-class NodeOutageSpan(NamedTuple):
-    """A time in which a node was out for an incident."""
-
-    node: str
     span: Span
 
 
@@ -93,31 +88,78 @@ class PoolTime(Value):
         return next(time for time in self.uses if time.use is use)
 
 
+class PoolUse(Value):
+    """The GPU time of the nodes of a pool in a day, or in a part of it, in whole microseconds."""
+
+    pool: str
+    is_rented: bool
+    nodes_before: int
+    """Nodes that existed when it began."""
+    nodes_new: int
+    """Nodes that were launched in it."""
+    node_microseconds: dict[str, int]
+    """By instance type."""
+    gpu_microseconds: dict[NodeUse, int]
+    """GPUs times microseconds, by use."""
+    usd_micros: dict[NodeUse, int | None]
+    """Null: part of it has no price."""
+
+
 class _UseTotals:
     """GPU time and cost of a group of nodes, by use."""
 
     def __init__(self) -> None:
         self.gpu: dict[NodeUse, int] = dict.fromkeys(NodeUse, 0)
         self.usd: dict[NodeUse, int | None] = dict.fromkeys(NodeUse, 0)
-        self.node_microseconds = 0
-        self.nodes: set[str] = set()
-        self.types: set[str] = set()
+        self.node_microseconds: Counter[str] = Counter()
+        self.nodes_before = self.nodes_new = 0
+
+    def add_node(self, node: NodeSpan) -> None:
+        self.node_microseconds[node.instance_type] += microseconds(node.span.end - node.span.start)
+        self.nodes_new += node.is_new
+        self.nodes_before += not node.is_new
 
     def add(self, use: NodeUse, gpu_microseconds: int, price: GpuPrice | None) -> None:
         if not gpu_microseconds:
             return
         self.gpu[use] += gpu_microseconds
-        cost, before = cost_usd_micros(gpu_microseconds, price), self.usd[use]
-        self.usd[use] = None if cost is None or before is None else before + cost
+        self.usd[use] = _sum_usd(self.usd[use], cost_usd_micros(gpu_microseconds, price))
+
+    def add_day(self, day: PoolUse) -> None:
+        self.node_microseconds.update(day.node_microseconds)
+        self.nodes_before = max(self.nodes_before + self.nodes_new, day.nodes_before)
+        self.nodes_new = day.nodes_new
+        for use, amount in day.gpu_microseconds.items():
+            self.gpu[use] += amount
+            self.usd[use] = _sum_usd(self.usd[use], day.usd_micros[use])
+
+    def add_pool(self, pool: "_UseTotals") -> None:
+        self.node_microseconds.update(pool.node_microseconds)
+        self.nodes_before += pool.nodes_before
+        self.nodes_new += pool.nodes_new
+        for use, amount in pool.gpu.items():
+            self.gpu[use] += amount
+            self.usd[use] = _sum_usd(self.usd[use], pool.usd[use])
+
+    def day(self, pool: str, *, is_rented: bool) -> PoolUse:
+        return PoolUse(
+            pool=pool,
+            is_rented=is_rented,
+            nodes_before=self.nodes_before,
+            nodes_new=self.nodes_new,
+            node_microseconds=dict(sorted(self.node_microseconds.items())),
+            gpu_microseconds=self.gpu,
+            usd_micros=self.usd,
+        )
 
     def result(self, pool: str, *, is_rented: bool) -> PoolTime:
         total = sum(self.gpu.values())
         return PoolTime(
             pool=pool,
-            instance_types=tuple(sorted(self.types)),
+            instance_types=tuple(sorted(self.node_microseconds)),
             is_rented=is_rented,
-            nodes=len(self.nodes),
-            node_hours=self.node_microseconds / MICROSECONDS_PER_HOUR,
+            nodes=self.nodes_before + self.nodes_new,
+            node_hours=self.node_microseconds.total() / MICROSECONDS_PER_HOUR,
             gpu_hours=total / MICROSECONDS_PER_HOUR,
             uses=tuple(
                 UseTime(
@@ -131,43 +173,52 @@ class _UseTotals:
         )
 
 
-def node_time(
-    nodes: Iterable[NodeSpan],
-    held: Iterable[HeldGpus],
-    repairs: Iterable[NodeOutageSpan],
-    price_at: PriceAt,
-    price_changes: Sequence[datetime] = (),
-) -> tuple[tuple[PoolTime, ...], PoolTime]:
-    """Return the GPU time of each pool and of all nodes.
+def _sum_usd(before: int | None, added: int | None) -> int | None:
+    return None if before is None or added is None else before + added
 
-    Args:
-        nodes: Nodes with the part of the window in which they existed. Parts of one node must not overlap.
-        held: GPUs that attempts held. Times outside the node's part do not count.
-        repairs: Times in which nodes were out.
-        price_at: Prices of GPUs that are not rented.
-        price_changes: Times at which a price may change.
+
+def pool_times(days: Iterable[Iterable[PoolUse]]) -> tuple[tuple[PoolTime, ...], PoolTime]:
+    """Return the GPU time of each pool and of all nodes over some days, in the order of time.
+
+    A node that exists on several days in a row counts once. After a missing day, the number of nodes is a lower bound.
     """
-    held_of: dict[str, list[HeldGpus]] = defaultdict(list)
-    for holding in held:
-        held_of[holding.node].append(holding)
-    out_of: dict[str, list[Span]] = defaultdict(list)
-    for repair in repairs:
-        out_of[repair.node].append(repair.span)
     pools: dict[tuple[str, bool], _UseTotals] = defaultdict(_UseTotals)
+    for day in days:
+        for pool_use in day:
+            pools[pool_use.pool, pool_use.is_rented].add_day(pool_use)
     total = _UseTotals()
-    for node in nodes:
-        sums = (pools[node.pool, node.is_rented], total)
-        for use_totals in sums:
-            use_totals.node_microseconds += microseconds(node.span.end - node.span.start)
-            use_totals.nodes.add(node.node)
-            use_totals.types.add(node.instance_type)
-        _add_node(sums, node, held_of[node.node], out_of[node.node], price_at, price_changes)
+    for pool in pools.values():
+        total.add_pool(pool)
     by_pool = tuple(pools[key].result(key[0], is_rented=key[1]) for key in sorted(pools))
     return by_pool, total.result("", is_rented=False)
 
 
+def node_time(
+    nodes: Iterable[NodeSpan],
+    held: Mapping[str, Sequence[HeldGpus]],
+    repairs: Mapping[str, Sequence[Span]],
+    price_at: PriceAt,
+    price_changes: Sequence[datetime] = (),
+) -> tuple[PoolUse, ...]:
+    """Return the GPU time of each pool in a day, or in a part of it.
+
+    Args:
+        nodes: Nodes with the part of the window in which they existed. Parts of one node must not overlap.
+        held: By node, GPUs that attempts held. Times outside the node's part do not count.
+        repairs: By node, times in which it was out.
+        price_at: Prices of GPUs that are not rented.
+        price_changes: Times at which a price may change.
+    """
+    pools: dict[tuple[str, bool], _UseTotals] = defaultdict(_UseTotals)
+    for node in nodes:
+        totals = pools[node.pool, node.is_rented]
+        totals.add_node(node)
+        _add_node(totals, node, held.get(node.node, ()), repairs.get(node.node, ()), price_at, price_changes)
+    return tuple(pools[key].day(key[0], is_rented=key[1]) for key in sorted(pools))
+
+
 def _add_node(
-    sums: Sequence[_UseTotals],
+    totals: _UseTotals,
     node: NodeSpan,
     held: Sequence[HeldGpus],
     repairs: Sequence[Span],
@@ -179,7 +230,8 @@ def _add_node(
     for span in (*(holding.span for holding in held), *repairs):
         borders |= {span.start, span.end}
     cuts = sorted(border for border in borders if start <= border <= end)
-    waiting = deque(sorted(held, key=lambda holding: (holding.span.start, holding.use, holding.gpus)))
+    own = (holding for holding in held if holding.span.end > start and holding.span.start < end)
+    waiting = deque(sorted(own, key=lambda holding: (holding.span.start, holding.use, holding.gpus)))
     present: list[HeldGpus] = []
     for begin, until in pairwise(cuts):
         while waiting and waiting[0].span.start <= begin:
@@ -189,8 +241,7 @@ def _add_node(
         price = None if node.is_rented else price_at(node.instance_type, begin, node.pool)
         is_out = any(span.start <= begin < span.end for span in repairs)
         for use, gpus in _uses(node.gpus, present, is_out=is_out).items():
-            for use_totals in sums:
-                use_totals.add(use, gpus * length, price)
+            totals.add(use, gpus * length, price)
 
 
 def _uses(gpus: int, present: Iterable[HeldGpus], *, is_out: bool) -> Mapping[NodeUse, int]:

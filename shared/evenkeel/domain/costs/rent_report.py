@@ -1,5 +1,6 @@
 """Rented nodes in a window: their cost, and their hourly cost against the cap of the policy."""
 
+import math
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import NamedTuple
@@ -20,6 +21,8 @@ class RentedSum(Value):
 
     name: str
     rentals: int
+    begun: int = 0
+    """Rentals that began in the window."""
     node_hours: float
     usd_micros: int
 
@@ -34,9 +37,9 @@ class RentReport(Value):
     cap_usd_micros_per_hour: int
     """Present cap of the fleet; 0: nothing may be rented."""
     peak_usd_micros_per_hour: int
-    peak_at: Instant | None
+    peak_at: Instant | None = None
     """Start of the most expensive period; null if nothing was rented."""
-    hours_near_cap: float | None
+    hours_near_cap: float | None = None
     """Hours at 80 % of the cap or more; null without a cap."""
 
 
@@ -59,13 +62,49 @@ def rent_report(rentals: Iterable[Rental], window: Span, cap_micros_per_hour: in
     return RentReport(
         usd_micros=sum(offer.usd_micros for offer in hired),
         node_hours=_node_hours(hired),
-        pools=_sums(hired, "pool"),
-        teams=_sums(hired, "team"),
+        pools=_sums(hired, "pool", window.start),
+        teams=_sums(hired, "team", window.start),
         cap_usd_micros_per_hour=cap_micros_per_hour,
         peak_usd_micros_per_hour=peak,
         peak_at=peak_at,
         hours_near_cap=near / MICROSECONDS_PER_HOUR if cap_micros_per_hour else None,
     )
+
+
+def sum_rents(days: Iterable[RentReport], cap_micros_per_hour: int) -> RentReport:
+    """Return the rent of days in the order of time. A rental that lasts over midnight counts once."""
+    listed = list(days)
+    dearest = max(listed, key=lambda day: day.peak_usd_micros_per_hour, default=None)
+    near = [day.hours_near_cap for day in listed if day.hours_near_cap is not None]
+    return RentReport(
+        usd_micros=sum(day.usd_micros for day in listed),
+        node_hours=math.fsum(day.node_hours for day in listed),
+        pools=_add_up(day.pools for day in listed),
+        teams=_add_up(day.teams for day in listed),
+        cap_usd_micros_per_hour=cap_micros_per_hour,
+        peak_usd_micros_per_hour=dearest.peak_usd_micros_per_hour if dearest else 0,
+        peak_at=dearest.peak_at if dearest else None,
+        hours_near_cap=math.fsum(near) if near else None,
+    )
+
+
+def _add_up(days: Iterable[Iterable[RentedSum]]) -> tuple[RentedSum, ...]:
+    sums: dict[str, RentedSum] = {}
+    for day in days:
+        for added in day:
+            before = sums.get(added.name)
+            sums[added.name] = (
+                added
+                if before is None
+                else RentedSum(
+                    name=added.name,
+                    rentals=max(before.rentals, added.rentals - added.begun) + added.begun,
+                    begun=before.begun + added.begun,
+                    node_hours=before.node_hours + added.node_hours,
+                    usd_micros=before.usd_micros + added.usd_micros,
+                )
+            )
+    return tuple(sums[name] for name in sorted(sums))
 
 
 def rented_times(rental: Rental, window: Span) -> Iterator[RentedTime]:
@@ -87,7 +126,7 @@ def rented_times(rental: Rental, window: Span) -> Iterator[RentedTime]:
             span=span,
             nodes=bill.nodes,
             micros_per_hour=bill.micros_per_hour,
-            usd_micros=round((until - before) / _PARTS_PER_MICRO),
+            usd_micros=round(until / _PARTS_PER_MICRO) - round(before / _PARTS_PER_MICRO),
         )
 
 
@@ -95,7 +134,7 @@ def _parts_until(bill: money.BillableRental, at: datetime) -> int:
     return bill.replace(ended_at=at, min_billed_seconds=0).parts(at)
 
 
-def _sums(hired: Iterable[RentedTime], by: str) -> tuple[RentedSum, ...]:
+def _sums(hired: Iterable[RentedTime], by: str, since: datetime) -> tuple[RentedSum, ...]:
     groups: dict[str, list[RentedTime]] = {}
     for offer in hired:
         groups.setdefault(offer.pool if by == "pool" else offer.rental.team, []).append(offer)
@@ -103,11 +142,17 @@ def _sums(hired: Iterable[RentedTime], by: str) -> tuple[RentedSum, ...]:
         RentedSum(
             name=name,
             rentals=len({offer.rental.name for offer in offers}),
+            begun=len({offer.rental.name for offer in offers if _begin(offer, by) >= since}),
             node_hours=_node_hours(offers),
             usd_micros=sum(offer.usd_micros for offer in offers),
         )
         for name, offers in sorted(groups.items())
     )
+
+
+def _begin(offer: RentedTime, by: str) -> datetime:
+    """Return when the first bill of a rental began; by pool, its first bill in that pool."""
+    return min(bill.started_at for bill in offer.rental.bills() if by != "pool" or bill.pool == offer.pool)
 
 
 def _node_hours(hired: Iterable[RentedTime]) -> float:

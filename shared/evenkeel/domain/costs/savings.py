@@ -157,12 +157,12 @@ class SavedSum(Value):
     """Interruptions with an estimate."""
     not_claimed: int
     """Interruptions without one. They are in no sum."""
-    low_saved_gpu_hours: float | None
+    low_saved_gpu_hours: float | None = None
     """Null: nothing is claimed."""
-    high_saved_gpu_hours: float | None
-    low_saved_usd_micros: int | None
+    high_saved_gpu_hours: float | None = None
+    low_saved_usd_micros: int | None = None
     """Null also if one claimed interruption has no price."""
-    high_saved_usd_micros: int | None
+    high_saved_usd_micros: int | None = None
     assumptions: tuple[str, ...]
     reasons: dict[str, int]
     """Why nothing is claimed, with the number of interruptions."""

@@ -1,40 +1,34 @@
-"""The cost report of the fleet for the API. It is computed on each read, so late facts change it.
+"""The cost report of the fleet for the API: stored figures of past days, and the records of the latest days.
 
-attempts, incidents, nodes and rentals of the window ─▶ interruptions, node time ─▶ `fleet_report`
+    first day with a row                     live_from              now
+        │ stored days; without a row: unknown     │ from the records │
+
+The records of a day change for a while: a job resumes, or an attempt ends and loses work of the day before. So a
+report reads the records from the first recent day on that has no settled row.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from evenkeel.domain.costs.fleet_report import FleetFacts, OwnedInterruption, fleet_report
-from evenkeel.domain.costs.interruptions import LostTime, Span, interruptions
-from evenkeel.domain.costs.node_time import HeldGpus, NodeOutageSpan, NodeSpan, NodeUse, node_time
-from evenkeel.domain.costs.prices import price_at, price_changes, prices_of
-from evenkeel.domain.costs.receipt import GpuPrice
-from evenkeel.domain.costs.rent_report import rent_report
-from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.jobs.attempt import Attempt, AttemptState
-from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.nodes import FleetNode
-from evenkeel.domain.renting.rental import Rental
-from evenkeel.domain.words import count_of
-from evenkeel.ports import Table
+from evenkeel.domain.costs.day_figures import DayFigures, DayRow, begin_of_day, day_of, day_spans
+from evenkeel.domain.costs.fleet_report import ReportFacts, fleet_report
+from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, microseconds
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Invalid, get_all
 from evenkeel.services.context import Context
-from evenkeel.services.queries import read_cost_records, read_incidents, read_jobs
-from evenkeel.services.storage import pagination, rows
+from evenkeel.services.queries import read_cost_records, read_live_days
+from evenkeel.services.queries.read_live_days import NodeLifetime
+from evenkeel.services.storage import fleet_rows, rows
 
 Json = dict[str, Any]
 
-MAX_JOBS = 1_000
-"""Interrupted jobs whose attempts one report reads. The losses of further jobs are left out, and the report says so."""
-_MAX_NODES = 20_000
-_GONE_KEPT = timedelta(days=30)
-"""How long the record of a node is kept once it is gone."""
-_BEFORE = timedelta(days=7)
-"""An incident may have opened this long before the attempt ended that it interrupted."""
+REFOLDED = timedelta(days=30)
+"""How long the ledger keeps all records of a time: the record of a node that is gone goes first."""
+_EXACT = timedelta(days=2)
+"""A shorter window keeps its exact borders while the records of its time exist."""
 
 
 class ReportWindow(NamedTuple):
@@ -44,171 +38,109 @@ class ReportWindow(NamedTuple):
     until: datetime | None = None
 
 
-def show(report_window: ReportWindow, context: Context) -> Json:
-    """Return the cost report of a window.
+def show(report_window: ReportWindow, context: Context, *, may_see_spend: bool = True) -> Json:
+    """Return the cost report of a window. It extends to whole UTC days where their figures are stored.
+
+    Args:
+        report_window: The window.
+        context: The context.
+        may_see_spend: Whether the caller may see what each team spends.
 
     Raises:
-        Invalid: the window is empty.
+        Invalid: the window is empty, begins before the oldest figures, or contains no record.
     """
-    asked_span = read_cost_records.window_of(report_window.since, report_window.until, context.now)
-    attempts, window = read_cost_records.attempts_in(context.ledger, asked_span)
-    span, notes = window.span, []
-    if not window.is_complete:
-        notes.append("Too many attempts: the window begins later than requested.")
-    incidents, is_complete = read_incidents.incidents_since(context.ledger, span.start - _BEFORE)
-    if not is_complete:
-        notes.append(f"Only the newest {read_incidents.MAX_READ} incidents were read.")
-    interrupted_jobs = _interrupted(attempts, span)
-    if len(interrupted_jobs) > MAX_JOBS:
-        jobs_text = count_of(len(interrupted_jobs), "interrupted job")
-        notes.append(f"Only {MAX_JOBS} of {jobs_text} were read. The losses are too low.")
-    chosen = interrupted_jobs[:MAX_JOBS]
-    rented = {attempt.job_id for attempt in attempts if attempt.is_rented}
-    jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented)]))
-    missing = sum(name not in jobs for name in chosen)
-    if missing:
-        notes.append(
-            f"{count_of(missing, 'interrupted job is', 'interrupted jobs are')} no longer stored: losses unknown."
-        )
-    rentals = read_cost_records.rentals_in(jobs.values(), context)
-    lost = _lost_time([jobs[name] for name in chosen if name in jobs], attempts, incidents, rentals, context)
-    nodes, node_note = _nodes(span, context)
-    notes += [node_note] if node_note else []
-    economy = context.policy.economy
-    pools, total = node_time(
-        nodes,
-        _held(attempts, lost, context.now),
-        _repairs(incidents, context.now),
-        lambda kind, at, pool: price_at(kind, at, pool, economy),
-        price_changes(economy, *span),
+    requested = read_cost_records.window_of(report_window.since, report_window.until, context.now)
+    if requested.start < context.now - fleet_rows.DAY_KEPT:
+        why = f"must be at most {fleet_rows.DAY_KEPT.days} days ago, because older figures are not kept"
+        raise Invalid("The window is too long.", (("since", why),))
+    stored = _stored_days(requested, context)
+    live_from = _live_from(stored, requested, context.now)
+    live = read_live_days.read_days(Span(live_from, requested.end), context) if live_from < requested.end else None
+    if live and live.span.start > live_from:
+        live_from = live.span.start
+        if row := stored.get(day_of(live_from)):  # the whole stored day, instead of its last part
+            live_from = row.figures.until
+    recorded = [stored[day].figures for day in sorted(stored) if begin_of_day(day) < live_from]
+    days = [*recorded, *(day for day in (live.days if live else ()) if day.since >= live_from)]
+    if not days:
+        first = "no day before it is recorded" if requested.end < context.now else "nothing is recorded"
+        raise Invalid("The window has no data.", (("since", f"begins a window without any record: {first}"),))
+    window = Span(days[0].since, max(requested.end, days[-1].until))
+    unknown = _unknown(days)
+    is_late = window.start > requested.start
+    facts = ReportFacts(
+        window=window,
+        days=days,
+        node_hours=_node_hours(live.nodes if live else read_live_days.nodes_of(context)[0], days, context.now),
+        unknown_days=unknown,
+        cap_micros_per_hour=context.policy.burst.fleet_cap_micros_per_hour,
+        notes=(*(live.notes if live else ()), *_notes(unknown, recorded, window, is_late=is_late)),
     )
-    by_id = {incident.incident_id: incident for incident in incidents}
-    facts = FleetFacts(
-        window=span,
-        incidents=[incident for incident in incidents if span.start <= incident.opened_at < span.end],
-        interrupted=[
-            OwnedInterruption(lost_time.receipt, by_id.get(lost_time.receipt.incident_id))
-            for lost_time in lost
-            if span.start <= lost_time.receipt.interrupted_at < span.end
-        ],
-        node_hours=_node_hours(nodes),
-        pools=pools,
-        all_nodes=total,
-        rent=rent_report(rentals, span, context.policy.burst.fleet_cap_micros_per_hour),
-        restore_seconds=context.policy.jobs.expected_resume_seconds,
-        notes=tuple(notes),
-    )
-    is_whole = window.is_complete and is_complete and len(chosen) == len(interrupted_jobs) and not missing
-    return fleet_report(facts).to_json() | {"isComplete": is_whole, "isNodeTimeComplete": not node_note}
-
-
-def _interrupted(attempts: Iterable[Attempt], span: Span) -> list[str]:
-    """Return the jobs of which an attempt ended in the window without success, the newest end first."""
-    ended = [
-        (attempt.ended_at, attempt.job_id)
-        for attempt in attempts
-        if attempt.ended_at
-        and attempt.state is not AttemptState.SUCCEEDED
-        and span.start <= attempt.ended_at < span.end
-    ]
-    return list(dict.fromkeys(job_id for _, job_id in sorted(ended, reverse=True)))
-
-
-def _lost_time(
-    jobs: Iterable[Job],
-    known: Iterable[Attempt],
-    incidents: Iterable[Incident],
-    rentals: Iterable[Rental],
-    context: Context,
-) -> list[LostTime]:
-    """Return the interruptions of jobs. A job whose attempts are all known costs no further read."""
-    attempts_of: dict[str, list[Attempt]] = defaultdict(list)
-    for attempt in known:
-        attempts_of[attempt.job_id].append(attempt)
-    named: dict[str, list[tuple[int, Incident]]] = defaultdict(list)
-    for incident in incidents:
-        for affected in incident.affected_jobs:
-            named[affected.job_id].append((affected.attempt, incident))
-    rented: dict[str, list[Rental]] = defaultdict(list)
-    for rental in rentals:
-        rented[rental.job_id].append(rental)
-    losses: list[LostTime] = []
-    for job in jobs:
-        attempts: Sequence[Attempt] = attempts_of[job.job_id]
-        if len(attempts) < job.current_attempt:
-            attempts = read_jobs.load_attempts(context.ledger, job.job_id)
-        prices: Mapping[int, GpuPrice | None] = prices_of(attempts, rented[job.job_id], context.policy.economy)
-        losses += interruptions(job, attempts, named[job.job_id], prices, context.now)
-    return losses
-
-
-def _nodes(span: Span, context: Context) -> tuple[list[NodeSpan], str]:
-    """Return the nodes with GPUs that existed in the window, and why some may be missing; empty if none is."""
-    stored, is_cut = pagination.everything(context.ledger, Table.FLEET, "NODE", at_most=_MAX_NODES)
-    rented = {(pool.cluster, pool.name) for pool in context.policy.burst.pools}
-    spans = []
-    for node in (rows.decode(row, FleetNode) for row in stored):
-        own = Span(max(node.life.launched_at, span.start), min(node.changed_at if node.is_gone else span.end, span.end))
-        if own.start < own.end and node.accelerators:
-            is_rented = (node.life.cluster, node.pool) in rented
-            spans.append(NodeSpan(node.life.key, node.pool, node.instance_type, node.accelerators, is_rented, own))
-    if is_cut:
-        return spans, f"Only {_MAX_NODES} nodes were read. Node time and rates are wrong."
-    if span.start < context.now - _GONE_KEPT:
-        return spans, "Records of nodes that went more than 30 days ago are gone: node time is too low, rates too high."
-    return spans, ""
-
-
-def _node_hours(nodes: Iterable[NodeSpan]) -> dict[str, tuple[str, str, float]]:
-    return {
-        node.node.rsplit("/", 2)[1]: (
-            node.pool,
-            node.instance_type,
-            (node.span.end - node.span.start).total_seconds() / 3600,
-        )
-        for node in nodes
+    report = fleet_report(facts)
+    if not may_see_spend:
+        report = report.replace(teams=tuple(team.replace(usd_micros=None) for team in report.teams))
+    has_all_days = not unknown and not is_late
+    return report.to_json() | {
+        "isComplete": has_all_days and (live is None or live.is_complete),
+        "isNodeTimeComplete": has_all_days and (live is None or live.is_node_time_complete),
     }
 
 
-def _held(attempts: Iterable[Attempt], lost: Sequence[LostTime], now: datetime) -> Iterator[HeldGpus]:
-    """Yield the use of each node's GPUs by attempts."""
-    losses: dict[str, list[tuple[Span, bool]]] = defaultdict(list)
-    for lost_time in lost:
-        losses[lost_time.receipt.job_id] += [(span, lost_time.receipt.cause.is_failure) for _, span in lost_time.spans]
-    for attempt in attempts:
-        if not attempt.nodes:
-            continue
-        gpus = attempt.per_node.accelerators
-        for use, span in _uses_of(attempt, losses[attempt.job_id], now):
-            for life in attempt.nodes:
-                yield HeldGpus(life.key, use, gpus, span)
+def _stored_days(span: Span, context: Context) -> dict[date, DayRow]:
+    days = [day_of(day.start) for day in day_spans(span)]
+    stored = get_all(context.ledger, map(fleet_rows.day_key, days))
+    return {day_of(row.figures.since): row for _, row in rows.readable(stored.values(), DayRow)}
 
 
-def _uses_of(attempt: Attempt, losses: Iterable[tuple[Span, bool]], now: datetime) -> Iterator[tuple[NodeUse, Span]]:
-    """Yield the use of an attempt's time in disjoint spans."""
-    start, end = attempt.charged_since or now, attempt.ended_at or now
-    running = min(max(attempt.running_at or end, start), end)
-    borders = {start, running, end}
-    own = [(Span(max(span.start, start), min(span.end, end)), failed) for span, failed in losses]
-    own = [(span, failed) for span, failed in own if span.start < span.end]
-    for span, _ in own:
-        borders |= {span.start, span.end}
-    cuts = sorted(border for border in borders if start <= border <= end)
-    for begin, until in pairwise(cuts):
-        failed = next((failed for span, failed in own if span.start <= begin < span.end), None)
-        if failed is not None:
-            use = NodeUse.LOST if failed else NodeUse.INTERRUPTED
+def _live_from(stored: Mapping[date, DayRow], requested: Span, now: datetime) -> datetime:
+    """Return when the live part begins: with the first recent day without a settled row."""
+    oldest = now - REFOLDED
+    if requested.start >= oldest and requested.end - requested.start < _EXACT:
+        return requested.start
+    for day in day_spans(requested):
+        row = stored.get(day_of(day.start))
+        if day.start >= oldest and not (row and row.is_settled):
+            return day.start
+    return requested.end
+
+
+def _unknown(days: Sequence[DayFigures]) -> list[date]:
+    """Return the days without figures between the first and the last one."""
+    return [
+        day_of(missing.start)
+        for before, after in pairwise(days)
+        if before.until < after.since
+        for missing in day_spans(Span(before.until, after.since))
+    ]
+
+
+def _notes(unknown: Sequence[date], recorded: Sequence[DayFigures], window: Span, *, is_late: bool) -> Iterator[str]:
+    if recorded:
+        yield f"Days until {day_of(recorded[-1].since)} are whole UTC days with the figures that were stored for them."
+    if is_late:
+        yield f"Not all before {rfc3339(window.start)} is recorded, so the window begins later than requested."
+    if unknown:
+        days = f"{unknown[0]} to {unknown[-1]}" if len(unknown) > 1 else str(unknown[0])
+        yield f"{len(unknown)} days of the window have no record ({days}). They are in no figure."
+
+
+def _node_hours(nodes: Iterable[NodeLifetime], days: Sequence[DayFigures], now: datetime) -> dict[str, float]:
+    """Return by instance id the hours in days with figures, for nodes that still have a record."""
+    spans = _joined(days)
+    hours = {}
+    for lifetime in nodes:
+        parts = [lifetime.within(span, now) for span in spans]
+        total = sum(max(0, microseconds(part.end - part.start)) for part in parts)
+        hours[lifetime.node.life.instance_id] = total / MICROSECONDS_PER_HOUR
+    return hours
+
+
+def _joined(days: Iterable[DayFigures]) -> list[Span]:
+    """Return the time that days cover, as few spans."""
+    spans: list[Span] = []
+    for day in days:
+        if spans and spans[-1].end == day.since:
+            spans[-1] = Span(spans[-1].start, day.until)
         else:
-            use = NodeUse.STARTING if begin < running else NodeUse.PRODUCTIVE
-        yield use, Span(begin, until)
-
-
-def _repairs(incidents: Iterable[Incident], now: datetime) -> Iterator[NodeOutageSpan]:
-    """Yield the time from the cordon of a node until its return. A replaced node does not return: it ends before."""
-    for incident in incidents:
-        start = incident.stages.cordoned_at
-        if start is None or incident.is_drill:
-            continue
-        end = incident.stages.returned_at or incident.stages.settled_at or now
-        if start < end:
-            yield NodeOutageSpan(incident.life.key, Span(start, end))
+            spans.append(Span(day.since, day.until))
+    return spans

@@ -1,9 +1,10 @@
 """Keys, index entries and lifetimes of the fleet table."""
 
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.capacity.shortages import Shortages
+from evenkeel.domain.costs.day_figures import DayRow, day_of
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.timeline import TimelineEntry
@@ -13,6 +14,10 @@ from evenkeel.services.storage import rows
 
 GROUP_FACT_KEPT = timedelta(days=1)
 """How long a fact about a group counts, from its time: the longest window of the rules that read it."""
+
+
+DAY_KEPT = timedelta(days=1100)
+"""How long the figures of a day are kept: three years, with a margin."""
 
 
 def node_key(cluster: str, instance_id: str) -> Key:
@@ -137,6 +142,17 @@ def automation_event_row(entry: TimelineEntry, request_id: str) -> Row:
 def overview_key() -> Key:
     """Return the key `OVERVIEW#fleet / META`: the last sweep's counts of nodes and jobs, teams and budgets."""
     return Key(Table.FLEET, "OVERVIEW#fleet", "META")
+
+
+def day_key(day: date) -> Key:
+    """Return the key `DAY#date / META`: the figures of a whole UTC day, from which reports add up."""
+    return Key(Table.FLEET, f"DAY#{day}", "META")
+
+
+def day_row(stored: DayRow, version: int) -> Row:
+    """Return the row. It outlives the records that it was computed from."""
+    since = stored.figures.since
+    return Row(day_key(day_of(since)), stored.to_json(), version, None, since + DAY_KEPT)
 
 
 def heartbeat_key(function: str) -> Key:

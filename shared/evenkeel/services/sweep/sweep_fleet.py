@@ -27,6 +27,7 @@ from evenkeel.services.sweep import (
     unhealthy,
     watch_cluster,
 )
+from evenkeel.services.sweep.fold_days import fold_days
 from evenkeel.services.sweep.sweep_run import WRITER, SweepRun
 from evenkeel.services.waits import evaluate_waits
 from evenkeel.services.waits.read_cache import ReadCache
@@ -260,5 +261,6 @@ STEPS: tuple[tuple[str, Callable[[SweepRun], int]], ...] = (
     ("metrics", measure),
     ("overview", count_fleet),
     ("request_cycle", request_cycle),
+    ("days", fold_days),
 )
 """The steps in order. Each returns how many leftovers it repaired."""

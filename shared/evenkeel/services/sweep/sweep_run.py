@@ -36,7 +36,15 @@ V = TypeVar("V", bound=Value)
 WRITER = "sweep_fleet"
 _LISTS_AT_ONCE = 8
 """Clusters, or kinds of objects, that are listed at a time."""
-_MIN_INTERVAL_SECONDS = {"kueue": 50, "stale_pointers": 50, "metrics": 50, "sources": 50, "overview": 50, "kept": 600}
+_MIN_INTERVAL_SECONDS = {
+    "kueue": 50,
+    "stale_pointers": 50,
+    "metrics": 50,
+    "sources": 50,
+    "overview": 50,
+    "kept": 600,
+    "days": 3600,
+}
 """Seconds between two runs of a step that not every sweep needs, if sweeps come more often than each minute."""
 
 

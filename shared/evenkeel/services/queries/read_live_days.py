@@ -1,0 +1,313 @@
+"""The figures of recent days, computed from the records of attempts, incidents, nodes and rentals.
+
+attempts, incidents, nodes and rentals of the span ─▶ interruptions, node time ─▶ `fold_day` for each UTC day
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import NamedTuple
+
+from evenkeel.domain.costs.day_figures import DayFacts, DayFigures, OwnedInterruption, TeamTime, day_spans, fold_day
+from evenkeel.domain.costs.interruptions import LostTime, Span, interruptions
+from evenkeel.domain.costs.node_time import HeldGpus, NodeSpan, NodeUse, node_time
+from evenkeel.domain.costs.prices import price_at, price_changes, prices_of
+from evenkeel.domain.costs.receipt import GpuPrice, cost_usd_micros, microseconds
+from evenkeel.domain.costs.rent_report import rent_report
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.jobs.attempt import Attempt, AttemptState
+from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.nodes import FleetNode
+from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.words import count_of
+from evenkeel.ports import Table, get_all
+from evenkeel.services.context import Context
+from evenkeel.services.queries import read_cost_records, read_incidents
+from evenkeel.services.storage import job_rows, pagination, rows
+
+MAX_JOBS = 1_000
+"""Interrupted jobs whose attempts one report reads. The losses of further jobs are left out, and the report says so."""
+_MAX_NODES = 20_000
+_BEFORE = timedelta(days=7)
+"""An incident may have opened this long before the attempt ended that it interrupted."""
+
+
+class LiveDays(NamedTuple):
+    """Figures of recent days, from their records."""
+
+    span: Span
+    """Begins later than asked if there are too many attempts."""
+    days: tuple[DayFigures, ...]
+    whole_from: datetime
+    """All records since this time were read."""
+    open_since: frozenset[datetime]
+    """Begins of days to which something belongs that is still open: an incident, or an interruption."""
+    nodes: tuple["NodeLifetime", ...]
+    is_complete: bool
+    is_node_time_complete: bool
+    notes: tuple[str, ...]
+
+
+class NodeLifetime(NamedTuple):
+    """A node with GPUs whose record is kept."""
+
+    node: FleetNode
+    is_rented: bool
+    launched_at: datetime
+    ended_at: datetime | None
+    """None: it exists."""
+
+    def within(self, span: Span, now: datetime) -> Span:
+        """Return the part of a span in which it existed. Its end is before its start if there is none."""
+        return Span(max(self.launched_at, span.start), min(self.ended_at or now, span.end))
+
+
+def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveDays:
+    """Return the figures of each UTC day of a span, from the records. The first and last one may be parts of a day.
+
+    Args:
+        asked_span: The span.
+        context: The context.
+        max_jobs: Interrupted jobs that are read; 0: `MAX_JOBS`.
+    """
+    max_jobs = max_jobs or MAX_JOBS
+    attempts, window = read_cost_records.attempts_in(context.ledger, asked_span)
+    span, notes = window.span, []
+    if not window.is_complete:
+        notes.append("Too many attempts: the window begins later than requested.")
+    incidents, has_all = read_incidents.incidents_since(context.ledger, span.start - _BEFORE)
+    whole_from = span.start
+    if not has_all:
+        notes.append(f"Only the newest {read_incidents.MAX_READ} incidents were read.")
+        whole_from = max(whole_from, incidents[0].opened_at + _BEFORE)
+    interrupted_jobs = _interrupted(attempts, span)
+    if len(interrupted_jobs) > max_jobs:
+        jobs_text = count_of(len(interrupted_jobs), "interrupted job")
+        notes.append(f"Only {max_jobs} of {jobs_text} were read. The losses are too low.")
+    chosen = interrupted_jobs[:max_jobs]
+    rented = {attempt.job_id for attempt in attempts if attempt.is_rented}
+    jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented)]))
+    missing = sum(name not in jobs for name in chosen)
+    if missing:
+        notes.append(
+            f"{count_of(missing, 'interrupted job is', 'interrupted jobs are')} no longer stored: losses unknown."
+        )
+    rentals = read_cost_records.rentals_in(jobs.values(), context)
+    lost = _lost_time([jobs[name] for name in chosen if name in jobs], attempts, incidents, rentals, context)
+    nodes, is_cut = nodes_of(context)
+    if is_cut:
+        notes.append(f"Only {_MAX_NODES} nodes were read. Node time and rates are wrong.")
+    spans = tuple(day_spans(span))
+    by_day = _Records(spans, attempts, incidents, lost, context)
+    return LiveDays(
+        span=span,
+        days=tuple(by_day.fold(day, nodes, rentals) for day in spans),
+        whole_from=whole_from,
+        open_since=frozenset(by_day.open_since),
+        nodes=nodes,
+        is_complete=window.is_complete and has_all and len(chosen) == len(interrupted_jobs) and not missing,
+        is_node_time_complete=not is_cut,
+        notes=tuple(notes),
+    )
+
+
+class _Records:
+    """The records of a span, by the days that they touch."""
+
+    def __init__(
+        self,
+        spans: Sequence[Span],
+        attempts: Iterable[Attempt],
+        incidents: Iterable[Incident],
+        lost: Sequence[LostTime],
+        context: Context,
+    ) -> None:
+        self._context, self._spans = context, spans
+        self.open_since: set[datetime] = set()
+        """Begins of days to which an open incident or interruption belongs."""
+        self._incidents: dict[Span, list[Incident]] = defaultdict(list)
+        self._interrupted: dict[Span, list[OwnedInterruption]] = defaultdict(list)
+        self._attempts: dict[Span, list[Attempt]] = defaultdict(list)
+        self._held: dict[Span, dict[str, list[HeldGpus]]] = defaultdict(lambda: defaultdict(list))
+        self._repairs: dict[Span, dict[str, list[Span]]] = defaultdict(lambda: defaultdict(list))
+        incident_by_id = {incident.incident_id: incident for incident in incidents}
+        losses: dict[str, list[tuple[Span, bool]]] = defaultdict(list)
+        for incident in incident_by_id.values():
+            self._add_incident(incident)
+        for lost_time in lost:
+            receipt = lost_time.receipt
+            losses[receipt.job_id] += [(span, receipt.cause.is_failure) for _, span in lost_time.spans]
+            self._add_interruption(OwnedInterruption(receipt, incident_by_id.get(receipt.incident_id)))
+        for attempt in attempts:
+            self._add_attempt(attempt, losses[attempt.job_id])
+
+    def _add_incident(self, incident: Incident) -> None:
+        for day in self._days_of(Span(incident.opened_at, incident.opened_at)):
+            self._incidents[day].append(incident)
+            if not incident.state.is_settled:
+                self.open_since.add(day.start)
+        if outage := _outage(incident, self._context.now):
+            for day in self._days_of(outage):
+                self._repairs[day][incident.life.key].append(outage)
+
+    def _add_interruption(self, interrupted: OwnedInterruption) -> None:
+        receipt = interrupted.receipt
+        for day in self._days_of(Span(receipt.interrupted_at, receipt.interrupted_at)):
+            self._interrupted[day].append(interrupted)
+            if not receipt.is_over:
+                self.open_since.add(day.start)
+
+    def _add_attempt(self, attempt: Attempt, losses: Sequence[tuple[Span, bool]]) -> None:
+        now = self._context.now
+        for day in self._days_of(Span(attempt.charged_since or now, attempt.ended_at or now)):
+            self._attempts[day].append(attempt)
+        for use, span in _uses_of(attempt, losses, now):
+            for day in self._days_of(span):
+                for life in attempt.nodes:
+                    holding = HeldGpus(life.key, use, attempt.per_node.accelerators, span)
+                    self._held[day][life.key].append(holding)
+
+    def _days_of(self, span: Span) -> Iterator[Span]:
+        """Yield the days that a span touches; that of its start if it is empty."""
+        for day in self._spans:
+            if (day.start < span.end and span.start < day.end) or day.start <= span.start == span.end < day.end:
+                yield day
+
+    def fold(self, day: Span, nodes: Iterable[NodeLifetime], rentals: Iterable[Rental]) -> DayFigures:
+        context = self._context
+        economy = context.policy.economy
+        return fold_day(
+            DayFacts(
+                span=day,
+                incidents=self._incidents[day],
+                interrupted=self._interrupted[day],
+                pools=node_time(
+                    _spans_of(nodes, day, context.now),
+                    self._held[day],
+                    self._repairs[day],
+                    lambda kind, at, pool: price_at(kind, at, pool, economy),
+                    price_changes(economy, *day),
+                ),
+                rent=rent_report(rentals, day, context.policy.burst.fleet_cap_micros_per_hour),
+                teams=tuple(_team_times(self._attempts[day], day, context)),
+                restore_seconds=context.policy.jobs.expected_resume_seconds,
+            )
+        )
+
+
+def _interrupted(attempts: Iterable[Attempt], span: Span) -> list[str]:
+    """Return the jobs of which an attempt ended without success since the window began, the newest end first.
+
+    An attempt that ended after the window may have lost time in it.
+    """
+    ended = [
+        (attempt.ended_at, attempt.job_id)
+        for attempt in attempts
+        if attempt.ended_at and attempt.state is not AttemptState.SUCCEEDED and span.start <= attempt.ended_at
+    ]
+    return list(dict.fromkeys(job_id for _, job_id in sorted(ended, reverse=True)))
+
+
+def _lost_time(
+    jobs: Iterable[Job],
+    known: Iterable[Attempt],
+    incidents: Iterable[Incident],
+    rentals: Iterable[Rental],
+    context: Context,
+) -> list[LostTime]:
+    """Return the interruptions of jobs. A job whose attempts are all known costs no further read."""
+    attempts_of: dict[str, list[Attempt]] = defaultdict(list)
+    for attempt in known:
+        attempts_of[attempt.job_id].append(attempt)
+    named: dict[str, list[tuple[int, Incident]]] = defaultdict(list)
+    for incident in incidents:
+        for affected in incident.affected_jobs:
+            named[affected.job_id].append((affected.attempt, incident))
+    rented: dict[str, list[Rental]] = defaultdict(list)
+    for rental in rentals:
+        rented[rental.job_id].append(rental)
+    losses: list[LostTime] = []
+    for job in jobs:
+        attempts: Sequence[Attempt] = attempts_of[job.job_id]
+        if len(attempts) < job.current_attempt:
+            keys = [job_rows.attempt_key(job.job_id, number) for number in range(1, job.current_attempt + 1)]
+            attempts = [rows.decode(row, Attempt) for row in get_all(context.ledger, keys).values()]
+        prices: Mapping[int, GpuPrice | None] = prices_of(attempts, rented[job.job_id], context.policy.economy)
+        losses += interruptions(job, attempts, named[job.job_id], prices, context.now)
+    return losses
+
+
+def nodes_of(context: Context) -> tuple[tuple[NodeLifetime, ...], bool]:
+    """Return the nodes with GPUs whose records are kept, and whether there are more of them than were read."""
+    stored, is_cut = pagination.everything(context.ledger, Table.FLEET, "NODE", at_most=_MAX_NODES)
+    rented = {(pool.cluster, pool.name) for pool in context.policy.burst.pools}
+    return tuple(
+        NodeLifetime(
+            node,
+            (node.life.cluster, node.pool) in rented,
+            node.life.launched_at,
+            node.changed_at if node.is_gone else None,
+        )
+        for node in (rows.decode(row, FleetNode) for row in stored)
+        if node.accelerators
+    ), is_cut
+
+
+def _spans_of(nodes: Iterable[NodeLifetime], day: Span, now: datetime) -> Iterator[NodeSpan]:
+    """Yield the part of a day in which each node existed."""
+    for lifetime in nodes:
+        own = lifetime.within(day, now)
+        if own.start < own.end:
+            node, is_new = lifetime.node, lifetime.launched_at >= day.start
+            yield NodeSpan(
+                node.life.key, node.pool, node.instance_type, node.accelerators, lifetime.is_rented, own, is_new
+            )
+
+
+def _team_times(attempts: Iterable[Attempt], day: Span, context: Context) -> Iterator[TeamTime]:
+    """Yield the GPU time that the attempts of each team held in a day, at the price of each admission."""
+    times: dict[str, int] = defaultdict(int)
+    costs: dict[str, int | None] = defaultdict(int)
+    for attempt in attempts:
+        start = attempt.charged_since
+        if start is None:
+            continue
+        span = Span(max(start, day.start), min(attempt.ended_at or context.now, day.end))
+        gpu_microseconds = attempt.accelerators * max(0, microseconds(span.end - span.start))
+        times[attempt.team] += gpu_microseconds
+        if attempt.is_rented or not gpu_microseconds:
+            continue
+        price = prices_of([attempt], (), context.policy.economy)[attempt.attempt]
+        cost, before = cost_usd_micros(gpu_microseconds, price), costs[attempt.team]
+        costs[attempt.team] = None if cost is None or before is None else before + cost
+    for team, amount in sorted(times.items()):
+        yield TeamTime(team=team, gpu_microseconds=amount, usd_micros=costs[team])
+
+
+def _uses_of(attempt: Attempt, losses: Iterable[tuple[Span, bool]], now: datetime) -> Iterator[tuple[NodeUse, Span]]:
+    """Yield the use of an attempt's time in disjoint spans."""
+    start, end = attempt.charged_since or now, attempt.ended_at or now
+    running = min(max(attempt.running_at or end, start), end)
+    borders = {start, running, end}
+    own = [(Span(max(span.start, start), min(span.end, end)), failed) for span, failed in losses]
+    own = [(span, failed) for span, failed in own if span.start < span.end]
+    for span, _ in own:
+        borders |= {span.start, span.end}
+    cuts = sorted(border for border in borders if start <= border <= end)
+    for begin, until in pairwise(cuts):
+        failed = next((failed for span, failed in own if span.start <= begin < span.end), None)
+        if failed is not None:
+            use = NodeUse.LOST if failed else NodeUse.INTERRUPTED
+        else:
+            use = NodeUse.STARTING if begin < running else NodeUse.PRODUCTIVE
+        yield use, Span(begin, until)
+
+
+def _outage(incident: Incident, now: datetime) -> Span | None:
+    """Return the time from the cordon of a node until its return. A replaced node does not return: it ends before."""
+    start = incident.stages.cordoned_at
+    if start is None or incident.is_drill:
+        return None
+    end = incident.stages.returned_at or incident.stages.settled_at or now
+    return Span(start, end) if start < end else None

@@ -1,0 +1,65 @@
+"""Store the figures of each ended UTC day, so that reports outlive the records and read few rows."""
+
+from datetime import datetime, timedelta
+
+from evenkeel.domain.costs.day_figures import DAY, DayRow, begin_of_day, day_of
+from evenkeel.domain.costs.interruptions import Span
+from evenkeel.ports import Conflict, Put, Row, get_all
+from evenkeel.services.queries import read_cost_records, read_live_days
+from evenkeel.services.queries.read_cost_report import REFOLDED
+from evenkeel.services.storage import fleet_rows, rows
+from evenkeel.services.sweep.sweep_run import SweepRun
+
+_MARGIN = timedelta(minutes=15)
+"""Time after midnight in which services may still write records of the ended day."""
+_SETTLED_AFTER = timedelta(days=2)
+"""Age from which a day counts as settled, unless an incident or interruption of it is open."""
+
+
+def fold_days(sweep: SweepRun) -> int:
+    """Compute the figures of the recent days once after each midnight, and store those that changed.
+
+    Late records change a past day while the ledger keeps all its records. The row of the latest day comes last: it says
+    that the run of this midnight has ended.
+
+    Idempotent: yes, a repeat computes the same figures and writes nothing.
+    """
+    context = sweep.context
+    today = begin_of_day(day_of(context.now))
+    if context.now < today + _MARGIN:
+        return 0
+    begin = today - REFOLDED + DAY
+    keys = {at: fleet_rows.day_key(day_of(at)) for at in _days(begin, today)}
+    stored = get_all(context.ledger, keys.values())
+    latest = stored.get(keys[today - DAY])
+    if latest is not None and rows.decode(latest, DayRow).folded_at >= today:
+        return 0
+    live = read_live_days.read_days(Span(begin, context.now), context, max_jobs=read_cost_records.MAX_ATTEMPTS)
+    if not live.is_node_time_complete:
+        sweep.failures.append("Too many nodes to read, so no figures of days are stored.")
+        return 0
+    for figures in live.days:
+        if figures.since < live.whole_from or figures.until > today or figures.until - figures.since < DAY:
+            continue
+        is_settled = context.now - figures.until >= _SETTLED_AFTER and figures.since not in live.open_since
+        day = DayRow(day=str(day_of(figures.since)), folded_at=context.now, is_settled=is_settled, figures=figures)
+        with sweep.item(f"day {day.day}"):
+            _store(day, stored.get(keys[figures.since]), sweep, is_latest=figures.until == today)
+    if live.whole_from > today - DAY:
+        sweep.failures.append("Yesterday has more records than one run reads, so its figures are not stored.")
+    return 0
+
+
+def _days(begin: datetime, end: datetime) -> list[datetime]:
+    return [begin + number * DAY for number in range((end - begin).days)]
+
+
+def _store(day: DayRow, stored: Row | None, sweep: SweepRun, *, is_latest: bool) -> None:
+    if stored is not None:
+        before = rows.decode(stored, DayRow)
+        if not is_latest and (before.figures, before.is_settled) == (day.figures, day.is_settled):
+            return
+    try:
+        sweep.context.ledger.commit(Put(fleet_rows.day_row(day, stored.version if stored else 0)))
+    except Conflict:
+        return  # a newer sweep was first

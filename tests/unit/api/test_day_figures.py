@@ -1,0 +1,219 @@
+"""Stored figures of days: equal to those of the records, repeated without effect, and never zero for a missing day."""
+
+import random
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.costs.day_figures import DayRow, begin_of_day, day_of
+from evenkeel.domain.health.incidents import AffectedJob, IncidentState, StageTimes
+from evenkeel.domain.renting.rental import Rental
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Delete, Put, Table
+from evenkeel.services.queries import read_cost_report
+from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, rows
+from evenkeel.services.sweep.fold_days import fold_days
+from evenkeel.services.sweep.sweep_run import SweepRun
+from tests.fakes.system import A_MOMENT
+from tests.fakes.world import FakeWorld, a_context
+from tests.unit.api.seeds import a_fleet_node, a_job, a_life, an_attempt, an_incident, stored
+from tests.unit.api.test_receipts import ACTS
+from tests.unit.costs.test_rent import a_rental
+
+DAY = timedelta(days=1)
+TODAY = begin_of_day(day_of(A_MOMENT))
+
+
+def a_history(seed: int, days: int = 12) -> FakeWorld:
+    """A fleet in which nodes come and go, jobs are interrupted, resume or not, and nodes are rented."""
+    draw = random.Random(seed)
+    fakes = FakeWorld()
+    ledger = fakes.ledger
+
+    def at(least: float = 0) -> datetime:
+        return A_MOMENT - timedelta(seconds=draw.randint(0, round((days - least) * 86_400)))
+
+    for number in range(1, 7):
+        launched = A_MOMENT - timedelta(days=draw.uniform(0, days + 5))
+        life = a_life(number).model_copy(update={"launched_at": launched})
+        gone = {"is_gone": True, "changed_at": launched + (A_MOMENT - launched) * draw.random()}
+        stored(ledger, a_fleet_node(number, life=life, **(gone if draw.random() < 0.4 else {})))
+    for number in range(1, 9):
+        lost_at = at(0.5)
+        begun, signal = lost_at - timedelta(days=draw.uniform(0.01, 4)), lost_at - timedelta(minutes=5)
+        resumes = draw.random() < 0.8
+        back = lost_at + timedelta(hours=draw.choice((0.1, 1, 30)))
+        resumes = resumes and back < A_MOMENT
+        job = a_job(number, state="RUNNING" if resumes else "PENDING", current_attempt=1 + resumes, submitted_at=begun)
+        price: dict[str, Any] = {
+            "usd_per_accelerator_hour": 6.88,
+            "instance_type": "ml.p5.48xlarge",
+            "team": draw.choice("ab"),
+        }
+        times: dict[str, Any] = {"admitted_at": begun, "launched_at": begun, "running_at": begun, "ended_at": lost_at}
+        stored(ledger, job, an_attempt(job, 1, state=draw.choice(("LOST", "STOPPED", "FAILED")), **times, **price))
+        if resumes:
+            again: dict[str, Any] = {"admitted_at": back, "launched_at": back, "running_at": back, "is_pinned": True}
+            again["resumed_work_from"] = lost_at - (lost_at - begun) * draw.random()
+            stored(ledger, an_attempt(job, 2, nodes=(2, 3), **again, **price))
+        stages = StageTimes(planned_at=signal, cordoned_at=signal, returned_at=back, settled_at=back)
+        facts: dict[str, Any] = {"state": IncidentState.RECOVERED, "stages": stages, "plan": ACTS}
+        facts |= {"first_signal_at": signal, "opened_at": signal}
+        incident = an_incident(number, **facts, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=1),))
+        ledger.commit(Put(incident_rows.incident_row(incident, 0)))
+    begin = at(1) - A_MOMENT
+    opened = (A_MOMENT - datetime(2026, 11, 3, tzinfo=A_MOMENT.tzinfo) + begin).total_seconds()
+    rental: Rental = a_rental(1, opened, None if draw.random() < 0.5 else opened + draw.randint(60, 80_000))
+    ledger.commit(Put(job_rows.rental_row(rental, 0)))
+    return fakes
+
+
+def fold(fakes: FakeWorld, now: datetime = A_MOMENT) -> SweepRun:
+    sweep = SweepRun(a_context(fakes, now=now), {})
+    fold_days(sweep)
+    return sweep
+
+
+def report(fakes: FakeWorld, since: datetime, until: datetime | None = None, **given: Any) -> dict[str, Any]:
+    window = read_cost_report.ReportWindow(since, until)
+    return read_cost_report.show(window, a_context(fakes, **given))
+
+
+def rows_of(fakes: FakeWorld) -> dict[str, DayRow]:
+    listed = [row for row in fakes.ledger.rows.values() if row.key.pk.startswith("DAY#")]
+    return {row.key.pk: rows.decode(row, DayRow) for row in listed}
+
+
+def forget(fakes: FakeWorld, *prefixes: str) -> None:
+    """Delete rows, as their end of life does."""
+    for row in list(fakes.ledger.rows.values()):
+        if row.key.pk.startswith(prefixes):
+            fakes.ledger.commit(Delete(row.key, row.version))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(3, 15))
+def test_stored_days_and_records_give_one_report(seed: int, days: int) -> None:
+    fakes = a_history(seed)
+    fold(fakes)
+    since = TODAY - days * DAY
+
+    from_rows = report(fakes, since)
+    forget(fakes, "DAY#")
+    from_records = report(fakes, since)
+
+    notes = from_rows.pop("notes"), from_records.pop("notes")
+    assert from_rows == from_records
+    assert len(notes[0]) >= len(notes[1])
+
+
+def test_report_outlives_the_records() -> None:
+    fakes = a_history(7)
+    later = A_MOMENT + 40 * DAY
+    before = report(fakes, TODAY - 12 * DAY, TODAY - 4 * DAY)
+    for day in range(41):
+        fold(fakes, A_MOMENT + day * DAY)
+    forget(fakes, "JOB#", "INC#", "NODE#")
+
+    after = report(fakes, TODAY - 12 * DAY, TODAY - 4 * DAY, now=later)
+
+    for figure in ("lost", "recovery", "stages", "allNodes", "rent"):
+        assert after[figure] == before[figure], figure
+
+
+def test_repeated_fold_writes_nothing() -> None:
+    fakes = a_history(3)
+    fold(fakes)
+    before = {row.key: row.version for row in fakes.ledger.rows.values()}
+
+    fold(fakes)
+
+    assert {row.key: row.version for row in fakes.ledger.rows.values()} == before
+    assert f"DAY#{day_of(TODAY - DAY)}" in rows_of(fakes)
+    assert f"DAY#{day_of(TODAY)}" not in rows_of(fakes)
+
+
+def test_late_record_changes_the_stored_day() -> None:
+    fakes = a_history(3)
+    fold(fakes)
+    late = an_incident(40, state="RECOVERED", opened_at=TODAY - 5 * DAY, first_signal_at=TODAY - 5 * DAY)
+    stored(fakes.ledger, late)
+
+    fold(fakes, A_MOMENT + DAY)
+
+    day = rows_of(fakes)[f"DAY#{day_of(TODAY - 5 * DAY)}"]
+    assert late.life.instance_id in {failure.node for failure in day.figures.failures}
+
+
+def test_day_is_folded_after_midnight_with_a_margin() -> None:
+    fakes = a_history(3)
+
+    fold(fakes, TODAY + timedelta(minutes=14))
+
+    assert rows_of(fakes) == {}
+
+
+def test_missing_day_is_unknown_and_in_no_figure() -> None:
+    fakes = a_history(5)
+    fold(fakes)
+    fold(fakes, A_MOMENT + 10 * DAY)
+    gap = day_of(TODAY - 3 * DAY)
+    whole = report(fakes, TODAY - 6 * DAY, TODAY, now=A_MOMENT + 35 * DAY)
+    forget(fakes, f"DAY#{gap}")
+
+    document = report(fakes, TODAY - 6 * DAY, TODAY, now=A_MOMENT + 35 * DAY)
+
+    assert document["unknownDays"] == [str(gap)]
+    assert not document["isComplete"]
+    assert document["allNodes"]["nodeHours"] < whole["allNodes"]["nodeHours"]
+
+
+def test_unreadable_day_is_unknown() -> None:
+    fakes = a_history(5)
+    fold(fakes)
+    key = fleet_rows.day_key(day_of(TODAY - 3 * DAY))
+    row = fakes.ledger.get(key)
+    assert row is not None
+    fakes.ledger.commit(Put(row.__class__(key, {**row.doc, "figures": {}}, row.version)))
+
+    document = report(fakes, TODAY - 6 * DAY, TODAY, now=A_MOMENT + 35 * DAY)
+
+    assert document["unknownDays"] == [str(day_of(TODAY - 3 * DAY))]
+
+
+def test_year_reads_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = a_history(5)
+    for day in range(0, 360, 20):
+        fold(fakes, A_MOMENT + day * DAY)
+    now = A_MOMENT + 360 * DAY
+    fold(fakes, now)
+    pages: list[str] = []
+    read = fakes.ledger.by_state
+
+    def by_state(table: Table, state: str, **options: Any) -> Any:
+        page = read(table, state, **options)
+        pages.extend(row.key.pk for row in page.rows)
+        return page
+
+    monkeypatch.setattr(fakes.ledger, "by_state", by_state)
+    document = report(fakes, now - 350 * DAY, now=now)
+
+    assert (document["unknownDays"], document["since"]) == ([], rfc3339(begin_of_day(day_of(now - 350 * DAY))))
+    assert document["isComplete"]
+    assert len(pages) < 60
+
+
+def test_spend_of_teams_is_shown_to_those_who_may_see_it() -> None:
+    fakes = a_history(5)
+    window = read_cost_report.ReportWindow(TODAY - 6 * DAY)
+
+    seen = read_cost_report.show(window, a_context(fakes))["teams"]
+    hidden = read_cost_report.show(window, a_context(fakes), may_see_spend=False)["teams"]
+
+    assert {team["team"] for team in seen} >= {"a", "b"}
+    assert all(team["usdMicros"] for team in seen if team["gpuHours"])
+    assert {team["usdMicros"] for team in hidden} == {None}
+    assert [team["gpuHours"] for team in seen] == [team["gpuHours"] for team in hidden]
