@@ -17,6 +17,7 @@ from evenkeel.domain.costs.fleet_report import ReportFacts, fleet_report
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, microseconds
 from evenkeel.domain.values import rfc3339
+from evenkeel.domain.words import count_of
 from evenkeel.ports import Invalid, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_cost_records, read_live_days
@@ -121,7 +122,8 @@ def _notes(unknown: Sequence[date], recorded: Sequence[DayFigures], window: Span
         yield f"Not all before {rfc3339(window.start)} is recorded, so the window begins later than requested."
     if unknown:
         days = f"{unknown[0]} to {unknown[-1]}" if len(unknown) > 1 else str(unknown[0])
-        yield f"{len(unknown)} days of the window have no record ({days}). They are in no figure."
+        count_text = count_of(len(unknown), "day of the window has", "days of the window have")
+        yield f"{count_text} no record ({days}), so no figure includes this time."
 
 
 def _node_hours(nodes: Iterable[NodeLifetime], days: Sequence[DayFigures], now: datetime) -> dict[str, float]:
