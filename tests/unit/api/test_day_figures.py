@@ -210,10 +210,10 @@ def test_spend_of_teams_is_shown_to_those_who_may_see_it() -> None:
     fakes = a_history(5)
     window = read_cost_report.ReportWindow(TODAY - 6 * DAY)
 
-    seen = read_cost_report.show(window, a_context(fakes))["teams"]
+    shown = read_cost_report.show(window, a_context(fakes))["teams"]
     hidden = read_cost_report.show(window, a_context(fakes), may_see_spend=False)["teams"]
 
-    assert {team["team"] for team in seen} >= {"a", "b"}
-    assert all(team["usdMicros"] for team in seen if team["gpuHours"])
+    assert {team["team"] for team in shown} >= {"a", "b"}
+    assert all(team["usdMicros"] for team in shown if team["gpuHours"])
     assert {team["usdMicros"] for team in hidden} == {None}
-    assert [team["gpuHours"] for team in seen] == [team["gpuHours"] for team in hidden]
+    assert [team["gpuHours"] for team in shown] == [team["gpuHours"] for team in hidden]
