@@ -206,7 +206,7 @@ def test_year_reads_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(pages) < 60
 
 
-def test_spend_of_teams_is_shown_to_those_who_may_see_it() -> None:
+def test_only_operators_see_spend_of_teams() -> None:
     fakes = a_history(5)
     window = read_cost_report.ReportWindow(TODAY - 6 * DAY)
 
