@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,23 @@ PARAMETERS = {"FleetName": "local", "KubernetesClusters": "research-eks", "Local
 TABLES = ("JobsTable", "IncidentsTable", "FleetTable", "QuotasTable")
 
 
-def test_new_stack_adopts_the_tables_of_a_deleted_one(tmp_path: Path) -> None:
+def restore(dynamodb: Any, source: str, target: str) -> None:
+    """Restore a table, and turn on what a restored table lacks, as docs/backup.md says."""
+    dynamodb.restore_table_to_point_in_time(
+        SourceTableName=source, TargetTableName=target, UseLatestRestorableTime=True
+    )
+    dynamodb.get_waiter("table_exists").wait(TableName=target)
+    dynamodb.update_time_to_live(TableName=target, TimeToLiveSpecification={"Enabled": True, "AttributeName": "ttl"})
+    dynamodb.update_continuous_backups(
+        TableName=target, PointInTimeRecoverySpecification={"PointInTimeRecoveryEnabled": True}
+    )
+    dynamodb.update_table(
+        TableName=target, StreamSpecification={"StreamEnabled": True, "StreamViewType": "NEW_AND_OLD_IMAGES"}
+    )
+
+
+@pytest.mark.parametrize("is_restored", [False, True], ids=["retained", "restored"])
+def test_new_stack_adopts_the_tables_of_a_deleted_one(is_restored: bool, tmp_path: Path) -> None:
     with Engine.start(tmp_path / "engine") as engine:
         deployer = bootstrap(engine)
         cloudformation, dynamodb = deployer.client("cloudformation"), deployer.client("dynamodb")
@@ -25,6 +42,12 @@ def test_new_stack_adopts_the_tables_of_a_deleted_one(tmp_path: Path) -> None:
         names = [first[f"{table}Name"] for table in TABLES]
         row = {"pk": {"S": "JOB#1"}, "sk": {"S": "META"}, "note": {"S": "kept"}}
         dynamodb.put_item(TableName=names[0], Item=row)
+        if is_restored:
+            for table, source in zip(TABLES, names, strict=True):
+                restore(dynamodb, source, f"evenkeel-{table}-restored")
+            names = [f"evenkeel-{table}-restored" for table in TABLES]
+            later = {"pk": {"S": "JOB#2"}, "sk": {"S": "META"}}
+            dynamodb.put_item(TableName=first["JobsTableName"], Item=later)
         cloudformation.delete_stack(StackName="evenkeel")
         cloudformation.get_waiter("stack_delete_complete").wait(StackName="evenkeel")
 
@@ -50,3 +73,11 @@ def test_new_stack_adopts_the_tables_of_a_deleted_one(tmp_path: Path) -> None:
         key = {"pk": row["pk"], "sk": row["sk"]}
         assert dynamodb.get_item(TableName=names[0], Key=key)["Item"] == row
         assert second["ApiId"] != first["ApiId"], "all other resources are new"
+        streams = {table: dynamodb.describe_table(TableName=table)["Table"]["LatestStreamArn"] for table in names}
+        mapped = deployer.client("lambda").list_event_source_mappings()["EventSourceMappings"]
+        sources = {mapping["EventSourceArn"] for mapping in mapped if ":dynamodb:" in mapping["EventSourceArn"]}
+        assert sources
+        assert sources <= set(streams.values()), "the publisher reads the streams of the adopted tables"
+        if is_restored:
+            key = {name: later[name] for name in ("pk", "sk")}
+            assert "Item" not in dynamodb.get_item(TableName=names[0], Key=key), "the row is newer than the restore"

@@ -2,7 +2,10 @@
 
 from datetime import UTC, datetime
 
+import boto3
 import pytest
+from botocore.exceptions import ClientError
+from botocore.stub import Stubber
 
 from tools import deploy
 from tools.rollback import DeployedFunction, DeployedWorkflow, RollbackError, complete_deployments, plan
@@ -79,6 +82,33 @@ def test_deployment_ids_are_ordered_and_fit_the_parameter() -> None:
 
     assert first == "2511250130"
     assert first < deploy.deployment_id(datetime(2025, 11, 25, 1, 31, tzinfo=UTC))
+
+
+@pytest.mark.parametrize("present", ["2511250130", "2511250131"])
+def test_deployment_never_reuses_an_id(present: str) -> None:
+    now = datetime(2025, 11, 25, 1, 30, tzinfo=UTC)
+
+    with pytest.raises(deploy.IdNotNew, match=f"has the deployment {present}"):
+        deploy.deployment_id(now, present)
+    assert {deploy.deployment_id(now, earlier) for earlier in ("", "2511250129", "release001")} == {"2511250130"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "present"),
+    [([], ""), ([{"ParameterKey": "DeploymentId", "ParameterValue": "2511250130"}], "2511250130")],
+)
+def test_present_deployment_is_the_parameter_of_the_stack(parameters: list[dict[str, str]], present: str) -> None:
+    client = boto3.client("cloudformation", region_name="us-west-2")
+    stack = {"StackName": "evenkeel", "CreationTime": 0, "StackStatus": "IMPORT_COMPLETE", "Parameters": parameters}
+    with Stubber(client) as stub:
+        stub.add_response("describe_stacks", {"Stacks": [stack]}, {"StackName": "evenkeel"})
+        stub.add_client_error("describe_stacks", "ValidationError", "Stack with id evenkeel does not exist")
+        stub.add_client_error("describe_stacks", "AccessDenied", "not authorized")
+
+        assert deploy.present_deployment("evenkeel", client) == present
+        assert deploy.present_deployment("evenkeel", client) == ""
+        with pytest.raises(ClientError, match="not authorized"):
+            deploy.present_deployment("evenkeel", client)
 
 
 def test_deploy_command_names_every_parameter_and_a_new_id() -> None:
