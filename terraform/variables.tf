@@ -22,6 +22,7 @@ locals {
     PythonRuntime          = var.python_runtime
     Architecture           = var.architecture
     CordonConcurrency      = var.cordon_concurrency
+    SnapStart              = var.snap_start
     LambdaConcurrencyLimit = var.lambda_concurrency_limit
     TableProtection        = var.table_protection
     LogRetentionDays       = var.log_retention_days
@@ -205,6 +206,17 @@ variable "cordon_concurrency" {
   validation {
     condition     = var.cordon_concurrency == null ? true : can(regex("^(0|[1-9][0-9]{1,3})$", var.cordon_concurrency))
     error_message = "cordon_concurrency must match 0|[1-9][0-9]{1,3}."
+  }
+}
+
+variable "snap_start" {
+  description = "Whether Lambda starts receive_event, plan_recovery and cordon_node from snapshots instead of importing their code. AWS charges for each snapshot, also of older versions. After 14 days without an invocation, the first one waits for a new snapshot. Default: \"off\"."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.snap_start == null ? true : contains(["on", "off"], var.snap_start)
+    error_message = "snap_start must be one of on, off."
   }
 }
 

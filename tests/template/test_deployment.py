@@ -189,6 +189,24 @@ def test_only_functions_before_a_cordon_may_reserve_concurrency() -> None:
     assert allowed[:2] == [0, scaling["MaximumConcurrency"]], "with less, Lambda would throttle the events queue"
 
 
+def test_only_functions_before_a_cordon_may_start_from_snapshots() -> None:
+    value = {"Fn::If": ["UsesSnapshots", {"ApplyOn": "PublishedVersions"}, {"Ref": "AWS::NoValue"}]}
+    document = template()
+    (rule,) = document["Rules"]["SnapshotsNeedTheirRuntime"]["Assertions"]
+
+    assert document["Parameters"]["SnapStart"]["Default"] == "off"
+    assert document["Parameters"]["PythonRuntime"]["Default"] != "python3.11", "it has no snapshots"
+    assert rule["Assert"] == {"Fn::Not": [{"Fn::Equals": [{"Ref": "PythonRuntime"}, "python3.11"]}]}
+    assert {
+        name: function["SnapStart"] for name, function in FUNCTIONS.items() if "SnapStart" in function
+    } == dict.fromkeys(("ReceiveEvent", "PlanRecovery", "CordonNode"), value)
+    # A snapshot excludes provisioned concurrency, file systems and more than 512 MB of temporary files.
+    assert not any(
+        {"ProvisionedConcurrencyConfig", "FileSystemConfigs", "EphemeralStorage"} & set(function)
+        for function in FUNCTIONS.values()
+    )
+
+
 @pytest.mark.parametrize("name", sorted(SCHEDULES))
 def test_schedule_is_disabled_by_default(name: str) -> None:
     assert template()["Parameters"]["Schedules"]["Default"] == "off"

@@ -47,6 +47,10 @@ OF_LAMBDA = {
     "Lambda.ServiceException",
     "Lambda.AWSLambdaException",
     "Lambda.SdkClientException",
+    # A snapshot of a function with SnapStart is not ready, or could not be restored.
+    "Lambda.SnapStartException",
+    "Lambda.SnapStartNotReadyException",
+    "Lambda.SnapStartTimeoutException",
     "Lambda.TooManyRequestsException",
     # A sandbox that died, ran out of memory or timed out during a call: every task is idempotent, so it is retried.
     "Lambda.Unknown",

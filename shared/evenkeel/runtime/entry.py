@@ -13,6 +13,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +24,9 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, TypeAlias
 
 from evenkeel.ports import EvenkeelError, PermanentError, Refused, RowChange, TransientError, Unreadable
-from evenkeel.runtime import wiring
+from evenkeel.runtime import snapshots, wiring
+
+snapshots.register_hooks(os.environ)
 
 Json: TypeAlias = dict[str, Any]
 StoredChange: TypeAlias = RowChange
