@@ -130,33 +130,33 @@ def _recovery(record: Decision, policy: Policy) -> Replayed:
 
 
 def _repair(record: Decision, policy: Policy) -> Replayed:
-    decided = choose_repair(_facts(RepairFacts, record), policy.repair)
-    return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
+    decision = choose_repair(_facts(RepairFacts, record), policy.repair)
+    return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
 def _check(record: Decision, policy: Policy) -> Replayed:
-    decided = choose_check(_facts(CheckFacts, record), policy.repair)
-    return Replayed(action=decided.kind, reason=decided.reason, alternatives=decided.alternatives)
+    decision = choose_check(_facts(CheckFacts, record), policy.repair)
+    return Replayed(action=decision.kind, reason=decision.reason, alternatives=decision.alternatives)
 
 
 def _resume(record: Decision, policy: Policy) -> Replayed:
-    decided = plan_resume(_facts(ResumeFacts, record), policy.jobs)
-    return Replayed(action=decided.option, reason=decided.reason, alternatives=decided.alternatives)
+    decision = plan_resume(_facts(ResumeFacts, record), policy.jobs)
+    return Replayed(action=decision.option, reason=decision.reason, alternatives=decision.alternatives)
 
 
 def _rollback(record: Decision, policy: Policy) -> Replayed:
-    decided = roll_back(_facts(RollbackFacts, record), policy.jobs)
-    return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
+    decision = roll_back(_facts(RollbackFacts, record), policy.jobs)
+    return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
 def _drain(record: Decision, policy: Policy) -> Replayed:
-    decided = plan_drain(_facts(DrainFacts, record), policy)
-    return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
+    decision = plan_drain(_facts(DrainFacts, record), policy)
+    return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
 def _restart(record: Decision, _policy: Policy) -> Replayed:
-    decided = decide_restart(_facts(RestartFacts, record))
-    return Replayed(action=decided.action, reason=decided.reason, alternatives=decided.alternatives)
+    decision = decide_restart(_facts(RestartFacts, record))
+    return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 
 def _attribution(record: Decision, _policy: Policy) -> Replayed:
@@ -167,9 +167,9 @@ def _attribution(record: Decision, _policy: Policy) -> Replayed:
 
 
 def _admission(record: Decision, policy: Policy) -> Replayed:
-    decided = decide(with_spares(_facts(AdmissionFacts, record), policy.scheduling))
+    decision = decide(with_spares(_facts(AdmissionFacts, record), policy.scheduling))
     return Replayed(
-        action=decided.action, reason=recorded_reason(decided, Mode(record.mode)), alternatives=decided.alternatives
+        action=decision.action, reason=recorded_reason(decision, Mode(record.mode)), alternatives=decision.alternatives
     )
 
 

@@ -123,7 +123,7 @@ def _buckets(
     job: Job, attempts: Sequence[Attempt], losses: Sequence[LostTime], price_of: PriceOf, until: datetime
 ) -> tuple[BucketTime, ...]:
     sums = {bucket: _BucketTotals() for bucket in JobTimeBucket}
-    taken = [span for lost_time in losses for _, span in lost_time.spans]
+    counted_spans = [span for lost_time in losses for _, span in lost_time.spans]
     for lost_time in losses:
         bucket = JobTimeBucket.LOST if lost_time.receipt.cause.is_failure else JobTimeBucket.INTERRUPTED
         for part in lost_time.receipt.parts:
@@ -140,9 +140,9 @@ def _buckets(
         running = attempt.running_at or ended
         spans = ((JobTimeBucket.STARTING, attempt.admitted_at, running), (JobTimeBucket.PRODUCTIVE, running, ended))
         for bucket, start, end in spans:
-            own = subtract_spans(Span(start, max(start, end)), taken)
-            taken += own
-            spent = sum(microseconds(span.end - span.start) for span in own)
+            own_spans = subtract_spans(Span(start, max(start, end)), counted_spans)
+            counted_spans += own_spans
+            spent = sum(microseconds(span.end - span.start) for span in own_spans)
             sums[bucket].add(spent, attempt.accelerators, price_of.get(attempt.attempt))
     elapsed = microseconds(until - job.submitted_at)
     sums[JobTimeBucket.QUEUED].time = elapsed - sum(bucket_totals.time for bucket_totals in sums.values())

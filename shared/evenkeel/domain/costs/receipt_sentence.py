@@ -51,6 +51,6 @@ def _unknown(total: ReceiptTotal) -> str:
 def _exact(seconds: float) -> str:
     """Write a duration to the second: `2 h 4 min 9 s`."""
     hours, rest = divmod(round(seconds), 3600)
-    minutes, left = divmod(rest, 60)
-    parts = [f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min"), (left, "s")) if count]
+    minutes, left_seconds = divmod(rest, 60)
+    parts = [f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min"), (left_seconds, "s")) if count]
     return " ".join(parts) or "0 s"

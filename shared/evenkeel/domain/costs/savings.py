@@ -190,10 +190,10 @@ def sum_savings(estimates: Iterable[EstimatedSaving], way: RecoveryBaseline) -> 
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) if known and len(known) == len(values) else None
+    known_values = [value for value in values if value is not None]
+    return math.fsum(known_values) if known_values and len(known_values) == len(values) else None
 
 
 def _whole_sum(values: Sequence[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    known_values = [value for value in values if value is not None]
+    return sum(known_values) if known_values and len(known_values) == len(values) else None

@@ -51,10 +51,10 @@ def availability_cycle_seconds(write_seconds: float, restart_seconds: float, mtb
 
 def best_seconds(write_seconds: float, mtbf_seconds: float) -> float:
     """Return the interval that maximises the exact ETTR, to the last digits."""
-    wanted = -more_than("write_seconds", write_seconds) / more_than("mtbf_seconds", mtbf_seconds)
+    target = -more_than("write_seconds", write_seconds) / more_than("mtbf_seconds", mtbf_seconds)
     low, high = 0.0, 1.0  # log(1 - u) + u falls from 0 to minus infinity
     while low < (middle := (low + high) / 2) < high:
-        if math.log1p(-middle) + middle > wanted:
+        if math.log1p(-middle) + middle > target:
             low = middle
         else:
             high = middle

@@ -182,10 +182,10 @@ def advise_commitment(
     )
 
 
-def _used_hours(wanted: Sequence[int], peak: int) -> list[int]:
+def _used_hours(demand_units: Sequence[int], peak: int) -> list[int]:
     """Return in how many hours the k-th unit is in demand, for k from 1 to the peak."""
     count = [0] * (peak + 2)
-    for units_wanted in wanted:
+    for units_wanted in demand_units:
         count[units_wanted] += 1
     for k in range(peak, -1, -1):
         count[k] += count[k + 1]
@@ -207,14 +207,14 @@ def _unit(number: int, used: int, hours: int, prices: CommitmentPrices) -> UnitA
     )
 
 
-def commitment_cost(wanted: Sequence[int], prices: CommitmentPrices, units: int) -> CommitmentCost:
+def commitment_cost(demand_units: Sequence[int], prices: CommitmentPrices, units: int) -> CommitmentCost:
     """Return the cost of the whole demand, hour by hour, with a number of committed units."""
     rented_price = prices.on_demand_usd_per_hour / prices.on_demand_availability
-    committed_hours = [min(hour_units, units) for hour_units in wanted]
-    work = math.fsum(wanted)
+    committed_hours = [min(hour_units, units) for hour_units in demand_units]
+    work = math.fsum(demand_units)
     rented_hours = work - prices.reserved_availability * math.fsum(committed_hours)
     idle = sum(units - committed_hour for committed_hour in committed_hours)
-    reserved = units * len(wanted) * prices.reserved_usd_per_hour
+    reserved = units * len(demand_units) * prices.reserved_usd_per_hour
     return CommitmentCost(
         units=units,
         total_usd=reserved + rented_hours * rented_price,

@@ -119,5 +119,5 @@ def ideal_step_seconds(steps: Sequence[float]) -> float:
         at_least("steps", step)
     middle = median(steps)
     limit = middle + 3 * median(abs(step - middle) for step in steps)
-    kept = [step for step in steps if step <= limit]
-    return math.fsum(kept) / len(kept)
+    counted_steps = [step for step in steps if step <= limit]
+    return math.fsum(counted_steps) / len(counted_steps)

@@ -132,8 +132,8 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
         recurrences: Faults of the incident that recurred.
         catalogue: The faults that the site knows.
     """
-    known = _look_up_all((*signals, *recurrences), catalogue)
-    faults = {signal.fault_key: known[signal.fault_key] for signal in signals}
+    fault_by_key = _look_up_all((*signals, *recurrences), catalogue)
+    faults = {signal.fault_key: fault_by_key[signal.fault_key] for signal in signals}
     independent_sources = independent_sources_of(signals, faults)
     counting = [row for row in faults.values() if row.acts_alone or len(independent_sources) > 1]
     fault = max(_most_specific(counting or tuple(faults.values())), key=_severity_key)
@@ -153,7 +153,7 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
     is_stronger = strength > fault.ladder[0].strength
     # A fault that is only watched at first is confirmed by its repetition, so repetition counts as a source.
     repeated = {
-        recurrence.fault_key for recurrence in recurrences if known[recurrence.fault_key].ladder[0] is Rung.WATCH
+        recurrence.fault_key for recurrence in recurrences if fault_by_key[recurrence.fault_key].ladder[0] is Rung.WATCH
     }
     return Assessment(
         fault_key=_key_of(fault, faults),
@@ -238,11 +238,11 @@ def checkpoint_trust(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tu
     The strictest fault decides the trust. The time is the first signal of the first series with a fault that distrusts
     checkpoints.
     """
-    known = _look_up_all(signals, catalogue)
-    exact = {row.key for row in _most_specific(tuple(known[signal.fault_key] for signal in signals))}
+    fault_by_key = _look_up_all(signals, catalogue)
+    exact = {row.key for row in _most_specific(tuple(fault_by_key[signal.fault_key] for signal in signals))}
     strictest, since = CheckpointTrust.TRUSTED, min(signal.first_at for signal in signals)
     for series in reversed(series_of(signals)):
-        faults = [row for row in (known[signal.fault_key] for signal in series) if row.key in exact]
+        faults = [row for row in (fault_by_key[signal.fault_key] for signal in series) if row.key in exact]
         worst = max((row.checkpoint_trust for row in faults), key=lambda trust: trust.strictness, default=strictest)
         if worst is not CheckpointTrust.TRUSTED:
             since = min(signal.first_at for signal in series)
@@ -272,8 +272,8 @@ def signals_to_clear(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tu
     These are the signals of faults that a repair of the node may clear, or all signals if there is no such fault. A
     signal that Evenkeel only counts does not keep a node out of service: its source may never report an end.
     """
-    known = _look_up_all(signals, catalogue)
-    repairable = tuple(signal for signal in signals if known[signal.fault_key].repairs_node)
+    fault_by_key = _look_up_all(signals, catalogue)
+    repairable = tuple(signal for signal in signals if fault_by_key[signal.fault_key].repairs_node)
     return repairable or tuple(signals)
 
 

@@ -430,7 +430,7 @@ def _check_fallbacks_and_aliases(faults: Mapping[str, Fault]) -> None:
     missing = [key for key in _REQUIRED_KEYS if key not in faults]
     if missing:
         raise CatalogueError(f"the fallback rows {', '.join(missing)} are missing")
-    own = {"key", "family", "code", "name", "alias_of", "facts", "note"}
+    own_fields = {"key", "family", "code", "name", "alias_of", "facts", "note"}
     for fault in faults.values():
         if not fault.alias_of:
             continue
@@ -438,7 +438,9 @@ def _check_fallbacks_and_aliases(faults: Mapping[str, Fault]) -> None:
         if target is None or target.alias_of:
             raise CatalogueError(f"{fault.key}, column alias_of: {fault.alias_of} does not exist or is itself an alias")
         differing = [
-            name for name in Fault.model_fields if name not in own and getattr(fault, name) != getattr(target, name)
+            name
+            for name in Fault.model_fields
+            if name not in own_fields and getattr(fault, name) != getattr(target, name)
         ]
         if differing:
             columns = ", ".join(_COLUMN_OF[name] for name in differing)
@@ -450,8 +452,8 @@ def _first_error(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     where = ".".join(str(part) for part in first["loc"])
-    given = f", not {first['input']!r}" if where and isinstance(first["input"], str | int) else ""
-    return f"{where}: {message}{given}" if where else message
+    received = f", not {first['input']!r}" if where and isinstance(first["input"], str | int) else ""
+    return f"{where}: {message}{received}" if where else message
 
 
 @functools.cache

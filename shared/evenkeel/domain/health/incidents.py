@@ -83,10 +83,10 @@ class NodeFact(Value):
         the real fact look like a duplicate.
         """
         when = self.occurrence or self.observed_at.strftime("%Y%m%dT%H%M")
-        what = self.fault_key or (self.code if self.kind is FactKind.PROGRESS else "")
+        content = self.fault_key or (self.code if self.kind is FactKind.PROGRESS else "")
         where = "".join(f"@{part}" for part in (self.gpu, self.link) if part)
         drill = DRILL_PREFIX if self.is_drill else ""
-        return f"{drill}{self.source}/{self.instance_id}/{self.kind}/{what}{where}/{when}"
+        return f"{drill}{self.source}/{self.instance_id}/{self.kind}/{content}{where}/{when}"
 
 
 class NodeBranchResult(StrEnum):

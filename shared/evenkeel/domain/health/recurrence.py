@@ -50,12 +50,12 @@ _MAX_JOBS = 40
 
 def history_keys(fault: Fault, affected: AffectedNode) -> tuple[str, ...]:
     """Return the history keys of a fault: always its node slot, and its jobs or group if it is counted on them."""
-    more: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
     if fault.recur_key is RecurKey.JOB:
-        more = tuple(f"job/{job}" for job in affected.job_ids[:_MAX_JOBS])
+        places = tuple(f"job/{job}" for job in affected.job_ids[:_MAX_JOBS])
     elif fault.recur_key is RecurKey.GROUP and affected.pool:
-        more = (f"group/{affected.life.cluster}/{affected.pool}",)
-    return (slot_history_key(affected.slot), *more)
+        places = (f"group/{affected.life.cluster}/{affected.pool}",)
+    return (slot_history_key(affected.slot), *places)
 
 
 def slot_history_key(slot: str) -> str:

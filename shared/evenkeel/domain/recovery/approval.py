@@ -36,9 +36,13 @@ def beyond_approval(incident: Incident, rungs: Iterable[str]) -> str:
     plan = incident.plan
     if plan is None or plan.outcome != ASK or not plan.rungs:
         return ""
-    more = [rung for rung in rungs if rung in NODE_RUNGS and rung not in plan.rungs]
+    unapproved_rungs = [rung for rung in rungs if rung in NODE_RUNGS and rung not in plan.rungs]
     approved = " then ".join(plan.rungs)
-    return f"A person approved {approved}, but {incident.fault_key} now needs {' then '.join(more)}." if more else ""
+    return (
+        f"A person approved {approved}, but {incident.fault_key} now needs {' then '.join(unapproved_rungs)}."
+        if unapproved_rungs
+        else ""
+    )
 
 
 def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:

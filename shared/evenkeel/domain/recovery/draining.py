@@ -65,7 +65,7 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
     more than that time, and no job resumes from an unproven checkpoint.
     """
 
-    def decided(grace: int, explanation: str, *, on_faulty_node: bool = True) -> Drain:
+    def drain_of(grace: int, explanation: str, *, on_faulty_node: bool = True) -> Drain:
         alternative = Alternative(option=f"{facts.wanted_seconds} s, as the job requests", why_not=explanation)
         return Drain(
             action=DrainMode.SAVE if grace else DrainMode.AT_ONCE,
@@ -77,25 +77,27 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
         )
 
     if facts.action in (JobAction.ROLLBACK, JobAction.STOP):
-        return decided(0, "no time, because a checkpoint saved now would not be used")
+        return drain_of(0, "no time, because a checkpoint saved now would not be used")
     grace, why = facts.wanted_seconds, "as the job requests"
-    allowed = math.ceil(facts.drain_seconds * policy.repair.drain_scale)
-    cannot = facts.can_save is CanSave.NO
-    if cannot and facts.drain_seconds == 0:
+    allowed_seconds = math.ceil(facts.drain_seconds * policy.repair.drain_scale)
+    cannot_save = facts.can_save is CanSave.NO
+    if cannot_save and facts.drain_seconds == 0:
         # Pods on the faulty node end at once. The job's pods on other nodes may still be able to save.
-        allowed = math.ceil(policy.jobs.others_save_seconds * policy.repair.drain_scale)
-    if facts.drain_seconds >= 0 and allowed < grace:
-        grace, why = allowed, "the most that this fault allows"
+        allowed_seconds = math.ceil(policy.jobs.others_save_seconds * policy.repair.drain_scale)
+    if facts.drain_seconds >= 0 and allowed_seconds < grace:
+        grace, why = allowed_seconds, "the most that this fault allows"
     if facts.deadline_at is not None:
-        left = math.floor((facts.deadline_at - facts.now).total_seconds()) - policy.jobs.rest_before_deadline_seconds
-        if left < grace:
+        remaining_seconds = (
+            math.floor((facts.deadline_at - facts.now).total_seconds()) - policy.jobs.rest_before_deadline_seconds
+        )
+        if remaining_seconds < grace:
             grace, why = (
-                max(0, left),
+                max(0, remaining_seconds),
                 f"so that the save ends before the node terminates at {facts.deadline_at:%H:%M:%SZ}",
             )
-    if cannot:
+    if cannot_save:
         why = f"{why}; pods on the faulty node cannot save and stop at once"
-    return decided(grace, f"{grace} s to save, {why}", on_faulty_node=not cannot)
+    return drain_of(grace, f"{grace} s to save, {why}", on_faulty_node=not cannot_save)
 
 
 def affected_since(incident: Incident, policy: Policy) -> datetime:

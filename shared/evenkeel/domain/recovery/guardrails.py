@@ -452,11 +452,11 @@ def shared_causes(
         ended: Time at which a person ended a cause, by the key of the cause. A node that failed before that time and
             has that cause counts for no cause.
     """
-    known = {node.life.key: node for node in fleet}
+    node_by_life = {node.life.key: node for node in fleet}
     failed_at: dict[str, datetime] = {}
     open_at: dict[str, datetime] = {}
     for failure in sorted(faulty, key=lambda node_failure: node_failure.at, reverse=True):
-        node = known.get(failure.life)
+        node = node_by_life.get(failure.life)
         keys = (f"{kind}/{name}" for kind, name in _shared_with(node, node.pool if node else failure.pool))
         if any(key in ended and failure.at <= ended[key] for key in keys):
             continue
@@ -464,15 +464,18 @@ def shared_causes(
             failed_at[failure.life] = failure.at
             if failure.is_open and not (node and node.is_gone):
                 open_at[failure.life] = failure.at
-    pools = {**{failure.life: failure.pool for failure in faulty}, **{key: node.pool for key, node in known.items()}}
-    own_node = known.get(life)
+    pools = {
+        **{failure.life: failure.pool for failure in faulty},
+        **{key: node.pool for key, node in node_by_life.items()},
+    }
+    own_node = node_by_life.get(life)
     causes = []
     for kind, name in _shared_with(own_node, pool):
         members = {
             key
-            for key in {*known, *failed_at}
-            if (kind, name) in _shared_with(known.get(key), pools.get(key, ""))
-            and (key in failed_at or known[key].can_be_acted_on(now, boot_seconds=boot_seconds))
+            for key in {*node_by_life, *failed_at}
+            if (kind, name) in _shared_with(node_by_life.get(key), pools.get(key, ""))
+            and (key in failed_at or node_by_life[key].can_be_acted_on(now, boot_seconds=boot_seconds))
         }
         failed = sorted(failed_at[key] for key in members if key in failed_at)
         open_since = sorted(open_at[key] for key in members if key in open_at)

@@ -159,21 +159,21 @@ def choose_group_repair(facts: GroupFacts, policy: RepairPolicy) -> GroupDecisio
     """
     group = facts.member.group if facts.member else facts.group
     if group is None:
-        return _decided(GroupAction.REFUSE, f"{facts.instance_id} is in no Auto Scaling group.")
+        return _decision_of(GroupAction.REFUSE, f"{facts.instance_id} is in no Auto Scaling group.")
     if facts.member is not None and facts.member.instance_id != facts.instance_id:
         reason = f"EC2 Auto Scaling describes {facts.member.instance_id}, not {facts.instance_id}."
-        return _decided(GroupAction.REFUSE, reason)
+        return _decision_of(GroupAction.REFUSE, reason)
     if group.cluster != facts.cluster:
         belongs = f"belongs to cluster {group.cluster}" if group.cluster else "has no tag of a cluster"
         reason = f"Auto Scaling group {group.name} {belongs}; the node is in cluster {facts.cluster}."
-        return _decided(GroupAction.REFUSE, reason)
+        return _decision_of(GroupAction.REFUSE, reason)
     if facts.requested_at is not None:
         return _after_request(facts, group, facts.requested_at, policy)
     if facts.watched_at is not None or group.has_auto_repair:
         return _watched(facts, group, facts.watched_at or facts.now, policy)
     if facts.member is None:
         reason = f"{facts.instance_id} left Auto Scaling group {group.name} without a request from Evenkeel."
-        return _decided(GroupAction.REFUSE, reason)
+        return _decision_of(GroupAction.REFUSE, reason)
     return _before_request(facts.member, group)
 
 
@@ -181,62 +181,66 @@ def _before_request(member: GroupMember, group: NodeGroup) -> GroupDecision:
     """Decide while the instance is in its group, before any request."""
     name = member.instance_id
     if member.lifecycle in _ENDING:
-        return _decided(GroupAction.AWAIT, f"{name} is already {member.lifecycle} in Auto Scaling group {group.name}.")
+        return _decision_of(
+            GroupAction.AWAIT, f"{name} is already {member.lifecycle} in Auto Scaling group {group.name}."
+        )
     if member.lifecycle in _STARTING:
-        return _decided(GroupAction.LATER, f"{name} is {member.lifecycle} in Auto Scaling group {group.name}.")
+        return _decision_of(GroupAction.LATER, f"{name} is {member.lifecycle} in Auto Scaling group {group.name}.")
     if member.lifecycle != IN_SERVICE:
         reason = f"{name} is {member.lifecycle} in Auto Scaling group {group.name}, so a person must act."
-        return _decided(GroupAction.REFUSE, reason)
+        return _decision_of(GroupAction.REFUSE, reason)
     if member.is_protected:
         reason = f"{name} is protected from scale-in. Remove the protection to let Evenkeel terminate the node."
-        return _decided(GroupAction.REFUSE, reason)
+        return _decision_of(GroupAction.REFUSE, reason)
     suspended = [process for process in _NEEDED_PROCESSES if process in group.suspended]
     if suspended:
         names = " and ".join(suspended)
         reason = (
             f"Auto Scaling group {group.name} has suspended {names}. Resume {names} to let Evenkeel replace {name}."
         )
-        return _decided(GroupAction.REFUSE, reason)
+        return _decision_of(GroupAction.REFUSE, reason)
     if group.in_service > group.desired:
         reason = f"Auto Scaling group {group.name} is above its desired capacity and would not replace {name}."
-        return _decided(GroupAction.LATER, reason)
-    return _decided(GroupAction.TERMINATE, f"Auto Scaling group {group.name} replaces {name} after its termination.")
+        return _decision_of(GroupAction.LATER, reason)
+    return _decision_of(
+        GroupAction.TERMINATE, f"Auto Scaling group {group.name} replaces {name} after its termination."
+    )
 
 
 def _after_request(facts: GroupFacts, group: NodeGroup, since: Instant, policy: RepairPolicy) -> GroupDecision:
     """Decide after Evenkeel requested the termination, with or without a reply."""
     if _is_replaced(facts, group):
-        return _decided(GroupAction.REPLACED, f"Auto Scaling group {group.name} is complete again.")
+        return _decision_of(GroupAction.REPLACED, f"Auto Scaling group {group.name} is complete again.")
     if facts.now < since + timedelta(seconds=policy.replace_deadline_seconds):
-        return _decided(GroupAction.AWAIT, f"Auto Scaling group {group.name} replaces {facts.instance_id}.")
+        return _decision_of(GroupAction.AWAIT, f"Auto Scaling group {group.name} replaces {facts.instance_id}.")
     minutes = policy.replace_deadline_seconds // 60
     if facts.member is not None:
         reason = f"{facts.instance_id} is still {facts.member.lifecycle} {minutes} min after the request to terminate."
-        return _decided(GroupAction.ASK_PERSON, reason)
+        return _decision_of(GroupAction.ASK_PERSON, reason)
     reason = (
         f"Auto Scaling group {group.name} has {group.in_service} of {count_of(group.desired, 'instance')} "
         f"{minutes} min after the termination. Check its scaling activities for missing capacity."
     )
-    return _decided(GroupAction.ASK_PERSON, reason)
+    return _decision_of(GroupAction.ASK_PERSON, reason)
 
 
 def _watched(facts: GroupFacts, group: NodeGroup, since: Instant, policy: RepairPolicy) -> GroupDecision:
     """Decide while EKS repairs the node. Evenkeel never takes over, as EKS may start its repair at any time."""
     if _is_replaced(facts, group):
-        return _decided(GroupAction.REPLACED, f"EKS replaced {facts.instance_id} in node group {group.nodegroup}.")
+        return _decision_of(GroupAction.REPLACED, f"EKS replaced {facts.instance_id} in node group {group.nodegroup}.")
     if facts.now < since + timedelta(seconds=policy.owner_deadline_seconds):
         reason = f"EKS node auto-repair is on for node group {group.nodegroup}: Evenkeel waits."
-        return _decided(GroupAction.WATCH, reason)
+        return _decision_of(GroupAction.WATCH, reason)
     minutes = policy.owner_deadline_seconds // 60
     reason = (
         f"EKS node auto-repair of node group {group.nodegroup} did not replace {facts.instance_id} in {minutes} min."
     )
-    return _decided(GroupAction.ASK_PERSON, reason)
+    return _decision_of(GroupAction.ASK_PERSON, reason)
 
 
 def _is_replaced(facts: GroupFacts, group: NodeGroup) -> bool:
     return facts.member is None and group.in_service >= group.desired
 
 
-def _decided(action: GroupAction, reason: str) -> GroupDecision:
+def _decision_of(action: GroupAction, reason: str) -> GroupDecision:
     return GroupDecision(action=action, reason=reason)

@@ -177,8 +177,8 @@ def overdue_at(
     A hold keeps a job running on its node. The job cannot be overdue before the node branch stops it.
     """
     stopped = [_stopped_at(job, incident, now) for job in affected if job.job and not _is_back(job.job, job.affected)]
-    allowed = timedelta(seconds=policy.jobs.resume_deadline_seconds)
-    return max([deadline_at, *(at + allowed for at in stopped if at is not None)])
+    deadline = timedelta(seconds=policy.jobs.resume_deadline_seconds)
+    return max([deadline_at, *(at + deadline for at in stopped if at is not None)])
 
 
 def _stopped_at(affected_job: AffectedJobState, incident: Incident, now: datetime) -> datetime | None:

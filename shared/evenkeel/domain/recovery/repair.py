@@ -165,10 +165,10 @@ def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     An action that stops jobs waits for a hold to end, even if no repair follows: no later step would stop
     these jobs.
     """
-    decided = _choose(facts, policy)
-    if decided.drains and facts.hold is not None:
-        return _decided(Repair.HOLD, f"Evenkeel cannot move its jobs yet. {_hold_text(facts.hold)}")
-    return decided
+    decision = _choose(facts, policy)
+    if decision.drains and facts.hold is not None:
+        return _decision_of(Repair.HOLD, f"Evenkeel cannot move its jobs yet. {_hold_text(facts.hold)}")
+    return decision
 
 
 def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
@@ -191,13 +191,13 @@ def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
 def _stand_down(facts: RepairFacts) -> RepairDecision | None:
     """Return the decision to leave the node alone; None if Evenkeel may repair it."""
     if facts.not_allowed:
-        return _decided(Repair.STAND_DOWN, facts.not_allowed)
+        return _decision_of(Repair.STAND_DOWN, facts.not_allowed)
     if facts.lease_holder:
-        return _decided(Repair.STAND_DOWN, f"{facts.lease_holder} already repairs this node slot.")
+        return _decision_of(Repair.STAND_DOWN, f"{facts.lease_holder} already repairs this node slot.")
     if facts.opt_out_reason:
-        return _decided(Repair.STAND_DOWN, facts.opt_out_reason)
+        return _decision_of(Repair.STAND_DOWN, facts.opt_out_reason)
     if facts.is_manual_cordon:
-        return _decided(Repair.STAND_DOWN, "A person cordoned this node, so Evenkeel leaves it alone.").replace(
+        return _decision_of(Repair.STAND_DOWN, "A person cordoned this node, so Evenkeel leaves it alone.").replace(
             drains=True
         )
     return None
@@ -215,14 +215,16 @@ def _before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         return _by_controller(facts.controller)
     if facts.owner is Owner.CONTROLLER:
         reason = "Another controller has removed its mark from this node: Evenkeel waits until the node is valid."
-        return _decided(Repair.AWAIT, reason).replace(awaited_owner=CONTROLLER)
+        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=CONTROLLER)
     if _recovered_by_itself(facts, policy):
-        return _decided(Repair.HEALTHY, "The node is Ready again and shows no other fault: it only needs validation.")
+        return _decision_of(
+            Repair.HEALTHY, "The node is Ready again and shows no other fault: it only needs validation."
+        )
     awaited = _leave_to_owner(facts, policy)
     if awaited is not None:
         return awaited
     if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
-        return _decided(Repair.LATER, f"Its jobs may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
+        return _decision_of(Repair.LATER, f"Its jobs may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
     booted_at = _booted_after_fault(facts)
     if booted_at is not None and _first_open_rung(facts, policy, allows_reboot=True)[0] == REBOOT:
         return _after_reboot(facts, booted_at, policy)
@@ -233,15 +235,15 @@ def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision 
     """Return the decision if the node's owner repairs it first, or if it has no owner; None if Evenkeel repairs it."""
     if facts.owner is Owner.NONE or (facts.owner is Owner.NODE_GROUP and facts.group is None):
         reason = "No owner of this node is known: it stays out of service until a person acts."
-        return _decided(Repair.ASK_PERSON, reason).replace(drains=True)
+        return _decision_of(Repair.ASK_PERSON, reason).replace(drains=True)
     if facts.owner is Owner.HYPERPOD and _has_rebooted_since_opening(facts) and facts.validity.is_valid:
-        return _decided(Repair.HEALTHY, "HyperPod has already rebooted the node.")
+        return _decision_of(Repair.HEALTHY, "HyperPod has already rebooted the node.")
     if facts.owner is Owner.HYPERPOD:
         reason = "HyperPod repairs this node itself: Evenkeel waits and requests nothing."
-        return _decided(Repair.AWAIT, reason).replace(awaited_owner=OWNER)
+        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=OWNER)
     if facts.owner is Owner.KARPENTER and policy.karpenter_repairs:
         reason = "Karpenter repairs this node itself: Evenkeel waits."
-        return _decided(Repair.AWAIT, reason).replace(awaited_owner=KARPENTER)
+        return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=KARPENTER)
     return None
 
 
@@ -249,9 +251,9 @@ def _by_controller(mark: ControllerMark) -> RepairDecision:
     """Decide while another controller has marked the node. Evenkeel never repairs such a node itself."""
     if mark.has_given_up:
         reason = f"{mark.controller} gave up its repair of this node ({mark.mark}): a person must repair it."
-        return _decided(Repair.ASK_PERSON, reason).replace(drains=True)
+        return _decision_of(Repair.ASK_PERSON, reason).replace(drains=True)
     reason = f"{mark.controller} repairs this node ({mark.mark}): Evenkeel waits and requests nothing."
-    return _decided(Repair.AWAIT, reason).replace(awaited_owner=CONTROLLER)
+    return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=CONTROLLER)
 
 
 def _after_controller(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
@@ -263,16 +265,16 @@ def _after_controller(facts: RepairFacts, last: RepairRequest, policy: RepairPol
         return _without_node(facts, last.requested_at, policy)
     has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
     if mark is None and facts.validity.is_valid and not has_failed:
-        return _decided(Repair.HEALTHY, "The other controller released the node: it only needs validation.")
+        return _decision_of(Repair.HEALTHY, "The other controller released the node: it only needs validation.")
     if facts.now < deadline_of(last, policy) and (mark is not None or not has_failed):
         state = f"{mark.controller} repairs this node ({mark.mark})" if mark else "The node is not valid yet"
-        return _decided(Repair.AWAIT, f"{state}: Evenkeel waits.")
+        return _decision_of(Repair.AWAIT, f"{state}: Evenkeel waits.")
     minutes = round(policy.controller_deadline_seconds / 60)
     if mark is not None:
         reason = f"{mark.controller} has not repaired this node within {minutes} min ({mark.mark})."
     else:
         reason = f"Another controller released this node, but it is not valid: {facts.validity.reason}"
-    return _decided(Repair.ASK_PERSON, reason, ("replace", "two repairs of one node would conflict"))
+    return _decision_of(Repair.ASK_PERSON, reason, ("replace", "two repairs of one node would conflict"))
 
 
 def _with_replacement(facts: RepairFacts, last: RepairRequest | None, policy: RepairPolicy) -> RepairDecision:
@@ -285,16 +287,18 @@ def _with_replacement(facts: RepairFacts, last: RepairRequest | None, policy: Re
     )
     if facts.invalid_at and facts.invalid_at >= launched_at:
         reason = f"The replacement node {name} failed its validation: {facts.validity.reason}"
-        return _decided(Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause"))
+        return _decision_of(
+            Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause")
+        )
     if facts.validity.is_valid:
-        return _decided(Repair.HEALTHY, f"The replacement node {name} is Ready.")
+        return _decision_of(Repair.HEALTHY, f"The replacement node {name} is Ready.")
     deadline = max(requested_at, launched_at) + timedelta(seconds=policy.replace_deadline_seconds)
     if last and last.rung == OWNER:
         deadline = max(deadline, deadline_of(last, policy, facts.slot_state, facts.progress))
     if facts.now < deadline:
-        return _decided(Repair.AWAIT, f"The replacement node {name} is starting.")
+        return _decision_of(Repair.AWAIT, f"The replacement node {name} is starting.")
     reason = f"The replacement node {name} does not become Ready: {facts.validity.reason}"
-    return _decided(Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause"))
+    return _decision_of(Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause"))
 
 
 def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
@@ -307,16 +311,16 @@ def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
     if failure is not None:
         return _after_failure(facts, failure, policy)
     if not facts.slot_state.original.is_there and (facts.owner is Owner.KARPENTER or facts.has_karpenter):
-        return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
+        return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.group is not None and facts.group.requested_at is not None:
-        return _by_group(facts, facts.group, policy) or _decided(Repair.AWAIT, f"The {last.rung} is in progress.")
+        return _by_group(facts, facts.group, policy) or _decision_of(Repair.AWAIT, f"The {last.rung} is in progress.")
     if last.rung == REBOOT and _has_rebooted(facts, last):
         return _after_reboot(facts, last.requested_at, policy)
     if last.answer in ("", RepairAnswer.UNKNOWN):
         return _without_reply(facts, last, policy)
     if last.answer in ACCEPTED_ANSWERS:
         if facts.now < deadline_of(last, policy):
-            return _decided(Repair.AWAIT, f"The {last.rung} is in progress.")
+            return _decision_of(Repair.AWAIT, f"The {last.rung} is in progress.")
         return _next_rung(
             facts, policy, failed=f"The provider accepted the {last.rung}, but the node did not come back."
         )
@@ -336,9 +340,9 @@ def _after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: RepairPolic
     """
     has_failed = facts.invalid_at is not None and facts.invalid_at >= rebooted_at
     if facts.validity.is_valid and not has_failed:
-        return _decided(Repair.HEALTHY, "The node rebooted and is Ready.")
+        return _decision_of(Repair.HEALTHY, "The node rebooted and is Ready.")
     if facts.now < rebooted_at + timedelta(seconds=policy.reboot_deadline_seconds) and not has_failed:
-        return _decided(Repair.AWAIT, "The node rebooted and is starting.")
+        return _decision_of(Repair.AWAIT, "The node rebooted and is starting.")
     return _next_rung(facts, policy, failed=f"The reboot did not clear the fault: {facts.validity.reason}")
 
 
@@ -348,10 +352,10 @@ def _without_reply(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy
     if evidence:
         accepted = last.replace(answer=RepairAnswer.ACCEPTED)
         if facts.now < deadline_of(accepted, policy):
-            return _decided(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {evidence}.")
+            return _decision_of(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {evidence}.")
         return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply; the node is not back.")
     if facts.now < deadline_of(last, policy):
-        return _decided(Repair.AWAIT, f"The {last.rung} request got no reply: Evenkeel waits for evidence first.")
+        return _decision_of(Repair.AWAIT, f"The {last.rung} request got no reply: Evenkeel waits for evidence first.")
     return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply and had no visible effect.")
 
 
@@ -396,11 +400,11 @@ def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecisio
     """Decide after the node failed HyperPod's deep health check. HyperPod itself then reboots or replaces the node."""
     marks = [request for request in facts.requests if request.rung == OWNER and request.requested_at >= facts.opened_at]
     if len(marks) >= policy.max_attempts:
-        return _decided(
+        return _decision_of(
             Repair.ASK_PERSON, f"The node failed its deep health check again, after {count_of(len(marks), 'repair')}."
         )
     reason = "The node failed its deep health check, and HyperPod repairs such nodes itself."
-    return _decided(Repair.AWAIT, reason, (REPLACE, "two repairs of one node would conflict")).replace(
+    return _decision_of(Repair.AWAIT, reason, (REPLACE, "two repairs of one node would conflict")).replace(
         awaited_owner=OWNER
     )
 
@@ -412,18 +416,18 @@ def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) 
     """
     owner = _OWNER_NAMES.get(facts.owner, "HyperPod")
     if not facts.slot_state.original.is_there and (facts.owner is Owner.KARPENTER or facts.has_karpenter):
-        return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
+        return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.validity.is_valid and (_has_rebooted(facts, last) or facts.has_recovered):
-        return _decided(Repair.HEALTHY, f"{owner} repaired the node.")
+        return _decision_of(Repair.HEALTHY, f"{owner} repaired the node.")
     by_group = _by_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
         return by_group
     deadline = deadline_of(last, policy, facts.slot_state, facts.progress)
     if facts.now < deadline:
-        return _decided(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
+        return _decision_of(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
     if facts.owner is not Owner.KARPENTER and is_under_way(facts.slot_state, facts.progress):
         reason = "HyperPod's repair of this node takes longer than expected."
-        return _decided(
+        return _decision_of(
             Repair.ASK_PERSON, reason, ("replace", "HyperPod is still repairing, and two repairs would conflict")
         )
     failure = facts.progress[-1] if facts.progress and facts.progress[-1].code in FAILURES else None
@@ -438,7 +442,7 @@ def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPo
     """Decide after the provider reported a failed repair. Another request does not help if capacity is missing."""
     report = f"HyperPod reported {failure.code}{f': {failure.message}' if failure.message else ''}."
     if failure.code == NO_CAPACITY:
-        return _decided(
+        return _decision_of(
             Repair.ASK_PERSON,
             f"{report} First check the zone, training plan and reservation of {facts.life.cluster}'s pool.",
             ("replace", "without capacity the next request would fail too"),
@@ -449,12 +453,12 @@ def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPo
 def _without_node(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
     """Decide when the node disappeared before any request: wait for its replacement."""
     if facts.owner is Owner.NODE_GROUP:
-        return _decided(Repair.NOT_NEEDED, "The node is gone; its Auto Scaling group keeps its number of nodes.")
+        return _decision_of(Repair.NOT_NEEDED, "The node is gone; its Auto Scaling group keeps its number of nodes.")
     if facts.has_karpenter:
-        return _decided(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
+        return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.owner is not Owner.KARPENTER and facts.now < since + timedelta(seconds=policy.replace_deadline_seconds):
-        return _decided(Repair.AWAIT, "The node is gone; Evenkeel waits for its replacement.")
-    return _decided(Repair.NOT_NEEDED, "The node is gone, and no replacement came.")
+        return _decision_of(Repair.AWAIT, "The node is gone; Evenkeel waits for its replacement.")
+    return _decision_of(Repair.NOT_NEEDED, "The node is gone, and no replacement came.")
 
 
 def _recovered_by_itself(facts: RepairFacts, policy: RepairPolicy) -> bool:
@@ -486,7 +490,7 @@ def _next_rung(
         return by_controller.replace(reason=f"{prefix}{by_controller.reason}")
     if facts.owner is Owner.CONTROLLER:
         reason = f"{prefix}Another controller has repaired this node: Evenkeel requests nothing."
-        return _decided(Repair.ASK_PERSON, reason, (REPLACE, "two repairs of one node would conflict"))
+        return _decision_of(Repair.ASK_PERSON, reason, (REPLACE, "two repairs of one node would conflict"))
     exhausted = _end_of_ladder(facts, policy, prefix)
     if exhausted is not None:
         return exhausted
@@ -495,7 +499,7 @@ def _next_rung(
         return by_group.replace(reason=f"{prefix}{by_group.reason}")
     rung, skipped = _first_open_rung(facts, policy, allows_reboot=_booted_after_fault(facts) is None)
     if not rung:
-        return _decided(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.terms.name}.", *skipped)
+        return _decision_of(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.terms.name}.", *skipped)
     if after is not None and rung == after.rung:
         ready_at = after.requested_at + timedelta(seconds=policy.retry_seconds)
         if facts.now < ready_at:
@@ -506,7 +510,7 @@ def _next_rung(
     blocked = _blocked_rung(facts, policy, rung, prefix)
     if blocked is not None:
         return blocked
-    return _decided(Repair(rung.upper()), f"{prefix}{_rung_reason(facts, rung)}", *skipped).replace(drains=True)
+    return _decision_of(Repair(rung.upper()), f"{prefix}{_rung_reason(facts, rung)}", *skipped).replace(drains=True)
 
 
 def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> RepairDecision | None:
@@ -520,35 +524,37 @@ def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> Rep
         for request in facts.requests
     ) and not _may_repeat(facts, REPLACE):
         reason = f"{prefix}Evenkeel already requested its replacement, which it does only once per node."
-        return _decided(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
+        return _decision_of(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
     if not facts.ladder and facts.terms.ladder[0] in QUARANTINE_RUNGS:
         reason = f"{facts.terms.name}: Evenkeel keeps the node out of service and does not repair it."
-        return _decided(Repair.STAND_DOWN, reason).replace(drains=not facts.leaves_work)
+        return _decision_of(Repair.STAND_DOWN, reason).replace(drains=not facts.leaves_work)
     if facts.calls_today >= policy.max_attempts_a_day:
         reason = f"{prefix}{facts.calls_today} repair requests within a day for this node slot, which is the limit."
-        return _decided(Repair.ASK_PERSON, reason)
+        return _decision_of(Repair.ASK_PERSON, reason)
     if len(calls) >= policy.max_attempts:
-        return _decided(Repair.ASK_PERSON, f"{prefix}Evenkeel made {len(calls)} repair requests, which is the limit.")
+        return _decision_of(
+            Repair.ASK_PERSON, f"{prefix}Evenkeel made {len(calls)} repair requests, which is the limit."
+        )
     if len(own_requests) - len(calls) >= _MAX_REFUSALS:
-        return _decided(Repair.ASK_PERSON, f"{prefix}The provider deferred the request {_MAX_REFUSALS} times.")
+        return _decision_of(Repair.ASK_PERSON, f"{prefix}The provider deferred the request {_MAX_REFUSALS} times.")
     return None
 
 
 def _blocked_rung(facts: RepairFacts, policy: RepairPolicy, rung: str, prefix: str) -> RepairDecision | None:
     """Return the decision if the provider, a hold or a guardrail blocks the rung now; None if it may be requested."""
     if facts.provider_busy:
-        return _decided(Repair.LATER, f"{prefix}{facts.provider_busy}")
+        return _decision_of(Repair.LATER, f"{prefix}{facts.provider_busy}")
     if facts.hold is not None:
-        return _decided(Repair.HOLD, f"{prefix}{_hold_text(facts.hold)}")
+        return _decision_of(Repair.HOLD, f"{prefix}{_hold_text(facts.hold)}")
     verdict = (
         check_guardrails(GuardrailAction(rung), facts.guard, policy.guardrails)
         if facts.guard and rung in REPAIRS
         else ALLOWED
     )
     if verdict.guardrail == GuardrailName.STALE_EVIDENCE:
-        return _decided(Repair.HEALTHY, f"{prefix}{verdict.reason}", (rung, "its evidence is stale"))
+        return _decision_of(Repair.HEALTHY, f"{prefix}{verdict.reason}", (rung, "its evidence is stale"))
     if not verdict.is_allowed:
-        return _decided(Repair.BLOCKED, f"{prefix}{verdict.reason}", (rung, f"guardrail {verdict.guardrail}"))
+        return _decision_of(Repair.BLOCKED, f"{prefix}{verdict.reason}", (rung, f"guardrail {verdict.guardrail}"))
     return None
 
 
@@ -646,23 +652,23 @@ def _rung_reason(facts: RepairFacts, rung: str) -> str:
 
 def _by_group(facts: RepairFacts, group: GroupFacts, policy: RepairPolicy) -> RepairDecision | None:
     """Return the decision about a node of an Auto Scaling group; None if Evenkeel may terminate its instance."""
-    decided = choose_group_repair(group, policy)
-    if decided.action is GroupAction.TERMINATE:
+    group_decision = choose_group_repair(group, policy)
+    if group_decision.action is GroupAction.TERMINATE:
         return None
-    if decided.action in (GroupAction.REFUSE, GroupAction.ASK_PERSON):
-        return _decided(Repair.ASK_PERSON, decided.reason).replace(drains=True)
-    if decided.action is GroupAction.REPLACED:
-        return _decided(Repair.NOT_NEEDED, decided.reason)
-    if decided.action is GroupAction.LATER or not facts.slot_state.original.is_there:
-        return _decided(Repair.PAUSE, decided.reason).replace(wait_seconds=policy.retry_seconds)
+    if group_decision.action in (GroupAction.REFUSE, GroupAction.ASK_PERSON):
+        return _decision_of(Repair.ASK_PERSON, group_decision.reason).replace(drains=True)
+    if group_decision.action is GroupAction.REPLACED:
+        return _decision_of(Repair.NOT_NEEDED, group_decision.reason)
+    if group_decision.action is GroupAction.LATER or not facts.slot_state.original.is_there:
+        return _decision_of(Repair.PAUSE, group_decision.reason).replace(wait_seconds=policy.retry_seconds)
     is_recorded = group.requested_at is not None or group.watched_at is not None
-    return _decided(Repair.AWAIT, decided.reason).replace(awaited_owner="" if is_recorded else NODE_GROUP)
+    return _decision_of(Repair.AWAIT, group_decision.reason).replace(awaited_owner="" if is_recorded else NODE_GROUP)
 
 
 _OWNER_NAMES = {Owner.KARPENTER: "Karpenter", Owner.NODE_GROUP: "EKS"}
 """Owners of nodes outside HyperPod."""
 
 
-def _decided(action: Repair, reason: str, *other: tuple[str, str]) -> RepairDecision:
+def _decision_of(action: Repair, reason: str, *other: tuple[str, str]) -> RepairDecision:
     options = tuple(Alternative(option=option, why_not=why_not) for option, why_not in other)
     return RepairDecision(action=action, reason=reason, alternatives=options)

@@ -194,31 +194,33 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
     possible = [option for option in options if not option.why_not]
     # Waiting is always possible, so there is always a best option.
     is_priced = facts.usd_per_accelerator_hour is not None
-    best = min(
+    chosen = min(
         possible,
         key=lambda option: (option.usd, 0 if is_priced else option.gpu_hours, OPTION_ORDER.index(option.option)),
     )
     distrust = distrust_after(facts.trust, facts.first_signal_at, policy)
     max_rent_parts = None
-    if best.option is ResumeOption.RENT and facts.renting is not None:
-        next_best = min(option.usd for option in possible if option is not best)
-        max_rent_parts = best.rent_parts + round((next_best - best.usd) * money.PARTS)
+    if chosen.option is ResumeOption.RENT and facts.renting is not None:
+        next_best = min(option.usd for option in possible if option is not chosen)
+        max_rent_parts = chosen.rent_parts + round((next_best - chosen.usd) * money.PARTS)
     return ResumeDecision(
-        option=best.option,
-        reason=f"{best.why} {_trust_text(facts.trust, distrust)}".strip(),
-        pool=best.pool,
-        nodes=best.nodes or facts.nodes,
-        shrinks_at=best.shrinks_at or _shrinks_at(facts, best),
+        option=chosen.option,
+        reason=f"{chosen.why} {_trust_text(facts.trust, distrust)}".strip(),
+        pool=chosen.pool,
+        nodes=chosen.nodes or facts.nodes,
+        shrinks_at=chosen.shrinks_at or _shrinks_at(facts, chosen),
         # Only a node that will be replaced is avoided. A rebooted node returns, and may be the only free node.
         avoid=(facts.faulty_life,) if facts.will_be_replaced else (),
         distrust_after=distrust,
         requirement=requirement_after(facts.trust, facts.fault_class, policy),
-        expected_seconds=best.seconds,
-        gpu_hours_lost=best.gpu_hours,
-        usd=best.usd if is_priced else None,
+        expected_seconds=chosen.seconds,
+        gpu_hours_lost=chosen.gpu_hours,
+        usd=chosen.usd if is_priced else None,
         max_rent_parts=max_rent_parts,
         capacity_seconds=_wait_seconds(facts),
-        alternatives=tuple(_rejected(option, best, is_priced=is_priced) for option in options if option is not best),
+        alternatives=tuple(
+            _rejected(option, chosen, is_priced=is_priced) for option in options if option is not chosen
+        ),
     )
 
 
@@ -232,13 +234,15 @@ def _options(facts: ResumeFacts) -> Iterator[_Option]:
         why_not = f"{shortage} without the spares" if spare else shortage
         yield _Option(option=ResumeOption.FREE_NODE, why_not=why_not)
     else:
-        yield _weighed(facts, ResumeOption.FREE_NODE, f"Free nodes in {free.pool} can run the job now.", pool=free.pool)
+        yield _priced_option(
+            facts, ResumeOption.FREE_NODE, f"Free nodes in {free.pool} can run the job now.", pool=free.pool
+        )
     if spare is None:
         why_not = "the pool has no spare node" if max_usable >= facts.nodes else shortage
         yield _Option(option=ResumeOption.SPARE, why_not=why_not)
     else:
         why = f"A spare node in {spare.pool} can run the job now; no other node is free."
-        yield _weighed(facts, ResumeOption.SPARE, why, pool=spare.pool)
+        yield _priced_option(facts, ResumeOption.SPARE, why, pool=spare.pool)
     yield _waiting(facts, shortage, max_usable)
     if facts.fault is not None:
         yield _shrinking(facts, facts.fault)
@@ -250,7 +254,7 @@ def _options(facts: ResumeFacts) -> Iterator[_Option]:
         if offer.why_not:
             yield _Option(option=offer.option, why_not=offer.why_not)
         else:
-            yield _weighed(facts, offer.option, _OFFERED[offer.option], wait=offer.wait_seconds, offer=offer)
+            yield _priced_option(facts, offer.option, _OFFERED[offer.option], wait=offer.wait_seconds, offer=offer)
 
 
 _OFFERED = {
@@ -267,7 +271,7 @@ def _waiting(facts: ResumeFacts, shortage: str, max_usable: int) -> _Option:
         why = f"{shortage}, so the job waits for capacity."
     elif facts.nodes - max_usable > 1:
         why = f"{shortage}: one repaired node is not enough, so the job waits for capacity."
-    return _weighed(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts))
+    return _priced_option(facts, ResumeOption.WAIT_FOR_REPAIR, why, wait=_wait_seconds(facts))
 
 
 def _wait_seconds(facts: ResumeFacts) -> float:
@@ -293,7 +297,9 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
     rent = f"{money.format_usd(row.rent_parts)} for the expected run time"
     why = f"{nodes_subject(requirement.nodes, row.pool)} rented for it, {rent}."
     offer = ResumeOffer(option=ResumeOption.RENT, pool=row.pool, usd=premium / money.PARTS)
-    return _weighed(facts, ResumeOption.RENT, why, wait=max(0.0, wait), offer=offer).replace(rent_parts=row.rent_parts)
+    return _priced_option(facts, ResumeOption.RENT, why, wait=max(0.0, wait), offer=offer).replace(
+        rent_parts=row.rent_parts
+    )
 
 
 def _preempting(facts: ResumeFacts, wait: float) -> _Option:
@@ -310,7 +316,7 @@ def _preempting(facts: ResumeFacts, wait: float) -> _Option:
         usd += delay_seconds * victim.usd_per_hour_of_delay / 3600
     names = ", ".join(f"{victim.job_id} of team {victim.team}" for victim in facts.preemption_victims)
     offer = ResumeOffer(option=ResumeOption.PREEMPT, gpu_hours_taken=hours, usd=usd)
-    return _weighed(
+    return _priced_option(
         facts, ResumeOption.PREEMPT, f"Evenkeel preempts {names} to run the job.", wait=save_seconds, offer=offer
     )
 
@@ -340,23 +346,23 @@ def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
     when = f" from {begins_at:%H:%M:%S} UTC, unless a spare node becomes free earlier" if wait else ""
     size = f"{decision.nodes} of {count_of(facts.nodes, 'node')}"
     why = f"The job continues on {size}{when}, and grows back when nodes are free."
-    return _weighed(facts, ResumeOption.SHRINK, why, wait=wait, offer=offer).replace(
+    return _priced_option(facts, ResumeOption.SHRINK, why, wait=wait, offer=offer).replace(
         nodes=decision.nodes, shrinks_at=begins_at
     )
 
 
-def _shrinks_at(facts: ResumeFacts, best: _Option) -> datetime | None:
+def _shrinks_at(facts: ResumeFacts, chosen: _Option) -> datetime | None:
     """Return the time from which an elastic job no longer waits for all its nodes; None for a fixed size."""
     fault = facts.fault
     if fault is None:
         return None
     spare_wait = timedelta(seconds=fault.policy.spare_wait_seconds)
-    if best.option is ResumeOption.WAIT_FOR_REPAIR:
-        return fault.now + max(spare_wait, timedelta(seconds=best.seconds))
+    if chosen.option is ResumeOption.WAIT_FOR_REPAIR:
+        return fault.now + max(spare_wait, timedelta(seconds=chosen.seconds))
     return fault.now + spare_wait
 
 
-def _weighed(
+def _priced_option(
     facts: ResumeFacts,
     option: ResumeOption,
     why: str,
@@ -379,19 +385,23 @@ def _weighed(
     )
 
 
-def _rejected(rejected: _Option, best: _Option, *, is_priced: bool) -> Alternative:
+def _rejected(rejected: _Option, chosen: _Option, *, is_priced: bool) -> Alternative:
     if rejected.why_not:
         return Alternative(option=rejected.option, why_not=rejected.why_not)
-    if not is_priced and rejected.gpu_hours > best.gpu_hours:
+    if not is_priced and rejected.gpu_hours > chosen.gpu_hours:
         return Alternative(
             option=rejected.option,
-            why_not=f"it would lose {rejected.gpu_hours - best.gpu_hours:,.1f} GPU-hours more; they have no price",
+            why_not=f"it would lose {rejected.gpu_hours - chosen.gpu_hours:,.1f} GPU-hours more; they have no price",
             expected_seconds=rejected.seconds,
             gpu_hours_lost=rejected.gpu_hours,
         )
-    more = rejected.usd - best.usd
-    why_not = f"it would lose ${more:,.2f} more" if more > 0 else f"as quick, but {best.option} costs other jobs less"
-    if more <= 0 and best.option is ResumeOption.FREE_NODE and rejected.option is ResumeOption.SPARE:
+    extra_usd = rejected.usd - chosen.usd
+    why_not = (
+        f"it would lose ${extra_usd:,.2f} more"
+        if extra_usd > 0
+        else f"as quick, but {chosen.option} costs other jobs less"
+    )
+    if extra_usd <= 0 and chosen.option is ResumeOption.FREE_NODE and rejected.option is ResumeOption.SPARE:
         why_not = "a free node is as quick and keeps the spare"
     return Alternative(
         option=rejected.option,

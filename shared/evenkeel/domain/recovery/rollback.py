@@ -57,28 +57,28 @@ class RollbackDecision(Value):
 def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
     """Decide whether an attempt after the interrupted one resumed from a suspect checkpoint."""
 
-    def decided(action: Rollback, reason: str) -> RollbackDecision:
+    def decision_of(action: Rollback, reason: str) -> RollbackDecision:
         why_not = "it would continue from a checkpoint that may be corrupt"
         alternatives = (Alternative(option=Rollback.LEAVE, why_not=why_not),) if action is Rollback.STOP else ()
         return RollbackDecision(action=action, reason=reason, alternatives=alternatives, facts=facts)
 
     if facts.distrust_after is None:
-        return decided(Rollback.LEAVE, "The fault does not affect checkpoints.")
+        return decision_of(Rollback.LEAVE, "The fault does not affect checkpoints.")
     root = _root(facts)
     if root is None:
-        return decided(
+        return decision_of(
             Rollback.LEAVE,
             f"Attempt {facts.current_attempt} did not resume from a checkpoint of the interrupted attempt.",
         )
     suspect = _suspect_reason(root, facts, facts.distrust_after)
     if not suspect:
         reason = f"Attempt {facts.current_attempt} descends from a checkpoint begun before the fault."
-        return decided(Rollback.LEAVE, reason)
+        return decision_of(Rollback.LEAVE, reason)
     if facts.rollbacks >= policy.max_rollbacks:
         rollbacks = count_of(facts.rollbacks, "time")
         reason = f"{suspect[0].upper()}{suspect[1:]}, but the job was already rolled back {rollbacks}."
-        return decided(Rollback.LIMIT, reason)
-    return decided(Rollback.STOP, f"Evenkeel rolls back attempt {facts.current_attempt}: {suspect}.")
+        return decision_of(Rollback.LIMIT, reason)
+    return decision_of(Rollback.STOP, f"Evenkeel rolls back attempt {facts.current_attempt}: {suspect}.")
 
 
 def _suspect_reason(root: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:

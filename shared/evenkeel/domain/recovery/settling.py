@@ -106,9 +106,9 @@ def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str
     if (
         incident.node_branch == NodeBranchResult.STOOD_DOWN
         and is_approved(incident)
-        and (more := beyond_approval(incident, rungs))
+        and (beyond_reason := beyond_approval(incident, rungs))
     ):
-        return more
+        return beyond_reason
     if (
         plan is None
         or plan.run != incident.run
@@ -130,9 +130,9 @@ _OUTCOMES_WITHOUT_REPAIR = ("STAND_DOWN", "LATER")
 _MIN_SOURCES = 2
 
 
-def has_next_run(decided: IncidentEnd, incident: Incident, policy: WatchPolicy) -> bool:
+def has_next_run(end: IncidentEnd, incident: Incident, policy: WatchPolicy) -> bool:
     """Whether another run follows a failure of Evenkeel, before a person is paged."""
-    return decided.state is IncidentState.FAILED and incident.run < policy.max_runs
+    return end.state is IncidentState.FAILED and incident.run < policy.max_runs
 
 
 def next_run_at(incident: Incident, policy: WatchPolicy) -> datetime | None:

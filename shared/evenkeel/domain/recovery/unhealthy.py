@@ -38,14 +38,14 @@ class UnhealthyNode(Value):
     """Time of that person's report."""
 
 
-def is_unhealthy(marks: Iterable[str], left: UnhealthyNode | None) -> bool:
+def is_unhealthy(marks: Iterable[str], stored: UnhealthyNode | None) -> bool:
     """Whether a Ready node must not take work. A person's report overrides the marks until the next incident opens.
 
     Args:
         marks: Labels, taints and conditions that mark the node as faulty now.
-        left: The record of the node if its last incident left it unhealthy; None if there is none.
+        stored: The record of the node if its last incident left it unhealthy; None if there is none.
     """
-    return not left.trusted_by if left else any(marks)
+    return not stored.trusted_by if stored else any(marks)
 
 
 def unhealthy_after(incident: Incident, ladder: Iterable[str]) -> UnhealthyNode | None:

@@ -126,10 +126,10 @@ def expected_accelerators(instance_type: str, peers: Iterable[KubernetesNode]) -
 
 def most_accelerators(offers: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Return instance type → the most accelerators of all offers of that type."""
-    most: dict[str, int] = {}
+    max_by_type: dict[str, int] = {}
     for instance_type, accelerators in offers:
-        most[instance_type] = max(accelerators, most.get(instance_type, 0))
-    return most
+        max_by_type[instance_type] = max(accelerators, max_by_type.get(instance_type, 0))
+    return max_by_type
 
 
 def expected_of_type(instance_type: str, offered: Mapping[str, int]) -> int:

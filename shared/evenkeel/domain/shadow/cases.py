@@ -85,8 +85,8 @@ class Aftermath(Value):
 
     def with_events(self, events: Iterable[NodeEvent]) -> "Aftermath":
         """Return it with further events. Copies of an event, and events beyond the limit, change nothing."""
-        known = {(event.at, event.kind, event.actor) for event in self.events}
-        new = [event for event in dict.fromkeys(events) if (event.at, event.kind, event.actor) not in known]
+        known_events = {(event.at, event.kind, event.actor) for event in self.events}
+        new = [event for event in dict.fromkeys(events) if (event.at, event.kind, event.actor) not in known_events]
         return self.replace(events=(*self.events, *new)[:_MAX_EVENTS])
 
 

@@ -86,13 +86,13 @@ class FactReplay:
             open_incident=current.incident if current else None,
             histories={place: self._histories[place] for place in places if place in self._histories},
         )
-        decided = join_or_open(report, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=now)
-        self._histories |= decided.histories
-        if decided.incident is None or decided.action not in (IntakeAction.OPEN, IntakeAction.JOIN):
+        decision = join_or_open(report, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=now)
+        self._histories |= decision.histories
+        if decision.incident is None or decision.action not in (IntakeAction.OPEN, IntakeAction.JOIN):
             return
-        self._opened += decided.action is IntakeAction.OPEN
-        self._known[fact.fact_key] = (decided.incident.incident_id, now)
-        self._open[life] = _OpenIncident(decided.incident, current.opened_at if current else now)
+        self._opened += decision.action is IntakeAction.OPEN
+        self._known[fact.fact_key] = (decision.incident.incident_id, now)
+        self._open[life] = _OpenIncident(decision.incident, current.opened_at if current else now)
 
     def _plan_due(self, now: datetime | None) -> Iterator[Incident]:
         """Plan each incident that has waited for further facts long enough; all of them without a time."""
