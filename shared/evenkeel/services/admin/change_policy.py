@@ -42,11 +42,11 @@ def run(request: ChangePolicyRequest, *, ledger: Ledger, base: Policy, now: date
     except PolicyError as error:
         raise Invalid("The policy changes are not valid.", (("changes", str(error)),)) from error
     for _ in range(_TRIES):
-        given = ledger.get(_request_key(request.request_id))
-        if given is not None:
-            if given.doc["fingerprint"] != request.fingerprint:
+        request_row = ledger.get(_request_key(request.request_id))
+        if request_row is not None:
+            if request_row.doc["fingerprint"] != request.fingerprint:
                 raise KeyReused("This idempotency key was used for a different request. Use a new key.")
-            return rows.parse(given.key, PolicyChange, given.doc["change"])
+            return rows.parse(request_row.key, PolicyChange, request_row.doc["change"])
         row = ledger.get(site_policy_key(Table.INCIDENTS))
         before = rows.decode(row, PolicyChange) if row else None
         current, _ = in_force(base, before)

@@ -102,9 +102,9 @@ def _why_in_use(team: str, setup: TeamSetup, ledger: Ledger) -> str:
 def jobs_of(team: str, ledger: Ledger) -> str:
     """Return which jobs of a team have not ended; empty if all have."""
     charges = read_charges.run(ledger)
-    held = [charge for charge in charges.held if team in (charge.team, charge.queue)]
-    if held:
-        return f"{_and_more([charge.job_id for charge in held])} still holds quota"
+    team_charges = [charge for charge in charges.held if team in (charge.team, charge.queue)]
+    if team_charges:
+        return f"{_and_more([charge.job_id for charge in team_charges])} still holds quota"
     # The index may not list an interrupted job yet.
     returning = next((charge.job_id for charge, _ in charges.released if charge.team == team), "")
     waiting = returning or _waiting(team, ledger)

@@ -118,12 +118,12 @@ def _mode(incident: Incident, policy: Policy, stack_mode: Mode) -> Mode:
     return mode_for(stack_mode, policy.modes, fault_class, incident.pool)
 
 
-def _changed(record: Decision, wanted: Decision, again: replay.Replayed, before: str, after: str) -> Json:
+def _changed(record: Decision, tested_record: Decision, again: replay.Replayed, before: str, after: str) -> Json:
     return {
         "decisionId": record.decision_id,
         "kind": record.kind,
         "subject": record.subject,
         "decidedAt": rfc3339(record.decided_at),
         "before": {"action": before, "reason": record.reason, "mode": record.mode or None},
-        "after": {"action": after, "reason": again.reason, "mode": wanted.mode or None},
+        "after": {"action": after, "reason": again.reason, "mode": tested_record.mode or None},
     }

@@ -338,7 +338,7 @@ def _attach_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
 def _read_fact_rows(classified: ClassifiedFact, affected: AffectedNode, ledger: Ledger, now: datetime) -> _FactRows:
     fact, is_drill = classified.fact, classified.fact.is_drill
     places = history_keys(classified.fault, affected) if fact.kind is FactKind.FAULT else ()
-    known, last, pointer, unresolved, slot, *histories = ledger.batch_get(
+    fact_row, last, pointer, unresolved, slot, *histories = ledger.batch_get(
         incident_rows.fact_key(fact.fact_key),
         incident_rows.last_key(affected.life, is_drill=is_drill),
         incident_rows.open_key(affected.life, is_drill=is_drill),
@@ -347,7 +347,7 @@ def _read_fact_rows(classified: ClassifiedFact, affected: AffectedNode, ledger: 
         *(incident_rows.history_key(place, is_drill=is_drill) for place in places),
     )
     incident = ledger.get(incident_rows.incident_key(pointer.doc["incidentId"])) if pointer else None
-    return _FactRows(known, last, pointer, unresolved, slot, incident, dict(zip(places, histories, strict=True)))
+    return _FactRows(fact_row, last, pointer, unresolved, slot, incident, dict(zip(places, histories, strict=True)))
 
 
 def _decision_writes(

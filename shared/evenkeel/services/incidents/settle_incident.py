@@ -64,22 +64,22 @@ def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResul
         if incident.failed_at is not None and request.run == incident.run:
             return SettleIncidentResult(outcome=IncidentState.FAILED, reason=incident.outcome)
         rungs = IncidentFault.of(incident, context.policy.catalogue).rungs
-        decided = choose_incident_end(rungs, request.plan, request.node, request.jobs, _failure(request.failure))
+        incident_end = choose_incident_end(rungs, request.plan, request.node, request.jobs, _failure(request.failure))
         plan_ended = request.plan.outcome if request.plan else ""
-        more = (
+        next_run_reason = (
             ""
             if request.failure or incident.run >= context.policy.watch.max_runs
             else why_replan(incident, rungs, plan_ended)
         )
-        settled = incident.replace(state=decided.state, outcome=decided.reason, block=None).at_stage(
+        settled = incident.replace(state=incident_end.state, outcome=incident_end.reason, block=None).at_stage(
             "settled_at", context.now
         )
         try:
-            if more:
-                return _hand_over_to_next_run(incident, version, more, context)
-            if has_next_run(decided, incident, context.policy.watch):
-                return _leave_open(incident, version, decided, context)
-            with_it = _settlement_writes(settled, request, decided, context)
+            if next_run_reason:
+                return _hand_over_to_next_run(incident, version, next_run_reason, context)
+            if has_next_run(incident_end, incident, context.policy.watch):
+                return _leave_open(incident, version, incident_end, context)
+            with_it = _settlement_writes(settled, request, incident_end, context)
             context.ledger.commit(Put(incident_rows.incident_row(settled, version)), *with_it)
         except Conflict:
             continue
@@ -92,10 +92,12 @@ def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResul
     return SettleIncidentResult(outcome=incident.state, reason=incident.outcome)
 
 
-def _hand_over_to_next_run(incident: Incident, version: int, more: str, context: Context) -> SettleIncidentResult:
+def _hand_over_to_next_run(
+    incident: Incident, version: int, next_run_reason: str, context: Context
+) -> SettleIncidentResult:
     """Leave the incident to its next run, for facts that joined it after the plan. The sweep starts that run."""
     run_number = incident.run + 1
-    reason = f"{more} Run {run_number} makes a new plan."
+    reason = f"{next_run_reason} Run {run_number} makes a new plan."
     entry = incident_record.timeline_put(
         incident.incident_id, f"resumed-{run_number}", reason, at=context.now, writer=WRITER
     )
@@ -106,15 +108,15 @@ def _hand_over_to_next_run(incident: Incident, version: int, more: str, context:
     return SettleIncidentResult(outcome=IncidentState.STOOD_DOWN, reason=reason)
 
 
-def _leave_open(incident: Incident, version: int, decided: IncidentEnd, context: Context) -> SettleIncidentResult:
+def _leave_open(incident: Incident, version: int, incident_end: IncidentEnd, context: Context) -> SettleIncidentResult:
     """Record that this run failed. Its pointer and its lease stay for the next run."""
-    reason = f"{decided.reason} Run {incident.run + 1} starts later."
+    reason = f"{incident_end.reason} Run {incident.run + 1} starts later."
     entry = incident_record.timeline_put(incident.incident_id, "failed", reason, at=context.now, writer=WRITER)
     # The run no longer waits for a guardrail, so its entry must not block later incidents.
     after = incident.without_block().replace(failed_at=context.now, outcome=reason)
     context.ledger.commit(Put(incident_rows.incident_row(after, version)), entry)
     context.telemetry.count("RecoveryRunsFailed")
-    context.telemetry.warning("RecoveryRunFailed", run=incident.run, reason=decided.reason)
+    context.telemetry.warning("RecoveryRunFailed", run=incident.run, reason=incident_end.reason)
     return SettleIncidentResult(outcome=IncidentState.FAILED, reason=reason)
 
 
@@ -126,12 +128,16 @@ def _failure(failure: dict[str, Any] | None) -> str:
 
 
 def _settlement_writes(
-    incident: Incident, request: SettleIncidentRequest, decided: IncidentEnd, context: Context
+    incident: Incident, request: SettleIncidentRequest, incident_end: IncidentEnd, context: Context
 ) -> list[Write]:
     subject = incident.incident_id
     writes: list[Write] = [
         incident_record.timeline_put(
-            subject, "settled", f"{_STATE_TEXT[decided.state]} {decided.reason}", at=context.now, writer=WRITER
+            subject,
+            "settled",
+            f"{_STATE_TEXT[incident_end.state]} {incident_end.reason}",
+            at=context.now,
+            writer=WRITER,
         )
     ]
     is_drill = incident.is_drill

@@ -27,17 +27,17 @@ def load(ledger: Ledger) -> UnhealthyNodes:
 
 def unhealthy_among(nodes: Iterable[KubernetesNode], context: Context) -> frozenset[tuple[str, str]]:
     """Return the unhealthy nodes among these, by cluster and node name."""
-    left = load(context.ledger)
+    unhealthy_by_node = load(context.ledger)
     return frozenset(
         (node.cluster, node.name)
         for node in nodes
         if is_unhealthy(
             kubernetes_node.fault_evidence(node, context.policy.watch, context.policy.catalogue, context.now),
-            left.get((node.cluster, node.instance_id or "")),
+            unhealthy_by_node.get((node.cluster, node.instance_id or "")),
         )
     )
 
 
-def is_unhealthy_node(node: FleetNode, left: UnhealthyNodes) -> bool:
+def is_unhealthy_node(node: FleetNode, unhealthy_by_node: UnhealthyNodes) -> bool:
     """Whether a stored node is unhealthy."""
-    return is_unhealthy(node.marks, left.get((node.life.cluster, node.life.instance_id)))
+    return is_unhealthy(node.marks, unhealthy_by_node.get((node.life.cluster, node.life.instance_id)))

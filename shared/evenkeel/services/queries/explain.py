@@ -33,14 +33,14 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
     Raises:
         NotFound: there is no such job.
     """
-    whole = read_jobs.load_job(context.ledger, job_id)
-    may_see_all = reader.may_see_job(whole)
-    job = reader.view(whole)
+    stored_job = read_jobs.load_job(context.ledger, job_id)
+    may_see_all = reader.may_see_job(stored_job)
+    job = reader.view(stored_job)
     attempts = read_jobs.load_attempts(context.ledger, job_id)
     latest = attempts[-1] if attempts and may_see_all else None
-    decided = _decisions(context.ledger, job_id)
+    decisions = _decisions(context.ledger, job_id)
     if not may_see_all:
-        decided = [decision for decision in decided if decision.kind in disclosure.QUEUE_KINDS]
+        decisions = [decision for decision in decisions if decision.kind in disclosure.QUEUE_KINDS]
     # The decision that the job itself names comes first: its resume plan, then its admission.
     planned = job.resume_plan.decision_id if job.resume_plan else ""
     admitted = latest.decision_id if latest else ""
@@ -49,13 +49,13 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
     head: Decision | None = None
     if job.state is JobState.PENDING:
         if job.live_plan():
-            decided = _first(context.ledger, planned, decided)
-        head = _why_pending(decided, planned, attempts[-1] if attempts else None)
-        decided = [decision for decision in decided if decision != head]
+            decisions = _first(context.ledger, planned, decisions)
+        head = _why_pending(decisions, planned, attempts[-1] if attempts else None)
+        decisions = [decision for decision in decisions if decision != head]
     else:
         for named in (admitted, resized, planned) if job.live_plan() else (planned, admitted, resized):
-            decided = _first(context.ledger, named, decided)
-        head, decided = (decided[0], decided[1:]) if decided else (None, [])
+            decisions = _first(context.ledger, named, decisions)
+        head, decisions = (decisions[0], decisions[1:]) if decisions else (None, [])
     return {
         "subject": job_id,
         "kind": "job",
@@ -66,7 +66,7 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
         "decision": _short(head) if head else None,
         "considered": _considered(head) if head else [],
         "changes": _changes(context.ledger, head) if head and job.state is JobState.PENDING else [],
-        "earlier": [_short(decision) for decision in decided],
+        "earlier": [_short(decision) for decision in decisions],
         "next": _job_next(job) if may_see_all else None,
         "isRedacted": not may_see_all,
         "evidence": {
@@ -86,7 +86,7 @@ def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     """
     incident = read_incidents.load_incident(context.ledger, incident_id)
     may_see_all = reader.may_see_all_of(incident, context.ledger)
-    decided = [
+    decisions = [
         decision
         for decision in _decisions(context.ledger, incident_id)
         if may_see_all or decision.kind in disclosure.NODE_KINDS
@@ -97,9 +97,9 @@ def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
         "kind": "incident",
         "state": incident.state,
         "sentence": _incident_sentence(incident, context.now),
-        "decision": _short(decided[0]) if decided else None,
-        "considered": _considered(decided[0]) if decided else [],
-        "earlier": [_short(decision) for decision in decided[1:]],
+        "decision": _short(decisions[0]) if decisions else None,
+        "considered": _considered(decisions[0]) if decisions else [],
+        "earlier": [_short(decision) for decision in decisions[1:]],
         "next": _incident_next(incident, needs=read_incidents.needs_person(incident, jobs.values(), None, context.now)),
         "evidence": {
             "execution": incident.execution_name,
@@ -317,10 +317,13 @@ def _short(decision: Decision) -> Json:
 
 def _considered(decision: Decision) -> list[Json]:
     chosen = decision.chosen or Alternative(option=decision.action, why_not="")
-    return [_weighed(chosen, chosen=True), *(_weighed(other, chosen=False) for other in decision.alternatives)]
+    return [
+        _option_document(chosen, chosen=True),
+        *(_option_document(other, chosen=False) for other in decision.alternatives),
+    ]
 
 
-def _weighed(option: Alternative, *, chosen: bool) -> Json:
+def _option_document(option: Alternative, *, chosen: bool) -> Json:
     return {
         "option": option.option,
         "chosen": chosen,

@@ -28,7 +28,7 @@ _NODES_WOULD_HELP = (Action.ADMIT, Action.WAIT, Action.BLOCKED, Action.NEVER_FIT
 
 def run(
     job: Job,
-    decided: AdmissionDecision,
+    decision: AdmissionDecision,
     capacities: tuple[NodeCapacity, ...],
     charges: Sequence[Charge],
     ahead: Sequence[Job],
@@ -39,7 +39,7 @@ def run(
 
     Args:
         job: The job as it would be queued.
-        decided: Decision of the next cycle about it.
+        decision: Decision of the next cycle about it.
         capacities: Nodes of the fleet. Rented nodes are reserved for their jobs.
         charges: Charges of all attempts that are not settled.
         ahead: Pending jobs before it.
@@ -57,23 +57,23 @@ def run(
         run_times=run_times_of(past_runs.load(context.ledger), context.policy.economy.min_samples),
         holders=holders,
     )
-    return shown(choose_pool(with_decision(placement_facts(job, placement, context.policy), decided)), context.now)
+    return shown(choose_pool(with_decision(placement_facts(job, placement, context.policy), decision)), context.now)
 
 
-def with_decision(facts: PlacementFacts, decided: AdmissionDecision) -> PlacementFacts:
+def with_decision(facts: PlacementFacts, decision: AdmissionDecision) -> PlacementFacts:
     """Return the facts with the decision of the next cycle: the free nodes, or why renting would not help."""
-    held = facts.job.accelerators
+    accelerators = facts.job.accelerators
     aside = ""
-    if decided.action not in _NODES_WOULD_HELP:
-        aside = f"Rented nodes would not help the job: {decided.reason}"
+    if decision.action not in _NODES_WOULD_HELP:
+        aside = f"Rented nodes would not help the job: {decision.reason}"
     candidates = []
     for candidate in facts.candidates:
-        starts_here = decided.action is Action.ADMIT and (candidate.pool.name, candidate.pool.instance_type) == (
-            decided.pool,
-            decided.instance_type,
+        starts_here = decision.action is Action.ADMIT and (candidate.pool.name, candidate.pool.instance_type) == (
+            decision.pool,
+            decision.instance_type,
         )
         if starts_here and not candidate.pool.market.is_rented:
-            candidates.append(candidate.replace(accelerators_left=held, wait_seconds=0))
+            candidates.append(candidate.replace(accelerators_left=accelerators, wait_seconds=0))
         elif aside and candidate.pool.market.is_rented:
             candidates.append(candidate.replace(differences=(*candidate.differences, aside)))
         else:

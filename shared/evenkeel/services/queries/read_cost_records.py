@@ -47,8 +47,8 @@ def attempts_in(ledger: Ledger, span: Span) -> tuple[list[Attempt], Window]:
     if is_cut:
         window = window._replace(is_complete=False)
     # An attempt that ended between the two reads is found twice.
-    own = {(attempt.job_id, attempt.attempt): attempt for attempt in reversed(attempts)}
-    return [attempt for attempt in own.values() if attempt.admitted_at < window.span.end], window
+    unique_attempts = {(attempt.job_id, attempt.attempt): attempt for attempt in reversed(attempts)}
+    return [attempt for attempt in unique_attempts.values() if attempt.admitted_at < window.span.end], window
 
 
 def _ended_since(ledger: Ledger, start: datetime) -> tuple[list[Attempt], datetime | None]:

@@ -124,9 +124,9 @@ def status(sources: Sequence[SourceAge], context: Context) -> Json:
     incidents = _incidents(nodes, work, context)
     automation = hold_automation.show(context)
     beats = load_heartbeats(context)
-    left = unhealthy_nodes.load(context.ledger)
-    unhealthy = _untrusted(left)
-    states = _states(nodes, incidents.in_work, left)
+    recorded_unhealthy = unhealthy_nodes.load(context.ledger)
+    unhealthy = _untrusted(recorded_unhealthy)
+    states = _states(nodes, incidents.in_work, recorded_unhealthy)
     health, reasons = judge(incidents, automation, beats, Counter(states.values()), sources)
     blocked = outages(incidents.working)
     waits = _waits_by_team(work, context.now)
@@ -213,7 +213,7 @@ def list_nodes(
     """
     listed_incidents, is_cut = open_incidents(ledger)
     incidents = _by_node(listed_incidents)
-    left = unhealthy_nodes.load(ledger)
+    recorded_unhealthy = unhealthy_nodes.load(ledger)
     shows_gone = node_filter.with_gone or NodeState.GONE in node_filter.states
 
     def incident_of(node: FleetNode) -> Incident | None:
@@ -221,7 +221,9 @@ def list_nodes(
 
     def state_of(row: Row) -> NodeState:
         node = rows.decode(row, FleetNode)
-        return node_state(node, incident_of(node), is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left))
+        return node_state(
+            node, incident_of(node), is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, recorded_unhealthy)
+        )
 
     def keep(row: Row) -> bool:
         return (
@@ -231,7 +233,7 @@ def list_nodes(
         )
 
     filters = keep if not shows_gone or node_filter.pool or node_filter.states else None
-    unhealthy = _untrusted(left)
+    unhealthy = _untrusted(recorded_unhealthy)
     cordons = manual_cordons.load(ledger)
 
     def shown(stored_rows: Sequence[Row]) -> list[Json]:
@@ -241,7 +243,7 @@ def list_nodes(
                 incident_of(node),
                 cordons.get(node.life.key),
                 unhealthy.get(node.life.key),
-                is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left),
+                is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, recorded_unhealthy),
             )
             for _, node in rows.readable(stored_rows, FleetNode)
         ]
@@ -364,11 +366,11 @@ def states_of(ledger: Ledger, nodes: Iterable[FleetNode]) -> tuple[dict[str, Nod
 
 
 def _states(
-    nodes: Iterable[FleetNode], incidents: Mapping[str, Incident], left: unhealthy_nodes.UnhealthyNodes
+    nodes: Iterable[FleetNode], incidents: Mapping[str, Incident], recorded_unhealthy: unhealthy_nodes.UnhealthyNodes
 ) -> dict[str, NodeState]:
     return {
         node.life.key: node_state(
-            node, incidents.get(node.life.key), is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, left)
+            node, incidents.get(node.life.key), is_unhealthy=unhealthy_nodes.is_unhealthy_node(node, recorded_unhealthy)
         )
         for node in nodes
     }
@@ -394,9 +396,9 @@ def open_incidents(ledger: Ledger, *, at_most: int = _MAX_OPEN) -> tuple[list[In
     return list(incidents.values()), is_lower_bound
 
 
-def _untrusted(left: unhealthy_nodes.UnhealthyNodes) -> dict[str, UnhealthyNode]:
+def _untrusted(recorded_unhealthy: unhealthy_nodes.UnhealthyNodes) -> dict[str, UnhealthyNode]:
     """Return the nodes that incidents left unhealthy, by node life."""
-    return {node.life.key: node for node in left.values() if not node.trusted_by}
+    return {node.life.key: node for node in recorded_unhealthy.values() if not node.trusted_by}
 
 
 def _why_unhealthy(node: UnhealthyNode | None) -> Json:
@@ -486,8 +488,8 @@ def _unresolved(
     named = {node.incident_id for node in nodes} | {(doc.get("resumePlan") or {}).get("incidentId") for doc in docs}
     incident_ids = {incident.incident_id for incident in (*incidents, *other_incidents)}
     older = sorted({name for name in named if name} - incident_ids, reverse=True)
-    left = map(context.ledger.get, map(incident_rows.incident_key, older[:_MAX_LEFT]))
-    incidents += [incident for _, incident in rows.readable((row for row in left if row is not None), Incident)]
+    older_rows = map(context.ledger.get, map(incident_rows.incident_key, older[:_MAX_LEFT]))
+    incidents += [incident for _, incident in rows.readable((row for row in older_rows if row is not None), Incident)]
     return incidents, is_lower_bound or len(older) > _MAX_LEFT
 
 
@@ -661,9 +663,9 @@ def _unmanaged_summary(context: Context) -> Json:
 def _class(name: str, states: Mapping[JobState, list[Json]], now: datetime) -> Json:
     """Return the line of a class. A preempted job counts only as preempted until it starts again."""
     preempted = [doc for docs in states.values() for doc in docs if doc.get("isPreempted")]
-    going = {state: [doc for doc in docs if not doc.get("isPreempted")] for state, docs in states.items()}
-    running = [*going.get(JobState.RUNNING, ()), *going.get(JobState.STOPPING, ())]
-    waiting = [*going.get(JobState.PENDING, ()), *going.get(JobState.STARTING, ())]
+    continuing = {state: [doc for doc in docs if not doc.get("isPreempted")] for state, docs in states.items()}
+    running = [*continuing.get(JobState.RUNNING, ()), *continuing.get(JobState.STOPPING, ())]
+    waiting = [*continuing.get(JobState.PENDING, ()), *continuing.get(JobState.STARTING, ())]
     run = [_age(doc.get("startedAt") or doc["submittedAt"], now) for doc in running]
     wait = [_age(doc["submittedAt"], now) for doc in waiting if not doc.get("startedAt")]
     return {
@@ -671,7 +673,7 @@ def _class(name: str, states: Mapping[JobState, list[Json]], now: datetime) -> J
         "running": len(running),
         "pending": len(waiting),
         "preempted": len(preempted),
-        "suspended": len(going.get(JobState.SUSPENDED, ())),
+        "suspended": len(continuing.get(JobState.SUSPENDED, ())),
         "averageRunSeconds": _mean(run),
         "longestRunSeconds": max(run, default=None),
         "averageWaitSeconds": _mean(wait),

@@ -226,8 +226,8 @@ def _if_unanswered(incident: Incident, plan: StoredRecoveryPlan, now: datetime) 
     by, where = plan.answer_by, incident.node_name or incident.life.instance_id
     approve = f"evenkeel incidents approve {incident.incident_id}"
     if by is not None and by <= now:
-        left = "its jobs stay as they are" if not plan.repairs_node else f"{where} is not repaired"
-        return f"No answer came by {by:%H:%M}Z: nothing was done; {left}. It can still be approved: {approve}."
+        consequence = "its jobs stay as they are" if not plan.repairs_node else f"{where} is not repaired"
+        return f"No answer came by {by:%H:%M}Z: nothing was done; {consequence}. It can still be approved: {approve}."
     clock = f"No answer by {by:%H:%M}Z" if by else "Without an answer"
     if not plan.repairs_node:
         return f"{clock}: nothing is done; its jobs stay as they are."

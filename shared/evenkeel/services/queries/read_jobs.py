@@ -133,9 +133,9 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
     row = context.ledger.get(job_rows.job_key(job_id))
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
-    whole = rows.decode(row, Job)
-    is_redacted = not reader.may_see_job(whole)
-    job = reader.view(whole)
+    stored_job = rows.decode(row, Job)
+    is_redacted = not reader.may_see_job(stored_job)
+    job = reader.view(stored_job)
     spec = job.spec
     submitted = shown_fields(spec, only_public=is_redacted)
     waits = read_queue.waits_with_kueue(job, context.ledger)
@@ -224,22 +224,23 @@ def job_logs(
     return document | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
 
 
-def _why_no_log(attempt: Attempt, rank: int, kept: KeptLog | None, error: str) -> str:
-    if kept is not None:
-        why = f"It could not be read at {rfc3339(kept.kept_at)}: {kept.why or 'it was empty'}"
-        return f"Rank {rank} of {attempt.workload_name} has no kept log. {why.rstrip('.')}. {_elsewhere(attempt, kept)}"
+def _why_no_log(attempt: Attempt, rank: int, kept_log: KeptLog | None, error: str) -> str:
+    if kept_log is not None:
+        why = f"It could not be read at {rfc3339(kept_log.kept_at)}: {kept_log.why or 'it was empty'}"
+        pod = f"Rank {rank} of {attempt.workload_name}"
+        return f"{pod} has no kept log. {why.rstrip('.')}. {_elsewhere(attempt, kept_log)}"
     how = f"The attempt ended: {attempt.reason}" if attempt.ended_at else f"Its pod cannot be read: {error}"
     return f"Rank {rank} of {attempt.workload_name} has no pod and no kept log. {how}"
 
 
-def _note(attempt: Attempt, kept: KeptLog) -> str:
-    what = "The last lines" if kept.is_cut else "The whole log"
-    return f"{what} of pod {kept.pod_name}, kept at {rfc3339(kept.kept_at)}. {_elsewhere(attempt, kept)}"
+def _note(attempt: Attempt, kept_log: KeptLog) -> str:
+    extent = "The last lines" if kept_log.is_cut else "The whole log"
+    return f"{extent} of pod {kept_log.pod_name}, kept at {rfc3339(kept_log.kept_at)}. {_elsewhere(attempt, kept_log)}"
 
 
-def _elsewhere(attempt: Attempt, kept: KeptLog) -> str:
-    place = f"/var/log/pods/{attempt.namespace}_{kept.pod_name}_*"
-    node = kept.node_name or "its node"
+def _elsewhere(attempt: Attempt, kept_log: KeptLog) -> str:
+    place = f"/var/log/pods/{attempt.namespace}_{kept_log.pod_name}_*"
+    node = kept_log.node_name or "its node"
     return f"The rest is on {node} in {place} while the node and the pod exist; afterwards ask your log collector."
 
 

@@ -74,11 +74,11 @@ def show(sources: Sequence[SourceAge], context: Context) -> Json:
     listed, is_cut = read_fleet.open_incidents(context.ledger, at_most=MAX_SHOWN)
     asking = [incident for incident in listed if pending_approval(incident)]
     working = [incident for incident in listed if not pending_approval(incident)]
-    left = counts["leftForPerson"] if counts else []
+    left_for_person = counts["leftForPerson"] if counts else []
     automation = hold_automation.show(context)
     beats = read_fleet.load_heartbeats(context)
     states = (fleet_counts.of_nodes(context.ledger) or {"byState": {}})["byState"]
-    needing: list[Any] = [*asking, *left]
+    needing: list[Any] = [*asking, *left_for_person]
     health, reasons = read_fleet.judge(
         IncidentsByNeed(needing, working, asking, is_cut), automation, beats, states, sources
     )
@@ -101,7 +101,7 @@ def show(sources: Sequence[SourceAge], context: Context) -> Json:
             "working": len(working),
             "needYou": len(needing),
             "isLowerBound": is_cut,
-            "leftForPerson": left,
+            "leftForPerson": left_for_person,
             "items": [_brief(incident, context) for incident in (*asking, *working)][:MAX_SHOWN],
         },
         "counts": _public(counts) | {"isStale": age is None or age > STALE_AFTER_SECONDS} if counts else None,

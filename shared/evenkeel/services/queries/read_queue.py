@@ -150,9 +150,9 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
     setup = team_setup.load(context.ledger).setup
     job = submit_job.checked_job(spec, requester, setup, context, job_id=_PLANNED)
     if context.site.admission is AdmissionAuthority.KUEUE:
-        decided = delegate_to_kueue(AdmissionRequest.of(job), setup.local_queue_of(job.spec.team), context.now)
+        planned_decision = delegate_to_kueue(AdmissionRequest.of(job), setup.local_queue_of(job.spec.team), context.now)
         # Kueue decides where the job starts, so Evenkeel compares no pools.
-        return _plan_document(job, position=1, decided=decided, placement=None)
+        return _plan_document(job, position=1, decision=planned_decision, placement=None)
     submit_job.check_not_in_kueue_namespace(job, context.ledger)
     submit_job.check_fits_fleet(job, setup, context)
     charges = read_charges.held(context.ledger)
@@ -181,16 +181,18 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
         used=read_usage.run(setup, context),
     )
     decisions = decide_with_sizes(queue, context.policy, context.now)
-    decided = next(decision for decision in decisions if decision.job_id == _PLANNED)
+    planned_decision = next(decision for decision in decisions if decision.job_id == _PLANNED)
     if not capacities:
         unread = "No sweep has read the fleet yet, so Evenkeel does not know where the job could start."
-        decided = decided.replace_unchecked(action=Action.WAIT, reason=unread, alternatives=())
+        planned_decision = planned_decision.replace_unchecked(action=Action.WAIT, reason=unread, alternatives=())
     ahead = sorted(
         (other for other in jobs if job_rows.queue_order(other) < job_rows.queue_order(job)), key=job_rows.queue_order
     )
     position = sum(other.queue == job.queue for other in ahead) + 1
-    placement = plan_placement.run(job, decided, capacities, charges, ahead, left, context) if capacities else None
-    return _plan_document(job, position=position, decided=decided, placement=placement)
+    placement = (
+        plan_placement.run(job, planned_decision, capacities, charges, ahead, left, context) if capacities else None
+    )
+    return _plan_document(job, position=position, decision=planned_decision, placement=placement)
 
 
 def _scheduler_state(setup: TeamSetup, ledger: Ledger) -> SchedulerState:
@@ -199,29 +201,29 @@ def _scheduler_state(setup: TeamSetup, ledger: Ledger) -> SchedulerState:
     return stored_state(tree[0] if tree else None)
 
 
-def _plan_document(job: Job, *, position: int, decided: AdmissionDecision, placement: Json | None) -> Json:
+def _plan_document(job: Job, *, position: int, decision: AdmissionDecision, placement: Json | None) -> Json:
     return {
         "team": job.spec.team,
         "jobType": job.spec.job_type or None,
         "namespace": job.namespace,
         "position": position,
-        "decision": _shown(decided),
+        "decision": _shown(decision),
         "placement": placement,
     }
 
 
-def _shown(decided: AdmissionDecision) -> Json:
+def _shown(decision: AdmissionDecision) -> Json:
     return {
-        "action": decided.action,
-        "reason": decided.reason,
-        "pool": decided.pool or None,
-        "instanceType": decided.instance_type or None,
-        "nodes": list(decided.node_names),
-        "quota": decided.use,
-        "victims": [victim.to_json() | {"says": reason_text(victim.reason)} for victim in decided.victims],
+        "action": decision.action,
+        "reason": decision.reason,
+        "pool": decision.pool or None,
+        "instanceType": decision.instance_type or None,
+        "nodes": list(decision.node_names),
+        "quota": decision.use,
+        "victims": [victim.to_json() | {"says": reason_text(victim.reason)} for victim in decision.victims],
         "considered": [
             {"option": alternative.option, "whyNot": alternative.why_not or None}
-            for alternative in decided.alternatives
+            for alternative in decision.alternatives
         ],
     }
 

@@ -109,16 +109,16 @@ def _load_nodes(
     context: Context,
 ) -> dict[str, _NodeRecords]:
     """Read the records of all nodes of the cases, a hundred rows at a time."""
-    wanted = {decision.node: by_node[decision.node] for decision, _ in cases}
+    records_by_node = {decision.node: by_node[decision.node] for decision, _ in cases}
     keys = {
         incident_rows.aftermath_key(incident.incident_id): name
-        for name, incidents in wanted.items()
+        for name, incidents in records_by_node.items()
         for incident in incidents
         if shadow_decision(incident) is not None
     }
     fleet = {
         name: fleet_rows.node_key(incidents[0].life.cluster, incidents[0].life.instance_id)
-        for name, incidents in wanted.items()
+        for name, incidents in records_by_node.items()
     }
     stored: dict[Key, Row] = get_all(context.ledger, [*keys, *fleet.values()])
     aftermaths: dict[str, list[Aftermath]] = defaultdict(list)
@@ -127,7 +127,7 @@ def _load_nodes(
             aftermaths[name].append(rows.decode(stored[key], Aftermath))
     reports = heartbeats.load(context.ledger)
     answer = {}
-    for name, incidents in wanted.items():
+    for name, incidents in records_by_node.items():
         source = Source(kind=SourceKind.KUBERNETES_LIST, target=incidents[0].life.cluster)
         report, row = reports.get(source.name), stored.get(fleet[name])
         node = rows.decode(row, FleetNode) if row else None

@@ -43,15 +43,15 @@ def list_teams(context: Context) -> Json:
 def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int]) -> list[Json]:
     """Return a line for each team, by name: teams of the setup, and team names that only jobs use."""
     running = Counter(charge.team for charge in charges)
-    held = Counter(dict.fromkeys(running, 0))
+    running_gpus = Counter(dict.fromkeys(running, 0))
     for charge in charges:
-        held[charge.team] += charge.accelerators
+        running_gpus[charge.team] += charge.accelerators
     lines = usage_rows(*setup.queues[:2], use_by_team(setup, charges))
     items = []
     for name in sorted({*setup.by_name, *running, *pending}):
         team = setup.by_name.get(name)
         of_accelerators = [line for line in lines.get(name, ()) if is_accelerator(line.key[1])]
-        used = sum(line.used for line in of_accelerators) if team else held[name]
+        used = sum(line.used for line in of_accelerators) if team else running_gpus[name]
         allocated = sum(line.allocated for line in of_accelerators) if team else None
         items.append(
             {
@@ -62,7 +62,7 @@ def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int
                     "allocated": allocated,
                     "used": used,
                     # Its nodes match no flavor of its queue: they are in use, but no quota is.
-                    "usedByUnmanaged": held[name] - used,
+                    "usedByUnmanaged": running_gpus[name] - used,
                     "borrowed": sum(line.borrowed for line in of_accelerators) if team else None,
                     "lent": sum(line.lent for line in of_accelerators) if team else None,
                     "utilization": _percent(used, allocated),

@@ -169,8 +169,8 @@ def _amounts(machines: Sequence[_Machine]) -> Json:
 def _total(machines: Iterable[_Machine], measure: Measure) -> float | None:
     """Return the sum of an amount; None if the amount of any node is unknown: a part of the sum is not the sum."""
     amounts = [_AMOUNTS[measure](machine) for machine in machines]
-    known = [amount for amount in amounts if amount is not None]
-    return round(sum(known), 3) if len(known) == len(amounts) else None
+    known_amounts = [amount for amount in amounts if amount is not None]
+    return round(sum(known_amounts), 3) if len(known_amounts) == len(amounts) else None
 
 
 def _oldest(machines: Iterable[_Machine]) -> str | None:

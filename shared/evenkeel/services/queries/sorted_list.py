@@ -88,9 +88,9 @@ def _in_order(
     items: Sequence[Json], sort: Sort, place_of: Callable[[Json], tuple[Any, str]]
 ) -> Iterator[tuple[tuple[Any, str], Json]]:
     placed = [(place_of(item), item) for item in items]
-    known = [pair for pair in placed if pair[0][0] is not None]
+    known_pairs = [pair for pair in placed if pair[0][0] is not None]
     unknown = [pair for pair in placed if pair[0][0] is None]
-    yield from sorted(known, key=lambda pair: pair[0], reverse=sort.is_descending)
+    yield from sorted(known_pairs, key=lambda pair: pair[0], reverse=sort.is_descending)
     yield from sorted(unknown, key=lambda pair: pair[0][1])
 
 

@@ -139,13 +139,13 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
     not resumed yet, and their last checkpoint may be damaged. Their pods may be gone with the node, so the ledger is
     read.
     """
-    here = incident.life.cluster
+    cluster = incident.life.cluster
     workloads = [
         workload
-        for workload in context.cluster.workloads(here)
+        for workload in context.cluster.workloads(cluster)
         if any(pod.node_name == incident.node_name for pod in workload.pods)
     ]
-    owned = attempt_record.owned(context.ledger, ((here, workload) for workload in workloads))
+    owned = attempt_record.owned(context.ledger, ((cluster, workload) for workload in workloads))
     candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
     for attempt in (*_live(context.ledger), *_ended_since(affected_since(incident, context.policy), context.ledger)):
         if any(life.key == incident.life.key for life in attempt.nodes):
@@ -402,8 +402,8 @@ def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) 
     return incident, len(moved)
 
 
-def _record_unmanaged_workloads(incident: Incident, here: Sequence[UnmanagedPod], context: Context) -> Incident:
-    labels = tuple(sorted({pod.label for pod in here if pod.accelerators or pod.is_movable}))
+def _record_unmanaged_workloads(incident: Incident, pods_here: Sequence[UnmanagedPod], context: Context) -> Incident:
+    labels = tuple(sorted({pod.label for pod in pods_here if pod.accelerators or pod.is_movable}))
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if not labels or current.unmanaged_workloads:

@@ -90,7 +90,7 @@ def hold(request: HoldRequest, context: Context) -> Hold:
             raise Invalid("a hold on scheduling has no scope", (("stopsScheduling", "omit pool and instanceId"),))
         if not request.allows_unknown:
             _check_scope(request, context)
-    wanted = Hold(
+    requested_hold = Hold(
         by=request.by,
         reason=request.reason,
         since=context.now,
@@ -99,10 +99,17 @@ def hold(request: HoldRequest, context: Context) -> Hold:
         instance_id=request.instance_id,
         stops_scheduling=request.stops_scheduling,
     )
-    what = ", with all scheduling," if wanted.stops_scheduling else ""
-    text = f"Held{wanted.where}{what} by {request.by} until {request.until:%Y-%m-%dT%H:%M:%SZ}: {request.reason}"
+    what = ", with all scheduling," if requested_hold.stops_scheduling else ""
+    text = (
+        f"Held{requested_hold.where}{what} by {request.by} until {request.until:%Y-%m-%dT%H:%M:%SZ}: {request.reason}"
+    )
     return Hold.model_validate(
-        _once(context.ledger, request, TimelineEntry(at=context.now, kind="held", text=text, writer=request.by), wanted)
+        _once(
+            context.ledger,
+            request,
+            TimelineEntry(at=context.now, kind="held", text=text, writer=request.by),
+            requested_hold,
+        )
     )
 
 
@@ -184,7 +191,9 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
     raise Conflict("The cause changed on every try. Try again.")
 
 
-def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: TimelineEntry, wanted: Hold | None) -> Json:
+def _once(
+    ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: TimelineEntry, requested_hold: Hold | None
+) -> Json:
     """Write the hold, or its end, and its record in one commit. A repeated request returns the first answer."""
     now = entry.at
     for _ in range(5):
@@ -196,11 +205,11 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
         stored = rows.decode(row, Holds) if row else Holds()
         in_force = stored.at(now)
         holds = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
-        if wanted and len(holds) >= MAX_HOLDS:
+        if requested_hold and len(holds) >= MAX_HOLDS:
             fault = f"there are {len(holds)} holds in force: release some, or hold a pool or the fleet"
             raise Invalid("too many holds", (("instanceId" if request.instance_id else "pool", fault),))
         was_held = len(holds) < len(in_force)
-        answer = wanted.to_json() if wanted else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
+        answer = requested_hold.to_json() if requested_hold else {"wasHeld": was_held, "releasedAt": rfc3339(now)}
         record = {"fingerprint": request.fingerprint, "answer": answer}
         # DynamoDB deletes expired rows within days, not at once. This one may be overwritten.
         fresh = fleet_rows.automation_request_row(request.request_id, record, now)
@@ -208,9 +217,9 @@ def _once(ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: Timeline
             Put(Row(fresh.key, fresh.doc, earlier.version if earlier else 0, None, fresh.expires_at)),
             Put(fleet_rows.automation_event_row(entry, request.request_id)),
         ]
-        left = (*holds, wanted) if wanted else holds
-        if left:
-            held = Row(fleet_rows.hold_key(), stored.replace(holds=left).to_json(), row.version if row else 0)
+        holds_after = (*holds, requested_hold) if requested_hold else holds
+        if holds_after:
+            held = Row(fleet_rows.hold_key(), stored.replace(holds=holds_after).to_json(), row.version if row else 0)
             writes.append(Put(held, first_version=milliseconds(now)))
         elif row is not None:
             writes.append(Delete(fleet_rows.hold_key(), row.version))

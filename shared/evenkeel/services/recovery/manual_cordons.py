@@ -43,16 +43,17 @@ def prune(cordoned: frozenset[str], context: Context) -> int:
     Raises:
         Conflict: the row kept changing.
     """
-    gone = {
+    removed = {
         life
         for life, cordon in load(context.ledger).items()
         if life not in cordoned and context.now - cordon.at > _CORDON_DELAY
     }
-    if gone:
+    if removed:
         _change(
-            context.ledger, lambda stored: ManualCordons(cordons=tuple(c for c in stored.cordons if c.life not in gone))
+            context.ledger,
+            lambda stored: ManualCordons(cordons=tuple(c for c in stored.cordons if c.life not in removed)),
         )
-    return len(gone)
+    return len(removed)
 
 
 def _change(ledger: Ledger, change: Callable[[ManualCordons], ManualCordons]) -> None:
@@ -61,8 +62,8 @@ def _change(ledger: Ledger, change: Callable[[ManualCordons], ManualCordons]) ->
     def commit_once() -> None:
         row = ledger.get(key)
         manual_cordons = rows.decode(row, ManualCordons) if row else ManualCordons()
-        wanted = change(manual_cordons)
-        if wanted != manual_cordons:
-            ledger.commit(Put(Row(key, wanted.to_json(), row.version if row else 0)))
+        changed = change(manual_cordons)
+        if changed != manual_cordons:
+            ledger.commit(Put(Row(key, changed.to_json(), row.version if row else 0)))
 
     until_committed(commit_once, "The record of cordons changed during every try. Try again.")

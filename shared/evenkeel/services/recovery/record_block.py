@@ -102,8 +102,13 @@ def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, incident: 
     is_same_wave = wave_claimed_at is not None and (verdict.since or context.now) <= wave_claimed_at
     claimed_at = wave_claimed_at if is_same_wave else None
     is_paged = is_same_wave and was["isPaged"]
-    kept = was if is_same_wave else {}
-    doc = {**kept, "claimedAt": rfc3339(claimed_at or context.now), "until": rfc3339(until), "isPaged": bool(is_paged)}
+    carried_over = was if is_same_wave else {}
+    doc = {
+        **carried_over,
+        "claimedAt": rfc3339(claimed_at or context.now),
+        "until": rfc3339(until),
+        "isPaged": bool(is_paged),
+    }
     expires_at = until + rows.KEPT
     is_own_claim = was.get("claimedBy") == incident.incident_id
     if claimed_at is not None and (is_paged or (not is_own_claim and context.now - claimed_at < _PAGE_CLAIM_TIMEOUT)):

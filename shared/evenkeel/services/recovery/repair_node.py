@@ -268,10 +268,10 @@ def _load_group(incident: Incident, requests: tuple[RepairRequest, ...], context
 
 def _not_allowed(incident: Incident, fault: IncidentFault, mode: Mode, *, drills_may_act: bool) -> str:
     """Return why no action is allowed; empty if one is. An approval covers only the plan that it names."""
-    more = beyond_approval(incident, fault.node_rungs)
-    allowed = mode_now(mode, incident.mode, is_approved=is_approved(incident) and not more)
-    reason_not_allowed = why_not_allowed(allowed, is_drill=incident.is_drill, drills_may_act=drills_may_act)
-    return more if more and allowed is Mode.RECOMMEND else reason_not_allowed
+    beyond_reason = beyond_approval(incident, fault.node_rungs)
+    allowed_mode = mode_now(mode, incident.mode, is_approved=is_approved(incident) and not beyond_reason)
+    reason_not_allowed = why_not_allowed(allowed_mode, is_drill=incident.is_drill, drills_may_act=drills_may_act)
+    return beyond_reason if beyond_reason and allowed_mode is Mode.RECOMMEND else reason_not_allowed
 
 
 def _deep_check_failed_at(incident: Incident) -> datetime | None:
@@ -326,13 +326,13 @@ def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
     if node is None or not node.is_ready:
         return 0
     until = context.now
-    here = incident.life.cluster
+    cluster = incident.life.cluster
     seen_here = [
         workload
-        for workload in context.cluster.workloads(here)
+        for workload in context.cluster.workloads(cluster)
         if any(pod.node_name == node.name for pod in workload.live_pods())
     ]
-    for attempt, _ in attempt_record.owned(context.ledger, ((here, workload) for workload in seen_here)):
+    for attempt, _ in attempt_record.owned(context.ledger, ((cluster, workload) for workload in seen_here)):
         row = context.ledger.get(job_rows.job_key(attempt.job_id))
         stop_request = rows.decode(row, Job).stop_of(attempt.attempt) if row else None
         if stop_request is not None:

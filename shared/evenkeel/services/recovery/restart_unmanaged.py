@@ -151,14 +151,14 @@ def _decide(
     incident: Incident, job: UnmanagedJob, node: FleetNode | None, last: Restart | None, context: Context
 ) -> RestartDecision:
     policy = context.policy
-    left = node.left_workloads if node else {}
+    left_workloads = node.left_workloads if node else {}
     facts = RestartFacts(
         job=job,
         node_name=incident.node_name,
         allowed_by_policy=_is_adopted(job, context),
         affected_since=affected_since(incident, policy),
-        was_listed_on_node=node is not None and job.label in {*node.unmanaged_workloads, *left},
-        left_node_at=left.get(job.label),
+        was_listed_on_node=node is not None and job.label in {*node.unmanaged_workloads, *left_workloads},
+        left_node_at=left_workloads.get(job.label),
         distrusted_since=distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs),
         recent_restarts=len(last.recent(context.now)) if last else 0,
         max_restarts=policy.adoption.max_restarts,

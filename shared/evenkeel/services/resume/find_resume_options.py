@@ -130,8 +130,8 @@ def _load_fleet(
 ) -> _Fleet:
     tree = quota_rows.tree_key()
     all_charges = read_charges.run(context.ledger)
-    held = all_charges.held
-    charges = tuple(charge for charge in held if charge.job_id != interrupted.job.job_id)
+    live_charges = all_charges.held
+    charges = tuple(charge for charge in live_charges if charge.job_id != interrupted.job.job_id)
     jobs = get_all(context.ledger, (job_rows.job_key(charge.job_id) for charge in charges)).values()
     holders = {job.job_id: job for job in (rows.decode(row, Job) for row in jobs)}
     lost = (
@@ -149,7 +149,7 @@ def _load_fleet(
     spent = rentals.spent_by_period(setup, context, rented.rentals)
     rented = _remaining_rentals(interrupted, rented)
     rented = rented._replace(
-        budgets_left=remaining_by_team(setup, spent, held, rented.rentals, context.policy.economy, context.now)
+        budgets_left=remaining_by_team(setup, spent, live_charges, rented.rentals, context.policy.economy, context.now)
     )
     capacities = rented.capacities(
         _node_capacity(interrupted, nodes, in_use, charges, context.now),

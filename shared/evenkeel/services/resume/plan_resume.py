@@ -187,15 +187,15 @@ def _plan_once(
     else:
         attempt = rows.load(ledger, job_rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
     facts = _facts(incident, job, attempt, observed, context, may_rent_or_preempt=may_rent_or_preempt)
-    decided = plan_resume(facts, context.policy.jobs)
+    resume_decision = plan_resume(facts, context.policy.jobs)
     is_doubted = _has_open_distrust(job, attempt, ledger)
-    writes = _writes(incident, job, row.version, facts, decided, context, is_doubted=is_doubted)
+    writes = _writes(incident, job, row.version, facts, resume_decision, context, is_doubted=is_doubted)
     if rollback is not None:
         record = decision_of("ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context)
         writes = _rollback_writes(incident, affected, attempt, record, writes, context)
         context.telemetry.count("JobsRolledBack")
     ledger.commit(*writes)
-    return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=decided.option)
+    return PlannedJob(job_id=job.job_id, attempt=attempt.attempt, option=resume_decision.option)
 
 
 def _record_running_resume(
@@ -465,8 +465,8 @@ def _fault(
         return None
     nodes = max(job.spec.nodes, job.size)
     # The pods of a gang run in one pool.
-    left = max((pool.usable for pool in pools), default=0)
-    lost = max(1, nodes - left)
+    usable_nodes = max((pool.usable for pool in pools), default=0)
+    lost = max(1, nodes - usable_nodes)
     return NodeLossFacts(
         job=ElasticJob(
             job_id=job.job_id,
@@ -476,7 +476,7 @@ def _fault(
             started_at=attempt.admitted_at,
         ),
         lost_nodes=lost,
-        spares=max(0, left - (nodes - lost)),
+        spares=max(0, usable_nodes - (nodes - lost)),
         lost_at=incident.opened_at,
         policy=policy.scheduling.elastic,
         now=now,
@@ -499,7 +499,7 @@ def _pool_capacities(
 
     A rented node counts only for its own job.
     """
-    wanted = job.spec.instance_types
+    allowed_types = job.spec.instance_types
     rented = {(pool.cluster, pool.name) for pool in policy.burst.pools}
     keeps_rented = _stays_in_service(incident) or incident.node_name not in attempt.node_names
     usable: dict[str, int] = {}
@@ -507,7 +507,7 @@ def _pool_capacities(
         is_sick = node.name == incident.node_name and not _stays_in_service(incident)
         if is_sick or not node.is_schedulable:
             continue
-        if wanted and node.instance_type not in wanted:
+        if allowed_types and node.instance_type not in allowed_types:
             continue
         is_own = node.name in attempt.node_names
         is_elsewhere = node.cluster != job.cluster or (node.cluster, node.pool) in rented
@@ -529,23 +529,23 @@ def _writes(
     job: Job,
     version: int,
     facts: ResumeFacts,
-    decided: ResumeDecision,
+    resume_decision: ResumeDecision,
     context: Context,
     *,
     is_doubted: bool,
 ) -> list[Write]:
-    record = decision_of("RESUME", incident.incident_id, decided.option, decided, facts, context)
+    record = decision_of("RESUME", incident.incident_id, resume_decision.option, resume_decision, facts, context)
     decision = record.replace(
         chosen=Alternative(
-            option=decided.option,
+            option=resume_decision.option,
             why_not="",
-            expected_seconds=decided.expected_seconds,
-            gpu_hours_lost=decided.gpu_hours_lost,
-            usd=decided.usd,
+            expected_seconds=resume_decision.expected_seconds,
+            gpu_hours_lost=resume_decision.gpu_hours_lost,
+            usd=resume_decision.usd,
         )
     )
-    plan = _resume_plan(incident, job, facts.attempt, decided, decision.decision_id, context)
-    text = f"{job.job_id} resumes by {decided.option}. {decided.reason}"
+    plan = _resume_plan(incident, job, facts.attempt, resume_decision, decision.decision_id, context)
+    text = f"{job.job_id} resumes by {resume_decision.option}. {resume_decision.reason}"
     line = incident_record.timeline_row_of(
         incident.incident_id,
         "job",
@@ -561,7 +561,7 @@ def _writes(
         incident_record.timeline_put(
             job.job_id,
             "planned",
-            f"Resumes by {decided.option} after {incident.incident_id}. {decided.reason}",
+            f"Resumes by {resume_decision.option} after {incident.incident_id}. {resume_decision.reason}",
             at=context.now,
             writer=WRITER,
             decision_id=decision.decision_id,
@@ -570,20 +570,20 @@ def _writes(
 
 
 def _resume_plan(
-    incident: Incident, job: Job, attempt: int, decided: ResumeDecision, decision_id: str, context: Context
+    incident: Incident, job: Job, attempt: int, resume_decision: ResumeDecision, decision_id: str, context: Context
 ) -> ResumePlan:
     # Another node of the same job may have failed, too. Its node life stays avoided.
     other = job.live_plan()
     return ResumePlan(
         incident_id=incident.incident_id,
         after_attempt=attempt,
-        option=decided.option,
-        avoid=tuple(dict.fromkeys((*(other.avoid if other else ()), *decided.avoid))),
-        distrust_after=decided.distrust_after,
-        requirement=decided.requirement,
-        shrinks_at=decided.shrinks_at,
-        max_rent_parts=decided.max_rent_parts,
-        capacity_at=context.now + timedelta(seconds=decided.capacity_seconds),
+        option=resume_decision.option,
+        avoid=tuple(dict.fromkeys((*(other.avoid if other else ()), *resume_decision.avoid))),
+        distrust_after=resume_decision.distrust_after,
+        requirement=resume_decision.requirement,
+        shrinks_at=resume_decision.shrinks_at,
+        max_rent_parts=resume_decision.max_rent_parts,
+        capacity_at=context.now + timedelta(seconds=resume_decision.capacity_seconds),
         lost_committed=_lost_committed(incident, context.policy),
         decision_id=decision_id,
         planned_at=context.now,

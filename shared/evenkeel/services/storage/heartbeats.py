@@ -64,11 +64,11 @@ def record_heartbeat(
 
 def load(ledger: Ledger) -> dict[str, SourceReport]:
     """Return the newest report of all functions for each source, by its name."""
-    known: dict[str, SourceReport] = {}
+    reports_by_name: dict[str, SourceReport] = {}
     for function in FUNCTIONS:
         for name, report in _reports(ledger.get(fleet_rows.heartbeat_key(function))).items():
-            known[name] = known[name].joined(report) if name in known else report
-    return known
+            reports_by_name[name] = reports_by_name[name].joined(report) if name in reports_by_name else report
+    return reports_by_name
 
 
 def _reports(row: Row | None) -> dict[str, SourceReport]:

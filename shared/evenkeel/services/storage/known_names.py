@@ -16,13 +16,13 @@ def check_pool(pool: str, context: Context) -> None:
         Invalid: there is no such pool, or the fleet table is empty, so it is unknown.
     """
     pools = {str(row.doc.get("pool") or "") for row in _nodes(context.ledger)}
-    known = {*pools, *(rented_pool.name for rented_pool in context.policy.burst.pools)} - {""}
-    if pool in known:
+    known_pools = {*pools, *(rented_pool.name for rented_pool in context.policy.burst.pools)} - {""}
+    if pool in known_pools:
         return
     if not pools:
         message = f"Evenkeel cannot check pool {pool}: no sweep has listed the fleet yet."
     else:
-        message = unknown_name("pool", pool, known)
+        message = unknown_name("pool", pool, known_pools)
     raise Invalid(message, (("pool", f"{message} To name a pool that does not exist yet, set allowUnknown."),))
 
 

@@ -36,14 +36,14 @@ def counted(job: Job, ledger: Ledger, limits: SchedulingPolicy) -> tuple[Put, ..
     )
 
 
-def _one_more(name: str, whose: str, most: int, limit: str, ledger: Ledger) -> Put:
+def _one_more(name: str, whose: str, limit_jobs: int, limit: str, ledger: Ledger) -> Put:
     key = job_rows.open_jobs_key(name)
     row = ledger.get(key) or Row(key, {})
     count = int(row.doc.get("jobs", 0))
-    if count >= most:
+    if count >= limit_jobs:
         raise TooManyOpenJobs(
-            f"{whose} has {count_of(count, 'open job')}, and the policy allows {most} (scheduling.maxOpenJobs{limit}). "
-            "Cancel jobs that are not needed, or submit again when some have ended."
+            f"{whose} has {count_of(count, 'open job')}, and the policy allows {limit_jobs} "
+            f"(scheduling.maxOpenJobs{limit}). Cancel jobs that are not needed, or submit again when some have ended."
         )
     return Put(Row(key, {**row.doc, "jobs": count + 1}, row.version))
 

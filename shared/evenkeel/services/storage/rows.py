@@ -95,10 +95,10 @@ LARGEST_LIST = 300_000
 
 def fit_into_row(documents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the first documents of a list, as many as fit into one row."""
-    size, kept = 0, []
+    size, fitting = 0, []
     for document in documents:
         size += len(json.dumps(document))
         if size > LARGEST_LIST:
             break
-        kept.append(document)
-    return kept
+        fitting.append(document)
+    return fitting

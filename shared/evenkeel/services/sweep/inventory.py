@@ -52,10 +52,10 @@ def refresh_fleet(sweep: SweepRun) -> int:
         for node in sweep.nodes
         if node.life.cluster in read
     }
-    known: set[tuple[str, str]] = set()
+    stored_keys: set[tuple[str, str]] = set()
     for row, stored in sweep.readable(sweep.listed(Table.FLEET, "NODE"), FleetNode):
         place = (stored.life.cluster, stored.life.instance_id)
-        known.add(place)
+        stored_keys.add(place)
         if place in stored_nodes:
             _store_node(sweep, stored_nodes[place].with_history_of(stored), stored, row.version)
         elif not stored.is_gone and (
@@ -64,7 +64,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
             fleet_node = stored.replace(is_gone=True, is_ready=False, changed_at=sweep.context.now)
             _store_node(sweep, fleet_node, stored, row.version, expires_at=sweep.context.now + _GONE_KEPT)
     for place, node in stored_nodes.items():
-        if place not in known:
+        if place not in stored_keys:
             with sweep.item("/".join(place)):
                 row_now = ledger.get(fleet_rows.node_key(*place))
                 stored_now = rows.decode(row_now, FleetNode) if row_now else None

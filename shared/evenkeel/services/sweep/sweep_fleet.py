@@ -62,10 +62,10 @@ def run(context: Context) -> SweepFleetResult:
     sweep = SweepRun(context, lock.notes)
     corrections: dict[str, int] = {}
     failed: list[str] = []
-    held: locks.Lock | None = lock
+    held_lock: locks.Lock | None = lock
     for name, step in STEPS:
-        held = locks.renew(context.ledger, held, now=context.clock.now()) if held else None
-        if held is None:
+        held_lock = locks.renew(context.ledger, held_lock, now=context.clock.now()) if held_lock else None
+        if held_lock is None:
             failed.append(f"{name}: the lock was lost")
             break
         if not sweep.is_due(name):
@@ -88,8 +88,8 @@ def run(context: Context) -> SweepFleetResult:
             corrections[name] = count
             context.telemetry.count("SweepCorrections", count, step=name)
     measures = sweep.is_due("sources")
-    if held is not None:
-        locks.release(context.ledger, held, now=context.clock.now(), notes=sweep.notes)
+    if held_lock is not None:
+        locks.release(context.ledger, held_lock, now=context.clock.now(), notes=sweep.notes)
     _note_lists(sweep)
     steps = f"{SourceKind.SWEEP}/"
     failed += [

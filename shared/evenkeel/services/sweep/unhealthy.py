@@ -124,10 +124,10 @@ def _cordon(incident: Incident, node: KubernetesNode, sweep: SweepRun) -> NodeEv
     return NodeEvent(at=sweep.context.now, kind=NodeEventKind.CORDONED, actor=actor, evidence=_SEEN_BY_SWEEP)
 
 
-def _resume(sweep: SweepRun, row: Row, left: UnhealthyNode, before: Incident, reason: str) -> bool:
+def _resume(sweep: SweepRun, row: Row, node: UnhealthyNode, before: Incident, reason: str) -> bool:
     """Open the incident that continues, and start its recovery."""
     context, now = sweep.context, sweep.context.now
-    after = resumed_incident(before, left, incident_id=context.ids.new("inc"), now=now)
+    after = resumed_incident(before, node, incident_id=context.ids.new("inc"), now=now)
     slot_now = context.ledger.get(incident_rows.slot_key(after.slot))
     try:
         context.ledger.commit(
