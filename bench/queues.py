@@ -40,7 +40,7 @@ from evenkeel.domain.kueue.objects import (
     Workload,
 )
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import SchedulerRules
 
 TRACES: Final = Path(__file__).parent / "traces"
 GPU: Final = "nvidia.com/gpu"
@@ -95,7 +95,7 @@ def a_fleet(*, fair: bool) -> Scheduler:
     group = ResourceGroup(resources, (FlavorQuotas("p5", quotas), FlavorQuotas("p4d", quotas)))
     queues = [Queue(f"team-{n:03}", f"cohort-{n % COHORTS}", (group,), preemption=_BOTH) for n in range(TEAMS)]
     cohorts = [Cohort(f"cohort-{n}", "fleet") for n in range(COHORTS)]
-    return Scheduler(queues, cohorts, [Flavor("p5"), Flavor("p4d")], Rules(fair_sharing=fair))
+    return Scheduler(queues, cohorts, [Flavor("p5"), Flavor("p4d")], SchedulerRules(fair_sharing=fair))
 
 
 def nominations(queued: int, wanted: int, *, fair: bool) -> QueueThroughput:
@@ -252,7 +252,7 @@ PREEMPT_AFTER_SECONDS: Final = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 """Values of Evenkeel's own setting `preemptAfterSeconds`. 0 is Kueue's order."""
 
 
-def generated(name: str, rules: Rules | None = None) -> tuple[Scheduler, list[Arrival], float]:
+def generated(name: str, rules: SchedulerRules | None = None) -> tuple[Scheduler, list[Arrival], float]:
     """Return the queues and jobs of a generator, and the makespan that capacity alone allows.
 
     Source: test/performance/scheduler/configs in kubernetes-sigs/kueue.
@@ -280,7 +280,7 @@ def generated(name: str, rules: Rules | None = None) -> tuple[Scheduler, list[Ar
     ]
     work = sum(count * seconds * units for _, count, _, seconds, _, units in kinds) / NOMINAL
     last = max(count * interval + seconds for _, count, interval, seconds, _, _ in kinds)
-    return Scheduler(queues, (), [Flavor("rf")], rules or Rules()), arrivals, max(work, last)
+    return Scheduler(queues, (), [Flavor("rf")], rules or SchedulerRules()), arrivals, max(work, last)
 
 
 # ---------------------------------------------------------------- the trace
@@ -317,7 +317,7 @@ def philly(*, shares: bool, load: float = 0.85, seed: int = 1) -> tuple[Schedule
         )
         for vc, amount in held.items()
     ]
-    return Scheduler(queues, (), [Flavor("gpu")], Rules(fair_sharing=shares)), arrivals, held
+    return Scheduler(queues, (), [Flavor("gpu")], SchedulerRules(fair_sharing=shares)), arrivals, held
 
 
 # ---------------------------------------------------------------- the command
@@ -376,7 +376,7 @@ def _print_generators() -> list[dict[str, Any]]:
     )
     documents = []
     for shape, after in itertools.product(SHAPES, PREEMPT_AFTER_SECONDS):
-        scheduler, arrivals, bound = generated(shape, Rules(preempt_after_seconds=after))
+        scheduler, arrivals, bound = generated(shape, SchedulerRules(preempt_after_seconds=after))
         ran = run(scheduler, arrivals)
         waits = {kind: statistics.fmean(kind_waits) for kind, kind_waits in ran.waits.items()}
         figures = {

@@ -23,7 +23,7 @@ from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.kept_logs import KeptLog
 from evenkeel.domain.nodes import FleetNode
 from evenkeel.domain.policy import PolicyChange
-from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import FleetQuotas, Team
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.guardrails import Register
@@ -241,7 +241,7 @@ TYPES = (
     RowType(Table.QUOTAS, "SETUP-EVENTS", "EVENT#.+", TimelineEntry),
     RowType(Table.QUOTAS, "TEAM#.+", "USAGE", Free),
     RowType(Table.QUOTAS, "TEAM#.+", "USED#.+", Free),
-    RowType(Table.QUOTAS, "TEAM#.+", "SPENT#.+", Spent),
+    RowType(Table.QUOTAS, "TEAM#.+", "SPENT#.+", Spending),
 )
 
 

@@ -23,7 +23,7 @@ from evenkeel.domain.jobs.charge import Charge, resources_taken
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.nodes import FleetNode, is_lost, join_nodes
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.recovery.guardrails import pool_limit
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode
@@ -891,10 +891,10 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     yield from decide_with_sizes(queue, world.policy, now)
 
 
-def _spent(world: "Simulation", setup: TeamSetup) -> dict[tuple[str, str], Spent]:
+def _spent(world: "Simulation", setup: TeamSetup) -> dict[tuple[str, str], Spending]:
     periods = [(team.name, budget.period.key_at(world.loop.now())) for team in setup.teams for budget in team.budgets]
     rows = {place: world.ledger.rows.get(quota_rows.spent_key(*place)) for place in periods}
-    return {place: Spent.model_validate(row.doc) for place, row in rows.items() if row}
+    return {place: Spending.model_validate(row.doc) for place, row in rows.items() if row}
 
 
 def _untrue_reasons(world: "Simulation") -> Iterator[str]:

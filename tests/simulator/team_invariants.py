@@ -89,7 +89,7 @@ def quotas_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
 
 
 def over(setup: TeamSetup, charges: Iterable[Charge]) -> Iterator[str]:
-    queues = setup.queues
+    queues = setup.scheduler_declarations
     admitted = []
     for charge in charges:
         use = {(flavor, name): amount for flavor, amounts in charge.use.items() for name, amount in amounts.items()}

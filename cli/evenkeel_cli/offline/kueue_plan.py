@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evenkeel.domain.kueue.documents import DocumentError, seconds
-from evenkeel.domain.kueue.manifest_kinds import NO_JOBS, expanded, is_other_kind
+from evenkeel.domain.kueue.manifest_kinds import NO_JOBS, is_other_kind, items_of
 from evenkeel.domain.kueue.plan_events import Events
 from evenkeel.domain.kueue.plan_report import (
-    Considered,
+    ConsideredFlavor,
     CycleAnswer,
     DecisionAnswer,
     NodeAnswer,
@@ -66,7 +66,7 @@ def run(
 
 
 def _jobs_of(document: Any) -> list[Any]:
-    return _listed(document["jobs"]) if isinstance(document, dict) and "jobs" in document else expanded(document)
+    return _listed(document["jobs"]) if isinstance(document, dict) and "jobs" in document else items_of(document)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -244,7 +244,7 @@ def draw_why(out: Printer, why: "Why") -> None:
         out.pairs([(change.kind, change.message) for change in why.changes], indent="  ")
 
 
-def _comparison_text(considered: Considered) -> str:
+def _comparison_text(considered: ConsideredFlavor) -> str:
     return "; ".join(
         f"{key.resource} wants {short_text(key.resource, key.wanted)},"
         f" {short_text(key.resource, key.available)} available, {short_text(key.resource, key.potential)} at most"

@@ -9,7 +9,7 @@ from evenkeel_cli.yaml_files import load_all
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
-    from evenkeel.domain.kueue.quota_formats import Converted
+    from evenkeel.domain.kueue.quota_formats import ConvertedQuotas
 
 
 def load(file: Path) -> list[Any]:
@@ -48,7 +48,7 @@ def refused(error: DocumentError) -> CommandFailed:
     return CommandFailed(Exit.USAGE, str(error), code="DOCUMENT_REFUSED")
 
 
-def exchange(files: list[Path], into: str) -> "Converted":
+def exchange(files: list[Path], into: str) -> "ConvertedQuotas":
     """Return quota files in another format, and the settings that were lost.
 
     Raises:

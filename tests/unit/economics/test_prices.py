@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from evenkeel.domain.capacity.compatibility import PoolEnvironment
 from evenkeel.domain.capacity.instance_types import shipped_instance_types
-from evenkeel.domain.capacity.list_prices import DatedPrice, ListPrices, PriceSource, in_force
+from evenkeel.domain.capacity.list_prices import DatedPrice, ListPrices, PriceSource, price_in_force
 from evenkeel.domain.capacity.pools import LaunchDelay, Market, Pool
 from evenkeel.domain.economics.economy_policy import EconomyPolicy, SitePrice
 from evenkeel.domain.economics.price_checks import price_warnings, type_warnings
@@ -115,7 +115,7 @@ def test_new_list_price_leaves_earlier_days_unchanged() -> None:
 
     days = [date(2026, 7, 1), date(2026, 11, 30), date(2026, 12, 1)]
 
-    assert [in_force((cut, first), day) for day in days] == [first, first, cut]
+    assert [price_in_force((cut, first), day) for day in days] == [first, first, cut]
 
 
 def test_unknown_type_of_accelerator_price_is_error_with_suggestion() -> None:

@@ -11,7 +11,7 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.quotas.budgets import add_rent, expected_remaining_cost, remaining_by_team, rent_by_period
-from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import Period, Team, TeamSetup
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, end_rental
 from tests.unit.scheduling.test_renting import POOL, ready
@@ -101,7 +101,7 @@ def test_rest_of_a_budget_excludes_settled_running_and_expected_costs() -> None:
         rental,
         budget={"period": Period.MONTH, "usd": 5000},
         now=MIDNIGHT + 3 * HOUR,
-        spent={("red", "2026-12"): Spent(usd_micros=700 * money.MICROS_PER_USD)},
+        spent={("red", "2026-12"): Spending(usd_micros=700 * money.MICROS_PER_USD)},
         charges=(charge, on_rented),
     )
 

@@ -63,7 +63,7 @@ def test_jobs_that_fit_start_and_the_next_one_waits() -> None:
     plan = decided(a_snapshot(waiting(1), waiting(2), waiting(3)))
 
     assert steps(plan) == {"job-1": "AdmissionStep ADMIT", "job-2": "AdmissionStep ADMIT", "job-3": "PendingStep WAIT"}
-    assert plan.waiting == 1
+    assert plan.pending_count == 1
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
@@ -88,7 +88,7 @@ def test_same_snapshot_gives_the_same_plan() -> None:
 
 
 def test_job_on_an_unreadable_cluster_is_held() -> None:
-    plan = decided(a_snapshot(waiting(1), unreadable=frozenset({CLUSTER}), capacities=()))
+    plan = decided(a_snapshot(waiting(1), unreadable_clusters=frozenset({CLUSTER}), capacities=()))
 
     assert steps(plan) == {"job-1": "PendingStep EXCLUDED"}
 

@@ -14,7 +14,7 @@ from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team
-from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import Team, TeamSetup
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
@@ -113,7 +113,7 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
     policy = Policy(burst=burst)
     budgets = () if usd is None else ({"period": "month", "usd": usd},)
     setup = TeamSetup(teams=tuple(Team.model_validate({"name": name, "budgets": budgets}) for name in TEAMS))
-    settled: dict[tuple[str, str], Spent] = {}
+    settled: dict[tuple[str, str], Spending] = {}
     paid = dict.fromkeys(TEAMS, 0)
     running: list[Rental] = []
     now, count = NOW, 0
@@ -123,8 +123,8 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
         for rental in over:
             cost = end_rental(release_rental(rental, "It is over.", ()).rental, min(now, due(rental))).rental.cost_parts
             paid[rental.team] += cost
-            before = settled.get((rental.team, "2026-11"), Spent()).usd_micros
-            settled[rental.team, "2026-11"] = Spent(usd_micros=before + -(-cost // 3600))
+            before = settled.get((rental.team, "2026-11"), Spending()).usd_micros
+            settled[rental.team, "2026-11"] = Spending(usd_micros=before + -(-cost // 3600))
         running = [rental for rental in running if rental not in over]
         spent = add_rent(settled, setup, running, now)
         allocations = tuple(RentalAllocation.of(rental) for rental in running)

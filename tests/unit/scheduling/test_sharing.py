@@ -22,7 +22,7 @@ from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas import quota_facts
-from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import FleetQuotas, Team, TeamSetup
 from evenkeel.domain.replay import replay
 from evenkeel.services.storage import subject_rows
@@ -285,7 +285,7 @@ def test_user_limit_counts_recoveries_of_this_cycle() -> None:
 
 def test_spent_budget_blocks_the_next_job() -> None:
     setup = a_setup(a_team("red", budgets=[{"period": "month", "gpuHours": 10}]), a_team("blue"))
-    spent = {("red", "2026-11"): Spent(accelerator_seconds=36_000)}
+    spent = {("red", "2026-11"): Spending(accelerator_seconds=36_000)}
 
     answers = passed(setup, capacities(2), a_request(1, team="red"), a_request(2, team="blue"), spent=spent)
 

@@ -99,7 +99,7 @@ def _request(dice: random.Random, number: int) -> Any:
 
 def _over(setup: TeamSetup, charges: list[Charge]) -> list[str]:
     # The scheduler ignores a limit without a cohort, so such queues are checked by its own tests.
-    queues = setup.queues
+    queues = setup.scheduler_declarations
     held = [
         Admitted(
             Workload(charge.job_id, charge.queue, ()),

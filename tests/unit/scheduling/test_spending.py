@@ -9,7 +9,7 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.setup import RULES, Profile
 from evenkeel.domain.quotas.spending import (
     HALF_LIFE_SECONDS,
-    Spent,
+    Spending,
     UsageLimit,
     decayed_usage,
     usage_by_period,
@@ -63,7 +63,7 @@ def test_use_without_a_price_is_counted_apart() -> None:
 
     parts = usage_by_period(attempt, MIDNIGHT + timedelta(hours=1), EconomyPolicy())
 
-    assert {part.spent for part in parts} == {Spent(accelerator_seconds=8 * 3600, unpriced_seconds=8 * 3600)}
+    assert {part.spent for part in parts} == {Spending(accelerator_seconds=8 * 3600, unpriced_seconds=8 * 3600)}
 
 
 def test_attempt_with_end_before_start_used_nothing() -> None:
@@ -124,7 +124,7 @@ def limits(team: dict[str, Any], **facts: Any) -> tuple[UsageLimit, ...]:
 def test_running_and_settled_use_of_the_period_count() -> None:
     budget = {"budgets": [{"period": Period.MONTH, "gpuHours": 20, "usd": 100}]}
 
-    hours, dollars = limits(budget, spent={"2026-11": Spent(accelerator_seconds=3600 * 11, usd_micros=80_000_000)})
+    hours, dollars = limits(budget, spent={"2026-11": Spending(accelerator_seconds=3600 * 11, usd_micros=80_000_000)})
 
     assert (hours.used, hours.is_reached) == (19.0, False)
     assert (dollars.used, dollars.is_reached) == (108.8, True)

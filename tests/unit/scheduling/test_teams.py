@@ -211,13 +211,13 @@ def test_set_up_becomes_scheduler_queues() -> None:
     fleet = FleetQuotas.model_validate(
         {"cohorts": [{"name": "fleet"}], "fairSharing": False, "switches": {"minRunSeconds": 600}}
     )
-    queues = TeamSetup(fleet=fleet, teams=(a_team("nlp"), a_team("vision"))).queues
+    queues = TeamSetup(fleet=fleet, teams=(a_team("nlp"), a_team("vision"))).scheduler_declarations
 
     assert [queue.name for queue in queues.queues] == ["nlp", "vision"]
     assert queues.queues[0].groups[0].flavors[0].quotas == {"nvidia.com/gpu": Quota(16)}
     assert [flavor.name for flavor in queues.flavors] == ["ml.p5.48xlarge"]
     assert (queues.rules.fair_sharing, queues.rules.min_run_seconds) == (False, 600)
-    assert TeamSetup().queues.queues == ()
+    assert TeamSetup().scheduler_declarations.queues == ()
 
 
 def test_unknown_or_omitted_class_has_the_lowest_priority() -> None:

@@ -38,7 +38,7 @@ def faults(commits: Iterable[tuple[Write, ...]], setup: TeamSetup, seats_per_nod
 
 
 def _over(charges: Iterable[Charge], setup: TeamSetup, seats_per_node: int) -> Iterator[str]:
-    queues = setup.queues
+    queues = setup.scheduler_declarations
     admitted = []
     nodes: Counter[str] = Counter()
     jobs: Counter[str] = Counter()

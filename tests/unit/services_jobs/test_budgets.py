@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.job import JobState
-from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import Team
 from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import RentalState
@@ -113,7 +113,7 @@ def test_rent_is_charged_once_and_its_attempt_adds_only_hours() -> None:
     rental = market.rental(second.job_id)
     row = market.world.ledger.get(quota_rows.spent_key("red", "2026-11"))
     assert row
-    spent = Spent.model_validate(row.doc)
+    spent = Spending.model_validate(row.doc)
     assert rental.state is RentalState.ENDED
     assert spent.usd_micros * 3600 == rental.cost_parts >= 2 * NODE_HOUR[SPOT] * 1800
     assert spent.accelerator_seconds == 16 * 1800
@@ -137,7 +137,7 @@ def test_plan_names_the_exceeded_budget() -> None:
     market = sharing({"period": "month", "usd": 100})
     market.full_fleet(team="red")
     market.scenario.put(
-        Row(quota_rows.spent_key("red", "2026-11"), Spent(usd_micros=60 * money.MICROS_PER_USD).to_json())
+        Row(quota_rows.spent_key("red", "2026-11"), Spending(usd_micros=60 * money.MICROS_PER_USD).to_json())
     )
     market.scenario.sweep()
 

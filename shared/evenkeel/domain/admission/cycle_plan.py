@@ -137,6 +137,6 @@ class CyclePlan(NamedTuple):
         return tuple(step for step in self.steps if isinstance(step, AdmissionStep))
 
     @property
-    def waiting(self) -> int:
+    def pending_count(self) -> int:
         """Number of pending jobs that do not start."""
         return sum(decision.action is not Action.ADMIT for decision in self.decisions)

@@ -20,7 +20,7 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.renting.serving import ServingState
@@ -38,7 +38,7 @@ class CycleSnapshot(NamedTuple):
 
     pending: Mapping[str, Job] = {}
     """Pending jobs by id."""
-    deferred: frozenset[str] = frozenset()
+    deferred_jobs: frozenset[str] = frozenset()
     """Pending jobs that this cycle leaves out, since the ledger refused their admission."""
     jobs_with_charge: Mapping[str, Job] = {}
     """Jobs that hold a charge, by id. Without teams, only the charges that a decision needs."""
@@ -49,9 +49,9 @@ class CycleSnapshot(NamedTuple):
 
     live_charges: tuple[Charge, ...] = ()
     """Charges of live attempts."""
-    released: tuple[Charge, ...] = ()
+    released_charges: tuple[Charge, ...] = ()
     """Charges that the last attempts of pending jobs released."""
-    spent: Mapping[tuple[str, str], Spent] = {}
+    spent: Mapping[tuple[str, str], Spending] = {}
     """(team, name of the budget period) → the use of its settled attempts and its rentals."""
     used: Mapping[str, Mapping[str, float]] = {}
     """Team with a queue ordered by usage → submitter → decayed usage of its settled attempts, in accelerators."""
@@ -62,7 +62,7 @@ class CycleSnapshot(NamedTuple):
     """All nodes of the readable clusters. Rented nodes are reserved for their jobs."""
     kueue_namespaces: Mapping[tuple[str, str], str] = {}
     """(cluster, namespace) in which Kueue admits jobs → the object that shows it."""
-    unreadable: frozenset[str] = frozenset()
+    unreadable_clusters: frozenset[str] = frozenset()
     """Clusters that could not be read."""
 
     rented: RentalBook = RentalBook()
@@ -84,7 +84,7 @@ class CycleSnapshot(NamedTuple):
 
     def without_jobs(self, job_ids: Collection[str]) -> "CycleSnapshot":
         """Return the snapshot with these pending jobs left out."""
-        return self._replace(deferred=self.deferred | frozenset(job_ids))
+        return self._replace(deferred_jobs=self.deferred_jobs | frozenset(job_ids))
 
     def known_job(self, job_id: str) -> Job | None:
         """Return a job that this cycle read, whatever its state."""
@@ -93,7 +93,7 @@ class CycleSnapshot(NamedTuple):
     def eligible_jobs(self) -> Iterator[Job]:
         """Yield the pending jobs that may start in their namespace."""
         for job in self.pending.values():
-            if job.job_id not in self.deferred and not self.namespace_owner(job):
+            if job.job_id not in self.deferred_jobs and not self.namespace_owner(job):
                 yield job
 
     def namespace_owner(self, job: Job) -> str:
@@ -103,7 +103,7 @@ class CycleSnapshot(NamedTuple):
 
     def is_unreadable(self, job: Job) -> bool:
         """Whether the cluster on which a job would start could not be read."""
-        return self.rented.in_rented_cluster(job).cluster in self.unreadable
+        return self.rented.in_rented_cluster(job).cluster in self.unreadable_clusters
 
     def is_in_kueue_namespace(self, job: Job) -> bool:
         """Whether Kueue admits jobs in a job's namespace."""
@@ -135,12 +135,12 @@ class CycleSnapshot(NamedTuple):
             last_reasons={name: job.queue_reason for name, job in self.pending.items()},
             used=self.used,
             work_at_risk_by_job=self.work_at_risk_by_job,
-            unreadable=self.unreadable,
+            unreadable_clusters=self.unreadable_clusters,
         )
 
     def resizable_jobs(self) -> dict[str, Job]:
         """Return the elastic jobs, without the jobs on nodes of unreadable clusters."""
-        elsewhere = {charge.job_id for charge in self.live_charges if charge.cluster in self.unreadable}
+        elsewhere = {charge.job_id for charge in self.live_charges if charge.cluster in self.unreadable_clusters}
         return {name: job for name, job in self.elastic.items() if name not in elsewhere}
 
     def charges(self) -> tuple[Charge, ...]:
@@ -160,9 +160,9 @@ class CycleSnapshot(NamedTuple):
 
         The quota of a preempted job is not retained, since another job was given it.
         """
-        for charge in self.released:
+        for charge in self.released_charges:
             job = self.pending.get(charge.job_id)
-            if job is None or charge.cluster not in self.unreadable or job.current_attempt != charge.attempt:
+            if job is None or charge.cluster not in self.unreadable_clusters or job.current_attempt != charge.attempt:
                 continue
             if not job.is_preempted:
                 yield charge

@@ -245,9 +245,11 @@ def is_strict(team: str, setup: TeamSetup) -> bool:
 
 def _without_unreadable_serving(policy: Policy, snapshot: CycleSnapshot) -> Policy:
     """Return the policy without the serving workloads of clusters that could not be read."""
-    if not snapshot.unreadable:
+    if not snapshot.unreadable_clusters:
         return policy
-    serving = tuple(workload for workload in policy.scheduling.serving if workload.cluster not in snapshot.unreadable)
+    serving = tuple(
+        workload for workload in policy.scheduling.serving if workload.cluster not in snapshot.unreadable_clusters
+    )
     return policy.replace(scheduling=policy.scheduling.replace(serving=serving))
 
 

@@ -59,7 +59,7 @@ class DecisionGroup(IntEnum):
     """Jobs that would start and be preempted in the same cycle."""
 
 
-class _QueueDecision(NamedTuple):
+class _QuotaDecision(NamedTuple):
     """The Kueue decision about a head, with the state before it."""
 
     decision: CycleDecision
@@ -103,28 +103,28 @@ class _TeamCycle:
         """Jobs that are decided after all other jobs."""
         self.queues = TeamQueues(snapshot, economy, now)
         self.nodes = FreeNodes(snapshot, policy, self.queues.flavors)
-        setup = snapshot.setup.queues
+        setup = snapshot.setup.scheduler_declarations
         self.scheduler = Scheduler(
             setup.queues, setup.cohorts, self.queues.flavors.values(), setup.rules, self._assign_nodes
         )
         self.queues.load_use(self.scheduler)
         self.requests: dict[str, AdmissionRequest] = {}
         """Requests that take part in the Kueue cycles."""
-        self.jobs: dict[str, short_form.ShortJob] = {}
+        self.kueue_jobs: dict[str, short_form.ShortJob] = {}
         """The requests in Kueue's form, by job id."""
         self.documents = DocumentCache()
-        self.latest_by_quota: dict[str, _QueueDecision] = {}
+        self.latest_by_quota: dict[str, _QuotaDecision] = {}
         """Job → its latest decision by quota."""
         self.offers: dict[str, tuple[PoolFit, ...]] = {}
         """Job → its fits in the present Kueue cycle."""
-        self.final: dict[str, AdmissionDecision] = {}
+        self.final_decisions: dict[str, AdmissionDecision] = {}
         """Final decisions, in the order of commits."""
         self.waiting_decisions: dict[str, AdmissionDecision] = {}
         """Decisions about jobs that took part and wait."""
         self.queue_heads: dict[str, tuple[str, Mapping[str, str]]] = {}
         """Queue → its first decided job, and the first job of each parked shape. Filled after the last cycle."""
         self.barriers: dict[str, FifoBarrier] = {}
-        self.quota_without_nodes: dict[str, _QueueDecision] = {}
+        self.quota_without_nodes: dict[str, _QuotaDecision] = {}
         """Decisions that found quota but no nodes, while the scan of the flavors goes on."""
         self.reserved_quota: dict[str, tuple[str, Amounts]] = {}
         """Job that has quota but no nodes → (queue, quota that is reserved for it)."""
@@ -137,28 +137,28 @@ class _TeamCycle:
         waiting = sorted(self.snapshot.pending, key=lambda request: request.queue_order_key)
         for request in waiting:
             if decision := self._decision_without_quota(request):
-                self.final[request.job_id] = decision
+                self.final_decisions[request.job_id] = decision
             else:
                 self.requests[request.job_id] = request
-                self.jobs[request.job_id] = self.queues.to_kueue(request)
+                self.kueue_jobs[request.job_id] = self.queues.to_kueue(request)
         for group in DecisionGroup:
             names = []
-            for name in [name for name, request in self.requests.items() if self._group_of(request) is group]:
+            for name in [name for name, request in self.requests.items() if self._decision_group_of(request) is group]:
                 # Admissions of an earlier group count towards the limits of this one.
                 if decision := self._decision_over_limit(self.requests[name]):
-                    self.final[name] = decision
+                    self.final_decisions[name] = decision
                 else:
                     names.append(name)
             for name in names:
-                self.scheduler.submit(self.jobs[name].to_workload(self.requests[name].priority))
+                self.scheduler.submit(self.kueue_jobs[name].to_workload(self.requests[name].priority))
             self._keep_waiting_preemptors_at_head(names)
             self._run_until_stable()
         for request in waiting:
-            if request.job_id not in self.final:
-                self.final[request.job_id] = self._decide_waiting(request)
-        return tuple(self.final.values())
+            if request.job_id not in self.final_decisions:
+                self.final_decisions[request.job_id] = self._decide_waiting(request)
+        return tuple(self.final_decisions.values())
 
-    def _group_of(self, request: AdmissionRequest) -> DecisionGroup:
+    def _decision_group_of(self, request: AdmissionRequest) -> DecisionGroup:
         if request.job_id in self.decided_last:
             return DecisionGroup.LAST
         return DecisionGroup.INTERRUPTED if request.has_prior_grant else DecisionGroup.NEW
@@ -230,8 +230,8 @@ class _TeamCycle:
             moved = False
             for decision in decisions:
                 name = decision.workload.workload_id
-                self.latest_by_quota[name] = _QueueDecision(decision, state_before, self.offers.get(name, ()))
-                moved |= self._apply(decision)
+                self.latest_by_quota[name] = _QuotaDecision(decision, state_before, self.offers.get(name, ()))
+                moved |= self._apply_decision(decision)
             was_evicted = {workload.workload.workload_id for workload, is_evicted in state_before.holders if is_evicted}
             moved |= any(victim.workload_id not in was_evicted for decision in decisions for victim in decision.victims)
             outcome = repr(
@@ -246,7 +246,7 @@ class _TeamCycle:
                 return
             states.add(outcome)
 
-    def _apply(self, decision: CycleDecision) -> bool:
+    def _apply_decision(self, decision: CycleDecision) -> bool:
         """Apply a decision. Return whether other jobs may now get another decision."""
         workload = decision.workload
         request = self.requests[workload.workload_id]
@@ -277,14 +277,14 @@ class _TeamCycle:
 
     def _record_admission(self, request: AdmissionRequest) -> None:
         decision = self._decide_by_quota(request)
-        self.final[request.job_id] = decision
+        self.final_decisions[request.job_id] = decision
         team = self.snapshot.setup.by_name[request.team]
         self.queues.started.setdefault(team.name, []).append(decision.to_charge())
         for waiting in self._waiting_in(request.team):
             limits = self.queues.limits(waiting)
             if any(limit.is_reached for limit in limits):
                 self._withdraw(waiting)
-                self.final[waiting.job_id] = self._decide(waiting, limits=limits)
+                self.final_decisions[waiting.job_id] = self._decide(waiting, limits=limits)
 
     def _reserve(self, request: AdmissionRequest, workload: Workload, assignment: Assignment) -> None:
         """Reserve quota and free nodes for a job that waits for nodes, so that no other job takes them."""
@@ -306,7 +306,7 @@ class _TeamCycle:
             blocker = barrier.blocker_of(self.nodes.fits(waiting))
             if blocker:
                 self._withdraw(waiting)
-                self.final[waiting.job_id] = self._decide_blocked(waiting, blocker, "free nodes")
+                self.final_decisions[waiting.job_id] = self._decide_blocked(waiting, blocker, "free nodes")
 
     def _waiting_in(self, team: str) -> list[AdmissionRequest]:
         return [self.requests[queued.workload.workload_id] for queued in self.scheduler.pending[team].all()]
@@ -328,7 +328,7 @@ class _TeamCycle:
         is_done = decision.action in (Action.ADMIT, Action.PREEMPT)  # and so recorded, whatever the last reason was
         if not is_done and self.snapshot.last_reasons.get(request.job_id) == decision.reason:
             return decision
-        document = self.jobs[request.job_id].model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        document = self.kueue_jobs[request.job_id].model_dump(mode="json", by_alias=True, exclude_defaults=True)
         quota = quota_facts_of(document, latest.decision, latest.before, self.scheduler, self.documents)
         return decision.replace_unchecked(facts=facts.replace_unchecked(quota=quota))
 

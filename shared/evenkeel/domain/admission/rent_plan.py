@@ -432,7 +432,7 @@ def _departure_candidates(snapshot: CycleSnapshot, *, is_free: bool) -> list[Ren
         rental
         for rental in snapshot.rented.rentals
         if rental.state is RentalState.READY
-        and rental.offer.cluster not in snapshot.unreadable
+        and rental.offer.cluster not in snapshot.unreadable_clusters
         and (is_free or rental.due_at is not None)
     )
     # The dearest first: it saves most.

@@ -89,7 +89,7 @@ class _Planner:
         self.policy, self.now = policy, now
         self.scheduling = policy.scheduling
         self.charges = {charge.job_id: charge for charge in queue.charges}
-        self.fleet = _with_admitted(queue, decisions)
+        self.fleet = _after_admissions(queue, decisions)
         """The queue after the admissions of this cycle."""
         self.shares = NodeShares(queue.capacities, policy.burst.pools)
         self.closed = {(capacity.cluster, capacity.node_name) for capacity in queue.capacities if not capacity.is_open}
@@ -489,7 +489,7 @@ class _Planner:
         ) or any(demand.cluster == kind[0] for demand in self.demands)
 
 
-def _with_admitted(queue: QueueSnapshot, decisions: Iterable[AdmissionDecision]) -> QueueSnapshot:
+def _after_admissions(queue: QueueSnapshot, decisions: Iterable[AdmissionDecision]) -> QueueSnapshot:
     """Return the queue after this cycle's admissions: those jobs hold their nodes and wait no more."""
     started = {
         decision.job_id: decision for decision in decisions if decision.action is Action.ADMIT and decision.nodes

@@ -21,7 +21,7 @@ class TeamQueues:
     """The queues of one cycle, by team. Admissions of the cycle count towards the limits of their team."""
 
     def __init__(self, snapshot: QueueSnapshot, economy: EconomyPolicy, now: datetime) -> None:
-        setup = snapshot.setup.queues
+        setup = snapshot.setup.scheduler_declarations
         self.by_name = {queue.name: queue for queue in setup.queues}
         self.flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in setup.flavors}
         self.started: dict[str, list[Charge]] = {}
@@ -64,7 +64,7 @@ class TeamQueues:
                     is_evicted=charge.job_id in self._snapshot.stopping,
                     sub_queue=charge.owner if queue.by_use else "",
                     work_at_risk=self._snapshot.work_at_risk_by_job.get(charge.job_id),
-                    is_pinned=charge.cluster in self._snapshot.unreadable,
+                    is_pinned=charge.cluster in self._snapshot.unreadable_clusters,
                 )
             )
             holder = self._documents.job(document, charge.job_id).admitted

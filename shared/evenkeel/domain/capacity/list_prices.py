@@ -57,9 +57,9 @@ class ListPrices(Value):
         A HyperPod node (`ml.`) without a HyperPod price has EC2's price of the same hardware. The origin says so.
         """
         plain = instance_type.removeprefix(HYPERPOD_PREFIX)
-        if instance_type != plain and (price := in_force(self.hyperpod.get(plain, ()), at.date())):
+        if instance_type != plain and (price := price_in_force(self.hyperpod.get(plain, ()), at.date())):
             return self._with_origin("HyperPod", plain, price)
-        price = in_force(self.ec2.get(plain, ()), at.date())
+        price = price_in_force(self.ec2.get(plain, ()), at.date())
         return self._with_origin("EC2", plain, price) if price else None
 
     @property
@@ -78,7 +78,7 @@ class ListPrices(Value):
         return ListPrice(price.micros_per_node_hour, origin)
 
 
-def in_force(prices: Iterable[DatedPrice], day: date) -> DatedPrice | None:
+def price_in_force(prices: Iterable[DatedPrice], day: date) -> DatedPrice | None:
     """Return the price of a day: the latest that had started, else the earliest."""
     ordered = sorted(prices, key=lambda price: price.starts_on)
     return next((price for price in reversed(ordered) if price.starts_on <= day), ordered[0] if ordered else None)

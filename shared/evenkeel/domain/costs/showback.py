@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR
-from evenkeel.domain.quotas.spending import Spent, begin_of, split_by_period
+from evenkeel.domain.quotas.spending import Spending, begin_of, split_by_period
 from evenkeel.domain.quotas.teams import Budget
 from evenkeel.domain.values import Instant, Value
 
@@ -139,7 +139,7 @@ def _sums(items: Iterable[ChargedTime]) -> dict[str, int | float | None]:
     }
 
 
-def budget_forecasts(team: str, budget: Budget, used: Spent, now: datetime) -> tuple[BudgetForecast, ...]:
+def budget_forecasts(team: str, budget: Budget, used: Spending, now: datetime) -> tuple[BudgetForecast, ...]:
     """Return the forecast of each limit of a budget.
 
     Args:

@@ -26,7 +26,7 @@ OBJECT_NAME = r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?"
 """Names that Kubernetes accepts for claims and Secrets, of at most 253 characters."""
 
 
-def _distinct(names: Sequence[str]) -> Sequence[str]:
+def _check_distinct(names: Sequence[str]) -> Sequence[str]:
     for index, name in enumerate(names):
         if name in names[:index]:
             raise ValueError(f"{name} is listed twice")
@@ -34,7 +34,7 @@ def _distinct(names: Sequence[str]) -> Sequence[str]:
 
 
 _ObjectName = Annotated[Word, Field(max_length=253, pattern=f"^{OBJECT_NAME}$")]
-_Names = Annotated[tuple[_ObjectName, ...], Field(max_length=MAX_ALLOWED), AfterValidator(_distinct)]
+_Names = Annotated[tuple[_ObjectName, ...], Field(max_length=MAX_ALLOWED), AfterValidator(_check_distinct)]
 
 
 class ClaimMode(StrEnum):
@@ -74,7 +74,7 @@ class IdRange(Section):
     """The highest id; it is allowed, too."""
 
     @model_validator(mode="after")
-    def _is_not_empty(self) -> Self:
+    def _min_is_not_above_max(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"the minimum {self.min} is above the maximum {self.max}")
         return self
@@ -110,7 +110,7 @@ class PodAllowance(Section):
 
     @model_validator(mode="after")
     def _claims_are_distinct(self) -> Self:
-        _distinct([claim.name for claim in self.claims])
+        _check_distinct([claim.name for claim in self.claims])
         return self
 
 

@@ -136,7 +136,7 @@ def _templates(
         yield JobTemplate(
             name=str(name),
             priority_class=priority,
-            pools=_preferred(row, pools, path),
+            pools=_pools_in_order(row, pools, path),
             accelerators=gpus,
             cpu_millis=cpu,
             memory_bytes=memory,
@@ -149,7 +149,7 @@ def _templates(
         )
 
 
-def _preferred(row: Json, pools: tuple[TemplatePool, ...], path: str) -> tuple[str, ...]:
+def _pools_in_order(row: Json, pools: tuple[TemplatePool, ...], path: str) -> tuple[str, ...]:
     selector = {str(key): str(value) for key, value in object_at(row, "nodeSelector", {}, path).items()}
     first = [pool for pool in pools if selector and selector.items() <= pool.labels.items()]
     if selector and not first:

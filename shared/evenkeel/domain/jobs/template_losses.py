@@ -63,32 +63,32 @@ def find_losses(document: Json) -> Iterator[str]:
 
     Each leaf of the file is kept, has a reason in `REASONS`, or is reported as unknown. An empty value is no setting.
     """
-    for path, value in _leaves(document):
+    for path, value in _leaf_values(document):
         field = ".".join(path)
-        if path[0] in CLUSTER_SECTIONS or value in (None, "") or _matching(path, _DEFAULTS, None) == value:
+        if path[0] in CLUSTER_SECTIONS or value in (None, "") or _entry_of(path, _DEFAULTS, None) == value:
             continue
         if path[0] == "env" and hides_gpus(path[-1], str(value)):
             yield f"{field}: no device has the name {value!r}; the device plugin sets the variable"
         elif path[0] == "nodeSelectors" and document["nodeSelectors"][path[1]].get("enabled") is False:
             if path[2] == "enabled":
                 yield f"nodeSelectors.{path[1]}: the pool is switched off"
-        elif _matching(path, dict.fromkeys(KEPT, True), False) is not True:
-            yield f"{field}: {_matching(path, REASONS, 'no known setting')}"
+        elif _entry_of(path, dict.fromkeys(KEPT, True), False) is not True:
+            yield f"{field}: {_entry_of(path, REASONS, 'no known setting')}"
 
 
-def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+def _leaf_values(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Yield path and value of each text, number and boolean in a document."""
     if isinstance(value, Mapping):
         for name, item in value.items():
-            yield from _leaves(item, (*path, str(name)))
+            yield from _leaf_values(item, (*path, str(name)))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _leaves(item, (*path, str(index)))
+            yield from _leaf_values(item, (*path, str(index)))
     else:
         yield path, value
 
 
-def _matching(path: Path, table: Mapping[Path, Any], default: Any) -> Any:
+def _entry_of(path: Path, table: Mapping[Path, Any], default: Any) -> Any:
     """Return the entry whose path is equal, `ANY` standing for any name."""
     for pattern, value in table.items():
         if len(pattern) == len(path) and all(a in (ANY, b) for a, b in zip(pattern, path, strict=True)):

@@ -120,7 +120,7 @@ class SchedulingCycle:
             taken_before = len(self._taken)
             yield entries[name]
             if len(self._taken) > taken_before:
-                tournament.changed(queues[name].quota_node)
+                tournament.drop_ranks_of(queues[name].quota_node)
 
     # ------------------------------------------------------------ one head
 

@@ -106,7 +106,7 @@ class Output(BaseModel):
     )
 
 
-class AmountOf(Output):
+class FlavorAmount(Output):
     """An amount of one flavor and resource."""
 
     flavor: str
@@ -115,10 +115,10 @@ class AmountOf(Output):
     """A Kubernetes quantity, or `unlimited`."""
 
 
-def amounts_of(amounts: Amounts) -> tuple[AmountOf, ...]:
+def amounts_of(amounts: Amounts) -> tuple[FlavorAmount, ...]:
     """Return amounts as a part of an answer, sorted by key."""
     return tuple(
-        AmountOf(flavor=flavor, resource=resource, amount=quantities.text(resource, amount))
+        FlavorAmount(flavor=flavor, resource=resource, amount=quantities.text(resource, amount))
         for (flavor, resource), amount in sorted(amounts.items())
     )
 

@@ -92,16 +92,16 @@ def candidate_settings(scheduler: Scheduler, evictions: Iterable[Eviction]) -> I
         policies = scheduler.snapshot.queues[queue].spec.preemption
         match reason:
             case Reason.IN_CLUSTER_QUEUE:
-                for policy in _stricter(policies.within):
+                for policy in _stricter_policies(policies.within):
                     yield Setting(queue, "withinClusterQueue", policy, replace(policies, within=policy))
             case Reason.IN_COHORT_RECLAIM_WHILE_BORROWING:
                 yield Setting(queue, "borrowWithinCohort.policy", "Never", replace(policies, borrow_within=None))
             case Reason.IN_COHORT_RECLAMATION | Reason.IN_COHORT_FAIR_SHARING:
-                for policy in _stricter(policies.reclaim):
+                for policy in _stricter_policies(policies.reclaim):
                     yield Setting(queue, "reclaimWithinCohort", policy, replace(policies, reclaim=policy))
 
 
-def _stricter(policy: PreemptionPolicy) -> tuple[PreemptionPolicy, ...]:
+def _stricter_policies(policy: PreemptionPolicy) -> tuple[PreemptionPolicy, ...]:
     if policy in (PreemptionPolicy.ANY, PreemptionPolicy.LOWER_OR_NEWER_EQUAL_PRIORITY):
         return (PreemptionPolicy.LOWER_PRIORITY, PreemptionPolicy.NEVER)
     return (PreemptionPolicy.NEVER,)

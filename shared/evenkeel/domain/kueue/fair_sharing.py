@@ -127,7 +127,7 @@ class Tournament:
             self._winners.pop(ancestor, None)
         return winner.quota_node.name
 
-    def changed(self, quota_node: QuotaNode) -> None:
+    def drop_ranks_of(self, quota_node: QuotaNode) -> None:
         """Drop the cached ranks that depend on a queue's use: its own rank, and the ranks of the cohorts above it."""
         self._ranks.pop(quota_node, None)
         for ancestor in quota_node.path:
@@ -193,7 +193,7 @@ def _candidates(demand: QuotaDemand, snapshot: Snapshot) -> Iterator[Admitted]:
             yield from candidates_in(snapshot.queues[quota_node.name], demand, policies.reclaim, snapshot)
 
 
-class _Targets:
+class _VictimQueues:
     """The queues whose workloads may be preempted. The next queue is always in the branch with the highest share."""
 
     def __init__(self, demand: QuotaDemand, candidates: Iterable[Admitted], now: float) -> None:
@@ -289,7 +289,7 @@ def _first_rule(
     """Remove candidates by the first rule; return whether the preemptor fits, and which candidates failed the rule."""
     quota_node = demand.queue.quota_node
     is_within_nominal = quota_node.is_within_quota(demand.contested)
-    targets = _Targets(demand, candidates, snapshot.now)
+    targets = _VictimQueues(demand, candidates, snapshot.now)
     retry: list[Admitted] = []
 
     def remove(admitted: Admitted, queue: QuotaNode, reason: Reason) -> bool:
@@ -328,7 +328,7 @@ def _first_rule(
 
 def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted], victims: list[Victim]) -> bool:
     """Remove at most one more candidate of each queue, if its branch has the higher share before the removal."""
-    targets = _Targets(demand, retry, snapshot.now)
+    targets = _VictimQueues(demand, retry, snapshot.now)
     for queue in targets:
         preemptor_branch, queue_branch = targets.branches(queue)
         admitted = targets.take(queue)

@@ -47,7 +47,7 @@ def is_other_kind(document: Mapping[str, Any]) -> bool:
     return version.partition("/")[0] != API_VERSION.partition("/")[0]
 
 
-def expanded(document: Any) -> list[Any]:
+def items_of(document: Any) -> list[Any]:
     """Return the items of a List, or the document itself."""
     if isinstance(document, dict) and str(document.get("kind", "")).endswith("List"):
         items = document.get("items") or ()

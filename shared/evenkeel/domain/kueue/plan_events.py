@@ -93,7 +93,7 @@ class Resize(TimedEvent):
     """Name of the larger slice. Default: the job's name with `-2`, `-3`, …"""
 
 
-class Priority(TimedEvent):
+class PriorityChange(TimedEvent):
     """The priority of a pending or running job changes."""
 
     type: Literal["priority"]
@@ -110,7 +110,7 @@ class QuotaChange(TimedEvent):
     """Names of the queues or cohorts to remove."""
 
 
-class Stop(TimedEvent):
+class StopPolicyChange(TimedEvent):
     """The stop policy of a queue changes."""
 
     type: Literal["stopPolicy"]
@@ -118,7 +118,7 @@ class Stop(TimedEvent):
     policy: StopPolicy
 
 
-class Cycle(TimedEvent):
+class RunCycles(TimedEvent):
     """Cycles run now. With such an event in the file, cycles run only at these events."""
 
     type: Literal["cycle"]
@@ -135,10 +135,10 @@ Event: TypeAlias = Annotated[
     | NotReady
     | Shrink
     | Resize
-    | Priority
+    | PriorityChange
     | QuotaChange
-    | Stop
-    | Cycle,
+    | StopPolicyChange
+    | RunCycles,
     Field(discriminator="type"),
 ]
 

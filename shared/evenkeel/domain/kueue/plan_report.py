@@ -7,7 +7,7 @@ from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.assignment import FlavorAttempt, FlavorMode
 from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
-from evenkeel.domain.kueue.documents import AmountOf, Output, amounts_of
+from evenkeel.domain.kueue.documents import FlavorAmount, Output, amounts_of
 from evenkeel.domain.kueue.fair_sharing import share_of
 from evenkeel.domain.kueue.objects import Admitted, TopologyAssignment
 from evenkeel.domain.kueue.scheduler import Scheduler
@@ -75,7 +75,7 @@ class VictimAnswer(Output):
     """Whether it was asked to stop before this cycle."""
 
 
-class Compared(Output):
+class ComparedAmounts(Output):
     """The inequality that decided about a resource of a flavor."""
 
     resource: str
@@ -89,7 +89,7 @@ class Compared(Output):
     level: int
 
 
-class Considered(Output):
+class ConsideredFlavor(Output):
     """A flavor that was examined for a pod set."""
 
     pod_set: str
@@ -98,14 +98,14 @@ class Considered(Output):
     level: int
     pending: str
     why: str
-    compared: tuple[Compared, ...]
+    compared: tuple[ComparedAmounts, ...]
 
 
 class ShortAnswer(Output):
     """The amounts by which a queue falls below its own quota."""
 
     queue: str
-    amounts: tuple[AmountOf, ...]
+    amounts: tuple[FlavorAmount, ...]
 
 
 class DecisionAnswer(Output):
@@ -125,7 +125,7 @@ class DecisionAnswer(Output):
     otherwise."""
     level: int
     pod_sets: tuple[PodSetAnswer, ...]
-    usage: tuple[AmountOf, ...]
+    usage: tuple[FlavorAmount, ...]
     """Quota that it would use; for a larger slice, the additional quota."""
     victims: tuple[VictimAnswer, ...]
     """In the order in which they were chosen."""
@@ -133,11 +133,11 @@ class DecisionAnswer(Output):
     """Queues that the evictions push below their own quota, and by how much."""
     replaces: str
     """The smaller slice that it replaces."""
-    reserved: tuple[AmountOf, ...]
+    reserved: tuple[FlavorAmount, ...]
     """Capacity reserved for it until the cycle ends."""
     recomputed: bool
     """Whether another job already preempted its victims or took its domains, so that the cycle decided again."""
-    considered: tuple[Considered, ...]
+    considered: tuple[ConsideredFlavor, ...]
     requeue: str
     """none (admitted), active, parked (until a wake-up) or sticky (stays the head)."""
 
@@ -210,7 +210,7 @@ class AdmittedAnswer(Output):
     at: float | None
     evicted: bool
     pod_sets: tuple["AdmittedPodSet", ...]
-    usage: tuple[AmountOf, ...]
+    usage: tuple[FlavorAmount, ...]
 
 
 class AdmittedPodSet(Output):
@@ -340,7 +340,7 @@ def decision_of(decision: CycleDecision, evicted_before: frozenset[str], sticky:
         reserved=amounts_of(dict(decision.reserved)),
         recomputed=decision.was_recomputed,
         considered=tuple(
-            _considered(workload.pod_sets[index].name, attempt)
+            _considered_flavor(workload.pod_sets[index].name, attempt)
             for index, attempts in enumerate(assignment.attempts)
             for attempt in attempts
         ),
@@ -356,8 +356,8 @@ def _topology_answer(topology: Sequence[TopologyAssignment | None], index: int) 
     return TopologyAnswer(levels=assignment.levels, domains=domains)
 
 
-def _considered(pod_set: str, attempt: FlavorAttempt) -> Considered:
-    return Considered(
+def _considered_flavor(pod_set: str, attempt: FlavorAttempt) -> ConsideredFlavor:
+    return ConsideredFlavor(
         pod_set=pod_set,
         flavor=attempt.flavor,
         mode=_MODES[attempt.mode],
@@ -365,7 +365,7 @@ def _considered(pod_set: str, attempt: FlavorAttempt) -> Considered:
         pending=str(attempt.pending),
         why=attempt.why,
         compared=tuple(
-            Compared(
+            ComparedAmounts(
                 resource=inequality.resource,
                 mode=_MODES[inequality.mode],
                 level=inequality.level,
@@ -389,7 +389,7 @@ def state_of(scheduler: Scheduler, at: float, unqueued: Sequence[tuple[str, str]
         stop = "" if queue.spec.stop == "None" else f"its stop policy is {queue.spec.stop}"
         queues.append(
             QueueAnswer(
-                **_node(quota_node),
+                **_quotas_and_use(quota_node),
                 inactive=queue.spec.inactive or stop or cyclic,
                 active=tuple(active),
                 parked=tuple(parked),
@@ -402,16 +402,18 @@ def state_of(scheduler: Scheduler, at: float, unqueued: Sequence[tuple[str, str]
         at=at,
         queues=tuple(queues),
         cohorts=tuple(
-            NodeAnswer(**_node(quota_node)) for _, quota_node in sorted(scheduler.snapshot.tree.cohorts.items())
+            NodeAnswer(**_quotas_and_use(quota_node))
+            for _, quota_node in sorted(scheduler.snapshot.tree.cohorts.items())
         ),
         admitted=tuple(
-            _admitted(workload) for workload in sorted(admitted, key=lambda workload: workload.workload.workload_id)
+            _admitted_answer(workload)
+            for workload in sorted(admitted, key=lambda workload: workload.workload.workload_id)
         ),
         unqueued=tuple(UnqueuedAnswer(job=job, reason=reason) for job, reason in sorted(unqueued)),
     )
 
 
-def _node(quota_node: QuotaNode) -> dict[str, object]:
+def _quotas_and_use(quota_node: QuotaNode) -> dict[str, object]:
     share = share_of(quota_node)
     is_finite = math.isfinite(share.value)
     return {
@@ -440,7 +442,7 @@ def _node(quota_node: QuotaNode) -> dict[str, object]:
     }
 
 
-def _admitted(workload: Admitted) -> AdmittedAnswer:
+def _admitted_answer(workload: Admitted) -> AdmittedAnswer:
     return AdmittedAnswer(
         job=workload.workload.workload_id,
         queue=workload.workload.queue,

@@ -34,7 +34,7 @@ class Format(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ConvertedQuotas:
     """Quotas in another format."""
 
     documents: tuple[Json, ...]
@@ -42,15 +42,15 @@ class Converted:
     """Properties that the new format cannot express."""
 
 
-def convert(declared: QuotaDocuments, into: Format) -> Converted:
+def convert(declared: QuotaDocuments, into: Format) -> ConvertedQuotas:
     """Return all declarations in a format."""
     match into:
         case Format.KUEUE:
-            return Converted(tuple(_manifests(declared)), tuple(_lost_in_kueue(declared)))
+            return ConvertedQuotas(tuple(_manifests(declared)), tuple(_lost_in_kueue(declared)))
         case Format.HYPERPOD:
-            return _hyperpod(declared)
+            return _convert_to_hyperpod(declared)
         case Format.EVENKEEL:
-            return Converted((_short_form(declared),), tuple(_lost_in_short_form(declared)))
+            return ConvertedQuotas((_short_form(declared),), tuple(_lost_in_short_form(declared)))
 
 
 # ---------------------------------------------------------------- the short form
@@ -202,7 +202,7 @@ def _lost_in_kueue(declared: QuotaDocuments) -> Iterator[str]:
 # ---------------------------------------------------------------- HyperPod
 
 
-def _hyperpod(declared: QuotaDocuments) -> Converted:
+def _convert_to_hyperpod(declared: QuotaDocuments) -> ConvertedQuotas:
     quotas, losses = [], []
     shares_idle = declared.shares_idle or any(
         name.startswith(hyperpod_cluster_policy.IDLE_PREFIX) for name in declared.queues
@@ -212,7 +212,7 @@ def _hyperpod(declared: QuotaDocuments) -> Converted:
             continue  # HyperPod creates this queue from the cluster's capacity
         quota, lost = hyperpod_cluster_policy.quota_of(queue, declared.types)
         again = quota.to_queue(declared.types)
-        losses += lost or list(_changed(queue, again))
+        losses += lost or list(_changed_amounts(queue, again))
         quotas.append(quota.model_dump(mode="json", by_alias=True, exclude_none=True))
     losses += [f"cohort {name}: HyperPod has only one cohort" for name in declared.cohorts]
     losses += [
@@ -241,10 +241,10 @@ def _hyperpod(declared: QuotaDocuments) -> Converted:
         "FairShare": "Enabled" if declared.rules.fair_sharing else "Disabled",
         "IdleResourceSharing": "Enabled" if shares_idle else "Disabled",
     }
-    return Converted((*quotas, {"Name": "policy", "SchedulerConfig": policy}), tuple(losses))
+    return ConvertedQuotas((*quotas, {"Name": "policy", "SchedulerConfig": policy}), tuple(losses))
 
 
-def _changed(source: Queue, converted: Queue) -> Iterator[str]:
+def _changed_amounts(source: Queue, converted: Queue) -> Iterator[str]:
     """Yield the amounts that change by the conversion."""
     old, new = (quotas_of(queue.groups) for queue in (source, converted))
     for key in sorted(old.keys() | new.keys()):

@@ -14,7 +14,6 @@ from evenkeel.domain.kueue.documents import (
 from evenkeel.domain.kueue.eviction_loops import Setting, candidate_settings, evictions_of, state_digest
 from evenkeel.domain.kueue.objects import PodSet, StopPolicy, Workload
 from evenkeel.domain.kueue.plan_events import (
-    Cycle,
     DeleteEvent,
     Event,
     Events,
@@ -23,11 +22,12 @@ from evenkeel.domain.kueue.plan_events import (
     NotReady,
     PodsGone,
     PodsReady,
-    Priority,
+    PriorityChange,
     QuotaChange,
     Resize,
+    RunCycles,
     Shrink,
-    Stop,
+    StopPolicyChange,
     Submit,
 )
 from evenkeel.domain.kueue.plan_report import (
@@ -126,7 +126,7 @@ class Replay:
             DocumentError: An event is invalid. The message names it by its number.
         """
         ordered = sorted(enumerate(events.events), key=lambda numbered: (seconds(numbered[1].at), numbered[0]))
-        has_cycle_events = any(isinstance(event, Cycle) for event in events.events)
+        has_cycle_events = any(isinstance(event, RunCycles) for event in events.events)
         first = seconds(ordered[0][1].at) if ordered else self.at
         if not has_cycle_events and (not ordered or first > self.at):
             self._run_until_stable()
@@ -143,12 +143,12 @@ class Replay:
             case Submit():
                 for index, job in enumerate((*((event.job,) if event.job else ()), *event.jobs)):
                     self.submit(job, f"{where}.jobs[{index}]")
-            case Cycle():
+            case RunCycles():
                 for _ in range(event.count):
                     self._cycle()
             case QuotaChange():
                 self._change_quota(event, where)
-            case Stop():
+            case StopPolicyChange():
                 if event.queue not in self.declared.queues:
                     raise DocumentError(where, "queue", f"there is no queue {event.queue}")
                 queue = self.declared.queues[event.queue]
@@ -159,7 +159,7 @@ class Replay:
 
     def _process_job_event(
         self,
-        event: Finish | DeleteEvent | Evict | PodsGone | PodsReady | NotReady | Shrink | Resize | Priority,
+        event: Finish | DeleteEvent | Evict | PodsGone | PodsReady | NotReady | Shrink | Resize | PriorityChange,
         where: str,
     ) -> None:
         waiting = self._pending(event.job)
@@ -183,7 +183,7 @@ class Replay:
                 self._miss_ready_timeout(event.job)
             case Shrink() | Resize():
                 self._resize(event, waiting, where)
-            case Priority():
+            case PriorityChange():
                 self._reprioritize(event, waiting)
 
     def _pods_gone(self, event: PodsGone) -> None:
@@ -245,7 +245,7 @@ class Replay:
         if len(event.counts) != len(pod_sets):
             raise DocumentError(where, "counts", f"{event.job} has {len(pod_sets)} pod sets")
         if waiting is not None:
-            self.scheduler.submit(replace(waiting, pod_sets=_sized(pod_sets, event.counts)))
+            self.scheduler.submit(replace(waiting, pod_sets=_with_counts(pod_sets, event.counts)))
             return
         assert admitted is not None
         is_smaller = all(new <= old for new, old in zip(event.counts, admitted.counts, strict=True))
@@ -262,7 +262,7 @@ class Replay:
             old,
             workload_id=name,
             uid="",
-            pod_sets=_sized(pod_sets, event.counts),
+            pod_sets=_with_counts(pod_sets, event.counts),
             created_at=self.at,
             requeued_at=None,
             replaces=event.job,
@@ -273,7 +273,7 @@ class Replay:
                     queue.remove(workload.workload.workload_id)
         self.scheduler.submit(larger)
 
-    def _reprioritize(self, event: Priority, waiting: Workload | None) -> None:
+    def _reprioritize(self, event: PriorityChange, waiting: Workload | None) -> None:
         if waiting is not None:
             self.scheduler.submit(replace(waiting, priority=event.priority))
         else:
@@ -454,7 +454,7 @@ def _scan_state(decision: CycleDecision) -> object:
     return [sorted(indexes.items()) for indexes in progress.tried] if progress else None
 
 
-def _sized(pod_sets: tuple[PodSet, ...], counts: tuple[int, ...]) -> tuple[PodSet, ...]:
+def _with_counts(pod_sets: tuple[PodSet, ...], counts: tuple[int, ...]) -> tuple[PodSet, ...]:
     return tuple(replace(pod_set, count=count) for pod_set, count in zip(pod_sets, counts, strict=True))
 
 

@@ -10,7 +10,7 @@ from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, CycleDecision, Ear
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Flavor, Queue, QueueingStrategy, Workload
 from evenkeel.domain.kueue.pending import PendingQueue, PendingWorkload, RequeueTrigger
 from evenkeel.domain.kueue.recent_use import DecayedUse
-from evenkeel.domain.kueue.snapshot import Rules, Snapshot
+from evenkeel.domain.kueue.snapshot import SchedulerRules, Snapshot
 
 _TRIED_AGAIN_AT_ONCE = frozenset({Result.PREEMPTING, Result.DEFERRED, Result.SKIPPED, Result.BLOCKED})
 _SAME_FOR_ALL_OF_A_SHAPE = frozenset({Result.NO_FIT, Result.NO_CANDIDATES, Result.INADMISSIBLE, Result.NO_NODES})
@@ -24,7 +24,7 @@ class Scheduler:
         queues: Iterable[Queue],
         cohorts: Iterable[Cohort] = (),
         flavors: Iterable[Flavor] = (),
-        rules: Rules | None = None,
+        rules: SchedulerRules | None = None,
         node_fit: NodeFit | None = None,
     ) -> None:
         """Start with no workloads.
@@ -36,7 +36,7 @@ class Scheduler:
             rules: The cluster-wide switches; default Kueue's.
             node_fit: Checks nodes after quota. Without it, quota alone decides.
         """
-        self.rules = rules or Rules()
+        self.rules = rules or SchedulerRules()
         self._node_fit = node_fit
         self.cohorts = tuple(cohorts)
         self._flavors = {flavor.name: flavor for flavor in flavors}

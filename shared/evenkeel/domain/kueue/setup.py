@@ -33,7 +33,7 @@ from evenkeel.domain.kueue.objects import (
 )
 from evenkeel.domain.kueue.recent_use import Decay
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import SchedulerRules
 from evenkeel.domain.kueue.webhook_rules import refusals
 
 _FAIR_CONFIGURATIONS = (
@@ -53,9 +53,9 @@ class Profile(StrEnum):
 
 
 RULES = {
-    Profile.KUEUE: Rules(),
-    Profile.HYPERPOD: Rules(fair_sharing=True),
-    Profile.EVENKEEL: Rules(
+    Profile.KUEUE: SchedulerRules(),
+    Profile.HYPERPOD: SchedulerRules(fair_sharing=True),
+    Profile.EVENKEEL: SchedulerRules(
         fair_sharing=True, flap_guard_seconds=3600.0, never_overcommits=True, spares_work=True, decay=Decay()
     ),
 }
@@ -67,7 +67,7 @@ class QuotaDocuments:
     """Everything that quota documents declare."""
 
     profile: Profile = Profile.KUEUE
-    rules: Rules = RULES[Profile.KUEUE]
+    rules: SchedulerRules = RULES[Profile.KUEUE]
     configuration: Configuration = field(default_factory=Configuration)
     types: instance_types.InstanceTypes = field(default_factory=instance_types.shipped_instance_types)
     queues: dict[str, Queue] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class QuotaDocuments:
         Raises:
             DocumentError: The document cannot be read.
         """
-        for document in manifest_kinds.expanded(raw):
+        for document in manifest_kinds.items_of(raw):
             if isinstance(document, dict) and _HYPERPOD_FIELDS & document.keys():
                 self._add_hyperpod(document, where)
             elif isinstance(document, dict) and "kind" in document:

@@ -11,7 +11,7 @@ from evenkeel.domain.kueue.recent_use import Decay
 from evenkeel.domain.kueue.topology_state import TopologyState, domain_use
 
 
-class Rules(NamedTuple):
+class SchedulerRules(NamedTuple):
     """The cluster-wide switches."""
 
     fair_sharing: bool = False
@@ -79,7 +79,9 @@ class ClusterQueueSnapshot:
 class Snapshot:
     """Everything that a Kueue cycle reads. Simulated changes are undone."""
 
-    def __init__(self, tree: Tree, specs: Iterable[Queue], flavors: Mapping[str, Flavor], rules: Rules) -> None:
+    def __init__(
+        self, tree: Tree, specs: Iterable[Queue], flavors: Mapping[str, Flavor], rules: SchedulerRules
+    ) -> None:
         self.tree = tree
         self.flavors = flavors
         self.rules = rules

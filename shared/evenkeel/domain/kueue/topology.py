@@ -127,7 +127,7 @@ def _why_excluded(node: TopologyNode, pod_set: PodSet, tolerations: tuple[object
 
 
 @dataclass(frozen=True, slots=True)
-class _Want:
+class _ResolvedRequest:
     """A request, resolved against the levels of one topology."""
 
     pod_set: PodSet
@@ -172,7 +172,7 @@ def missing_level(request: TopologyRequest, levels: tuple[str, ...]) -> str:
 
 def _resolve(
     tree: TopologyTree, pod_set: PodSet, count: int, leader: PodSet | None, *, least_free_capacity: bool
-) -> _Want:
+) -> _ResolvedRequest:
     request, levels = pod_set.topology, tree.levels
     level = requested_level(request, levels)
     if not level:
@@ -189,7 +189,7 @@ def _resolve(
         raise NoPlacementError(f"the count {count} is not a multiple of the slice size {constraints[0].size}")
     names_domain = request is not None and bool(request.required or request.preferred)
     is_unconstrained = request is None or bool(request.unconstrained) or (bool(constraints) and not names_domain)
-    return _Want(
+    return _ResolvedRequest(
         pod_set,
         count,
         pod_set.needs_of_node,
@@ -275,7 +275,7 @@ def choose_domains(
 @dataclass(slots=True)
 class _Choice:
     tree: TopologyTree
-    want: _Want
+    want: _ResolvedRequest
     capacities: dict[Domain, _Capacity] = field(default_factory=dict)
     excluded: Counter[str] = field(default_factory=Counter)
 

@@ -16,7 +16,7 @@ from evenkeel.domain.kueue.documents import Output
 from evenkeel.domain.kueue.objects import PODS, Admitted, Cohort, Flavor, Queue, StopPolicy, Workload
 from evenkeel.domain.kueue.plan_report import DecisionAnswer, decision_of
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import SchedulerRules
 
 _SEARCH_LIMIT = 64
 """Most flavors, priorities and running jobs that a search tries."""
@@ -60,7 +60,7 @@ class WhatIf:
     queues: tuple[Queue, ...]
     cohorts: tuple[Cohort, ...]
     flavors: tuple[Flavor, ...]
-    rules: Rules
+    rules: SchedulerRules
     admitted: tuple[Admitted, ...]
     now: float
 

@@ -264,7 +264,7 @@ class WorkloadManifest(KubernetesManifest):
             )
             for resource, flavor in pod_set_assignment.flavors.items():
                 key = (flavor, resource)
-                use[key] = use.get(key, 0) + _used(pod_set_assignment, pod_set, resource, admitted, count)
+                use[key] = use.get(key, 0) + _used_amount(pod_set_assignment, pod_set, resource, admitted, count)
         reserved = self.condition("QuotaReserved")
         at = reserved.last_transition_time if reserved else None
         return Admitted(
@@ -280,7 +280,7 @@ class WorkloadManifest(KubernetesManifest):
         )
 
 
-def _used(assignment: PodSetAssignment, pod_set: PodSet, resource: str, admitted: int, count: int) -> int:
+def _used_amount(assignment: PodSetAssignment, pod_set: PodSet, resource: str, admitted: int, count: int) -> int:
     recorded = assignment.resource_usage
     if recorded is None or resource not in recorded:
         return count if resource == PODS else pod_set.requests.get(resource, 0) * count

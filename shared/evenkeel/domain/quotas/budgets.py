@@ -13,13 +13,13 @@ from datetime import datetime
 from evenkeel.domain.economics import money
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
-from evenkeel.domain.quotas.spending import PeriodUsage, Spent, budget_used, split_by_period
+from evenkeel.domain.quotas.spending import PeriodUsage, Spending, budget_used, split_by_period
 from evenkeel.domain.quotas.teams import Period, Team, TeamSetup
 from evenkeel.domain.renting.rental import Rental, RentalState
 
 _PARTS_PER_MICRO = money.PARTS // money.MICROS_PER_USD
 
-Spends = Mapping[tuple[str, str], Spent]
+Spends = Mapping[tuple[str, str], Spending]
 """By team and period name."""
 
 
@@ -33,10 +33,14 @@ def rent_by_period(rental: Rental, now: datetime) -> tuple[PeriodUsage, ...]:
         for period in Period:
             for key, parts in _split_by_period(bill, period, now):
                 result[key] += parts
-    return tuple(PeriodUsage(key, Spent(usd_micros=round(parts / _PARTS_PER_MICRO))) for key, parts in result.items())
+    return tuple(
+        PeriodUsage(key, Spending(usd_micros=round(parts / _PARTS_PER_MICRO))) for key, parts in result.items()
+    )
 
 
-def add_rent(spent: Spends, setup: TeamSetup, rentals: Iterable[Rental], now: datetime) -> dict[tuple[str, str], Spent]:
+def add_rent(
+    spent: Spends, setup: TeamSetup, rentals: Iterable[Rental], now: datetime
+) -> dict[tuple[str, str], Spending]:
     """Return the teams' spending with the rent of present rentals. Rentals that ended are already included."""
     result = dict(spent)
     for rental in rentals:
@@ -46,7 +50,7 @@ def add_rent(spent: Spends, setup: TeamSetup, rentals: Iterable[Rental], now: da
         current = {budget.period.key_at(now) for budget in team.budgets if budget.usd is not None}
         for key, rent in rent_by_period(rental, now):
             if key in current:
-                earlier = result.get((team.name, key), Spent())
+                earlier = result.get((team.name, key), Spending())
                 result[team.name, key] = earlier.replace(usd_micros=earlier.usd_micros + rent.usd_micros)
     return result
 

@@ -86,11 +86,11 @@ class HolderRun:
 
 def runs_of(holders: Iterable[Holder]) -> tuple[HolderRun, ...]:
     """Return holders as runs, in their order."""
-    alike = itertools.groupby(holders, key=lambda holder: _likeness(holder[0]))
+    alike = itertools.groupby(holders, key=lambda holder: _run_key(holder[0]))
     return tuple(HolderRun(list(group)) for _, group in alike)
 
 
-def _likeness(admitted: Admitted) -> tuple[str, int, frozenset[tuple[str, str]]]:
+def _run_key(admitted: Admitted) -> tuple[str, int, frozenset[tuple[str, str]]]:
     return admitted.workload.queue, admitted.workload.priority, frozenset(admitted.use)
 
 

@@ -31,7 +31,7 @@ from evenkeel.domain.kueue.pending import PendingWorkload
 from evenkeel.domain.kueue.preemption import outranks
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import Profile, QuotaDocuments
-from evenkeel.domain.kueue.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import SchedulerRules
 from evenkeel.domain.kueue.why import AdmittingChange, why
 from evenkeel.domain.quotas.quota_documents import (
     DocumentCache,
@@ -101,7 +101,7 @@ class CycleState(NamedTuple):
     queues: Mapping[str, Queue]
     cohorts: tuple[Cohort, ...]
     flavors: Mapping[str, Flavor]
-    rules: Rules
+    rules: SchedulerRules
     holders: tuple[tuple[Admitted, bool], ...]
     """(workload, whether it had been asked to stop)."""
     evicted_at: Mapping[frozenset[str], float]
@@ -144,7 +144,7 @@ def quota_facts_of(
     # Stopped queues too: they admit no workload, but their quota and use count.
     tree = tuple(name for name in state.queues if scheduler.snapshot.queues[name].quota_node.root is root)
     queues = {name: state.queues[name] for name in tree}
-    quota_document = cache.quotas(tree, lambda: _quotas(queues, state))
+    quota_document = cache.quotas(tree, lambda: _quota_document(queues, state))
     runs = cache.runs(tree, state.holders)
     single, summed = _split_holders(workload, runs, queues[workload.queue], frozenset(decision.earlier.victims))
     jobs, single_count = _within_max_bytes(
@@ -253,7 +253,7 @@ def smallest_changes(facts: QuotaFacts, now: float) -> tuple[AdmittingChange, ..
 
 def _rebuild_scheduler(facts: QuotaFacts, node_fit: NodeFit | None) -> tuple[Scheduler, Workload]:
     declared = QuotaDocuments(
-        Profile.EVENKEEL, Rules(**{**facts.rules, "fair_strategies": tuple(facts.rules["fair_strategies"])})
+        Profile.EVENKEEL, SchedulerRules(**{**facts.rules, "fair_strategies": tuple(facts.rules["fair_strategies"])})
     )
     declared.add(facts.quotas, "quotas")
     queues, cohorts, flavors = declared.everything()
@@ -297,7 +297,7 @@ def _ancestors(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Coh
     return [cohort for cohort in cohorts if cohort.name in ancestors]
 
 
-def _quotas(queues: Mapping[str, Queue], state: CycleState) -> Json:
+def _quota_document(queues: Mapping[str, Queue], state: CycleState) -> Json:
     above = _ancestors(queues.values(), state.cohorts)
     groups = [group for queue in queues.values() for group in queue.groups]
     groups += [group for cohort in above for group in cohort.groups]

@@ -33,7 +33,7 @@ _MAX_PERIODS = 13
 months."""
 
 
-class Spent(Value):
+class Spending(Value):
     """Use by a team's settled attempts in a period, and the cost of its nodes."""
 
     accelerator_seconds: int = 0
@@ -47,7 +47,7 @@ class PeriodUsage(NamedTuple):
 
     key: str
     """The name of the period: `2026-11-03`, `2026-W45`, `2026-11`."""
-    spent: Spent
+    spent: Spending
 
 
 def usage_by_week(attempt: Attempt, ended_at: datetime) -> dict[str, int]:
@@ -123,7 +123,7 @@ def usage_limits(
     owner: str,
     accelerators: int,
     charges: Iterable[Charge],
-    spent: Mapping[str, Spent],
+    spent: Mapping[str, Spending],
     economy: EconomyPolicy,
     now: datetime,
 ) -> tuple[UsageLimit, ...]:
@@ -154,8 +154,8 @@ def usage_limits(
 
 
 def budget_used(
-    budget: Budget, charges: Iterable[Charge], spent: Mapping[str, Spent], economy: EconomyPolicy, now: datetime
-) -> Spent:
+    budget: Budget, charges: Iterable[Charge], spent: Mapping[str, Spending], economy: EconomyPolicy, now: datetime
+) -> Spending:
     """Return the use that counts against a budget in the present period, by settled and by running attempts.
 
     Args:
@@ -166,7 +166,7 @@ def budget_used(
         now: The time.
     """
     key = budget.period.key_at(now)
-    settled = spent.get(key, Spent())
+    settled = spent.get(key, Spending())
     running = [
         _spent_by_attempt(charge.accelerators, start, end, _price_of(charge, charge.admitted_at, economy))
         for charge in charges
@@ -174,7 +174,7 @@ def budget_used(
         for of, start, end in split_by_period(budget.period, charge.admitted_at, now)[-1:]
         if of == key
     ]
-    return Spent(
+    return Spending(
         accelerator_seconds=settled.accelerator_seconds + sum(spent.accelerator_seconds for spent in running),
         usd_micros=settled.usd_micros + sum(spent.usd_micros for spent in running),
         unpriced_seconds=settled.unpriced_seconds + sum(spent.unpriced_seconds for spent in running),
@@ -211,7 +211,7 @@ def _budget_limits(
     team: Team,
     budget: Budget,
     charges: tuple[Charge, ...],
-    spent: Mapping[str, Spent],
+    spent: Mapping[str, Spending],
     economy: EconomyPolicy,
     now: datetime,
 ) -> list[UsageLimit]:
@@ -227,11 +227,11 @@ def _budget_limits(
     return limits
 
 
-def _spent_by_attempt(accelerators: int, start: datetime, end: datetime, usd_per_hour: float | None) -> Spent:
+def _spent_by_attempt(accelerators: int, start: datetime, end: datetime, usd_per_hour: float | None) -> Spending:
     seconds = accelerators * max(0, round((end - start).total_seconds()))
     if usd_per_hour is None:
-        return Spent(accelerator_seconds=seconds, unpriced_seconds=seconds)
-    return Spent(accelerator_seconds=seconds, usd_micros=round(seconds * usd_per_hour / 3600 * 1e6))
+        return Spending(accelerator_seconds=seconds, unpriced_seconds=seconds)
+    return Spending(accelerator_seconds=seconds, usd_micros=round(seconds * usd_per_hour / 3600 * 1e6))
 
 
 def split_by_period(period: Period, start: datetime, end: datetime) -> list[tuple[str, datetime, datetime]]:

@@ -23,7 +23,7 @@ from evenkeel.domain.kueue.documents import Document
 from evenkeel.domain.kueue.objects import Cohort, Flavor, Queue
 from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
 from evenkeel.domain.kueue.short_form import ShortCohort, ShortFlavor, ShortQueue, ShortQuotas
-from evenkeel.domain.kueue.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import SchedulerRules
 from evenkeel.domain.values import Value
 
 MAX_GPU_HOURS = 1_000_000_000
@@ -199,20 +199,20 @@ class FleetQuotas(_SetupPart):
     """Members with the same role in every team."""
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> SchedulerRules:
         """The rules of every scheduling cycle."""
         return RULES[Profile.EVENKEEL]._replace(
             fair_sharing=self.fair_sharing, **{name: getattr(self.switches, name) for name in Switches.model_fields}
         )
 
 
-class Queues(NamedTuple):
+class SchedulerDeclarations(NamedTuple):
     """The declarations from which a scheduler is built."""
 
     queues: tuple[Queue, ...]
     cohorts: tuple[Cohort, ...]
     flavors: tuple[Flavor, ...]
-    rules: Rules
+    rules: SchedulerRules
 
 
 class TeamSetup(Value):
@@ -250,14 +250,14 @@ class TeamSetup(Value):
         return self.replace(teams=tuple(sorted((*other_teams, team), key=lambda other_team: other_team.name)))
 
     @cached_property
-    def queues(self) -> Queues:
+    def scheduler_declarations(self) -> SchedulerDeclarations:
         """The declarations from which a scheduler is built; no queue without a team."""
         declared = QuotaDocuments(Profile.EVENKEEL, self.fleet.rules)
         declared.queues = {team.name: team.to_queue() for team in self.teams}
         declared.cohorts = {cohort.name: cohort.to_cohort() for cohort in self.fleet.cohorts}
         declared.flavors = {flavor.name: flavor.to_flavor() for flavor in self.fleet.flavors}
         queues, cohorts, flavors = declared.everything()
-        return Queues(tuple(queues), tuple(cohorts), tuple(flavors), declared.rules)
+        return SchedulerDeclarations(tuple(queues), tuple(cohorts), tuple(flavors), declared.rules)
 
     def priority_of(self, priority_class: str) -> int:
         """Return the priority of a class.

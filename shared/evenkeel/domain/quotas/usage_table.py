@@ -16,7 +16,7 @@ from evenkeel.domain.kueue.capacity import QuotaNode, Tree
 from evenkeel.domain.kueue.objects import Amounts, Cohort, Key, Queue
 
 
-class UsageRow(NamedTuple):
+class QuotaUsageRow(NamedTuple):
     """A flavor and resource of a team, in the resource's smallest unit."""
 
     key: Key
@@ -28,7 +28,7 @@ class UsageRow(NamedTuple):
 
 def usage_rows(
     queues: Sequence[Queue], cohorts: Sequence[Cohort], use: Mapping[str, Amounts]
-) -> Mapping[str, tuple[UsageRow, ...]]:
+) -> Mapping[str, tuple[QuotaUsageRow, ...]]:
     """Return the rows of every queue, by name.
 
     Args:
@@ -46,10 +46,10 @@ def usage_rows(
     lent: dict[tuple[str, Key], int] = {}
     for key in keys:
         for root in tree.roots():
-            _borrow(root, key, lent)
+            _distribute_borrowing(root, key, lent)
     return {
         name: tuple(
-            UsageRow(key, slot.nominal, slot.use, max(0, slot.use - slot.nominal), lent.get((name, key), 0))
+            QuotaUsageRow(key, slot.nominal, slot.use, max(0, slot.use - slot.nominal), lent.get((name, key), 0))
             for key in keys
             if (slot := quota_node.at(key)).nominal or slot.use
         )
@@ -61,7 +61,9 @@ _COHORT_QUOTA = ""
 """Stands for a team: the quota that a cohort holds itself."""
 
 
-def _borrow(quota_node: QuotaNode, key: Key, lent: dict[tuple[str, Key], int]) -> tuple[int, dict[str, int]]:
+def _distribute_borrowing(
+    quota_node: QuotaNode, key: Key, lent: dict[tuple[str, Key], int]
+) -> tuple[int, dict[str, int]]:
     """Distribute borrowing below a quota node; return the quota to borrow above it, and the lendable quota by team."""
     slot = quota_node.at(key)
     lendable = max(0, slot.subtree - slot.guaranteed - max(0, slot.use - slot.guaranteed))
@@ -69,7 +71,7 @@ def _borrow(quota_node: QuotaNode, key: Key, lent: dict[tuple[str, Key], int]) -
         return max(0, slot.use - slot.nominal), {quota_node.name: lendable} if lendable else {}
     to_borrow, lendable_by_team = 0, {_COHORT_QUOTA: slot.nominal} if slot.nominal else {}
     for child in quota_node.children:
-        child_borrowing, child_lendable = _borrow(child, key, lent)
+        child_borrowing, child_lendable = _distribute_borrowing(child, key, lent)
         to_borrow += child_borrowing
         for name, amount in child_lendable.items():
             lendable_by_team[name] = lendable_by_team.get(name, 0) + amount

@@ -247,10 +247,10 @@ def nodes_to_rent(job: Job, pool: RentedPool, now: datetime) -> tuple[NodeCapaci
 
 def rented_candidate(pool: Pool, context: PlacementContext, differences: tuple[str, ...]) -> CandidatePool:
     """Return a pool to rent from, with its remaining limit and recent refusals."""
-    return _rented_candidate(pool, context.rented.allocations, context.shortages, differences, context.now)
+    return _candidate_to_rent(pool, context.rented.allocations, context.shortages, differences, context.now)
 
 
-def _rented_candidate(
+def _candidate_to_rent(
     pool: Pool,
     allocations: Iterable[RentalAllocation],
     shortages: Shortages,
@@ -305,7 +305,7 @@ def facts_for_next_offer(
     )
     differences_by_pool = {candidate.pool.name: candidate.differences for candidate in facts.candidates}
     rented = tuple(
-        _rented_candidate(
+        _candidate_to_rent(
             pool,
             rental_allocations,
             shortages,

@@ -216,13 +216,13 @@ def cost_of_pool(
     lost = reclaims * (again + _loss_per_reclaim(job)) + faults * (again + _loss_per_fault(job))
     run = job.run_seconds * (1 + lost)
     if pool.market.is_rented:
-        time = _rented_time(job, pool, target, start, 1 + lost, now)
+        time = _rental_cost(job, pool, target, start, 1 + lost, now)
         rent, moved_seconds, opportunity = time.rent_parts, time.moved_seconds, time.opportunity_parts
     else:
         rent, moved_seconds = 0, 0.0
         opportunity = round(candidate.opportunity_micros_per_accelerator_hour * job.accelerators * run)
     end = round(start + run + moved_seconds, 3)
-    question = _PoolQuestion(job, candidate, spending, risk_limits, now, start, end, rent, changeover_seconds)
+    question = _PoolEvaluation(job, candidate, spending, risk_limits, now, start, end, rent, changeover_seconds)
     why_not = next(_rejections(question), "")
     return PoolCost(
         pool=pool.name,
@@ -238,7 +238,7 @@ def cost_of_pool(
     )
 
 
-class _RentedTime(NamedTuple):
+class _RentalCost(NamedTuple):
     """The cost of a job from its rental until its end."""
 
     rent_parts: int
@@ -248,9 +248,9 @@ class _RentedTime(NamedTuple):
     """Opportunity cost of the committed nodes after the move."""
 
 
-def _rented_time(
+def _rental_cost(
     job: JobDemand, pool: Pool, target: CandidatePool | None, start: float, stretch: float, now: datetime
-) -> _RentedTime:
+) -> _RentalCost:
     """Return the cost of a rental: until the job ends, or until it moves to committed nodes if that is cheaper.
 
     Args:
@@ -266,7 +266,7 @@ def _rented_time(
     def rent(seconds: float) -> int:
         return pool.micros_per_node_hour * job.nodes * max(pool.min_billed_seconds, math.ceil(start + seconds))
 
-    stay = _RentedTime(rent(run), 0.0, 0)
+    stay = _RentalCost(rent(run), 0.0, 0)
     if target is None or not job.left_seconds or job.checkpoint_seconds is None:
         return stay
     trains_until_free = max(0.0, target.wait_seconds - start)
@@ -274,7 +274,7 @@ def _rented_time(
     rented_run = seconds_within([stretch * value for value in job.left_seconds], trains_until_free)
     standstill = job.save_seconds + target.pool.launch.p50_seconds + job.restart_seconds
     committed_run = max(0.0, run - rented_run) * job.accelerators
-    move = _RentedTime(
+    move = _RentalCost(
         rent(rented_run + moves * job.save_seconds),
         moves * standstill,
         round(target.opportunity_micros_per_accelerator_hour * committed_run),
@@ -285,7 +285,7 @@ def _rented_time(
     if job.deadline_at and ends_at <= job.deadline_at < ends_at + timedelta(seconds=move.moved_seconds):
         return stay
 
-    def cost(time: _RentedTime) -> float:
+    def cost(time: _RentalCost) -> float:
         return time.rent_parts + time.opportunity_parts + job.micros_per_hour_of_delay * time.moved_seconds
 
     return min(stay, move, key=cost)
@@ -303,7 +303,7 @@ def _loss_per_fault(job: JobDemand) -> float:
     return (job.run_seconds if job.checkpoint_seconds is None else job.checkpoint_seconds) / 2
 
 
-class _PoolQuestion(NamedTuple):
+class _PoolEvaluation(NamedTuple):
     """A pool for one job, with the figures computed so far."""
 
     job: JobDemand
@@ -317,7 +317,7 @@ class _PoolQuestion(NamedTuple):
     changeover_seconds: float
 
 
-def _rejections(question: _PoolQuestion) -> Iterator[str]:
+def _rejections(question: _PoolEvaluation) -> Iterator[str]:
     job, candidate = question.job, question.candidate
     pool = candidate.pool
     if job.accelerators_per_node > pool.accelerators_per_node:
@@ -345,7 +345,7 @@ def _rejections(question: _PoolQuestion) -> Iterator[str]:
     yield from _above_limits(question)
 
 
-def _without_price_of_delay(question: _PoolQuestion) -> Iterator[str]:
+def _without_price_of_delay(question: _PoolEvaluation) -> Iterator[str]:
     job = question.job
     if job.micros_per_hour_of_delay:
         return
@@ -358,7 +358,7 @@ def _without_price_of_delay(question: _PoolQuestion) -> Iterator[str]:
         yield f"The job would end {delay} after its deadline, and the policy sets no price on the delay of its class."
 
 
-def _above_limits(question: _PoolQuestion) -> Iterator[str]:
+def _above_limits(question: _PoolEvaluation) -> Iterator[str]:
     spending = question.spending
     rate = question.candidate.pool.micros_per_node_hour * question.job.nodes
     for scope, spent, cap in spending.exceeded_caps(question.job.team, rate):
@@ -371,7 +371,7 @@ def _above_limits(question: _PoolQuestion) -> Iterator[str]:
         yield f"Renting costs {price}, but the budget of team {question.job.team} has {budget} left."
 
 
-def _past_reservation(question: _PoolQuestion) -> Iterator[str]:
+def _past_reservation(question: _PoolEvaluation) -> Iterator[str]:
     job, reservation = question.job, question.candidate.pool.reservation
     if reservation is None:
         return
@@ -384,7 +384,7 @@ def _past_reservation(question: _PoolQuestion) -> Iterator[str]:
         yield f"The reservation is usable until {end_text}, before the job's first checkpoint."
 
 
-def _too_risky(question: _PoolQuestion) -> Iterator[str]:
+def _too_risky(question: _PoolEvaluation) -> Iterator[str]:
     job = question.job
     if job.checkpoint_seconds is None:
         yield "The provider may reclaim its nodes, and the job keeps no checkpoints."
@@ -449,7 +449,7 @@ def opportunity_cost(
     return round(min(1.0, max(0.0, share_full)) * min(rented_micros_per_accelerator_hour, queue))
 
 
-def rent_saved(
+def saved_rent_parts(
     pool: Pool, nodes: int, accelerators: int, opportunity_micros_per_accelerator_hour: int, left_seconds: float
 ) -> int:
     """Return the rent of the time left, less the opportunity cost of the same time in a committed pool."""

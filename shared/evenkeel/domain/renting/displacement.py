@@ -99,7 +99,9 @@ def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
         return _decision(facts, DisplacementAction.KEEP, "Enough nodes are free without moving a job.")
     if why_not := _above_caps(facts, victims):
         return _decision(facts, DisplacementAction.KEEP, why_not)
-    parts = round(facts.micros_per_hour_of_delay * facts.start_seconds) + sum(_cost(job, facts) for job in victims)
+    parts = round(facts.micros_per_hour_of_delay * facts.start_seconds) + sum(
+        _cost_of_move(job, facts) for job in victims
+    )
     price, other_price = money.format_usd(parts), money.format_usd(facts.other_parts)
     names = f"{len(victims)} job{'' if len(victims) == 1 else 's'}"
     if parts >= facts.other_parts:
@@ -134,7 +136,7 @@ def _decision(
     )
 
 
-def _cost(job: MovableJob, facts: DisplacementFacts) -> int:
+def _cost_of_move(job: MovableJob, facts: DisplacementFacts) -> int:
     """Return the cost of moving one job: its standstill, and its rent or its wait, whichever is cheaper."""
     rent = job.rent_micros_per_hour * seconds_within(job.left_seconds, facts.wait_seconds)
     wait = job.micros_per_hour_of_delay * facts.wait_seconds
@@ -158,7 +160,7 @@ def _cheapest_nodes(facts: DisplacementFacts) -> set[str] | None:
 
     A job on several nodes is counted once, with all its nodes.
     """
-    costs = {job.job_id: _cost(job, facts) for job in facts.movable}
+    costs = {job.job_id: _cost_of_move(job, facts) for job in facts.movable}
     options = sorted(_node_options(facts, costs), key=lambda option: (option[0], option[1]))
     if len(options) < facts.nodes:
         return None

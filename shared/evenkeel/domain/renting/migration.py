@@ -16,7 +16,7 @@ from evenkeel.domain.economics import money
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.candidates import offered_pool, opportunity_cost_of, origin_of
-from evenkeel.domain.renting.cost import RiskLimits, cost_of_move, rent_saved
+from evenkeel.domain.renting.cost import RiskLimits, cost_of_move, saved_rent_parts
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import Instant, Value
 
@@ -76,7 +76,7 @@ class MigrationFacts(Value):
         candidate = self.candidate
         accelerators = candidate.nodes * candidate.accelerators_per_node
         opportunity = self.target.opportunity_micros_per_accelerator_hour if self.target else 0
-        return rent_saved(self.pool, candidate.nodes, accelerators, opportunity, candidate.left_seconds)
+        return saved_rent_parts(self.pool, candidate.nodes, accelerators, opportunity, candidate.left_seconds)
 
     @property
     def cost_parts(self) -> int:

@@ -216,7 +216,9 @@ def _placement_facts(
         for pool in committed_pools(context.capacities, policy)
         if pool.cluster == registered.cluster
     )
-    rented = (rented_candidate(pool, context, _differences(waiting_pods, pool, state, context.now)) for pool in pools)
+    rented = (
+        rented_candidate(pool, context, _differences_of(waiting_pods, pool, state, context.now)) for pool in pools
+    )
     book = context.rented
     return PlacementFacts(
         job=demand,
@@ -226,7 +228,7 @@ def _placement_facts(
     )
 
 
-def _differences(
+def _differences_of(
     waiting_pods: Iterable[UnmanagedPod], pool: RentedPool, state: ServingState, now: datetime
 ) -> tuple[str, ...]:
     whys = [why_not_schedulable(pod, pool) for pod in waiting_pods]

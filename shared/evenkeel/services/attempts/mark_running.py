@@ -50,8 +50,8 @@ def _mark(request: attempt_record.AttemptRequest, context: Context) -> MarkRunni
     if job.is_growth_attempt(attempt.attempt):
         changed = changed.replace(failed_growths=0, growth_failed_at=None)
     if job.state is JobState.STARTING:
-        changed = changed.replace(state=JobState.RUNNING, reason=_runs(attempt))
-    entry = TimelineEntry(at=context.now, kind="running", text=_text(attempt), writer=WRITER)
+        changed = changed.replace(state=JobState.RUNNING, reason=_running_text(attempt))
+    entry = TimelineEntry(at=context.now, kind="running", text=_timeline_text(attempt), writer=WRITER)
     running = attempt.replace(state=AttemptState.RUNNING, running_at=context.now)
     context.ledger.commit(
         Put(job_rows.attempt_row(running, stored.attempt_version)),
@@ -63,7 +63,7 @@ def _mark(request: attempt_record.AttemptRequest, context: Context) -> MarkRunni
     return MarkRunningResult(outcome=RunningOutcome.RUNNING)
 
 
-def _text(attempt: Attempt) -> str:
+def _timeline_text(attempt: Attempt) -> str:
     """Return the timeline entry."""
     text = f"Attempt {attempt.attempt} is running on all {attempt.ranks} nodes."
     if attempt.ranks == 1:
@@ -73,7 +73,7 @@ def _text(attempt: Attempt) -> str:
     return text
 
 
-def _runs(attempt: Attempt) -> str:
+def _running_text(attempt: Attempt) -> str:
     where = (
         f"where Kueue let it in, by LocalQueue {attempt.local_queue}" if attempt.local_queue else f"on {attempt.pool}"
     )

@@ -105,7 +105,7 @@ def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore, policy: JobPo
             return PinAnswer(PinOutcome.PINNED, fence.choice())
         case FenceStatus.MAY_RAISE:
             pass
-    choice = _choose(job, attempt, fence, checkpoints, policy)
+    choice = _choose_resume_point(job, attempt, fence, checkpoints, policy)
     if choice.would_discard_checkpoints and not policy.start_over_when_unproven:
         return PinAnswer(PinOutcome.UNPROVEN, choice)
     checkpoints.raise_fence(uri, raised(fence, attempt.attempt, choice).to_json(), tag)
@@ -161,7 +161,7 @@ def _proof_rules(job: Job, attempt: Attempt, policy: JobPolicy) -> ProofRules:
     )
 
 
-def _choose(
+def _choose_resume_point(
     job: Job, attempt: Attempt, fence: Fence | None, checkpoints: CheckpointStore, policy: JobPolicy
 ) -> ResumeChoice:
     uri = job.spec.checkpoint_uri

@@ -11,7 +11,7 @@ from typing import Any
 
 from evenkeel.domain.economics import money
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.quotas.spending import Spent, budget_used
+from evenkeel.domain.quotas.spending import Spending, budget_used
 from evenkeel.domain.recovery.approval import pending_approval
 from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.sources import SourceAge
@@ -161,6 +161,6 @@ def _budgets(book: RentalBook, context: Context) -> list[Json]:
     return budgets
 
 
-def _amounts(used: Spent, gpu_hours: float | None, usd: float | None) -> list[tuple[str, float, float]]:
+def _amounts(used: Spending, gpu_hours: float | None, usd: float | None) -> list[tuple[str, float, float]]:
     both = (("gpuHours", used.accelerator_seconds / 3600, gpu_hours), ("usd", used.usd_micros / 1_000_000, usd))
     return [(name, round(amount, 2), limit) for name, amount, limit in both if limit is not None]

@@ -127,7 +127,7 @@ def _accelerators(spec: Json) -> int:
 
 
 def _free_quota(queue: str, setup: TeamSetup, charges: Iterable[Charge]) -> int:
-    quota_tree = setup.queues
+    quota_tree = setup.scheduler_declarations
     tree = Tree(quota_tree.queues, quota_tree.cohorts)
     for name, amounts in read_teams.use_by_team(setup, charges).items():
         tree.queues[name].add_all(amounts)

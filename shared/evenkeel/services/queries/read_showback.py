@@ -21,7 +21,7 @@ from evenkeel.domain.costs.showback import (
 )
 from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.quotas.spending import Spent, budget_used
+from evenkeel.domain.quotas.spending import Spending, budget_used
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.context import Context
@@ -144,7 +144,9 @@ def _budgets(context: Context, reader: Reader, team: str) -> Iterator[BudgetFore
     spent = rentals.spent_by_period(only, context, rentals.load(context.ledger).rentals)
     for budget_team in teams:
         charges = [charge for charge in held if charge.team == budget_team.name]
-        periods: dict[str, Spent] = {key: amount for (name, key), amount in spent.items() if name == budget_team.name}
+        periods: dict[str, Spending] = {
+            key: amount for (name, key), amount in spent.items() if name == budget_team.name
+        }
         for budget in budget_team.budgets:
             used = budget_used(budget, charges, periods, context.policy.economy, context.now)
             yield from budget_forecasts(budget_team.name, budget, used, context.now)

@@ -12,7 +12,7 @@ from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.objects import Amounts
 from evenkeel.domain.quotas import flavor_matching
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.quotas.usage_table import UsageRow, usage_rows
+from evenkeel.domain.quotas.usage_table import QuotaUsageRow, usage_rows
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Table
 from evenkeel.services.context import Context
@@ -46,7 +46,7 @@ def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int
     running_gpus = Counter(dict.fromkeys(running, 0))
     for charge in charges:
         running_gpus[charge.team] += charge.accelerators
-    lines = usage_rows(*setup.queues[:2], use_by_team(setup, charges))
+    lines = usage_rows(*setup.scheduler_declarations[:2], use_by_team(setup, charges))
     items = []
     for name in sorted({*setup.by_name, *running, *pending}):
         team = setup.by_name.get(name)
@@ -77,7 +77,7 @@ def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int
 
 def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amounts]:
     """Return the use of quota by the jobs of each team."""
-    tree = setup.queues
+    tree = setup.scheduler_declarations
     queues = {queue.name: queue for queue in tree.queues}
     flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in tree.flavors}
     use: dict[str, Amounts] = defaultdict(dict)
@@ -94,7 +94,7 @@ def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amo
     return use
 
 
-def _line(line: UsageRow) -> Json:
+def _line(line: QuotaUsageRow) -> Json:
     flavor, resource = line.key
 
     def said(amount: int) -> str:

@@ -17,7 +17,7 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job, PlacementNote
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.quotas.budgets import add_rent, remaining_by_team, rent_by_period
-from evenkeel.domain.quotas.spending import Spent
+from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.migration import DepartureDecision
@@ -91,7 +91,7 @@ def serving_states(registered: Iterable[ServingWorkload], ledger: Ledger) -> dic
 # ---------------------------------------------------------------- budgets
 
 
-def spent_by_period(setup: TeamSetup, context: Context, rented: Iterable[Rental]) -> dict[tuple[str, str], Spent]:
+def spent_by_period(setup: TeamSetup, context: Context, rented: Iterable[Rental]) -> dict[tuple[str, str], Spending]:
     """Return by team and period the usage of settled attempts and rentals, plus the rents of open rentals.
 
     Args:
@@ -100,7 +100,7 @@ def spent_by_period(setup: TeamSetup, context: Context, rented: Iterable[Rental]
     """
     periods = [(team.name, budget.period.key_at(context.now)) for team in setup.teams for budget in team.budgets]
     spent = [context.ledger.get(quota_rows.spent_key(team, period)) for team, period in periods]
-    settled = {place: rows.decode(row, Spent) for place, row in zip(periods, spent, strict=True) if row}
+    settled = {place: rows.decode(row, Spending) for place, row in zip(periods, spent, strict=True) if row}
     return add_rent(settled, setup, rented, context.now)
 
 
@@ -311,7 +311,7 @@ def placement_note(
             if job.placement and job.placement.key == key
             else PlacementNote(key=key, text=placement.reason)
         ), ()
-    return _note(placement, placement.note_key, job.placement, context)
+    return _note_of(placement, placement.note_key, job.placement, context)
 
 
 def _record_note(plan: ServingRentalPlan, context: Context) -> None:
@@ -321,12 +321,12 @@ def _record_note(plan: ServingRentalPlan, context: Context) -> None:
     if plan.decisions:
         suffix = "" if context.mode is Mode.ACT else f"/{context.mode}"
         decision = plan.decisions[0]
-        note, writes = _note(decision, f"{decision.note_key}{suffix}", plan.state.last_note, context)
+        note, writes = _note_of(decision, f"{decision.note_key}{suffix}", plan.state.last_note, context)
     if note != plan.state.last_note:
         context.ledger.commit(Put(job_rows.serving_row(plan.state.replace(last_note=note), plan.version)), *writes)
 
 
-def _note(
+def _note_of(
     placed: PlacementDecision, key: str, last_note: PlacementNote | None, context: Context
 ) -> tuple[PlacementNote, tuple[Write, ...]]:
     if last_note and last_note.key == key:

@@ -97,7 +97,7 @@ def run(context: Context) -> LoadedCycle:
         authority=context.site.admission,
         setup=team_setup.load(context.ledger).setup,
         scheduler_state=stored_state(tree),
-        automation_hold_reason=_hold_reason(context),
+        automation_hold_reason=_automation_hold_reason(context),
     )
     queues = _read_queues(snapshot, context)
     if snapshot.authority is AdmissionAuthority.KUEUE:
@@ -108,7 +108,7 @@ def run(context: Context) -> LoadedCycle:
         # Pending jobs need the nodes, whatever is read next.
         lists = _NodeLists.start(readers, context) if queues.keys else None
         loaded = _with_jobs(LoadedCycle(tree, snapshot), queues, snapshot.scheduler_state.elastic, context.ledger)
-        if _is_at_rest(loaded.snapshot, rented, context.policy):
+        if _has_nothing_to_decide(loaded.snapshot, rented, context.policy):
             return loaded
         loaded = _with_clusters(loaded, rented, lists or _NodeLists.start(readers, context), context)
     return _with_quotas(loaded, context)
@@ -148,7 +148,7 @@ class _Queues(NamedTuple):
     """Whether the cycle can examine jobs of later pages, too."""
 
 
-def _hold_reason(context: Context) -> str:
+def _automation_hold_reason(context: Context) -> str:
     row = context.ledger.get(fleet_rows.hold_key())
     hold = rows.decode(row, Holds).on_scheduling(context.now) if row else None
     return hold.words if hold else ""
@@ -278,7 +278,7 @@ def _with_jobs(loaded: LoadedCycle, queues: _Queues, elastic_state: ElasticState
         pending={name: job for name, (job, _) in jobs.items() if job.state is JobState.PENDING},
         elastic=_jobs_of(elastic),
         live_charges=charges.held,
-        released=tuple(charge for charge, _ in charges.released),
+        released_charges=tuple(charge for charge, _ in charges.released),
         readable_further=queues.head_ends if queues.has_later_pages else {},
         head_ends=queues.head_ends,
         next_cursors=queues.next_cursors,
@@ -292,7 +292,7 @@ def _with_jobs(loaded: LoadedCycle, queues: _Queues, elastic_state: ElasticState
     )
 
 
-def _is_at_rest(snapshot: CycleSnapshot, rented: RentalBook, policy: Policy) -> bool:
+def _has_nothing_to_decide(snapshot: CycleSnapshot, rented: RentalBook, policy: Policy) -> bool:
     """Whether there is nothing to decide, so that no cluster has to be read."""
     return not (
         snapshot.pending
@@ -409,7 +409,7 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, c
                 for name, facts in clusters.items()
                 for namespace, shown_by in facts.kueue_namespaces.items()
             },
-            unreadable=frozenset(errors),
+            unreadable_clusters=frozenset(errors),
             rented=rented,
             serving_pods={name: facts.pods for name, facts in clusters.items() if name in serving_clusters},
             serving_states=rentals.serving_states(policy.scheduling.serving, context.ledger),

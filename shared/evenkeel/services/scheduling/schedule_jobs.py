@@ -109,12 +109,14 @@ def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJ
         _measure_rental_cost(loaded, context)
         if plan.queue_plan.next_cursors is not None and loaded.cursors_row is not None:
             commit_cycle.store_cursors(plan.queue_plan.next_cursors, loaded.cursors_row, context)
-        if not plan.waiting and len(plan.decisions) >= context.policy.scheduling.jobs_per_page:
+        if not plan.pending_count and len(plan.decisions) >= context.policy.scheduling.jobs_per_page:
             continue  # all jobs of the heads started, so jobs after the heads may start, too
         if loaded.errors.keys() >= set(context.site.clusters):
             # The reasons of the jobs are recorded. The error repeats the request for this cycle.
             raise loaded.errors[context.site.clusters[0]]
-        return ScheduleJobsResult(admitted=tuple(admitted), waiting=plan.waiting), None if loaded.errors else started_at
+        return ScheduleJobsResult(
+            admitted=tuple(admitted), waiting=plan.pending_count
+        ), None if loaded.errors else started_at
     context.telemetry.warning("CycleEndedEarly", tries=_MAX_TRIES)
     return ScheduleJobsResult(admitted=tuple(admitted), is_complete=False), None
 

@@ -161,7 +161,7 @@ def answer_waits(sweep: SweepRun) -> int:
     reads = ReadCache(context.now)
     if sweep.records is not None:
         # Node objects are listed again: an incident that is newer than the list may have cordoned its node since.
-        reads.keep(evaluate_waits.HYPERPOD, "nodes", sweep.records)
+        reads.store(evaluate_waits.HYPERPOD, "nodes", sweep.records)
     judged = evaluate_waits.run(context.replace(wait_answers=answers), repeat_answered=True, reads=reads)
     sweep.notes["requested"] = answers.requested
     source = Source(kind=SourceKind.WAITS)

@@ -173,17 +173,17 @@ class Observation:
         return self._nodes_by_name[cluster]
 
     @property
-    def records(self) -> tuple[ProviderNode, ...]:
+    def provider_nodes(self) -> tuple[ProviderNode, ...]:
         """HyperPod's list of nodes. In the watch it may be some seconds old (`is_listed_since`)."""
-        return self._records()[0]
+        return self._provider_nodes()[0]
 
     def is_listed_since(self, at: datetime) -> bool:
         """Whether HyperPod's list is from after a time. An older list shows the node as it was before its repair."""
         if not self._reads_all:
             return True  # the slot is read by itself
-        return self._records()[1] >= at
+        return self._provider_nodes()[1] >= at
 
-    def _records(self) -> tuple[tuple[ProviderNode, ...], datetime]:
+    def _provider_nodes(self) -> tuple[tuple[ProviderNode, ...], datetime]:
         return self._reads.read_with_time(
             HYPERPOD, "nodes", self.context.provider.nodes, seconds=self._provider_seconds
         )
@@ -193,15 +193,17 @@ class Observation:
         return RECORDS_MAX_TICKS * self.context.policy.watch.tick_seconds
 
     @cached_property
-    def fleet(self) -> GuardrailInputs:
+    def guardrail_inputs(self) -> GuardrailInputs:
         """The facts of the guardrails."""
         return GuardrailInputs(self.context)
 
     def is_released(self, incident: Incident) -> bool:
         """Whether the blocked action of an incident would be allowed now, in the order of the blocked incidents."""
-        if self._let_go is None or incident.incident_id not in self._blocked:
-            self._blocked[incident.incident_id] = incident  # the index may lag behind
-            self._let_go = blocked_incidents.released_incidents(self._blocked.values(), self.fleet, self._looks_healthy)
+        if self._let_go is None or incident.incident_id not in self._blocked_incidents:
+            self._blocked_incidents[incident.incident_id] = incident  # the index may lag behind
+            self._let_go = blocked_incidents.released_incidents(
+                self._blocked_incidents.values(), self.guardrail_inputs, self._looks_healthy
+            )
         return incident.incident_id in self._let_go
 
     def has_lost_its_node(self, incident: Incident) -> bool:
@@ -211,11 +213,11 @@ class Observation:
         return self.node_of(incident) is None
 
     @cached_property
-    def _blocked(self) -> dict[str, Incident]:
+    def _blocked_incidents(self) -> dict[str, Incident]:
         return blocked_incidents.blocked(self.context.ledger)
 
     def _looks_healthy(self, incident: Incident) -> bool:
-        records, nodes = self.records, self.nodes(incident.life.cluster)
+        records, nodes = self.provider_nodes, self.nodes(incident.life.cluster)
         slot_state = find_slot_state(
             incident.life, incident.slot, incident.pool, records=records, nodes=nodes, since=incident.opened_at
         )
@@ -305,7 +307,7 @@ class Observation:
             life,
             facts["slot"],
             facts["pool"],
-            records=self.records,
+            records=self.provider_nodes,
             nodes=self.nodes(life.cluster),
             since=datetime.fromisoformat(facts["since"]),
         )

@@ -39,7 +39,7 @@ class ReadCache:
         self._silent.clear()
         self._answers = {name: cached for name, cached in self._answers.items() if now < cached.until}
 
-    def keep(self, source: str, what: str, answer: object) -> None:
+    def store(self, source: str, what: str, answer: object) -> None:
         """Keep an answer that the caller read in this round."""
         self._answers[source, what] = _CachedAnswer(answer, None, self.now, self.now)
 

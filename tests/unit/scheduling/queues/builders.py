@@ -19,7 +19,7 @@ from evenkeel.domain.kueue.objects import (
     Workload,
 )
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import SchedulerRules
 
 GPU = "gpu"
 ANY, NEVER = PreemptionPolicy.ANY, PreemptionPolicy.NEVER
@@ -97,7 +97,7 @@ def a_scheduler(
     named = {flavor.name for flavor in flavors}
     used = {flavor.flavor for queue in queues for group in queue.groups for flavor in group.flavors}
     plain = tuple(Flavor(name) for name in sorted(used - named))
-    rules = Rules(fair, strategies) if strategies else Rules(fair)
+    rules = SchedulerRules(fair, strategies) if strategies else SchedulerRules(fair)
     scheduler = Scheduler(queues, cohorts, (*flavors, *plain), rules)
     for running in admitted:
         scheduler.restore(running)

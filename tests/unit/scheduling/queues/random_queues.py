@@ -22,7 +22,7 @@ from evenkeel.domain.kueue.objects import (
     Workload,
 )
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import SchedulerRules
 from tests import kueue_checker
 
 RESOURCES = ("cpu", "gpu")
@@ -40,7 +40,7 @@ class RandomQueues:
         )
         self.queues = tuple(self._queue(name, deep=deep) for name in "abcd")
         is_fair = self.random.random() < 0.5 if fair is None else fair
-        self.rules = Rules(fair_sharing=is_fair)
+        self.rules = SchedulerRules(fair_sharing=is_fair)
         self.now = 0.0
         self.number = 0
         self.scheduler = self.fresh()

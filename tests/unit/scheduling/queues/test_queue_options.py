@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from evenkeel.domain.kueue.objects import Admitted, Flavor
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import RULES, Profile
-from evenkeel.domain.kueue.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import SchedulerRules
 from tests.unit.scheduling.queues.builders import ANY, GPU, LOWER, a_queue, a_scheduler, a_workload, holds, victims
 from tests.unit.scheduling.queues.random_queues import RandomQueues
 from tests.unit.scheduling.queues.test_properties import SEEDS
 
 
-def preempting(rules: Rules, *held: Admitted) -> Scheduler:
+def preempting(rules: SchedulerRules, *held: Admitted) -> Scheduler:
     """Return a full queue of four, and a job of higher priority that requests two."""
     scheduler = a_scheduler(a_queue("a", 4, "", within=LOWER))
     scheduler = Scheduler([scheduler.snapshot.queues["a"].spec], (), scheduler.snapshot.flavors.values(), rules)
@@ -34,7 +34,7 @@ def risking(name: str, at: float, work: float | None) -> Admitted:
     [(False, "late"), (True, "early")],
 )
 def test_workload_with_least_work_at_risk_is_preempted_first(switch: bool, victim: str) -> None:
-    scheduler = preempting(Rules(spares_work=switch), risking("early", 1, 10.0), risking("late", 2, 500.0))
+    scheduler = preempting(SchedulerRules(spares_work=switch), risking("early", 1, 10.0), risking("late", 2, 500.0))
 
     assert list(victims(scheduler.cycle(10)[0])) == [victim]
 
@@ -45,28 +45,28 @@ def test_workload_without_risk_figure_gets_the_median() -> None:
         risking("lucky", 1, 1.0),
         risking("unlucky", 2, 900.0),
     )
-    scheduler = preempting(Rules(spares_work=True), without_risk, high_risk)
+    scheduler = preempting(SchedulerRules(spares_work=True), without_risk, high_risk)
     assert list(victims(scheduler.cycle(10)[0])) == ["silent"]  # the median of one; then who came last
-    scheduler = preempting(Rules(spares_work=True), without_risk, low_risk)
+    scheduler = preempting(SchedulerRules(spares_work=True), without_risk, low_risk)
     assert list(victims(scheduler.cycle(10)[0])) == ["silent"]
 
 
 def test_workload_is_not_preempted_before_minimum_run_time() -> None:
-    rules = Rules(min_run_seconds=60)
+    rules = SchedulerRules(min_run_seconds=60)
 
     assert victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(59)[0]) == {}
     assert list(victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(60)[0])) == ["x"]
 
 
 def test_workload_preempts_only_after_it_waited() -> None:
-    rules = Rules(preempt_after_seconds=60)
+    rules = SchedulerRules(preempt_after_seconds=60)
 
     assert victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(59)[0]) == {}
     assert list(victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(60)[0])) == ["x"]
 
 
 def test_flap_guard_limits_repeated_preemption() -> None:
-    scheduler = preempting(Rules(flap_guard_seconds=100), holds("x", "a", 4, at=0))
+    scheduler = preempting(SchedulerRules(flap_guard_seconds=100), holds("x", "a", 4, at=0))
     assert list(victims(scheduler.cycle(0)[0])) == ["x"]
     scheduler.requeue_evicted("x")
     scheduler.cycle(0)
@@ -83,7 +83,7 @@ def test_flap_guard_limits_repeated_preemption() -> None:
 def test_quota_of_stopping_victims_is_not_given_away(switch: bool, used: int) -> None:
     # 7 of 8 are used, 4 of them by the victim. Two jobs of 1 fit one by one, but not together.
     queues = [a_queue("p", 4, reclaim=ANY), a_queue("q", 4), a_queue("r", 0), a_queue("v", 0)]
-    scheduler = Scheduler(queues, (), [Flavor("hp")], Rules(never_overcommits=switch))
+    scheduler = Scheduler(queues, (), [Flavor("hp")], SchedulerRules(never_overcommits=switch))
     for admitted in (holds("q1", "q", 3), holds("victim", "v", 4, priority=-1)):
         scheduler.restore(admitted)
     for job in (a_workload("w", "p", 2, priority=9), a_workload("x", "q", 1), a_workload("y", "r", 1)):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from evenkeel.domain.kueue.objects import Admitted, Flavor, Workload
 from evenkeel.domain.kueue.recent_use import Decay, DecayedUse
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.snapshot import Rules
+from evenkeel.domain.kueue.snapshot import SchedulerRules
 from tests.unit.scheduling.queues.builders import ANY, GPU, a_queue, a_workload
 
 HOUR = Decay(half_life_seconds=3600.0, entry_seconds=60.0)
@@ -31,7 +31,7 @@ def held(workload: Workload, since: float) -> Admitted:
 
 def a_scheduler(*waiting: Workload, nominal: int = 1, by_use: bool = True, decay: Decay | None = HOUR) -> Scheduler:
     queue = a_queue("a", nominal, "", by_use=by_use)
-    scheduler = Scheduler((queue,), (), (Flavor("hp"),), Rules(decay=decay))
+    scheduler = Scheduler((queue,), (), (Flavor("hp"),), SchedulerRules(decay=decay))
     for workload in waiting:
         scheduler.submit(workload)
     return scheduler
@@ -146,7 +146,7 @@ def test_queue_switched_to_recent_use_counts_running_workloads() -> None:
 )
 def test_eviction_by_use_starts_with_busiest_sub_queue(evicts_by_use: bool, fair_sharing: bool, victim: str) -> None:
     queues = (a_queue("a", 1, by_use=True), a_queue("b", 1, reclaim=ANY))
-    rules = Rules(decay=HOUR, evicts_by_use=evicts_by_use, fair_sharing=fair_sharing)
+    rules = SchedulerRules(decay=HOUR, evicts_by_use=evicts_by_use, fair_sharing=fair_sharing)
     scheduler = Scheduler(queues, (), (Flavor("hp"),), rules)
     scheduler.set_reported_use("a", "greedy", {GPU: 9.0}, 0.0)
     scheduler.restore(held(by("greedy", "of-greedy", priority=5), 0.0))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.kueue import fair_sharing
-from evenkeel.domain.kueue.fair_sharing import _fits_without_itself, _Targets, share_of
+from evenkeel.domain.kueue.fair_sharing import _fits_without_itself, _VictimQueues, share_of
 from evenkeel.domain.kueue.nomination import Nominator
 from evenkeel.domain.kueue.objects import (
     Admitted,
@@ -24,7 +24,7 @@ from evenkeel.domain.kueue.objects import (
 )
 from evenkeel.domain.kueue.preemption import QuotaDemand, Reason, Victim
 from evenkeel.domain.kueue.scheduler import Scheduler
-from evenkeel.domain.kueue.snapshot import Rules, Snapshot, not_using
+from evenkeel.domain.kueue.snapshot import SchedulerRules, Snapshot, not_using
 from tests.examples import examples
 
 
@@ -34,7 +34,7 @@ def plain_first_rule(
     """Remove candidates by the first rule, and compute the shares for each candidate anew."""
     node = demand.queue.quota_node
     is_within_nominal = node.is_within_quota(demand.contested)
-    targets = _Targets(demand, candidates, snapshot.now)
+    targets = _VictimQueues(demand, candidates, snapshot.now)
     retry: list[Admitted] = []
     for queue in targets:
         if queue is node or is_within_nominal:
@@ -96,7 +96,7 @@ def _fleet(dice: random.Random, strategy: str) -> Scheduler:
         for name in names
     ]
     cohorts = (Cohort("west", "root"), Cohort("east", "root"), Cohort("root", ""))
-    rules = Rules(fair_sharing=dice.random() < 0.8, fair_strategies=(strategy, "LessThanInitialShare"))
+    rules = SchedulerRules(fair_sharing=dice.random() < 0.8, fair_strategies=(strategy, "LessThanInitialShare"))
     scheduler = Scheduler(queues, cohorts, [Flavor("f")], rules)
     for number in range(dice.randint(4, 24)):
         workload = _workload(dice, number, dice.choice(names), dice.choice((1, 1, 2)))
