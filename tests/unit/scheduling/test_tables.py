@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.kueue.objects import Cohort, FlavorQuotas, Queue, Quota, ResourceGroup
-from evenkeel.domain.quotas.usage_table import usage_rows
+from evenkeel.domain.quotas.usage_report import usage_rows
 
 KEY = ("h100", "gpu")
 

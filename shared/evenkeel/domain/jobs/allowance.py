@@ -69,9 +69,9 @@ class IdRange(Section):
     """A range of user or group ids."""
 
     min: int = Field(ge=1, le=MAX_ID)
-    """The lowest id."""
+    """The lowest allowed id."""
     max: int = Field(ge=1, le=MAX_ID)
-    """The highest id; it is allowed, too."""
+    """The highest allowed id."""
 
     @model_validator(mode="after")
     def _min_is_not_above_max(self) -> Self:

@@ -238,7 +238,7 @@ class CohortSpec(Document):
 
 
 class CohortManifest(KubernetesManifest):
-    """A Cohort: a node above queues and other cohorts."""
+    """A Cohort: a node of the quota tree above queues and other cohorts."""
 
     kind: Literal["Cohort"] = "Cohort"
     spec: CohortSpec = Field(default_factory=CohortSpec)

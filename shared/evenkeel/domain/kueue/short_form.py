@@ -156,7 +156,7 @@ class ShortQueue(Document):
 
 
 class ShortCohort(Document):
-    """A cohort: a node above queues and other cohorts."""
+    """A cohort: a node of the quota tree above queues and other cohorts."""
 
     name: str
     parent: str = ""

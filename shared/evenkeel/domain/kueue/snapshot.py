@@ -12,7 +12,7 @@ from evenkeel.domain.kueue.topology_state import TopologyState, domain_use
 
 
 class SchedulerRules(NamedTuple):
-    """The cluster-wide switches."""
+    """The rules of a Kueue cycle that a cluster can switch on and off."""
 
     fair_sharing: bool = False
     fair_strategies: tuple[str, ...] = ("LessThanOrEqualToFinalShare", "LessThanInitialShare")

@@ -1,4 +1,4 @@
-"""The facts of a decision about quota, reduced to the facts that decide it.
+"""The smallest set of facts from which a decision about quota replays.
 
     quotas   the queues and cohorts of the job's tree
     jobs     the holders of quota in that tree, one by one if they could be preempted; else one sum for each queue

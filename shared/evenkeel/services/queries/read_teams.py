@@ -12,7 +12,7 @@ from evenkeel.domain.kueue import quantities
 from evenkeel.domain.kueue.objects import Amounts
 from evenkeel.domain.quotas import flavor_matching
 from evenkeel.domain.quotas.teams import TeamSetup
-from evenkeel.domain.quotas.usage_table import QuotaUsageRow, usage_rows
+from evenkeel.domain.quotas.usage_report import QuotaUsageRow, usage_rows
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Table
 from evenkeel.services.context import Context

@@ -1,4 +1,4 @@
-"""The usage table: how much quota each team has, uses, borrows and lends.
+"""The usage report: how much quota each team has, uses, borrows and lends.
 
     allocated  its quota
     used       use by its running jobs
