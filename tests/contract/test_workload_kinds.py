@@ -75,7 +75,7 @@ def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bench: LocalClusterUnderTest
 
 
 @each_kind
-def test_every_rank_knows_its_number_and_rank_0(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
+def test_every_rank_knows_its_number_and_address_of_rank_0(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     spec = running(bench, kind, f"{RANK}; exec sleep 60")
 
     def logs() -> list[str]:

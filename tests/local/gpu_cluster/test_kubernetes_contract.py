@@ -726,7 +726,7 @@ def priority(api: KubeClient) -> Iterator[str]:
     api.delete(f"/apis/scheduling.k8s.io/v1/priorityclasses/{name}")
 
 
-def test_priority_is_that_of_the_class(api: KubeClient, space: str, priority: str) -> None:
+def test_pod_gets_priority_of_its_class(api: KubeClient, space: str, priority: str) -> None:
     body = a_pod("one", schedulerName="nobody", priorityClassName=priority)
 
     def created() -> Json | None:  # the admission plugin sees a new class a moment later

@@ -115,7 +115,7 @@ def test_every_list_table_has_same_items_as_json(served: CliFixture, words: str)
 
 
 @pytest.mark.parametrize(("words", "path"), [(words, path) for words, path in LISTS.items() if path])
-def test_columns_are_fields_of_the_api_and_leave_none_out(served: CliFixture, words: str, path: str) -> None:
+def test_csv_has_one_column_per_api_field(served: CliFixture, words: str, path: str) -> None:
     recovery_at_work(served.gateway)
     header = served.run(*words.split(), "-o", "csv").out.splitlines()[0].split(",")
 

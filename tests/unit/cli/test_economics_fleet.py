@@ -29,7 +29,7 @@ def test_examples_match_their_schemas(file: str, schema: str) -> None:
     jsonschema.Draft202012Validator(schemas()[schema]).validate(document)
 
 
-def test_example_forecast_ranks_the_ways() -> None:
+def test_example_forecast_orders_recovery_strategies_by_cost() -> None:
     document = answer("forecast", "--file", str(EXAMPLES / "fleet.yaml"))
     usd = {total["strategy"]: total["usdPerMonth"] for total in document["totals"]}
 

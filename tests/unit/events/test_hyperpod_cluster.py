@@ -103,7 +103,7 @@ def test_failure_message_decides_that_capacity_is_missing(ending: str) -> None:
     assert "sufficient capacity" in of_nodes(event)[0].detail
 
 
-def test_message_of_a_success_never_means_missing_capacity() -> None:
+def test_success_message_is_not_parsed_as_capacity_refusal() -> None:
     failure = "We currently do not have sufficient capacity"
 
     assert of_groups(an_event(f"Reboot of EC2 Instance {ONE} is currently in progress", failure=failure)) == []

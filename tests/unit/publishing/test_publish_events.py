@@ -240,7 +240,7 @@ def test_two_changes_have_two_ids() -> None:
     assert len(ids) == 2
 
 
-def test_crash_before_the_bus_is_repaired_by_the_next_delivery(world: FakeWorld) -> None:
+def test_event_is_published_by_next_delivery_after_a_crash(world: FakeWorld) -> None:
     change = of_incident(None, an_incident())
     context = context_of(world)
 

@@ -330,7 +330,10 @@ def _with_priority_class(job: Job, attempt: Attempt, policy: Policy) -> JobSpec:
 def _give_up(
     stored: attempt_record.StoredAttempt, attempt: Attempt, message: str, context: Context, *, is_refused: bool
 ) -> LaunchJobResult:
-    """Record on the attempt why it is not launched. SettleAttempt reads it there."""
+    """Record on the attempt why it is not launched. SettleAttempt reads it there.
+
+    `attempt` may carry a pin that `stored.attempt` does not have yet.
+    """
     reason = message[:1000]
     if (stored.attempt.reason, stored.attempt.is_refused) != (reason, is_refused):
         entry = TimelineEntry(at=context.now, kind="refused" if is_refused else "given up", text=reason, writer=WRITER)

@@ -134,6 +134,7 @@ def checked_job(
         check_role.to_submit(requester, spec.team, setup)
     _raise_if_any((*check_spec(spec.replace(team=spec.team or DEFAULT_TEAM)), *check_deadline(spec, context.now)))
     _raise_if_any(check_permitted(spec, setup, context.policy.priority_classes, context.policy.jobs.allowed))
+    # Checked again, because the first check skips a team that does not exist.
     check_role.to_submit(requester, spec.team, setup)
     team = setup.by_name.get(spec.team)
     return Job(
