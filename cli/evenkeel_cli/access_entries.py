@@ -98,10 +98,10 @@ class ClusterChanges:
 
 
 def plan_entries(
-    wanted: Sequence[WantedEntry], present: Mapping[str, PresentEntry], stack: str
+    wanted_entries: Sequence[WantedEntry], present: Mapping[str, PresentEntry], stack: str
 ) -> Iterator[EntryChange]:
     """Yield the change of each entry: first for the stack's roles, then for roles that the stack no longer has."""
-    for function, role, groups in wanted:
+    for function, role, groups in wanted_entries:
         entry = present.get(role)
         if entry is None:
             yield EntryChange(function, role, EntryAction.CREATE, groups)
@@ -113,7 +113,7 @@ def plan_entries(
             yield EntryChange(function, role, EntryAction.KEEP, entry.groups, entry.groups, problem)
         else:
             yield EntryChange(function, role, action, after, entry.groups)
-    roles = {wanted_entry.role for wanted_entry in wanted}
+    roles = {wanted_entry.role for wanted_entry in wanted_entries}
     for role, entry in sorted(present.items()):
         if role not in roles and entry.stack == stack:
             yield EntryChange("", role, EntryAction.REMOVE, frozenset(), entry.groups)
@@ -126,7 +126,7 @@ class EksAccess:
     eks: Any
     """A botocore client."""
     stack: str
-    wanted: tuple[WantedEntry, ...]
+    wanted_entries: tuple[WantedEntry, ...]
 
     def plan(self, cluster: str) -> ClusterChanges:
         """Return the missing entries of one cluster.
@@ -135,7 +135,7 @@ class EksAccess:
         """
         present: dict[str, PresentEntry] = {}
         problem = _problem_of(lambda: present.update(self._present(cluster)), cluster)
-        entries = () if problem else plan_entries(self.wanted, present, self.stack)
+        entries = () if problem else plan_entries(self.wanted_entries, present, self.stack)
         return ClusterChanges(cluster, tuple(entries), problem)
 
     def apply(self, changes: ClusterChanges) -> ClusterChanges:
@@ -153,7 +153,7 @@ class EksAccess:
     def commands(self, cluster: str) -> Iterator[list[str]]:
         """Yield the command of the AWS CLI that creates each entry."""
         region = self.eks.meta.region_name
-        for wanted_entry in self.wanted:
+        for wanted_entry in self.wanted_entries:
             named = ["--cluster-name", cluster, "--principal-arn", wanted_entry.role, "--region", region]
             tag = ["--tags", f"{STACK_TAG}={self.stack}"]
             yield [
@@ -167,7 +167,7 @@ class EksAccess:
             ]
 
     def _present(self, cluster: str) -> Iterator[tuple[str, PresentEntry]]:
-        roles = {wanted_entry.role for wanted_entry in self.wanted}
+        roles = {wanted_entry.role for wanted_entry in self.wanted_entries}
         for principal in self._principals(cluster):
             name = principal.rpartition("/")[2]
             if principal not in roles and not name.startswith(self.stack[:_ROLE_PREFIX]):

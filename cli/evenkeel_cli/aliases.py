@@ -32,9 +32,9 @@ def expand(words: Sequence[str]) -> list[str]:
     return [_GROUPS.get(first, first), *remaining] if words else []
 
 
-def _second(group: str, rest: Sequence[str]) -> str:
-    is_named = len(rest) > 1 and not rest[1].startswith("-")
-    if rest[0] == "get" and is_named:
+def _second(group: str, words: Sequence[str]) -> str:
+    is_named = len(words) > 1 and not words[1].startswith("-")
+    if words[0] == "get" and is_named:
         return "show"
     # Only a job is cancelled; of other things nothing is deleted.
-    return rest[0] if rest[0] in ("delete", "rm") and group != "jobs" else _VERBS.get(rest[0], rest[0])
+    return words[0] if words[0] in ("delete", "rm") and group != "jobs" else _VERBS.get(words[0], words[0])

@@ -152,13 +152,13 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _blocks(widths: list[int], keys: list[int], most: int) -> Iterator[list[int]]:
+def _blocks(widths: list[int], keys: list[int], max_width: int) -> Iterator[list[int]]:
     """Yield the columns of each block: the keys, and as many others as fit; at least one."""
     block, used = list(keys), sum(widths[key] + _GAP for key in keys)
     for index in range(len(widths)):
         if index in keys:
             continue
-        if len(block) > len(keys) and used + widths[index] > most:
+        if len(block) > len(keys) and used + widths[index] > max_width:
             yield sorted(block)
             block, used = list(keys), sum(widths[key] + _GAP for key in keys)
         block.append(index)

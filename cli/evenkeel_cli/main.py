@@ -154,11 +154,11 @@ def _print_error(failed: CommandFailed) -> None:
     from evenkeel_cli.render import Printer
 
     code = f" [{failed.code}]" if failed.code else ""
-    first, *more = failed.text.splitlines() or [""]
+    first, *further_lines = failed.text.splitlines() or [""]
     out = Printer(sys.stderr, os.environ)
     try:
         out.paragraph(f"✖ {first}{code}")
-        for line in more:
+        for line in further_lines:
             out.line(line)
         for line in failed.hint.splitlines():
             if line.strip().startswith("evenkeel "):  # a command keeps its line, so that it can be copied

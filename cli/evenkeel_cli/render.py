@@ -437,13 +437,13 @@ def visible(text: str) -> int:
     return cell_len(plain)
 
 
-def only(output: OutputFormat, allowed: Iterable[OutputFormat]) -> OutputFormat:
+def only(output: OutputFormat, formats: Iterable[OutputFormat]) -> OutputFormat:
     """Return the form asked for.
 
     Raises:
         CommandFailed: this command does not have it.
     """
-    if output not in allowed and not (output is OutputFormat.YAML and OutputFormat.JSON in allowed):
+    if output not in formats and not (output is OutputFormat.YAML and OutputFormat.JSON in formats):
         raise CommandFailed(
             Exit.USAGE, f"-o {output} works only for lists. This command shows one item.", code="BAD_OUTPUT"
         )

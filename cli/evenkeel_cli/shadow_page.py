@@ -118,8 +118,8 @@ def _decision(case: Json) -> Json:
     return decision
 
 
-def _verdict(out: Printer, judgement: Json, decided: str) -> str:
-    text = f"{decided}: {plain(judgement['verdict'])}"
+def _verdict(out: Printer, judgement: Json, action: str) -> str:
+    text = f"{action}: {plain(judgement['verdict'])}"
     seconds = judgement["seconds"]
     if judgement["verdict"] in ("EARLIER", "LATER") and seconds is not None:
         text += f" by {duration(abs(seconds))}"

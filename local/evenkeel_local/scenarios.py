@@ -131,7 +131,7 @@ class ScenarioRun:
 
     # ------------------------------------------------------------ watching
 
-    def wait(self, what: str, look: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
+    def wait(self, condition: str, look: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
         """Poll until `look` returns something; print the timelines of the jobs meanwhile.
 
         Raises:
@@ -145,7 +145,7 @@ class ScenarioRun:
                 self.meter.read(self.centre)
             return value
 
-        return wait_for(what, seconds, look_and_print)
+        return wait_for(condition, seconds, look_and_print)
 
     def print_timeline(self) -> None:
         """Print the new timeline entries of the jobs in order of time."""
@@ -169,9 +169,9 @@ class ScenarioRun:
         """Print one line: the time, the actor and the text."""
         self.say(f"{at or datetime.now(UTC).strftime('%H:%M:%S')}  {actor:<9} {text}")
 
-    def check(self, what: str, holds: object, detail: object) -> None:
+    def check(self, claim: str, holds: object, detail: object) -> None:
         """Record a check."""
-        self.result.check(what, bool(holds), str(detail))
+        self.result.check(claim, bool(holds), str(detail))
 
     def finish(self) -> None:
         """End all jobs, and check the outcome."""
@@ -310,7 +310,7 @@ class ScenarioJob:
         self.run.wait(f"step {step} of {self.name}", lambda: self.step() >= step)
         return self
 
-    def until(self, what: str, holds: Callable[[Json], object], seconds: float = WAIT_SECONDS) -> Json:
+    def until(self, condition: str, holds: Callable[[Json], object], seconds: float = WAIT_SECONDS) -> Json:
         """Wait until the job fulfils a condition, and return the job."""
 
         def look() -> Json:
@@ -318,10 +318,12 @@ class ScenarioJob:
             if holds(job):
                 return job
             if job["state"] in ENDED:
-                raise DrillTimeoutError(f"waited for {self.name} {what}, but it is {job['state']}: {job['reason']}")
+                raise DrillTimeoutError(
+                    f"waited for {self.name} {condition}, but it is {job['state']}: {job['reason']}"
+                )
             return {}
 
-        job: Json = self.run.wait(f"{self.name} {what}", look, seconds)
+        job: Json = self.run.wait(f"{self.name} {condition}", look, seconds)
         return job
 
     def at_size(self, nodes: int) -> Json:
@@ -481,7 +483,7 @@ def node_group(run: ScenarioRun) -> None:
     run.check("the recovery needs no person", settled["state"] == "RECOVERED", settled["outcome"])
     run.wait("the group to be complete", lambda: len(_instances(run)) == run.centre.node_count)
     after = _instances(run)
-    run.check("the group replaced exactly the faulty node", _gone(before, after) == {before[node]}, after)
+    run.check("the group replaced exactly the faulty node", _lost_nodes(before, after) == {before[node]}, after)
     job.ends_well(attempts=2)
     resumed = job.attempt(2)["resumeFrom"]
     run.check("the job resumes from a checkpoint", resumed["step"] >= 4, resumed)
@@ -499,7 +501,7 @@ def _instances(run: ScenarioRun) -> dict[str, str]:
     }
 
 
-def _gone(before: dict[str, str], after: dict[str, str]) -> set[str]:
+def _lost_nodes(before: dict[str, str], after: dict[str, str]) -> set[str]:
     return set(before.values()) - set(after.values())
 
 
@@ -640,10 +642,10 @@ def inference_burst(run: ScenarioRun) -> None:
     run.check("each replica has a rented node of its own", sorted(nodes) == sorted(rented), f"{nodes} of {rented}")
     run.check("training still runs", training.show()["state"] == "RUNNING", training.show()["reason"])
     run.serve("chat", 1, {**taint, "operator": "Equal"})
-    going = run.wait(
+    returning = run.wait(
         "one rental to end", lambda: [document for document in run.rented_for_serving() if document["endedAt"]]
     )
-    run.check("the returned node had no replica", going[0]["nodeNames"] != run.served_on("chat"), going)
+    run.check("the returned node had no replica", returning[0]["nodeNames"] != run.served_on("chat"), returning)
     run.serve("chat", 0)
     run.wait("the other rental to end", lambda: all(document["endedAt"] for document in run.rented_for_serving()))
     run.check("training kept its node", training.node(0) == node, training.node(0))

@@ -348,11 +348,11 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
             text = "\n".join(f"{LOG_TIME} {line}" for line in text.splitlines())
         return text[:65_536] if tail_lines is None else "\n".join(text.splitlines()[-tail_lines:])
 
-    def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:
+    def tails(self, attempt: Attempt, lines: int, max_pods: int, within_seconds: float) -> Mapping[int, LogTail]:
         workload = self._own(attempt)
         tails = {}
         for rank, pod in enumerate(workload.pods if workload else ()):
-            is_read = rank < most and not self._is_out_of_reach(attempt.cluster, pod)
+            is_read = rank < max_pods and not self._is_out_of_reach(attempt.cluster, pod)
             text = "".join(self.text.get(pod.name, "").splitlines(keepends=True)[-lines:])
             why = "" if is_read else "no answer: its node is out of reach"
             tails[rank] = LogTail(pod_name=pod.name, node_name=pod.node_name, text=text if is_read else "", why=why)

@@ -70,8 +70,8 @@ def stop(
     answer(document, output, lambda out: _draw_stop(out, document, client))
 
 
-def _draw_stop(out: Printer, held: Json, client: ApiClient) -> None:
-    out.line(out.with_glyph("warn", f"everything is held until {held['until'][:19]}Z: {held['reason']}"))
+def _draw_stop(out: Printer, hold: Json, client: ApiClient) -> None:
+    out.line(out.with_glyph("warn", f"everything is held until {hold['until'][:19]}Z: {hold['reason']}"))
     out.paragraph("No repair, job stop, admission, preemption, resize or rental begins now.", indent="  ")
     out.line()
     out.line(out.bold("STILL RUNS"))

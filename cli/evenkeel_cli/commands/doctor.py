@@ -149,7 +149,7 @@ def _locate(site: "InspectedSite", aws: "BotocoreAws") -> None:
         pass  # the check `stack` says so
 
 
-def show(out: Printer, head: str, findings: list["DoctorFinding"], then: str) -> None:
+def show(out: Printer, head: str, findings: list["DoctorFinding"], next_step: str) -> None:
     """Print a line for each finding, with its fix below."""
     out.line(out.bold(f"evenkeel doctor  {head}"))
     rows = []
@@ -164,5 +164,5 @@ def show(out: Printer, head: str, findings: list["DoctorFinding"], then: str) ->
     out.table([Column("", 0), Column("", 1), Column("", 2, wraps=True)], rows)
     counts = {name: sum(finding.status.value == name for finding in findings) for name in _SIGNS}
     out.line(out.bold(", ".join(f"{number} {name}" for name, number in counts.items())))
-    if then:
-        out.paragraph(f"next  {then}")
+    if next_step:
+        out.paragraph(f"next  {next_step}")

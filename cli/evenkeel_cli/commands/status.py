@@ -116,8 +116,8 @@ def _print_incident(out: Printer, incident: Json) -> None:
         out.paragraph(incident["pendingApproval"]["ifUnanswered"], indent="        ")
 
 
-def _attention_text(number: int, more: str = "") -> str:
-    return f"{number}{more} {'needs' if number == 1 and not more else 'need'} you"
+def _attention_text(number: int, suffix: str = "") -> str:
+    return f"{number}{suffix} {'needs' if number == 1 and not suffix else 'need'} you"
 
 
 def _other_reasons(reasons: list[str]) -> list[str]:

@@ -145,13 +145,13 @@ def request_body(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> Json:
     return body
 
 
-def _complete(body: Json, given: Mapping[tuple[str, ...], Any]) -> None:
+def _complete(body: Json, option_values: Mapping[tuple[str, ...], Any]) -> None:
     """Set the fields that follow from the given options."""
-    if any(group == "elastic" for group, *_ in given):
+    if any(group == "elastic" for group, *_ in option_values):
         nodes = body.get("nodes", 1)
         body["elastic"] = {"minNodes": nodes, "maxNodes": nodes} | body["elastic"]
-    uri = given.get(_URI)
-    if uri and not uri.startswith("file:") and not given.get(_CLAIM):
+    uri = option_values.get(_URI)
+    if uri and not uri.startswith("file:") and not option_values.get(_CLAIM):
         # A claim holds folders only: the file's own claim goes with its folder.
         body["checkpoint"]["claim"] = ""
 

@@ -163,14 +163,14 @@ def _current_or_new(client: ApiClient, path: str) -> Json:
         return {"version": 0, "team": None}
 
 
-def _change(name: str, path: str, kind: str, present: Json, wanted: Json, read_at: int | None) -> Json:
+def _change(name: str, path: str, kind: str, present: Json, desired: Json, read_at: int | None) -> Json:
     before = present[kind] or {}
-    fields = sorted(field for field in {*before, *wanted} if before.get(field) != wanted.get(field))
+    fields = sorted(field for field in {*before, *desired} if before.get(field) != desired.get(field))
     return {
         "name": name,
         "path": path,
         "kind": kind,
-        "wanted": wanted,
+        "wanted": desired,
         "changes": fields,
         # A file that names a version is refused if the team has a newer version.
         "version": present["version"] if read_at is None or not fields else read_at,
@@ -198,19 +198,24 @@ def _percent(value: int | None) -> str:
     return "–" if value is None else f"{value} %"
 
 
-def _held(title: str, name: str, *, is_wide: bool = False) -> Column:
+def _amount_column(title: str, name: str, *, is_wide: bool = False) -> Column:
     return Column(title, lambda team: _number(team["accelerators"][name]), is_right=True, is_wide=is_wide)
 
 
 _COLUMNS = (
     Column("TEAM", "team", may_shrink=True),
-    *(_held("QUOTA", "allocated"), _held("USED", "used"), _held("BORROWED", "borrowed"), _held("LENT", "lent")),
+    *(
+        _amount_column("QUOTA", "allocated"),
+        _amount_column("USED", "used"),
+        _amount_column("BORROWED", "borrowed"),
+        _amount_column("LENT", "lent"),
+    ),
     Column("UTIL", lambda team: _percent(team["accelerators"]["utilization"]), is_right=True),
     Column("RUN", "running", is_right=True),
     Column("PEND", "pending", is_right=True),
     Column("COHORT", lambda team: team["cohort"] or "–", is_wide=True),
     Column("WEIGHT", lambda team: _number(team["weight"]), is_right=True, is_wide=True),
-    _held("BESIDES", "usedByUnmanaged", is_wide=True),
+    _amount_column("BESIDES", "usedByUnmanaged", is_wide=True),
 )
 _RESOURCE_COLUMNS = (
     Column("FLAVOR", "flavor", may_shrink=True),

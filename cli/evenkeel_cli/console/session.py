@@ -86,5 +86,5 @@ class ConsoleSession:
         return None
 
 
-def _same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())
+def _same(received: str, expected: str) -> bool:
+    return hmac.compare_digest(received.encode(), expected.encode())

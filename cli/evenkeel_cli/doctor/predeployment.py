@@ -27,7 +27,7 @@ class PlannedSite:
         """The installed version of sam, empty if there is none, and the locked version."""
         self.lock = threading.Lock()
         self.reading: dict[str, threading.Lock] = {}
-        self.known: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
 
     def call(self, service: str, operation: str, **parameters: Any) -> Json:
         """Return the answer of AWS.

@@ -151,7 +151,7 @@ class Remembering(Protocol):
 
     lock: threading.Lock
     reading: dict[str, threading.Lock]
-    known: dict[str, Any]
+    results: dict[str, Any]
 
 
 S = TypeVar("S", bound=Remembering)
@@ -165,12 +165,12 @@ def read_once(read: Callable[[S], T]) -> Callable[[S], T]:
         with site.lock:
             reading = site.reading.setdefault(read.__name__, threading.Lock())
         with reading:
-            if read.__name__ not in site.known:
+            if read.__name__ not in site.results:
                 try:
-                    site.known[read.__name__] = read(site)
+                    site.results[read.__name__] = read(site)
                 except (CouldNotCheck, ResourceNotFound, CommandFailed) as error:
-                    site.known[read.__name__] = error
-        described: T | Exception = site.known[read.__name__]
+                    site.results[read.__name__] = error
+        described: T | Exception = site.results[read.__name__]
         if isinstance(described, Exception):
             raise described
         return described
@@ -191,7 +191,7 @@ class InspectedSite:
         self.rights = rights
         self.lock = threading.Lock()
         self.reading: dict[str, threading.Lock] = {}
-        self.known: dict[str, Any] = {}
+        self.results: dict[str, Any] = {}
 
     # ------------------------------------------------------------ the stack
 

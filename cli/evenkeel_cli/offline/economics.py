@@ -235,27 +235,27 @@ def shrink(detect: float, reconfigure: float, lead: float, nodes: int, failures_
 # ---------------------------------------------------------------- spares and copies
 
 
-def spare_table(rate: FailureRate, terms: Mapping[str, Any], most: int | None) -> Json:
+def spare_table(rate: FailureRate, terms: Mapping[str, Any], max_spares: int | None) -> Json:
     """Return the cost of a run by the number of spares, at each end of the rate."""
     rows, best = [], {}
     with options(lead_seconds="--lead", wait_seconds="--wait", detect_seconds="--detect", resume_seconds="--resume"):
         for end, value in ends_of(rate):
             case = spares.SpareInputs.model_validate({**terms, "failures_per_node_hour": value})
             best[end] = spares.best_spares(case)
-            for count in range((best[end] + 2 if most is None else most) + 1):
+            for count in range((best[end] + 2 if max_spares is None else max_spares) + 1):
                 row = spares.spare_cost(count, case).to_json()
                 rows.append({"end": end, "failuresPerNodeHour": value} | row | {"isBest": count == best[end]})
     return {"bestSpares": best, "spares": rows, "note": rate.note}
 
 
-def repair_shop(rate: FailureRate, terms: Mapping[str, Any], most: int) -> Json:
+def repair_shop(rate: FailureRate, terms: Mapping[str, Any], max_nodes: int) -> Json:
     """Return the steady state of a fleet with repairers, by the number of spares, at each end of the rate."""
     with options(repair_hours="--repair"):
         rows = [
             {"end": end, "failuresPerNodeHour": value}
             | spares.repair_shop(spares=count, failures_per_node_hour=value, **terms).to_json()
             for end, value in ends_of(rate)
-            for count in range(most + 1)
+            for count in range(max_nodes + 1)
         ]
     return {"fleets": rows, "note": rate.note}
 

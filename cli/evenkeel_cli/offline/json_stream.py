@@ -169,9 +169,9 @@ class _Reader:
         if self._is_at_end:
             return False
         try:
-            more = self._stream.read(count)
+            chunk = self._stream.read(count)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            more, self._problem = "", f"damaged archive: {error}"
-        self._is_at_end = not more
-        self._text, self._at = self._text[self._at :] + more, 0
-        return bool(more)
+            chunk, self._problem = "", f"damaged archive: {error}"
+        self._is_at_end = not chunk
+        self._text, self._at = self._text[self._at :] + chunk, 0
+        return bool(chunk)

@@ -58,16 +58,16 @@ def read(files: list[Path]) -> DesiredState:
     return desired
 
 
-def _check(wanted: DesiredState, files: str) -> None:
+def _check(desired_state: DesiredState, files: str) -> None:
     """Check the rules of the service that the files alone can break.
 
     Raises:
         CommandFailed: names the team and its first fault.
     """
-    teams = [Team.model_validate(document) for document in {**wanted.queues, **wanted.teams}.values()]
+    teams = [Team.model_validate(document) for document in {**desired_state.queues, **desired_state.teams}.values()]
     problems = [(f"team {team.name}", fault) for team in teams for fault in check_team(team)]
-    if wanted.quotas is not None:
-        problems += [("quotas", fault) for fault in check_fleet(FleetQuotas.model_validate(wanted.quotas))]
+    if desired_state.quotas is not None:
+        problems += [("quotas", fault) for fault in check_fleet(FleetQuotas.model_validate(desired_state.quotas))]
     if not problems:
         together = TeamSetup(teams=tuple(sorted(teams, key=lambda team: team.name)))
         problems = [("teams", fault) for fault in check_setup(together)]
@@ -79,24 +79,24 @@ def _declares(name: str, document: Json) -> bool:
     return name in document
 
 
-def _add(document: Any, file: str, wanted: DesiredState, declared: QuotaDocuments) -> None:
+def _add(document: Any, file: str, desired_state: DesiredState, declared: QuotaDocuments) -> None:
     try:
         if isinstance(document, dict) and isinstance(document.get("team"), dict):
             team = read_document(Team, document["team"], f"{file}: team")
-            wanted.teams[team.name] = team.to_json()
-            _note_version(document, team.name, wanted)
+            desired_state.teams[team.name] = team.to_json()
+            _note_version(document, team.name, desired_state)
         elif isinstance(document, dict) and isinstance(document.get("quotas"), dict):
-            wanted.quotas = read_document(FleetQuotas, document["quotas"], f"{file}: quotas").to_json()
-            _note_version(document, "", wanted)
+            desired_state.quotas = read_document(FleetQuotas, document["quotas"], f"{file}: quotas").to_json()
+            _note_version(document, "", desired_state)
         elif isinstance(document, dict) and {"name", "queue"} <= document.keys() and "kind" not in document:
             team = read_document(Team, document, file)
-            wanted.teams[team.name] = team.to_json()
+            desired_state.teams[team.name] = team.to_json()
         else:
             declared.add(document, file)
     except DocumentError as error:
         raise quota_files.refused(error) from error
 
 
-def _note_version(document: Json, name: str, wanted: DesiredState) -> None:
+def _note_version(document: Json, name: str, desired_state: DesiredState) -> None:
     if isinstance(document.get("version"), int):
-        wanted.versions[name] = document["version"]
+        desired_state.versions[name] = document["version"]

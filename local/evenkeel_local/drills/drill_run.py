@@ -100,9 +100,9 @@ class DrillRun:
         self.await_random_step()
         return self.node()
 
-    def check(self, what: str, holds: bool, detail: object) -> None:
+    def check(self, claim: str, holds: bool, detail: object) -> None:
         """Record a check with its observation."""
-        self.result.check(what, holds, str(detail))
+        self.result.check(claim, holds, str(detail))
 
     def node(self, rank: int | None = None) -> Json:
         """Return the node of a rank of the current attempt; by default of a random rank."""
@@ -175,14 +175,14 @@ class DrillRun:
             and instance_id in ("", incident["node"]["instanceId"], incident["replacementInstanceId"])
         ]
 
-    def await_incident(self, what: str, node: Json, holds: Callable[[Json], object]) -> Json:
+    def await_incident(self, condition: str, node: Json, holds: Callable[[Json], object]) -> Json:
         """Wait for an incident of a node that fulfils a condition."""
 
         def look() -> Json:
             incidents = self.new_incidents(node["instanceId"])
             return next((incident for incident in incidents if holds(incident)), {})
 
-        incident: Json = wait_for(what, INCIDENT_SECONDS, look)
+        incident: Json = wait_for(condition, INCIDENT_SECONDS, look)
         self.result.incident_id = incident["incidentId"]
         return incident
 

@@ -603,14 +603,14 @@ def _other_controller(drill: DrillRun, marks: list[Json]) -> None:
     calls = len(drill.cluster.control("GET", "provider-calls")["calls"])
     node = drill.submit_and_choose_node(TrainingWork(steps=160, paced_attempts=1))
     _mark_node(drill, node, marks[0])
-    decided = _report_before_owner(drill, node)["decisions"]
+    decisions = _report_before_owner(drill, node)["decisions"]
     for mark in marks[1:]:
         _mark_node(drill, node, mark)
     _mark_node(drill, node, None)
     incident = drill.settled(node)
     calls_made = drill.cluster.control("GET", "provider-calls")["calls"][calls:]
     drill.finish()
-    first = next(decision for decision in decided if decision["kind"] == "REPAIR")
+    first = next(decision for decision in decisions if decision["kind"] == "REPAIR")
     drill.check("Evenkeel waits for the other controller", first["action"] == "AWAIT", first)
     drill.check("Evenkeel requests no repair", not calls_made and not incident["repairs"], f"{calls_made} {incident}")
 

@@ -194,14 +194,14 @@ def _check_each(drill: DrillRun, machines: Sequence[str]) -> None:
     about = Counter(incident["node"]["instanceId"] for incident in incidents)
     wrong = {machine: about[machine] for machine in machines if about[machine] != 1}
     drill.check("one incident for each node", not wrong, str(wrong or f"{len(incidents)} incidents"))
-    decided = {incident["incidentId"]: 0 for incident in incidents}
+    decisions_by_incident = {incident["incidentId"]: 0 for incident in incidents}
     for incident in incidents:
         kinds = [decision["kind"] for decision in drill.detail(incident)["decisions"]]
-        decided[incident["incidentId"]] = kinds.count("RECOVERY")
-    odd = {incident: count for incident, count in decided.items() if count != 1}
+        decisions_by_incident[incident["incidentId"]] = kinds.count("RECOVERY")
+    odd = {incident: count for incident, count in decisions_by_incident.items() if count != 1}
     drill.result.figures["incidents"] = f"{len(incidents)}, of {sum(1 for count in about.values() if count)} nodes"
-    drill.result.figures["decisions"] = f"{sum(decided.values())} plans"
-    drill.check("one decision for each incident", not odd, str(odd or f"{len(decided)} decisions"))
+    drill.result.figures["decisions"] = f"{sum(decisions_by_incident.values())} plans"
+    drill.check("one decision for each incident", not odd, str(odd or f"{len(decisions_by_incident)} decisions"))
     blocked = [incident for incident in incidents if incident["state"] == "BLOCKED"]
     rules = Counter((incident["block"] or {}).get("guardrail") or "no rule" for incident in blocked)
     ended = Counter(incident["state"] for incident in incidents)

@@ -451,7 +451,7 @@ class ApiServer:
             if (config["metadata"]).get("uid") or config["metadata"].get("resourceVersion"):
                 raise errors.conflict(rt.group, rt.plural, request.name, "the object does not exist")
             new = clone(config)
-            server_side_apply.own(rt, new, config, manager, subresource)
+            server_side_apply.record_ownership(rt, new, config, manager, subresource)
             return self._object_response(http, rt, self._registry.create(rt, namespace, new, dry_run=dry_run), 201)
         if rt.namespaced:
             config["metadata"]["namespace"] = namespace

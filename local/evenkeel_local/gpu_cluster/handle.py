@@ -184,7 +184,7 @@ class ClusterHandle:
 
 
 def _send(
-    request: urllib.request.Request, what: str, timeout: float, ca_pem: str | None = None, fine: tuple[int, ...] = ()
+    request: urllib.request.Request, call: str, timeout: float, ca_pem: str | None = None, fine: tuple[int, ...] = ()
 ) -> bytes:
     """Send a request to loopback, without a proxy; an error status in `fine` answers nothing.
 
@@ -201,10 +201,10 @@ def _send(
     except urllib.error.HTTPError as refused:
         with refused:
             if refused.code not in fine:
-                raise ClusterFailed(f"{what}: {refused.code} {refused.read().decode()}") from refused
+                raise ClusterFailed(f"{call}: {refused.code} {refused.read().decode()}") from refused
             return b""
     except OSError as failed:
-        raise ClusterFailed(f"{what}: {failed}") from failed
+        raise ClusterFailed(f"{call}: {failed}") from failed
 
 
 def start(

@@ -93,9 +93,9 @@ class HyperPod:
         if name not in (self._config.cluster_name, self._config.cluster_arn):
             raise AwsError("ResourceNotFound", f"Could not find cluster with name or ARN {name}.")
 
-    def _need_continuous(self, what: str) -> None:
+    def _need_continuous(self, feature: str) -> None:
         if self._config.node_provisioning_mode != "Continuous":
-            message = f"{what} is supported only for clusters with NodeProvisioningMode set to Continuous."
+            message = f"{feature} is supported only for clusters with NodeProvisioningMode set to Continuous."
             raise AwsError("ValidationException", message)
 
     def _describe_cluster(self, body: Json, caller: str) -> Json:
@@ -389,10 +389,10 @@ class HyperPod:
 
     # Settings
 
-    def _check_limit(self, more: int) -> None:
+    def _check_limit(self, added: int) -> None:
         limit = self._config.instance_limit
-        if limit is not None and sum(self._fleet.targets.values()) + more > limit:
-            message = f"The account-level service limit for cluster instances is {limit}; {more} more would exceed it."
+        if limit is not None and sum(self._fleet.targets.values()) + added > limit:
+            message = f"The account-level service limit for cluster instances is {limit}; {added} more would exceed it."
             raise AwsError("ResourceLimitExceeded", message)
 
     def _update_cluster(self, body: Json, caller: str) -> Json:

@@ -204,5 +204,5 @@ class Operations:
                 return True
         return False
 
-    def _record_progress(self, machine: Machine, what: str) -> None:
-        self._events.instance_event(machine, f"Instance {machine.instance_id} in IG {machine.group} {what}")
+    def _record_progress(self, machine: Machine, stage: str) -> None:
+        self._events.instance_event(machine, f"Instance {machine.instance_id} in IG {machine.group} {stage}")

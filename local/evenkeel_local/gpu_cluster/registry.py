@@ -301,7 +301,7 @@ class Registry:
         old = self.store.find(rt.key, namespace, str(metadata.get("name")))
         if old is None:
             new = clone(config)
-            server_side_apply.own(rt, new, config, manager, "")
+            server_side_apply.record_ownership(rt, new, config, manager, "")
             return self.create(rt, namespace, new)
         return self.update(rt, server_side_apply.applied(rt, old, config, manager, force, ""))
 

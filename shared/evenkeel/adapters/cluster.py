@@ -432,13 +432,13 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         options |= {"timestamps": "true"} if timestamps else {}
         return self._api(attempt.cluster).text(path, container=operator_manifests.container_of(attempt.kind), **options)
 
-    def tails(self, attempt: Attempt, lines: int, most: int, within_seconds: float) -> Mapping[int, LogTail]:
+    def tails(self, attempt: Attempt, lines: int, max_pods: int, within_seconds: float) -> Mapping[int, LogTail]:
         pods = self._objects(attempt).pods
         by_rank = {rank: pod for pod in pods if (rank := rank_of(pod)) < attempt.ranks}
         ranks = sorted(by_rank, key=lambda rank: ((by_rank[rank].get("status") or {}).get("phase") != "Failed", rank))
         # Read in parallel with a time limit, because an unreachable kubelet does not answer.
         pool = ThreadPoolExecutor(_LOG_READERS, thread_name_prefix="tails")
-        reads = {rank: pool.submit(self._tail, attempt, by_rank[rank], lines) for rank in ranks[:most]}
+        reads = {rank: pool.submit(self._tail, attempt, by_rank[rank], lines) for rank in ranks[:max_pods]}
         wait(reads.values(), within_seconds)
         late = f"The log was not read within {within_seconds:g} s."
         tails = {
@@ -446,8 +446,8 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
             for rank, read in reads.items()
         }
         pool.shutdown(wait=False, cancel_futures=True)
-        left_out = f"Evenkeel keeps at most {most} logs of an attempt."
-        return tails | {rank: workloads.log_tail(by_rank[rank], why=left_out) for rank in ranks[most:]}
+        left_out = f"Evenkeel keeps at most {max_pods} logs of an attempt."
+        return tails | {rank: workloads.log_tail(by_rank[rank], why=left_out) for rank in ranks[max_pods:]}
 
     def _tail(self, attempt: Attempt, pod: Json, lines: int) -> LogTail:
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pod['metadata']['name']}/log"

@@ -295,21 +295,21 @@ class Watch:
             self._response.shutdown()
 
 
-def _failure(what: str, code: int, status: Mapping[str, Any]) -> EvenkeelError:
+def _failure(call: str, code: int, status: Mapping[str, Any]) -> EvenkeelError:
     reason = str(status.get("reason") or "")
     causes = (status.get("details") or {}).get("causes") or ()
     if any(cause.get("reason") == "NamespaceTerminating" for cause in causes):
-        return NamespaceTerminating(f"{what}: {code} {reason}: {status.get('message', '')}")
+        return NamespaceTerminating(f"{call}: {code} {reason}: {status.get('message', '')}")
     kind = _ERRORS_BY_REASON.get(reason) or _ERRORS_BY_STATUS.get(code) or (Unreachable if code >= 500 else Refused)
-    return kind(f"{what}: {code} {reason}: {status.get('message', '')}")
+    return kind(f"{call}: {code} {reason}: {status.get('message', '')}")
 
 
 @contextmanager
-def _translate_network_errors(what: str) -> Iterator[None]:
+def _translate_network_errors(call: str) -> Iterator[None]:
     try:
         yield
     except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise Unreachable(f"{what}: no answer: {describe_connection_error(error)}") from error
+        raise Unreachable(f"{call}: no answer: {describe_connection_error(error)}") from error
 
 
 def retry_on_conflict(once: Callable[[], T]) -> T:

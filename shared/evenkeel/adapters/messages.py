@@ -64,9 +64,9 @@ def escape_invalid_characters(text: str) -> str:
     return _INVALID_CHARACTERS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _truncate_bytes(text: str, most: int) -> str:
-    """Return the longest prefix of a text with at most `most` bytes."""
-    return text if len(text) * 4 <= most else text.encode()[:most].decode(errors="ignore")
+def _truncate_bytes(text: str, max_bytes: int) -> str:
+    """Return the longest prefix of a text with at most `max_bytes` bytes."""
+    return text if len(text) * 4 <= max_bytes else text.encode()[:max_bytes].decode(errors="ignore")
 
 
 class SqsCycleRequests:

@@ -119,9 +119,9 @@ def _bucket_and_prefix(uri: str) -> tuple[str, str]:
     return match[1], f"{prefix}/" if prefix else ""
 
 
-def _body(answer: Mapping[str, Any], what: str) -> bytes:
+def _body(answer: Mapping[str, Any], name: str) -> bytes:
     if answer["ContentLength"] > _LARGEST_READ:
-        raise TooLarge(f"{what} has {answer['ContentLength']} bytes: larger than the limit for this kind of object")
+        raise TooLarge(f"{name} has {answer['ContentLength']} bytes: larger than the limit for this kind of object")
     content: bytes = answer["Body"].read()
     return content
 

@@ -194,10 +194,10 @@ class Resolver(APIGatewayRestResolver):
         Raises:
             ApiProblem: A parameter is unknown, not valid, or given twice. A second value would be ignored silently.
         """
-        given = self.incoming.multi_value_query_string_parameters
+        parameters = self.incoming.multi_value_query_string_parameters
         faults = tuple(
             FieldError(name, "is given more than once; separate several values with commas")
-            for name, values in given.items()
+            for name, values in parameters.items()
             if len(values) > 1
         )
         self._expect_fields(faults)
@@ -269,13 +269,13 @@ class Resolver(APIGatewayRestResolver):
         if faults:
             raise ApiProblem("VALIDATION_FAILED", "; ".join(": ".join(fault) for fault in faults), faults)
 
-    def expect_fleet(self, named: str, own: str) -> None:
+    def expect_fleet(self, fleet: str, own_fleet: str) -> None:
         """Check that the path names this stack's fleet.
 
         Raises:
             ApiProblem: The path names another fleet.
         """
-        self.expect(named == own, "NOT_FOUND", f"This stack serves the fleet {own}, not {named}.")
+        self.expect(fleet == own_fleet, "NOT_FOUND", f"This stack serves the fleet {own_fleet}, not {fleet}.")
 
     def answer(self, document: Json, *, undated: tuple[str, ...] = ("asOf",)) -> Reply:
         """Answer a read with an ETag, or with 304 if the caller already has it.

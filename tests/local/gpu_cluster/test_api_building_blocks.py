@@ -191,7 +191,7 @@ def test_managed_fields_have_the_form_of_kubernetes() -> None:
         },
     }
 
-    server_side_apply.own(catalogue.PODS, pod, pod, "me", "")
+    server_side_apply.record_ownership(catalogue.PODS, pod, pod, "me", "")
 
     assert owned(pod)["me"] == {
         "f:metadata": {"f:labels": {"f:a": {}}, "f:finalizers": {'v:"x/y"': {}}},
@@ -227,7 +227,7 @@ def test_repeated_apply_changes_nothing_and_removes_omitted_fields(first: Any, s
 
 def test_update_takes_ownership_of_a_field_and_deletion_releases_it() -> None:
     live: Json = a_map(a="1", b="1")
-    server_side_apply.own(catalogue.CONFIG_MAPS, live, live, "applier", "")
+    server_side_apply.record_ownership(catalogue.CONFIG_MAPS, live, live, "applier", "")
     written = {**a_map(a="2"), "metadata": dict(live["metadata"])}
 
     server_side_apply.track_write(catalogue.CONFIG_MAPS, written, live, "hand", "")

@@ -141,7 +141,7 @@ def a_map(data: dict[str, str]) -> Json:
 def applied(stored: Json | None, manager: str, config: Json, *, force: bool = False) -> Json:
     if stored is None:
         new = clone(config)
-        server_side_apply.own(catalogue.CONFIG_MAPS, new, config, manager, "")
+        server_side_apply.record_ownership(catalogue.CONFIG_MAPS, new, config, manager, "")
         return dict(new)
     return server_side_apply.applied(catalogue.CONFIG_MAPS, stored, config, manager, force, "")
 
@@ -192,7 +192,7 @@ def test_two_managers_share_a_security_context() -> None:
         return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "one"}, "spec": {"securityContext": context}}
 
     stored = pod(runAsUser=1)
-    server_side_apply.own(catalogue.PODS, stored, pod(runAsUser=1), "first", "")
+    server_side_apply.record_ownership(catalogue.PODS, stored, pod(runAsUser=1), "first", "")
 
     merged = server_side_apply.applied(catalogue.PODS, stored, pod(runAsGroup=2), "second", False, "")
 

@@ -61,14 +61,14 @@ def not_found(field: str, value: Any) -> Cause:
     return ("FieldValueNotFound", field, f"Not found: {shown(value)}")
 
 
-def too_long(field: str, most: int) -> Cause:
+def too_long(field: str, max_length: int) -> Cause:
     """Return the cause for a value of too many bytes."""
-    return ("FieldValueTooLong", field, f"Too long: may not be more than {most} bytes")
+    return ("FieldValueTooLong", field, f"Too long: may not be more than {max_length} bytes")
 
 
-def too_many(field: str, count: int, most: int) -> Cause:
+def too_many(field: str, count: int, max_items: int) -> Cause:
     """Return the cause for a list of too many items."""
-    return ("FieldValueTooMany", field, f"Too many: {count}: must have at most {most} items")
+    return ("FieldValueTooMany", field, f"Too many: {count}: must have at most {max_items} items")
 
 
 def at_least_zero(field: str, value: Any) -> Iterable[Cause]:

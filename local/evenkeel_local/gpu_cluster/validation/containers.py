@@ -202,13 +202,13 @@ def _check_ports(ports: Any, path: str, on_host: bool) -> Iterator[Cause]:
         yield from one_of(f"{at}.protocol", port.get("protocol"), ("SCTP", "TCP", "UDP"))
 
 
-def _check_host_ports(ports: Any, path: str, taken: set[tuple[Any, ...]]) -> Iterator[Cause]:
+def _check_host_ports(ports: Any, path: str, used_ports: set[tuple[Any, ...]]) -> Iterator[Cause]:
     for number, port in enumerate(ports):
         if host := port.get("hostPort"):
             use = (port.get("protocol") or "TCP", port.get("hostIP") or "", host)
-            if use in taken:
+            if use in used_ports:
                 yield duplicate(f"{path}[{number}].hostPort", "/".join(map(str, use)))
-            taken.add(use)
+            used_ports.add(use)
 
 
 def _check_probe(probe: Obj, at: str) -> Iterator[Cause]:

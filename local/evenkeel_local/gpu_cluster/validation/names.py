@@ -64,8 +64,8 @@ def _pattern_errors(pattern: str, text: str) -> list[str]:
     return [f"{rule} (e.g. {shown}regex used for validation is '{pattern}')"]
 
 
-def _length_errors(text: str, most: int) -> list[str]:
-    return [f"must be no more than {most} bytes"] if len(text.encode()) > most else []
+def _length_errors(text: str, max_length: int) -> list[str]:
+    return [f"must be no more than {max_length} bytes"] if len(text.encode()) > max_length else []
 
 
 def label(text: str) -> list[str]:

@@ -22,15 +22,15 @@ FACT_KEPT = timedelta(days=30)
 IDEMPOTENCY_KEPT = timedelta(hours=24)
 
 
-def load(ledger: Ledger, key: Key, kind: type[T], what: str) -> T:
+def load(ledger: Ledger, key: Key, kind: type[T], noun: str) -> T:
     """Read the value that must exist under a key.
 
     Raises:
-        NotFound: there is none; the message names `what`.
+        NotFound: there is none; the message names `noun`.
     """
     row = ledger.get(key)
     if row is None:
-        raise NotFound(f"There is no {what}.")
+        raise NotFound(f"There is no {noun}.")
     return decode(row, kind)
 
 

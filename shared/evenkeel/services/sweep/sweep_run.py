@@ -84,7 +84,7 @@ class SweepRun:
         self.notes["doneAt"] = {**done, name: rfc3339(self.context.now)}
         return True
 
-    def read_each_cluster(self, what: str, read: Callable[[str], T]) -> dict[str, T]:
+    def read_each_cluster(self, source: str, read: Callable[[str], T]) -> dict[str, T]:
         """Read a list of each cluster, side by side. Record and skip a cluster that fails."""
         answers: dict[str, T] = {}
         with ThreadPoolExecutor(max_workers=_LISTS_AT_ONCE) as readers:
@@ -97,7 +97,7 @@ class SweepRun:
             try:
                 answers[cluster] = answer.result()
             except EvenkeelError as error:
-                self.unreadable_clusters.setdefault(cluster, f"{what}: {type(error).__name__}: {error}")
+                self.unreadable_clusters.setdefault(cluster, f"{source}: {type(error).__name__}: {error}")
                 self._warn(f"cluster {cluster}", error)
                 if isinstance(error, Unreachable):
                     self._no_answer.add(cluster)
