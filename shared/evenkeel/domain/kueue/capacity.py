@@ -97,6 +97,7 @@ class QuotaNode:
     __slots__ = (
         "_by_resource",
         "_lendable",
+        "_queues",
         "children",
         "declared",
         "height",
@@ -127,6 +128,7 @@ class QuotaNode:
         self.declared: tuple[tuple[Key, Slot], ...] = ()
         """The keys for which the subtree declares quota."""
         self._lendable: dict[str, int] | None = None
+        self._queues: tuple[QuotaNode, ...] | None = None
         self._by_resource: tuple[tuple[str, tuple[tuple[Key, Slot], ...]], ...] | None = None
 
     def at(self, key: Key) -> Slot:
@@ -160,13 +162,15 @@ class QuotaNode:
 
     def add_all(self, amounts: Mapping[Key, int]) -> None:
         """Add use of several keys."""
+        slots = self.slots
         for key, amount in amounts.items():
-            self.at(key).add(amount)
+            (slots.get(key) or self.at(key)).add(amount)
 
     def remove_all(self, amounts: Mapping[Key, int]) -> None:
         """Remove use of several keys."""
+        slots = self.slots
         for key, amount in amounts.items():
-            self.at(key).remove(amount)
+            (slots.get(key) or self.at(key)).remove(amount)
 
     def borrows_with(self, key: Key, amount: int) -> bool:
         """Whether this additional amount exceeds the subtree's quota (of a queue: its nominal quota)."""
@@ -199,6 +203,14 @@ class QuotaNode:
             if slot.use + amount <= slot.subtree:
                 return ancestor.height, ancestor.parent is not None
         return self.root.height, False
+
+    @property
+    def queues(self) -> "tuple[QuotaNode, ...]":
+        """The queues of the subtree, depth first."""
+        if self._queues is None:
+            below = tuple(queue for child in self.children for queue in child.queues)
+            self._queues = (self, *below) if self.is_queue else below
+        return self._queues
 
     @property
     def by_resource(self) -> tuple[tuple[str, tuple[tuple[Key, Slot], ...]], ...]:
@@ -271,14 +283,6 @@ class Tree:
         """Whether a queue is below a cohort that is its own ancestor."""
         quota_node = self.queues[queue]
         return any(ancestor.name in self.cyclic for ancestor in quota_node.path)
-
-
-def queues_below(quota_node: QuotaNode) -> Iterator[QuotaNode]:
-    """Yield the queues of a subtree, depth first."""
-    if quota_node.is_queue:
-        yield quota_node
-    for child in quota_node.children:
-        yield from queues_below(child)
 
 
 def quota_node_of(declared: Queue | Cohort, *, is_queue: bool) -> QuotaNode:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from evenkeel.domain.kueue.capacity import QuotaNode, queues_below
+from evenkeel.domain.kueue.capacity import QuotaNode
 from evenkeel.domain.kueue.objects import Admitted, Amounts, Key, PreemptionPolicy, Workload
 from evenkeel.domain.kueue.preemption import (
     QuotaDemand,
@@ -48,9 +48,9 @@ class Share(NamedTuple):
     @property
     def rank(self) -> tuple[bool, float]:
         """Sorts shares. Two infinite shares compare by their ratio before the weight."""
-        if self.weight == 0 and self.ratio != 0:
-            return (True, self.ratio)
-        return (False, self.value)
+        if self.weight:
+            return (False, self.ratio / self.weight)
+        return (self.ratio != 0, self.ratio)
 
     def borrows_any_of(self, requested: Mapping[Key, int]) -> bool:
         """Whether the quota node borrows a key of which an amount is requested."""
@@ -139,10 +139,14 @@ class Tournament:
             return self._winners[cohort]
         winner: Contestant | None = None
         best_rank: _Rank | None = None
+        contestants, winners, ranks = self._contestants, self._winners, self._ranks
         for child in cohort.children:
-            contestant = self._contestants.get(child.name) if child.is_queue else self._winner(child)
+            if child.is_queue:
+                contestant = contestants.get(child.name)
+            else:
+                contestant = winners[child] if child in winners else self._winner(child)
             if contestant is not None:
-                cached = self._ranks.get(child)
+                cached = ranks.get(child)
                 rank = cached[1] if cached is not None and cached[0] is contestant else self._rank(contestant, child)
                 if best_rank is None or rank < best_rank:
                     winner, best_rank = contestant, rank
@@ -188,7 +192,7 @@ def _candidates(demand: QuotaDemand, snapshot: Snapshot) -> Iterator[Admitted]:
     yield from candidates_in(queue, demand, policies.within, snapshot)
     if queue.quota_node.parent is None or policies.reclaim is PreemptionPolicy.NEVER:
         return
-    for quota_node in queues_below(queue.quota_node.root):
+    for quota_node in queue.quota_node.root.queues:
         if quota_node is not queue.quota_node and not quota_node.is_within_quota(demand.contested):
             yield from candidates_in(snapshot.queues[quota_node.name], demand, policies.reclaim, snapshot)
 
@@ -238,18 +242,21 @@ class _VictimQueues:
         for child in cohort.children:
             if child in self.dropped:
                 continue
-            share = self.share(child)
-            if child.is_queue:
-                if not self.of.get(child.name) or (not share.borrowed and child is not self.quota_node):
-                    self.dropped.add(child)
-                elif share.rank > queue_rank or (
-                    share.rank == queue_rank and best_queue is not None and self._precedes(child, best_queue)
-                ):
-                    best_queue, queue_rank = child, share.rank
-            elif not share.borrowed and child not in self.path:
+            if child.is_queue and not self.of.get(child.name):
                 self.dropped.add(child)
-            elif share.rank >= cohort_rank:
-                best_cohort, cohort_rank = child, share.rank
+                continue
+            share = self.share(child)
+            if not share.borrowed and child is not self.quota_node and child not in self.path:
+                self.dropped.add(child)
+                continue
+            rank = share.rank
+            if not child.is_queue:
+                if rank >= cohort_rank:
+                    best_cohort, cohort_rank = child, rank
+            elif rank > queue_rank or (
+                rank == queue_rank and best_queue is not None and self._precedes(child, best_queue)
+            ):
+                best_queue, queue_rank = child, rank
         if best_queue is None and best_cohort is None:
             self.dropped.add(cohort)
             return None
@@ -266,6 +273,11 @@ class _VictimQueues:
     def take(self, queue: QuotaNode) -> Admitted:
         """Remove and return a queue's next candidate."""
         return self.of[queue.name].pop(0)
+
+    def take_all(self, queue: QuotaNode) -> list[Admitted]:
+        """Remove and return all candidates of a queue."""
+        candidates, self.of[queue.name] = self.of[queue.name], []
+        return candidates
 
     def branches(self, queue: QuotaNode) -> tuple[QuotaNode, QuotaNode]:
         """Return the two nodes just below the common ancestor: the preemptor's and the queue's."""
@@ -306,6 +318,11 @@ def _first_rule(
             continue
         preemptor_branch, queue_branch = targets.branches(queue)
         new, old = targets.share(preemptor_branch).rank, targets.share(queue_branch).rank
+        # Without a candidate, the share of its branch is at most the present one. So this rule may exclude all of them.
+        needs_final_share = rule == "LessThanOrEqualToFinalShare"
+        if new > old or (new == old and not needs_final_share):
+            retry += targets.take_all(queue)
+            continue
         failed: list[Amounts] = []
         while targets.of[queue.name]:
             admitted = targets.take(queue)
@@ -313,10 +330,7 @@ def _first_rule(
             if admitted.use in failed:
                 retry.append(admitted)
                 continue
-            with not_using(queue, admitted.use):
-                rank_after = share_of(queue_branch).rank
-            passes = new <= rank_after if rule == "LessThanOrEqualToFinalShare" else new < old
-            if not passes:
+            if needs_final_share and new > _rank_without(admitted, queue, queue_branch):
                 failed.append(admitted.use)
                 retry.append(admitted)
                 continue
@@ -324,6 +338,12 @@ def _first_rule(
                 return True, []
             break  # another branch may have the highest share now
     return False, retry
+
+
+def _rank_without(admitted: Admitted, queue: QuotaNode, branch: QuotaNode) -> tuple[bool, float]:
+    """Return the rank of a branch without one of its workloads."""
+    with not_using(queue, admitted.use):
+        return share_of(branch).rank
 
 
 def _second_rule(demand: QuotaDemand, snapshot: Snapshot, retry: list[Admitted], victims: list[Victim]) -> bool:

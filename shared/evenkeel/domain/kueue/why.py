@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pydantic import Field
 
 from evenkeel.domain.kueue import quantities
-from evenkeel.domain.kueue.capacity import queues_below
 from evenkeel.domain.kueue.decisions import CycleDecision, Result
 from evenkeel.domain.kueue.documents import Output
 from evenkeel.domain.kueue.objects import PODS, Admitted, Cohort, Flavor, Queue, StopPolicy, Workload
@@ -273,7 +272,7 @@ def _with_more(queue: Queue, name: str, flavor: str, addition: dict[str, int]) -
 def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> AdmittingChange | None:
     """Find the lowest priority that lets the job preempt others."""
     root = scheduler.snapshot.queues[workload.queue].quota_node.root
-    queues = {quota_node.name for quota_node in queues_below(root)} | {workload.queue}
+    queues = {quota_node.name for quota_node in root.queues} | {workload.queue}
     # A policy compares priorities: the job needs a higher one, or the same one and an earlier place in the queue.
     present = {
         admitted_workload.workload.priority
@@ -311,7 +310,7 @@ def _by_size(state: WhatIf, workload: Workload) -> AdmittingChange | None:
 def _by_waiting(state: WhatIf, scheduler: Scheduler, workload: Workload) -> AdmittingChange | None:
     """Find the running jobs that must end to admit the job: evicted jobs first, then the longest-running."""
     root = scheduler.snapshot.queues[workload.queue].quota_node.root
-    queues = {quota_node.name for quota_node in queues_below(root)} | {workload.queue}
+    queues = {quota_node.name for quota_node in root.queues} | {workload.queue}
     running = sorted(
         (admitted_workload for admitted_workload in state.admitted if admitted_workload.workload.queue in queues),
         key=lambda admitted_workload: (

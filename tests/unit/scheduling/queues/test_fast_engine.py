@@ -1,0 +1,107 @@
+"""The engine leaves out repeated work and caches figures. A plain engine decides the same in random histories."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evenkeel.domain.kueue import fair_sharing
+from evenkeel.domain.kueue.capacity import QuotaNode, Slot
+from evenkeel.domain.kueue.decisions import CycleDecision
+from evenkeel.domain.kueue.fair_sharing import Contestant, Share, Tournament, _VictimQueues
+from evenkeel.domain.kueue.nomination import Nominator
+from evenkeel.domain.kueue.objects import Key, Workload
+from evenkeel.domain.kueue.snapshot import Snapshot
+from tests.examples import examples
+from tests.unit.scheduling.queues.random_queues import RandomQueues
+from tests.unit.scheduling.queues.test_victim_search import _Forgetful, plain_first_rule
+
+STEPS = 25
+
+
+def plain_available(slot: Slot) -> int:
+    """Return the available quota from the definition: by recursion, without the chain of slots."""
+    if slot.parent_slot is None:
+        return slot.subtree - slot.use
+    from_parent = plain_available(slot.parent_slot)
+    if slot.borrow is not None:
+        most = slot.subtree - slot.guaranteed + slot.borrow
+        from_parent = min(from_parent, most - max(0, slot.use - slot.guaranteed))
+    return max(0, slot.guaranteed - slot.use) + from_parent
+
+
+def plain_queues(quota_node: QuotaNode) -> tuple[QuotaNode, ...]:
+    own = (quota_node,) if quota_node.is_queue else ()
+    return own + tuple(queue for child in quota_node.children for queue in plain_queues(child))
+
+
+def plain_share(quota_node: QuotaNode) -> Share:
+    """Return the share from the definition: the largest ratio of the resources, computed from all keys."""
+    if quota_node.parent is None:
+        return Share(weight=quota_node.weight)
+    root = quota_node.root
+    over = {key: max(0, slot.use - slot.subtree) for key, slot in quota_node.declared}
+    ratios: list[tuple[float, str]] = []
+    borrowed: list[Key] = []
+    for resource in sorted({key[1] for key in over}):
+        keys = [key for key in over if key[1] == resource]
+        borrowed += [key for key in keys if over[key]]
+        lendable = sum(quota_node.parent.potential(key) for key, _ in root.declared if key[1] == resource)
+        if lendable > 0:
+            ratios.append((sum(over[key] for key in keys) * 1000.0 / lendable, resource))
+    ratio, resource = max(ratios, key=lambda pair: pair[0], default=(0.0, ""))
+    return Share(ratio, quota_node.weight, resource if ratio else "", tuple(borrowed))
+
+
+def plain_winner(tournament: Tournament, cohort: QuotaNode) -> Contestant | None:
+    """Return the winner of a cohort, with the rank of each head computed anew."""
+    heads = []
+    for child in cohort.children:
+        head = tournament._contestants.get(child.name) if child.is_queue else plain_winner(tournament, child)
+        if head is not None:
+            heads.append((tournament._rank(head, child), head))
+    return min(heads, key=lambda pair: pair[0])[1] if heads else None
+
+
+def without_caches(patch: pytest.MonkeyPatch) -> None:
+    """Replace each shortcut of the engine by the plain computation."""
+    prepare: Callable[[Nominator, Snapshot, int], None] = Nominator.__init__
+
+    def forget_victims(nominator: Nominator, snapshot: Snapshot, cycle: int) -> None:
+        prepare(nominator, snapshot, cycle)
+        nominator._victims = _Forgetful()
+
+    def compute_groups(_snapshot: Snapshot, _workload: Workload, compute: Callable[[], Any]) -> Any:
+        return compute()
+
+    def fits(quota_node: QuotaNode, requested: dict[Key, int]) -> bool:
+        return all(amount <= 0 or amount <= plain_available(quota_node.at(key)) for key, amount in requested.items())
+
+    patch.setattr(Slot, "available", plain_available)
+    patch.setattr(QuotaNode, "fits", fits)
+    patch.setattr(QuotaNode, "queues", property(plain_queues))
+    patch.setattr(fair_sharing, "share_of", plain_share)
+    patch.setattr(fair_sharing, "_first_rule", plain_first_rule)
+    patch.setattr(_VictimQueues, "share", lambda _queues, quota_node: plain_share(quota_node))
+    patch.setattr(Tournament, "_winner", plain_winner)
+    patch.setattr(Nominator, "__init__", forget_victims)
+    patch.setattr(Snapshot, "cached_groups", compute_groups)
+
+
+def history(seed: int, *, deep: bool, fair: bool) -> list[list[CycleDecision]]:
+    return [decisions for decisions, _ in RandomQueues(seed, deep=deep, fair=fair).history(STEPS)]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(0, 2**32), st.booleans(), st.booleans())
+def test_engine_without_shortcuts_makes_the_same_decisions(seed: int, deep: bool, fair: bool) -> None:
+    fast = history(seed, deep=deep, fair=fair)
+
+    with pytest.MonkeyPatch.context() as patch:
+        without_caches(patch)
+        plain = history(seed, deep=deep, fair=fair)
+
+    assert sum(map(len, fast)) > 0
+    assert fast == plain
