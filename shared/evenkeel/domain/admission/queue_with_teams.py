@@ -11,6 +11,7 @@ only the jobs of its queue that could take the same nodes.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
 from typing import NamedTuple
@@ -68,6 +69,21 @@ class _QuotaDecision(NamedTuple):
     offers: tuple[PoolFit, ...]
 
 
+@dataclass(slots=True)
+class _JobProgress:
+    """A job that takes part in the Kueue cycles, with the decisions about it so far."""
+
+    request: AdmissionRequest
+    kueue_job: short_form.ShortJob
+    """The request in Kueue's form."""
+    latest: _QuotaDecision | None = None
+    """Its latest decision by quota; None until it was the head of its queue."""
+    without_nodes: _QuotaDecision | None = None
+    """The decision that found quota but no nodes, while the scan of the flavors goes on."""
+    waiting: AdmissionDecision | None = None
+    """The decision while it waits; None until a reason needs it."""
+
+
 def run_team_cycle(
     snapshot: QueueSnapshot, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime
 ) -> tuple[AdmissionDecision, ...]:
@@ -108,24 +124,18 @@ class _TeamCycle:
             setup.queues, setup.cohorts, self.queues.flavors.values(), setup.rules, self._assign_nodes
         )
         self.queues.load_use(self.scheduler)
-        self.requests: dict[str, AdmissionRequest] = {}
-        """Requests that take part in the Kueue cycles."""
-        self.kueue_jobs: dict[str, short_form.ShortJob] = {}
-        """The requests in Kueue's form, by job id."""
+        self.progress: dict[str, _JobProgress] = {}
+        """Jobs that take part in the Kueue cycles, by id."""
         self.documents = DocumentCache()
-        self.latest_by_quota: dict[str, _QuotaDecision] = {}
-        """Job → its latest decision by quota."""
+        self.first_head = ""
+        """The first job that was decided by quota; empty if there is none."""
         self.offers: dict[str, tuple[PoolFit, ...]] = {}
         """Job → its fits in the present Kueue cycle."""
         self.final_decisions: dict[str, AdmissionDecision] = {}
         """Final decisions, in the order of commits."""
-        self.waiting_decisions: dict[str, AdmissionDecision] = {}
-        """Decisions about jobs that took part and wait."""
         self.queue_heads: dict[str, tuple[str, Mapping[str, str]]] = {}
         """Queue → its first decided job, and the first job of each parked shape. Filled after the last cycle."""
         self.barriers: dict[str, FifoBarrier] = {}
-        self.quota_without_nodes: dict[str, _QuotaDecision] = {}
-        """Decisions that found quota but no nodes, while the scan of the flavors goes on."""
         self.reserved_quota: dict[str, tuple[str, Amounts]] = {}
         """Job that has quota but no nodes → (queue, quota that is reserved for it)."""
         self.preemption_plans: dict[str, PreemptionPlan | None] = {}
@@ -139,18 +149,19 @@ class _TeamCycle:
             if decision := self._decision_without_quota(request):
                 self.final_decisions[request.job_id] = decision
             else:
-                self.requests[request.job_id] = request
-                self.kueue_jobs[request.job_id] = self.queues.to_kueue(request)
+                self.progress[request.job_id] = _JobProgress(request, self.queues.to_kueue(request))
         for group in DecisionGroup:
             names = []
-            for name in [name for name, request in self.requests.items() if self._decision_group_of(request) is group]:
+            for name, job in self.progress.items():
+                if self._decision_group_of(job.request) is not group:
+                    continue
                 # Admissions of an earlier group count towards the limits of this one.
-                if decision := self._decision_over_limit(self.requests[name]):
+                if decision := self._decision_over_limit(job.request):
                     self.final_decisions[name] = decision
                 else:
                     names.append(name)
-            for name in names:
-                self.scheduler.submit(self.kueue_jobs[name].to_workload(self.requests[name].priority))
+            for job in map(self.progress.__getitem__, names):
+                self.scheduler.submit(job.kueue_job.to_workload(job.request.priority))
             self._keep_waiting_preemptors_at_head(names)
             self._run_until_stable()
         for request in waiting:
@@ -164,7 +175,7 @@ class _TeamCycle:
         return DecisionGroup.INTERRUPTED if request.has_prior_grant else DecisionGroup.NEW
 
     def _decision_without_quota(self, request: AdmissionRequest) -> AdmissionDecision | None:
-        """Return the decision about a job that takes no part: it backs off, is held back, or could never start here."""
+        """Return the decision about a job that takes no part: it backs off, is excluded, or could never start here."""
         if request.not_before and self.now < request.not_before:
             return self._decide(request)
         team = self.snapshot.setup.by_name.get(request.team)
@@ -196,7 +207,7 @@ class _TeamCycle:
         """Keep a job at the head of its queue while its victims stop. A recovery comes before it."""
         heads = {*self.snapshot.scheduler_state.sticky.values()}
         for name in names:
-            pending = self.scheduler.pending[self.requests[name].team]
+            pending = self.scheduler.pending[self.progress[name].request.team]
             if name in heads and not pending.sticky:
                 pending.sticky = name
 
@@ -204,7 +215,7 @@ class _TeamCycle:
 
     def _assign_nodes(self, workload: Workload, assignment: Assignment, victims: tuple[Victim, ...]) -> str:
         """Return why no nodes fit; empty if some do. Assigns the nodes unless victims must stop first."""
-        request = self.requests[workload.workload_id]
+        request = self.progress[workload.workload_id].request
         names = {victim.workload_id for victim in victims}
         capacities = self.nodes.capacities_without(names | self.snapshot.stopping) if victims else None
         offers = self.nodes.fits_in_flavors(request, assignment, capacities)
@@ -230,7 +241,8 @@ class _TeamCycle:
             moved = False
             for decision in decisions:
                 name = decision.workload.workload_id
-                self.latest_by_quota[name] = _QuotaDecision(decision, state_before, self.offers.get(name, ()))
+                self.progress[name].latest = _QuotaDecision(decision, state_before, self.offers.get(name, ()))
+                self.first_head = self.first_head or name
                 moved |= self._apply_decision(decision)
             was_evicted = {workload.workload.workload_id for workload, is_evicted in state_before.holders if is_evicted}
             moved |= any(victim.workload_id not in was_evicted for decision in decisions for victim in decision.victims)
@@ -249,21 +261,22 @@ class _TeamCycle:
     def _apply_decision(self, decision: CycleDecision) -> bool:
         """Apply a decision. Return whether other jobs may now get another decision."""
         workload = decision.workload
-        request = self.requests[workload.workload_id]
+        job = self.progress[workload.workload_id]
+        request = job.request
         if decision.result is Result.ADMITTED:
             self._record_admission(request)
             return True
         if decision.result is Result.NO_NODES:
-            self.quota_without_nodes[request.job_id] = self.latest_by_quota[request.job_id]
+            job.without_nodes = job.latest
         if decision.result in (Result.PREEMPTING, Result.DEFERRED, Result.SKIPPED) or _tries_next_flavor(
             decision.assignment
         ):
             return False
-        unplaced = self.quota_without_nodes.pop(request.job_id, None)
+        unplaced, job.without_nodes = job.without_nodes, None
         if unplaced is None:
             return False
         # No other flavor has quota either, so the reason is that nodes are missing.
-        self.latest_by_quota[request.job_id] = unplaced
+        job.latest = unplaced
         is_strict = self.queues.is_strict(workload.queue)
         if not is_strict and not request.reserves_nodes:
             return False  # parked: later jobs of the queue are decided
@@ -292,8 +305,9 @@ class _TeamCycle:
         if not must_reserve or assignment.level or request.job_id in self.reserved_quota:
             return
         self.reserved_quota[request.job_id] = (workload.queue, dict(assignment.use))
-        name = request.job_id
-        offers = self.offers[name] if name in self.offers else self.latest_by_quota[name].offers
+        offers = self.offers.get(request.job_id)
+        if offers is None:
+            offers = self._latest(request.job_id).offers
         offer = max(offers, key=lambda fit: (fit.fitting, fit.pool), default=None)
         if offer is not None:
             self.nodes.reserve(request, offer)
@@ -309,15 +323,25 @@ class _TeamCycle:
                 self.final_decisions[waiting.job_id] = self._decide_blocked(waiting, blocker, "free nodes")
 
     def _waiting_in(self, team: str) -> list[AdmissionRequest]:
-        return [self.requests[queued.workload.workload_id] for queued in self.scheduler.pending[team].all()]
+        return [self.progress[queued.workload.workload_id].request for queued in self.scheduler.pending[team].all()]
 
     def _withdraw(self, request: AdmissionRequest) -> None:
         self.scheduler.pending[request.team].remove(request.job_id)
 
     # ------------------------------------------------------------ reasons
 
+    def _is_decided_by_quota(self, job_id: str) -> bool:
+        job = self.progress.get(job_id)
+        return job is not None and job.latest is not None
+
+    def _latest(self, job_id: str) -> _QuotaDecision:
+        """Return the latest decision by quota about a job that was the head of its queue."""
+        latest = self.progress[job_id].latest
+        assert latest is not None, f"{job_id} was not the head of its queue"
+        return latest
+
     def _decide_by_quota(self, request: AdmissionRequest) -> AdmissionDecision:
-        latest = self.latest_by_quota[request.job_id]
+        latest = self._latest(request.job_id)
         facts = AdmissionFacts(request=request, offers=latest.offers, now=self.now)
         decision = from_quota_decision(facts, latest.decision)
         if request.resumes_by_preemption and decision.action is Action.WAIT:
@@ -328,7 +352,7 @@ class _TeamCycle:
         is_done = decision.action in (Action.ADMIT, Action.PREEMPT)  # and so recorded, whatever the last reason was
         if not is_done and self.snapshot.last_reasons.get(request.job_id) == decision.reason:
             return decision
-        document = self.kueue_jobs[request.job_id].model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        document = self.progress[request.job_id].kueue_job.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         quota = quota_facts_of(document, latest.decision, latest.before, self.scheduler, self.documents)
         return decision.replace_unchecked(facts=facts.replace_unchecked(quota=quota))
 
@@ -344,7 +368,7 @@ class _TeamCycle:
             victim.job_id for plan in self.preemption_plans.values() if plan for victim in plan.victims
         }
         stops_for_others |= {
-            victim.workload_id for latest in self.latest_by_quota.values() for victim in latest.decision.victims
+            victim.workload_id for job in self.progress.values() if job.latest for victim in job.latest.decision.victims
         }
         reserved = frozenset(life.key for life in self.nodes.reserved.get(request.job_id, ()))
 
@@ -388,14 +412,14 @@ class _TeamCycle:
         return [victim for victim in victims if victim.workload_id not in started]
 
     def _decide_waiting(self, request: AdmissionRequest) -> AdmissionDecision:
-        if request.job_id in self.latest_by_quota:
+        if self._is_decided_by_quota(request.job_id):
             return self._cached_decision_by_quota(request)
         queued = self.scheduler.pending[request.team].get(request.job_id)
         head_id, first_by_shape = self._heads_of(request.team)
         if queued is not None and queued.workload.shape in first_by_shape:
             return self._decide_same_shape(request, first_by_shape[queued.workload.shape])
-        name = head_id or next(iter(self.latest_by_quota), "")
-        latest = self.latest_by_quota.get(name)
+        name = head_id or self.first_head
+        latest = self._latest(name) if name else None
         waits_for = {
             Result.PREEMPTING: "preempted jobs to stop",
             Result.DEFERRED: "preempted jobs to stop",
@@ -409,7 +433,7 @@ class _TeamCycle:
         if team not in self.queue_heads:
             pending = self.scheduler.pending[team]
             evaluated = [
-                queued.workload for queued in pending.all() if queued.workload.workload_id in self.latest_by_quota
+                queued.workload for queued in pending.all() if self._is_decided_by_quota(queued.workload.workload_id)
             ]
             parked = pending.parked_shapes
             # Built from the back, so that the first job of a shape stays.
@@ -420,12 +444,13 @@ class _TeamCycle:
         return self.queue_heads[team]
 
     def _cached_decision_by_quota(self, request: AdmissionRequest) -> AdmissionDecision:
-        if request.job_id not in self.waiting_decisions:
-            self.waiting_decisions[request.job_id] = self._decide_by_quota(request)
-        return self.waiting_decisions[request.job_id]
+        job = self.progress[request.job_id]
+        if job.waiting is None:
+            job.waiting = self._decide_by_quota(request)
+        return job.waiting
 
     def _decide_same_shape(self, request: AdmissionRequest, first_id: str) -> AdmissionDecision:
-        reason = self._cached_decision_by_quota(self.requests[first_id]).reason
+        reason = self._cached_decision_by_quota(self.progress[first_id].request).reason
         facts = AdmissionFacts(request=request, offers=(), blocked_by=first_id, same_shape_reason=reason, now=self.now)
         return decide(facts)
 
