@@ -62,10 +62,10 @@ def fields(kind: type[BaseModel] = JobSpec, outer: tuple[str, ...] = ()) -> Iter
 def options() -> Iterator[Json]:
     """Yield the options of `evenkeel jobs submit`."""
     for field in fields():
-        if field.declared.terms.option:
+        if field.declared.rules.option:
             kind, first = _kind(field.declared), field.text.partition(". ")[0].rstrip(".")
             help_text = f"{first}; may be repeated." if kind in _REPEATED else f"{first}."
-            yield {"option": field.declared.terms.option, "path": field.path, "kind": kind, "help": help_text}
+            yield {"option": field.declared.rules.option, "path": field.path, "kind": kind, "help": help_text}
 
 
 _REPEATED = ("assignments", "texts", "volumes", "folders")
@@ -85,13 +85,13 @@ def table() -> Iterator[str]:
     yield "| field | value | default | option | meaning |"
     yield "|---|---|---|---|---|"
     for path, declared, text in fields():
-        option = f"`{declared.terms.option}`" if declared.terms.option else ""
+        option = f"`{declared.rules.option}`" if declared.rules.option else ""
         yield f"| `{'.'.join(path)}` | {_value(declared)} | {_default(declared)} | {option} | {text} |"
 
 
 def _value(field: SubmittedField) -> str:
-    terms, kind = field.terms, alternatives(field.field.annotation)[0]
-    items = f"at most {terms.max_items} {terms.unit}"
+    rules, kind = field.rules, alternatives(field.field.annotation)[0]
+    items = f"at most {rules.max_items} {rules.unit}"
     if get_origin(kind) is tuple:
         return f"list of {items}{_inner(get_args(kind)[0], ' with ')}"
     if get_origin(kind) is dict:
@@ -100,11 +100,11 @@ def _value(field: SubmittedField) -> str:
         return "instant in RFC 3339"
     if isinstance(kind, type) and issubclass(kind, Enum):
         return " or ".join(f"`{member.value}`" for member in kind)
-    if terms.choices:
-        return " or ".join(f"`{choice}`" for choice in terms.choices if choice)
-    if terms.limits:
-        return f"{terms.limits[0]:,} to {terms.limits[1]:,} {terms.unit}"
-    return f"text of at most {terms.max_length} characters"
+    if rules.choices:
+        return " or ".join(f"`{choice}`" for choice in rules.choices if choice)
+    if rules.limits:
+        return f"{rules.limits[0]:,} to {rules.limits[1]:,} {rules.unit}"
+    return f"text of at most {rules.max_length} characters"
 
 
 def _inner(kind: type, before: str = "") -> str:
@@ -115,9 +115,9 @@ def _inner(kind: type, before: str = "") -> str:
 
 
 def _default(field: SubmittedField) -> str:
-    if field.field.is_required() or field.terms.is_required:
+    if field.field.is_required() or field.rules.is_required:
         return "required"
-    default = field.field.default if field.terms.default is None else field.terms.default
+    default = field.field.default if field.rules.default is None else field.rules.default
     match default:
         case "" | () | {}:
             return "empty"

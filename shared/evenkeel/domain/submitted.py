@@ -61,12 +61,12 @@ class SubmittedField(NamedTuple):
     name: str
     """Name in Python."""
     field: FieldInfo
-    terms: Submitted
+    rules: Submitted
 
     @property
     def path(self) -> tuple[str, ...]:
         """Names in a request, from the outermost object to the field."""
-        return tuple((self.terms.path or to_camel(self.name)).split("."))
+        return tuple((self.rules.path or to_camel(self.name)).split("."))
 
     @property
     def model(self) -> type[BaseModel] | None:
@@ -115,7 +115,7 @@ def shown_fields(value: Value, *, only_public: bool = False) -> dict[str, Any]:
     shown: dict[str, Any] = {}
     document = value.to_json()
     for field in submitted_fields(type(value)):
-        if field.terms.is_withheld or (only_public and not field.terms.is_public):
+        if field.rules.is_withheld or (only_public and not field.rules.is_public):
             continue
         *groups, own = field.path
         place = shown

@@ -85,7 +85,7 @@ def request_model(name: str, kind: type[BaseModel], base: type[B], groups: Mappi
             f"{group_name[:1].upper()}{group_name[1:]}Body", Body, (groups or {})[group_name], map(_named_field, inner)
         )
         model.sources = {field.path[-1]: (kind, field.name) for field in inner}
-        is_optional = any(field.terms.is_required for field in inner)
+        is_optional = any(field.rules.is_required for field in inner)
         fields[group_name] = (model | None, None) if is_optional else (model, model())
     created = _created(name, base, (kind if base is Body else base).__doc__, fields.items())
     created.sources = {field.path[0]: (kind, field.name) for field in submitted_fields(kind) if len(field.path) == 1}
@@ -101,51 +101,51 @@ def _named_field(field: SubmittedField) -> tuple[str, tuple[Any, Any]]:
 
 
 def _field(field: SubmittedField) -> tuple[Any, Any]:
-    default = field.field.default if field.terms.default is None else field.terms.default
-    kind = _request_type(field.field.annotation, field.terms, may_be_empty=default == "")
-    if field.field.is_required() or field.terms.is_required:
+    default = field.field.default if field.rules.default is None else field.rules.default
+    kind = _request_type(field.field.annotation, field.rules, may_be_empty=default == "")
+    if field.field.is_required() or field.rules.is_required:
         return (kind, ...)
     return (kind, kind() if isinstance(default, BaseModel) else default)
 
 
-def _request_type(kind: Any, terms: Submitted, *, may_be_empty: bool = False) -> Any:
+def _request_type(kind: Any, rules: Submitted, *, may_be_empty: bool = False) -> Any:
     """Return the type of a field in a request: the domain's type, with the limits of a request."""
     parts = alternatives(kind)
     if len(parts) > 1:
-        first, *further_types = (_request_type(part, terms) for part in parts if part is not NoneType)
+        first, *further_types = (_request_type(part, rules) for part in parts if part is not NoneType)
         assert not further_types, f"a request cannot express {kind}"
         return first | None
     kind = parts[0]
     origin, arguments = get_origin(kind), get_args(kind)
-    assert terms.max_items or origin is None, f"a submitted {kind} needs max_items"
-    assert terms.max_length or kind is not str, "a submitted text needs max_length"
+    assert rules.max_items or origin is None, f"a submitted {kind} needs max_items"
+    assert rules.max_length or kind is not str, "a submitted text needs max_length"
     if origin is tuple:
-        items = GenericAlias(tuple, (_request_type(arguments[0], terms), ...))
-        return Annotated[items, Field(max_length=terms.max_items)]
+        items = GenericAlias(tuple, (_request_type(arguments[0], rules), ...))
+        return Annotated[items, Field(max_length=rules.max_items)]
     if origin is dict:
-        items = GenericAlias(dict, (str, _request_type(arguments[1], terms)))
-        return Annotated[items, Field(max_length=terms.max_items)]
+        items = GenericAlias(dict, (str, _request_type(arguments[1], rules)))
+        return Annotated[items, Field(max_length=rules.max_items)]
     if issubclass(kind, BaseModel):
         return request_model(f"{kind.__name__.removesuffix('Spec')}Body", kind, Body)
     if issubclass(kind, Enum):
         return kind
     if kind is str:
-        constraints = StringConstraints(max_length=terms.max_length, to_lower=terms.is_lowered or None)
-        keywords = _Described(_text_keywords(terms, may_be_empty=may_be_empty))
+        constraints = StringConstraints(max_length=rules.max_length, to_lower=rules.is_lowered or None)
+        keywords = _Described(_text_keywords(rules, may_be_empty=may_be_empty))
         return Annotated[str, constraints, AfterValidator(printable), keywords]
     if kind is datetime:
         return Timestamp
     if kind is bool:
         return StrictBool
-    least, most = terms.limits or (None, None)
+    lowest, highest = rules.limits or (None, None)
     if kind is float:
-        return Annotated[float, Field(ge=least, le=most, allow_inf_nan=False)]
-    return Annotated[int, _Described({"minimum": least, "maximum": most} if terms.limits else {})]
+        return Annotated[float, Field(ge=lowest, le=highest, allow_inf_nan=False)]
+    return Annotated[int, _Described({"minimum": lowest, "maximum": highest} if rules.limits else {})]
 
 
-def _text_keywords(terms: Submitted, *, may_be_empty: bool) -> Mapping[str, Any]:
-    if terms.choices:
-        return {"enum": list(terms.choices)}
-    if not terms.pattern or terms.is_lowered:
+def _text_keywords(rules: Submitted, *, may_be_empty: bool) -> Mapping[str, Any]:
+    if rules.choices:
+        return {"enum": list(rules.choices)}
+    if not rules.pattern or rules.is_lowered:
         return {}
-    return {"pattern": f"^({terms.pattern}){'?' if may_be_empty else ''}$"}
+    return {"pattern": f"^({rules.pattern}){'?' if may_be_empty else ''}$"}

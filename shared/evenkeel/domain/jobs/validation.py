@@ -102,19 +102,19 @@ def _errors(spec: JobSpec) -> Iterator[SpecError]:
 def _declared_errors(value: Value, prefix: str = "") -> Iterator[SpecError]:
     """Compare the fields of a value with what `Submitted` declares for them, except the length of texts."""
     for field in submitted_fields(type(value)):
-        field_value, terms, place = getattr(value, field.name), field.terms, prefix + ".".join(field.path)
-        if terms.limits and field_value is not None and not terms.limits[0] <= field_value <= terms.limits[1]:
-            yield SpecError(place, f"Choose {terms.limits[0]} to {terms.limits[1]} {terms.unit}.")
-        elif terms.max_items and len(field_value) > terms.max_items:
-            yield SpecError(place, f"Give at most {terms.max_items} {terms.unit}.")
-        elif isinstance(field_value, str) and field_value != field.field.default and not terms.allows(field_value):
-            yield SpecError(place, terms.advice)
+        field_value, rules, place = getattr(value, field.name), field.rules, prefix + ".".join(field.path)
+        if rules.limits and field_value is not None and not rules.limits[0] <= field_value <= rules.limits[1]:
+            yield SpecError(place, f"Choose {rules.limits[0]} to {rules.limits[1]} {rules.unit}.")
+        elif rules.max_items and len(field_value) > rules.max_items:
+            yield SpecError(place, f"Give at most {rules.max_items} {rules.unit}.")
+        elif isinstance(field_value, str) and field_value != field.field.default and not rules.allows(field_value):
+            yield SpecError(place, rules.advice)
         elif isinstance(field_value, tuple):
             for index, item in enumerate(field_value):
                 if isinstance(item, Value):
                     yield from _declared_errors(item, f"{place}.{index}.")
-                elif isinstance(item, str) and not terms.allows(item):
-                    yield SpecError(f"{place}.{index}", terms.advice)
+                elif isinstance(item, str) and not rules.allows(item):
+                    yield SpecError(f"{place}.{index}", rules.advice)
 
 
 def mount_errors(

@@ -105,8 +105,8 @@ class PlanFacts(Value):
     """Time at which AWS ends the node; None if unknown."""
 
     @property
-    def terms(self) -> FaultTraits:
-        """The terms of the fault."""
+    def fault_traits(self) -> FaultTraits:
+        """The traits of the fault."""
         return self.fault or FaultTraits.of(default_catalogue().look_up(self.fault_key))
 
 
@@ -178,7 +178,7 @@ class _Case(NamedTuple):
 
     @property
     def fault(self) -> FaultTraits:
-        return self.facts.terms
+        return self.facts.fault_traits
 
     @property
     def repair(self) -> str:
@@ -345,7 +345,7 @@ def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
 
 def _first_rung(facts: PlanFacts) -> tuple[str, tuple[Alternative, ...]]:
     """Return the first available rung, and each skipped rung with its reason."""
-    rungs = facts.rungs or facts.terms.ladder
+    rungs = facts.rungs or facts.fault_traits.ladder
     skipped = [Alternative(option=rung, why_not=_UNAVAILABLE_RUNGS[rung]) for rung in takewhile(_is_unavailable, rungs)]
     return next(iter(rungs[len(skipped) :]), Rung.ASK_PERSON), tuple(skipped)
 
@@ -364,7 +364,7 @@ def _work_may_run_until(facts: PlanFacts, policy: RepairPolicy) -> datetime | No
 
     If AWS ends the node, the jobs stop `leave_seconds` before that.
     """
-    drain = facts.terms.drain_seconds
+    drain = facts.fault_traits.drain_seconds
     if drain < CAN_WAIT_SECONDS or not facts.is_busy or facts.opened_at is None:
         return None
     until = facts.opened_at + timedelta(seconds=math.ceil(drain * policy.drain_scale))

@@ -136,8 +136,8 @@ class RepairFacts(Value):
     now: Instant
 
     @property
-    def terms(self) -> FaultTraits:
-        """The terms of the fault."""
+    def fault_traits(self) -> FaultTraits:
+        """The traits of the fault."""
         return self.fault or FaultTraits.of(default_catalogue().look_up(self.fault_key))
 
 
@@ -499,7 +499,7 @@ def _next_rung(
         return by_group.replace(reason=f"{prefix}{by_group.reason}")
     rung, skipped = _first_open_rung(facts, policy, allows_reboot=_booted_after_fault(facts) is None)
     if not rung:
-        return _decision_of(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.terms.name}.", *skipped)
+        return _decision_of(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.fault_traits.name}.", *skipped)
     if after is not None and rung == after.rung:
         ready_at = after.requested_at + timedelta(seconds=policy.retry_seconds)
         if facts.now < ready_at:
@@ -525,8 +525,8 @@ def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> Rep
     ) and not _may_repeat(facts, REPLACE):
         reason = f"{prefix}Evenkeel already requested its replacement, which it does only once per node."
         return _decision_of(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
-    if not facts.ladder and facts.terms.ladder[0] in QUARANTINE_RUNGS:
-        reason = f"{facts.terms.name}: Evenkeel keeps the node out of service and does not repair it."
+    if not facts.ladder and facts.fault_traits.ladder[0] in QUARANTINE_RUNGS:
+        reason = f"{facts.fault_traits.name}: Evenkeel keeps the node out of service and does not repair it."
         return _decision_of(Repair.STAND_DOWN, reason).replace(drains=not facts.leaves_work)
     if facts.calls_today >= policy.max_attempts_a_day:
         reason = f"{prefix}{facts.calls_today} repair requests within a day for this node slot, which is the limit."
@@ -623,7 +623,7 @@ def _reboots_are_used(facts: RepairFacts) -> bool:
     """Whether this incident used its reboot, or earlier reboots count as recurrences by the fault's limits."""
     if _is_used(facts, REBOOT):
         return True
-    fault = facts.terms
+    fault = facts.fault_traits
     since = facts.now - timedelta(hours=fault.recur_window_hours)
     earlier = [
         request
@@ -634,7 +634,7 @@ def _reboots_are_used(facts: RepairFacts) -> bool:
 
 
 def _rung_reason(facts: RepairFacts, rung: str) -> str:
-    name = facts.terms.name
+    name = facts.fault_traits.name
     if rung == DIAGNOSE:
         return f"{name}: Evenkeel validates the node before it treats it as broken."
     if rung == REBOOT:
@@ -645,7 +645,7 @@ def _rung_reason(facts: RepairFacts, rung: str) -> str:
         return f"{name}: the Auto Scaling group of the node replaces it."
     if REBOOT in facts.ladder:
         return f"{name}: a reboot did not help or would not last, so Evenkeel replaces the node."
-    if REBOOT in facts.terms.ladder:
+    if REBOOT in facts.fault_traits.ladder:
         return f"{name}: HyperPod asks for a replacement."
     return f"{name}: a reboot does not clear this fault, so Evenkeel replaces the node."
 

@@ -332,9 +332,9 @@ def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
         decision = decide_after_node_loss(fault.replace(now=begins_at))
     if decision.action is not NodeLossAction.SHRINK:
         return _Option(option=ResumeOption.SHRINK, why_not=decision.reason.rstrip("."))
-    delays, terms = facts.delays, fault.policy
+    delays, elastic_policy = facts.delays, fault.policy
     missing_seconds = (delays.repair if facts.is_repaired else delays.capacity).seconds
-    node_seconds = (facts.nodes - decision.nodes) * missing_seconds + facts.nodes * terms.resize_seconds
+    node_seconds = (facts.nodes - decision.nodes) * missing_seconds + facts.nodes * elastic_policy.resize_seconds
     offer = ResumeOffer(
         option=ResumeOption.SHRINK,
         pool=facts.pools[0].pool if facts.pools else "",

@@ -26,7 +26,7 @@ from evenkeel.services.storage import job_rows, rows, team_setup
 
 Json = dict[str, Any]
 
-PUBLIC_SPEC = tuple(field.name for field in submitted_fields(JobSpec) if field.terms.is_public)
+PUBLIC_SPEC = tuple(field.name for field in submitted_fields(JobSpec) if field.rules.is_public)
 """Fields of a job's spec that every caller sees."""
 PUBLIC_JOB = (
     *("job_id", "state", "cluster", "queue", "priority", "local_queue"),
