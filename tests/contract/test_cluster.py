@@ -11,6 +11,7 @@ import pytest
 from evenkeel.domain.capacity.efa import EfaRequest
 from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation, UnmanagedPod
 from evenkeel.domain.jobs.attempt import PodPhase
+from evenkeel.domain.kept_logs import shortened_with_times
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT
 from evenkeel.domain.recovery.validation import CheckResult
 from evenkeel.domain.resources import NONE, Resources
@@ -447,7 +448,9 @@ def test_ends_of_all_logs_are_read_by_rank(bench: ClusterUnderTest) -> None:
 
     tails = bench.cluster.tails(spec.attempt, 2, 64, 10.0)
 
-    assert {rank: (tail.text.splitlines(), tail.why) for rank, tail in tails.items()} == {
+    texts = {rank: shortened_with_times(tail.text, ()) for rank, tail in tails.items()}
+    assert all(len(text.times) == 2 and text.times[0].startswith("20") for text in texts.values())
+    assert {rank: (texts[rank].text.splitlines(), tail.why) for rank, tail in tails.items()} == {
         0: (["two", "rank 0"], ""),
         1: (["two", "rank 1"], ""),
     }

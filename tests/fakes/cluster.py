@@ -1,6 +1,7 @@
 """Kubernetes in a dictionary: the test sets the health of nodes; pods start and end with their nodes."""
 
 import itertools
+import re
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -353,7 +354,8 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         tails = {}
         for rank, pod in enumerate(workload.pods if workload else ()):
             is_read = rank < max_pods and not self._is_out_of_reach(attempt.cluster, pod)
-            text = "".join(self.text.get(pod.name, "").splitlines(keepends=True)[-lines:])
+            last_lines = re.findall(r"[^\n]*\n|[^\n]+", self.text.get(pod.name, ""))[-lines:]
+            text = "".join(f"{LOG_TIME} {line}" for line in last_lines)
             why = "" if is_read else "no answer: its node is out of reach"
             tails[rank] = LogTail(pod_name=pod.name, node_name=pod.node_name, text=text if is_read else "", why=why)
         return tails

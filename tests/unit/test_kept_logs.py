@@ -4,7 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.kept_logs import KEPT_BYTES, KEPT_LINES, escaped, redacted, secrets_of, shortened
+from evenkeel.domain.kept_logs import (
+    KEPT_BYTES,
+    KEPT_LINES,
+    escaped,
+    redacted,
+    secrets_of,
+    shortened,
+    shortened_with_times,
+)
 
 SECRETS = [
     "AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY",
@@ -75,6 +83,37 @@ def test_secret_across_the_cut_is_masked_whole() -> None:
 
     assert is_cut
     assert "A1b2" not in kept
+
+
+def stamped(*lines: str) -> str:
+    return "".join(f"2026-11-03T10:00:{second:02d}.123456789Z {line}\n" for second, line in enumerate(lines))
+
+
+def test_each_kept_line_has_its_time() -> None:
+    text, _, times = shortened_with_times(stamped("one", "10 %\r20 %", "2026-01-01T00:00:00Z own time"), ())
+
+    assert text.splitlines() == ["one", "10 %", "20 %", "2026-01-01T00:00:00Z own time"]
+    assert times == tuple(f"2026-11-03T10:00:0{second}.123" for second in (0, 1, 1, 2))
+
+
+def test_secret_across_lines_is_masked_and_times_are_left_out() -> None:
+    text, _, times = shortened_with_times(stamped("one", "key: abc", "defghi", "two"), ("abc\ndefghi",))
+
+    assert "abc" not in text
+    assert "defghi" not in text
+    assert times == ()
+
+
+@given(st.text(alphabet="a\r\n\x85\u2028é ", max_size=200), st.integers(0, 400))
+def test_kept_text_is_the_same_with_times(text: str, repeats: int) -> None:
+    plain = text * repeats
+    lines = plain.split("\n")
+    with_times = "\n".join(f"2026-11-03T10:00:00.5Z {line}" for line in lines)
+
+    kept = shortened_with_times(with_times, ())
+
+    assert kept.text.split("\n")[-1:] == shortened(plain, ())[0].split("\n")[-1:]
+    assert len(kept.times) in (0, len(kept.text.splitlines()))
 
 
 @pytest.mark.parametrize(

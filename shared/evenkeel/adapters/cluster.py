@@ -452,7 +452,8 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
     def _tail(self, attempt: Attempt, pod: Json, lines: int) -> LogTail:
         path = f"/api/v1/namespaces/{attempt.namespace}/pods/{pod['metadata']['name']}/log"
         container = operator_manifests.container_of(attempt.kind)
-        query = {"container": container, "tailLines": str(lines), "limitBytes": str(_TAIL_BYTES)}
+        limits = {"tailLines": str(lines), "limitBytes": str(_TAIL_BYTES)}
+        query = {"container": container, "timestamps": "true", **limits}
         try:
             return workloads.log_tail(pod, text=self._api(attempt.cluster).text(path, **query))
         except EvenkeelError as error:

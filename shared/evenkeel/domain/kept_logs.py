@@ -1,11 +1,12 @@
 """Store the last log lines of each rank with its attempt: limited in size, without secrets, safe for a terminal.
 
-log of the pod ─▶ last lines ─▶ mask secrets ─▶ escape control characters ─▶ cut to KEPT_BYTES ─▶ a row per rank
+log of the pod ─▶ split off times ─▶ mask secrets ─▶ escape control characters ─▶ last lines ─▶ a row per rank
 """
 
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from evenkeel.domain.values import Instant, Value
 
@@ -32,6 +33,8 @@ _AFTER_NAME = re.compile(rf"(?i)({_SENSITIVE_NAME}{_BETWEEN})(?:(?:bearer|basic)
 _BEARER = re.compile(r"(?i)\b((?:bearer|basic)[ \t]{1,4})[A-Za-z0-9._~+/=-]{8,}")
 _USER_INFO = re.compile(r"(://)[^\s/@:]{0,200}:[^\s/@]{1,400}@")
 _SECRET_VARIABLE = re.compile(_SENSITIVE_NAME, re.IGNORECASE)
+_TIME = re.compile(r"(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}(?:\.\d{1,3})?)\d*Z ", re.ASCII)
+"""The time that a kubelet puts before a line, up to milliseconds."""
 _MIN_SECRET = 6
 """Minimum characters of a secret. Masking a shorter value would also mask ordinary words."""
 
@@ -45,17 +48,59 @@ class KeptLog(Value):
     pod_name: str = ""
     node_name: str = ""
     text: str = ""
+    times: tuple[str, ...] = ()
+    """Time at which the node read each line of the text, in RFC 3339; empty if unknown."""
     is_cut: bool = False
     """Whether the log has more lines before the text."""
     why: str = ""
     """Why the log could not be read; empty if it was read."""
     kept_at: Instant
 
+    def last_lines(self, count: int, *, timestamps: bool = False) -> str:
+        """Return the last lines; with `timestamps`, each begins with its time, if the times are known."""
+        lines = self.text.splitlines(keepends=True)
+        if timestamps and self.times:
+            lines = [f"{time}Z {line}" for time, line in zip(self.times, lines, strict=True)]
+        return "".join(lines[-count:])
+
+
+class ShortLog(NamedTuple):
+    """The last lines of a log, without secrets."""
+
+    text: str
+    is_cut: bool
+    """Whether earlier lines are left out."""
+    times: tuple[str, ...]
+    """Time of each line; empty if masking a secret has joined lines."""
+
 
 def secrets_of(env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the values of a job's variables whose names suggest a secret, such as `API_KEY`."""
     secrets = (value for name, value in env.items() if _SECRET_VARIABLE.search(name))
     return tuple(value for value in secrets if len(value) >= _MIN_SECRET)
+
+
+def shortened_with_times(stamped: str, secrets: Iterable[str]) -> ShortLog:
+    """Shorten a log whose lines begin with their times. A secret may span lines, so it is masked without the times."""
+    times: list[str] = []
+    contents: list[str] = []
+    for line in _with_line_ends(stamped.replace("\r\n", "\n")):
+        match = _TIME.match(line)
+        content = line[match.end() :] if match else line
+        # The pieces of a progress bar have the time of their line.
+        pieces = content.replace("\r", "\n")
+        contents.append(pieces)
+        times += [match[1] if match else ""] * len(_with_line_ends(pieces))
+    plain = "".join(contents)
+    text, is_cut = shortened(plain, secrets)
+    end = plain[-_EXAMINED:]
+    is_joined = redacted(end, secrets).count("\n") != end.count("\n")
+    lines = len(text.splitlines())
+    return ShortLog(text, is_cut, () if is_joined or not any(times) else tuple(times[len(times) - lines :]))
+
+
+def _with_line_ends(text: str) -> list[str]:
+    return [part for part in re.split(r"(?<=\n)", text) if part]
 
 
 def shortened(text: str, secrets: Iterable[str]) -> tuple[str, bool]:

@@ -316,7 +316,8 @@ class Cluster(RentedCapacity, UnmanagedJobs, Protocol):
     def tails(self, attempt: Attempt, lines: int, max_pods: int, within_seconds: float) -> Mapping[int, LogTail]:
         """Return the last log lines of at most `max_pods` of the attempt's own pods, by rank. Failed pods come first.
 
-        A log that could not be read within the time has a reason instead. Ranks without a pod are missing.
+        Each line begins with the time at which the node read it, in RFC 3339, and a space. A log that could not be read
+        within the time has a reason instead. Ranks without a pod are missing.
         """
         ...
 

@@ -403,4 +403,4 @@ class LogsQuery(Body):
     rank: Annotated[int, Field(ge=0, le=4096)] = 0
     tail: Annotated[int, Field(ge=1, le=LONGEST_LOG_TAIL)] = 200
     timestamps: Literal["", "true"] = ""
-    """`true`: each line begins with its time, in RFC 3339 UTC. Kept lines have none."""
+    """`true`: each line begins with its time, in RFC 3339 UTC."""

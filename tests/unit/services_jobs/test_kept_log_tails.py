@@ -1,11 +1,12 @@
 """The end of each rank's log stays with its attempt when its pod goes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from evenkeel.domain.kept_logs import KEPT_BYTES, KEPT_RANKS, KeptLog
-from evenkeel.ports import LogTail, NotAllowed, NotFound
+from evenkeel.ports import LogTail, NotAllowed, NotFound, Put
 from evenkeel.services.queries import read_jobs
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import drain_node, plan_recovery
@@ -46,7 +47,7 @@ def test_stopped_attempts_logs_are_kept_before_its_pods_go() -> None:
         assert "The rest is on hyperpod-i-" in document["note"]
 
 
-def test_kept_lines_say_that_they_have_no_timestamps() -> None:
+def test_kept_lines_have_their_times() -> None:
     scenario = JobScenario()
     job = scenario.running()
     writes(scenario, job.job_id, 0, "step 1\n")
@@ -58,8 +59,27 @@ def test_kept_lines_say_that_they_have_no_timestamps() -> None:
     kept_log = read_jobs.job_logs(job.job_id, Reader(), scenario.context(), attempt=1, rank=0, tail=9, timestamps=True)
 
     assert (live["text"], live["note"]) == (f"{LOG_TIME} step 1", None)
+    assert kept_log["text"] == "2026-11-03T10:00:00.000Z step 1\n"
+    assert "unknown" not in kept_log["note"]
+    assert shown(scenario, job.job_id)["text"] == "step 1\n"
+
+
+def test_kept_lines_without_times_say_so() -> None:
+    scenario = JobScenario()
+    job = scenario.running()
+    writes(scenario, job.job_id, 0, "step 1\n")
+    scenario.cancel(job.job_id)
+    scenario.stop(job.job_id)
+    scenario.settle(job.job_id)
+    row = scenario.world.ledger.get(job_rows.kept_log_key(job.job_id, 1, 0))
+    assert row
+    without_times = {name: value for name, value in row.doc.items() if name != "times"}
+    scenario.world.ledger.commit(Put(replace(row, doc=without_times)))
+
+    kept_log = read_jobs.job_logs(job.job_id, Reader(), scenario.context(), attempt=1, rank=0, tail=9, timestamps=True)
+
     assert kept_log["text"] == "step 1\n"
-    assert kept_log["note"].endswith(" Kept lines have no timestamps.")
+    assert kept_log["note"].endswith(" The times of these lines are unknown.")
 
 
 def test_settled_attempts_logs_outlive_their_node() -> None:

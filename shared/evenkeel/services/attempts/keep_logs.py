@@ -44,7 +44,7 @@ def run(job: Job, attempt: Attempt, context: Context, *, within_seconds: float) 
 
 
 def _kept_log(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetime) -> KeptLog:
-    text, is_cut = kept_logs.shortened(tail.text, kept_logs.secrets_of(job.spec.env))
+    text, is_cut, times = kept_logs.shortened_with_times(tail.text, kept_logs.secrets_of(job.spec.env))
     return KeptLog(
         job_id=attempt.job_id,
         attempt=attempt.attempt,
@@ -52,6 +52,7 @@ def _kept_log(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetim
         pod_name=tail.pod_name,
         node_name=tail.node_name,
         text=text,
+        times=times,
         is_cut=is_cut,
         why=kept_logs.escaped(kept_logs.redacted(tail.why)),
         kept_at=now,

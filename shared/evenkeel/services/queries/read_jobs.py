@@ -29,7 +29,7 @@ LARGEST_LOG = 1_000_000
 """Characters of a log in one response: the newest characters. The response of a function is limited to 6 MB."""
 
 
-_NO_TIMES = " Kept lines have no timestamps."
+_NO_TIMES = " The times of these lines are unknown."
 
 
 class JobFilter(NamedTuple):
@@ -183,7 +183,7 @@ def job_logs(
 ) -> Json:
     """Return the last lines of a rank's log, of the latest attempt unless another is named.
 
-    If the pod is gone or not reachable, these are the lines that were kept with the attempt. They have no timestamps.
+    If the pod is gone or not reachable, these are the lines that were kept with the attempt.
 
     Raises:
         NotYourTeam: the caller is not in the job's team.
@@ -212,14 +212,13 @@ def job_logs(
             if not isinstance(error, NotFound) and chosen.ended_at is None:
                 raise
             raise NotFound(_why_no_log(chosen, rank, kept_log, str(error))) from error
-        lines = kept_log.text.splitlines(keepends=True)
-        text = "".join(lines[-tail:])
-        is_cut = kept_log.is_cut or len(lines) > tail
+        text = kept_log.last_lines(tail, timestamps=timestamps)
+        is_cut = kept_log.is_cut or len(kept_log.text.splitlines()) > tail
         return document | {
             "text": text,
             "isCut": is_cut,
             "keptAt": rfc3339(kept_log.kept_at),
-            "note": f"{_note(chosen, kept_log)}{_NO_TIMES if timestamps else ''}",
+            "note": f"{_note(chosen, kept_log)}{_NO_TIMES if timestamps and not kept_log.times else ''}",
         }
     return document | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
 
