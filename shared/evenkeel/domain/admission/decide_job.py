@@ -332,8 +332,8 @@ def _rejected_flavors(cycle_decision: CycleDecision) -> Iterator[Alternative]:
                 f"{quantities.text(inequality.resource, max(0, inequality.available))} free"
                 for inequality in attempt.compared
             )
-            why = attempt.why or compared or attempt.mode.name
-            yield Alternative(option=f"flavor {attempt.flavor}", why_not=f"{why.rstrip('.')}.")
+            reason = attempt.why or compared or attempt.mode.name
+            yield Alternative(option=f"flavor {attempt.flavor}", why_not=f"{reason.rstrip('.')}.")
 
 
 def recorded_reason(decision: AdmissionDecision, mode: Mode) -> str:

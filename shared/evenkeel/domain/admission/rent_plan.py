@@ -371,8 +371,8 @@ def why_rental_would_not_help(job_id: str, pool: Pool, decisions: Iterable[Admis
     decision = next((decision for decision in decisions if decision.job_id == job_id), None)
     if decision is not None and decision.action is Action.ADMIT and decision.pool == pool.name:
         return ""
-    why = decision.reason if decision else "The job is not at the head of its queue."
-    return f"Rented nodes would not help the job: {why}"
+    reason = decision.reason if decision else "The job is not at the head of its queue."
+    return f"Rented nodes would not help the job: {reason}"
 
 
 # ---------------------------------------------------------------- jobs that leave rented nodes

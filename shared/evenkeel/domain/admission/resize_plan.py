@@ -92,7 +92,9 @@ class _Planner:
         self.fleet = _after_admissions(queue, decisions)
         """The queue after the admissions of this cycle."""
         self.shares = NodeShares(queue.capacities, policy.burst.pools)
-        self.closed = {(capacity.cluster, capacity.node_name) for capacity in queue.capacities if not capacity.is_open}
+        self.closed_nodes = {
+            (capacity.cluster, capacity.node_name) for capacity in queue.capacities if not capacity.is_open
+        }
         self.nodes_kept: dict[str, int] = self._nodes_kept_by_stopping_jobs()
         """Job that frees nodes → the number of nodes that it keeps."""
         self.changing_kinds = {self._kind_of(name) for name in self.nodes_kept if name in self.charges}
@@ -171,11 +173,11 @@ class _Planner:
 
     def _plan_shrinks(self) -> dict[str, tuple[PlannedResize, ...]]:
         shrinks_by_job: dict[str, tuple[PlannedResize, ...]] = {}
-        runners = self._running_jobs()
-        if not runners:
+        running_jobs = self._running_jobs()
+        if not running_jobs:
             return shrinks_by_job
         for demand in self.demands:
-            planned = self._shrinks_for_replicas(demand, runners)
+            planned = self._shrinks_for_replicas(demand, running_jobs)
             if planned:
                 shrinks_by_job[demand.job_id] = planned
         requests = {request.job_id: request for request in self.queue.pending}
@@ -184,27 +186,27 @@ class _Planner:
             for decision in self.decisions
             if decision.action in (Action.WAIT, Action.PREEMPT, Action.NO_QUOTA, Action.BLOCKED)
         ]
-        tried: set[tuple[object, ...]] = set()
+        tried_shapes: set[tuple[object, ...]] = set()
         helped = 0
         # Jobs that would preempt come first: other jobs shrink before any is preempted.
         for decision in sorted(waiting, key=lambda decision: decision.action is not Action.PREEMPT):
             request = requests[decision.job_id]
-            fresh = {victim.job_id for victim in decision.victims} - self.queue.stopping
+            new_victims = {victim.job_id for victim in decision.victims} - self.queue.stopping
             if (
                 decision.victims
-                and not fresh
+                and not new_victims
                 and not any(self.nodes_kept.get(victim.job_id) for victim in decision.victims)
             ):
                 continue  # all victims end. A victim that only shrinks frees less than the rules count on.
             # If shrinking does not help one job, it does not help another with the same request.
             size = (request.nodes, request.accelerators_per_node, request.instance_types)
             shape = (request.team, request.priority, request.cluster, *size)
-            if shape in tried or len(tried) == _MAX_TRIED or helped == _MAX_HELPED:
+            if shape in tried_shapes or len(tried_shapes) == _MAX_TRIED or helped == _MAX_HELPED:
                 continue
-            candidates = self._candidates(request, fresh, runners)
+            candidates = self._candidates(request, new_victims, running_jobs)
             if not any(candidate.sizes for candidate in candidates.values()):
                 continue
-            tried.add(shape)
+            tried_shapes.add(shape)
             # Jobs that shrinking cannot help do not count against the limit; otherwise they would starve the rest.
             if not self._would_help(request, candidates):
                 continue
@@ -246,14 +248,14 @@ class _Planner:
                     return planned
         return ()
 
-    def _shrinks_for_replicas(self, demand: AdmissionRequest, runners: list[Job]) -> tuple[PlannedResize, ...]:
+    def _shrinks_for_replicas(self, demand: AdmissionRequest, running_jobs: list[Job]) -> tuple[PlannedResize, ...]:
         """Choose the jobs that shrink so that replicas of a Deployment find nodes. Replicas use no quota."""
 
         def fits(sizes_left: Mapping[str, int]) -> bool:
             capacities = self._fleet_after(sizes_left).capacities
-            return any(fit.fitting >= demand.nodes for fit in pool_fits(demand, capacities, self.scheduling))
+            return any(offer.fitting >= demand.nodes for offer in pool_fits(demand, capacities, self.scheduling))
 
-        candidates = self._candidates(demand, set(), runners)
+        candidates = self._candidates(demand, set(), running_jobs)
         if not candidates or fits({}):
             return ()
         return self._fewest_nodes(demand, candidates, fits)
@@ -311,7 +313,9 @@ class _Planner:
             for resize in plan_shrink(jobs, nodes, NEEDS_IT).resizes
         )
 
-    def _candidates(self, request: AdmissionRequest, fresh: set[str], runners: list[Job]) -> dict[str, ElasticJob]:
+    def _candidates(
+        self, request: AdmissionRequest, new_victims: set[str], running_jobs: list[Job]
+    ) -> dict[str, ElasticJob]:
         """Return the jobs that may free nodes for a request, each with the sizes that it may take.
 
         A victim of the queue rules may shrink to its smallest size, or stop. A job of lower priority in the same queue
@@ -320,24 +324,24 @@ class _Planner:
 
         Args:
             request: The request that waits.
-            fresh: Victims of the queue rules that were not asked to stop yet.
-            runners: The elastic jobs that run.
+            new_victims: Victims of the queue rules that were not asked to stop yet.
+            running_jobs: The elastic jobs that run.
         """
         candidates: dict[str, ElasticJob] = {}
-        for job in runners:
+        for job in running_jobs:
             elastic_job = self._elastic_job(job)
             if elastic_job.sizes is None or job.job_id in self.nodes_kept or job.job_id == request.job_id:
                 continue
             min_size = elastic_job.sizes.legal[0]
-            if job.job_id not in fresh and not self._outranks(request, job):
+            if job.job_id not in new_victims and not self._outranks(request, job):
                 min_size = next((size for size in elastic_job.sizes.legal if size >= job.spec.nodes), elastic_job.nodes)
             smaller = tuple(size for size in elastic_job.sizes.legal if min_size <= size <= elastic_job.nodes)
             if smaller and smaller[0] < elastic_job.nodes:
                 sizes = Sizes(least=smaller[0], most=elastic_job.nodes, discrete=(*smaller, elastic_job.nodes))
                 candidates[job.job_id] = elastic_job.replace(
-                    priority=MAY_SHRINK, sizes=sizes, is_preemptable=job.job_id in fresh
+                    priority=MAY_SHRINK, sizes=sizes, is_preemptable=job.job_id in new_victims
                 )
-        for name in sorted(fresh - candidates.keys()):
+        for name in sorted(new_victims - candidates.keys()):
             charge = self.charges.get(name)
             if charge is not None and charge.node_names:
                 candidates[name] = ElasticJob(
@@ -368,7 +372,10 @@ class _Planner:
             nodes_kept: Job → the number of nodes that it keeps.
         """
         fleet = self._fleet_after(nodes_kept)
-        pending = tuple(request if other.job_id == request.job_id else other for other in fleet.pending)
+        pending = tuple(
+            request if pending_request.job_id == request.job_id else pending_request
+            for pending_request in fleet.pending
+        )
         capacities = reserve_for_replicas(self.demands, fleet.capacities, self.scheduling)
         decisions = self._decide(fleet._replace(capacities=capacities, pending=pending))
         return any(decision.job_id == request.job_id and decision.action is Action.ADMIT for decision in decisions)
@@ -392,7 +399,7 @@ class _Planner:
 
     def _unschedulable_nodes(self, charge: Charge) -> set[str]:
         """Return the nodes of a charge on which no pod may start now."""
-        return {name for name in charge.node_names if (charge.cluster, name) in self.closed}
+        return {name for name in charge.node_names if (charge.cluster, name) in self.closed_nodes}
 
     def _schedulable_first(self, charge: Charge) -> Charge:
         """Return a charge with its closed nodes last: the job frees those first, since it cannot start there again."""

@@ -76,14 +76,14 @@ def reserve_for_replicas(
     """Return the node capacities without the nodes that waiting replicas will take."""
     for demand in demands:
         offers = pool_fits(demand, capacities, policy)
-        best = max(offers, key=lambda offer: (offer.fitting, offer.pool), default=None)
-        if best is None:
+        best_offer = max(offers, key=lambda offer: (offer.fitting, offer.pool), default=None)
+        if best_offer is None:
             continue
         usable = [
             capacity.life
             for capacity in capacities
             if (capacity.cluster, capacity.pool, capacity.instance_type)
-            == (demand.cluster, best.pool, best.instance_type)
+            == (demand.cluster, best_offer.pool, best_offer.instance_type)
             and is_schedulable_for(demand, capacity)
             and not capacity.why_too_small(demand.per_node)
         ]

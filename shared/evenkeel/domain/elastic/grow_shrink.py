@@ -94,8 +94,8 @@ def plan_growth(facts: GrowFacts) -> ResizeDecision:
         f"{_throughput_text(job, size)}"
     )
     passed += [
-        Alternative(option=other.job_id, why_not=f"{job.job_id} makes better use of the idle nodes.")
-        for other, _ in growing[1:]
+        Alternative(option=other_job.job_id, why_not=f"{job.job_id} makes better use of the idle nodes.")
+        for other_job, _ in growing[1:]
     ]
     resize = SizeChange(job_id=job.job_id, from_nodes=job.nodes, to_nodes=size, reason=reason, lost_gpu_seconds=lost)
     return ResizeDecision(resizes=(resize,), reason=reason, alternatives=tuple(passed))

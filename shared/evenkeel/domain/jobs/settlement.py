@@ -90,8 +90,8 @@ def _after_application_failure(
     repeated = _repeated_failure(job, ended, ending, policy, now)
     job = job.replace(last_failure=repeated)
     if repeated is not None and policy.same_failures and repeated.times >= policy.same_failures:
-        failed = f"It failed {count_of(repeated.times, 'time')} in the same way from the same checkpoint"
-        message = f" {failed}, so Evenkeel does not retry."
+        count_text = f"It failed {count_of(repeated.times, 'time')} in the same way from the same checkpoint"
+        message = f" {count_text}, so Evenkeel does not retry."
         return _settled_job(SettleOutcome.JOB_FAILED, job, ended, ending.reason + message, now)
     failures = job.application_failures + 1
     max_restarts = policy.application_restarts if job.spec.max_restarts is None else job.spec.max_restarts

@@ -95,13 +95,13 @@ class SchedulingCycle:
             preempted: The victims that `earlier` names.
         """
         for queue, amounts, is_fit in earlier.usage:
-            self._take(self._snapshot.queues[queue].quota_node, dict(amounts), fits=is_fit)
+            self._take(self._snapshot.queues[queue].quota_node, dict(amounts), is_fit=is_fit)
         for victim in preempted:
             root = self._snapshot.queue_of(victim.workload).quota_node.root
             self._preempted.setdefault(root, {})[victim.workload.workload_id] = victim
         decisions = [self._process(entry) for entry in self._in_order(entries)]
-        for taken in reversed(self._taken):
-            self._give_back(taken)
+        for taken_quota in reversed(self._taken):
+            self._give_back(taken_quota)
         return decisions
 
     def _in_order(self, entries: Mapping[str, Entry]) -> Iterator[Entry]:
@@ -129,7 +129,10 @@ class SchedulingCycle:
         quota_node = self._snapshot.queue_of(entry.waiting.workload).quota_node
         preempted = self._preempted.setdefault(quota_node.root, {})
         if self._node_fit is not None:
-            usage = tuple((taken.quota_node.name, dict(taken.amounts), taken.is_fit) for taken in self._taken)
+            usage = tuple(
+                (taken_quota.quota_node.name, dict(taken_quota.amounts), taken_quota.is_fit)
+                for taken_quota in self._taken
+            )
             entry.earlier = EarlierHeads(usage, tuple(preempted))
         if self._waits_for_pods_ready:
             reason = "An earlier job of this cycle waits until the pods of all admitted jobs are ready."
@@ -154,7 +157,7 @@ class SchedulingCycle:
             return _decision(entry, Result.NO_FIT, _pending_message(assignment), pending=assignment.pending)
         if assignment.verdict is AssignmentMode.PREEMPT and not entry.victims:
             reserved = self._reserve(entry, quota_node)
-            self._take(quota_node, reserved, fits=False, domains=entry.domain_use if self._reserves(entry) else ())
+            self._take(quota_node, reserved, is_fit=False, domains=entry.domain_use if self._reserves(entry) else ())
             reason = "The job fits only after preemption, and its queue's policies allow no victim."
             return _decision(entry, Result.NO_CANDIDATES, reason, pending=Pending.WAITING_FOR_QUOTA, reserved=reserved)
         return None
@@ -165,7 +168,7 @@ class SchedulingCycle:
         """Decide about a head whose quota or victims an earlier head took; None if none did."""
         if entry.assignment.verdict is AssignmentMode.DEFERRED:
             entry.progress = None
-            self._take(quota_node, entry.use, fits=False, domains=entry.domain_use)
+            self._take(quota_node, entry.use, is_fit=False, domains=entry.domain_use)
             return _decision(entry, Result.DEFERRED, "The job fits when the present evictions have ended.")
         if _shares_victims(entry, preempted):
             reason = "Another job of this cycle already preempts the same victims."
@@ -184,14 +187,14 @@ class SchedulingCycle:
         # The head of a strict queue blocks its queue, so quota within its nominal quota is reserved for it.
         is_strict = self._snapshot.queue_of(workload).spec.strategy is QueueingStrategy.STRICT
         reserved = entry.use if is_strict and not assignment.level and not entry.victims else {}
-        self._take(quota_node, reserved, fits=assignment.verdict is AssignmentMode.FIT)
+        self._take(quota_node, reserved, is_fit=assignment.verdict is AssignmentMode.FIT)
         return _decision(entry, Result.NO_NODES, why_not, reserved=reserved)
 
     def _grant(self, entry: Entry, quota_node: QuotaNode, preempted: dict[str, Admitted]) -> CycleDecision:
         """Admit a head, or preempt its victims."""
         is_fit = entry.assignment.verdict is AssignmentMode.FIT
         preempted.update((victim.workload_id, victim.admitted) for victim in entry.victims)
-        self._take(quota_node, entry.use, fits=is_fit, domains=entry.domain_use)
+        self._take(quota_node, entry.use, is_fit=is_fit, domains=entry.domain_use)
         if is_fit and self._must_wait_for_pods(entry):
             self._waits_for_pods_ready = True
             reason = "The job fits. It waits until the pods of all jobs admitted before it are ready."
@@ -208,11 +211,11 @@ class SchedulingCycle:
     # ------------------------------------------------------------ parts of a decision
 
     def _take(
-        self, quota_node: QuotaNode, amounts: Amounts, *, fits: bool, domains: tuple[DomainUse, ...] = ()
+        self, quota_node: QuotaNode, amounts: Amounts, *, is_fit: bool, domains: tuple[DomainUse, ...] = ()
     ) -> None:
         """Count quota and domains as used until the end of the cycle."""
         if amounts or domains:
-            taken = _TakenQuota(quota_node, amounts, fits, domains)
+            taken = _TakenQuota(quota_node, amounts, is_fit, domains)
             self._take_again(taken)
             self._taken.append(taken)
 
@@ -266,12 +269,12 @@ class SchedulingCycle:
         if not is_fit or entry.victims or not self._snapshot.rules.never_overcommits:
             return is_fit
         # Test the present state too: the victims still hold quota, and the heads that wait for them do not.
-        waiting = [taken for taken in self._taken if not taken.is_fit]
-        for taken in reversed(waiting):
-            self._give_back(taken)
+        waiting = [taken_quota for taken_quota in self._taken if not taken_quota.is_fit]
+        for taken_quota in reversed(waiting):
+            self._give_back(taken_quota)
         is_fit = self._fits_now(entry, quota_node)
-        for taken in waiting:
-            self._take_again(taken)
+        for taken_quota in waiting:
+            self._take_again(taken_quota)
         return is_fit
 
     def _fits_now(self, entry: Entry, quota_node: QuotaNode) -> bool:

@@ -97,7 +97,7 @@ class FlavorAssigner:
             reasons = {name: why_unfit(name, self.snapshot.flavors.get(name), pods) for name in names}
             if (topology := self.snapshot.topology) is not None:
                 reasons = {name: topology.why_unfit(self.queue.spec, name, pods) or reasons[name] for name in names}
-            groups.append(_Group(tuple(indexes), {name: why for name, why in reasons.items() if why}))
+            groups.append(_Group(tuple(indexes), {name: reason for name, reason in reasons.items() if reason}))
         return tuple(groups)
 
     def assign(self, counts: tuple[int, ...]) -> Assignment:
@@ -158,13 +158,13 @@ class FlavorAssigner:
                 for resource, choice in assignment.choices[demand.index].items()
             }
 
-    def _fail(self, assignment: Assignment, index: int, flavor: str, why: str, pending: Pending) -> None:
+    def _fail(self, assignment: Assignment, index: int, flavor: str, reason: str, pending: Pending) -> None:
         """Record that the workload does not fit, because of the topology of one pod set."""
         assignment.verdict = AssignmentMode.NO_FIT
         assignment.choices[index] = {
             resource: choice._replace(mode=FlavorMode.NO_FIT) for resource, choice in assignment.choices[index].items()
         }
-        _explain(assignment, index, flavor, why, pending)
+        _explain(assignment, index, flavor, reason, pending)
 
     def _requests_of(self, index: int, count: int) -> dict[str, int]:
         requests = self.workload.pod_sets[index].total(count)
@@ -266,7 +266,7 @@ class FlavorAssigner:
         worst, worst_level, pending = FlavorMode.FIT, 0, Pending.NONE
         choices: dict[str, tuple[str, FlavorMode, int]] = {}
         compared: list[Inequality] = []
-        why = ""
+        why_not = ""
         for resource, total in requested.items():  # in the order of their names
             key, amount = (flavor, resource), total
             if self.replaced is not None:
@@ -274,7 +274,7 @@ class FlavorAssigner:
                 replaced_flavors = {self.replaced.flavors[index].get(resource) for index in group.indexes}
                 if replaced_flavors != {flavor}:
                     replaced_text = ", ".join(sorted(flavor or "none" for flavor in replaced_flavors))
-                    why, pending, worst = (
+                    why_not, pending, worst = (
                         f"the slice it replaces has {replaced_text}",
                         Pending.NO_MATCHING_FLAVOR,
                         FlavorMode.NO_FIT,
@@ -294,7 +294,7 @@ class FlavorAssigner:
                 worst, worst_level = mode, level
             if worst is not FlavorMode.NO_FIT:
                 choices[resource] = (flavor, mode, level)
-        return choices, FlavorAttempt(flavor, worst, worst_level, pending, why, tuple(compared))
+        return choices, FlavorAttempt(flavor, worst, worst_level, pending, why_not, tuple(compared))
 
     def _compare(self, key: Key, requested: int) -> tuple[Pending, Inequality]:
         """Compare the amount wanted of one key with the quota."""
@@ -344,7 +344,7 @@ class FlavorAssigner:
         return overall
 
 
-def _explain(assignment: Assignment, index: int, flavor: str, why: str, pending: Pending = Pending.NONE) -> None:
+def _explain(assignment: Assignment, index: int, flavor: str, reason: str, pending: Pending = Pending.NONE) -> None:
     """Record why a pod set does not fit in the topology of a flavor; with `pending`, it would not fit there empty."""
     attempts = assignment.attempts[index]
     if not any(attempt.flavor == flavor for attempt in attempts):
@@ -352,7 +352,7 @@ def _explain(assignment: Assignment, index: int, flavor: str, why: str, pending:
     assignment.attempts[index] = tuple(
         attempt
         if attempt.flavor != flavor
-        else attempt._replace(why=why, mode=FlavorMode.NO_FIT if pending else attempt.mode, pending=pending)
+        else attempt._replace(why=reason, mode=FlavorMode.NO_FIT if pending else attempt.mode, pending=pending)
         for attempt in attempts
     )
 

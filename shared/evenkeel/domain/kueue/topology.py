@@ -83,9 +83,9 @@ class TopologyTree:
             excluded: Counter[str] = Counter()
             leaves = []
             for leaf in self.leaves.values():
-                why = _why_excluded(leaf.node, pod_set, self.tolerations) if leaf.node else ""
-                if why:
-                    excluded[why] += 1
+                reason = _why_excluded(leaf.node, pod_set, self.tolerations) if leaf.node else ""
+                if reason:
+                    excluded[reason] += 1
                 else:
                     leaves.append(leaf)
             self._matching[needs] = (leaves, excluded)
@@ -275,7 +275,7 @@ def choose_domains(
 @dataclass(slots=True)
 class _Choice:
     tree: TopologyTree
-    want: _ResolvedRequest
+    request: _ResolvedRequest
     capacities: dict[Domain, _Capacity] = field(default_factory=dict)
     excluded: Counter[str] = field(default_factory=Counter)
 
@@ -283,10 +283,10 @@ class _Choice:
         self, free: Callable[[Domain, FreeAmounts], dict[str, int]]
     ) -> tuple[TopologyAssignment, TopologyAssignment | None]:
         self._count(free)
-        level, domains = self._find_level(self.want.level)
+        level, domains = self._find_level(self.request.level)
         chosen = self._descend(level, domains)
         leader = None
-        if self.want.leaders:
+        if self.request.leaders:
             leader = self._assignment(
                 TopologyDomain(domain.values, self.capacities[domain].leaders)
                 for domain in chosen
@@ -307,7 +307,7 @@ class _Choice:
     # ------------------------------------------------------------ count
 
     def _count(self, free: Callable[[Domain, FreeAmounts], dict[str, int]]) -> None:
-        want = self.want
+        want = self.request
         leaves, excluded = self.tree.matching(want.pod_set)
         self.excluded = Counter(excluded)
         self.capacities = {domain: _Capacity() for level in self.tree.domains for domain in level}
@@ -325,7 +325,7 @@ class _Choice:
             self._add_up(root, 0)
 
     def _add_up(self, domain: Domain, level: int) -> None:
-        want, capacity = self.want, self.capacities[domain]
+        want, capacity = self.request, self.capacities[domain]
         if domain.children:
             size = want.inner_sizes.get(level + 1, 1)
             less_pods, less_slices = [], []
@@ -351,11 +351,11 @@ class _Choice:
 
     def _by_capacity(self, domain: Domain) -> tuple[int, int, tuple[str, ...]]:
         capacity = self.capacities[domain]
-        return (capacity.slices if self.want.smallest_first else -capacity.slices, capacity.pods, domain.values)
+        return (capacity.slices if self.request.smallest_first else -capacity.slices, capacity.pods, domain.values)
 
     def _by_capacity_with_leader(self, domain: Domain) -> tuple[int, int, int, tuple[str, ...]]:
         capacity = self.capacities[domain]
-        slices = capacity.slices_with_leader if self.want.smallest_first else -capacity.slices_with_leader
+        slices = capacity.slices_with_leader if self.request.smallest_first else -capacity.slices_with_leader
         return (-capacity.leaders, slices, capacity.pods_with_leader, domain.values)
 
     def _best_fit(self, domains: list[Domain], needed: int, leaders: int, unit: _Unit) -> Domain:
@@ -375,8 +375,8 @@ class _Choice:
         total = sum(getattr(self.capacities[domain], unit.amount) for domain in domains)
         for domain in domains:
             capacity = self.capacities[domain]
-            less = getattr(capacity, unit.amount) - getattr(capacity, unit.with_leader)
-            if capacity.leaders >= leaders and total - less >= needed:
+            leader_pods = getattr(capacity, unit.amount) - getattr(capacity, unit.with_leader)
+            if capacity.leaders >= leaders and total - leader_pods >= needed:
                 return [domain, *(other for other in domains if other is not domain)]
         return domains
 
@@ -384,7 +384,7 @@ class _Choice:
 
     def _find_level(self, level: int) -> tuple[int, list[Domain]]:
         """Return the level at which all slices have a place, and the domains there that hold them."""
-        want, unit = self.want, _slices(self.want.slice_size)
+        want, unit = self.request, _slices(self.request.slice_size)
         if not self.tree.domains[level]:
             raise NoPlacementError(f"no topology domains at level: {self.tree.levels[level]}")
         domains = sorted(self.tree.domains[level], key=self._by_capacity_with_leader)
@@ -402,11 +402,11 @@ class _Choice:
 
     def _holds_all(self, domain: Domain) -> bool:
         capacity = self.capacities[domain]
-        return capacity.leaders >= self.want.leaders and capacity.slices_with_leader >= self.want.slices
+        return capacity.leaders >= self.request.leaders and capacity.slices_with_leader >= self.request.slices
 
     def _find_several(self, level: int, domains: list[Domain], unit: _Unit) -> list[Domain]:
         """Return the domains that together hold the leader and all slices."""
-        want, chosen = self.want, list[Domain]()
+        want, chosen = self.request, list[Domain]()
         slices, leaders = want.slices, want.leaders
         domains = self._with_leader_first(domains, slices, leaders, unit)
         while leaders > 0 and domains and self.capacities[domains[0]].leaders:
@@ -436,13 +436,13 @@ class _Choice:
 
     def _descend(self, level: int, domains: list[Domain]) -> list[Domain]:
         """Return the domains of the lowest level, each with the pods and leaders that it gets."""
-        want, last = self.want, len(self.tree.levels) - 1
-        whole = _slices(want.slice_size)
-        chosen = self._spread(domains, want.count, want.leaders, whole)
+        want, last = self.request, len(self.tree.levels) - 1
+        slice_unit = _slices(want.slice_size)
+        chosen = self._spread(domains, want.count, want.leaders, slice_unit)
         for depth in range(level, last):
             if depth < want.slice_level:
                 below = sorted((child for domain in chosen for child in domain.children), key=self._by_capacity)
-                chosen = self._spread(below, want.count, want.leaders, whole)
+                chosen = self._spread(below, want.count, want.leaders, slice_unit)
                 continue
             size = want.inner_sizes.get(depth + 1, 1)
             lower: list[Domain] = []
@@ -462,29 +462,33 @@ class _Choice:
 
     def _spread(self, domains: list[Domain], count: int, leaders: int, unit: _Unit) -> list[Domain]:
         """Give pods and leaders to domains, in their order, until all have a place; return these domains."""
-        left, chosen = count // unit.size, list[Domain]()
-        domains = self._with_leader_first(domains, left, leaders, unit)
+        remaining, chosen = count // unit.size, list[Domain]()
+        domains = self._with_leader_first(domains, remaining, leaders, unit)
         for position, first in enumerate(domains):
             domain, amount = first, unit.with_leader if leaders else unit.amount
             capacity = self.capacities[domain]
-            if not self.want.smallest_first and getattr(capacity, amount) >= left and capacity.leaders >= leaders:
-                domain = self._best_fit(domains[position:], left, leaders, unit)
+            if (
+                not self.request.smallest_first
+                and getattr(capacity, amount) >= remaining
+                and capacity.leaders >= leaders
+            ):
+                domain = self._best_fit(domains[position:], remaining, leaders, unit)
                 capacity = self.capacities[domain]
             chosen.append(domain)
-            is_last = getattr(capacity, amount) >= left and capacity.leaders >= leaders
-            taken = min(left, getattr(capacity, amount))
+            is_last = getattr(capacity, amount) >= remaining and capacity.leaders >= leaders
+            taken = min(remaining, getattr(capacity, amount))
             capacity.leaders = min(capacity.leaders, leaders)
             capacity.pods = taken * unit.size
             setattr(capacity, unit.amount, taken)
             if is_last:
                 return chosen
-            left, leaders = left - taken, leaders - capacity.leaders
-        raise NoPlacementError(self._why_not(self.want.level, count // unit.size - left))
+            remaining, leaders = remaining - taken, leaders - capacity.leaders
+        raise NoPlacementError(self._why_not(self.request.level, count // unit.size - remaining))
 
     # ------------------------------------------------------------ reasons
 
     def _why_not(self, level: int, fitting: int) -> str:
-        want, name = self.want, self.tree.name
+        want, name = self.request, self.tree.name
         if want.constraints:
             text = f'topology "{name}" doesn\'t allow to fit{self._why_no_layers(level)}'
         else:
@@ -501,8 +505,8 @@ class _Choice:
         best = min(self.tree.domains[level], key=lambda domain: (-self.capacities[domain].slices, domain.values))
         return "".join(
             f"; {self._slices_below(best, level, self.tree.levels.index(layer.level), layer.size)}"
-            f"/{self.want.count // layer.size} slice(s) fit on level {layer.level}"
-            for layer in self.want.constraints
+            f"/{self.request.count // layer.size} slice(s) fit on level {layer.level}"
+            for layer in self.request.constraints
         )
 
     def _slices_below(self, domain: Domain, level: int, target: int, size: int) -> int:

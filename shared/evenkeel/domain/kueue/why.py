@@ -190,10 +190,10 @@ def _minimize_each(upper_bounds: dict[str, int], works: Callable[[dict[str, int]
     while amounts != last_amounts:  # a smaller amount of one resource may allow a smaller amount of another
         last_amounts = dict(amounts)
         for name in sorted(amounts):
-            rest = dict(amounts)
+            other_amounts = dict(amounts)
 
-            def enough(amount: int, name: str = name, rest: dict[str, int] = rest) -> bool:
-                return works({**rest, name: amount})
+            def enough(amount: int, name: str = name, other_amounts: dict[str, int] = other_amounts) -> bool:
+                return works({**other_amounts, name: amount})
 
             amounts[name] = 0 if enough(0) else _smallest(amounts[name], enough) or amounts[name]
     return {name: amount for name, amount in amounts.items() if amount}

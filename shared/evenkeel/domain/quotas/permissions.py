@@ -63,16 +63,16 @@ def _team_errors(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
     if not team.allows_image(spec.image):
         yield SpecError("image", f"Team {team.name} runs only {', '.join(team.images[:10])}.")
     if spec.priority_class and team.priority_classes and spec.priority_class not in team.priority_classes:
-        known = ", ".join(team.priority_classes[:10])
-        yield SpecError("priorityClass", f"Use one of the priority classes of team {team.name}: {known}.")
+        allowed_text = ", ".join(team.priority_classes[:10])
+        yield SpecError("priorityClass", f"Use one of the priority classes of team {team.name}: {allowed_text}.")
     yield from check_allowance(spec, team.allowed, f"Team {team.name}")
     if not spec.checkpoint_uri:
         return
-    other_teams = (other for other in setup.teams if other.name != team.name)
+    other_teams = (other_team for other_team in setup.teams if other_team.name != team.name)
     owner = next((other_team.name for other_team in other_teams if _overlaps_folder(spec, other_team)), "")
     if team.checkpoints and not team.has_checkpoints(spec.checkpoint_uri):
-        known = ", ".join(team.checkpoints[:10])
-        yield SpecError("checkpoint.uri", f"Team {team.name} keeps checkpoints under {known}.")
+        allowed_text = ", ".join(team.checkpoints[:10])
+        yield SpecError("checkpoint.uri", f"Team {team.name} keeps checkpoints under {allowed_text}.")
     elif owner:
         yield SpecError("checkpoint.uri", f"The path is inside a folder of team {owner}.")
 

@@ -246,7 +246,7 @@ class TeamSetup(Value):
 
     def with_team(self, team: Team) -> "TeamSetup":
         """Return this set-up with a team added, or replaced if its name is known."""
-        other_teams = (other for other in self.teams if other.name != team.name)
+        other_teams = (other_team for other_team in self.teams if other_team.name != team.name)
         return self.replace(teams=tuple(sorted((*other_teams, team), key=lambda other_team: other_team.name)))
 
     @cached_property

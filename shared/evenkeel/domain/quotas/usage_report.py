@@ -97,4 +97,4 @@ def _split_amount(amount: int, lendable_by_team: Mapping[str, int]) -> dict[str,
     odd = amount - sum(parts.values())
     for name in sorted(lendable_by_team, key=lambda team: (-(amount * lendable_by_team[team] % total), team))[:odd]:
         parts[name] += 1
-    return {name: part for name, part in parts.items() if part}
+    return {name: share for name, share in parts.items() if share}

@@ -92,10 +92,10 @@ class QueueForecasts:
 
     def _use_of(self, job: Job, pool: Pool, place: int, count: int) -> WaitingUse:
         spec = job.spec
-        left_time = self._context.run_times.remaining(origin_of(job, self._policy), 0.0)
+        remaining = self._context.run_times.remaining(origin_of(job, self._policy), 0.0)
         is_whole = spec.nodes > 1 or spec.accelerators_per_node >= pool.accelerators_per_node
         return WaitingUse(
-            spec.nodes * spec.accelerators_per_node, _one_of(left_time, place, count), spec.nodes * is_whole
+            spec.nodes * spec.accelerators_per_node, _one_of(remaining, place, count), spec.nodes * is_whole
         )
 
 

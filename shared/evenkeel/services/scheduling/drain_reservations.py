@@ -19,11 +19,11 @@ from evenkeel.services.storage.batches import WriteGroup
 WRITER = "drain_reservations"
 
 
-def stop_group(decided: MigrationDecision, job: Job, version: int, context: Context) -> WriteGroup:
+def stop_group(decision: MigrationDecision, job: Job, version: int, context: Context) -> WriteGroup:
     """Return the writes that ask one job to leave.
 
     Args:
-        decided: Why the job must leave.
+        decision: Why the job must leave.
         job: The job, as the cycle read it.
         version: Version of the job's row.
         context: Ids, policy and time.
@@ -32,10 +32,10 @@ def stop_group(decided: MigrationDecision, job: Job, version: int, context: Cont
         decision_id=context.ids.new("dec"),
         kind="MIGRATION",
         subject=job.job_id,
-        action=decided.action,
-        reason=decided.reason,
-        alternatives=decided.alternatives,
-        facts=decided.facts.to_json(),
+        action=decision.action,
+        reason=decision.reason,
+        alternatives=decision.alternatives,
+        facts=decision.facts.to_json(),
         policy_hash=context.policy.hash,
         mode=Mode.ACT,
         decided_at=context.now,

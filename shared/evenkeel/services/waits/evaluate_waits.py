@@ -267,17 +267,17 @@ class Observation:
         """Return the pods on these nodes only."""
         return tuple(pod for name in names for pod in self.context.cluster.pods(cluster, name))
 
-    def arriving(self, rental: Rental) -> tuple[tuple[UnmanagedPod, ...], tuple[KubernetesNode, ...]]:
+    def arriving_pods_and_nodes(self, rental: Rental) -> tuple[tuple[UnmanagedPod, ...], tuple[KubernetesNode, ...]]:
         """Return the nodes, and the pods that have no node or are on the nodes of a rental that is starting.
 
         The order of the reads matters. A pod that gets a node in between is seen without a node, or its node is seen.
         """
         cluster = rental.offer.cluster
-        waiting = self.context.cluster.pods(cluster, "")
+        waiting_pods = self.context.cluster.pods(cluster, "")
         nodes = self.context.cluster.nodes(cluster)
-        came = [node.name for node in joined_nodes(rental, nodes, rental.other_rentals_nodes)]
-        uids = {pod.uid for pod in waiting}
-        return (*waiting, *(pod for pod in self.pods_on(cluster, came) if pod.uid not in uids)), nodes
+        joined_names = [node.name for node in joined_nodes(rental, nodes, rental.other_rentals_nodes)]
+        uids = {pod.uid for pod in waiting_pods}
+        return (*waiting_pods, *(pod for pod in self.pods_on(cluster, joined_names) if pod.uid not in uids)), nodes
 
     def slot(self, incident: Incident) -> SlotReader:
         """Return the reader of one slot, for an evaluation that does not list the fleet."""
@@ -530,7 +530,7 @@ def _replicas(wait: Wait, rental: Rental, row: Row, world: Observation) -> WaitA
     """Answer the waits of a Deployment's rental, and record whether replicas use its node."""
     policy = world.context.policy
     if wait.condition.kind is ConditionKind.RENTAL_READY:
-        pods, nodes = world.arriving(rental)
+        pods, nodes = world.arriving_pods_and_nodes(rental)
         # The other rentals of the Deployment are not read here. The steps of the workflow read them.
         unwanted = why_node_not_needed(rental, (), policy.scheduling.serving, pods, nodes)
         return evaluate_nodes_joined(
