@@ -205,13 +205,14 @@ def plan_rows() -> Iterator[str]:
 
 def nomination_rows() -> Iterator[str]:
     """Yield decisions per second by the number of queued jobs."""
-    yield from _table("queued", "order", "decisions/s: cold", "warm", "submits/s")
+    yield from _table("queued", "order", "decisions/s: cold", "warm", "warm, reference", "submits/s")
     for result in load("queues")["nominations"]:
         yield _row(
             f"{result['queued']:,}",
             "fair sharing" if result["fairSharing"] else "classical",
             f"{result['coldNominationsPerSecond']:,}",
             f"{result['nominationsPerSecond']:,}",
+            f"{result['referencePerSecond']:,}",
             f"{result['submittedPerSecond']:,}",
         )
     yield from origin_lines("queues")
