@@ -16,7 +16,7 @@ from evenkeel.domain.jobs.settlement import SettleOutcome
 from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.replay import replay
 from evenkeel.domain.waiting import ConditionKind, Wait
-from evenkeel.ports import Invalid, Put, Table
+from evenkeel.ports import ExecutionState, Invalid, Put, Table, WorkflowName
 from evenkeel.services.attempts.launch_job import LaunchOutcome
 from evenkeel.services.jobs.check_role import Requester
 from evenkeel.services.queries import explain, read_jobs, read_queue
@@ -244,6 +244,33 @@ def test_nodes_are_recorded_once_the_job_runs() -> None:
     assert [life.instance_id for life in attempt.nodes] == [instance_id(1), instance_id(2)]
     assert (attempt.pool, attempt.instance_type) == ("p5-workers", "ml.p5.48xlarge")
     assert job.reason == "Attempt 1 runs where Kueue let it in, by LocalQueue default."
+
+
+def test_node_that_joins_between_two_lists_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = a_scenario()
+    job = handed_over(scenario, nodes=1)
+    cluster = scenario.world.cluster
+    nodes = cluster.nodes("research-eks")
+    cluster.kueue_admits(job.job_id, 1, nodes[0].name)
+    lists = iter([nodes[1:]])  # the first node joins after the first list
+    monkeypatch.setattr(cluster, "nodes", lambda _cluster: next(lists, nodes))
+
+    assert await_(scenario, ConditionKind.ATTEMPT_RUNNING, job.job_id) == "RUNNING"
+
+
+def test_sweep_does_not_lose_a_node_that_just_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = a_scenario()
+    job = handed_over(scenario, nodes=1)
+    cluster = scenario.world.cluster
+    nodes = cluster.nodes("research-eks")
+    cluster.kueue_admits(job.job_id, 1, nodes[0].name)
+    scenario.world.clock.advance(600)
+    scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
+    monkeypatch.setattr(cluster, "nodes", lambda _cluster: nodes[1:])
+
+    scenario.sweep()
+
+    assert scenario.attempt(job.job_id).state is AttemptState.RUNNING
 
 
 def test_sweeper_records_nodes_after_a_crash() -> None:

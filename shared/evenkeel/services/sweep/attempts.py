@@ -60,8 +60,13 @@ def _resume_attempt(sweep: SweepRun, attempt: Attempt, job: Job) -> bool:
 
 def _without_workflow(sweep: SweepRun, job: Job, attempt: Attempt, workload: ObservedWorkload) -> bool:
     """Continue an attempt whose workflow has ended."""
+    names = attempt.nodes_in(workload)
     nodes = sweep.nodes_by_name.get(attempt.cluster, {})
-    lost = lost_nodes(nodes, attempt.nodes_in(workload), sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
+    if not attempt.node_names:
+        # Pods show the names. A node may have joined between the list of nodes and the list of pods.
+        joined = (sweep.context.cluster.node(attempt.cluster, name) for name in names if name not in nodes)
+        nodes = {**nodes, **{node.name: node for node in joined if node is not None}}
+    lost = lost_nodes(nodes, names, sweep.context.now, sweep.context.policy.jobs.lost_node_seconds)
     has_ended = judge_end(workload, job, attempt, lost) is not None
     # Only its workflow moves an attempt beyond STARTING. So its launch is undone, and the job is queued again.
     if has_ended or attempt.state is AttemptState.STARTING:

@@ -116,6 +116,7 @@ class Observation:
         self._workloads: dict[str, dict[tuple[str, int], list[ObservedWorkload]]] = {}
         self._slots: dict[str, SlotReader] = {}
         self._nodes_by_name: dict[str, Mapping[str, KubernetesNode]] = {}
+        self._nodes_after_pods: dict[str, Mapping[str, KubernetesNode]] = {}
 
     def read_ahead(self, waits: Iterable[Wait]) -> None:
         """Read the rows of these waits in a few calls: there may be one wait for each node of a fleet."""
@@ -171,6 +172,19 @@ class Observation:
         if cluster not in self._nodes_by_name:
             self._nodes_by_name[cluster] = {node.name: node for node in self.nodes(cluster)}
         return self._nodes_by_name[cluster]
+
+    def nodes_of_pods(self, cluster: str, names: Iterable[str]) -> Mapping[str, KubernetesNode]:
+        """Return the node objects of a cluster, with each of these nodes that exists.
+
+        Pods show these names, and the nodes may have been listed before the pods. A node that joined in between is no
+        lost node, so the nodes are listed once more.
+        """
+        nodes = self.nodes_by_name(cluster)
+        if nodes.keys() >= set(names):
+            return nodes
+        if cluster not in self._nodes_after_pods:
+            self._nodes_after_pods[cluster] = {node.name: node for node in self.context.cluster.nodes(cluster)}
+        return self._nodes_after_pods[cluster]
 
     @property
     def provider_nodes(self) -> tuple[ProviderNode, ...]:
@@ -589,9 +603,9 @@ def _attempt(wait: Wait, world: Observation) -> WaitAnswer | None:
     if job_row is None or attempt_row is None:
         return None
     job, attempt = rows.decode(job_row, Job), rows.decode(attempt_row, Attempt)
-    nodes = world.nodes_by_name(attempt.cluster)
     workload = world.workload(attempt)
     names = attempt.nodes_in(workload)
+    nodes = world.nodes_by_name(attempt.cluster) if attempt.node_names else world.nodes_of_pods(attempt.cluster, names)
     lost = lost_nodes(nodes, names, world.context.now, world.context.policy.jobs.lost_node_seconds)
     faulty = frozenset(name for name in names if name in nodes and shows_fault(nodes[name]))
     return evaluate_attempt_wait(wait.condition.kind, workload, job, attempt, lost, faulty)
