@@ -41,8 +41,8 @@ class Entry:
     @property
     def domain_use(self) -> tuple[DomainUse, ...]:
         """The pods of the head in the domains of a topology."""
-        workload = self.waiting.workload
-        return () if workload.has_reservation else domain_use(workload.pod_sets, self.assignment.topology)
+        topology, workload = self.assignment.topology, self.waiting.workload
+        return () if not topology or workload.has_reservation else domain_use(workload.pod_sets, topology)
 
 
 class _TakenQuota(NamedTuple):
@@ -284,6 +284,8 @@ class SchedulingCycle:
 
     def _lacks_only_domains(self, entry: Entry, quota_node: QuotaNode, preempted: Mapping[str, Admitted]) -> bool:
         """Whether the head still has its quota, but an earlier head of this cycle took its place in a domain."""
+        if not self._snapshot.rules.recomputes_domains:
+            return False
         gone = {**preempted, **{victim.workload_id: victim.admitted for victim in entry.victims}}
         with self._snapshot.without_use_of(gone.values()):
             return quota_node.fits(entry.use) and not self._fits_now(entry, quota_node)

@@ -118,8 +118,9 @@ class Nominator:
         contested: frozenset[Key],
         demands: tuple[TopologyDemand, ...] = (),
     ) -> list[Victim]:
-        domains = tuple((demand.index, demand.count, demand.flavor) for demand in demands)
-        name = (frozenset(requested.items()), contested, domains)
+        name: tuple[object, ...] = (frozenset(requested.items()), contested)
+        if demands:
+            name = (*name, *((demand.index, demand.count, demand.flavor) for demand in demands))
         if name not in self._victims:
             topology, queue = self._snapshot.topology, self._snapshot.queue_of(workload)
             has_domains = None

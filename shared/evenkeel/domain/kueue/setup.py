@@ -41,6 +41,13 @@ _FAIR_CONFIGURATIONS = (
     ("LessThanInitialShare",),
     ("LessThanOrEqualToFinalShare", "LessThanInitialShare"),
 )
+_RULE_BY_GATE = {
+    "PartialAdmission": "partial_admission",
+    "TASProfileMixed": "least_free_capacity",
+    "TASRecomputeAssignmentWithinSchedulingCycle": "recomputes_domains",
+    "TopologyAwareScheduling": "follows_topology",
+}
+"""The rule that a feature gate of Kueue switches."""
 _HYPERPOD_FIELDS = frozenset({"ComputeQuotaTarget", "ComputeQuotas", "SchedulerConfig", "InstanceGroups"})
 
 
@@ -111,12 +118,8 @@ class QuotaDocuments:
             ignores_undeclared=undeclared, blocks_until_ready=self.configuration.blocks_until_ready
         )
         for gate, is_on in self.configuration.feature_gates.items():
-            if gate == "PartialAdmission":
-                self.rules = self.rules._replace(partial_admission=is_on)
-            elif gate == "TASProfileMixed":
-                self.rules = self.rules._replace(least_free_capacity=is_on)
-            elif gate == "TopologyAwareScheduling":
-                self.rules = self.rules._replace(follows_topology=is_on)
+            if gate in _RULE_BY_GATE:
+                self.rules = SchedulerRules(**{**self.rules._asdict(), _RULE_BY_GATE[gate]: is_on})
             elif gate not in feature_gates.DEFAULT_ON | feature_gates.DEFAULT_OFF:
                 self.read_warnings.warn(where, f"featureGates.{gate}: Kueue has no such gate up to version 0.20")
             elif is_on != (gate in feature_gates.DEFAULT_ON):

@@ -56,6 +56,11 @@ class SchedulerRules(NamedTuple):
     """Whether flavors have topologies. Kueue's gate `TopologyAwareScheduling`."""
     least_free_capacity: bool = True
     """Whether pods without topology constraints go to small domains first. Kueue's gate `TASProfileMixed`."""
+    recomputes_domains: bool = True
+    """Whether a head gets other domains if an earlier head of the cycle took its own.
+
+    Otherwise it is skipped. Kueue's gate `TASRecomputeAssignmentWithinSchedulingCycle`.
+    """
 
 
 @dataclass(slots=True)
