@@ -38,6 +38,7 @@ SWEEP_STEPS = (
     "metrics",
     "overview",
     "request_cycle",
+    "days",
 )
 """The steps of the sweep, each a source of its own."""
 
