@@ -47,6 +47,7 @@ NOT_RUN = {
     "aws sagemaker list-cluster-events": "An export for a backtest; its arguments depend on the site.",
     "evenkeel jobs submit job.yaml": "A user's own file.",
     "evenkeel get nodes -w": "It runs until Ctrl-C.",
+    "evenkeel report --since 60d": "The fleet of this test has no records of that time; the command says so.",
     "evenkeel nodes ls -w": "It runs until Ctrl-C.",
     "kubectl drain": "The page only compares it with a command of Evenkeel.",
     "aws s3 cp s3://BUCKET/events": "An export for a backtest; its arguments depend on the site.",

@@ -64,8 +64,8 @@ def show(report_window: ReportWindow, context: Context, *, may_see_spend: bool =
     recorded = [stored[day].figures for day in sorted(stored) if begin_of_day(day) < live_from]
     days = [*recorded, *(day for day in (live.days if live else ()) if day.since >= live_from)]
     if not days:
-        first = "no day before it is recorded" if requested.end < context.now else "nothing is recorded"
-        raise Invalid("The window has no data.", (("since", f"begins a window without any record: {first}"),))
+        why = f"nothing is recorded from {requested.start:%d %b %Y} to {requested.end:%d %b %Y}"
+        raise Invalid("The window has no data.", (("since", why),))
     window = Span(days[0].since, max(requested.end, days[-1].until))
     unknown = _unknown(days)
     is_late = window.start > requested.start
