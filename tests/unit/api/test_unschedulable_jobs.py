@@ -99,6 +99,33 @@ def test_two_nodes_of_one_slot_count_once(site: Gateway) -> None:
     assert asked(site, "/v1/jobs/plan", nodes=5).status == 400
 
 
+NETWORK = {"nodes": 3, "network": {"requiredLevel": "layer-3"}}
+
+
+@pytest.mark.parametrize(
+    ("why", "leaves", "is_accepted"),
+    [
+        ("one leaf has three nodes", ("a", "a", "a", "b"), True),
+        ("no leaf has three nodes", ("a", "a", "b", "b"), False),
+        ("no node shows its place", ("", "", "", ""), False),
+        ("a node has not joined, and may be in either leaf", ("a", "a", "b", ""), True),
+    ],
+)
+def test_required_network_level_must_be_possible(
+    gateway: Gateway, why: str, leaves: tuple[str, ...], is_accepted: bool
+) -> None:
+    layers = [("top", "middle", leaf) if leaf else () for leaf in leaves]
+    nodes = [a_fleet_node(number, network_layers=layer) for number, layer in enumerate(layers, start=1)]
+    stored(gateway.fakes.ledger, *nodes)
+
+    answer = asked(gateway, "/v1/jobs", **NETWORK)
+
+    assert (answer.status == 202) is is_accepted, why
+    if not is_accepted:
+        assert [error["field"] for error in answer.document["errors"]] == ["network.requiredLevel"]
+        assert "in one layer-3 domain" in answer.document["errors"][0]["message"]
+
+
 def test_fleet_that_no_sweep_has_read_refuses_nothing(gateway: Gateway) -> None:
     planned = asked(gateway, "/v1/jobs/plan", nodes=64)
 

@@ -15,6 +15,7 @@ from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import with_open_amounts
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.compatibility import Requirements
+from evenkeel.domain.capacity.network_topology import has_position
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, idle_capacity
 from evenkeel.domain.capacity.pod_shares import NodeShares, amounts_of
 from evenkeel.domain.jobs.job import Job
@@ -89,6 +90,8 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
     def decide(spec: JobSpec) -> AdmissionDecision:
         return _decide_on_configured_fleet(job.replace(spec=spec), fleet, setup, policy, now)
 
+    if job.spec.required_network_level and _shows_some_places_only(fleet.capacities):
+        job = job.replace(spec=job.spec.replace(required_network_level=None))
     answer = decide(job.spec)
     if answer.action is Action.ADMIT:
         return None
@@ -99,8 +102,15 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
     return SpecError(field, f"The job could never start on the configured fleet. {answer.reason}")
 
 
+def _shows_some_places_only(capacities: Iterable[NodeCapacity]) -> bool:
+    """Whether only some nodes show their place in the network. The others may not have joined yet."""
+    return len({has_position(capacity) for capacity in capacities}) > 1
+
+
 def _with_one_requirement_removed(spec: JobSpec) -> Iterable[tuple[str, JobSpec]]:
     """Yield the job with one requirement less, with the field of that requirement."""
+    if spec.required_network_level:
+        yield "network.requiredLevel", spec.replace(required_network_level=None)
     yield "nodes", spec.replace(nodes=1, elastic=None)
     if spec.instance_types:
         yield "instanceTypes", spec.replace(instance_types=())
