@@ -90,6 +90,11 @@ GRAPHS = (
         (Series("RentalUsdPerHour", "Maximum", "cost"), Series("RentalCapUsdPerHour", "Maximum", "cap")),
         "US dollars an hour",
     ),
+    Graph("Node time of the last day, by use", (Series("DayNodeSeconds", "Maximum"),), "seconds"),
+    Graph(
+        "Effective training time ratio of the last day", (Series("DayTrainingTimeRatio", "Maximum", "ETTR"),), "ratio"
+    ),
+    Graph("Cost of the failures of the last day", (Series("DayLostUsd", "Maximum", "lost"),), "US dollars"),
     Graph("Work that the sweep finished, by step", (Series("SweepCorrections", "Sum"),), "in 5 minutes"),
     Graph("Stale sources, by kind", (Series("SourcesStale", "Maximum"),), "now"),
     Graph(

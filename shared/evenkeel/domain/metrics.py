@@ -132,6 +132,19 @@ METRICS = {
         Metric("UnmanagedJobsDecided", _COUNT, ("action",), "A user's job on a faulty node: restarted, moved or left."),
         Metric("UnmanagedJobRestarts", _COUNT, ("outcome",), "The restart of a user's job has ended."),
         Metric("UnmanagedJobsNotCreated", _COUNT, (), "A user's job that Evenkeel deleted could not be created again."),
+        # The last whole UTC day, once a day. An unknown figure has no data point.
+        Metric("DayTrainingTimeRatio", _NONE, (), "Effective training time ratio (ETTR) of the last whole day."),
+        Metric(
+            "DayRecoverySeconds", _SECONDS, (), "Mean standstill of jobs by incidents of the last whole day (MTTR)."
+        ),
+        Metric(
+            "DaySecondsBetweenFailures",
+            _SECONDS,
+            (),
+            "Node time per failure in the last whole day (MTBF of a node); missing without a failure.",
+        ),
+        Metric("DayNodeSeconds", _SECONDS, ("use",), "Node time of the last whole day, by use."),
+        Metric("DayLostUsd", _NONE, (), "Cost of the failures of the last whole day; missing without a price."),
         # Rented capacity
         Metric("RentalsStarted", _COUNT, (), "A rental began."),
         Metric("RentalsReady", _COUNT, (), "All nodes of a rental are ready."),

@@ -217,3 +217,37 @@ def test_only_operators_see_spend_of_teams() -> None:
     assert all(team["usdMicros"] for team in shown if team["gpuHours"])
     assert {team["usdMicros"] for team in hidden} == {None}
     assert [team["gpuHours"] for team in shown] == [team["gpuHours"] for team in hidden]
+
+
+def test_metrics_of_yesterday_come_once() -> None:
+    fakes = a_history(3)
+    fold(fakes)
+    first = {(metric.name, metric.dimensions.get("use")): metric.value for metric in fakes.telemetry.metrics}
+    fold(fakes)
+
+    assert len(fakes.telemetry.metrics) == len(first)
+    uses = [value for (name, _), value in first.items() if name == "DayNodeSeconds"]
+    figures = rows_of(fakes)[f"DAY#{day_of(TODAY - DAY)}"].figures
+    nodes = sum(sum(pool.node_microseconds.values()) for pool in figures.pools)
+    assert sum(uses) == pytest.approx(nodes / 1e6)
+    assert 0 <= first["DayTrainingTimeRatio", None] <= 1
+
+
+def test_unknown_figure_of_day_has_no_metric() -> None:
+    fakes = FakeWorld()
+    fold(fakes)
+
+    assert {metric.name: metric.value for metric in fakes.telemetry.metrics} == {"DayLostUsd": 0}
+
+
+def test_loss_without_price_has_no_metric() -> None:
+    fakes = FakeWorld()
+    job = a_job(1, state="PENDING", current_attempt=1)
+    begun = TODAY - timedelta(hours=5)
+    lost = an_attempt(job, state="LOST", admitted_at=begun, running_at=begun, ended_at=TODAY - timedelta(hours=2))
+    stored(fakes.ledger, job, lost)
+    fold(fakes)
+
+    names = {metric.name for metric in fakes.telemetry.metrics}
+
+    assert "DayLostUsd" not in names

@@ -2,9 +2,10 @@
 
 from datetime import datetime, timedelta
 
-from evenkeel.domain.costs.day_figures import DAY, DayRow, begin_of_day, day_of
+from evenkeel.domain.costs.day_figures import DAY, DayFigures, DayRow, begin_of_day, day_of
+from evenkeel.domain.costs.day_summary import summarise_day
 from evenkeel.domain.costs.interruptions import Span
-from evenkeel.ports import Conflict, Put, Row, get_all
+from evenkeel.ports import Conflict, Put, Row, Telemetry, get_all
 from evenkeel.services.queries import read_cost_records, read_live_days
 from evenkeel.services.queries.read_cost_report import REFOLDED
 from evenkeel.services.storage import fleet_rows, rows
@@ -55,6 +56,8 @@ def _days(begin: datetime, end: datetime) -> list[datetime]:
 
 
 def _store(day: DayRow, stored: Row | None, sweep: SweepRun, *, is_latest: bool) -> None:
+    if is_latest:
+        _measure(day.figures, sweep.context.telemetry)  # first: a crash repeats the data points and loses none
     if stored is not None:
         before = rows.decode(stored, DayRow)
         if not is_latest and (before.figures, before.is_settled) == (day.figures, day.is_settled):
@@ -63,3 +66,18 @@ def _store(day: DayRow, stored: Row | None, sweep: SweepRun, *, is_latest: bool)
         sweep.context.ledger.commit(Put(fleet_rows.day_row(day, stored.version if stored else 0)))
     except Conflict:
         return  # a newer sweep was first
+
+
+def _measure(figures: DayFigures, telemetry: Telemetry) -> None:
+    """Emit the known figures of the last whole day."""
+    summary = summarise_day(figures)
+    if summary.training_time_ratio is not None:
+        telemetry.gauge("DayTrainingTimeRatio", summary.training_time_ratio)
+    if summary.recovery_seconds is not None:
+        telemetry.seconds("DayRecoverySeconds", summary.recovery_seconds)
+    if summary.seconds_between_failures is not None:
+        telemetry.seconds("DaySecondsBetweenFailures", summary.seconds_between_failures)
+    for use, seconds in summary.node_seconds.items():
+        telemetry.seconds("DayNodeSeconds", seconds, use=use)
+    if summary.lost_usd is not None:
+        telemetry.gauge("DayLostUsd", summary.lost_usd)

@@ -1,0 +1,48 @@
+"""The figures of one day that are metrics. Unknown is None: a zero would look like a figure."""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from evenkeel.domain.costs.day_figures import DayFigures
+from evenkeel.domain.costs.fleet_report import effective_time
+from evenkeel.domain.costs.node_time import NodeUse, PoolUse, pool_times
+
+
+class DaySummary(NamedTuple):
+    """Figures of a day; None or missing: unknown."""
+
+    training_time_ratio: float | None
+    """The effective training time ratio (ETTR)."""
+    recovery_seconds: float | None
+    """Mean standstill of jobs by incidents that are over (MTTR)."""
+    seconds_between_failures: float | None
+    """Node time per failure (MTBF of a node); None without a failure."""
+    node_seconds: Mapping[NodeUse, float]
+    """Empty without a node."""
+    lost_usd: float | None
+    """By failures; None if a part has no price or no known length."""
+
+
+def summarise_day(day: DayFigures) -> DaySummary:
+    """Return the figures of a day."""
+    failed = [group for group in day.losses if group.is_failure]
+    _, all_nodes = pool_times([day.pools])
+    recoveries, failures = day.recovery_seconds, len(day.failures)
+    has_unpriced = any(group.unpriced_gpu_hours or group.usd_micros is None for group in failed)
+    return DaySummary(
+        training_time_ratio=effective_time(all_nodes, math.fsum(group.gpu_hours for group in failed)).ratio,
+        recovery_seconds=math.fsum(recoveries) / len(recoveries) if recoveries else None,
+        seconds_between_failures=3600 * all_nodes.node_hours / failures if failures and day.pools else None,
+        node_seconds={use: math.fsum(_node_seconds(pool, use) for pool in day.pools) for use in NodeUse}
+        if day.pools
+        else {},
+        lost_usd=None if has_unpriced else sum(group.usd_micros or 0 for group in failed) / 1e6,
+    )
+
+
+def _node_seconds(pool: PoolUse, use: NodeUse) -> float:
+    """Return the node time of a use: a node of which half of the GPUs are in this use counts half."""
+    total = sum(pool.gpu_microseconds.values())
+    nodes = sum(pool.node_microseconds.values())
+    return nodes / 1e6 * pool.gpu_microseconds[use] / total if total else 0.0
