@@ -21,7 +21,7 @@ class DaySummary(NamedTuple):
     node_seconds: Mapping[NodeUse, float]
     """Empty without a node."""
     lost_usd: float | None
-    """By failures; None if a part has no price or no known length."""
+    """By failures; None without a node, or if a part has no price or no known length."""
 
 
 def summarise_day(day: DayFigures) -> DaySummary:
@@ -29,7 +29,7 @@ def summarise_day(day: DayFigures) -> DaySummary:
     failed = [group for group in day.losses if group.is_failure]
     _, all_nodes = pool_times([day.pools])
     recoveries, failures = day.recovery_seconds, len(day.failures)
-    has_unpriced = any(group.unpriced_gpu_hours or group.usd_micros is None for group in failed)
+    is_unknown = not day.pools or any(group.unpriced_gpu_hours or group.usd_micros is None for group in failed)
     return DaySummary(
         training_time_ratio=effective_time(all_nodes, math.fsum(group.gpu_hours for group in failed)).ratio,
         recovery_seconds=math.fsum(recoveries) / len(recoveries) if recoveries else None,
@@ -37,7 +37,7 @@ def summarise_day(day: DayFigures) -> DaySummary:
         node_seconds={use: math.fsum(_node_seconds(pool, use) for pool in day.pools) for use in NodeUse}
         if day.pools
         else {},
-        lost_usd=None if has_unpriced else sum(group.usd_micros or 0 for group in failed) / 1e6,
+        lost_usd=None if is_unknown else sum(group.usd_micros or 0 for group in failed) / 1e6,
     )
 
 
