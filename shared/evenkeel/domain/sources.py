@@ -41,6 +41,8 @@ SWEEP_STEPS = (
     "days",
 )
 """The steps of the sweep, each a source of its own."""
+STEP_INTERVAL_SECONDS = {"days": 3600}
+"""Seconds between two runs of a step that does not run each minute. Its threshold is longer by them."""
 
 ErrorText = Annotated[str, StringConstraints(max_length=_LONGEST_ERROR)]
 
@@ -282,7 +284,8 @@ def _listed(sources: Sequence[Source]) -> str:
 def _judge_one(
     source: Source, report: SourceReport | None, policy: SourcePolicy, now: datetime, *, is_running: bool
 ) -> SourceAge:
-    threshold = policy.threshold_seconds(source.kind)
+    interval = STEP_INTERVAL_SECONDS.get(source.target, 0) if source.kind is SourceKind.SWEEP else 0
+    threshold = policy.threshold_seconds(source.kind) + interval
     seen_at = report.seen_at if report else None
     age = None if seen_at is None else max(0, round((now - seen_at).total_seconds()))
     state, reason = _state(source, report, threshold, now, is_running=is_running)

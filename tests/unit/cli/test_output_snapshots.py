@@ -12,7 +12,7 @@ from tests.unit.cli.recovery_fixture import recovery_at_work
 STATUS = """\
 fleet laptop                                                mode: act  10:15:02Z
 ▲ DEGRADED  1 incident working, 0 need you
-SOURCES 27 current ●
+SOURCES 28 current ●
 NODES   p5-workers  4 nodes: 3 in service ●  1 repairing ◐
 GPUs    32 in the fleet  16 in use 50%  8 free in service
 JOBS    class    run  pend  preempted  avg run  max run  avg wait  max wait
@@ -238,7 +238,7 @@ def test_empty_fleet_has_a_message(served: CliFixture) -> None:
         ▲ DEGRADED  0 incidents working, 0 need you
           nothing has been observed yet
           no heartbeat yet from schedule_jobs, sweep_fleet, watch_cluster
-        SOURCES 27 unknown ▲
+        SOURCES 28 unknown ▲
         NODES   none known yet: the first sweep adds them
         GPUs    unknown: Evenkeel has not read the node list yet
         JOBS    none running, none pending

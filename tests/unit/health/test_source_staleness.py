@@ -126,6 +126,17 @@ def test_every_sweep_step_is_a_source() -> None:
     assert tuple(name for name, _ in sweep_fleet.STEPS) == SWEEP_STEPS
 
 
+def test_hourly_step_is_current_for_an_hour_and_its_threshold() -> None:
+    step = Source(kind=SourceKind.SWEEP, target="days")
+    report = SourceReport.after(None, "", A_MOMENT)
+    limit = 3600 + SourcePolicy().threshold_seconds(SourceKind.SWEEP)
+
+    def state_after(age: int) -> SourceState:
+        return judge([step], {step.name: report}, SourcePolicy(), A_MOMENT + seconds(age))[0].state
+
+    assert [state_after(limit), state_after(limit + 1)] == [SourceState.CURRENT, SourceState.STALE]
+
+
 @pytest.mark.parametrize("kind", SourceKind)
 def test_every_kind_has_a_threshold_and_words(kind: SourceKind) -> None:
     assert SourcePolicy().threshold_seconds(kind) > 0

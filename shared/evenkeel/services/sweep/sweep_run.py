@@ -11,7 +11,7 @@ from evenkeel.domain.health.incidents import OPEN_STATES, Incident
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.nodes import KubernetesNode, Node, NodeLife, ProviderCluster, ProviderNode, join_nodes
 from evenkeel.domain.recovery.leases import RepairLease, is_lemon
-from evenkeel.domain.sources import Source
+from evenkeel.domain.sources import STEP_INTERVAL_SECONDS, Source
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.ports import (
     Conflict,
@@ -43,7 +43,7 @@ _MIN_INTERVAL_SECONDS = {
     "sources": 50,
     "overview": 50,
     "kept": 600,
-    "days": 3600,
+    **STEP_INTERVAL_SECONDS,
 }
 """Seconds between two runs of a step that not every sweep needs, if sweeps come more often than each minute."""
 
