@@ -8,18 +8,19 @@ The scheduler:
     preemption.py    the victims, in the classical order
     fair_sharing.py  the victims and the order of the heads, by shares
     pending.py       the pending workloads of a queue: its head, parked and sticky workloads
-    decayed.py       recent use of sub-queues
+    recent_use.py    recent use of sub-queues
     snapshot.py      the state that a Kueue cycle reads
     nomination.py    flavors and victims for one head
     cycle.py         one Kueue cycle
     scheduler.py     queues and workloads from cycle to cycle
 
-The files of `evenkeel plan`: `queue_manifests.py`, `workload_manifests.py` and `configuration.py` (Kueue),
-`hyperpod.py`, `own.py` (the short form), `setup.py` (all of them together), `exchange.py` (conversion). The plan
-itself: `plan_events.py`, `replay.py`, `report.py`, `why.py`, `eviction_loops.py`.
+The files of `evenkeel plan`: `queue_manifests.py`, `workload_manifests.py`, `topology_manifests.py` and
+`configuration.py` (Kueue), `hyperpod_cluster_policy.py`, `short_form.py`, `setup.py` (all of them together),
+`quota_formats.py` (conversion). The plan itself: `plan_events.py`, `replay.py`, `plan_report.py`, `why.py`,
+`eviction_loops.py`.
 
 The rules are Kueue's, version 0.20 (https://kueue.sigs.k8s.io/docs/concepts/). SageMaker HyperPod task governance uses
-the same rules. Each rule beyond them has its own switch in `Rules`. The code uses no clock, network or storage, and
+the same rules. Each rule beyond them has its own switch in `SchedulerRules`. The code uses no clock, network or storage, and
 every tie is broken. Unlike the rest of the domain, these modules change values in place. A Kueue cycle tries thousands
 of workloads in one snapshot, and undoes each try.
 """
