@@ -20,7 +20,7 @@ The files of `evenkeel plan`: `queue_manifests.py`, `workload_manifests.py`, `to
 `eviction_loops.py`.
 
 The rules are Kueue's, version 0.20 (https://kueue.sigs.k8s.io/docs/concepts/). SageMaker HyperPod task governance uses
-the same rules. Each rule beyond them has its own switch in `SchedulerRules`. The code uses no clock, network or storage, and
-every tie is broken. Unlike the rest of the domain, these modules change values in place. A Kueue cycle tries thousands
-of workloads in one snapshot, and undoes each try.
+the same rules. Each rule beyond them has its own switch in `SchedulerRules`. The code uses no clock, network or
+storage, and every tie is broken. Unlike the rest of the domain, these modules change values in place. A Kueue cycle
+tries thousands of workloads in one snapshot, and undoes each try.
 """

@@ -90,7 +90,7 @@ def cordon(request: SetManualCordonRequest, context: Context) -> SetManualCordon
     if result is not CordonResult.CORDONED and (not is_known or result is not CordonResult.BY_PERSON):
         manual_cordons.forget(context.ledger, life)
     elif result is CordonResult.CORDONED and is_known:
-        # The recorded cordon was removed outside Evenkeel since, so this cordon has a new author.
+        # The recorded cordon has since been removed outside Evenkeel, so this cordon has a new author.
         manual_cordons.put(context.ledger, ManualCordon(life=life, by=request.by, reason=request.reason, at=begun.at))
     if result in (CordonResult.BY_OTHER_INCIDENT, CordonResult.ALREADY_CORDONED):
         kubernetes = context.cluster.node(node.life.cluster, node.node_name)

@@ -332,7 +332,7 @@ def _commit_stops(
 ) -> None:
     """Commit the stop requests of several jobs, in as few commits as they fit.
 
-    The first commit also holds `own`, the writes of the waiting job, and has `token`.
+    The first commit also holds `job_writes`, the writes of the waiting job, and has `token`.
 
     Args:
         write_groups: The writes of each job that stops.
