@@ -1,6 +1,7 @@
 """Stored figures of days: equal to those of the records, repeated without effect, and never zero for a missing day."""
 
 import random
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -65,7 +66,7 @@ def a_history(seed: int, days: int = 12) -> FakeWorld:
         incident = an_incident(number, **facts, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=1),))
         ledger.commit(Put(incident_rows.incident_row(incident, 0)))
     begin = at(1) - A_MOMENT
-    opened = (A_MOMENT - datetime(2026, 11, 3, tzinfo=A_MOMENT.tzinfo) + begin).total_seconds()
+    opened = seconds_of(A_MOMENT + begin)
     rental: Rental = a_rental(1, opened, None if draw.random() < 0.5 else opened + draw.randint(60, 80_000))
     ledger.commit(Put(job_rows.rental_row(rental, 0)))
     return fakes
@@ -82,6 +83,11 @@ def report(fakes: FakeWorld, since: datetime, until: datetime | None = None, **g
     return read_cost_report.show(window, a_context(fakes, **given))
 
 
+def seconds_of(at: datetime) -> float:
+    """Return a time as `a_rental` takes it."""
+    return (at - datetime(2026, 11, 3, tzinfo=A_MOMENT.tzinfo)).total_seconds()
+
+
 def rows_of(fakes: FakeWorld) -> dict[str, DayRow]:
     listed = [row for row in fakes.ledger.rows.values() if row.key.pk.startswith("DAY#")]
     return {row.key.pk: rows.decode(row, DayRow) for row in listed}
@@ -92,6 +98,55 @@ def forget(fakes: FakeWorld, *prefixes: str) -> None:
     for row in list(fakes.ledger.rows.values()):
         if row.key.pk.startswith(prefixes):
             fakes.ledger.commit(Delete(row.key, row.version))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 46), st.integers(0, 20))
+def test_window_within_stored_days_counts_each_hour_once(seed: int, hours: int, until: int) -> None:
+    fakes = a_history(seed)
+    fold(fakes)
+    end = TODAY - timedelta(hours=until)
+    since = end - timedelta(hours=hours)
+
+    with_rows = report(fakes, since, end)
+    forget(fakes, "DAY#")
+    without_rows = report(fakes, since, end)
+
+    assert with_rows.pop("notes") == without_rows.pop("notes")
+    assert with_rows == without_rows
+
+
+def test_rent_of_a_day_outlasts_the_end_of_its_rental() -> None:
+    fakes = FakeWorld()
+    stored(fakes.ledger, a_fleet_node(1))
+    opened = seconds_of(TODAY - DAY / 2)
+    fakes.ledger.commit(Put(job_rows.rental_row(a_rental(1, opened, None), 0)))
+    fold(fakes)
+    yesterday = f"DAY#{day_of(TODAY - DAY)}"
+    rent = rows_of(fakes)[yesterday].figures.rent
+    ended = a_rental(1, opened, seconds_of(TODAY + DAY / 2))
+    row = fakes.ledger.get(job_rows.rental_key(ended.job_id, ended.number))
+    assert row
+    fakes.ledger.commit(Put(job_rows.rental_row(ended, row.version)))
+
+    fold(fakes, A_MOMENT + DAY)
+
+    assert rent.usd_micros
+    assert rows_of(fakes)[yesterday].figures.rent == rent
+
+
+def test_unreadable_row_of_yesterday_stops_no_other_day() -> None:
+    fakes = a_history(7)
+    fold(fakes)
+    row = fakes.ledger.get(fleet_rows.day_key(day_of(TODAY - DAY)))
+    assert row
+    fakes.ledger.commit(Put(replace(row, doc={**row.doc, "figures": {}})))
+    forget(fakes, f"DAY#{day_of(TODAY - 2 * DAY)}")
+
+    sweep = fold(fakes, A_MOMENT + timedelta(hours=1))
+
+    assert sweep.failures
+    assert fakes.ledger.get(fleet_rows.day_key(day_of(TODAY - 2 * DAY)))
 
 
 @settings(max_examples=25, deadline=None)

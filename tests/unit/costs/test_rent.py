@@ -43,6 +43,7 @@ def a_rental(number: int, opened: float, closed: float | None, *, nodes: int = 2
         offers=(offer,),
         begun_at=at(opened),
         ready_by=at(opened + 900),
+        ended_at=None if closed is None else at(closed),
         decision_id="dec-1",
     )
 

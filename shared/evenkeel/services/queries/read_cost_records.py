@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.jobs.attempt import Attempt
@@ -12,6 +12,7 @@ from evenkeel.ports import Invalid, Key, Ledger, Row, Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.storage import job_rows, pagination, rows
 
+E = TypeVar("E", Attempt, Rental)
 DEFAULT_WINDOW = timedelta(days=30)
 MAX_ATTEMPTS = 10_000
 """Ended attempts that one answer reads, newest first. Then the window begins later, and the answer says so."""
@@ -40,30 +41,30 @@ def window_of(since: datetime | None, until: datetime | None, now: datetime) -> 
 
 def attempts_in(ledger: Ledger, span: Span) -> tuple[list[Attempt], Window]:
     """Return the attempts that overlap a window, and the part of the window that they cover completely."""
-    attempts, oldest = _ended_since(ledger, span.start)
-    window = Window(span) if oldest is None else Window(Span(min(max(span.start, oldest), span.end), span.end), False)
     live, is_cut = pagination.everything(ledger, Table.JOBS, "ATTEMPT#LIVE", at_most=MAX_ATTEMPTS)
-    attempts += [rows.decode(row, Attempt) for row in live]
+    # Ended attempts are read last. So an attempt that ends between the two reads is found twice, and never missed.
+    ended, oldest = _ended_since(ledger, "ATTEMPT#ENDED", Attempt, span.start)
+    window = Window(span) if oldest is None else Window(Span(min(max(span.start, oldest), span.end), span.end), False)
     if is_cut:
         window = window._replace(is_complete=False)
-    # An attempt that ended between the two reads is found twice.
-    unique_attempts = {(attempt.job_id, attempt.attempt): attempt for attempt in reversed(attempts)}
+    attempts = [*(rows.decode(row, Attempt) for row in live), *ended]
+    unique_attempts = {(attempt.job_id, attempt.attempt): attempt for attempt in attempts}
     return [attempt for attempt in unique_attempts.values() if attempt.admitted_at < window.span.end], window
 
 
-def _ended_since(ledger: Ledger, start: datetime) -> tuple[list[Attempt], datetime | None]:
-    """Return attempts that ended since a time; if there are too many, also the end of the oldest one read."""
-    attempts: list[Attempt] = []
+def _ended_since(ledger: Ledger, state: str, kind: type[E], start: datetime) -> tuple[list[E], datetime | None]:
+    """Return what ended since a time; if there is too much of it, also the end of the oldest one read."""
+    since_start: list[E] = []
     cursor: str | None = None
     while True:
-        page = ledger.by_state(Table.JOBS, "ATTEMPT#ENDED", limit=1000, cursor=cursor, newest_first=True)
-        listed = [rows.decode(row, Attempt) for row in page.rows]
-        recent = [attempt for attempt in listed if attempt.ended_at and attempt.ended_at >= start]
-        attempts += recent
+        page = ledger.by_state(Table.JOBS, state, limit=1000, cursor=cursor, newest_first=True)
+        listed = [rows.decode(row, kind) for row in page.rows]
+        recent = [item for item in listed if item.ended_at and item.ended_at >= start]
+        since_start += recent
         if page.cursor is None or len(recent) < len(listed):
-            return attempts, None
-        if len(attempts) >= MAX_ATTEMPTS:
-            return attempts, attempts[-1].ended_at
+            return since_start, None
+        if len(since_start) >= MAX_ATTEMPTS:
+            return since_start, since_start[-1].ended_at
         cursor = page.cursor
 
 
@@ -74,12 +75,15 @@ def jobs_of(ledger: Ledger, job_ids: Iterable[str]) -> dict[str, Job]:
     return {job.job_id: job for job in jobs}
 
 
-def rentals_in(jobs: Iterable[Job], context: Context) -> tuple[Rental, ...]:
-    """Return the rentals of jobs, and every rental that has not ended.
+def rentals_in(jobs: Iterable[Job], since: datetime, context: Context) -> tuple[Rental, ...]:
+    """Return the rentals of jobs, every rental that ended since a time, and every rental that has not ended.
 
-    An ended rental of a Deployment, or of a job that had no attempt in the window, is not found.
+    Rentals that ended before an earlier release was updated have no entry in the index. They are found by their jobs.
     """
     keys = [job_rows.rental_key(job.job_id, number) for job in jobs for number in range(1, job.rentals + 1)]
     stored, _ = pagination.everything(context.ledger, Table.JOBS, "RENTAL#OPEN", at_most=MAX_ATTEMPTS)
-    rentals = {row.key: rows.decode(row, Rental) for row in (*get_all(context.ledger, keys).values(), *stored)}
-    return tuple(rentals.values())
+    of_jobs = get_all(context.ledger, keys).values()
+    # Ended rentals are read last, as ended attempts are.
+    ended, _ = _ended_since(context.ledger, "RENTAL#ENDED", Rental, since)
+    rentals = [*(rows.decode(row, Rental) for row in (*stored, *of_jobs)), *ended]
+    return tuple({(rental.job_id, rental.number): rental for rental in rentals}.values())

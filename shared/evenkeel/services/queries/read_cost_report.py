@@ -12,7 +12,7 @@ from datetime import date, datetime, timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from evenkeel.domain.costs.day_figures import DayFigures, DayRow, begin_of_day, day_of, day_spans
+from evenkeel.domain.costs.day_figures import DayFigures, DayRow, day_of, day_spans
 from evenkeel.domain.costs.fleet_report import ReportFacts, fleet_report
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, microseconds
@@ -61,7 +61,7 @@ def show(report_window: ReportWindow, context: Context, *, may_see_spend: bool =
         live_from = live.span.start
         if row := stored.get(day_of(live_from)):  # the whole stored day, instead of its last part
             live_from = row.figures.until
-    recorded = [stored[day].figures for day in sorted(stored) if begin_of_day(day) < live_from]
+    recorded = [stored[day].figures for day in sorted(stored) if stored[day].figures.until <= live_from]
     days = [*recorded, *(day for day in (live.days if live else ()) if day.since >= live_from)]
     if not days:
         why = f"nothing is recorded from {requested.start:%d %b %Y} to {requested.end:%d %b %Y}"

@@ -93,7 +93,7 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveD
         notes.append(
             f"{count_of(missing, 'interrupted job is', 'interrupted jobs are')} no longer stored: losses unknown."
         )
-    rentals = read_cost_records.rentals_in(jobs.values(), context)
+    rentals = read_cost_records.rentals_in(jobs.values(), span.start, context)
     lost = _lost_time([jobs[name] for name in chosen if name in jobs], attempts, incidents, rentals, context)
     nodes, is_cut = nodes_of(context)
     if is_cut:

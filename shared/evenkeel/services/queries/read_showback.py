@@ -62,7 +62,7 @@ def show(showback_filter: ShowbackFilter, page: pagination.PageRequest, reader: 
     jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys(attempt.job_id for attempt in wanted))
     rentals = [
         rental
-        for rental in read_cost_records.rentals_in(jobs.values(), context)
+        for rental in read_cost_records.rentals_in(jobs.values(), span.start, context)
         if showback_filter.team in ("", rental.team)
     ]
     jobs |= read_cost_records.jobs_of(context.ledger, {rental.job_id for rental in rentals} - jobs.keys())

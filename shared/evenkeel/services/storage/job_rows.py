@@ -127,11 +127,12 @@ def rental_key(job_id: str, number: int) -> Key:
 
 
 def rental_row(rental: Rental, version: int) -> Row:
-    """Return the row; `byState` lists it under `RENTAL#OPEN` by its beginning until it has ended."""
-    has_ended = rental.state is RentalState.ENDED
-    state = None if has_ended else ("RENTAL#OPEN", f"{rfc3339(rental.begun_at)}#{rental.name}")
-    expires_at = rental.begun_at + rows.KEPT if has_ended else None
-    return Row(rental_key(rental.job_id, rental.number), rental.to_json(), version, state, expires_at)
+    """Return the row; `byState` lists it under `RENTAL#OPEN` by its beginning, then under `RENTAL#ENDED` by its end."""
+    entry, expires_at = ("RENTAL#OPEN", f"{rfc3339(rental.begun_at)}#{rental.name}"), None
+    if rental.state is RentalState.ENDED:
+        entry = ("RENTAL#ENDED", f"{rfc3339(rental.ended_at or rental.begun_at)}#{rental.name}")
+        expires_at = rental.begun_at + rows.KEPT
+    return Row(rental_key(rental.job_id, rental.number), rental.to_json(), version, entry, expires_at)
 
 
 def serving_key(holder_id: str) -> Key:

@@ -8,6 +8,7 @@ from evenkeel.domain.costs.interruptions import Span
 from evenkeel.ports import Conflict, Put, Row, Telemetry, get_all
 from evenkeel.services.queries import read_cost_records, read_live_days
 from evenkeel.services.queries.read_cost_report import REFOLDED
+from evenkeel.services.queries.read_live_days import LiveDays
 from evenkeel.services.storage import fleet_rows, rows
 from evenkeel.services.sweep.sweep_run import SweepRun
 
@@ -32,8 +33,8 @@ def fold_days(sweep: SweepRun) -> int:
     begin = today - REFOLDED + DAY
     keys = {at: fleet_rows.day_key(day_of(at)) for at in _days(begin, today)}
     stored = get_all(context.ledger, keys.values())
-    latest = stored.get(keys[today - DAY])
-    if latest is not None and rows.decode(latest, DayRow).folded_at >= today:
+    latest = [row for row in [stored.get(keys[today - DAY])] if row]
+    if any(day.folded_at >= today for _, day in sweep.readable(latest, DayRow)):
         return 0
     live = read_live_days.read_days(Span(begin, context.now), context, max_jobs=read_cost_records.MAX_ATTEMPTS)
     if not live.is_node_time_complete:
@@ -45,7 +46,7 @@ def fold_days(sweep: SweepRun) -> int:
         is_settled = context.now - figures.until >= _SETTLED_AFTER and figures.since not in live.open_since
         day = DayRow(day=str(day_of(figures.since)), folded_at=context.now, is_settled=is_settled, figures=figures)
         with sweep.item(f"day {day.day}"):
-            _store(day, stored.get(keys[figures.since]), sweep, is_latest=figures.until == today)
+            _store(day, stored.get(keys[figures.since]), sweep, live)
     if live.whole_from > today - DAY:
         sweep.failures.append("Yesterday has more records than one run reads, so its figures are not stored.")
     return 0
@@ -55,12 +56,15 @@ def _days(begin: datetime, end: datetime) -> list[datetime]:
     return [begin + number * DAY for number in range((end - begin).days)]
 
 
-def _store(day: DayRow, stored: Row | None, sweep: SweepRun, *, is_latest: bool) -> None:
+def _store(day: DayRow, stored: Row | None, sweep: SweepRun, live: LiveDays) -> None:
+    """Store a day. Figures of records that were not all read never replace stored ones."""
+    is_latest = day.figures.until == begin_of_day(day_of(day.folded_at))
     if is_latest:
         _measure(day.figures, sweep.context.telemetry)  # first: a crash repeats the data points and loses none
     if stored is not None:
         before = rows.decode(stored, DayRow)
-        if not is_latest and (before.figures, before.is_settled) == (day.figures, day.is_settled):
+        is_same = (before.figures, before.is_settled) == (day.figures, day.is_settled)
+        if not is_latest and (is_same or not live.is_complete):
             return
     try:
         sweep.context.ledger.commit(Put(fleet_rows.day_row(day, stored.version if stored else 0)))
