@@ -346,6 +346,9 @@ def test_queue_of_a_missing_topology_is_inactive(files: Files) -> None:
 
     assert plan["cycles"] == []
     assert plan["end"]["queues"][0]["inactive"] == "there is no Topology gone for its flavor p5"
+    assert plan["warnings"] == [
+        "ClusterQueue/research: there is no Topology gone for its flavor p5, so it admits no job"
+    ]
 
 
 def test_admitted_job_without_assignment_is_reported(files: Files) -> None:
@@ -362,6 +365,8 @@ def test_admitted_job_without_assignment_is_reported(files: Files) -> None:
         ({REQUIRED: RACK, PREFERRED: RACK}, "must be one of required, preferred and unconstrained"),
         ({REQUIRED: RACK, SLICE_SIZE: "2"}, "must have both podSetSliceRequiredTopology and podSetSliceSize"),
         ({SLICE_TOPOLOGY: RACK, SLICE_SIZE: "two"}, f"{SLICE_SIZE} must be a whole number"),
+        ({SLICE_TOPOLOGY: RACK, SLICE_SIZE: "9" * 5_000}, f"{SLICE_SIZE} must be a whole number"),
+        ({"kueue.x-k8s.io/podset-slice-required-topology-constraints": "[" * 100_000}, "is not JSON"),
         ({SLICE_TOPOLOGY: RACK, SLICE_SIZE: "0"}, "podSetSliceSize"),
         ({GROUP: "all"}, f"{GROUP} needs {REQUIRED} or {PREFERRED}"),
         ({"kueue.x-k8s.io/podset-unconstrained-topology": "yes"}, "must be true or false"),

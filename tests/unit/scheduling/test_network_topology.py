@@ -115,12 +115,15 @@ def test_no_other_nodes_share_a_narrower_level(paths: list[str], data: st.DataOb
         assert closest.level in {None, *shared(closest.nodes)}
 
 
-def test_waiting_job_reserves_nodes_of_one_required_domain() -> None:
-    fleet = a_fleet(*TWO_LEAVES)
+def test_waiting_job_reserves_nodes_of_a_domain_that_can_hold_it() -> None:
+    fleet = a_fleet(*TWO_LEAVES, "top/right/c", "top/right/c", "top/right/c")
+    free = fleet[:7]  # of leaf c, two of its four nodes are in use
 
-    assert leaves(nodes_to_reserve(fleet, 4, NetworkNeeds(required=LAYER_3))) == "bbb"
-    assert leaves(nodes_to_reserve(fleet, 8, NetworkNeeds())) == "aabbbc"
-    assert nodes_to_reserve(a_fleet("", ""), 2, NetworkNeeds(required=LAYER_3)) == ()
+    assert leaves(nodes_to_reserve(free, fleet, 4, NetworkNeeds(required=LAYER_3))) == "cc"
+    assert leaves(nodes_to_reserve(free, fleet, 3, NetworkNeeds(required=LAYER_3))) == "bbb"
+    assert nodes_to_reserve(free, fleet, 5, NetworkNeeds(required=LAYER_3)) == ()
+    assert leaves(nodes_to_reserve(free, fleet, 8, NetworkNeeds())) == "aabbbcc"
+    assert nodes_to_reserve(a_fleet("", ""), a_fleet("", ""), 2, NetworkNeeds(required=LAYER_3)) == ()
 
 
 def decided(fleet: tuple[NodeCapacity, ...], **changes: Any) -> Any:

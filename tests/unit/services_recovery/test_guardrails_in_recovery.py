@@ -465,7 +465,7 @@ def test_cause_pages_once_while_active_and_again_after_end() -> None:
     assert [page.key for page in pages] == ["shared-cause-zone/us-west-2a"] * 2
 
 
-def test_page_is_sent_after_a_crash_before_it() -> None:
+def test_retry_after_a_failed_page_sends_it_once() -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3))
     faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
     recovery.plan.effects.clear()
@@ -473,21 +473,11 @@ def test_page_is_sent_after_a_crash_before_it() -> None:
 
     repair(recovery, faulty[0])
     assert recovery.plan.effects[2] == "page"
+    assert len(recovery.world.pager.pages) == 1
     recovery.world.clock.advance(121)
     repair(recovery, faulty[1])
     repair(recovery, faulty[2])
 
-    assert len(recovery.world.pager.pages) == 1
-
-
-def test_retry_after_a_failed_page_sends_it_at_once() -> None:
-    recovery = fleet(policy=guarded(shared_cause_count=3))
-    faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
-    recovery.plan.effects.clear()
-    recovery.plan.at, recovery.plan.when = 3, "before"
-
-    repair(recovery, faulty[0])
-    assert recovery.plan.effects[2] == "page"
     assert len(recovery.world.pager.pages) == 1
 
 

@@ -13,7 +13,7 @@ from evenkeel.domain.values import Word
 
 
 class SchedulingPolicy(Section):
-    """Admission. First come, first served on free nodes."""
+    """How pending jobs are examined and admitted: spares, page sizes, limits, serving and reservations."""
 
     spare_nodes: dict[Word, Count] = {}
     """Pool → free nodes that only a recovery may take."""

@@ -60,18 +60,22 @@ class FreeNodes:
 
     def reserve(self, request: AdmissionRequest, offer: PoolFit) -> None:
         """Reserve the free nodes of a pool for a job that waits for more of them."""
-        nodes_that_fit = [
+        pool_nodes = [
             capacity
             for capacity in self.capacities
             if (capacity.pool, capacity.instance_type) == (offer.pool, offer.instance_type)
             and capacity.cluster == request.cluster
-            and capacity.is_open
+        ]
+        nodes_that_fit = [
+            capacity
+            for capacity in pool_nodes
+            if capacity.is_open
             and stays_long_enough(request, capacity)
             and not capacity.why_too_small(request.per_node)
             and capacity.life.key not in request.avoid
             and not missing_efa(request, capacity, self._policy)
         ]
-        reserved = network_topology.nodes_to_reserve(nodes_that_fit, request.nodes, request.network_needs)
+        reserved = network_topology.nodes_to_reserve(nodes_that_fit, pool_nodes, request.nodes, request.network_needs)
         self.reserved[request.job_id] = tuple(capacity.life for capacity in reserved)
         self.assign(request, self.reserved[request.job_id])
 

@@ -57,6 +57,11 @@ class PoolFit(Value):
         return bool(self.best) and not self.uses_reserved_spares
 
     @property
+    def most_nodes(self) -> int:
+        """How many usable nodes the gang could have together: those of one domain if it requires a level."""
+        return self.fitting if self.largest_domain is None else self.largest_domain
+
+    @property
     def uses_reserved_spares(self) -> bool:
         """Whether the gang would leave fewer completely free nodes than are reserved as spares."""
         return self.empty_nodes_used > 0 and self.empty - self.empty_nodes_used < self.reserved_spares

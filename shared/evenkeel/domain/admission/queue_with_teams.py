@@ -308,7 +308,7 @@ class _TeamCycle:
         offers = self.offers.get(request.job_id)
         if offers is None:
             offers = self._latest(request.job_id).offers
-        offer = max(offers, key=lambda fit: (fit.fitting, fit.pool), default=None)
+        offer = max(offers, key=lambda fit: (fit.most_nodes, fit.pool), default=None)
         if offer is not None:
             self.nodes.reserve(request, offer)
 

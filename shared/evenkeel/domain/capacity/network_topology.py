@@ -90,13 +90,26 @@ def closest_nodes(usable: Sequence[NodeCapacity], count: int, needs: NetworkNeed
     return ClosestNodes() if needs.required else ClosestNodes(_pack(usable, count, LEVELS))
 
 
-def nodes_to_reserve(usable: Sequence[NodeCapacity], count: int, needs: NetworkNeeds) -> tuple[NodeCapacity, ...]:
-    """Return the free nodes to reserve for a gang that waits for more: those that it could keep."""
+def nodes_to_reserve(
+    usable: Sequence[NodeCapacity], pool_nodes: Iterable[NodeCapacity], count: int, needs: NetworkNeeds
+) -> tuple[NodeCapacity, ...]:
+    """Return the free nodes to reserve for a gang that waits for more.
+
+    For a required level, the nodes are those of the domain that has the most free nodes, of the domains large enough.
+
+    Args:
+        usable: Nodes that can run a pod of the gang now.
+        pool_nodes: All nodes of the pool, whether in use or not.
+        count: Nodes of the gang.
+        needs: The levels that the gang requires or prefers.
+    """
     chosen = closest_nodes(usable, count, needs).nodes if len(usable) >= count else ()
     if chosen or needs.required is None or count == 1:
         return chosen or tuple(usable[:count])
-    domains = [nodes for name, nodes in _domains(usable, needs.required) if name]
-    return tuple(max(domains, key=len, default=[])[:count])
+    sizes = Counter(_domain_ids(pool_nodes, needs.required))
+    domains = [nodes for name, nodes in _domains(usable, needs.required) if name and sizes[name] >= count]
+    largest: list[NodeCapacity] = max(domains, key=len, default=[])
+    return tuple(largest)
 
 
 def largest_domain(capacities: Iterable[NodeCapacity], level: NetworkLevel) -> int:

@@ -277,7 +277,10 @@ class QuotaDocuments:
             for flavor in group.flavors
             if (topology := self.topology_by_flavor.get(flavor.flavor)) and topology not in self.topologies
         ]
-        return replace(queue, inactive=queue.inactive or missing[0]) if missing else queue
+        if not missing:
+            return queue
+        self.read_warnings.warn(f"ClusterQueue/{queue.name}", f"{missing[0]}, so it admits no job")
+        return replace(queue, inactive=queue.inactive or missing[0])
 
     def _flavors_with_topology(self, flavors: Mapping[str, Flavor]) -> dict[str, Flavor]:
         """Return the flavors that have a topology, with the nodes of each."""

@@ -123,7 +123,7 @@ def _why_excluded(node: TopologyNode, pod_set: PodSet, tolerations: tuple[object
     return ""
 
 
-# ---------------------------------------------------------------- what is requested
+# ---------------------------------------------------------------- the request
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ those that HyperPod task governance documents.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Self
 
@@ -89,13 +90,13 @@ def _request_of(annotations: Mapping[str, str]) -> TopologyRequestManifest | Non
             raise ValueError(f"{UNCONSTRAINED} must be true or false")
         fields["unconstrained"] = annotations[UNCONSTRAINED] == "true"
     if SLICE_SIZE in annotations:
-        if not annotations[SLICE_SIZE].isdecimal():
-            raise ValueError(f"{SLICE_SIZE} must be a whole number")
+        if not re.fullmatch("[0-9]{1,9}", annotations[SLICE_SIZE]):
+            raise ValueError(f"{SLICE_SIZE} must be a whole number of at most 9 digits")
         fields["podSetSliceSize"] = int(annotations[SLICE_SIZE])
     if SLICE_CONSTRAINTS in annotations:
         try:
             fields["podsetSliceRequiredTopologyConstraints"] = json.loads(annotations[SLICE_CONSTRAINTS])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{SLICE_CONSTRAINTS} is not JSON") from error
     if not fields:
         return None
