@@ -7,6 +7,9 @@ EKS labels each node with the network nodes above it, from the top of the hierar
              │           └─ layer-3 ─── node
              └─ layer-2 ─── …
 
+`domain/kueue/topology.py` is Kueue's own algorithm, for `evenkeel plan`. It counts pods, and leaves out nodes without a
+label of each level. Here each pod has a node of its own, and nodes without labels may be used.
+
 Some instance types have a fourth layer. The nodes of an UltraServer share NVLink, so it is the narrowest level.
 Source: https://docs.aws.amazon.com/eks/latest/userguide/ml-workload-topology.html
 """

@@ -112,7 +112,7 @@ class Observation:
         self._found: dict[Key, Row] = {}
         self._lists_ahead: set[tuple[str, str]] = set()
         """(cluster, kind of objects) that the waits surely need."""
-        self._let_go: frozenset[str] | None = None
+        self._released_incidents: frozenset[str] | None = None
         self._workloads: dict[str, dict[tuple[str, int], list[ObservedWorkload]]] = {}
         self._slots: dict[str, SlotReader] = {}
         self._nodes_by_name: dict[str, Mapping[str, KubernetesNode]] = {}
@@ -213,12 +213,12 @@ class Observation:
 
     def is_released(self, incident: Incident) -> bool:
         """Whether the blocked action of an incident would be allowed now, in the order of the blocked incidents."""
-        if self._let_go is None or incident.incident_id not in self._blocked_incidents:
+        if self._released_incidents is None or incident.incident_id not in self._blocked_incidents:
             self._blocked_incidents[incident.incident_id] = incident  # the index may lag behind
-            self._let_go = blocked_incidents.released_incidents(
+            self._released_incidents = blocked_incidents.released_incidents(
                 self._blocked_incidents.values(), self.guardrail_inputs, self._looks_healthy
             )
-        return incident.incident_id in self._let_go
+        return incident.incident_id in self._released_incidents
 
     def has_lost_its_node(self, incident: Incident) -> bool:
         """Whether an incident waits to cordon a node that is gone. It would wait without end."""
