@@ -115,7 +115,7 @@ def test_no_other_nodes_share_a_narrower_level(paths: list[str], data: st.DataOb
         assert closest.level in {None, *shared(closest.nodes)}
 
 
-def test_waiting_job_reserves_nodes_of_a_domain_that_can_hold_it() -> None:
+def test_waiting_job_reserves_nodes_of_domain_large_enough() -> None:
     fleet = a_fleet(*TWO_LEAVES, "top/right/c", "top/right/c", "top/right/c")
     free = fleet[:7]  # of leaf c, two of its four nodes are in use
 

@@ -59,7 +59,7 @@ def test_each_job_of_each_long_queue_is_examined_in_turn(teams: int, parked: int
         for number in range(parked):
             scenario.submit(f"{name}-{number}", team=name, nodes=2 + number, accelerators_per_node=8)
     small = [scenario.submit(f"{name}-small", team=name, nodes=1, accelerators_per_node=8).job_id for name in names]
-    turns = math.ceil((teams + 1) / terms.pages_per_cycle)
+    turns = math.ceil((teams + 1) / terms.long_queues_per_cycle)
 
     for _ in range(turns * (math.ceil((parked + 1) / 2) + 1)):
         scenario.run_scheduling_cycle()

@@ -40,7 +40,7 @@ class SchedulingPolicy(Section):
         return max(1, min(self.jobs_per_page, self.examined_jobs_limit // 2 // max(1, queues)))
 
     @property
-    def pages_per_cycle(self) -> int:
+    def long_queues_per_cycle(self) -> int:
         """How many long queues a cycle reads behind their heads, a page each."""
         return self.examined_jobs_limit // 2 // self.jobs_per_page
 

@@ -47,7 +47,8 @@ from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.quotas.quota_documents import DocumentCache
 from evenkeel.domain.quotas.quota_facts import CycleState, quota_facts_of
 
-_MAX_CYCLES = 2000
+_MAX_KUEUE_CYCLES = 2000
+"""Kueue cycles of one group of jobs. After them, the scheduling cycle decides with what it has."""
 
 
 class DecisionGroup(IntEnum):
@@ -232,7 +233,7 @@ class _TeamCycle:
     def _run_until_stable(self) -> None:
         """Run cycles until one more could change nothing."""
         states: set[str] = set()
-        for _ in range(_MAX_CYCLES):
+        for _ in range(_MAX_KUEUE_CYCLES):
             state_before = CycleState.of(self.scheduler, self.reserved_quota.values())
             self.offers = {}
             decisions = self.scheduler.cycle(self.now.timestamp())

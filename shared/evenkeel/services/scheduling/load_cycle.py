@@ -55,7 +55,7 @@ from evenkeel.services.storage.quota_tree import stored_state
 
 _MAX_PAGES = 4
 """Pages that a cycle reads at once after the head of a parked queue."""
-_PAGES_PER_CYCLE = 1
+_PAGES_PER_LONG_QUEUE = 1
 """Pages that a cycle reads of each long queue, from the cursor of the last cycle."""
 _READS_AT_ONCE = 8
 _PENDING = f"JOB#{JobState.PENDING}"
@@ -199,13 +199,13 @@ def _read_next_pages(
     row = ledger.get(quota_rows.queue_cursors_key()) or Row(quota_rows.queue_cursors_key(), {})
     stored_cursors: dict[str, str] = row.doc.get("cursors", {})
     long_queues = sorted(team for team in next_page if not is_strict(team, setup))
-    queues_this_cycle = queues_to_read(long_queues, row.doc.get("turn"), policy.pages_per_cycle)
+    queues_this_cycle = queues_to_read(long_queues, row.doc.get("turn"), policy.long_queues_per_cycle)
     keys: list[Key] = []
     other_queues = set(long_queues) - set(queues_this_cycle)
     next_cursors = {team: cursor for team, cursor in stored_cursors.items() if team in other_queues}
     last_queue = queues_this_cycle[-1] if len(queues_this_cycle) < len(long_queues) else None
     cursors = QueueCursors(next_cursors, last_queue=last_queue)
-    limit = policy.jobs_per_page * _PAGES_PER_CYCLE
+    limit = policy.jobs_per_page * _PAGES_PER_LONG_QUEUE
     queries = [(team, limit, stored_cursors.get(team, next_page[team])) for team in queues_this_cycle]
     for team, page in _read_pages(queries, ledger):
         # The queue of each team is read by itself.
