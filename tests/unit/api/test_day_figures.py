@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.costs.day_figures import DayRow, begin_of_day, day_of
+from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.health.incidents import AffectedJob, IncidentState, StageTimes
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Delete, Put, Table
-from evenkeel.services.queries import read_cost_report
+from evenkeel.services.queries import read_cost_records, read_cost_report
 from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, rows
 from evenkeel.services.sweep.fold_days import fold_days
 from evenkeel.services.sweep.sweep_run import SweepRun
@@ -306,3 +307,31 @@ def test_loss_without_price_has_no_metric() -> None:
     names = {metric.name for metric in fakes.telemetry.metrics}
 
     assert "DayLostUsd" not in names
+
+
+@pytest.mark.parametrize("prefix", ["ATTEMPT", "RENTAL"])
+def test_record_that_ends_between_two_reads_is_found(prefix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fakes = FakeWorld()
+    ledger, opened = fakes.ledger, TODAY - DAY / 2
+    job = a_job(1, state="RUNNING", current_attempt=1)
+    running = an_attempt(job, 1, state="RUNNING", admitted_at=opened, running_at=opened)
+    stored(ledger, job, running)
+    ledger.commit(Put(job_rows.rental_row(a_rental(7, seconds_of(opened), None), 0)))
+    by_state, reads = ledger.by_state, iter(range(9))
+
+    def ends_after_the_first_read(table: Table, state: str, **options: Any) -> Any:
+        page = by_state(table, state, **options)
+        if state.startswith(prefix) and next(reads) == 0:
+            lost = running.replace(state="LOST", ended_at=TODAY)
+            ledger.commit(Put(job_rows.attempt_row(lost, 1)))
+            ledger.commit(Put(job_rows.rental_row(a_rental(7, seconds_of(opened), seconds_of(TODAY)), 1)))
+        return page
+
+    monkeypatch.setattr(ledger, "by_state", ends_after_the_first_read)
+    span = Span(opened, TODAY + DAY)
+
+    attempts, _ = read_cost_records.attempts_in(ledger, span)
+    rentals = read_cost_records.rentals_in((), span.start, a_context(fakes))
+
+    assert [attempt.attempt for attempt in attempts] == [1]
+    assert [rental.job_id for rental in rentals] == ["job-7"]
