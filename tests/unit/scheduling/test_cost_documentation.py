@@ -1,4 +1,4 @@
-"""The worked example of docs/operate/cost.md follows the rules."""
+"""The worked example of docs/renting.md follows the rules."""
 
 import json
 import re
@@ -11,8 +11,7 @@ from evenkeel.domain.capacity.list_prices import shipped_prices
 from evenkeel.domain.economics.money import format_usd
 from evenkeel.domain.renting.placement import PlacementFacts, choose_pool
 
-OPERATE = Path(__file__).resolve().parents[3] / "docs" / "operate"
-PAGE = (OPERATE / "cost.md").read_text("utf-8")
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "renting.md").read_text("utf-8")
 PRICES = shipped_prices()
 """On-demand prices. Spot prices and prices of capacity blocks change per hour or per purchase."""
 
@@ -36,7 +35,8 @@ def test_cost_table_follows_the_rules() -> None:
             row.pool,
             spoken(row.starts_after_seconds),
             spoken(row.ends_after_seconds),
-            *map(format_usd, (row.rent_parts, row.delay_parts, row.opportunity_parts, row.parts)),
+            *map(format_usd, (row.rent_parts, row.delay_parts, row.opportunity_parts)),
+            "—" if row.why_not else format_usd(row.parts),
             why_not.get(row.pool, "chosen"),
         ]
         for row in decision.table
