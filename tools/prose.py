@@ -163,7 +163,7 @@ class Finding(NamedTuple):
 def texts_of(path: str, source: str) -> Iterator[Text]:
     """Yield the texts of a file that people read."""
     if path.endswith(".md"):
-        yield from _of_markdown(source)
+        yield from _of_markdown(_with_names_as_code(source))
     elif path.endswith(".py") and path.startswith(_TESTS):
         yield from _of_docstrings(ast.parse(source))
         yield from _of_comments(source)
@@ -181,6 +181,17 @@ def texts_of(path: str, source: str) -> Iterator[Text]:
         for number, line in enumerate(source.splitlines(), 1):
             if match := re.search(r'"Comment": "(.*)"', line):
                 yield Text(number, match[1])
+
+
+def _with_names_as_code(source: str) -> str:
+    """Write the names that a page links at its end (`[name]: path`) as code, and leave these lines empty."""
+    definition = re.compile(r"^\[([\w-]+)\]: \S+$", re.MULTILINE)
+    names = set(definition.findall(source))
+    return re.sub(
+        r"\[([\w-]+)\](?!\()",
+        lambda match: f"`{match[1]}`" if match[1] in names else match[0],
+        definition.sub("", source),
+    )
 
 
 def _of_markdown(source: str) -> Iterator[Text]:

@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MERMAID = ROOT / ".tools" / "browser" / "mermaid.min.js"
+_DEFINITION = re.compile(r"^\[([\w-]+)\]: (\S+)\n", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 
@@ -36,6 +37,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     """Return the page with links to folders and to files outside `docs/` that work on the site."""
+    targets = dict(_DEFINITION.findall(markdown))
+    markdown = _DEFINITION.sub("", markdown)
+    if targets:
+        names = re.compile(rf"\[({'|'.join(map(re.escape, targets))})\](?!\()")
+        markdown = names.sub(lambda match: f"[`{match[1]}`]({targets[match[1]]})", markdown)
     folder = Path(config["docs_dir"], page.file.src_uri).parent
     repository = config["repo_url"] or ""
 

@@ -14,8 +14,10 @@ from tests.simulator.invariants import TABLE
 
 PROJECT = Path(__file__).resolve().parents[2]
 DOCS = PROJECT / "docs"
+SAFETY = DOCS / "operate" / "safety.md"
 PAGES = sorted([PROJECT / "README.md", PROJECT / "CHANGELOG.md", *DOCS.rglob("*.md")])
 _CODE = re.compile(r"`([^`]+)`")
+_LINKED = re.compile(r"\[([\w-]+)\](?!\()")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 
@@ -45,17 +47,30 @@ def table_of(page: str) -> Iterator[tuple[str, ...]]:
             yield tuple(cell.strip() for cell in line.strip("|").split("|"))
 
 
-@pytest.mark.parametrize("page", ["operate/safety.md", "extend.md"])
-def test_every_proof_named_in_a_page_exists(page: str) -> None:
+@pytest.mark.parametrize(("page", "proof"), [("operate/safety.md", _LINKED), ("extend.md", _CODE)])
+def test_every_proof_named_in_a_page_exists(page: str, proof: re.Pattern[str]) -> None:
     rows = list(table_of(page))
 
-    missing = [(row[0], name) for row in rows for name in _CODE.findall(row[-1]) if not exists(name)]
+    missing = [(row[0], name) for row in rows for name in proof.findall(row[-1]) if not exists(name)]
     assert missing == []
-    assert [row[0] for row in rows if not _CODE.search(row[-1]) and "its own test" not in row[-1]] == []
+    assert [row[0] for row in rows if not proof.search(row[-1]) and "its own test" not in row[-1]] == []
+
+
+def test_every_proof_of_a_promise_has_a_link() -> None:
+    named = {name for row in table_of("operate/safety.md") for name in _LINKED.findall(row[-1])}
+    targets = dict(re.findall(r"^\[([\w-]+)\]: (\S+)$", SAFETY.read_text("utf-8"), re.MULTILINE))
+
+    assert set(targets) == named, "Run `make generate`."
+    assert [name for name, target in targets.items() if not (SAFETY.parent / target).is_file()] == []
+    assert [
+        name
+        for name, target in targets.items()
+        if not re.search(rf"^(def |\| `){name}\b", (SAFETY.parent / target).read_text("utf-8"), re.MULTILINE)
+    ] == []
 
 
 def test_every_invariant_is_linked_to_a_promise() -> None:
-    shown = {name for row in table_of("operate/safety.md") for name in _CODE.findall(row[-1])}
+    shown = {name for row in table_of("operate/safety.md") for name in _LINKED.findall(row[-1])}
 
     assert {invariant.name for invariant in TABLE} - shown == set()
 

@@ -19,6 +19,7 @@ LONG = "The job " + "waits and " * 13 + "starts."
         ("a.md", "Large free pools stay large, and the team is told.", []),
         ("a.md", "```\nwhoever types this is an example\n```\n", []),
         ("a.md", "Is it who you think? `whoever` is code.", []),
+        ("a.md", "[test_whoever] proves it.\n\n[test_whoever]: a/b.py\n", []),
         ("a.py", '"""Return what nobody else may have, whoever asks."""\n', ["retired: nobody"]),
         ("a.py", "# Somebody else was first here.\nx = 1\n", ["retired: somebody"]),
         ("a.py", 'def f(n):\n    return f"{n} jobs that nobody may stop"\n', ["retired: nobody"]),
