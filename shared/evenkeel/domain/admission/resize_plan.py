@@ -3,9 +3,9 @@
     a job waits   ──▶ would it start if other jobs shrank? ──▶ the jobs that lose least shrink; none is preempted first
     no job waits  ──▶ have idle nodes paid for a resize?   ──▶ one job grows
 
-`elastic/grow_shrink.py` decides by how much a job changes, and at which loss. The admission rules decide whether a job
-then starts: they are applied to a fleet in which the nodes are already free. So quota, limits and nodes hold at every
-size.
+`domain/elastic/grow_shrink.py` decides by how much a job changes, and at which loss. The admission rules decide whether
+a job then starts: they are applied to a fleet in which the nodes are already free. So quota, limits and nodes hold at
+every size.
 """
 
 import functools

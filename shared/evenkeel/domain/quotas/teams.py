@@ -4,8 +4,8 @@
     FleetQuotas  cohorts, flavors, priority classes and switches: settings that belong to no single team
     TeamSetup    both together
 
-Without a set-up there is one queue for all jobs, and only the nodes limit it. Queues are written in the short form
-of `kueue/short_form.py`. `setup_checks.py` checks a set-up.
+Without a set-up there is one queue for all jobs, and only the nodes limit it. Queues are written in the short form of
+`domain/kueue/short_form.py`. `setup_checks.py` checks a set-up.
 """
 
 import re
