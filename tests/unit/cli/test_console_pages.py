@@ -373,7 +373,7 @@ def test_draft_of_the_policy_shows_its_diff_and_its_test(served: CliFixture, pag
     draft.fill('{"watch": {"maxRuns": 9}}')
 
     expect(page.get_by_role("region", name="Differences")).to_contain_text("watch.maxRuns")
-    page.get_by_role("button", name="Test over recorded decisions").click()
+    page.get_by_role("button", name="Test on recorded decisions").click()
     expect(page.get_by_role("status")).to_contain_text("decisions since")
     page.get_by_role("button", name="Apply…").click()
     dialog = page.get_by_role("dialog")

@@ -3,7 +3,7 @@ import { useEffect, useState } from "./vendor/htm-preact-standalone-3.1.1.js";
 
 const answers = new Map(); // path → {data, etag}
 const MAX_ANSWERS = 60;
-let clock = null; // The server's time at a moment of performance.now(): the clock of this machine may be wrong.
+let clock = null; // The server's time, and performance.now() when it was read. The clock of this machine may be wrong.
 
 export class Problem extends Error {
   constructor(status, document) {
@@ -61,7 +61,7 @@ export function known(path) {
   return answers.get(path)?.data;
 }
 
-// The keys of changes whose answer was lost. The same change sent again has the same key, so it happens once.
+// The keys of changes whose answer was lost. If the same change is sent again, it has the same key and happens once.
 const unanswered = new Map(); // change → {key, at}
 const KEY_KEPT_MS = 600_000;
 
@@ -89,8 +89,8 @@ export async function change(method, path, body, { version } = {}) {
   return document;
 }
 
-// {data, problem, since, readAt}: the last answer and when it was read, and why there is no newer one. A new value of
-// `signal` reads at once.
+// {data, problem, since, readAt}: the last answer, when it was read, and why there is no newer answer. A new value of
+// `signal` causes a read immediately.
 export function useLive(path, seconds = 5, signal = "") {
   const [state, set] = useState({ path, data: path ? known(path) : undefined, problem: null, since: null });
   useEffect(() => {

@@ -1,4 +1,4 @@
-// Words and signs for states, ages, amounts and addresses. A colour never stands alone: each state has a sign and a word.
+// Words and signs for states, ages, amounts and addresses. Colour is never the only mark: each state has a sign and a word.
 import { now } from "./api.js";
 
 export const SIGNS = { ok: "●", working: "◐", warn: "▲", failed: "✖", next: "○", idle: "·" };
@@ -94,7 +94,7 @@ export function route(hash) {
   return { words, filters: Object.fromEntries(new URLSearchParams(query || "")) };
 }
 
-// A part of an API path. Ids hold no character that a path could take for a separator.
+// A part of an API path. An id contains no character that separates parts of a path.
 export function id(word) {
   return String(word).replace(/[^A-Za-z0-9@:._~-]/g, "");
 }

@@ -24,7 +24,7 @@ const PAGES = [
   ["policy", "Policy", "p", Policy],
 ];
 
-// Problems that the operator solves on this machine: a strip at the top says how.
+// Problems that the operator solves on this machine. A strip at the top explains how.
 const FOR_THE_OPERATOR = ["NO_CREDENTIALS", "BAD_CREDENTIALS", "EXPIRED_CREDENTIALS", "CLOCK_SKEW", "NOT_SIGNED_IN", "CONSOLE_STOPPED"];
 
 function useRoute() {
@@ -51,7 +51,7 @@ function Console({ shell }) {
   useEffect(() => {
     document.title = `${words.at(-1) || "Overview"} · ${fleet || "Evenkeel"}`;
   });
-  return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to the page</a>
+  return html`<a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main").focus(); }}>Skip to the content</a>
     <${TopBar} status=${status} shell=${{ ...shell, fleet }} current=${words[0] || ""} onHelp=${() => setHelp(true)} />
     <main id="main" tabindex="-1">${View
       ? html`<${View} key=${words.join("/")} words=${words} filters=${filters} status=${status} shell=${{ ...shell, fleet }} />`
@@ -73,7 +73,7 @@ function TopBar({ status, shell, current, onHelp }) {
       <span class="space"></span>
       ${shell.isReadOnly ? html`<span class="chip">read only</span>` : null}
       ${found ? html`<${Acts} acts=${automationActs(found, shell.fleet)} isReadOnly=${shell.isReadOnly} />` : null}
-      <button onClick=${switchTheme} title="Dark or light">◐</button><button onClick=${onHelp} title="Keys">?</button>
+      <button onClick=${switchTheme} title="Switch between dark and light">◐</button><button onClick=${onHelp} title="Keys">?</button>
     </div>
     ${status.problem && FOR_THE_OPERATOR.includes(status.problem.code)
       ? html`<p class="strip" role="alert">${status.problem.message} ${status.problem.hint}</p>`
@@ -88,10 +88,10 @@ function automationActs(found, fleet) {
   const reason = { name: "reason", label: "Reason" };
   const whole = automation.holds.some((hold) => !hold.pool && !hold.instanceId);
   if (whole) {
-    return [{ label: "Release…", title: "Release automation", verb: "Release", fields: [reason], effects: ["Repairs and job stops go on. Blocked recoveries are tried again."],
+    return [{ label: "Release…", title: "Release automation", verb: "Release", fields: [reason], effects: ["Repairs and job stops start again. Evenkeel retries blocked recoveries."],
       send: async (values) => (await change("POST", `${path}/release`, values), "Automation is released.") }];
   }
-  return [{ label: "Hold automation…", title: "Hold automation", verb: "Hold", effects: ["No repair and no job stop starts while automation is held. Work that has begun at AWS goes on. A hold never blocks uncordon."],
+  return [{ label: "Hold automation…", title: "Hold automation", verb: "Hold", effects: ["No repair and no job stop starts while automation is held. Operations that AWS has begun continue. A hold never blocks uncordon."],
     fields: [{ name: "forSeconds", label: "For", value: "3600", options: [["900", "15 minutes"], ["3600", "1 hour"], ["14400", "4 hours"], ["86400", "1 day"]] }, reason],
     send: async (values) => (await change("POST", `${path}/hold`, { reason: values.reason, forSeconds: Number(values.forSeconds) }), "Automation is held.") }];
 }

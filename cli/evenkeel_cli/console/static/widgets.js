@@ -12,13 +12,13 @@ export function Lane({ status, children }) {
   return html`<span class="state ${status}"><span class="sign" aria-hidden="true">${SIGNS[status] || "·"}</span> ${children}</span>`;
 }
 
-// An incident that awaits approval says so: its own state is that of its recovery.
+// Shows "awaits approval" for an incident that awaits it. The incident's own state is the state of its recovery.
 export function IncidentState({ incident }) {
   if (incident.pendingApproval) return html`<${Lane} status="warn">awaits approval<//>`;
   return html`<${State} kind="incident" state=${incident.state} />`;
 }
 
-// The next step of a recovery, and when the present one ends at the latest.
+// The next step of a recovery, and when the current step ends at the latest.
 export function NextStep({ lane }) {
   if (!lane.next) return null;
   return html`<li><b>next</b> <span>${lane.next}${lane.latestAt ? `, at the latest by ${clockTime(lane.latestAt)}` : ""}</span></li>`;
@@ -28,7 +28,7 @@ export function Time({ at }) {
   return at ? html`<time datetime=${at} title=${fullTime(at)}>${ago(at)}</time>` : html`<span class="dim">–</span>`;
 }
 
-// A part of a page with the answer that it shows. Without a newer answer the panel turns grey, and says since when.
+// A panel that shows an answer of the API. If no newer answer comes, the panel turns grey and shows since when.
 export function Panel({ title, live, more, children, id, wide }) {
   const failed = live?.problem;
   return html`<section class="panel ${wide ? "wide" : ""} ${failed ? "stale" : ""}" id=${id} aria-label=${title}>
@@ -50,9 +50,9 @@ export function Facts({ rows }) {
   return html`<dl class="facts">${shown.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`;
 }
 
-// columns: [{title, cell, right, grow, whole, sort}]: right-aligned, the widest, never broken, sorted by the API.
-// A row with an address is one link for the keyboard: j, k and Enter.
-// sorting: {page, filters}, for a list that the API sorts by the field `sort` of a column.
+// columns: [{title, cell, right, grow, whole, sort}]: right-aligned, takes free width, never wrapped, sorted by the API.
+// With rowHref, a row is one link for the keyboard (j, k and Enter).
+// sorting: {page, filters}, if the API can sort the list by the field `sort` of a column.
 export function Table({ columns, rows, empty, rowHref, label, sorting }) {
   if (!rows.length) return html`<p class="empty">${empty}</p>`;
   return html`<div class="scroll" tabindex="0" role="region" aria-label=${label}><table>
@@ -119,7 +119,7 @@ export function Bar({ parts, total, label }) {
   )}</div>`;
 }
 
-// A dialog that shows what an act does, asks for the reason, and shows the answer or the rule that refused it.
+// A dialog that shows what an action does, asks for the reason, and shows the answer or the rule that refused the action.
 export function Act({ act, onClose }) {
   const dialog = useRef(null);
   const [state, set] = useState({ plan: null, problem: null, isBusy: false, done: "" });
@@ -166,7 +166,7 @@ export function Act({ act, onClose }) {
     </form></dialog>`;
 }
 
-// Buttons of acts; each opens its dialog, which stays after the act is done. A console that only reads shows none.
+// Buttons of actions. Each opens its dialog, which stays open after the action. A read-only console shows no buttons.
 export function Acts({ acts, isReadOnly }) {
   const [open, set] = useState(null);
   if (isReadOnly || (!acts.length && !open)) return null;
@@ -200,7 +200,7 @@ export function Lanes({ incident, until }) {
     title="${part.word}, ${duration(((part.to - part.from) / 100) * ((end - start) / 1000))}"></i>`)}</div>`;
   const isOver = Boolean(incident.settledAt);
   const areJobsBack = Boolean(stages.jobsResumedAt) || (incident.jobLanes || incident.affectedJobs).every((job) => job.status === "ok");
-  return html`<div class="lanes" role="img" aria-label="Time line of ${incident.incidentId}: ${duration((end - start) / 1000)}">
+  return html`<div class="lanes" role="img" aria-label="Timeline of ${incident.incidentId}: ${duration((end - start) / 1000)}">
     <span>node</span>${draw(lane(NODE_STAGES, isOver))}
     <span>jobs</span>${draw(lane(JOB_STAGES, isOver || areJobsBack))}
     <span></span><div class="axis"><span>${clockTime(new Date(start).toISOString())}</span><span>${duration((end - start) / 1000)}</span></div>

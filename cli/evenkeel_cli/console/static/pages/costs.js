@@ -8,7 +8,7 @@ import { Notes, hours, range, share, time, usd } from "./receipts.js";
 const DAYS = ["1", "7", "30", "90"];
 const SECONDS = 120;
 
-// The begin of the window stays the same for an hour, so that the address of the read stays the same.
+// The start of the window stays the same for an hour, so that the path of the request stays the same.
 function since(days) {
   const hour = 3600000;
   return new Date(Math.ceil(now() / hour) * hour - days * 24 * hour).toISOString();
@@ -57,7 +57,7 @@ export function Costs({ filters }) {
       { title: "Per 1,000 node-days", right: true, cell: (each) => rate(each.rate) },
     ]} />` : null}<//>
     <${Panel} title="Use and cost by team" live=${spent} wide=${true}>${spent.data ? html`<${Showback} spent=${spent.data} />` : null}<//>
-    <${Panel} title="What the figures leave out" live=${live} wide=${true}>${found ? html`<${Notes} notes=${[...found.notes, ...found.saved[0].assumptions]} />` : null}<//>
+    <${Panel} title="Limits of the figures" live=${live} wide=${true}>${found ? html`<${Notes} notes=${[...found.notes, ...found.saved[0].assumptions]} />` : null}<//>
   </div>`;
 }
 
@@ -70,7 +70,7 @@ function rate(found) {
 function Summary({ report }) {
   const { recovery, rent, effective, lost } = report;
   const saved = report.saved.find((each) => each.insteadOf === "HYPERPOD_UNCHANGED");
-  return html`${report.isComplete ? null : html`<p class="problem">Not complete: the last panel says what was left out.</p>`}
+  return html`${report.isComplete ? null : html`<p class="problem">Incomplete: the last panel lists what was left out.</p>`}
     <${Facts} rows=${[
       ["Window", `${report.since.slice(0, 16)}Z to ${report.until.slice(0, 16)}Z`],
       ["GPU time", `${hours(report.allNodes.gpuHours)} GPU-hours of ${counted(report.allNodes.nodes, "node")}`],
@@ -87,7 +87,7 @@ function Summary({ report }) {
 function Losses({ rows }) {
   return html`<${Table} label="Losses" rows=${rows} empty="No failure interrupted a job." columns=${[
     { title: "Cause", cell: (each) => each.group },
-    { title: "Times", right: true, cell: (each) => each.interruptions },
+    { title: "Interruptions", right: true, cell: (each) => each.interruptions },
     { title: "Still open", right: true, cell: (each) => each.stillInterrupted },
     { title: "GPU-hours", right: true, cell: (each) => hours(each.gpuHours) },
     { title: "Cost", right: true, cell: (each) => usd(each.usdMicros) },
@@ -98,7 +98,7 @@ function Showback({ spent }) {
   return html`${spent.budgets.length ? html`<${Table} label="Budgets" rows=${spent.budgets} empty="" columns=${[
       { title: "Budget", cell: (each) => html`${each.team}, ${each.key}` },
       { title: "Used", right: true, cell: (each) => `${amount(each, each.used)} of ${amount(each, each.limit)}` },
-      { title: "Expected at its end", right: true, cell: (each) => (each.expectedAtEnd === null ? "unknown" : amount(each, each.expectedAtEnd)) },
+      { title: "Expected by its end", right: true, cell: (each) => (each.expectedAtEnd === null ? "unknown" : amount(each, each.expectedAtEnd)) },
       { title: "Reached", cell: (each) => (each.reachedAt ? html`<b>▲ ${each.reachedAt.slice(0, 16)}Z</b>` : "not in this period") },
     ]} />` : null}
     <${Table} label="Use and cost" rows=${spent.items} empty="No job of Evenkeel held a GPU." columns=${[
@@ -111,7 +111,7 @@ function Showback({ spent }) {
       { title: "Cost", right: true, cell: (each) => usd(each.usdMicros) },
     ]} />
     ${spent.nextPageToken ? html`<p class="dim">The first 200 rows. All: <code>evenkeel teams spend -o csv</code></p>` : null}
-    <p>In all <b>${hours(spent.total.gpuHours)} GPU-hours, ${usd(spent.total.usdMicros)}</b>${spent.total.unpricedGpuHours ? `; ${hours(spent.total.unpricedGpuHours)} GPU-hours have no known price` : ""}</p>`;
+    <p>Total: <b>${hours(spent.total.gpuHours)} GPU-hours, ${usd(spent.total.usdMicros)}</b>${spent.total.unpricedGpuHours ? `; ${hours(spent.total.unpricedGpuHours)} GPU-hours have no known price` : ""}</p>`;
 }
 
 function amount(budget, value) {

@@ -1,4 +1,4 @@
-// Changes, newest first: incidents, jobs, nodes, budgets, and the acts of people.
+// Changes, newest first: incidents, jobs, nodes, budgets, and actions of people.
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { useLive } from "../api.js";
 import { fullTime, href } from "../format.js";

@@ -1,4 +1,4 @@
-// The workflow execution of an incident: its states in their order, the current one lit.
+// The workflow execution of an incident: its states in order, with the current state highlighted.
 import { html, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { useLive } from "../api.js";
 import { SIGNS, duration, plain, secondsSince } from "../format.js";
@@ -6,7 +6,7 @@ import { Lane, Panel, Time } from "../widgets.js";
 
 const PROGRESS = { CURRENT: "working", DONE: "ok", FAILED: "failed", NOT_REACHED: "next" };
 const EXECUTION = { RUNNING: "working", SUCCEEDED: "ok", FAILED: "failed" };
-const STEPS = ["Task", "Parallel", "Map", "Wait"]; // The others only choose, pass on or end.
+const STEPS = ["Task", "Parallel", "Map", "Wait"]; // States of other types only choose, pass on or end.
 
 export function Execution({ path }) {
   const live = useLive(`${path}/execution`);
@@ -19,7 +19,7 @@ export function Execution({ path }) {
           <a href=${execution.link} target="_blank" rel="noreferrer noopener">AWS console</a></p>
         ${execution.isCut ? html`<p class="dim">Only the newest states are known.</p>` : null}
         <${Flow} states=${execution.states} inside="" branch=${0} isWhole=${isWhole} />`
-      : html`<p class="empty">No execution is known: it has not started, or ended more than 90 days ago.</p>`}<//>`;
+      : html`<p class="empty">No execution is known: it has not started, or it ended more than 90 days ago.</p>`}<//>`;
 }
 
 function Flow({ states, inside, branch, isWhole }) {

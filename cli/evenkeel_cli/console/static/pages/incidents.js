@@ -1,4 +1,4 @@
-// The list of incidents, and one incident: its two lanes, its evidence, its reason and the acts on it.
+// The list of incidents, and one incident: its two lanes, its evidence, its reason, and the actions on it.
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { change, now, useLive } from "../api.js";
 import { duration, href, id, plain, shortNode } from "../format.js";

@@ -1,4 +1,4 @@
-// The list of jobs, the queue in its order, and one job: its attempts, its reason and the acts on it.
+// The list of jobs, the queue in order, and one job: its attempts, its reason, and the actions on it.
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { change, useLive } from "../api.js";
 import { ENDED_JOBS, amount, href, id, secondsSince, duration, shortNode } from "../format.js";
@@ -57,7 +57,7 @@ export function Job({ words, shell }) {
           ["Team", job.team ? html`<${Link} to=${["teams", job.team]}>${job.team}<//>` : null],
           ["Priority class", job.priorityClass || "(unset)"],
           ["Size", `${job.currentNodes ?? job.nodes} × ${job.gpusPerNode} GPUs${job.elastic ? `, elastic ${job.elastic.minNodes}–${job.elastic.maxNodes}` : ""}`],
-          ["Place in the queue", queue ? `${queue.position ?? "unknown"}${queue.startsAt ? `; starts about ${queue.startsAt.slice(0, 16)}Z` : ""}` : null],
+          ["Queue position", queue ? `${queue.position ?? "unknown"}${queue.startsAt ? `; starts about ${queue.startsAt.slice(0, 16)}Z` : ""}` : null],
           ["Submitted", html`<${Time} at=${job.submittedAt} /> by ${job.submittedBy}`],
           ["Started", job.startedAt ? html`<${Time} at=${job.startedAt} />` : null],
           ["Ended", job.endedAt ? html`<${Time} at=${job.endedAt} />` : null],
@@ -91,7 +91,7 @@ function acts(job, path) {
   const grace = `Its pods get ${job.graceSeconds} s to save a checkpoint.`;
   return [
     job.isSuspended
-      ? { label: "Resume…", title: `Resume ${job.name}`, verb: "Resume", fields: [reason], effects: ["The job is queued again, in its old place."], send: post("resume") }
+      ? { label: "Resume…", title: `Resume ${job.name}`, verb: "Resume", fields: [reason], effects: ["The job is queued again, at its old position."], send: post("resume") }
       : { label: "Suspend…", title: `Suspend ${job.name}`, verb: "Suspend", fields: [reason], effects: [job.state === "PENDING" ? "The job leaves the queue until it is resumed." : `The job stops. ${grace}`], send: post("suspend") },
     { label: "Priority…", title: `Change the priority class of ${job.name}`, verb: "Change", fields: [{ name: "priorityClass", label: "Priority class (empty: the lowest)", value: job.priorityClass || "", optional: true }, reason],
       effects: ["A higher class can preempt jobs of lower classes in the next scheduling cycle."],

@@ -1,4 +1,4 @@
-// The grid of all nodes, the list of nodes, and one node with the acts on it.
+// The grid of all nodes, the list of nodes, and one node with the actions on it.
 import { html, useEffect, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { Problem, change, read, useLive } from "../api.js";
 import { SIGNS, amount, counted, href, id, plain, shortNode, signOf } from "../format.js";
@@ -10,8 +10,8 @@ const MAX_PAGES = 25;
 const DENSE = 400; // More nodes have smaller squares.
 const NODE_STATES = ["UNHEALTHY", "QUARANTINED", "BLOCKED", "WAITING", "NOT_READY", "REPAIRING", "CORDONED", "STARTING", "IN_SERVICE"];
 
-// All nodes, page by page, again when the signal changes and every 5 s; with more than 1,000 nodes every 5 ms for each.
-// An unchanged page costs one answer without a body.
+// Reads all nodes, page by page, when the signal changes and every 5 s. With more than 1,000 nodes, the interval is 5 ms
+// for each node. The answer for an unchanged page has no body.
 function useNodes(signal) {
   const [state, set] = useState({ nodes: [], isWhole: false, problem: null });
   useEffect(() => {
@@ -51,7 +51,7 @@ function useNodes(signal) {
   return state;
 }
 
-// A square a node, problems first, pools with problems first. A short grid scrolls in itself.
+// One square for each node. Nodes and pools with problems come first. A short grid scrolls.
 export function NodeGrid({ status, isShort }) {
   const phases = status.incidents.items.map((incident) => `${incident.incidentId} ${incident.state} ${incident.phase}`);
   const { nodes, isWhole, problem } = useNodes(`${status.changedAt} ${status.counts?.at} ${status.incidents.open} ${phases}`);

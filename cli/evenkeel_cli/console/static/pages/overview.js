@@ -1,5 +1,5 @@
 // The whole fleet on one screen: what needs a person, incidents, capacity, jobs, teams, spending, what changed.
-// Incidents and holds are current. Counts are those of the last sweep, once a minute, and say so when they are older.
+// Incidents and holds are current. Counts are from the last sweep, which runs each minute. An older count shows its age.
 import { html, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { now, useLive } from "../api.js";
 import { amount, clockTime, counted, dollars, duration, href, plain, shortNode } from "../format.js";
@@ -96,7 +96,7 @@ function Capacity({ status }) {
 function Jobs({ status }) {
   const time = (value) => (value === null ? "–" : duration(value));
   return html`<${Counted} title="Jobs" status=${status} more=${html`<${Link} to=${["queue"]}>queue<//> <${Link} to=${["jobs"]}>all<//>`}>${({ jobs }) => html`
-    <${Table} label="Jobs by priority class" empty="No job runs, and none is pending." rows=${jobs.classes}
+    <${Table} label="Jobs by priority class" empty="No jobs are running or pending." rows=${jobs.classes}
       rowHref=${(each) => `#/jobs?class=${encodeURIComponent(each.priorityClass || "")}`} columns=${[
         { title: "Class", cell: (each) => html`<${Link} to=${["jobs"]} filters=${{ class: each.priorityClass }}>${each.priorityClass || "(unset)"}<//>` },
         { title: "Running", right: true, cell: (each) => each.running },
@@ -165,8 +165,8 @@ function HeldByPeople({ status }) {
     ...automation.holds.map((hold) => html`<li><${Lane} status="warn">held<//> <span>${hold.instanceId || hold.pool || "the whole fleet"} by ${hold.by}, until <time datetime=${hold.until}>${hold.until.slice(0, 16)}Z</time>: ${hold.reason}</span></li>`),
     ...(counts?.cordons || []).map((cordon) => html`<li><${Lane} status="warn">cordoned<//> <${Link} to=${["nodes", cordon.instanceId]}>${shortNode(cordon.instanceId)}<//> <span>by ${cordon.by}, <${Time} at=${cordon.at} />${cordon.reason ? `: ${cordon.reason}` : ""}</span></li>`),
   ];
-  return html`<${Panel} title="Holds and cordons of people" live=${status}>
-    ${rows.length ? html`<ul class="rows">${rows}</ul>` : html`<p class="empty">No person holds automation, and none has cordoned a node.</p>`}<//>`;
+  return html`<${Panel} title="Holds and cordons by people" live=${status}>
+    ${rows.length ? html`<ul class="rows">${rows}</ul>` : html`<p class="empty">No person holds automation or has cordoned a node.</p>`}<//>`;
 }
 
 function Sources({ status }) {

@@ -1,4 +1,4 @@
-// The policy in force and its changes, and a draft of other changes: its diff, and its test over recorded decisions.
+// The policy in force and its changes, and a draft of other changes: its diff, and its test on recorded decisions.
 import { html, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { Problem, change, useLive } from "../api.js";
 import { id, plain } from "../format.js";
@@ -26,7 +26,7 @@ export function Policy({ shell }) {
     ${found ? html`<${Draft} key=${found.hash} found=${found} path=${path} shell=${shell} />` : null}</div>`;
 }
 
-// Each value of two sets of changes that differs: {field, before, after}. A value that is left out is the shipped one.
+// The values that differ between two sets of changes: {field, before, after}. An omitted value is the shipped value.
 export function differences(before, after, inForce) {
   const flat = (value, field, into) => {
     if (value && typeof value === "object" && !Array.isArray(value)) {
@@ -78,13 +78,13 @@ function Draft({ found, path, shell }) {
     <label>Changes to the shipped policy, as JSON
       <textarea class="draft" rows="10" spellcheck="false" value=${text} onInput=${(event) => { setText(event.target.value); set({ tested: null, problem: null, isBusy: false }); }}></textarea></label>
     ${fault ? html`<p class="problem" role="alert">${fault}</p>` : null}
-    <h3>Differences to the policy in force</h3>
+    <h3>Differences from the policy in force</h3>
     <${Table} label="Differences" empty="None." rows=${lines} columns=${[
       { title: "Field", grow: true, cell: (line) => html`<code>${line.field}</code>` },
       { title: "In force", cell: (line) => said(line.before) },
       { title: "Draft", cell: (line) => said(line.after) },
     ]} />
-    ${shell.isReadOnly ? html`<p class="dim">This console only reads, so it cannot test a draft.</p>` : html`<p><button onClick=${test} disabled=${!changes || state.isBusy}>Test over recorded decisions</button></p>`}
+    ${shell.isReadOnly ? html`<p class="dim">This console is read-only, so it cannot test a draft.</p>` : html`<p><button onClick=${test} disabled=${!changes || state.isBusy}>Test on recorded decisions</button></p>`}
     ${state.problem ? html`<p class="problem" role="alert">${state.problem.message} <code>${state.problem.code}</code></p>` : null}
     ${state.tested ? html`<${Tested} tested=${state.tested} />` : null}<//>`;
 }

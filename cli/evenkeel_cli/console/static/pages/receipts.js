@@ -36,12 +36,12 @@ export function IncidentReceipt({ path }) {
   return html`<${Panel} title="Cost" live=${live} wide=${true}>${found
     ? html`<${Facts} rows=${[
         [found.isLowerBound ? "Cost at least" : "Cost", html`<b>${hours(found.totalGpuHours)} GPU-hours, ${usd(found.totalUsdMicros)}</b>${found.isOver ? "" : " so far"}`],
-        ["Node", found.node.startedAt ? `out ${time(found.node.seconds)}; beside its jobs ${hours(found.node.gpuHours)} GPU-hours, ${usd(found.node.usdMicros)}` : "not cordoned"],
-        ["Shared", found.shared.length ? found.shared.map((each) => html`${each.jobId}: counts with <${Link} to=${["incidents", each.incidentIds[0]]}>${each.incidentIds[0]}<//> `) : null],
+        ["Node", found.node.startedAt ? `out of service for ${time(found.node.seconds)}; not counted with its jobs: ${hours(found.node.gpuHours)} GPU-hours, ${usd(found.node.usdMicros)}` : "not cordoned"],
+        ["Shared", found.shared.length ? found.shared.map((each) => html`${each.jobId}: counted in <${Link} to=${["incidents", each.incidentIds[0]]}>${each.incidentIds[0]}<//> `) : null],
         ["Withheld", found.isRedacted ? "Checkpoints and prices of other teams are shown as unknown." : null],
       ]} />
       ${found.jobs.map((each) => html`<${Interruption} interruption=${each} />`)}
-      ${found.jobs.length ? null : html`<p class="empty">No job lost time by this incident.</p>`}
+      ${found.jobs.length ? null : html`<p class="empty">No job lost time in this incident.</p>`}
       ${found.options.length ? html`<h3>Forecast and actual time</h3><${Table} label="Options" rows=${found.options} empty="" columns=${[
         { title: "Option", cell: (each) => (each.isChosen ? html`<b>✔ ${plain(each.option)}</b>` : plain(each.option)) },
         { title: "Forecast", right: true, cell: (each) => time(each.expectedSeconds) },
