@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
                     401,
                     "NOT_SIGNED_IN",
                     "This browser has no session.",
-                    "Open the link that `evenkeel console` printed. Each link works once. Get a new link: evenkeel console",
+                    "Open the link that `evenkeel console` printed. A link works once. Get a new link: evenkeel console",
                 )
             )
         if target.path.startswith("/v1/"):
@@ -173,7 +173,9 @@ class _Handler(BaseHTTPRequestHandler):
             return _Answer(200, start_headers, start.encode())
         if self._console.session.is_signed_in(headers):
             return _Answer(303, {"Location": "/", "Cache-Control": "no-store"}, b"")
-        return _refuse(Refusal(403, "LINK_USED", "This link is wrong or was used before.", "Get a new link: evenkeel console"))
+        return _refuse(
+            Refusal(403, "LINK_USED", "This link is wrong or was used before.", "Get a new link: evenkeel console")
+        )
 
     def _describe(self) -> dict[str, Any]:
         context = self._console.client.context
@@ -192,7 +194,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "GET":
             if console.read_only:
                 return _refuse(
-                    Refusal(403, "READ_ONLY", "This console is read-only.", "To make changes, start it without --read-only.")
+                    Refusal(
+                        403, "READ_ONLY", "This console is read-only.", "To make changes, start it without --read-only."
+                    )
                 )
             if refusal := console.session.refuse_unproven_change(headers):
                 return _refuse(refusal)
