@@ -151,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
                     401,
                     "NOT_SIGNED_IN",
                     "This browser has no session.",
-                    "Open the link that `evenkeel console` printed. A link works once. Get a new link: evenkeel console",
+                    "Open the link that `evenkeel console` printed. For a new link, run: evenkeel console",
                 )
             )
         if target.path.startswith("/v1/"):
