@@ -8,7 +8,7 @@ from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.recovery.guardrails import GuardrailName
 from tests.simulator.asl import ways
 from tests.simulator.chaos import EFFECT_FAULTS, READ_FAULTS
-from tests.simulator.elastic_scenario import DEEDS as DEEDS_IN_RESIZES
+from tests.simulator.elastic_scenario import DISTURBANCES
 from tests.simulator.elastic_scenario import KINDS as KINDS_OF_SIZES
 from tests.simulator.elastic_scenario import OUTCOMES as OUTCOMES_OF_SIZES
 from tests.simulator.fault_schedule import AWAY, DEEDS, FAULTS, HURTS, OUTAGES
@@ -37,7 +37,7 @@ def all_events() -> Iterator[str]:
     yield from (f"deed {kind}" for kind in DEEDS_OF_RENTING)
     yield from (f"decision {outcome}" for outcome in (*OUTCOMES_OF_RENTING, *OUTCOMES_OF_SIZES))
     yield from (f"elastic {kind}" for kind in (*KINDS_OF_SIZES, "a spike"))
-    yield from (f"deed {kind} in mid-resize" for kind in DEEDS_IN_RESIZES)
+    yield from (f"deed {kind} in mid-resize" for kind in DISTURBANCES)
     modes = ("act", "observe", "recommend", "all events are lost", "HyperPod repairs by itself")
     yield from (f"mode {kind}" for kind in (*modes, "with Karpenter's nodes"))
     yield from (f"guardrail {rule}" for rule in GuardrailName)

@@ -30,38 +30,40 @@ if TYPE_CHECKING:
     from tests.simulator.team_scenario import TeamScenario
 
 EVERY, _FIRST = 9, 4
-"""One seed in so many, counted from here, has elastic jobs and no teams."""
+"""Every ninth seed, from the fourth on, has elastic jobs and no teams."""
 _WITH_TEAMS, _FIRST_WITH_TEAMS = 36, 12
-"""One seed in so many has both."""
-_SHARE = 0.6
-"""Number of elastic jobs of the teams."""
+"""Every 36th seed, from the twelfth on, has elastic jobs and teams."""
+_ELASTIC_SHARE = 0.6
+"""Probability that a job with checkpoints is elastic, if every seed submits it."""
 _TEAMS = 10
-"""Name suffix of the jobs that every seed submits."""
+"""Elastic jobs of teams have higher numbers. Other jobs of teams have lower numbers, and these seeds leave them out."""
 _OWN = 60
-"""Name prefix of the additional elastic jobs."""
-_LATER = 70
-"""And those of the jobs that make them shrink."""
-_LAST = 80
+"""Number of the first additional elastic job."""
+_LATER, _LAST = 70, 80
+"""Numbers, from and below, of the jobs that make elastic jobs shrink."""
 PASSES_EVERY = 30.0
-_SOON = 8.0
-"""Number of elastic jobs while faults happen: only cycles change sizes."""
+_PASSES_EVERY_DURING_FAULTS = 8.0
+"""Seconds between scheduling cycles. During faults they are frequent: only cycles change sizes."""
 _POOL = "p5-workers"
 LENDERS = "amber"
 """A team with a job that shrinks for other jobs of the team."""
-_ACTS = 0.9
-"""So many of these worlds act in any case."""
-_SERVES = 0.4
-"""In so many of these worlds a Deployment serves."""
-_SEATS_AFTER = 1.0
-_MEDDLES = 0.4
-"""At so many commits about a job that changes size something happens."""
-_TAKES = "take an idle node"
+_ACTS_SHARE = 0.9
+"""Probability that a seed runs in mode act, whatever mode other seeds would have."""
+_SERVING_SHARE = 0.4
+"""Probability that a Deployment serves in a seed."""
+_BIND_SECONDS = 1.0
+"""Seconds after which the scheduler of Kubernetes binds pods again."""
+_DISTURBANCE_SHARE = 0.4
+"""Probability that something happens to a job at a commit that resizes it."""
+_TAKE_IDLE_NODE = "take an idle node"
 KINDS = ("each", "step", "discrete")
 OUTCOMES = ("RESIZE GROW", "RESIZE SHRINK", "RESUME SHRINK")
-"""Answers of the rules that some seed must have."""
+"""Decisions that at least one seed must make."""
 _KNOWN_THROUGHPUT = 0.3
-"""Share of the elastic jobs that declare their throughput."""
-DEEDS = ("cancel", "suspend", "lose a node", "cordon an idle node", _TAKES, "die", "die after")
+"""Probability that an elastic job declares its throughput."""
+_OUTLASTS_FAULTS = 0.4
+"""Probability that the first additional job runs long after the faults stop, so that it has time to grow again."""
+DISTURBANCES = ("cancel", "suspend", "lose a node", "cordon an idle node", _TAKE_IDLE_NODE, "die", "die after")
 
 
 def is_in(seed: int) -> bool:
@@ -107,7 +109,7 @@ class ElasticScenario:
         self.watched = SizeHistory()
         self.size = dice.choice((4, 5, 6, 8))
         """Nodes of the fleet: on fewer there is little to grow to."""
-        self.mode = "act" if dice.random() < _ACTS else world.mode
+        self.mode = "act" if dice.random() < _ACTS_SHARE else world.mode
         self.terms = ElasticPolicy(
             resize_seconds=dice.choice((1, 3)),
             snooze_seconds=dice.choice((5, 20)),
@@ -116,7 +118,7 @@ class ElasticScenario:
             scaling_timeout_seconds=dice.choice((0, 0, 8)),
             spare_wait_seconds=dice.choice((10, 25)),
         )
-        self.serving_target = dice.random() < _SERVES
+        self.serving_target = dice.random() < _SERVING_SHARE
         self.spares = int(dice.random() < 0.15)
         self.repair_seconds = dice.choice((20, 60, 120))
         self._sizes: dict[int, ElasticSpec] = {}
@@ -158,6 +160,8 @@ class ElasticScenario:
             self._add_competing_jobs(world.sharing, lasts)
         for number in range(_OWN, _OWN + dice.choice((1, 1, 2, 2, 3)) if world.sharing is None else _OWN):
             length = dice.choice((150.0, 300.0, 400.0))
+            if number == _OWN and random.Random(f"length/{world.seed}").random() < _OUTLASTS_FAULTS:
+                length = 900.0
             world.loop.after(dice.uniform(0.5, 10), self._submit(number, 1, length))
         for number in range(_LATER, _LATER + dice.choice((1, 2, 3, 4)) if world.sharing is None else _LATER):
             nodes = dice.choice((1, 1, 2, max(1, world.size // 2)))
@@ -191,14 +195,14 @@ class ElasticScenario:
 
     def _pass(self) -> None:
         self.world.invoke_scheduled("schedule_jobs")
-        self.world.loop.after(PASSES_EVERY if self.world.is_calm else _SOON, self._pass)
+        self.world.loop.after(PASSES_EVERY if self.world.is_calm else _PASSES_EVERY_DURING_FAULTS, self._pass)
 
     def sized(self, number: int, spec: JobSpec) -> JobSpec:
         """Return the fields of a job, with its possible sizes."""
         dice = self.dice
         if number in self._sizes:
             return spec.replace(elastic=self._sizes[number])
-        if _LATER <= number < _LAST or (number < _OWN and (not spec.checkpoint_uri or dice.random() > _SHARE)):
+        if _LATER <= number < _LAST or (number < _OWN and (not spec.checkpoint_uri or dice.random() > _ELASTIC_SHARE)):
             return spec
         size, kind = self.world.size, dice.choice((*KINDS, KINDS[0]))
         if kind == "discrete":
@@ -262,7 +266,7 @@ class ElasticScenario:
     def _wait_for_room(self) -> None:
         if not self._seats:
             self._seats = True
-            self.world.loop.after(_SEATS_AFTER, self._bind_pods)
+            self.world.loop.after(_BIND_SECONDS, self._bind_pods)
 
     def _bind_pods(self) -> None:
         """Place the pods without a node: replicas on any node, pods of our attempts on their own nodes."""
@@ -288,12 +292,12 @@ class ElasticScenario:
         world = self.world
         docs = [write.row.doc for write in writes if isinstance(write, Put) and write.row.key.sk == "META"]
         jobs = [doc for doc in docs if doc.get("resize") and doc["resize"]["afterAttempt"] >= doc["currentAttempt"] - 1]
-        if not jobs or world.is_calm or not world.calls or self.dice.random() > _MEDDLES:
+        if not jobs or world.is_calm or not world.calls or self.dice.random() > _DISTURBANCE_SHARE:
             return
         is_asked = jobs[0]["state"] == "RUNNING" and jobs[0]["resize"]["afterAttempt"] == jobs[0]["currentAttempt"]
         # In most cases the idle nodes of a growing job are taken before it restarts.
-        deeds_now = (*DEEDS, *3 * (_TAKES,)) if is_asked else DEEDS
-        kind, seconds = self.dice.choice(deeds_now), self.dice.uniform(0.1, 3 if is_asked else 8)
+        disturbances = (*DISTURBANCES, *3 * (_TAKE_IDLE_NODE,)) if is_asked else DISTURBANCES
+        kind, seconds = self.dice.choice(disturbances), self.dice.uniform(0.1, 3 if is_asked else 8)
         job_id, number = str(jobs[0]["jobId"]), self.dice.randrange(100)
         world.seen[f"deed {kind} in mid-resize"] += 1
         if kind == "die":
@@ -308,7 +312,7 @@ class ElasticScenario:
             "suspend": lambda: self._suspend(job_id, 5 + 4 * seconds),
             "lose a node": lambda: self._lose_node(job_id, number),
             "cordon an idle node": lambda: self._cordon_idle(number),
-            _TAKES: lambda: self._take_idle(number, 10 + 3 * seconds),
+            _TAKE_IDLE_NODE: lambda: self._take_idle(number, 10 + 3 * seconds),
         }
         world.loop.after(seconds, deeds[kind])
 
