@@ -62,7 +62,7 @@ def test_adapter_reads_every_answer_that_the_model_allows(case: Case, fill: Fill
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_error_of_the_model_has_a_meaning(case: Case) -> None:
+def test_every_error_of_the_aws_model_has_its_own_exception(case: Case) -> None:
     recorder = Recorder(case.values)
     case.act(recorder.client)
     errors = {error: name_of(model) for model, _ in recorder.requests for error in errors_of(model)}
@@ -79,7 +79,7 @@ def test_every_error_of_the_model_has_a_meaning(case: Case) -> None:
     assert unknown == []
 
 
-def test_every_operation_of_an_adapter_has_a_case() -> None:
+def test_every_aws_operation_of_an_adapter_has_a_golden_case() -> None:
     session: Any = boto3.session.Session("testing", "testing", region_name="us-west-2")
     sources = {path.name: path.read_text(encoding="utf-8") for path in SOURCES.glob("*.py")}
     services = {service for text in sources.values() for service in re.findall(r'aws\.client\("([a-z]+)"', text)}

@@ -107,7 +107,7 @@ def a_spec(nodes: int = 2) -> CapacitySpec:
     )
 
 
-def test_pool_limit_is_set_once_and_missing_limit_stays(cluster: Cluster) -> None:
+def test_pool_limit_is_set_once_and_only_where_one_exists(cluster: Cluster) -> None:
     first = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (1, 8))
     second = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (1, 8))
     back = cluster.set_pool_limit(CLUSTER, BOUNDED, lambda: (0, 0))
@@ -117,7 +117,7 @@ def test_pool_limit_is_set_once_and_missing_limit_stays(cluster: Cluster) -> Non
     assert cluster.set_pool_limit(CLUSTER, "none", lambda: (1, 8)) is LimitResult.GONE
 
 
-def test_missing_objects_count_as_gone(cluster: Cluster) -> None:
+def test_missing_claims_and_pods_count_as_deleted(cluster: Cluster) -> None:
     cluster.delete_claim(CLUSTER, "none-12345")
 
     assert cluster.delete_capacity_pods(CLUSTER, NAMESPACE, "job-none-b1")
@@ -125,7 +125,7 @@ def test_missing_objects_count_as_gone(cluster: Cluster) -> None:
     assert cluster.refusal(CLUSTER, BOUNDED, datetime.now(UTC)) == ""
 
 
-def test_capacity_pods_rent_whole_nodes_and_leave_nothing(handle: ClusterHandle) -> None:
+def test_capacity_pods_rent_whole_nodes_and_are_deleted_completely(handle: ClusterHandle) -> None:
     cluster, spec = adapter(handle), a_spec()
     cluster.create_capacity_pods(spec)
     cluster.create_capacity_pods(spec)

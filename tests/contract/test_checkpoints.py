@@ -49,7 +49,7 @@ def place(request: pytest.FixtureRequest, unique: str) -> Iterator[CheckpointPla
         yield on_s3(request.getfixturevalue("engine_user").client("s3"), unique)
 
 
-def test_folders_are_listed_whether_finished_or_not(place: CheckpointPlace) -> None:
+def test_finished_and_unfinished_checkpoint_folders_are_listed(place: CheckpointPlace) -> None:
     place.put("attempt=1/step=000000010/shard-0-of-1.bin", b"a")
     place.put("attempt=1/step=000000010/manifest.json", b"{}")
     place.put("attempt=2/step=000000020/shard-0-of-1.bin", b"b")
@@ -96,7 +96,7 @@ def test_sizes_and_checksums_come_from_the_store(place: CheckpointPlace) -> None
     assert abs(listed.modified_at - stored_shard.modified_at) < timedelta(seconds=1)
 
 
-def test_the_contents_of_a_folder_are_described_and_no_others(place: CheckpointPlace) -> None:
+def test_only_files_of_the_named_checkpoint_folder_are_listed(place: CheckpointPlace) -> None:
     place.put("attempt=1/step=000000010/shard-0-of-1.bin", b"weights")
     place.put("attempt=1/step=000000010/manifest.json", b"{}")
     place.put("attempt=1/step=0000000100/manifest.json", b"{}")
@@ -109,7 +109,7 @@ def test_the_contents_of_a_folder_are_described_and_no_others(place: CheckpointP
     }
 
 
-def test_fence_is_raised_first_and_then_from_its_version(place: CheckpointPlace) -> None:
+def test_fence_is_created_once_then_raised_at_the_read_version(place: CheckpointPlace) -> None:
     assert place.store.fence(place.uri) == (None, "")
 
     place.store.raise_fence(place.uri, {"attempt": 1}, "")
@@ -120,7 +120,7 @@ def test_fence_is_raised_first_and_then_from_its_version(place: CheckpointPlace)
     assert place.store.fence(place.uri)[0] == {"attempt": 2}
 
 
-def test_a_fence_that_moved_is_not_overwritten(place: CheckpointPlace) -> None:
+def test_fence_raised_since_the_read_is_not_overwritten(place: CheckpointPlace) -> None:
     place.store.raise_fence(place.uri, {"attempt": 1}, "")
     _, tag = place.store.fence(place.uri)
     place.store.raise_fence(place.uri, {"attempt": 2}, tag)

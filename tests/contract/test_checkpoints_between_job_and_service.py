@@ -70,7 +70,7 @@ def pinned_by_service(store: S3Checkpoints, attempt: int) -> service_side.Resume
     return answer.choice
 
 
-def test_checkpoint_that_a_script_saved_is_proved_by_the_service(store: S3Checkpoints) -> None:
+def test_service_proves_a_checkpoint_that_a_training_script_saved(store: S3Checkpoints) -> None:
     run = Run(open_storage(URI), job_id="job-rings", attempt=1)
     run.save(10, b"older", metrics={"loss": 0.5})
     run.save(20, b"newer", metrics={"loss": float("inf")})
@@ -82,7 +82,7 @@ def test_checkpoint_that_a_script_saved_is_proved_by_the_service(store: S3Checkp
     assert [(rejection.step, rejection.code) for rejection in choice.rejected] == [(20, "METRIC_NOT_FINITE")]
 
 
-def test_a_launch_asks_the_store_a_bounded_number_of_times(store: S3Checkpoints, calls: list[str]) -> None:
+def test_launch_makes_a_bounded_number_of_store_calls(store: S3Checkpoints, calls: list[str]) -> None:
     run = Run(open_storage(URI), job_id="job-rings", attempt=1)
     for step in range(10, 110, 10):
         run.save(step, b"state")
@@ -102,7 +102,7 @@ def test_a_launch_asks_the_store_a_bounded_number_of_times(store: S3Checkpoints,
     }
 
 
-def test_rejection_by_the_manifest_costs_one_call(store: S3Checkpoints, calls: list[str]) -> None:
+def test_rejection_by_manifest_needs_one_call_per_checkpoint(store: S3Checkpoints, calls: list[str]) -> None:
     run = Run(open_storage(URI), job_id="job-rings", attempt=1)
     for step in range(10, 60, 10):
         run.save(step, b"state")

@@ -73,13 +73,13 @@ def test_nodes_are_sorted_and_tainted_nodes_await_validation(bench: ClusterUnder
     assert all(node.is_awaiting_validation and not node.is_schedulable for node in tainted)
 
 
-def test_missing_node_is_none(bench: ClusterUnderTest) -> None:
+def test_missing_node_is_read_as_none(bench: ClusterUnderTest) -> None:
     assert bench.cluster.node(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa") is None
     assert bench.cluster.cordon(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is CordonResult.GONE
     assert bench.cluster.release(CLUSTER, "hyperpod-i-0aaaaaaaaaaaaaaaa", "inc-1") is ReleaseResult.GONE
 
 
-def test_repeated_cordon_is_recognised_by_its_mark(bench: ClusterUnderTest) -> None:
+def test_repeated_cordon_of_an_incident_is_recognised(bench: ClusterUnderTest) -> None:
     name = free_nodes(bench)[0].name
 
     first = bench.cluster.cordon(CLUSTER, name, "inc-1")
@@ -108,7 +108,7 @@ def test_cordon_of_a_person_is_kept(bench: ClusterUnderTest) -> None:
     assert node.is_cordoned
 
 
-def test_cordon_at_seen_version_finds_later_manual_cordon(bench: ClusterUnderTest) -> None:
+def test_cordon_at_a_read_version_detects_a_later_manual_cordon(bench: ClusterUnderTest) -> None:
     first, second = free_nodes(bench, 2)
     bench.cordon_as_a_person(first.name)
 
@@ -119,7 +119,7 @@ def test_cordon_at_seen_version_finds_later_manual_cordon(bench: ClusterUnderTes
     assert (result, done, again) == (CordonResult.BY_PERSON, CordonResult.CORDONED, CordonResult.ALREADY_CORDONED)
 
 
-def test_release_removes_our_cordon_and_only_our_taint(bench: ClusterUnderTest) -> None:
+def test_release_removes_only_evenkeels_cordon_and_taint(bench: ClusterUnderTest) -> None:
     name = free_nodes(bench)[0].name
     bench.taint(name)
     bench.cluster.cordon(CLUSTER, name, "inc-1")
@@ -151,7 +151,7 @@ def test_release_without_an_incident_removes_the_taint(bench: ClusterUnderTest) 
     assert not any(AWAITING_VALIDATION_TAINT in taint for taint in node.taints)
 
 
-def test_uncordon_removes_a_persons_cordon_and_keeps_a_recoverys(bench: ClusterUnderTest) -> None:
+def test_uncordon_removes_manual_cordon_and_keeps_cordon_of_recovery(bench: ClusterUnderTest) -> None:
     name = free_nodes(bench)[0].name
     bench.cordon_as_a_person(name)
 
@@ -288,7 +288,7 @@ def test_an_attempt_launched_twice_is_one_workload(bench: ClusterUnderTest) -> N
     assert len(bench.cluster.workloads(CLUSTER)) == 1
 
 
-def test_a_gang_with_efa_gets_its_nodes(bench: ClusterUnderTest) -> None:
+def test_gang_with_efa_runs_on_nodes_with_efa(bench: ClusterUnderTest) -> None:
     nodes = free_nodes(bench)[:2]
     spec = replace(a_launch(bench, nodes), network=EfaRequest(32, 5120))
 
@@ -536,7 +536,7 @@ def test_another_attempt_of_the_job_is_another_workload(bench: ClusterUnderTest)
 # ---------------------------------------------------------------- labels prove nothing
 
 
-def test_job_with_borrowed_labels_elsewhere_is_not_the_attempts(bench: ClusterUnderTest) -> None:
+def test_job_with_copied_labels_elsewhere_belongs_to_no_attempt(bench: ClusterUnderTest) -> None:
     spec = a_launch(bench, free_nodes(bench))
     _, uid = bench.cluster.launch(spec)
     recorded = spec.attempt.replace(workload_uid=uid)
@@ -562,7 +562,7 @@ def test_job_with_borrowed_labels_elsewhere_is_not_the_attempts(bench: ClusterUn
     )
 
 
-def test_foreign_job_of_the_same_name_is_not_adopted(bench: ClusterUnderTest) -> None:
+def test_existing_job_of_another_decision_is_not_adopted(bench: ClusterUnderTest) -> None:
     spec = a_launch(bench, free_nodes(bench))
     forged = replace(spec, attempt=spec.attempt.replace(decision_id="dec-forged"))
     bench.cluster.launch(forged)
@@ -575,7 +575,7 @@ def test_foreign_job_of_the_same_name_is_not_adopted(bench: ClusterUnderTest) ->
     assert seen(bench, forged).uid
 
 
-def test_recreated_job_with_another_uid_is_not_the_attempts(bench: ClusterUnderTest) -> None:
+def test_recreated_job_with_another_uid_belongs_to_no_attempt(bench: ClusterUnderTest) -> None:
     spec = a_launch(bench, free_nodes(bench))
     _, uid = bench.cluster.launch(spec)
     recorded = spec.attempt.replace(workload_uid=uid)
@@ -597,7 +597,7 @@ def created_anew(bench: ClusterUnderTest, spec: LaunchSpec) -> str:
     return uid if result is LaunchResult.CREATED else ""
 
 
-def test_bare_pod_with_borrowed_labels_is_not_the_attempts(bench: ClusterUnderTest) -> None:
+def test_bare_pod_with_copied_labels_belongs_to_no_attempt(bench: ClusterUnderTest) -> None:
     here, other_node = free_nodes(bench, 2)
     spec = a_launch(bench, [here], "echo mine; exec sleep 60")
     bench.cluster.launch(spec)
@@ -625,7 +625,7 @@ def test_bare_pod_with_borrowed_labels_is_not_the_attempts(bench: ClusterUnderTe
 # ---------------------------------------------------------------- work that is not ours
 
 
-def test_unmanaged_pods_show_owner_and_recreation(bench: ClusterUnderTest) -> None:
+def test_unmanaged_pods_show_their_owner_and_whether_it_recreates_them(bench: ClusterUnderTest) -> None:
     node = free_nodes(bench)[0]
     bench.cluster.launch(a_launch(bench, free_nodes(bench, 2)[1:]))
     bench.holds("bare", node.name)
@@ -697,7 +697,7 @@ def test_a_disruption_budget_is_respected(bench: ClusterUnderTest) -> None:
     assert bench.cluster.pods(CLUSTER)
 
 
-def test_pod_under_two_budgets_is_not_evicted_now(bench: ClusterUnderTest) -> None:
+def test_pod_with_two_disruption_budgets_is_not_evicted_now(bench: ClusterUnderTest) -> None:
     node = free_nodes(bench)[0]
     bench.holds("kubeflow-0", node.name, owner="PyTorchJob")
     bench.budgets("kubeflow-0", 2)

@@ -222,7 +222,7 @@ def test_cluster_without_an_endpoint_shows_its_status() -> None:
         EksConnections("us-west-2", Creating()).api("research-eks")
 
 
-def test_manifest_binds_every_group_of_the_access_entries() -> None:
+def test_access_manifest_binds_every_group_of_the_access_entries() -> None:
     """A namespace whose jobs Evenkeel may restart binds the last group itself."""
     entries = json.loads((ACCESS.parent / "access-entries.json").read_text(encoding="utf-8"))
     bound = {

@@ -114,7 +114,7 @@ def recovered(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: 
         ) from error
 
 
-def test_the_documented_table_is_this_one() -> None:
+def test_documented_table_matches_the_tested_example_jobs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "operate" / "adoption.md").read_text(encoding="utf-8")
     rows = [row for row in page.partition("## Published examples")[2].splitlines() if row.startswith("| ")][1:]
 
@@ -128,7 +128,9 @@ def documented(example: Example) -> str:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 @pytest.mark.parametrize("fault", ["crash", "drain"])
-def test_example_comes_back(bench: LocalClusterUnderTest, example: Example, fault: str, tmp_path: Path) -> None:
+def test_example_job_recovers_as_documented_after_crash_or_drain(
+    bench: LocalClusterUnderTest, example: Example, fault: str, tmp_path: Path
+) -> None:
     job = submitted(bench, example, tmp_path)
     node = job.live_nodes[0]
     bench.cordon_as_a_person(node)  # first: the restarts of its operator must not run out on the node

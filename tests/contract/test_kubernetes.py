@@ -263,7 +263,7 @@ def without_key_identifiers(folder: Path) -> tuple[ssl.SSLContext, str]:
     return context, authority.decode()
 
 
-def test_authority_without_key_id_is_trusted_on_every_python(
+def test_certificate_authority_without_key_id_is_trusted_by_every_python(
     script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def as_python_3_13_does(**given: Any) -> ssl.SSLContext:
@@ -391,7 +391,7 @@ def test_pods_of_daemonsets_are_selected_by_their_label(script: Script, api: Kub
     ]
 
 
-def test_use_of_nodes_lists_each_pod_once(script: Script, api: KubernetesApi) -> None:
+def test_pods_in_use_are_listed_without_repetition(script: Script, api: KubernetesApi) -> None:
     script.on("GET", "/api/v1/pods", (200, {"metadata": {}, "items": []}))
     script.on("GET", "/apis", (200, {"groups": []}))
     cluster = KubernetesCluster(OneApi(api), fleet="f")
@@ -452,7 +452,7 @@ EVICTIONS: list[tuple[Answer, EvictionStatus]] = [
 
 
 @pytest.mark.parametrize(("answer", "result"), EVICTIONS)
-def test_every_answer_to_an_eviction_is_a_result(
+def test_every_eviction_response_maps_to_a_result(
     script: Script, api: KubernetesApi, answer: Answer, result: EvictionStatus
 ) -> None:
     script.on("POST", "/api/v1/namespaces/a/pods/p/eviction", answer)
@@ -466,7 +466,7 @@ def test_every_answer_to_an_eviction_is_a_result(
     assert bool(eviction.why) is (result not in (EvictionStatus.EVICTED, EvictionStatus.GONE))
 
 
-def test_validation_job_on_a_dead_node_has_failed(script: Script, api: KubernetesApi) -> None:
+def test_validation_job_on_a_dead_node_fails(script: Script, api: KubernetesApi) -> None:
     job = {"status": {"conditions": [{"type": "FailureTarget", "status": "True"}]}}
     script.on("GET", "/apis/batch/v1/namespaces/a/jobs/check", (200, job))
 
@@ -527,7 +527,7 @@ def test_cordon_retries_after_a_concurrent_change(script: Script, api: Kubernete
     assert patches == ["1", "2"]
 
 
-def test_cordon_of_an_unchanged_node_needs_no_read(script: Script, api: KubernetesApi) -> None:
+def test_cordon_at_the_current_version_needs_no_read(script: Script, api: KubernetesApi) -> None:
     script.on("PATCH", f"{NODES}/n1", (200, {}))
 
     assert KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1", "7") is CordonResult.CORDONED
@@ -537,7 +537,7 @@ def test_cordon_of_an_unchanged_node_needs_no_read(script: Script, api: Kubernet
 
 
 @pytest.mark.parametrize(("unschedulable", "result"), [(False, CordonResult.CORDONED), (True, CordonResult.BY_PERSON)])
-def test_cordon_reads_a_node_that_changed_since_it_was_seen(
+def test_cordon_reads_the_node_again_if_it_changed(
     script: Script, api: KubernetesApi, unschedulable: bool, result: CordonResult
 ) -> None:
     script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")), (200, {}))
@@ -556,7 +556,7 @@ def test_cordon_yields_to_a_concurrent_cordon_of_a_person(script: Script, api: K
     assert KubernetesCluster(OneApi(api), fleet="f").cordon("c", "n1", "inc-1") is CordonResult.BY_PERSON
 
 
-def test_cordon_that_always_loses_the_race_is_a_conflict(script: Script, api: KubernetesApi) -> None:
+def test_cordon_that_fails_on_every_retry_is_a_conflict(script: Script, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1")))
     script.on("PATCH", f"{NODES}/n1", (409, status(409, "Conflict")))
 
@@ -587,7 +587,7 @@ def test_release_retries_when_its_preconditions_fail(script: Script, api: Kubern
     ]
 
 
-def test_node_deleted_between_read_and_write_is_gone(script: Script, api: KubernetesApi) -> None:
+def test_node_deleted_between_read_and_write_counts_as_gone(script: Script, api: KubernetesApi) -> None:
     script.on("GET", f"{NODES}/n1", (200, a_node_object("1", taints=[{"key": "x", "effect": "NoSchedule"}])))
     cluster = KubernetesCluster(OneApi(api), fleet="f")
 
@@ -621,7 +621,7 @@ def test_broken_watch_continues_and_an_expired_one_lists_again(script: Script, a
     assert versions[:5] == ["limit", "6", "7", "7", "limit"]
 
 
-def test_forbidden_watch_reports_an_error(script: Script, api: KubernetesApi) -> None:
+def test_watch_without_permission_reports_an_error(script: Script, api: KubernetesApi) -> None:
     for path in (NODES, "/api/v1/pods", "/apis/batch/v1/jobs"):
         script.on("GET", path, (403, status(403, "Forbidden")))
     deadline = time.monotonic() + 20
@@ -645,7 +645,7 @@ def test_watch_ends_soon_after_deadline_and_leaves_no_thread(script: Script, api
     until(lambda: not [t for t in threading.enumerate() if t.name.startswith("watch-")], "the watchers to end")
 
 
-def test_watch_reports_which_kinds_answer(script: Script, api: KubernetesApi) -> None:
+def test_watch_reports_for_each_kind_whether_the_server_answers(script: Script, api: KubernetesApi) -> None:
     listed = (200, {"metadata": {"resourceVersion": "6"}, "items": []})
     change = {"type": "MODIFIED", "object": {"metadata": {"resourceVersion": "7"}}}
     script.on("GET", NODES, listed, (200, lines(change)), (200, lines(change)))

@@ -45,11 +45,11 @@ def test_requests_equal_their_golden_copies() -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_case_makes_a_call(case: KubernetesCase) -> None:
+def test_every_golden_case_makes_a_call(case: KubernetesCase) -> None:
     assert case.record()
 
 
-def test_every_operation_of_the_port_has_a_case() -> None:
+def test_every_operation_of_the_cluster_port_has_a_golden_case() -> None:
     source = inspect.getsource(kubernetes_calls)
     operations = [name for name, _ in inspect.getmembers(KubernetesCluster, inspect.isfunction) if name[0] != "_"]
 
@@ -117,14 +117,14 @@ def test_patch_names_the_version_that_was_read(request_: KubernetesRequest) -> N
         ({"metadata": {"annotations": {"any/name": "text"}}}, []),
     ],
 )
-def test_wrong_patch_is_found(body: dict[str, Any], problem: list[str]) -> None:
+def test_patch_with_an_invalid_field_is_found(body: dict[str, Any], problem: list[str]) -> None:
     shape = kubernetes_calls.schema("Node", "", "v1", RELEASES[0])
     unknown = kubernetes_calls.unknown_fields(body, shape, RELEASES[0])
 
     assert [problem_found[: len(wanted)] for problem_found, wanted in zip(unknown, problem, strict=True)] == problem
 
 
-def test_wrong_pointer_is_found() -> None:
+def test_patch_with_an_invalid_pointer_is_found() -> None:
     shape = kubernetes_calls.schema("Node", "", "v1", RELEASES[0])
 
     assert kubernetes_calls.unknown_pointer("/spec/taints/0/key", shape, RELEASES[0]) == ""

@@ -218,7 +218,7 @@ def test_condition_check_guards_the_commit_without_writing(ledger: Ledger) -> No
     assert ledger.get(USAGE) is None
 
 
-def test_add_creates_the_row_then_adds(ledger: Ledger) -> None:
+def test_add_creates_a_missing_row_and_increases_an_existing_one(ledger: Ledger) -> None:
     ledger.commit(Add(USAGE, {"gpus": 8, "jobs": 1}))
     ledger.commit(Add(USAGE, {"gpus": -3}))
 
@@ -226,7 +226,7 @@ def test_add_creates_the_row_then_adds(ledger: Ledger) -> None:
     assert (row.doc, row.version) == ({"gpus": 5, "jobs": 1}, 2)
 
 
-def test_add_joins_put_and_later_put_replaces_both(ledger: Ledger) -> None:
+def test_add_increases_a_put_value_and_later_put_replaces_it(ledger: Ledger) -> None:
     ledger.commit(Put(Row(USAGE, {"gpus": 10, "name": "default"})))
     ledger.commit(Add(USAGE, {"gpus": 6}))
     read = stored(ledger, USAGE)
@@ -239,7 +239,7 @@ def test_add_joins_put_and_later_put_replaces_both(ledger: Ledger) -> None:
 
 
 @where_writers_race
-def test_concurrent_adds_all_count(ledger: Ledger) -> None:
+def test_concurrent_adds_are_never_lost(ledger: Ledger) -> None:
     def add() -> None:
         for _ in range(5):
             ledger.commit(Add(USAGE, {"gpus": 1}))
@@ -250,7 +250,7 @@ def test_concurrent_adds_all_count(ledger: Ledger) -> None:
 
 
 @where_writers_race
-def test_one_of_many_concurrent_first_puts_wins(ledger: Ledger) -> None:
+def test_exactly_one_of_many_concurrent_first_puts_succeeds(ledger: Ledger) -> None:
     won: list[int] = []
 
     def come(number: int) -> None:
@@ -378,7 +378,7 @@ def test_partition_above_one_megabyte_is_read_completely(ledger: Ledger) -> None
     assert [row.key.sk for row in rows] == [f"EVENT#{n:02d}" for n in range(12)]
 
 
-def test_rows_move_between_states_and_leave_the_index(ledger: Ledger) -> None:
+def test_row_moves_between_states_and_leaves_the_state_index(ledger: Ledger) -> None:
     ledger.commit(Put(Row(JOB, {}, 0, ("JOB#PENDING", "1"))))
     ledger.commit(Put(Row(JOB, {}, 1, ("JOB#RUNNING", "1"))))
     assert ledger.by_state(Table.JOBS, "JOB#PENDING").rows == ()
@@ -398,7 +398,7 @@ def test_add_leaves_a_row_in_its_state(ledger: Ledger) -> None:
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
-def test_pages_of_a_state_give_each_row_once_in_order(ledger: Ledger, newest_first: bool) -> None:
+def test_pages_of_a_state_return_each_row_once_in_order(ledger: Ledger, newest_first: bool) -> None:
     keys = [Key(Table.JOBS, f"JOB#job-{n}", "META") for n in range(7)]
     for n, key in enumerate(keys):
         ledger.commit(Put(Row(key, {}, 0, ("JOB#PENDING", f"{n % 6}"))))
@@ -427,7 +427,7 @@ def test_prefix_filters_state_over_all_pages(ledger: Ledger, newest_first: bool)
     assert sorts == sorted(("a#1", "a#2", "a#3", "a#4"), reverse=newest_first)
 
 
-def test_last_full_page_precedes_at_most_an_empty_page(ledger: Ledger) -> None:
+def test_at_most_one_empty_page_follows_the_last_full_page(ledger: Ledger) -> None:
     for n in range(4):
         ledger.commit(Put(Row(Key(Table.JOBS, f"JOB#{n}", "META"), {}, 0, ("S", f"{n}"))))
 

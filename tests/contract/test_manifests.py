@@ -159,7 +159,7 @@ def test_kubernetes_never_restarts_the_pods() -> None:
     assert job["metadata"]["name"] == "job-1-a3"
 
 
-def test_pods_are_bound_to_the_attempts_nodes_one_each() -> None:
+def test_each_node_of_the_attempt_gets_one_pod() -> None:
     affinity = pod_of(manifests.job(a_spec(), "research", "nvidia.com/gpu"))["affinity"]
 
     terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -191,7 +191,7 @@ def test_pods_meet_the_restricted_security_standard() -> None:
     ("resource", "accelerators", "interfaces"),
     [("nvidia.com/gpu", 8, 32), ("nvidia.com/gpu", 8, 4), ("aws.amazon.com/neuron", 16, 8)],
 )
-def test_pods_ask_for_efa_and_its_memory(resource: str, accelerators: int, interfaces: int) -> None:
+def test_pods_request_efa_interfaces_and_huge_pages(resource: str, accelerators: int, interfaces: int) -> None:
     spec = replace(a_spec(accelerators_per_node=accelerators), network=EfaRequest(interfaces, 5120))
 
     manifest = manifests.job(spec, "research", resource)
@@ -211,7 +211,7 @@ def test_pods_ask_for_efa_and_its_memory(resource: str, accelerators: int, inter
     assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
 
 
-def test_pods_without_huge_pages_request_nothing_else() -> None:
+def test_pods_without_huge_pages_request_only_efa_interfaces() -> None:
     spec = replace(a_spec(), network=EfaRequest(16))
 
     (container,) = pod_of(manifests.job(spec, "research", "nvidia.com/gpu"))["containers"]
@@ -219,7 +219,7 @@ def test_pods_without_huge_pages_request_nothing_else() -> None:
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "16"}}
 
 
-def test_training_operators_get_the_same_network() -> None:
+def test_pods_of_training_operators_request_the_same_network() -> None:
     spec = replace(a_spec(), network=EfaRequest(32, 5120))
     spec = replace(spec, attempt=spec.attempt.replace(kind=WorkloadKind.PYTORCH_JOB))
 
@@ -230,7 +230,7 @@ def test_training_operators_get_the_same_network() -> None:
     assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
 
 
-def test_capacity_pods_ask_for_their_nodes_interfaces() -> None:
+def test_capacity_pods_request_the_interfaces_of_their_nodes() -> None:
     spec = CapacitySpec("c", "a", "job-a-b1", "burst", 2, 8, "nvidia.com/gpu", "pause", efa=32)
 
     (container,) = pod_of(manifests.capacity_job(spec, "f"))["containers"]
@@ -254,7 +254,9 @@ def test_capacity_pods_ask_for_their_nodes_interfaces() -> None:
         ),
     ],
 )
-def test_kueue_reads_the_network_level(network: dict[str, str], expected: dict[str, str]) -> None:
+def test_required_network_level_becomes_an_annotation_for_kueue(
+    network: dict[str, str], expected: dict[str, str]
+) -> None:
     """https://docs.aws.amazon.com/sagemaker/latest/dg/sagemaker-hyperpod-eks-operate-console-ui-governance-tasks-scheduling.html"""
     spec = a_spec(**network)
 
@@ -267,7 +269,7 @@ def test_kueue_reads_the_network_level(network: dict[str, str], expected: dict[s
     assert topology("") == {}
 
 
-def test_a_node_is_read_with_its_network() -> None:
+def test_node_is_read_with_its_efa_interfaces_and_huge_pages() -> None:
     offers = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "10256Mi"}
     item = {"metadata": {"name": "n"}, "status": {"allocatable": offers}}
 
@@ -285,9 +287,7 @@ def test_a_node_is_read_with_its_network() -> None:
         ({"network-node-layer-2": "nn-2", "ultraserver-id": "us-1"}, (), "us-1"),
     ],
 )
-def test_labels_show_the_place_of_a_node_in_the_network(
-    labels: dict[str, str], layers: tuple[str, ...], server: str
-) -> None:
+def test_node_labels_give_its_network_location(labels: dict[str, str], layers: tuple[str, ...], server: str) -> None:
     item = {"metadata": {"name": "n", "labels": {f"topology.k8s.aws/{key}": value for key, value in labels.items()}}}
     node = Node(life=NodeLife.from_key("c/i-00000001/0"), kubernetes=node_objects.read_node("c", item))
 
@@ -298,7 +298,7 @@ def test_labels_show_the_place_of_a_node_in_the_network(
     assert (bare.efa, bare.huge_pages_mib) == (0, 0)
 
 
-def test_job_gets_the_training_contract_and_cannot_change_it() -> None:
+def test_job_cannot_override_variables_of_the_training_contract() -> None:
     (container,) = pod_of(manifests.job(a_spec(), "research", "nvidia.com/gpu"))["containers"]
 
     document = {entry["name"]: entry.get("value") or entry["valueFrom"] for entry in container["env"]}
@@ -317,7 +317,7 @@ def test_job_gets_the_training_contract_and_cannot_change_it() -> None:
     assert container["resources"] == {"limits": {"nvidia.com/gpu": "8"}}
 
 
-def test_our_labels_override_those_of_the_job() -> None:
+def test_labels_of_evenkeel_override_labels_of_the_job() -> None:
     labels = manifests.job(a_spec(), "research", "nvidia.com/gpu")["spec"]["template"]["metadata"]["labels"]
 
     assert labels == {
@@ -392,7 +392,7 @@ def test_eviction_of_a_pod_is_read_from_its_job(kind: str, reason: str, expected
     assert workloads.was_disrupted({"status": {"conditions": [condition]}}) is expected
 
 
-def test_a_bare_node_object_can_be_read() -> None:
+def test_node_object_without_spec_and_status_can_be_read() -> None:
     node = node_objects.read_node(
         "research-eks", {"metadata": {"name": "n", "creationTimestamp": "2026-11-03T10:15:02Z"}, "spec": None}
     )
@@ -435,7 +435,7 @@ def test_burst_node_is_read_with_pool_and_neuron_devices() -> None:
 
 
 @pytest.mark.parametrize("labels", [{}, {"evenkeel.io/job": "j"}, {"evenkeel.io/job": "j", "evenkeel.io/attempt": "x"}])
-def test_foreign_labels_name_no_attempt(labels: dict[str, str]) -> None:
+def test_incomplete_or_invalid_labels_identify_no_attempt(labels: dict[str, str]) -> None:
     assert workloads.attempt_of({"metadata": {"name": "n", "labels": labels}}) is None
 
 

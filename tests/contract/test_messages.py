@@ -61,7 +61,7 @@ def test_sent_envelope_is_received_unchanged(engine_user: Credentials, unique: s
     assert json.loads(message["Body"]) == document
 
 
-def test_a_dead_letter_is_whole_and_carries_its_code(engine_user: Credentials, unique: str) -> None:
+def test_dead_letter_contains_the_whole_event_and_its_error_code(engine_user: Credentials, unique: str) -> None:
     sqs = engine_user.client("sqs")
     url = sqs.create_queue(QueueName=unique)["QueueUrl"]
     event = json.dumps({"id": "e-1", "detail": {"text": HOSTILE}}, ensure_ascii=False)
@@ -116,7 +116,7 @@ def test_sendable_text_keeps_its_json_value() -> None:
     assert escape_invalid_characters("plain \t\r\n text") == "plain \t\r\n text"
 
 
-def test_a_page_reaches_the_topic_with_its_key(engine_user: Credentials, unique: str) -> None:
+def test_alert_reaches_the_topic_with_its_key(engine_user: Credentials, unique: str) -> None:
     sqs, sns = engine_user.client("sqs"), engine_user.client("sns")
     url = sqs.create_queue(QueueName=unique)["QueueUrl"]
     queue_arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
@@ -260,7 +260,7 @@ def bytes_of(request: dict[str, Any], body: str) -> int:
 
 
 @pytest.mark.parametrize("character", ["x", "\u20ac", "\U0001f600", "\x00"])
-def test_a_page_of_any_length_fits_the_topic(character: str) -> None:
+def test_alert_of_any_length_fits_the_topic(character: str) -> None:
     client = RecordingClient()
 
     SnsPager("arn", "main", client).page("subject", character * 300_000, key="\u20ac" * 200)

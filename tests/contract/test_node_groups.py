@@ -144,7 +144,7 @@ MANAGED = {"eks:cluster-name": "train", "eks:nodegroup-name": "gpu"}
     ("nodegroup", "expected"),
     [({"nodeRepairConfig": {"enabled": True}}, True), ({"nodeRepairConfig": {"enabled": False}}, False), ({}, False)],
 )
-def test_managed_node_group_tells_whether_eks_repairs(stubs: Stubs, nodegroup: Any, expected: bool) -> None:
+def test_managed_node_group_shows_whether_eks_repairs_its_nodes(stubs: Stubs, nodegroup: Any, expected: bool) -> None:
     describe_member(stubs)
     describe_group(stubs, MANAGED)
     stubs.eks.add_response(
@@ -175,7 +175,7 @@ def test_missing_node_group_is_an_error(stubs: Stubs) -> None:
         {"kubernetes.io/cluster/train": "owned", "kubernetes.io/cluster/other": "owned"},
     ],
 )
-def test_unclear_tags_name_no_cluster(stubs: Stubs, tags: dict[str, str]) -> None:
+def test_group_with_missing_or_ambiguous_tags_has_no_cluster(stubs: Stubs, tags: dict[str, str]) -> None:
     describe_group(stubs, tags)
 
     group = stubs.groups.group("eks-gpu")
@@ -193,7 +193,7 @@ def test_unclear_tags_name_no_cluster(stubs: Stubs, tags: dict[str, str]) -> Non
         ("InternalFailure", 500, RepairAnswer.UNKNOWN),
     ],
 )
-def test_error_code_of_a_termination_becomes_an_answer(
+def test_each_error_of_a_termination_maps_to_an_answer(
     stubs: Stubs, code: str, status: int, expected: RepairAnswer
 ) -> None:
     stubs.autoscaling.add_client_error(

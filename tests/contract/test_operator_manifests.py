@@ -208,7 +208,7 @@ def test_job_set_pods_find_rank_0_by_pod_name() -> None:
     assert template["spec"]["subdomain"] == name
 
 
-def test_a_pytorch_job_succeeds_only_with_all_its_pods() -> None:
+def test_pytorch_job_succeeds_only_if_all_its_pods_succeed() -> None:
     manifest = rendered(WorkloadKind.PYTORCH_JOB)
 
     assert list(manifest["spec"]["pytorchReplicaSpecs"]) == ["Worker"]

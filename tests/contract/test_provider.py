@@ -57,7 +57,7 @@ def test_new_nodes_are_those_launched_after_the_time(bench: ClusterUnderTest) ->
     assert bench.provider.nodes_launched_after(newest) == ()
 
 
-def test_repair_of_a_missing_instance_is_stale(bench: ClusterUnderTest) -> None:
+def test_repair_of_a_missing_instance_is_answered_as_stale(bench: ClusterUnderTest) -> None:
     assert bench.provider.reboot("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
     assert bench.provider.replace("i-0aaaaaaaaaaaaaaaa") is RepairAnswer.NO_SUCH_NODE
 
@@ -253,7 +253,7 @@ def test_all_pages_are_read_and_empty_slots_skipped() -> None:
     assert all(request["IncludeNodeLogicalIds"] for request in client.requests)
 
 
-def test_cluster_without_logical_ids_is_remembered() -> None:
+def test_refused_option_for_logical_ids_is_not_sent_again() -> None:
     fleet, client = provider(refusal("ValidationException"), *[{"ClusterNodeSummaries": [a_summary(1)]}] * 2)
 
     fleet.nodes()
@@ -262,7 +262,7 @@ def test_cluster_without_logical_ids_is_remembered() -> None:
     assert ["IncludeNodeLogicalIds" in request for request in client.requests] == [True, False, False]
 
 
-def test_new_nodes_are_filtered_by_launch_time_again() -> None:
+def test_nodes_launched_at_or_before_the_time_are_dropped() -> None:
     at = datetime(2026, 1, 1, 12, tzinfo=UTC)
     fleet, client = provider(
         {"ClusterNodeSummaries": [a_summary(1, LaunchTime=at), a_summary(2, LaunchTime=at + timedelta(seconds=1))]}

@@ -74,7 +74,7 @@ def bench(request: pytest.FixtureRequest) -> Bench:
     return Bench(ContainerInsights(client), publisher(client))
 
 
-def test_samples_of_the_last_quarter_of_an_hour_are_read(bench: Bench) -> None:
+def test_samples_of_the_last_fifteen_minutes_are_read(bench: Bench) -> None:
     node = a_node(11)
     bench.publish(node, Measure.GPU, minutes_ago(16, 1), minutes_ago(15, 2), minutes_ago(1, 3), minutes_ago(0, 4))
     bench.publish(node, Measure.MEMORY, minutes_ago(2, 0))
@@ -257,7 +257,7 @@ def test_failed_call_leaves_the_other_cluster_readable(
     assert "node metrics of serve" in str(measurements.errors[lost.life.key])
 
 
-def test_slow_call_ends_as_an_error_in_time() -> None:
+def test_slow_call_times_out_with_an_error() -> None:
     answers = Event()
 
     class Slow(RecordingClient):

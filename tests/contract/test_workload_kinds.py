@@ -95,7 +95,9 @@ def test_every_rank_knows_its_number_and_address_of_rank_0(bench: LocalClusterUn
 
 @each_kind
 @pytest.mark.parametrize(("code", "completes"), [(0, True), (3, False)])
-def test_its_end_is_read(bench: LocalClusterUnderTest, kind: WorkloadKind, code: int, *, completes: bool) -> None:
+def test_success_and_failure_of_an_attempt_are_read(
+    bench: LocalClusterUnderTest, kind: WorkloadKind, code: int, *, completes: bool
+) -> None:
     spec = launched(bench, kind, f"exit {code}")
 
     def end() -> ObservedWorkload | None:
@@ -132,7 +134,7 @@ def test_no_operator_restarts_a_failed_attempt(bench: LocalClusterUnderTest, kin
 
 
 @each_kind
-def test_stop_leaves_nothing(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
+def test_stop_deletes_every_object_of_the_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     spec = running(bench, kind)
 
     bench.cluster.stop(spec.attempt, 1)
@@ -209,7 +211,7 @@ def test_a_workload_with_a_copied_name_is_not_the_attempt(bench: LocalClusterUnd
 
 
 @each_kind
-def test_a_listed_pod_names_its_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
+def test_listed_pod_identifies_its_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     spec = running(bench, kind)
     workload = seen(bench, spec)
 
@@ -252,7 +254,7 @@ def test_cluster_without_the_operator_refuses_the_launch(bench: LocalClusterUnde
 
 
 @each_kind
-def test_a_watch_reports_changes_of_the_kind(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
+def test_watch_reports_changes_of_each_workload_kind(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     seen_changes: list[str] = []
     states: list[str] = []
     ended = threading.Event()

@@ -132,7 +132,7 @@ def _change(client: ApiClient, method: str, path: str, body: dict[str, Any]) -> 
     return client.post(path, body) if method == "POST" else client.change(method, path, body, version=1)
 
 
-def test_detector_may_report_but_not_read(data_centre: DataCentre, people: People) -> None:
+def test_detector_role_may_report_faults_but_read_nothing(data_centre: DataCentre, people: People) -> None:
     detector = _holder_of(data_centre, "Detector")
     node = until(lambda: people["Viewer"].get("/nodes")["items"], "nodes in the list")[0]
     nobody = {"instanceId": "i-00000000000000404", "code": "no-such-fault", "observedAt": "2026-11-03T10:15:00Z"}
@@ -213,7 +213,7 @@ def workers(engine: int) -> list[int]:
     return pids
 
 
-def test_functions_killed_during_acts_lose_nothing(people: People, data_centre: DataCentre) -> None:
+def test_request_to_a_killed_function_takes_effect_once(people: People, data_centre: DataCentre) -> None:
     """Each act is sent until it is answered, with one key. It happens once, however often its function is killed."""
     operator, fleet = people["Operator"], data_centre.context()["name"]
     over, killed = threading.Event(), []
@@ -305,7 +305,7 @@ def test_fleet_without_metrics_says_that_its_utilization_is_unknown(people: Peop
         (["automation", "hold", "--reason", "x"], 6),
     ],
 )
-def test_commands_of_a_viewer_end_with_the_expected_code(
+def test_each_command_of_a_viewer_has_the_expected_exit_code(
     words: list[str], exit_code: int, people: People, data_centre: DataCentre, tmp_path: Path
 ) -> None:
     key = people["Viewer"].context.key

@@ -98,7 +98,7 @@ def test_stack_is_deployed_updated_and_built_once(
     assert deployment.stack_resources(deployer, "greet")["Greet"].startswith("greet-Greet-")
 
 
-def test_kept_package_makes_the_same_stack_on_a_new_engine(
+def test_cached_package_deploys_the_same_stack_on_a_new_engine(
     engine: Engine, deployer: Credentials, template: Path, tmp_path: Path
 ) -> None:
     def deploy(name: str) -> tuple[str, dict[str, object]]:
@@ -141,7 +141,7 @@ def deploy_release(deployer: Credentials, template: Path, folder: Path, stack: s
     return deployment.stack_outputs(deployer, stack)
 
 
-def test_release_of_a_build_makes_a_stack(
+def test_release_archive_of_a_build_can_be_deployed(
     engine: Engine, deployer: Credentials, template: Path, tmp_path: Path
 ) -> None:
     outputs = deploy_release(deployer, template, tmp_path, "by-release", Greeting="hello")
@@ -151,7 +151,7 @@ def test_release_of_a_build_makes_a_stack(
 
 
 @pytest.mark.exhaustive
-def test_release_of_the_project_makes_a_stack(engine: Engine, deployer: Credentials, tmp_path: Path) -> None:
+def test_release_archive_of_the_project_can_be_deployed(engine: Engine, deployer: Credentials, tmp_path: Path) -> None:
     given = {"LocalEngine": "true", "KubernetesClusters": "research-eks"}
     outputs = deploy_release(deployer, PROJECT / "template.yaml", tmp_path, "whole-release", **given)
 
@@ -171,7 +171,7 @@ def test_failed_resource_of_a_package_is_named(
         deployment.deploy(engine, deployer, {"Greeting": "fail"}, template, tmp_path, stack_name="fails")
 
 
-def test_unparsable_template_is_refused_with_the_message_of_sam(
+def test_unparsable_template_is_refused_with_sams_message(
     engine: Engine, deployer: Credentials, tmp_path: Path
 ) -> None:
     broken = tmp_path / "template.yaml"

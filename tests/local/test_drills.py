@@ -15,7 +15,7 @@ EACH_TIME = ("app-crash", "gpu-xid79", "node-lost")
 @pytest.mark.parametrize(
     "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.drills) for name in sorted(SHARED)]
 )
-def test_every_check_of_the_drill_passes(name: str, data_centre: DataCentre) -> None:
+def test_drill_passes_every_check(name: str, data_centre: DataCentre) -> None:
     result = run(DRILLS[name], data_centre, seed=2026)
 
     assert result.failures() == []

@@ -179,7 +179,9 @@ def test_unknown_fault_is_never_repaired_by_a_guess(data_centre: DataCentre, int
     assert signals.accepted_calls(data_centre, intake_results.good_instance) == {}
 
 
-def test_dead_letter_queue_is_empty_afterwards(data_centre: DataCentre, intake_results: IntakeResults) -> None:
+def test_dead_letter_queue_is_empty_after_all_intake_tests(
+    data_centre: DataCentre, intake_results: IntakeResults
+) -> None:
     assert intake_results.letters
     assert dead_letters(data_centre) == {}
 
@@ -304,7 +306,7 @@ def test_detector_report_opens_an_incident_with_its_source(data_centre: DataCent
     assert signals.accepted_calls(data_centre, machine) == {}
 
 
-def test_notice_about_an_unmanaged_instance_opens_nothing(data_centre: DataCentre) -> None:
+def test_notice_about_an_unmanaged_instance_opens_no_incident(data_centre: DataCentre) -> None:
     before = signals.incident_rows(data_centre)
     detail = {"instance-id": "i-00000000000000404", "instance-action": "terminate"}
 

@@ -142,7 +142,7 @@ def never_refused(
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=str)
-def test_probe_succeeds_with_the_whole_role(stage: PermissionBench, probe: PermissionProbe) -> None:
+def test_each_probe_succeeds_with_all_permissions_of_its_role(stage: PermissionBench, probe: PermissionProbe) -> None:
     result = probe.run(stage)
 
     assert probe.succeeds(result), result.error_text
@@ -163,12 +163,12 @@ def test_every_permission_of_a_role_is_used(stage: PermissionBench, owner: str) 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("permission", permission_table.proved_of_roles(), ids=str)
-def test_single_removed_permission_is_needed(stage: PermissionBench, permission: Permission) -> None:
+def test_each_permission_removed_alone_breaks_a_probe(stage: PermissionBench, permission: Permission) -> None:
     assert is_missed(stage, permission), f"{permission} can go: no probe of {FUNCTIONS[permission.owner]} misses it"
 
 
 @pytest.mark.parametrize("owner", sorted(FUNCTIONS))
-def test_removal_of_unproven_permissions_changes_nothing(stage: PermissionBench, owner: str) -> None:
+def test_functions_work_without_the_permissions_that_no_test_proves(stage: PermissionBench, owner: str) -> None:
     first = probes_of(FUNCTIONS[owner])[0]
 
     with stage.without(*permission_table.unproven_of_roles(owner)):
@@ -205,11 +205,11 @@ def test_every_function_has_a_probe() -> None:
 # ---------------------------------------------------------------- the listing
 
 
-def test_every_statement_has_removal_test_or_is_unproved() -> None:
+def test_every_policy_statement_has_removal_test_or_listed_reason() -> None:
     assert permission_table.every_sid() - permission_table.sids_with_a_test() == set(permission_table.unproven())
 
 
-def test_only_function_roles_have_proved_permissions() -> None:
+def test_removal_tests_cover_only_roles_of_functions() -> None:
     assert {permission.owner for permission in permission_table.proved_of_roles()} <= set(FUNCTIONS)
 
 
@@ -287,7 +287,9 @@ def test_every_verb_of_a_role_is_needed(stage: PermissionBench, role: str) -> No
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("role", "resource", "verb"), verbs(), ids=["-".join(names) for names in verbs()])
-def test_single_removed_verb_is_needed(stage: PermissionBench, role: str, resource: str, verb: str) -> None:
+def test_each_kubernetes_verb_removed_alone_breaks_a_probe(
+    stage: PermissionBench, role: str, resource: str, verb: str
+) -> None:
     assert is_verb_missed(stage, role, resource, verb), f"{verb} {resource} can go from {role}: no probe misses it"
 
 
@@ -320,5 +322,5 @@ def test_every_group_of_an_access_entry_is_needed(stage: PermissionBench, functi
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(("function", "group"), GROUPS, ids=["-".join(names) for names in GROUPS])
-def test_single_removed_group_is_needed(stage: PermissionBench, function: str, group: str) -> None:
+def test_each_access_group_removed_alone_breaks_a_probe(stage: PermissionBench, function: str, group: str) -> None:
     assert is_group_missed(stage, function, group), f"{function} needs no {group}"

@@ -116,7 +116,7 @@ def test_uncordon_by_a_person_under_a_hold_ends_the_recovery(centre: DataCentre)
     assert signals.accepted_calls(centre, machine) == {}
 
 
-def test_opted_out_machine_is_left_alone(centre: DataCentre) -> None:
+def test_node_with_an_opt_out_label_is_left_alone(centre: DataCentre) -> None:
     machine = signals.untouched_machine(centre)
     name = node_of(centre, machine)["name"]
     label(centre, name, "off")

@@ -58,7 +58,7 @@ def test_stopped_child_ends_with_its_descendants(tmp_path: Path) -> None:
     assert not (tmp_path / "pid").exists()
 
 
-def test_child_that_ignores_the_request_is_killed_after_grace(tmp_path: Path) -> None:
+def test_child_that_ignores_its_stop_request_is_killed(tmp_path: Path) -> None:
     deaf = (
         "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
     )
@@ -146,7 +146,7 @@ def test_incomplete_pid_file_names_no_process(tmp_path: Path, text: str) -> None
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_termination_request_unwinds_like_ctrl_c(number: signal.Signals) -> None:
+def test_sigterm_ends_a_process_like_ctrl_c(number: signal.Signals) -> None:
     before = signal.getsignal(number)
 
     with pytest.raises(KeyboardInterrupt), interruptible():

@@ -32,7 +32,7 @@ train.end(train.main())
 """The example; steps of the first attempt are slow enough for a fault to hit one."""
 
 
-def test_node_fault_resumes_pytorch_to_the_same_state(data_centre: DataCentre, tmp_path: Path) -> None:
+def test_pytorch_job_reaches_the_same_state_after_a_node_fault(data_centre: DataCentre, tmp_path: Path) -> None:
     python = torch_gang.find()
     assert python
     script = tmp_path / "paced.py"

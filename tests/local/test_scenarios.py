@@ -9,7 +9,7 @@ from evenkeel_local.scenarios import SCENARIOS, run
 @pytest.mark.drills
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_check_of_the_scenario_passes(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_scenario_passes_every_check(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     scenario = SCENARIOS[name]
     with DataCentre.start(tmp_path_factory.mktemp(f"scenario-{name}"), fleet=scenario.fleet) as centre:
         result = run(scenario, centre)

@@ -100,7 +100,9 @@ def test_worker_is_a_fork_with_the_layer_loaded(pool: WorkerTemplates, layer: Pa
         assert worker.process.poll() is None
 
 
-def test_workers_share_no_environment_chance_or_open_file(pool: WorkerTemplates, layer: Path, tmp_path: Path) -> None:
+def test_workers_share_no_environment_random_state_or_open_file(
+    pool: WorkerTemplates, layer: Path, tmp_path: Path
+) -> None:
     with Started(pool, layer, tmp_path, ROLE="first") as first, Started(pool, layer, tmp_path, ROLE="second") as other:
         common = {"PATH": os.defpath, "_LAMBDA_LAYERS_DIRS": str(layer)}
         assert first.report["environment"] == {**common, "ROLE": "first"}
@@ -110,7 +112,7 @@ def test_workers_share_no_environment_chance_or_open_file(pool: WorkerTemplates,
 
 
 @pytest.mark.parametrize("how", ["terminate", "kill"])
-def test_stopped_worker_ends_alone(pool: WorkerTemplates, layer: Path, tmp_path: Path, how: str) -> None:
+def test_stopped_worker_ends_without_its_siblings(pool: WorkerTemplates, layer: Path, tmp_path: Path, how: str) -> None:
     with Started(pool, layer, tmp_path) as stopped, Started(pool, layer, tmp_path) as other:
         with pytest.raises(subprocess.TimeoutExpired):
             stopped.process.wait(timeout=0)
@@ -122,7 +124,7 @@ def test_stopped_worker_ends_alone(pool: WorkerTemplates, layer: Path, tmp_path:
         assert other.process.poll() is None
 
 
-def test_worker_of_ended_template_is_a_plain_process(
+def test_worker_starts_as_plain_process_if_its_template_ended(
     layer: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pool = WorkerTemplates()
@@ -150,7 +152,7 @@ def test_layer_that_cannot_be_imported_is_logged(tmp_path: Path, capfd: pytest.C
     assert f"The worker template of {broken} failed" in logged
 
 
-def test_silent_template_is_replaced_by_plain_processes(
+def test_workers_start_as_plain_processes_if_the_template_hangs(
     layer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_template, "START_SECONDS", 0.01)
@@ -159,7 +161,7 @@ def test_silent_template_is_replaced_by_plain_processes(
         assert worker.report["parent"] == os.getpid()
 
 
-def test_worker_without_a_layer_is_a_plain_process(pool: WorkerTemplates, tmp_path: Path) -> None:
+def test_worker_without_a_layer_starts_as_plain_process(pool: WorkerTemplates, tmp_path: Path) -> None:
     with Started(pool, None, tmp_path) as worker:
         assert worker.report["parent"] == os.getpid()
 
@@ -197,7 +199,7 @@ print(threading.active_count(), sockets, read, wiring._worlds, aws.session.cache
 """
 
 
-def test_template_has_no_thread_socket_session_or_setting(layer: Path) -> None:
+def test_template_process_has_no_threads_sockets_sessions_or_settings(layer: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", INSPECTED, str(layer)],
         env={**os.environ, "PYTHONPATH": str(PROJECT / "local")},
@@ -231,7 +233,7 @@ def test_function_starts_in_plain_process(function: str) -> None:
     assert done.stdout == "True\n"
 
 
-def test_functions_of_a_data_centre_are_forks(data_centre: "DataCentre") -> None:
+def test_function_processes_of_a_data_centre_are_forked(data_centre: "DataCentre") -> None:
     def parents() -> set[str]:
         stats = [Path(f"/proc/{pid}/stat") for pid in group_members(data_centre.engine.pid)]
         numbers = {stat.read_text().rpartition(") ")[2].split()[1] for stat in stats if stat.exists()}

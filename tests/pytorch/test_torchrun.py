@@ -70,7 +70,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, 
 @pytest.mark.parametrize(
     "shape", [pytest.param((1, 2), id="one pod of two ranks"), pytest.param((2, 1), id="two pods of one rank")]
 )
-def test_killed_rank_resumes_to_the_same_state(shape: tuple[int, int], gang: Gang, undisturbed: dict[str, str]) -> None:
+def test_training_reaches_the_same_state_after_a_rank_is_killed(
+    shape: tuple[int, int], gang: Gang, undisturbed: dict[str, str]
+) -> None:
     gang.pods, gang.processes_per_pod = shape
 
     first = gang.run(1, faulty(gang), *OPTIONS, **KILL)
@@ -90,7 +92,9 @@ def test_killed_rank_resumes_to_the_same_state(shape: tuple[int, int], gang: Gan
 @pytest.mark.parametrize(
     "signalled", [pytest.param({}, id="a rank"), pytest.param({"TO_LAUNCHER": "1"}, id="torchrun")]
 )
-def test_stop_saves_the_step_of_both_ranks(signalled: dict[str, str], gang: Gang, undisturbed: dict[str, str]) -> None:
+def test_stop_request_saves_the_current_step_of_both_ranks(
+    signalled: dict[str, str], gang: Gang, undisturbed: dict[str, str]
+) -> None:
     first = gang.run(1, faulty(gang), *OPTIONS, **TERM, **signalled)
     second = gang.run(2, SCRIPT, *OPTIONS)
 
@@ -99,7 +103,7 @@ def test_stop_saves_the_step_of_both_ranks(signalled: dict[str, str], gang: Gang
     assert (second.codes, gang.state(2, STEPS)) == ([0], undisturbed), second.log
 
 
-def test_other_number_of_ranks_resumes(gang: Gang) -> None:
+def test_training_resumes_on_another_number_of_ranks(gang: Gang) -> None:
     gang.run(1, faulty(gang), *OPTIONS, **KILL)
     gang.processes_per_pod = 1
 
@@ -110,7 +114,7 @@ def test_other_number_of_ranks_resumes(gang: Gang) -> None:
     assert gang.manifest(2, STEPS)["worldSize"] == 1
 
 
-def test_fenced_attempt_ends_with_its_exit_code(gang: Gang) -> None:
+def test_fenced_attempt_exits_with_the_code_for_fenced(gang: Gang) -> None:
     pin(open_storage(gang.uri), 2)
 
     late = gang.run(1, SCRIPT, *OPTIONS)
@@ -119,7 +123,7 @@ def test_fenced_attempt_ends_with_its_exit_code(gang: Gang) -> None:
     assert open_storage(gang.uri).checkpoints() == []
 
 
-def test_damaged_file_ends_with_its_exit_code(gang: Gang) -> None:
+def test_attempt_with_a_damaged_checkpoint_exits_with_its_code(gang: Gang) -> None:
     assert gang.run(1, SCRIPT, "--steps", str(SAVE_EVERY)).codes == [0]
     ((key, _),) = [
         (shard["key"], shard)

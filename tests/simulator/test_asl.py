@@ -42,7 +42,7 @@ def run(case: WorkflowCase) -> tuple[WorkflowEngine, list[str]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_case_ends_in_the_same_state_as_on_the_engine(case: WorkflowCase) -> None:
+def test_simulated_workflow_ends_in_the_same_state_as_the_engine(case: WorkflowCase) -> None:
     engine, entered = run(case)
 
     execution = engine.executions[case.machine, case.name]
@@ -59,7 +59,7 @@ def test_execution_name_starts_one_execution() -> None:
     assert not engine.start(case.machine, case.name, usual_input(case.machine))
 
 
-def test_paths_follow_the_states_language() -> None:
+def test_input_and_output_paths_follow_the_states_language() -> None:
     known = {"states": {"result": {"Payload": {"outcome": "ACT"}}}, "plan": None}
 
     assert evaluate("{% $states.result.Payload %}", known) == {"outcome": "ACT"}

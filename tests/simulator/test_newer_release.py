@@ -52,7 +52,7 @@ class LedgerOfANewerRelease(simulation.WatchedLedger):
 
 
 @pytest.mark.timeout(300)
-def test_every_rewrite_keeps_unknown_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rewritten_rows_keep_fields_of_a_newer_release(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulation, "WatchedLedger", LedgerOfANewerRelease)
     monkeypatch.setattr(LedgerOfANewerRelease, "lost", Counter())
     monkeypatch.setattr(LedgerOfANewerRelease, "rewritten", Counter())

@@ -37,7 +37,7 @@ def incidents_of(world: Simulation) -> list[Incident]:
     return [world.ledger.read(row, Incident) for row in rows]
 
 
-def test_buckets_of_every_job_sum_to_its_life(worlds: list[Simulation]) -> None:
+def test_time_buckets_of_every_job_sum_to_its_elapsed_time(worlds: list[Simulation]) -> None:
     interrupted = 0
     for world in worlds:
         context = world.observer_context()

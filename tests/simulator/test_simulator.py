@@ -36,7 +36,7 @@ def test_every_invariant_holds_on_every_seed(last: int, most_untried: int) -> No
     assert len(untried) <= most_untried, f"never tried in seeds 1 to {last}: {untried}"
 
 
-def test_seed_gives_the_same_run_in_every_process() -> None:
+def test_same_seed_gives_the_same_run_in_every_process() -> None:
     program = "from tests.simulator.fuzz import run_seed; print(*(run_seed(seed).trace for seed in (7, 8, 9)))"
     here = " ".join(run_seed(seed).trace for seed in (7, 8, 9))
 
@@ -52,7 +52,7 @@ def test_seed_gives_the_same_run_in_every_process() -> None:
 
 
 @pytest.mark.parametrize("seed", range(1, 13))
-def test_cached_reads_change_no_run(seed: int) -> None:
+def test_caching_reads_changes_no_simulated_run(seed: int) -> None:
     assert run_seed(seed).trace == run_seed(seed, is_strict=True).trace
 
 

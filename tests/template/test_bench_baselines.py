@@ -17,14 +17,14 @@ MACHINE = RESOURCES["RecoverNodeMachine"]["Properties"]
 FUNCTIONS = {name: arn_of(value) for name, value in MACHINE["DefinitionSubstitutions"].items() if name != "Partition"}
 
 
-def test_every_workflow_function_has_an_empty_yardstick() -> None:
+def test_every_function_of_the_workflow_has_a_baseline_stub() -> None:
     text = " ".join(text for _, text in strings(workflow("recover_node")))
     wanted = {part.partition("}")[0] for part in text.split("${")[1:]}
 
     assert wanted == set(FUNCTIONS)
 
 
-def test_empty_answers_lead_to_the_cordon_and_the_end() -> None:
+def test_baseline_stubs_lead_the_workflow_through_cordon_to_its_end() -> None:
     loop = VirtualTimeLoop()
     functions: list[str] = []
 

@@ -56,7 +56,7 @@ def watched(namespace: str, metric: str, dimension: str) -> dict[str, Json]:
 
 
 @pytest.mark.parametrize("name", sorted(FUNCTIONS))
-def test_function_has_its_handler(name: str) -> None:
+def test_each_function_has_a_handler_module(name: str) -> None:
     source = (ROOT / FUNCTIONS[name]["CodeUri"] / "handler.py").read_text(encoding="utf-8")
     assert "handler" in {node.name for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
 
@@ -78,7 +78,7 @@ def test_function_environment_has_only_existing_settings(name: str) -> None:
 
 
 @pytest.mark.parametrize(("variable", "parameter"), ENDPOINTS.items())
-def test_emulator_endpoint_is_absent_unless_given(variable: str, parameter: str) -> None:
+def test_emulator_endpoint_is_unset_unless_its_parameter_is_given(variable: str, parameter: str) -> None:
     document = template()
     value = document["Globals"]["Function"]["Environment"]["Variables"][variable]
     assert value == {"Fn::If": [f"Has{parameter}", {"Ref": parameter}, {"Ref": "AWS::NoValue"}]}
@@ -86,7 +86,7 @@ def test_emulator_endpoint_is_absent_unless_given(variable: str, parameter: str)
     assert document["Parameters"][parameter]["Default"] == ""
 
 
-def test_default_deployment_changes_nothing() -> None:
+def test_stack_with_default_parameters_only_observes() -> None:
     parameters = template()["Parameters"]
     assert parameters["Mode"]["Default"] == "observe"
     assert parameters["Admission"]["Default"] == "evenkeel"
@@ -111,7 +111,7 @@ def test_watch_ends_before_its_function() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_rule_dead_letters_undelivered_events(name: str) -> None:
+def test_rule_sends_undelivered_events_to_a_dead_letter_queue(name: str) -> None:
     (target,) = RULES[name]["Targets"]
     assert arn_of(target["Arn"]) == "EventsQueue"
     assert target["RetryPolicy"] == {"MaximumEventAgeInSeconds": A_DAY, "MaximumRetryAttempts": 185}
@@ -163,7 +163,7 @@ def sources_of_functions() -> Iterator[tuple[str, Json]]:
                 yield name, event["Properties"]
 
 
-def test_queue_functions_report_failed_items_and_end_before_redelivery() -> None:
+def test_queue_consumers_report_failed_items_and_end_before_redelivery() -> None:
     for name, source in sources_of_functions():
         queue = QUEUES[arn_of(source["Queue"])]
         timeout = FUNCTIONS[name].get("Timeout", template()["Globals"]["Function"]["Timeout"])
@@ -250,12 +250,12 @@ def asynchronous() -> set[str]:
     return scheduled | invoked
 
 
-def test_asynchronous_functions_are_the_four_expected() -> None:
+def test_exactly_four_functions_are_invoked_asynchronously() -> None:
     assert asynchronous() == {"ScheduleJobs", "WatchCluster", "SweepFleet", "ResolveWait"}
 
 
 @pytest.mark.parametrize("name", sorted(asynchronous() - clocked()))
-def test_asynchronous_function_dead_letters_failed_events(name: str) -> None:
+def test_asynchronous_function_sends_failed_events_to_a_dead_letter_queue(name: str) -> None:
     config = FUNCTIONS[name]["EventInvokeConfig"]
     assert config["MaximumEventAgeInSeconds"] <= 3600
     assert config["MaximumRetryAttempts"] <= 2
@@ -271,7 +271,7 @@ def test_asynchronous_function_dead_letters_failed_events(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(MACHINES))
 @pytest.mark.parametrize("metric", ["ExecutionsFailed", "ExecutionsTimedOut", "ExecutionsAborted"])
-def test_failed_execution_pages(name: str, metric: str) -> None:
+def test_failed_execution_of_each_workflow_raises_an_alarm(name: str, metric: str) -> None:
     assert watched("AWS/States", metric, "StateMachineArn")[name]["Threshold"] == 0
 
 
@@ -385,7 +385,7 @@ def test_queues_and_topic_are_encrypted() -> None:
     assert {"Service": "cloudwatch.amazonaws.com"} in principals
 
 
-def test_only_alarms_and_declared_roles_publish_pages() -> None:
+def test_only_alarms_and_declared_roles_publish_to_the_topic() -> None:
     policy = resources("AWS::SNS::TopicPolicy")["PageTopicPolicy"]
     assert policy["Topics"] == [{"Ref": "PageTopic"}]
     statement = policy["PolicyDocument"]["Statement"][0]

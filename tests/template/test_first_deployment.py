@@ -88,7 +88,7 @@ def _refusals(known: Mapping[str, str | list[str]]) -> list[str]:
     [A_FLEET, {**A_FLEET, **A_VPC}, {**A_FLEET, "CheckpointBuckets": "arn:b", "CheckpointEncryption": "arn:k"}],
     ids=["smallest", "private", "encrypted"],
 )
-def test_useful_parameters_are_accepted(parameters: Mapping[str, str]) -> None:
+def test_template_accepts_valid_parameters(parameters: Mapping[str, str]) -> None:
     assert refusals(**parameters) == []
 
 
@@ -109,7 +109,7 @@ def test_useful_parameters_are_accepted(parameters: Mapping[str, str]) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value) or "nothing",
 )
-def test_useless_parameters_are_refused_with_their_name(parameters: Mapping[str, str], names: str) -> None:
+def test_template_refuses_invalid_parameters_by_name(parameters: Mapping[str, str], names: str) -> None:
     (text,) = refusals(**parameters)
 
     assert text.startswith(names)
@@ -147,7 +147,7 @@ def test_longest_stack_name_fits_every_name() -> None:
     assert min(room.values()) == MAX_STACK_NAME, sorted(room.items(), key=lambda item: item[1])[:3]
 
 
-def test_page_states_the_longest_stack_name() -> None:
+def test_deployment_page_states_the_longest_stack_name() -> None:
     assert f"at most {MAX_STACK_NAME} characters" in (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
 
 
@@ -173,16 +173,16 @@ def fixed_partitions(document: Json) -> list[str]:
 
 
 @pytest.mark.parametrize("section", ["Globals", "Resources", "Outputs"])
-def test_template_names_no_partition(section: str) -> None:
+def test_template_hard_codes_no_aws_partition(section: str) -> None:
     assert fixed_partitions({section: template()[section]}) == []
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_workflow_names_no_partition(name: str) -> None:
+def test_workflow_hard_codes_no_aws_partition(name: str) -> None:
     assert "arn:aws" not in workflow_text(name)
 
 
-def test_fixed_partition_is_found() -> None:
+def test_hard_coded_aws_partition_is_found() -> None:
     assert fixed_partitions({"Role": "arn:aws:iam::1:role/x"})
     assert fixed_partitions({"Role": "arn:aws-cn:iam::1:role/x", "Url": "https://sqs.us-west-2.amazonaws.com/x"})
     assert not fixed_partitions({"Principal": "lambda.amazonaws.com", "Arn": "arn:${AWS::Partition}:iam::1:role/x"})

@@ -31,7 +31,7 @@ def test_statement_names_its_actions_and_its_resource(statement: Statement) -> N
     assert has_wildcard(statement) == (statement.sid in WAIVERS)
 
 
-def test_every_waiver_is_used() -> None:
+def test_every_wildcard_waiver_is_used() -> None:
     assert set(WAIVERS) == {statement.sid for statement in ROLES + CALLERS if has_wildcard(statement)}
 
 
@@ -175,7 +175,7 @@ def test_function_has_a_version_of_each_deployment(name: str) -> None:
     assert FUNCTIONS[name]["AutoPublishCodeSha256"] == {"Ref": "DeploymentId"}
 
 
-def test_aliases_are_invoked_and_versions_pinned() -> None:
+def test_functions_and_workflows_are_invoked_through_their_live_alias() -> None:
     common = template()["Globals"]["Function"]
     assert common["AutoPublishAlias"] == "live"
     assert common["Environment"]["Variables"]["EVENKEEL_DEPLOYMENT"] == {"Ref": "DeploymentId"}
@@ -239,7 +239,7 @@ def test_inline_policies_of_a_role_fit_with_the_longest_names(name: str) -> None
     assert sum(policy_sizes.size_of(policy["PolicyDocument"]) for policy in policies) <= 10_240
 
 
-def test_size_counts_the_resolved_document_without_white_space() -> None:
+def test_policy_size_counts_the_resolved_document_without_white_space() -> None:
     arn = {"Fn::Sub": "arn:${AWS::Partition}:x:${AWS::Region}: ${AWS::StackName}"}
 
     size = policy_sizes.size_of({"Resource": [arn, {"Fn::GetAtt": ["EventsQueue", "Arn"]}, {"Ref": "AWS::NoValue"}]})
@@ -248,7 +248,7 @@ def test_size_counts_the_resolved_document_without_white_space() -> None:
     assert size == len(f'{{"Resource":["arn:aws-us-gov:x:ap-southeast-1:{"s" * 48}","{queue}"]}}')
 
 
-def test_single_permission_can_be_removed() -> None:
+def test_one_permission_can_be_removed_from_a_policy() -> None:
     document = {
         "Version": "2012-10-17",
         "Statement": [

@@ -222,7 +222,7 @@ def test_widgets_do_not_overlap() -> None:
 
 
 @pytest.mark.parametrize("function", sorted(FUNCTIONS))
-def test_every_alarm_and_widget_watches_an_emitted_series(
+def test_every_alarm_and_widget_reads_an_emitted_metric(
     function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     units = dict(emitted(function, monkeypatch, capsys))
@@ -334,7 +334,7 @@ def test_workflows_and_functions_before_cordon_have_throttle_alarms() -> None:
     }
 
 
-def test_every_kind_of_source_has_an_alarm() -> None:
+def test_every_kind_of_data_source_has_a_staleness_alarm() -> None:
     watched = {pair for alarm in ALARMS.values() for series, _ in watched_by(alarm) for pair in series.dimensions}
     assert {value for name, value in watched if name == "Source"} == set(SourceKind)
 
@@ -389,7 +389,7 @@ def _patterns(name: ast.expr, module: ast.Module) -> list[re.Pattern[str]]:
     return [re.compile(re.escape(str(name.value)))]
 
 
-def test_every_emission_is_declared() -> None:
+def test_every_emitted_metric_is_declared() -> None:
     all_emissions = list(emissions())
     assert len(all_emissions) > 50
     for emission in all_emissions:

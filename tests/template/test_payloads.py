@@ -82,7 +82,7 @@ def test_service_reads_every_field_of_the_payload(machine: str, name: str, state
 
 
 @pytest.mark.parametrize("machine", WORKFLOWS)
-def test_settling_receives_the_failure(machine: str) -> None:
+def test_settling_step_receives_the_caught_failure(machine: str) -> None:
     settling = SETTLING[machine]
     state = dict(states(workflow(machine)))[settling]
 
@@ -98,7 +98,7 @@ def outcomes_in(machine: str, choice: str) -> set[str]:
     return set(re.findall(r"'([A-Z][A-Z_]+)'", conditions))
 
 
-def test_every_settled_state_has_its_own_end() -> None:
+def test_each_settled_incident_state_has_its_own_workflow_end() -> None:
     settled = {state.value for state in IncidentState if state.is_settled}
     # FAILED is also the outcome of a failed branch; it ends like every unknown outcome.
     assert outcomes_in("recover_node", "HowDidItEnd") == settled

@@ -61,7 +61,7 @@ def arns(condition: Json, operator: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("name", "kind"), RECEIVERS)
-def test_only_its_senders_may_send(name: str, kind: str) -> None:
+def test_only_declared_senders_may_send_to_a_queue_or_topic(name: str, kind: str) -> None:
     (statement,) = [denial for denial in denials(name, kind) if denial.get("Sid") == "DenyOtherSenders"]
 
     assert (statement["Principal"], statement["Action"], names_itself(statement, name)) == ("*", SEND[kind], True)

@@ -51,7 +51,7 @@ def opened_by(grants: set[Route]) -> set[Route]:
     }
 
 
-def test_each_policy_opens_its_function_and_all_lower_functions() -> None:
+def test_each_caller_policy_allows_its_function_and_all_lower_ones() -> None:
     open_so_far: set[Route] = set()
     for level in LEVELS:
         open_so_far |= routes_of(FUNCTION_OF_LEVEL[level])
@@ -59,7 +59,7 @@ def test_each_policy_opens_its_function_and_all_lower_functions() -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_grant_is_needed(level: str) -> None:
+def test_every_route_grant_of_a_caller_policy_is_needed(level: str) -> None:
     grants = grants_of(level)
     for grant in grants:
         assert opened_by(grants - {grant}) < opened_by(grants), grant

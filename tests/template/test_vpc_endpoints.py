@@ -36,7 +36,7 @@ def test_every_client_of_the_adapters_has_an_endpoint() -> None:
     assert clients() == {*ENDPOINTS, *OUTSIDE}
 
 
-def test_token_of_kubernetes_needs_no_endpoint() -> None:
+def test_kubernetes_token_is_signed_without_an_endpoint() -> None:
     text = (ROOT / "shared" / "evenkeel" / "adapters" / "eks.py").read_text(encoding="utf-8")
 
     assert re.findall(r"client\(\"sts\".*", text) == [

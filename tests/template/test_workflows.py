@@ -211,7 +211,7 @@ def test_every_parallel_catches_the_errors_of_its_branches() -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_failed_execution_never_ends_green(name: str) -> None:
+def test_execution_with_a_caught_failure_ends_as_failed(name: str) -> None:
     definition = DEFINITIONS[name]
     verdict = definition["States"]["HowDidItEnd"]
     first = verdict["Choices"][0]
@@ -224,7 +224,7 @@ def test_failed_execution_never_ends_green(name: str) -> None:
     assert definition["States"][caught]["Type"] == "Fail"
 
 
-def test_caught_error_names_exist() -> None:
+def test_every_retried_or_caught_error_name_exists() -> None:
     classes = {name for name in dir(ports) if isinstance(getattr(ports, name), type)} | set(dir(builtins))
     for definition in DEFINITIONS.values():
         for _, state in states(definition):
@@ -263,7 +263,7 @@ def test_substitutions_match_the_placeholders(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
-def test_every_loop_has_a_cap(name: str) -> None:
+def test_every_loop_has_a_limit(name: str) -> None:
     """Every loop contains a Choice that counts: without those Choices the graph has no loop."""
     for _, machine in machines(DEFINITIONS[name]):
         counted = {n for n, s in machine["States"].items() if any(re.search(r"\$\w+ < ", e) for e in expressions(s))}

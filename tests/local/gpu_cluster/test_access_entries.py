@@ -89,14 +89,14 @@ def test_dry_run_shows_the_changes_and_makes_none(cluster: ClusterHandle, run: C
     assert entries(cluster) == {}
 
 
-def test_without_yes_and_terminal_nothing_changes(cluster: ClusterHandle, run: Command) -> None:
+def test_nothing_changes_without_yes_option_and_without_a_terminal(cluster: ClusterHandle, run: Command) -> None:
     code, _ = run()
 
     assert code == 2
     assert entries(cluster) == {}
 
 
-def test_entry_made_by_hand_only_gains_groups(cluster: ClusterHandle, run: Command) -> None:
+def test_manually_created_entry_only_gains_groups(cluster: ClusterHandle, run: Command) -> None:
     cluster.put_access_entry(role_of("cordon_node"), ["platform:auditors"])
     cluster.put_access_entry("arn:aws:iam::111122223333:role/evenkeel-dev-by-hand", ["evenkeel:readers"])
 
@@ -118,7 +118,9 @@ def test_entry_of_a_removed_function_is_removed(cluster: ClusterHandle, run: Com
     assert role_of("protect_jobs") not in entries(cluster)
 
 
-def test_failed_cluster_is_named_and_others_go_on(cluster: ClusterHandle, stack: StackAws, run: Command) -> None:
+def test_failed_cluster_is_named_and_other_clusters_are_processed(
+    cluster: ClusterHandle, stack: StackAws, run: Command
+) -> None:
     stack.clusters = f"absent-eks,{cluster.eks_cluster_name}"
 
     code, document = run("--yes")
@@ -129,7 +131,7 @@ def test_failed_cluster_is_named_and_others_go_on(cluster: ClusterHandle, stack:
     assert len(entries(cluster)) == len(access.functions())
 
 
-def test_failed_entry_is_named_and_others_go_on(cluster: ClusterHandle, run: Command) -> None:
+def test_failed_entry_is_named_and_other_entries_are_processed(cluster: ClusterHandle, run: Command) -> None:
     fault = {"effect": "error", "api": "eks", "operation": "CreateAccessEntry", "times": 1, "status": 403}
     cluster.control("POST", "call-faults", {**fault, "code": "AccessDeniedException"})
 
@@ -143,7 +145,7 @@ def test_failed_entry_is_named_and_others_go_on(cluster: ClusterHandle, run: Com
     assert (again, len(entries(cluster))) == (0, len(access.functions()))
 
 
-def test_lost_reply_leaves_no_entry_twice(cluster: ClusterHandle, run: Command) -> None:
+def test_lost_reply_creates_no_entry_twice(cluster: ClusterHandle, run: Command) -> None:
     cluster.control("POST", "call-faults", {"effect": "lost-reply", "api": "eks", "operation": "CreateAccessEntry"})
 
     code, _ = run("--yes")

@@ -113,7 +113,7 @@ def test_strategic_patch_adds_and_removes_finalizers() -> None:
     ("text", "expected"),
     [("8", 8), ("500m", 0.5), ("2Ki", 2048), ("1.5Gi", 1.5 * 2**30), ("1e3", 1000), ("3k", 3000), ("1E", 10**18)],
 )
-def test_quantity_is_read(text: str, expected: float) -> None:
+def test_quantity_is_read_as_a_number(text: str, expected: float) -> None:
     assert float(quantities.quantity(text)) == expected
 
 
@@ -137,7 +137,7 @@ def test_invalid_quantity_is_refused(text: str) -> None:
         ("", True),
     ],
 )
-def test_label_selector_matches(text: str, expected: bool) -> None:
+def test_label_selector_matches_as_in_kubernetes(text: str, expected: bool) -> None:
     obj = {"metadata": {"labels": {"a": "1", "b": "y", "n": "5"}}}
 
     assert selectors.label_selector(text)(obj) is expected
@@ -163,7 +163,7 @@ def test_indexes_are_written_as_in_kubernetes() -> None:
         ({"key": "other", "operator": "Exists"}, False),
     ],
 )
-def test_toleration_matches_its_taints(toleration: Json, expected: bool) -> None:
+def test_toleration_matches_taints_as_in_kubernetes(toleration: Json, expected: bool) -> None:
     assert tolerates([toleration], {"key": "k", "value": "v", "effect": "NoSchedule"}) is expected
 
 
@@ -477,7 +477,7 @@ def test_every_built_in_kind_except_definitions_is_read_from_protobuf() -> None:
 
 
 @given(st.sampled_from([rt for rt in catalogue.BUILT_IN if not rt.custom]), st.binary(max_size=80))
-def test_any_bytes_of_a_kind_are_read_or_refused(rt: ResourceType, data: bytes) -> None:
+def test_arbitrary_protobuf_bytes_are_read_or_refused(rt: ResourceType, data: bytes) -> None:
     with contextlib.suppress(ApiError):
         protobuf.decode(a_protobuf(rt.api_version.encode(), rt.kind.encode(), data))
 
@@ -558,7 +558,7 @@ def broken_objects(draw: st.DrawFn) -> tuple[Any, Json]:
         (catalogue.RESOURCE_QUOTAS, {"hard": ["pods"]}),
     ],
 )
-def test_limits_of_another_type_are_refused(rt: Any, spec: Json) -> None:
+def test_malformed_limit_range_or_quota_is_refused(rt: Any, spec: Json) -> None:
     registry = Registry(Store(), ResourceCatalogue())
     registry.create(catalogue.NAMESPACES, "", {"metadata": {"name": "default"}})
 

@@ -208,7 +208,7 @@ def test_pods_of_a_lost_node_are_evicted_after_toleration(cluster: ClusterHandle
     assert condition(kube.get(f"{PODS}/patient"), "Ready") == "False"
 
 
-def test_out_of_service_taint_removes_terminating_pods(cluster: ClusterHandle, kube: KubeClient) -> None:
+def test_out_of_service_taint_removes_terminating_pods_of_the_node(cluster: ClusterHandle, kube: KubeClient) -> None:
     kube.create(PODS, a_pod("stuck", *SLEEPS))
     node = kube.until(f"{PODS}/stuck", lambda pod: pod["status"]["phase"] == "Running", "it to run")["spec"]["nodeName"]
     cluster.inject("node-lost", node=node)

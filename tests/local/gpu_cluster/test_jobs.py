@@ -170,7 +170,7 @@ def test_init_containers_run_first(kube: KubeClient) -> None:
     assert (phase(pod), kube.get(f"{PODS}/two/log")) == ("Succeeded", "x\n")
 
 
-def test_environment_follows_the_spec(kube: KubeClient) -> None:
+def test_variables_of_the_spec_reach_the_process(kube: KubeClient) -> None:
     kube.create("/api/v1/namespaces/default/configmaps", {"metadata": {"name": "settings"}, "data": {"LEVEL": "7"}})
     kube.create(
         "/api/v1/namespaces/default/secrets",

@@ -1011,7 +1011,7 @@ def test_scale_of_a_custom_object_follows_its_definition(api: KubeClient, space:
 # Server-side apply
 
 
-def test_apply_owns_its_fields(api: KubeClient, maps: str) -> None:
+def test_applied_fields_belong_to_their_manager(api: KubeClient, maps: str) -> None:
     def apply(manager: str, data: dict[str, str], force: bool = False) -> Any:
         query = f"fieldManager={manager}{'&force=true' if force else ''}"
         return api.patch(f"{maps}/one?{query}", a_map("one", **data), APPLY)
@@ -1080,7 +1080,7 @@ def nobody(api: KubeClient) -> str:
     return name
 
 
-def test_refused_user_learns_the_missing_permission(api: KubeClient, nobody: str) -> None:
+def test_refusal_names_the_missing_permission(api: KubeClient, nobody: str) -> None:
     with api.acting_as(nobody):
         refused = api.status_of("GET", "/api/v1/nodes")
         about_one = api.status_of("DELETE", "/api/v1/nodes/some")

@@ -31,7 +31,7 @@ def env_of(container: Json) -> dict[str, str]:
 
 
 @given(ENTRIES, NAMES, VALUES)
-def test_removal_undoes_an_added_member(before: dict[str, str], name: str, value: str) -> None:
+def test_json_patch_remove_undoes_add(before: dict[str, str], name: str, value: str) -> None:
     document = {"data": dict(before)}
 
     added = patches.json_patch(document, [{"op": "add", "path": f"/data/{name}", "value": value}])
@@ -43,7 +43,7 @@ def test_removal_undoes_an_added_member(before: dict[str, str], name: str, value
 
 
 @given(ENTRIES, NAMES)
-def test_missing_member_tests_as_null(before: dict[str, str], name: str) -> None:
+def test_json_patch_test_reads_a_missing_member_as_null(before: dict[str, str], name: str) -> None:
     tested = [{"op": "test", "path": f"/data/{name}", "value": None}]
 
     if name in before:

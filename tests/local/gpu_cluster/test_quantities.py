@@ -22,7 +22,7 @@ def texts(draw: st.DrawFn) -> str:
 
 
 @given(texts())
-def test_canonical_form_keeps_the_amount(text: str) -> None:
+def test_canonical_form_of_a_quantity_keeps_its_amount(text: str) -> None:
     amount = quantities.quantity(text)
 
     stored = quantities.quantity(quantities.canonical(text))
@@ -32,14 +32,14 @@ def test_canonical_form_keeps_the_amount(text: str) -> None:
 
 
 @given(texts())
-def test_canonical_form_is_idempotent(text: str) -> None:
+def test_canonical_form_of_a_quantity_is_idempotent(text: str) -> None:
     once = quantities.canonical(text)
 
     assert quantities.canonical(once) == once
 
 
 @given(st.integers(1, 2**50), st.booleans())
-def test_written_amount_uses_the_largest_suffix(amount: int, binary: bool) -> None:
+def test_amount_is_written_with_the_largest_exact_suffix(amount: int, binary: bool) -> None:
     text = quantities.written(Decimal(amount), binary=binary)
 
     number = int(text.rstrip("kKMGTPEi"))
@@ -58,5 +58,5 @@ def test_invalid_quantity_is_refused(text: str) -> None:
     ("text", "stored"),
     [("1.500", "1.500"), ("+8", "+8"), ("08", "08"), ("1.0", "1"), ("1500u", "2m"), ("-1000m", "-1"), ("1e-3", "1e-3")],
 )
-def test_fast_path_keeps_canonical_quantities(text: str, stored: str) -> None:
+def test_common_quantities_are_stored_in_canonical_form(text: str, stored: str) -> None:
     assert quantities.canonical(text) == stored

@@ -42,7 +42,7 @@ def variable(name: str, value: str) -> dict[str, str]:
         ({}, ""),
     ],
 )
-def test_place_of_checkpoints_is_read_from_the_manifest(container: dict[str, Any], place: str) -> None:
+def test_checkpoint_folder_is_read_from_the_manifest(container: dict[str, Any], place: str) -> None:
     assert checkpoint_place(a_job(a_container(**container))) == place
 
 
@@ -55,7 +55,7 @@ def test_place_of_checkpoints_is_read_from_the_manifest(container: dict[str, Any
         {"template": "POD"},
     ],
 )
-def test_place_is_found_in_every_kind(spec: dict[str, Any]) -> None:
+def test_checkpoint_folder_is_found_in_every_workload_kind(spec: dict[str, Any]) -> None:
     pod = {"spec": {"containers": [a_container(env=[variable("CKPT_DIR", "/fsx")])]}}
 
     def filled(value: Any) -> Any:

@@ -83,7 +83,9 @@ def requests(draw: st.DrawFn) -> tuple[str, str, str | None]:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(requests(), st.none() | TEXT | st.uuids().map(str), st.sampled_from(["application/json", "text/plain", ""]))
-def test_any_request_gets_an_answer(request: tuple[str, str, str | None], key: str | None, content_type: str) -> None:
+def test_any_request_gets_a_documented_response(
+    request: tuple[str, str, str | None], key: str | None, content_type: str
+) -> None:
     method, target, body = request
 
     answer = GATEWAY.call(method, target, body, key=key, headers={"Content-Type": content_type})
@@ -116,7 +118,7 @@ def test_deeply_nested_body_is_refused(gateway: Gateway, body: str) -> None:
         0,
     ],
 )
-def test_hold_has_a_maximum_length(gateway: Gateway, until: Any) -> None:
+def test_duration_of_a_hold_is_limited(gateway: Gateway, until: Any) -> None:
     answer = gateway.post(f"/v1/clusters/{FLEET}/automation/hold", {"reason": "x", "until": until})
 
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "until")

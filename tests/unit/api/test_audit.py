@@ -97,7 +97,7 @@ def a_site() -> Gateway:
     return gateway
 
 
-def test_every_changing_route_has_a_row() -> None:
+def test_every_changing_route_has_an_audit_case() -> None:
     assert {(route.method, route.path) for route in template_routes() if route.method != "GET"} == set(CHANGES)
 
 
@@ -123,7 +123,7 @@ ON_THE_FLEET = [
 
 
 @pytest.mark.parametrize("route", [route for route in ON_THE_FLEET if "release" not in route[1]], ids=" ".join)
-def test_act_on_the_fleet_is_in_the_audit(site: Gateway, route: tuple[str, str]) -> None:
+def test_every_change_of_the_fleet_is_in_the_audit(site: Gateway, route: tuple[str, str]) -> None:
     change = CHANGES[route]
     assert change
     change(site, f"arn:aws:iam::{ACCOUNT}:user/division/ana")
@@ -155,7 +155,7 @@ def test_audit_is_newest_first_in_pages_over_months(site: Gateway) -> None:
     assert [item["kind"] for item in recent] == ["setup", "held"]
 
 
-def test_audit_refuses_a_foreign_page_token(site: Gateway) -> None:
+def test_audit_refuses_the_page_token_of_another_list(site: Gateway) -> None:
     answer = site.get("/v1/audit?nextPageToken=bm90aGluZw")
 
     assert (answer.status, answer.document["code"]) == (400, "BAD_PAGE_TOKEN")

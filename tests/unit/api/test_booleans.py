@@ -63,7 +63,7 @@ def numbers(model: type[BaseModel], document: Any, place: tuple[str, ...] = ()) 
     return [place] if isinstance(document, int | float) and not isinstance(document, bool) else []
 
 
-def test_every_number_of_the_policy_is_no_boolean() -> None:
+def test_boolean_for_any_number_of_the_policy_is_found() -> None:
     places = numbers(Policy, Policy().to_json())
     assert len(places) > 80
 
@@ -81,7 +81,7 @@ def bodies(kind: type[Body] = Body) -> Iterator[type[Body]]:
         yield from bodies(subclass)
 
 
-def test_every_number_of_every_body_is_no_boolean() -> None:
+def test_boolean_for_any_number_of_any_body_is_found() -> None:
     fields = set()
     for body in bodies():
         for name, field in body.model_fields.items():

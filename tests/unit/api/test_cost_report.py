@@ -27,7 +27,7 @@ def uses(report: Any) -> dict[str, float]:
     return {use["use"]: round(use["gpuHours"], 6) for use in report["allNodes"]["uses"] if use["gpuHours"]}
 
 
-def test_node_time_of_the_window_is_whole(gateway: Gateway) -> None:
+def test_uses_of_the_window_sum_to_all_node_time(gateway: Gateway) -> None:
     a_fleet(gateway)
 
     document = report(gateway, f"?since={rfc3339(ago(hours=3))}")
@@ -61,7 +61,7 @@ def test_failures_have_intervals_and_losses_their_cause(gateway: Gateway) -> Non
     assert (stages["RESTORE"]["time"]["unknown"], stages["RESTORE"]["time"]["p50Seconds"]) == (1, None)
 
 
-def test_changes_are_ranked_by_their_worth(gateway: Gateway) -> None:
+def test_improvements_are_ranked_by_their_worth(gateway: Gateway) -> None:
     a_fleet(gateway)
 
     worths = [improvement["worthUsdMicros"] for improvement in report(gateway)["improvements"]]
@@ -81,7 +81,7 @@ def test_unknown_price_is_unknown_and_ranks_by_gpu_hours(gateway: Gateway) -> No
     assert hours == sorted(hours, reverse=True)
 
 
-def test_drills_are_no_failures_and_save_nothing(gateway: Gateway) -> None:
+def test_drills_count_neither_as_failures_nor_as_savings(gateway: Gateway) -> None:
     a_fleet(gateway, is_drill=True)
 
     document = report(gateway)
@@ -151,7 +151,7 @@ def test_window_without_any_record_is_refused(gateway: Gateway) -> None:
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "since")
 
 
-def test_too_many_records_are_said_to_be_left_out(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_states_that_it_left_out_records(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_cost_records, "MAX_ATTEMPTS", 2)
     monkeypatch.setattr(read_live_days, "MAX_JOBS", 1)
     for number in range(1, 5):
@@ -171,7 +171,7 @@ def _two_at_a_time(read: Any) -> Any:
     return lambda *args, **options: read(*args, **{**options, "limit": min(2, options.get("limit", 100))})
 
 
-def test_interrupted_job_that_is_gone_is_unknown(gateway: Gateway) -> None:
+def test_loss_of_an_expired_job_is_unknown(gateway: Gateway) -> None:
     _, lost, _ = a_lost_job()
     stored(gateway.fakes.ledger, lost)
 

@@ -117,7 +117,7 @@ def test_window_within_stored_days_counts_each_hour_once(seed: int, hours: int, 
     assert with_rows == without_rows
 
 
-def test_rent_of_a_day_outlasts_the_end_of_its_rental() -> None:
+def test_rent_of_a_day_remains_after_its_rental_ended() -> None:
     fakes = FakeWorld()
     stored(fakes.ledger, a_fleet_node(1))
     opened = seconds_of(TODAY - DAY / 2)
@@ -166,7 +166,7 @@ def test_stored_days_and_records_give_one_report(seed: int, days: int) -> None:
     assert len(notes[0]) >= len(notes[1])
 
 
-def test_report_outlives_the_records() -> None:
+def test_report_uses_stored_days_after_the_records_expired() -> None:
     fakes = a_history(7)
     later = A_MOMENT + 40 * DAY
     before = report(fakes, TODAY - 12 * DAY, TODAY - 4 * DAY)
@@ -180,7 +180,7 @@ def test_report_outlives_the_records() -> None:
         assert after[figure] == before[figure], figure
 
 
-def test_repeated_fold_writes_nothing() -> None:
+def test_repeated_folding_of_a_day_writes_nothing() -> None:
     fakes = a_history(3)
     fold(fakes)
     before = {row.key: row.version for row in fakes.ledger.rows.values()}
@@ -275,7 +275,7 @@ def test_only_operators_see_spend_of_teams() -> None:
     assert [team["gpuHours"] for team in shown] == [team["gpuHours"] for team in hidden]
 
 
-def test_metrics_of_yesterday_come_once() -> None:
+def test_metrics_of_yesterday_are_emitted_once() -> None:
     fakes = a_history(3)
     fold(fakes)
     first = {(metric.name, metric.dimensions.get("use")): metric.value for metric in fakes.telemetry.metrics}

@@ -95,7 +95,7 @@ def test_wrong_query_is_refused(gateway: Gateway, query: str) -> None:
     assert gateway.get(f"/v1/events?{query}").status == 400
 
 
-def test_unchanged_list_costs_no_body(gateway: Gateway) -> None:
+def test_unchanged_list_is_answered_without_a_body(gateway: Gateway) -> None:
     submitted(gateway, 1, recorded_at=A_MOMENT - timedelta(minutes=5))
     tag = gateway.get("/v1/events").headers["ETag"]
 

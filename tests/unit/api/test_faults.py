@@ -306,7 +306,7 @@ def test_other_spellings_of_reserved_faults_are_refused(fleet: Gateway, code: st
     assert fleet.fakes.inbox.queued == []
 
 
-def test_agent_verdict_in_a_reported_line_is_refused(fleet: Gateway) -> None:
+def test_reported_line_with_the_verdict_of_an_agent_is_refused(fleet: Gateway) -> None:
     answer = report(fleet, a_fault(code=None, line=json.dumps(AGENT_LINE)))
 
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "faults[0].line")
@@ -342,7 +342,7 @@ def test_operator_request_is_recorded_under_the_session(fleet: Gateway) -> None:
 
 
 @pytest.mark.parametrize("source", ["evenkeel.drill", "aws.sagemaker", "custom.site"])
-def test_no_other_event_source_files_reports(fleet: Gateway, source: str) -> None:
+def test_events_of_other_sources_cannot_report_faults(fleet: Gateway, source: str) -> None:
     report(fleet, a_fault())
     (document,) = fleet.fakes.inbox.queued
 

@@ -47,7 +47,7 @@ def change_before_read(ledger: InMemoryLedger, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("number", range(len(INCIDENT_ORDER)))
 @pytest.mark.parametrize(("before", "after"), INCIDENT_CHANGES)
 @pytest.mark.parametrize("path", ["/v1/incidents", "/v1/status"])
-def test_incident_that_changes_its_state_is_listed_once(
+def test_incident_that_changes_state_between_pages_is_listed_once(
     gateway: Gateway,
     monkeypatch: pytest.MonkeyPatch,
     path: str,
@@ -69,7 +69,7 @@ def test_incident_that_changes_its_state_is_listed_once(
 
 @pytest.mark.parametrize("number", range(len(JOB_ORDER)))
 @pytest.mark.parametrize(("before", "after"), JOB_CHANGES)
-def test_job_that_changes_its_state_is_listed_once(
+def test_job_that_changes_state_between_pages_is_listed_once(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, before: JobState, after: JobState, number: int
 ) -> None:
     stored(gateway.fakes.ledger, a_job(1, state=before))

@@ -61,7 +61,7 @@ def test_second_approver_gets_a_conflict_with_the_author(asking: Gateway) -> Non
 
 
 @pytest.mark.parametrize("body", [{"decisionId": "dec-0000000009"}, {"decisionId": "dec-0000000001"}])
-def test_answer_without_a_pending_approval_is_refused(gateway: Gateway, body: dict[str, Any]) -> None:
+def test_approval_is_refused_while_no_plan_awaits_one(gateway: Gateway, body: dict[str, Any]) -> None:
     plan = ASKS.replace(outcome="ACT") if body["decisionId"] == ASKS.decision_id else ASKS
     stored(gateway.fakes.ledger, an_incident(1, plan=plan))
 
@@ -71,7 +71,7 @@ def test_answer_without_a_pending_approval_is_refused(gateway: Gateway, body: di
 
 
 @pytest.mark.parametrize("body", [{}, {"decisionId": "inc-1"}, {"decisionId": "dec-1", "reason": "a\nb"}])
-def test_an_answer_that_names_no_plan_is_refused(asking: Gateway, body: dict[str, Any]) -> None:
+def test_approval_that_names_no_plan_is_refused(asking: Gateway, body: dict[str, Any]) -> None:
     assert answer_to(asking, "approve", body).document["code"] == "VALIDATION_FAILED"
 
 
@@ -135,7 +135,7 @@ def test_cordon_from_outside_evenkeel_is_kept(gateway: Gateway) -> None:
     assert gateway.get(f"/v1/nodes/{NODE}").document["cordon"] is None
 
 
-def test_uncordon_undoes_cordon(gateway: Gateway) -> None:
+def test_uncordon_removes_the_cordon_of_an_operator(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, a_fleet_node(1))
     gateway.post(f"/v1/nodes/{NODE}/cordon", {"reason": "fan noise"})
     by_another = gateway.post(f"/v1/nodes/{NODE}/uncordon", {}, key="k2", caller=BO)
@@ -175,7 +175,7 @@ def test_cordon_removed_elsewhere_is_dropped(gateway: Gateway) -> None:
     assert (early, late, list(manual_cordons.load(fakes.ledger))) == (0, 1, [a_life(2).key])
 
 
-def test_number_of_recorded_cordons_fits_a_row(gateway: Gateway) -> None:
+def test_number_of_recorded_cordons_is_limited(gateway: Gateway) -> None:
     known = ManualCordons()
     for number in range(MAX_MANUAL_CORDONS + 5):
         known = known.with_cordon(ManualCordon(life=f"l{number}", by="b" * 200, reason="\U0001f600" * 300, at=ago()))
@@ -228,7 +228,7 @@ def test_invalid_scope_is_refused(gateway: Gateway, scope: dict[str, str]) -> No
     assert gateway.post("/v1/clusters/laptop/automation/hold", body).document["code"] == "VALIDATION_FAILED"
 
 
-def test_ended_shared_cause_names_its_operator(gateway: Gateway) -> None:
+def test_ended_shared_cause_shows_the_operator_who_ended_it(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     ledger.commit(Put(Row(fleet_rows.cause_key("zone/usw2-az2"), {})))
     body = {"cause": "zone/usw2-az2", "reason": "power is back"}

@@ -114,7 +114,7 @@ def test_open_incidents_are_current_and_questions_come_first() -> None:
     assert document["health"] == "CRITICAL"
 
 
-def test_incident_left_for_a_person_says_its_outcome() -> None:
+def test_incident_left_for_a_person_shows_its_outcome() -> None:
     gateway = Gateway()
     stored(gateway.fakes.ledger, an_incident(3, state="FAILED", outcome="The node did not come back."))
     count_fleet(gateway.fakes)
@@ -128,7 +128,7 @@ def test_incident_left_for_a_person_says_its_outcome() -> None:
     )
 
 
-def test_rent_is_shown_against_its_cap() -> None:
+def test_overview_shows_rent_beside_its_cap() -> None:
     gateway = Gateway()
     count_fleet(gateway.fakes)
 
@@ -137,7 +137,7 @@ def test_rent_is_shown_against_its_cap() -> None:
     assert rent == {"nodes": 0, "usdPerHour": 0, "capUsdPerHour": 0}
 
 
-def test_recorded_event_changes_the_overview() -> None:
+def test_recorded_event_updates_the_change_time_of_the_overview() -> None:
     gateway = Gateway()
     before = gateway.get(ROUTE).document["changedAt"]
     change = RowChange(None, job_rows.job_row(a_job(1), 1), A_MOMENT)
@@ -160,7 +160,7 @@ def test_classes_are_in_the_order_of_their_priority() -> None:
     assert [job_class["priorityClass"] for job_class in listed] == ["high", "medium", "low", None]
 
 
-def test_hold_shows_at_once() -> None:
+def test_overview_shows_a_hold_immediately() -> None:
     gateway = Gateway()
     hold = Hold(by="ana", reason="storm", since=ago(minutes=1), until=ago(minutes=-30))
     gateway.fakes.ledger.commit(Put(Row(fleet_rows.hold_key(), Holds(holds=(hold,)).to_json())))
@@ -168,7 +168,7 @@ def test_hold_shows_at_once() -> None:
     assert gateway.get(ROUTE).document["automation"]["isHeld"] is True
 
 
-def test_unchanged_overview_costs_no_body() -> None:
+def test_unchanged_overview_is_answered_without_a_body() -> None:
     gateway = Gateway()
     fill(gateway, 3, 4, 1)
     count_fleet(gateway.fakes)
@@ -234,7 +234,7 @@ def test_unknown_state_of_a_node_is_refused() -> None:
     assert Gateway().get("/v1/nodes?state=BROKEN").status == 400
 
 
-def test_task_table_has_seven_columns_and_jobs_without_class() -> None:
+def test_table_of_tasks_also_counts_jobs_without_a_class() -> None:
     gateway = Gateway()
     stored(
         gateway.fakes.ledger,

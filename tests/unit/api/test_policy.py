@@ -154,7 +154,7 @@ def tried(site: Gateway, changes: Any, **more: Any) -> ApiResponse:
     return site.call("POST", f"{PATH}/test", {"changes": changes, **more})
 
 
-def test_policy_is_tried_on_recorded_decisions(site: Gateway) -> None:
+def test_proposed_policy_is_replayed_on_recorded_decisions(site: Gateway) -> None:
     keep(site.fakes.ledger, an_incident(), a_rollback(1), a_rollback(2))
     commits = len(site.fakes.ledger.commits)
 
@@ -170,7 +170,7 @@ def test_policy_is_tried_on_recorded_decisions(site: Gateway) -> None:
     assert len(site.fakes.ledger.commits) == commits
 
 
-def test_an_admission_is_tried_under_other_spare_nodes(site: Gateway) -> None:
+def test_admission_is_replayed_under_another_number_of_spare_nodes(site: Gateway) -> None:
     request, capacities = a_request(), (a_node_capacity(1), a_node_capacity(2))
     (decided,) = decide_in_queue_order(
         QueueSnapshot(capacities=capacities, pending=(request,)), SchedulingPolicy(), ago()
@@ -230,7 +230,7 @@ def a_repair(number: int, subject: str, **changes: Any) -> Decision:
         ({"mode": "act"}, ""),
     ],
 )
-def test_modes_of_a_policy_are_tried_on_decisions(site: Gateway, rule: dict[str, str], after: str) -> None:
+def test_proposed_modes_are_replayed_on_recorded_decisions(site: Gateway, rule: dict[str, str], after: str) -> None:
     keep(site.fakes.ledger, an_incident(), a_plan(1, "inc-0000000001"))
 
     document = tried(site, {"modes": [rule]}).document
@@ -242,7 +242,7 @@ def test_modes_of_a_policy_are_tried_on_decisions(site: Gateway, rule: dict[str,
     assert document["cannot"] == 0
 
 
-def test_removed_mode_rules_are_tried(site: Gateway) -> None:
+def test_removal_of_mode_rules_is_replayed_on_decisions(site: Gateway) -> None:
     give(site, {"modes": [{"mode": "observe"}]})
     site.fakes.clock.advance(31)
     keep(site.fakes.ledger, an_incident(mode="observe"), a_plan(1, "inc-0000000001", Mode.OBSERVE))
@@ -255,7 +255,7 @@ def test_removed_mode_rules_are_tried(site: Gateway) -> None:
     ]
 
 
-def test_a_repair_is_tried_in_other_modes_and_limits(site: Gateway) -> None:
+def test_repair_is_replayed_under_other_modes_and_limits(site: Gateway) -> None:
     keep(site.fakes.ledger, an_incident(), a_repair(1, "inc-0000000001"))
 
     same = tried(site, {}).document
@@ -270,7 +270,7 @@ def test_a_repair_is_tried_in_other_modes_and_limits(site: Gateway) -> None:
     ]
 
 
-def test_undecidable_records_are_counted_and_old_ones_skipped(site: Gateway) -> None:
+def test_records_that_cannot_replay_are_counted_and_old_ones_skipped(site: Gateway) -> None:
     keep(site.fakes.ledger, an_incident(), a_decision(1, "inc-0000000001", engine_version="0"))
     keep(site.fakes.ledger, a_decision(2, "inc-0000000001", kind="ROLLBACK"))
 
@@ -280,7 +280,7 @@ def test_undecidable_records_are_counted_and_old_ones_skipped(site: Gateway) -> 
     assert tried(site, {}, since="2030-01-01T00:00:00Z").document["examined"] == 0
 
 
-def test_invalid_policy_is_not_tried(site: Gateway) -> None:
+def test_invalid_policy_is_not_replayed(site: Gateway) -> None:
     assert code(tried(site, {"jobs": {"maxRollbaks": 2}})) == (400, "VALIDATION_FAILED")
     assert code(tried(site, {}, since="2026-11-03T10:15:00")) == (400, "VALIDATION_FAILED")
 
@@ -318,7 +318,7 @@ def test_history_lists_every_change_newest_first(site: Gateway, size: int) -> No
     assert {(change["by"], change["reason"]) for change in changes} == {("role/Researcher (ana)", "Ours.")}
 
 
-def test_history_is_empty_as_shipped(site: Gateway) -> None:
+def test_history_is_empty_before_the_first_policy_change(site: Gateway) -> None:
     assert site.get(PATH).document["history"] == {"items": [], "nextPageToken": None}
 
 
@@ -491,7 +491,7 @@ def test_policy_texts_are_single_printable_lines(gateway: Gateway, changes: Any,
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
 
 
-def test_kubernetes_priority_classes_have_no_price(gateway: Gateway) -> None:
+def test_run_time_of_a_kubernetes_priority_class_is_refused(gateway: Gateway) -> None:
     changes = {"burst": {"expectedRunSeconds": {"system-node-critical": 60}}}
 
     assert gateway.post("/v1/clusters/laptop/policy/test", {"changes": changes}).status == 400

@@ -39,7 +39,7 @@ def test_an_unknown_job_is_a_404_problem(gateway: Gateway) -> None:
         "/v1/clusters/another-fleet/policy",
     ],
 )
-def test_every_read_of_an_unknown_thing_is_a_404(gateway: Gateway, target: str) -> None:
+def test_every_read_of_an_unknown_id_is_a_404(gateway: Gateway, target: str) -> None:
     answer = gateway.get(target)
 
     assert (answer.status, answer.document["code"]) == (404, "NOT_FOUND")
@@ -72,7 +72,7 @@ def test_an_unknown_route_is_a_404_problem(gateway: Gateway) -> None:
         ("/v1/jobs/job-1/logs?rank=-1", "rank"),
     ],
 )
-def test_a_wrong_parameter_is_named(gateway: Gateway, target: str, field: str | None) -> None:
+def test_invalid_query_parameter_is_named(gateway: Gateway, target: str, field: str | None) -> None:
     answer = gateway.get(target)
 
     if field is None:

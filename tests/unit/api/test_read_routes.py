@@ -73,7 +73,7 @@ def test_repeated_state_filter_returns_no_job_twice(gateway: Gateway, states: st
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 200])
-def test_all_pages_contain_each_job_once(gateway: Gateway, size: int) -> None:
+def test_each_job_is_on_exactly_one_page(gateway: Gateway, size: int) -> None:
     states = ["PENDING", "RUNNING", "SUCCEEDED", "FAILED"]
     stored(gateway.fakes.ledger, *(a_job(n, state=states[n % 4]) for n in range(1, 21)))
 
@@ -480,7 +480,7 @@ def test_a_node_with_an_open_incident_is_in_repair(gateway: Gateway) -> None:
     assert [(node["state"], node["incidentId"]) for node in items] == [("REPAIRING", "inc-0000000001")]
 
 
-def test_a_quiet_fleet_is_ok(gateway: Gateway) -> None:
+def test_status_of_a_fleet_without_problems_is_ok(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
     stored(
@@ -690,7 +690,7 @@ def test_removed_nodes_are_listed_last(gateway: Gateway) -> None:
     assert ([row.doc["life"]["instanceId"] for row in kept], more) == ([a_life(99).instance_id], False)
 
 
-def test_held_fleet_is_shown(gateway: Gateway) -> None:
+def test_status_shows_a_hold_of_the_fleet(gateway: Gateway) -> None:
     heartbeats(gateway.fakes.ledger)
     gateway.post("/v1/clusters/laptop/automation/hold", {"reason": "network work", "forSeconds": 60})
 
@@ -826,7 +826,7 @@ def test_facts_of_a_dead_cluster_are_shown_as_stale(gateway: Gateway) -> None:
     "path",
     ["/v1/jobs", "/v1/jobs/job-0000000001", "/v1/jobs/job-0000000001/why", "/v1/nodes", "/v1/incidents", "/v1/teams"],
 )
-def test_every_list_says_what_is_stale(gateway: Gateway, path: str) -> None:
+def test_every_list_names_its_stale_sources(gateway: Gateway, path: str) -> None:
     dead_cluster(gateway)
 
     assert len(gateway.get(path).document["stale"]) == 1
@@ -850,7 +850,7 @@ def test_any_stale_source_degrades_the_status(gateway: Gateway, kind: SourceKind
     assert {source["source"]["kind"] for source in status["sources"] if source["state"] == "STALE"} == {kind}
 
 
-def test_fleet_never_observed_is_unknown_and_not_empty(gateway: Gateway) -> None:
+def test_fleet_that_no_sweep_has_read_is_unknown(gateway: Gateway) -> None:
     status = gateway.get("/v1/status").document
 
     assert status["health"] == "DEGRADED"
@@ -869,7 +869,7 @@ def test_status_says_that_evenkeel_is_not_running() -> None:
     assert gateway.get("/v1/nodes").document["stale"] == [status["reasons"][0]]
 
 
-def test_outage_of_a_zone_is_one_headline() -> None:
+def test_outage_of_a_zone_is_one_entry_of_the_status() -> None:
     gateway = Gateway()
     since = ago(minutes=10)
     block = Block(guardrail="SHARED_CAUSE", reason="3 of 4.", since=since, action="replace", cause="zone/usw2-az2")
@@ -890,14 +890,14 @@ LATER = ASKS.replace(outcome="LATER")
 
 
 @pytest.mark.parametrize("plan", [ASKS, LATER], ids=["asks a person", "waits for HyperPod"])
-def test_node_whose_plan_only_waits_is_waiting(gateway: Gateway, plan: StoredRecoveryPlan) -> None:
+def test_node_whose_plan_waits_is_shown_as_waiting(gateway: Gateway, plan: StoredRecoveryPlan) -> None:
     stored(gateway.fakes.ledger, an_incident(1, plan=plan), a_fleet_node(1))
 
     assert gateway.get("/v1/nodes").document["items"][0]["state"] == "WAITING"
     assert gateway.get("/v1/status").document["nodes"]["pools"][0]["states"] == {"WAITING": 1}
 
 
-def test_blocked_node_is_blocked_in_its_pool(gateway: Gateway) -> None:
+def test_node_blocked_by_guardrail_is_counted_as_blocked(gateway: Gateway) -> None:
     block = Block(guardrail="POOL_REPAIRS", reason="1 of 1.", since=ago(minutes=1), action="replace")
     stored(gateway.fakes.ledger, an_incident(1, state=IncidentState.BLOCKED, block=block), a_fleet_node(1))
 

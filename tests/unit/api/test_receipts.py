@@ -128,7 +128,7 @@ def test_every_second_of_an_interruption_has_a_stage(gateway: Gateway) -> None:
     assert interruption["price"]["origin"] == "EC2 list price of p5.48xlarge in us-east-1 from 2026-07-20"
 
 
-def test_node_time_beside_its_jobs_counts_once(gateway: Gateway) -> None:
+def test_node_time_that_its_jobs_lost_is_not_counted_twice(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
 
@@ -166,7 +166,7 @@ def test_estimates_are_marked_and_state_their_assumptions(gateway: Gateway) -> N
         ({"is_drill": True}, "A drill saves nothing."),
     ],
 )
-def test_nothing_is_claimed_without_an_own_action(gateway: Gateway, changes: dict[str, Any], why: str) -> None:
+def test_receipt_claims_no_savings_unless_evenkeel_acted(gateway: Gateway, changes: dict[str, Any], why: str) -> None:
     job, lost, again = a_lost_job()
     stored(gateway.fakes.ledger, job, lost, again, its_incident(job, **changes))
 
@@ -175,7 +175,7 @@ def test_nothing_is_claimed_without_an_own_action(gateway: Gateway, changes: dic
         assert saving["whyUnknown"].startswith(why)
 
 
-def test_forecast_stands_beside_the_actual_time(gateway: Gateway) -> None:
+def test_receipt_shows_the_forecast_beside_the_actual_time(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     incident = its_incident(job)
     stored(gateway.fakes.ledger, job, lost, again, incident)
@@ -188,7 +188,7 @@ def test_forecast_stands_beside_the_actual_time(gateway: Gateway) -> None:
     assert (other["option"], other["isChosen"], other["actualSeconds"]) == ("RENT", False, None)
 
 
-def test_later_incident_of_the_same_attempt_counts_nothing_again(gateway: Gateway) -> None:
+def test_later_incident_does_not_count_the_same_loss_again(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     first, second = its_incident(job, 1), its_incident(job, 2, first_signal_at=ago(minutes=59, seconds=50))
     stored(gateway.fakes.ledger, job, lost, again, first, second)
@@ -224,7 +224,7 @@ def test_type_without_a_price_has_no_dollars(gateway: Gateway) -> None:
     assert document["isLowerBound"]
 
 
-def test_buckets_of_a_job_sum_to_its_life(gateway: Gateway) -> None:
+def test_time_buckets_of_a_job_sum_to_its_elapsed_time(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     incident = its_incident(job)
     stored(gateway.fakes.ledger, job, lost, again, incident)
@@ -243,7 +243,7 @@ def test_buckets_of_a_job_sum_to_its_life(gateway: Gateway) -> None:
     assert document["interruptions"][0]["incidentIds"] == ["inc-0000000001"]
 
 
-def test_timelines_end_with_the_receipt(gateway: Gateway) -> None:
+def test_timeline_of_job_and_incident_ends_with_the_receipt(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
 

@@ -61,7 +61,7 @@ def test_api_page_lists_every_problem_code() -> None:
 
 
 @pytest.mark.parametrize("code", PROBLEMS)
-def test_every_problem_has_a_title_and_a_hint(code: str) -> None:
+def test_every_problem_code_has_a_title_and_a_hint(code: str) -> None:
     kind = PROBLEMS[code]
 
     assert kind.title

@@ -39,7 +39,7 @@ def test_report_compares_each_decision_with_its_node(gateway: Gateway) -> None:
     assert document["isComplete"]
 
 
-def test_pages_hold_every_case_once_and_each_sums_all(gateway: Gateway) -> None:
+def test_pages_contain_each_case_once_and_repeat_the_totals(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, *(an_observed(number, hours=30 + number % 3) for number in range(1, 8)))
     incident_ids: list[str] = []
     query = "?pageSize=3"
@@ -59,7 +59,7 @@ def test_drills_and_acting_incidents_are_left_out(gateway: Gateway) -> None:
     assert report(gateway)["summary"]["cases"] == 0
 
 
-def test_own_action_later_ends_the_observation(gateway: Gateway) -> None:
+def test_action_of_evenkeel_ends_the_observation_of_a_node(gateway: Gateway) -> None:
     later = an_incident(
         9, life=an_observed(1).life, opened_at=ago(hours=29), stages=StageTimes(cordoned_at=ago(hours=29))
     )
@@ -95,7 +95,7 @@ def test_timeline_shows_what_happened_after_the_decision(gateway: Gateway) -> No
     assert (entry["kind"], entry["text"]) == ("replaced", "HyperPod replaced the node. a record")
 
 
-def test_window_is_an_option(gateway: Gateway) -> None:
+def test_comparison_window_can_be_chosen(gateway: Gateway) -> None:
     incident = an_observed(1)
     stored(gateway.fakes.ledger, incident)
     happened(gateway, incident, NodeEventKind.REPLACED, hours=20)
@@ -104,7 +104,7 @@ def test_window_is_an_option(gateway: Gateway) -> None:
     assert report(gateway, "?windowHours=4")["items"][0]["cordon"]["verdict"] == "UNKNOWN"
 
 
-def test_too_many_incidents_are_said_to_be_left_out(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_states_that_it_left_out_incidents(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_incidents, "_PAGE", 2)
     monkeypatch.setattr(read_incidents, "MAX_READ", 4)
     stored(gateway.fakes.ledger, *(an_observed(number, hours=number) for number in range(1, 8)))
@@ -116,7 +116,7 @@ def test_too_many_incidents_are_said_to_be_left_out(gateway: Gateway, monkeypatc
 
 
 @pytest.mark.parametrize("query", ["since=2026-11-01T00:00:00Z", "since=2026-11-03T00:00:00Z&pool=p5-workers"])
-def test_time_and_pool_are_filters(query: str, gateway: Gateway) -> None:
+def test_cases_are_filtered_by_time_and_pool(query: str, gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, an_observed(1, hours=2), an_observed(2, hours=2, pool="g6"), an_observed(3, hours=900))
 
     assert report(gateway, f"?{query}")["summary"]["cases"] == (1 if "pool" in query else 2)

@@ -82,7 +82,7 @@ def test_rented_nodes_cost_their_bill(gateway: Gateway) -> None:
     assert document["RENT"]["instanceType"] == "p5.48xlarge"
 
 
-def test_pages_hold_every_row_once(gateway: Gateway) -> None:
+def test_pages_contain_each_row_once(gateway: Gateway) -> None:
     for number in range(1, 6):
         job = a_labelled(a_job(number, state="RUNNING"), f"p{number}")
         stored(gateway.fakes.ledger, job, an_attempt(job, running_at=ago(minutes=5)))

@@ -72,7 +72,7 @@ def test_sorted_jobs_keep_their_filter(gateway: Gateway) -> None:
     assert ids(gateway, "/v1/jobs?sort=-name&state=RUNNING,PENDING", "jobId") == [1, 2, 4]
 
 
-def test_job_added_between_pages_hides_no_other(gateway: Gateway) -> None:
+def test_job_added_between_pages_hides_no_listed_job(gateway: Gateway) -> None:
     jobs(gateway)
     listing = pages(gateway, "/v1/jobs?sort=name", 2)
     first = next(listing)
@@ -110,7 +110,7 @@ def test_order_is_part_of_the_page_token(gateway: Gateway) -> None:
     assert [(answer.status, answer.document["code"]) for answer in answers] == [(400, "BAD_PAGE_TOKEN")] * 3
 
 
-def test_forged_place_is_refused(gateway: Gateway) -> None:
+def test_forged_list_cursor_is_refused(gateway: Gateway) -> None:
     jobs(gateway)
     token = pagination.write_place((7, "job-0000000001"), "jobId:name:False")
 

@@ -228,7 +228,7 @@ def seeded(gateway: Gateway) -> None:
     gateway.fakes.cluster.text[f"{job.job_id}-a1-0"] = f"{SECRET} line\n"
 
 
-def test_every_read_route_has_a_row() -> None:
+def test_every_read_route_states_which_fields_are_public() -> None:
     reads = {route.path for route in template_routes() if route.method == "GET" and route.function == "api_read"}
 
     assert reads == set(ROWS)
@@ -356,7 +356,7 @@ def test_author_of_a_resume_is_visible_only_to_the_team(site: Gateway) -> None:
 
 
 @pytest.mark.parametrize("route", ["/v1/jobs", "/v1/jobs/plan"])
-def test_other_callers_learn_no_rule_of_a_team(site: Gateway, route: str) -> None:
+def test_callers_outside_a_team_do_not_see_its_rules(site: Gateway, route: str) -> None:
     ruled = a_team("nlp", ("NlpLead", "lead"))
     ruled["team"] |= {"images": [f"registry/{SECRET}/*"], "checkpoints": [f"s3://{SECRET}"]}
     assert site.call("PUT", "/v1/teams/nlp/quota", ruled, headers={"If-Match": '"1"'}).status == 200

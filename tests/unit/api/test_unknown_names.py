@@ -35,7 +35,7 @@ def test_hold_of_an_unknown_pool_is_refused(fleet: Gateway, pool: str) -> None:
     assert not fleet.get(f"/v1/clusters/{FLEET}/automation").document["isHeld"]
 
 
-def test_near_names_are_suggested(fleet: Gateway) -> None:
+def test_similar_names_are_suggested(fleet: Gateway) -> None:
     assert "Did you mean p5-workers?" in hold(fleet, pool="p5-worker").document["detail"]
 
 
@@ -119,7 +119,7 @@ def site(gateway: Gateway) -> Gateway:
     ("query", "field", "near"),
     [("team=visoin", "team", "vision"), ("class=hihg", "class", "high"), ("state=PENDING&team=x", "team", "vision")],
 )
-def test_misspelt_filter_is_no_empty_list(site: Gateway, query: str, field: str, near: str) -> None:
+def test_misspelt_filter_is_refused_instead_of_an_empty_list(site: Gateway, query: str, field: str, near: str) -> None:
     answer = site.get(f"/v1/jobs?{query}")
 
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, field)
@@ -150,7 +150,7 @@ def test_misspelt_class_is_refused_without_teams(gateway: Gateway, query: str) -
 
 
 @pytest.mark.parametrize(("code", "near"), [("xidd:79", "xid:79"), ("NvidiaErorReboot", "hp:NvidiaErrorReboot")])
-def test_near_fault_codes_are_suggested(fleet: Gateway, code: str, near: str) -> None:
+def test_similar_fault_codes_are_suggested(fleet: Gateway, code: str, near: str) -> None:
     fault = {"instanceId": NODE, "code": code, "observedAt": "2026-11-03T10:15:00Z"}
     reported = fleet.post("/v1/faults", {"faults": [fault]})
     replaced = fleet.post(f"/v1/nodes/{NODE}/replace", {"code": code, "reason": "x"})

@@ -85,7 +85,7 @@ def test_job_within_the_fleet_is_accepted(site: Gateway, path: str, changes: dic
         {"is_gone": True},
     ],
 )
-def test_temporarily_missing_nodes_count(gateway: Gateway, state: dict[str, Any]) -> None:
+def test_job_may_count_on_temporarily_missing_nodes(gateway: Gateway, state: dict[str, Any]) -> None:
     stored(gateway.fakes.ledger, *(a_fleet_node(number, **state) for number in range(1, 5)))
 
     assert asked(gateway, "/v1/jobs/plan", nodes=5).status == 400
@@ -126,7 +126,7 @@ def test_required_network_level_must_be_possible(
         assert "in one layer-3 domain" in answer.document["errors"][0]["message"]
 
 
-def test_fleet_that_no_sweep_has_read_refuses_nothing(gateway: Gateway) -> None:
+def test_no_job_is_refused_before_a_sweep_read_the_fleet(gateway: Gateway) -> None:
     planned = asked(gateway, "/v1/jobs/plan", nodes=64)
 
     assert planned.document["decision"]["action"] == "WAIT"
@@ -151,7 +151,7 @@ def test_spare_nodes_do_not_count_for_a_submission(site: Gateway) -> None:
     assert "keeps 1 free node for recoveries" in fault.message
 
 
-def test_quota_that_can_never_suffice_refuses(site: Gateway) -> None:
+def test_job_beyond_the_largest_possible_quota_is_refused(site: Gateway) -> None:
     setup = a_setup(a_team("nlp", 16, cohort=""))
 
     assert why(site, 2, setup, Policy(), team="nlp") is None
@@ -160,7 +160,7 @@ def test_quota_that_can_never_suffice_refuses(site: Gateway) -> None:
     assert (fault.field, "16 at most" in fault.message) == ("nodes", True)
 
 
-def test_stopped_queue_and_removed_team_refuse_nothing(site: Gateway) -> None:
+def test_stopped_queue_or_removed_team_refuses_no_job(site: Gateway) -> None:
     stopped = a_setup(a_team("nlp", 16, cohort="", queue={"stop": "Hold", "cohort": ""}))
 
     assert why(site, 3, stopped, Policy(), team="nlp") is None
@@ -177,7 +177,7 @@ def test_rental_pool_counts_up_to_its_limit(site: Gateway) -> None:
 
 
 @pytest.mark.parametrize("kind", [SourceKind.KUBERNETES_LIST, SourceKind.HYPERPOD])
-def test_fleet_with_a_source_that_never_answered_refuses_nothing(site: Gateway, kind: SourceKind) -> None:
+def test_no_job_is_refused_while_a_source_never_answered(site: Gateway, kind: SourceKind) -> None:
     results = heartbeats.SourceResults()
     results.failed(Source(kind=kind, target=CLUSTER if kind is SourceKind.KUBERNETES_LIST else ""), "Unreachable")
     heartbeats.record_heartbeat("sweep_fleet", site.fakes.context(now=A_MOMENT), results)

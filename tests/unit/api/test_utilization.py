@@ -32,7 +32,7 @@ def a_fleet(gateway: Gateway, *nodes: FleetNode) -> None:
     heartbeats(gateway.fakes.ledger)
 
 
-def test_pool_shows_amounts_allocation_and_utilization_apart(gateway: Gateway) -> None:
+def test_pool_shows_amounts_allocation_and_utilization_separately(gateway: Gateway) -> None:
     busy = a_fleet_node(1, accelerators_in_use=8, cpu_millis_in_use=96_000, memory_mib_in_use=512 * 1024)
     idle = a_fleet_node(2, accelerators_in_use=8)
     a_fleet(gateway, busy, idle)

@@ -32,19 +32,19 @@ def a_transaction(version: int) -> list[dict[str, Any]]:
     return sent
 
 
-def test_cycle_of_twice_the_time_has_half_the_rate() -> None:
+def test_cycle_that_takes_twice_as_long_has_half_the_rate() -> None:
     figures = a_report(cycle=(2.0, 4.0, 3.0), bare=(1.0, 2.0, 1.5)).figures()
 
     assert (figures["ratio"], figures["low"], figures["high"]) == (0.5, 0.5, 0.5)
     assert figures["perSecond"] == {"cycle": 40.0, "bare": 80.0}
 
 
-def test_cycle_as_fast_as_the_loop_has_ratio_one() -> None:
+def test_cycle_as_fast_as_the_fixed_work_has_ratio_one() -> None:
     assert a_report(cycle=(1.5, 2.5), bare=(1.5, 2.5)).figures()["ratio"] == 1.0
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(1.5, "met"), (1.6, "MISSED")])
-def test_table_shows_whether_the_aim_was_reached(seconds: float, shown: str) -> None:
+def test_table_shows_whether_the_target_was_reached(seconds: float, shown: str) -> None:
     report = a_report(cycle=(seconds,), bare=(1.0,))
 
     assert table([report.figures()])[-1].endswith(shown)
@@ -70,6 +70,6 @@ def test_fixed_work_is_ten_transactions_of_640_items() -> None:
     assert all(json.loads(put["Item"]["doc"]["S"]) for put in puts)
 
 
-def test_fixed_work_needs_all_jobs() -> None:
+def test_too_few_jobs_for_the_fixed_work_are_refused() -> None:
     with pytest.raises(ValueError, match="119 jobs"):
         transactions(["job-1"] * 119, "round7")

@@ -104,7 +104,7 @@ def test_no_paid_node_is_idle_while_a_fitting_job_waits() -> None:
     assert outcome.moves > 0
 
 
-def test_without_rented_nodes_evenkeel_is_the_committed_fleet() -> None:
+def test_evenkeel_without_renting_equals_the_committed_fleet_baseline() -> None:
     setup = a_setup(caps__teamUsdPerHour=0, caps__fleetUsdPerHour=0)
 
     assert (
@@ -113,7 +113,7 @@ def test_without_rented_nodes_evenkeel_is_the_committed_fleet() -> None:
     )
 
 
-def test_market_opens_at_its_rate_and_equally_for_all() -> None:
+def test_spot_market_opens_at_its_rate_for_all_strategies() -> None:
     first, second = (CapacityMarket(load_setup(), 1) for _ in range(2))
     moments = range(0, 400 * 86_400, 1800)
 
@@ -123,7 +123,7 @@ def test_market_opens_at_its_rate_and_equally_for_all() -> None:
     assert sum(is_open) / len(is_open) == pytest.approx(6 / 8, abs=0.03)
 
 
-def test_an_interval_holds_the_ratio_of_the_sums() -> None:
+def test_confidence_interval_contains_the_ratio_of_the_sums() -> None:
     ratio, low, high = interval([(1.0, 2.0), (4.0, 4.0), (2.0, 6.0)])
 
     assert ratio == 7 / 12
@@ -135,7 +135,7 @@ def test_an_interval_holds_the_ratio_of_the_sums() -> None:
 DAY = load_setup()["elasticDay"]
 
 
-def test_idle_day_costs_the_delay_and_one_resize() -> None:
+def test_cost_of_idle_day_is_delay_and_one_resize() -> None:
     day = elastic.a_day(DAY, "all-day")
 
     # 12 idle nodes have cost a resize to 32 nodes (150 s) after 400 s: the tick at 420 s.
@@ -152,7 +152,7 @@ def test_result_never_exceeds_the_bound_with_foresight(seed: int) -> None:
     assert 0 < day.recovered <= day.bound <= 1
 
 
-def test_bound_equals_the_best_of_all_schedules() -> None:
+def test_bound_with_foresight_equals_the_best_of_all_schedules() -> None:
     setting = {**DAY, "gpus": 24, "idle": 16, "resizeSeconds": 100}
     idle = [2, 2, 0, 1, 2, 2, 2, 0]
     schedules: list[tuple[list[int], float]] = [([], 0.0)]

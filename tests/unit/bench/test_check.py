@@ -31,7 +31,9 @@ def samples(costs: Sequence[float]) -> Samples:
         (Figure(1.0, 1.0, 1.0), None, Verdict.NEW),
     ],
 )
-def test_verdict_follows_from_the_two_intervals(now: Figure, before: Figure | None, verdict: Verdict) -> None:
+def test_regression_verdict_follows_from_both_confidence_intervals(
+    now: Figure, before: Figure | None, verdict: Verdict
+) -> None:
     assert compare(now, before) is verdict
 
 
@@ -66,7 +68,7 @@ def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         ([NOISY] * 2, 2, [6, 12]),
     ],
 )
-def test_exit_code_and_repeated_measurement(
+def test_regression_is_measured_again_before_the_check_fails(
     runs: Sequence[Sequence[float]],
     code: int,
     rounds: list[int],
@@ -94,7 +96,7 @@ def test_baseline_of_a_busy_machine_gives_no_verdict(tmp_path: Path, monkeypatch
     assert check.main([]) == 2
 
 
-def test_more_calls_count_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_machine_does_not_hide_additional_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "check.json"
     known = {"cycle, calls": Figure(50, 50, 50)}
     path.write_text(json.dumps(check.document(known, [], 0.87)), encoding="utf-8")
@@ -104,7 +106,7 @@ def test_more_calls_count_on_a_busy_machine(tmp_path: Path, monkeypatch: pytest.
     assert check.main([]) == 1
 
 
-def test_report_names_every_lane_without_baseline(
+def test_report_names_every_measurement_without_a_baseline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check, "_ALL", {"group": lambda _rounds: {"lane": [Pair(1, 1.0)] * 6, "new": [Pair(1, 1)] * 6}})
@@ -118,7 +120,7 @@ def test_report_names_every_lane_without_baseline(
     assert "python -m bench.check --only group engine --update" in report
 
 
-def test_lanes_have_the_names_that_the_report_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measurements_have_the_names_that_the_report_uses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lanes, "cold_start", lambda _function: ColdStart(0.3, 1))
     known = check.read_baseline(check.BASELINE)
 
@@ -127,7 +129,9 @@ def test_lanes_have_the_names_that_the_report_knows(monkeypatch: pytest.MonkeyPa
     assert set(lanes.cold_starts(1)) == set(LANES["cold"])
 
 
-def test_group_that_cannot_be_measured_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_measurement_of_a_group_does_not_stop_other_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(_rounds: int) -> Samples:
         raise OSError("no engine")
 

@@ -27,7 +27,7 @@ def a_report(*, evenkeel: float = 0.21, cold: Sequence[float] = (2.0,)) -> Laten
     )
 
 
-def test_pause_of_the_engine_is_subtracted_from_both_lanes() -> None:
+def test_polling_delay_is_subtracted_from_measurement_and_baseline() -> None:
     ratios = a_report().ratios()
 
     assert ratios[f"{AIMED}, p50"] == round(0.21 / 0.17, 3)

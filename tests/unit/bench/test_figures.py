@@ -19,20 +19,20 @@ def test_quantile_is_a_measured_sample() -> None:
 
 
 @given(samples=st.lists(SECONDS, min_size=1), share=st.floats(min_value=0.01, max_value=1.0))
-def test_at_most_the_remaining_share_exceeds_a_quantile(samples: list[float], share: float) -> None:
+def test_quantile_covers_at_least_its_share_of_the_samples(samples: list[float], share: float) -> None:
     limit = quantile(samples, share)
 
     assert limit in samples
     assert sum(1 for sample in samples if sample <= limit) >= share * len(samples) - 1e-6
 
 
-def test_lane_against_itself_is_one() -> None:
+def test_ratio_of_a_measurement_to_itself_is_one() -> None:
     figures = ratio([0.2, 0.3, 0.25], [0.2, 0.3, 0.25])
 
     assert (figures.p50, figures.p50_low, figures.p50_high, figures.p99) == (1.0, 1.0, 1.0, 1.0)
 
 
-def test_noise_in_a_whole_round_keeps_the_ratio() -> None:
+def test_noise_in_a_whole_round_does_not_change_the_ratio() -> None:
     yardstick = [0.1, 0.8, 0.2, 0.4, 0.1, 0.3]
     lane = [2 * seconds for seconds in yardstick]
 
@@ -49,7 +49,7 @@ def test_same_samples_give_the_same_figures(rounds: list[tuple[float, float]]) -
     assert ratio(lane, yardstick) == ratio(lane, yardstick)
 
 
-def test_lanes_of_different_lengths_are_refused() -> None:
+def test_measurements_of_different_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="every round"):
         ratio([0.1, 0.2], [0.1])
 

@@ -64,7 +64,7 @@ def test_storm_ends_with_an_outcome_for_each_node(bench: Bench) -> None:
     assert storm.notes["cordoned"] == outcomes["CORDONED"]
 
 
-def test_settle_ends_every_job_once(bench: Bench) -> None:
+def test_every_job_is_settled_once(bench: Bench) -> None:
     settle = bench.settle(SIZES[0])
 
     assert settle.notes["settled"] == settle.notes["jobs"] == SIZES[0].running
@@ -112,7 +112,7 @@ def test_metered_cluster_counts_the_pages_of_the_adapter(method: str, path: str)
     assert len(counter.calls) == recorded.requests[path] == 3
 
 
-def test_trimmed_workloads_say_what_complete_ones_say() -> None:
+def test_trimmed_workload_objects_are_read_like_complete_ones() -> None:
     jobs = [{**sample_objects.job(number), "kind": "Job"} for number in range(3)]
     jobs[0]["spec"]["suspend"] = True
     pods = [*map(sample_objects.pod, range(3))]
@@ -127,7 +127,7 @@ def test_missing_latency_is_an_error() -> None:
         Latencies(load_setup()).of("quantum:Compute")
 
 
-def test_branches_of_a_trace_take_the_time_of_the_longest() -> None:
+def test_parallel_branches_take_the_time_of_the_longest() -> None:
     latencies, dice = Latencies(load_setup()), random.Random(1)
     calls = [ApiCall("kubernetes:LIST nodes", received=size) for size in (50_000_000, 250_000_000)]
     branches = [[Step(0, 0, call)] for call in calls]
@@ -140,7 +140,7 @@ def test_branches_of_a_trace_take_the_time_of_the_longest() -> None:
     assert 5.0 < seconds_of(not_joined, latencies, dice, share=1.0) < 5.5
 
 
-def test_processes_wait_for_places_in_order() -> None:
+def test_simulated_processes_wait_for_slots_in_order() -> None:
     time, ended = VirtualTime(), list[tuple[str, float]]()
     slots = Slots(time, 1)
 
@@ -157,13 +157,13 @@ def test_processes_wait_for_places_in_order() -> None:
     assert ended == [("first", 2.0), ("second", 4.0)]
 
 
-def test_bucket_delays_calls_after_its_burst() -> None:
+def test_token_bucket_delays_calls_beyond_its_capacity() -> None:
     bucket = Bucket(rate=10, burst=2)
 
     assert [bucket.wait_for(1, now=0.0) for _ in range(4)] == [0, 0, pytest.approx(0.1), pytest.approx(0.2)]
 
 
-def test_peak_memory_adds_what_earlier_lists_kept() -> None:
+def test_peak_memory_includes_lists_that_are_still_referenced() -> None:
     memory = {"a": ListMemory(fixed=0, per_object=10, kept=4), "b": ListMemory(fixed=5, per_object=1, kept=1)}
     steps = [Step(0, 0, ApiCall("a", items=10)), Step(0, 0, ApiCall("b", items=100))]
 
@@ -176,7 +176,7 @@ def test_limits_are_those_of_the_template() -> None:
     assert limits()["schedule_jobs"].share == 1.0
 
 
-def test_missed_aims_come_first(bench: Bench) -> None:
+def test_missed_targets_are_listed_first(bench: Bench) -> None:
     verdicts_found = verdicts([bench.one_event(SIZES[0])])
 
     assert [verdict.is_met for verdict in verdicts_found] == sorted(verdict.is_met for verdict in verdicts_found)
