@@ -134,7 +134,7 @@ class EksAccess:
         It only reads. A failure is in the result, so that other clusters go on.
         """
         present: dict[str, PresentEntry] = {}
-        problem = _problem_of(lambda: present.update(self._present(cluster)), cluster)
+        problem = _failure_text(lambda: present.update(self._present(cluster)), cluster)
         entries = () if problem else plan_entries(self.wanted_entries, present, self.stack)
         return ClusterChanges(cluster, tuple(entries), problem)
 
@@ -146,7 +146,7 @@ class EksAccess:
         cluster = changes.cluster
         done = []
         for entry in changes.entries:
-            problem = _problem_of(partial(self._change, cluster, entry), cluster)
+            problem = _failure_text(partial(self._change, cluster, entry), cluster)
             done.append(replace(entry, problem=problem or entry.problem))
         return replace(changes, entries=tuple(done))
 
@@ -211,7 +211,7 @@ _FIXES: Mapping[str, str] = {
 }
 
 
-def _problem_of(act: Callable[[], object], cluster: str) -> str:
+def _failure_text(act: Callable[[], object], cluster: str) -> str:
     """Return the failed EKS calls and the next step for each, by the error's code; empty after success."""
     from botocore.exceptions import BotoCoreError, ClientError
 

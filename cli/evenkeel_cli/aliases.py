@@ -10,7 +10,7 @@ _ROOT_VERBS = {"cordon": "nodes", "uncordon": "nodes"} | dict.fromkeys(("logs", 
 """Verbs that name their group by themselves."""
 
 
-def expand(words: Sequence[str]) -> list[str]:
+def expand_aliases(words: Sequence[str]) -> list[str]:
     """Return the words of our own command: `get nodes` is `nodes ls`, `describe job x` is `jobs show x`.
 
     Words that are a command already stay as they are.
@@ -28,11 +28,11 @@ def expand(words: Sequence[str]) -> list[str]:
     if first in _ROOT_VERBS:
         return [_ROOT_VERBS[first], first, *remaining]
     if first in _GROUPS and remaining:
-        return [_GROUPS[first], _second(_GROUPS[first], remaining), *remaining[1:]]
+        return [_GROUPS[first], _expand_second_word(_GROUPS[first], remaining), *remaining[1:]]
     return [_GROUPS.get(first, first), *remaining] if words else []
 
 
-def _second(group: str, words: Sequence[str]) -> str:
+def _expand_second_word(group: str, words: Sequence[str]) -> str:
     is_named = len(words) > 1 and not words[1].startswith("-")
     if words[0] == "get" and is_named:
         return "show"

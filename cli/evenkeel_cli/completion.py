@@ -20,7 +20,7 @@ from typing import Any
 
 import typer
 
-from evenkeel_cli.aliases import expand
+from evenkeel_cli.aliases import expand_aliases
 from evenkeel_cli.main import NOUNS
 
 COMPLETE, REFRESH = "__complete", "__refresh-completion"
@@ -60,7 +60,7 @@ def complete(words: Sequence[str], live: Live) -> list[str]:
     *before, typed = words or [""]
     if not before:
         return _starting_with(typed, [*NOUNS, "get", "describe", "logs", "cordon", "uncordon"])
-    noun, *arguments = expand(before)
+    noun, *arguments = expand_aliases(before)
     if noun in ("get", "describe", "delete") and not arguments:
         return _starting_with(typed, ["jobs", "nodes", "incidents", "teams"])
     if noun not in NOUNS:
@@ -73,25 +73,25 @@ def complete(words: Sequence[str], live: Live) -> list[str]:
         if arguments[0] not in verbs:
             return []
         command, arguments = verbs[arguments[0]], arguments[1:]
-    return _starting_with(typed, _of_parameters(command.params, arguments, typed, live))
+    return _starting_with(typed, _parameter_candidates(command.params, arguments, typed, live))
 
 
-def _of_parameters(parameters: Sequence[Any], before: Sequence[str], typed: str, live: Live) -> Iterable[str]:
+def _parameter_candidates(parameters: Sequence[Any], before: Sequence[str], typed: str, live: Live) -> Iterable[str]:
     """Return candidates for an option, the value of the option before it, or a positional argument."""
     options = {name: parameter for parameter in parameters for name in parameter.opts if name.startswith("-")}
     if typed.startswith("-"):
         return (name for name in [*options, "--help"] if name.startswith("--"))
     option = options.get(before[-1]) if before else None
     if option is not None and not option.is_flag:
-        return _values_of(option, _KINDS_OF_OPTION.get(option.opts[0]), live)
-    position = _positional(before, options)
+        return _value_candidates(option, _KINDS_OF_OPTION.get(option.opts[0]), live)
+    position = _count_positional(before, options)
     arguments = [parameter for parameter in parameters if parameter.param_type_name == "argument"]
     if position < len(arguments):
-        return _values_of(arguments[position], None, live)
+        return _value_candidates(arguments[position], None, live)
     return ()
 
 
-def _positional(words: Sequence[str], options: Mapping[str, Any]) -> int:
+def _count_positional(words: Sequence[str], options: Mapping[str, Any]) -> int:
     """Return how many positional arguments were given."""
     count, is_value = 0, False
     for word in words:
@@ -105,7 +105,7 @@ def _positional(words: Sequence[str], options: Mapping[str, Any]) -> int:
     return count
 
 
-def _values_of(parameter: Any, kinds: Sequence[str] | None, live: Live) -> Iterable[str]:
+def _value_candidates(parameter: Any, kinds: Sequence[str] | None, live: Live) -> Iterable[str]:
     annotation = parameter.type_descriptor.annotation
     if isinstance(annotation, type) and issubclass(annotation, Enum):
         return (str(choice.value) for choice in annotation)
@@ -125,7 +125,7 @@ def _starting_with(typed: str, candidates: Iterable[str]) -> list[str]:
 def cached_names(kind: str) -> list[str]:
     """Return the ids and names of a kind that a refresh stored. An old file is refreshed in the background."""
     file = _cache_file(kind)
-    age = _age(file)
+    age = _file_age(file)
     if age > _FRESH_SECONDS:
         subprocess.Popen(  # the words are ours
             [sys.executable, "-m", "evenkeel_cli.main", REFRESH, kind],
@@ -137,7 +137,7 @@ def cached_names(kind: str) -> list[str]:
     deadline = time.monotonic() + _WAIT_SECONDS
     while age > _MAX_AGE_SECONDS and time.monotonic() < deadline:
         time.sleep(0.01)
-        age = _age(file)
+        age = _file_age(file)
     if age > _MAX_AGE_SECONDS:
         return []
     try:
@@ -153,7 +153,7 @@ def refresh(kind: str) -> None:
     from evenkeel_client.client import ApiClient
 
     path, fields = _LISTS[kind]
-    items = lookup.items(ApiClient(lookup.current_context(), warn=None), path, _MAX_CANDIDATES)
+    items = lookup.list_items(ApiClient(lookup.current_context(), warn=None), path, _MAX_CANDIDATES)
     names = [str(item[field]) for item in items for field in fields if item.get(field)]
     file = _cache_file(kind)
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -173,7 +173,7 @@ def _cache_file(kind: str) -> Path:
     return Path(home, "evenkeel", "completion", f"{digest}-{kind}.json")
 
 
-def _age(file: Path) -> float:
+def _file_age(file: Path) -> float:
     try:
         return time.time() - file.stat().st_mtime
     except OSError:
@@ -182,13 +182,13 @@ def _age(file: Path) -> float:
 
 def run(words: Sequence[str]) -> None:
     """Answer a hidden command. It never fails: an error in the middle of a typed line would disturb the person."""
-    from evenkeel_cli.render import page
+    from evenkeel_cli.render import stdout_printer
 
     with contextlib.suppress(Exception):
         if words[0] == REFRESH:
             refresh(words[1])
             return
-        printer = page()
+        printer = stdout_printer()
         for word in complete(words[1:], cached_names):
             printer.line(word)
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from evenkeel_cli.render import Column, OutputFormat, Printer, page, visible
+from evenkeel_cli.render import Column, OutputFormat, Printer, stdout_printer, visible_width
 
 Json = dict[str, Any]
 UNKNOWN = "unknown"
@@ -59,14 +59,14 @@ def print_figures(document: Json, output: FigureFormat, *, main: str = "") -> No
         output: The form asked for.
         main: The list that CSV prints; if empty, CSV prints everything.
     """
-    printer = page()
+    printer = stdout_printer()
     match output:
         case FigureFormat.JSON:
             printer.json(document)
         case FigureFormat.YAML:
             printer.document(document, OutputFormat.YAML)
         case FigureFormat.CSV:
-            printer.text(_csv(list(_parts({main: document[main]} if main else document))))
+            printer.text(_csv(list(_tables_of({main: document[main]} if main else document))))
         case FigureFormat.MD:
             printer.text(markdown(document))
         case FigureFormat.TABLE:
@@ -76,12 +76,15 @@ def print_figures(document: Json, output: FigureFormat, *, main: str = "") -> No
 def markdown(document: Json) -> str:
     """Return a document as Markdown tables."""
     lines: list[str] = []
-    for table in _parts(document):
+    for table in _tables_of(document):
         if table.name:
-            lines += ["", f"**{words(table.name)}**", ""]
-        lines.append("| " + " | ".join(map(words, table.columns)) + " |")
+            lines += ["", f"**{name_in_words(table.name)}**", ""]
+        lines.append("| " + " | ".join(map(name_in_words, table.columns)) + " |")
         lines.append("|" + "---|" * len(table.columns))
-        lines += ["| " + " | ".join(shown(cell).replace("|", "\\|") for cell in row) + " |" for row in _named(table)]
+        lines += [
+            "| " + " | ".join(figure_text(cell).replace("|", "\\|") for cell in row) + " |"
+            for row in _rows_in_words(table)
+        ]
     return "\n".join([*lines, *(f"\n{text}" for text in _texts(document))]).strip("\n") + "\n"
 
 
@@ -92,20 +95,20 @@ def _csv(parts: list[_Part]) -> str:
         if place:
             writer.writerow([])
         writer.writerow(table.columns)
-        writer.writerows([[_plain(cell) for cell in row] for row in table.rows])
+        writer.writerows([[_csv_value(cell) for cell in row] for row in table.rows])
     return text.getvalue()
 
 
-def _plain(cell: Any) -> Any:
+def _csv_value(cell: Any) -> Any:
     return json.dumps(cell) if isinstance(cell, bool | dict | list) else "" if cell is None else cell
 
 
 def _draw(out: Printer, document: Json) -> None:
-    for place, table in enumerate(_parts(document)):
+    for place, table in enumerate(_tables_of(document)):
         if place:
             out.line()
         if table.name:
-            out.line(out.bold(words(table.name)))
+            out.line(out.bold(name_in_words(table.name)))
         _draw_folded(out, table)
     for text in _texts(document):
         out.line()
@@ -117,30 +120,32 @@ def _draw_folded(out: Printer, part: _Part) -> None:
 
     Each block begins with the columns that tell its rows apart.
     """
-    width, rows = out.width or _PIPE_WIDTH, [[shown(cell) for cell in row] for row in _named(part)]
+    width, rows = out.width or _PIPE_WIDTH, [[figure_text(cell) for cell in row] for row in _rows_in_words(part)]
     columns = [_column(part, index) for index in range(len(part.columns))]
-    natural = [max(map(visible, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)]
+    natural = [
+        max(map(visible_width, cells)) for cells in zip([column.title for column in columns], *rows, strict=True)
+    ]
     if not part.name or sum(natural) + _GAP * (len(natural) - 1) <= width:
-        out.table(columns, _named(part))
+        out.table(columns, _rows_in_words(part))
         return
-    keys = _keys(rows)
+    keys = _key_columns(rows)
     free_width = width - sum(min(natural[key], width // 3) + _GAP for key in keys)
     widths = []
     for index, (column, cells) in enumerate(zip(columns, zip(*rows, strict=True), strict=True)):
         # A key takes at most a third of the line, and a text the rest.
         most = width if not column.wraps else width // 3 if index in keys else max(free_width, _NARROWEST)
-        widths.append(max(*map(visible, column.title.split()), 1, min(max(map(visible, cells)), most)))
-    for place, block in enumerate(_blocks(widths, keys, width)):
+        widths.append(max(*map(visible_width, column.title.split()), 1, min(max(map(visible_width, cells)), most)))
+    for place, block in enumerate(_column_blocks(widths, keys, width)):
         if place:
             out.line()
-        lines = _lines([_wrapped(columns[index].title, widths[index]) for index in block], at_bottom=True)
+        lines = _row_lines([_wrapped(columns[index].title, widths[index]) for index in block], at_bottom=True)
         lines = [list(map(out.bold, line)) for line in lines]
         for row in rows:
-            lines += _lines([_wrapped(row[index], widths[index]) for index in block])
+            lines += _row_lines([_wrapped(row[index], widths[index]) for index in block])
         out.table([Column("", at, is_right=columns[index].is_right) for at, index in enumerate(block)], lines)
 
 
-def _lines(cells: list[list[str]], *, at_bottom: bool = False) -> list[list[str]]:
+def _row_lines(cells: list[list[str]], *, at_bottom: bool = False) -> list[list[str]]:
     """Return the lines of a row of wrapped cells."""
     count = max(map(len, cells))
     padded = [[""] * (count - len(cell)) + cell if at_bottom else cell + [""] * (count - len(cell)) for cell in cells]
@@ -152,7 +157,7 @@ def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _blocks(widths: list[int], keys: list[int], max_width: int) -> Iterator[list[int]]:
+def _column_blocks(widths: list[int], keys: list[int], max_width: int) -> Iterator[list[int]]:
     """Yield the columns of each block: the keys, and as many others as fit; at least one."""
     block, used = list(keys), sum(widths[key] + _GAP for key in keys)
     for index in range(len(widths)):
@@ -166,7 +171,7 @@ def _blocks(widths: list[int], keys: list[int], max_width: int) -> Iterator[list
     yield sorted(block)
 
 
-def _keys(rows: list[list[str]]) -> list[int]:
+def _key_columns(rows: list[list[str]]) -> list[int]:
     """Return the fewest of the first columns that distinguish the rows."""
     columns: list[int] = []
     while len({tuple(row[index] for index in columns) for row in rows}) < len(rows) and len(columns) < len(rows[0]):
@@ -178,20 +183,24 @@ def _keys(rows: list[list[str]]) -> list[int]:
     return columns or [0]
 
 
-def _named(part: _Part) -> list[list[Any]]:
+def _rows_in_words(part: _Part) -> list[list[Any]]:
     """Return the rows for people: the names of single figures in words."""
-    return part.rows if part.name else [[words(name), value] for name, value in part.rows]
+    return part.rows if part.name else [[name_in_words(name), value] for name, value in part.rows]
 
 
 def _column(part: _Part, index: int) -> Column:
     is_right = any(isinstance(row[index], int | float) for row in part.rows)
-    title = words(part.columns[index]).upper()
-    return Column(title, lambda row: shown(row[index]), is_right=is_right, wraps=not is_right)
+    title = name_in_words(part.columns[index]).upper()
+    return Column(title, lambda row: figure_text(row[index]), is_right=is_right, wraps=not is_right)
 
 
-def _parts(document: Json) -> Iterator[_Part]:
-    single = [[name, value] for name, value in _single(document) if not _is_table(value) and not isinstance(value, str)]
-    single += [[name, value] for name, value in _single(document) if isinstance(value, str) and _is_word(value)]
+def _tables_of(document: Json) -> Iterator[_Part]:
+    single = [
+        [name, value]
+        for name, value in _single_figures(document)
+        if not _is_table(value) and not isinstance(value, str)
+    ]
+    single += [[name, value] for name, value in _single_figures(document) if isinstance(value, str) and _is_word(value)]
     if single:
         yield _Part("", ["figure", "value"], single)
     for name, value in document.items():
@@ -200,12 +209,12 @@ def _parts(document: Json) -> Iterator[_Part]:
             yield _Part(name, columns, [[row.get(column) for column in columns] for row in value])
 
 
-def _single(document: Json, before: str = "") -> Iterator[tuple[str, Any]]:
+def _single_figures(document: Json, before: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the figures of a document; an object's figures have its name before theirs."""
     for name, value in document.items():
         path = f"{before}{name}"
         if isinstance(value, dict):
-            yield from _single(value, f"{path}.")
+            yield from _single_figures(value, f"{path}.")
         elif not (isinstance(value, list) and value and isinstance(value[0], str)) and value != []:
             yield path, value
 
@@ -226,12 +235,12 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
-def words(name: str) -> str:
+def name_in_words(name: str) -> str:
     """Return a name of JSON in words: `mtbfHours` is `mtbf hours`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", name).lower()
 
 
-def shown(value: Any) -> str:
+def figure_text(value: Any) -> str:
     """Return a figure for people: six significant digits, `unknown` for null."""
     match value:
         case None:
@@ -245,5 +254,5 @@ def shown(value: Any) -> str:
         case str() if value.isdigit() and len(value) > _MAX_DIGITS:
             return f"{value[0]}.{value[1:5]}e{len(value) - 1}"
         case list():
-            return ", ".join(map(shown, value[:_MAX_SHOWN])) + (", …" if len(value) > _MAX_SHOWN else "")
+            return ", ".join(map(figure_text, value[:_MAX_SHOWN])) + (", …" if len(value) > _MAX_SHOWN else "")
     return str(value)

@@ -6,7 +6,7 @@ from typing import Any
 from evenkeel_client.errors import CommandFailed, Exit
 
 
-def load(module: str) -> Any:
+def load_local_module(module: str) -> Any:
     """Import a module of the local data centre on first use; other commands do not need it.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple, TextIO
 
 import typer
 
-from evenkeel_cli.aliases import expand
+from evenkeel_cli.aliases import expand_aliases
 from evenkeel_client.errors import CommandFailed, Exit
 
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if typed and typed[0].startswith("__"):
         importlib.import_module("evenkeel_cli.completion").run(typed)
         return Exit.DONE
-    code = _run(expand(typed) or ["--help"])
+    code = _run(expand_aliases(typed) or ["--help"])
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -74,7 +74,7 @@ def _start_fast() -> None:
 
 def _run(words: list[str]) -> int:
     try:
-        answer = _root(words)(args=words, prog_name="evenkeel", standalone_mode=False)
+        answer = _root_app(words)(args=words, prog_name="evenkeel", standalone_mode=False)
     except CommandFailed as failed:
         _print_error(failed)
         return failed.exit_code
@@ -112,7 +112,7 @@ def _discard_output(stream: TextIO) -> None:
     os.close(null_device)
 
 
-def _root(words: Sequence[str]) -> typer.Typer:
+def _root_app(words: Sequence[str]) -> typer.Typer:
     root = typer.Typer(
         help="Keep GPU training running when hardware fails.",
         rich_markup_mode=None,
@@ -120,7 +120,7 @@ def _root(words: Sequence[str]) -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    root.callback(invoke_without_command=True)(_no_command)
+    root.callback(invoke_without_command=True)(_handle_version_option)
     typed = next((word for word in words if not word.startswith("-")), "")
     for name, noun in NOUNS.items():
         if name != typed:
@@ -132,7 +132,7 @@ def _root(words: Sequence[str]) -> typer.Typer:
     return root
 
 
-def _no_command(
+def _handle_version_option(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:

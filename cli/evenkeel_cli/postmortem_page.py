@@ -51,31 +51,31 @@ _PRINCIPAL = re.compile(r"(?:\b\d{12}:)?\b(?:role|user|federated-user)/[\w+=,.@-
 def _lines(records: Records) -> Iterator[str]:
     incident = records.incident
     node, fault = incident["node"], incident["fault"]
-    yield f"# Postmortem: {_cell(fault['name'])} on {node['instanceId']}"
+    yield f"# Postmortem: {_markdown_cell(fault['name'])} on {node['instanceId']}"
     yield ""
     if incident["isDrill"]:
         yield "**A drill.** The fault was injected."
         yield ""
     yield _summary(incident)
     yield ""
-    yield from _table(("", ""), _facts(incident))
-    yield from _section("Impact", _impact(records))
-    yield from _section("Timeline", _timeline(records.timeline))
-    yield from _section("Where the time went", _stages(incident))
-    yield from _section("Evidence", _evidence(incident["evidence"]))
-    yield from _section("Decisions", _decisions(records.decisions))
-    yield from _section("What would have helped", _helpful(records))
-    yield from _section(
+    yield from _table_lines(("", ""), _facts(incident))
+    yield from _section_lines("Impact", _impact(records))
+    yield from _section_lines("Timeline", _timeline(records.timeline))
+    yield from _section_lines("Where the time went", _stages(incident))
+    yield from _section_lines("Evidence", _evidence(incident["evidence"]))
+    yield from _section_lines("Decisions", _decisions(records.decisions))
+    yield from _section_lines("What would have helped", _improvement_lines(records))
+    yield from _section_lines(
         "For the people involved",
         ["- What went well:", "- What was luck:", "- What was unclear at the time:", "- [ ] Action, owner, date:"],
     )
-    yield from _section("Records", _commands(incident, records.decisions))
+    yield from _section_lines("Records", _commands(incident, records.decisions))
 
 
 def _summary(incident: Json) -> str:
     settled = incident["settledAt"]
     state = f"It is {plain(incident['state'])}." if settled else f"It is not settled yet: {plain(incident['state'])}."
-    return f"{_cell(incident['outcome']) or 'The recovery is in progress.'} {state}"
+    return f"{_markdown_cell(incident['outcome']) or 'The recovery is in progress.'} {state}"
 
 
 def _facts(incident: Json) -> Iterator[tuple[str, str]]:
@@ -99,10 +99,10 @@ def _impact(records: Records) -> Iterator[str]:
     if not lanes:
         yield "No job of Evenkeel ran on the node."
     for lane in lanes:
-        name = f" ({_cell(lane['name'])})" if lane["name"] else ""
+        name = f" ({_markdown_cell(lane['name'])})" if lane["name"] else ""
         yield f"- `{lane['jobId']}`{name}: attempt {lane['interruptedAttempt']} was interrupted; {lane['phase']}."
     for workload in records.incident["unmanagedWorkloads"]:
-        yield f"- Unmanaged workload {_cell(workload)}."
+        yield f"- Unmanaged workload {_markdown_cell(workload)}."
     yield ""
     if records.receipt is None:
         yield "No receipt is available: the cost is unknown."
@@ -113,30 +113,31 @@ def _impact(records: Records) -> Iterator[str]:
 def _cost(receipt: Json) -> Iterator[str]:
     least = "at least " if receipt["isLowerBound"] else ""
     over = "" if receipt["isOver"] else " so far"
-    yield f"Cost{over}: {least}{_number(receipt['totalGpuHours'])} GPU-hours, {_usd(receipt['totalUsdMicros'])}."
+    gpu_hours, cost = _number_text(receipt["totalGpuHours"]), _usd_text(receipt["totalUsdMicros"])
+    yield f"Cost{over}: {least}{gpu_hours} GPU-hours, {cost}."
     for interruption in receipt["jobs"]:
         yield from ("", f"`{interruption['jobId']}`, attempt {interruption['attempt']}:", "")
         rows = [stage for stage in interruption["parts"] if stage["seconds"] != 0] + [
             {"stage": "sum", **interruption["total"]}
         ]
-        yield from _table(
+        yield from _table_lines(
             ("Stage", "Lost", "GPU-hours", "Cost"),
             (
                 (
                     plain(stage["stage"]),
-                    _duration(stage["seconds"]),
-                    _number(stage["gpuHours"]),
-                    _usd(stage["usdMicros"]),
+                    _duration_text(stage["seconds"]),
+                    _number_text(stage["gpuHours"]),
+                    _usd_text(stage["usdMicros"]),
                 )
                 for stage in rows
             ),
         )
     for note in receipt["notes"]:
-        yield from ("", _cell(note))
+        yield from ("", _markdown_cell(note))
 
 
 def _timeline(entries: Sequence[Json]) -> Iterator[str]:
-    yield from _table(
+    yield from _table_lines(
         ("Time (UTC)", "What", "Details"),
         ((whole_seconds(entry["at"]), entry["kind"], _with_decision(entry)) for entry in entries),
     )
@@ -152,7 +153,7 @@ def _stages(incident: Json) -> Iterator[str]:
         yield "No stage was recorded."
         return
     rows = ((step["stage"], whole_seconds(step["at"]), _after(step, steps)) for step in steps)
-    yield from _table(("Reached", "At (UTC)", "After"), rows)
+    yield from _table_lines(("Reached", "At (UTC)", "After"), rows)
 
 
 def _after(step: Json, steps: Sequence[Json]) -> str:
@@ -160,7 +161,7 @@ def _after(step: Json, steps: Sequence[Json]) -> str:
 
 
 def _evidence(evidence: Sequence[Json]) -> Iterator[str]:
-    yield from _table(
+    yield from _table_lines(
         ("Seen (UTC)", "Source", "Fault", "Details"),
         (
             (whole_seconds(fact["observedAt"]), fact["source"], fact["faultKey"] or plain(fact["kind"]), fact["detail"])
@@ -178,20 +179,25 @@ def _decisions(decisions: Sequence[Json]) -> Iterator[str]:
         when = whole_seconds(decision["decidedAt"])
         yield f"### {when}: {plain(decision['kind'])}, {decision['action']} (`{decision['decisionId']}`)"
         yield ""
-        yield _cell(decision["reason"]) or "The reason is private to the job's team."
+        yield _markdown_cell(decision["reason"]) or "The reason is private to the job's team."
         alternatives = decision.get("alternatives") or ()
         if alternatives:
             yield ""
-            yield from _table(
+            yield from _table_lines(
                 ("Also considered", "Would take", "GPU-hours lost", "Why not"),
                 (
-                    (plain(other["option"]), _seconds(other), _number(other.get("gpuHoursLost")), other["whyNot"])
+                    (
+                        plain(other["option"]),
+                        _seconds_text(other),
+                        _number_text(other.get("gpuHoursLost")),
+                        other["whyNot"],
+                    )
                     for other in alternatives
                 ),
             )
 
 
-def _helpful(records: Records) -> Iterator[str]:
+def _improvement_lines(records: Records) -> Iterator[str]:
     advice = list(dict.fromkeys(_advice(records)))
     if not advice:
         yield "The records show no step that a setting, a spare node or another checkpoint would have shortened."
@@ -214,7 +220,7 @@ def _advice(records: Records) -> Iterator[str]:
         yield from _faster_options(decision)
     for entry in records.timeline:
         if entry["kind"] in _WAITING and entry["text"]:
-            yield f"The recovery had to wait: {_cell(entry['text'])}"
+            yield f"The recovery had to wait: {_markdown_cell(entry['text'])}"
     if incident["mode"] in ("observe", "recommend"):
         yield f"The mode was `{incident['mode']}`: Evenkeel did not act by itself. `evenkeel shadow` shows its record."
     for job in records.jobs:
@@ -227,8 +233,9 @@ def _faster_options(decision: Json) -> Iterator[str]:
         seconds = other.get("expectedSeconds")
         if seconds_taken is not None and seconds is not None and seconds < seconds_taken and other["whyNot"]:
             yield (
-                f"*{plain(other['option'])}* would have taken {_seconds(other)} instead of ~{duration(seconds_taken)}, "
-                f"but: {_cell(other['whyNot'])} (`{decision['decisionId']}`)"
+                f"*{plain(other['option'])}* would have taken {_seconds_text(other)} "
+                f"instead of ~{duration(seconds_taken)}, but: {_markdown_cell(other['whyNot'])} "
+                f"(`{decision['decisionId']}`)"
             )
 
 
@@ -253,18 +260,18 @@ def _commands(incident: Json, decisions: Sequence[Json]) -> Iterator[str]:
         yield f"- Step Functions execution `{incident['execution']}`"
 
 
-def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
+def _section_lines(title: str, lines: Iterable[str]) -> Iterator[str]:
     yield from ("", f"## {title}", "", *lines)
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+def _table_lines(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
     yield f"| {' | '.join(titles)} |"
     yield f"|{'---|' * len(titles)}"
     for row in rows:
-        yield f"| {' | '.join(map(_cell, row))} |"
+        yield f"| {' | '.join(map(_markdown_cell, row))} |"
 
 
-def _cell(value: Any) -> str:
+def _markdown_cell(value: Any) -> str:
     """Return a text as one line of Markdown that begins no element of its own."""
     text = re.sub(r"\s+", " ", str(value)).strip()
     return re.sub(r"([|<>*_\[\]\\])", r"\\\1", text) if _HAS_MARKS.search(text) else text
@@ -274,18 +281,18 @@ _HAS_MARKS = re.compile(r"[|<>*\[\]\\]|(?<!\w)_|_(?!\w)")
 """Characters that Markdown or HTML act on; an underscore inside a word is plain."""
 
 
-def _seconds(option: Mapping[str, Any]) -> str:
+def _seconds_text(option: Mapping[str, Any]) -> str:
     seconds = option.get("expectedSeconds")
     return "unknown" if seconds is None else f"~{duration(seconds)}"
 
 
-def _duration(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     return "unknown" if seconds is None else duration(seconds)
 
 
-def _usd(micros: int | None) -> str:
+def _usd_text(micros: int | None) -> str:
     return "unknown" if micros is None else f"${micros / 1_000_000:,.2f}"
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.2f}"

@@ -41,7 +41,7 @@ def read_progress(text: str) -> TrainingProgress:
     """Return the newest step, number of steps and loss of a log with JSON lines or with `step 12/100, loss: 0.3`."""
     training_progress = TrainingProgress()
     for line in reversed(text.splitlines()[-MAX_LINES:]):
-        stated = _of_json(line) or _of_words(line)
+        stated = _json_line_progress(line) or _text_line_progress(line)
         training_progress = TrainingProgress(
             stated.step if training_progress.step is None else training_progress.step,
             stated.steps if training_progress.steps is None else training_progress.steps,
@@ -52,7 +52,7 @@ def read_progress(text: str) -> TrainingProgress:
     return training_progress
 
 
-def _of_json(line: str) -> TrainingProgress | None:
+def _json_line_progress(line: str) -> TrainingProgress | None:
     if not line.lstrip().startswith("{"):
         return None
     try:
@@ -61,18 +61,18 @@ def _of_json(line: str) -> TrainingProgress | None:
         return None
     if not isinstance(document, dict):
         return None
-    step, steps = (_number(document, names, int) for names in (_STEP_NAMES, _TOTAL_NAMES))
-    return TrainingProgress(step, steps, _number(document, _LOSS_NAMES, float))
+    step, steps = (_first_number(document, names, int) for names in (_STEP_NAMES, _TOTAL_NAMES))
+    return TrainingProgress(step, steps, _first_number(document, _LOSS_NAMES, float))
 
 
-def _number(document: Json, names: Sequence[str], kind: Any) -> Any:
+def _first_number(document: Json, names: Sequence[str], kind: Any) -> Any:
     stated = (document.get(name) for name in names)
     return next(
         (kind(value) for value in stated if isinstance(value, int | float) and not isinstance(value, bool)), None
     )
 
 
-def _of_words(line: str) -> TrainingProgress:
+def _text_line_progress(line: str) -> TrainingProgress:
     step, loss = _STEP.search(line) or _BAR.search(line), _LOSS.search(line)
     total = step[2] if step else None
     return TrainingProgress(

@@ -10,7 +10,7 @@ Json = dict[str, Any]
 UNKNOWN = "unknown"
 
 
-def usd(micros: int | None) -> str:
+def usd_text(micros: int | None) -> str:
     """Return micro-dollars as dollars and cents; `unknown` without a figure."""
     if micros is None:
         return UNKNOWN
@@ -19,12 +19,12 @@ def usd(micros: int | None) -> str:
     return f"{sign}${cents // 100:,}.{cents % 100:02}"
 
 
-def hours(value: float | None) -> str:
+def hours_text(value: float | None) -> str:
     """Return GPU-hours; `unknown` without a figure."""
     return UNKNOWN if value is None else f"{value:,.2f}"
 
 
-def seconds(value: float | None) -> str:
+def seconds_text(value: float | None) -> str:
     """Return a duration with its sign; `unknown` without a figure."""
     if value is None:
         return UNKNOWN
@@ -37,14 +37,14 @@ def draw_incident_receipt(out: Printer, receipt: Json) -> None:
     drill = ", a drill" if receipt["isDrill"] else ""
     out.line(f"{out.bold(receipt['incidentId'])}  {state}{drill}")
     least = "at least " if receipt["isLowerBound"] else ""
-    total = f"{least}{hours(receipt['totalGpuHours'])} GPU-hours, {usd(receipt['totalUsdMicros'])}"
+    total = f"{least}{hours_text(receipt['totalGpuHours'])} GPU-hours, {usd_text(receipt['totalUsdMicros'])}"
     out.pairs(
         [
             ("cost", total),
-            ("node", _node(receipt["node"])),
-            ("shared", ", ".join(_shared(share) for share in receipt["shared"])),
-            ("not interrupted", _running(receipt["running"])),
-            ("withheld", _withheld(receipt)),
+            ("node", _node_text(receipt["node"])),
+            ("shared", ", ".join(_shared_text(share) for share in receipt["shared"])),
+            ("not interrupted", _running_text(receipt["running"])),
+            ("withheld", _withheld_text(receipt)),
         ],
         indent="  ",
     )
@@ -65,14 +65,14 @@ def draw_job_receipt(out: Printer, receipt: Json) -> None:
         [
             Column("TIME", lambda bucket: plain(bucket["bucket"])),
             Column("", lambda bucket: duration(bucket["seconds"]), is_right=True),
-            Column("SHARE", lambda bucket: _percent(bucket["share"]), is_right=True),
-            Column("GPU-HOURS", lambda bucket: hours(bucket["gpuHours"]), is_right=True),
-            Column("COST", lambda bucket: usd(bucket["usdMicros"]), is_right=True),
+            Column("SHARE", lambda bucket: _percent_text(bucket["share"]), is_right=True),
+            Column("GPU-HOURS", lambda bucket: hours_text(bucket["gpuHours"]), is_right=True),
+            Column("COST", lambda bucket: usd_text(bucket["usdMicros"]), is_right=True),
         ],
         receipt["buckets"],
         indent="  ",
     )
-    out.pairs([("withheld", _withheld(receipt))], indent="  ")
+    out.pairs([("withheld", _withheld_text(receipt))], indent="  ")
     for interruption in receipt["interruptions"]:
         out.line()
         draw_interruption(out, interruption)
@@ -85,7 +85,7 @@ def draw_interruption(out: Printer, interruption: Json) -> None:
     after = f"attempt {resumed}" if resumed else "no later attempt yet"
     out.line(f"  {out.bold(interruption['jobId'])}  attempt {interruption['attempt']} → {after}")
     price, step = interruption["price"], interruption["resumedStep"]
-    rate = f"{usd(price['usdMicrosPerGpuHour'])} a GPU-hour: {price['origin']}" if price else UNKNOWN
+    rate = f"{usd_text(price['usdMicrosPerGpuHour'])} a GPU-hour: {price['origin']}" if price else UNKNOWN
     out.pairs(
         [
             ("cause", f"{plain(interruption['cause'])} {', '.join(interruption['incidentIds'])}".strip()),
@@ -100,11 +100,11 @@ def draw_interruption(out: Printer, interruption: Json) -> None:
     rows.append(({"stage": "sum", **interruption["total"]}, ""))
     out.table(
         [
-            Column("STAGE", lambda row: _stage(row[0])),
+            Column("STAGE", lambda row: _stage_text(row[0])),
             Column("FROM", 1),
-            Column("LOST", lambda row: seconds(row[0]["seconds"]), is_right=True),
-            Column("GPU-HOURS", lambda row: hours(row[0]["gpuHours"]), is_right=True),
-            Column("COST", lambda row: usd(row[0]["usdMicros"]), is_right=True),
+            Column("LOST", lambda row: seconds_text(row[0]["seconds"]), is_right=True),
+            Column("GPU-HOURS", lambda row: hours_text(row[0]["gpuHours"]), is_right=True),
+            Column("COST", lambda row: usd_text(row[0]["usdMicros"]), is_right=True),
             Column("UNTIL", lambda row: row[0].get("toRecord") or row[0].get("whyUnknown") or "", may_shrink=True),
         ],
         rows,
@@ -112,12 +112,12 @@ def draw_interruption(out: Printer, interruption: Json) -> None:
     )
 
 
-def _stage(part: Json) -> str:
+def _stage_text(part: Json) -> str:
     covered = "".join(f"{plain(stage)} + " for stage in part.get("covers", ()))
     return f"{covered}{plain(part['stage'])}"
 
 
-def _node(node: Json) -> str:
+def _node_text(node: Json) -> str:
     if node["startedAt"] is None:
         return "not cordoned"
     if node["seconds"] is None:
@@ -125,18 +125,18 @@ def _node(node: Json) -> str:
     text = f"out for {duration(node['seconds'])}"
     if node["countedWithJobsSeconds"]:
         text += f", {duration(node['countedWithJobsSeconds'])} of it counted with its jobs"
-    return f"{text}; not counted with its jobs: {hours(node['gpuHours'])} GPU-hours, {usd(node['usdMicros'])}"
+    return f"{text}; not counted with its jobs: {hours_text(node['gpuHours'])} GPU-hours, {usd_text(node['usdMicros'])}"
 
 
-def _shared(interruption: Json) -> str:
+def _shared_text(interruption: Json) -> str:
     return f"{interruption['jobId']} attempt {interruption['attempt']} counts with {interruption['incidentIds'][0]}"
 
 
-def _running(jobs: list[str]) -> str:
+def _running_text(jobs: list[str]) -> str:
     return f"{', '.join(jobs)}: no end of an attempt is recorded" if jobs else ""
 
 
-def _withheld(receipt: Json) -> str:
+def _withheld_text(receipt: Json) -> str:
     if not receipt["isRedacted"]:
         return ""
     return "Only the team and operators see its checkpoints and prices. They are shown as unknown."
@@ -151,9 +151,11 @@ def _draw_options(out: Printer, options: list[Json]) -> None:
             Column(
                 "OPTION", lambda option: out.with_glyph("ok" if option["isChosen"] else "idle", plain(option["option"]))
             ),
-            Column("FORECAST", lambda option: seconds(option["expectedSeconds"]), is_right=True),
+            Column("FORECAST", lambda option: seconds_text(option["expectedSeconds"]), is_right=True),
             Column(
-                "ACTUAL", lambda option: seconds(option["actualSeconds"]) if option["isChosen"] else "–", is_right=True
+                "ACTUAL",
+                lambda option: seconds_text(option["actualSeconds"]) if option["isChosen"] else "–",
+                is_right=True,
             ),
             Column("JOB", "jobId", is_wide=len({option["jobId"] for option in options}) == 1),
             Column("WHY NOT", lambda option: option["whyNot"] or "chosen", may_shrink=True),
@@ -173,9 +175,11 @@ def _draw_savings(out: Printer, savings: list[Json]) -> None:
         out.table(
             [
                 Column("INSTEAD OF", lambda saving: plain(saving["insteadOf"])),
-                Column("STANDSTILL", lambda saving: _range(saving, "StandstillSeconds", seconds), is_right=True),
-                Column("SAVED", lambda saving: _range(saving, "SavedSeconds", seconds), is_right=True),
-                Column("COST", lambda saving: _range(saving, "SavedUsdMicros", usd), is_right=True),
+                Column(
+                    "STANDSTILL", lambda saving: _range_text(saving, "StandstillSeconds", seconds_text), is_right=True
+                ),
+                Column("SAVED", lambda saving: _range_text(saving, "SavedSeconds", seconds_text), is_right=True),
+                Column("COST", lambda saving: _range_text(saving, "SavedUsdMicros", usd_text), is_right=True),
             ],
             rows,
             indent="  ",
@@ -189,7 +193,7 @@ def _draw_savings(out: Printer, savings: list[Json]) -> None:
         out.paragraph(text, indent="  ")
 
 
-def _range(saving: Json, name: str, shown: Any) -> str:
+def _range_text(saving: Json, name: str, shown: Any) -> str:
     low, high = saving[f"low{name}"], saving[f"high{name}"]
     return str(shown(low)) if low == high else f"{shown(low)} to {shown(high)}"
 
@@ -201,5 +205,5 @@ def draw_notes(out: Printer, notes: list[str]) -> None:
         out.paragraph(out.dim(note), indent="  ")
 
 
-def _percent(share: float | None) -> str:
+def _percent_text(share: float | None) -> str:
     return UNKNOWN if share is None else f"{share:.1%}"

@@ -142,7 +142,7 @@ class Printer:
         if not self.is_terminal:
             return whole_seconds(instant)
         seconds = self.seconds_since(instant)
-        text = age(abs(seconds))
+        text = age_text(abs(seconds))
         return f"in {text}" if seconds < -1 else f"{text} ago" if ago else text
 
     def last_seen(self, item: Mapping[str, Any]) -> str:
@@ -254,7 +254,7 @@ class Printer:
 
     def _lines_of(self, columns: Sequence[Column], rows: list[list[str]], indent: str, is_whole: bool) -> list[str]:
         """Return the lines of a table, with styles as terminals know them."""
-        widths = [max(map(visible, cells)) for cells in zip(*rows, strict=True)]
+        widths = [max(map(visible_width, cells)) for cells in zip(*rows, strict=True)]
         is_short = self.width is None or len(indent) + sum(widths) + 2 * (len(widths) - 1) <= self.width
         if not (is_whole or is_short):
             if columns[-1].goes_below and len(columns) > 1:
@@ -265,9 +265,9 @@ class Printer:
                 (
                     indent
                     + "  ".join(
-                        " " * (width - visible(cell)) + cell
+                        " " * (width - visible_width(cell)) + cell
                         if column.is_right
-                        else cell + " " * (width - visible(cell))
+                        else cell + " " * (width - visible_width(cell))
                         for cell, column, width in zip(row, columns, widths, strict=True)
                     )
                 ).rstrip()
@@ -278,11 +278,11 @@ class Printer:
     def _lines_with_cells_below(self, columns: Sequence[Column], rows: list[list[str]], indent: str) -> list[str]:
         """Return rows that are too long for the terminal: a last cell that does not fit follows below its row."""
         beside = self._lines_of(columns[:-1], [row[:-1] for row in rows], indent, is_whole=False)
-        lengths = [visible(_SHOWN_STYLE.sub("", line)) for line in beside]
+        lengths = [visible_width(_SHOWN_STYLE.sub("", line)) for line in beside]
         start = max(lengths) + 2
         lines = []
         for line, length, cell in zip(beside, lengths, (row[-1] for row in rows), strict=True):
-            is_short = start + visible(cell) <= (self.width or _UNLIMITED)
+            is_short = start + visible_width(cell) <= (self.width or _UNLIMITED)
             lines.append((line + " " * (start - length) + _with_styles(cell)).rstrip() if is_short else line)
             if not is_short:
                 wrapping = [Column("", 0, wraps=True)]
@@ -343,26 +343,26 @@ class Printer:
             self.stream.flush()
 
 
-def page() -> Printer:
+def stdout_printer() -> Printer:
     """Return standard output as a page."""
     return Printer(sys.stdout, os.environ)
 
 
-def note_page() -> Printer:
+def stderr_printer() -> Printer:
     """Return standard error as a page."""
     return Printer(sys.stderr, os.environ)
 
 
 def note(text: str) -> None:
     """Print a note to standard error."""
-    page = note_page()
-    page.paragraph(page.dim(text))
+    printer = stderr_printer()
+    printer.paragraph(printer.dim(text))
 
 
 def warn(text: str) -> None:
     """Print a warning to standard error."""
-    page = note_page()
-    page.paragraph(page.with_glyph("warn", text))
+    printer = stderr_printer()
+    printer.paragraph(printer.with_glyph("warn", text))
 
 
 def whole_seconds(instant: str) -> str:
@@ -384,7 +384,7 @@ def duration(seconds: float) -> str:
     return f"{seconds_left // 86_400}d{seconds_left % 86_400 // 3600:02d}h"
 
 
-def age(seconds: float) -> str:
+def age_text(seconds: float) -> str:
     """Write how long ago something was, as coarse as people say it: `40s`, `3m20s`, `29m`, `3h04m`, `12h`, `3d`."""
     seconds_left = round(seconds)
     for size, below, unit, lower in ((86_400, 3_600, "d", "h"), (3_600, 60, "h", "m"), (60, 1, "m", "s")):
@@ -417,17 +417,17 @@ def _wrapped(text: "Text", width: int) -> "Text":
     """Break a text at spaces. A word that is too long, such as an ARN, stays whole, so that a person can copy it."""
     breaks, used = [], 0
     for word in re.finditer(r"\S+\s*", text.plain):
-        if used and used + visible(word[0].rstrip()) > width:
+        if used and used + visible_width(word[0].rstrip()) > width:
             breaks.append(word.start())
             used = 0
-        used += visible(word[0])
+        used += visible_width(word[0])
     lines = text.divide(breaks)
     for line in lines:
         line.rstrip()
     return text.blank_copy("\n").join(lines)
 
 
-def visible(text: str) -> int:
+def visible_width(text: str) -> int:
     """Return how many columns a text takes on a terminal."""
     plain = _STYLED.sub("", text)
     if plain.isascii():
@@ -437,7 +437,7 @@ def visible(text: str) -> int:
     return cell_len(plain)
 
 
-def only(output: OutputFormat, formats: Iterable[OutputFormat]) -> OutputFormat:
+def require_format(output: OutputFormat, formats: Iterable[OutputFormat]) -> OutputFormat:
     """Return the form asked for.
 
     Raises:

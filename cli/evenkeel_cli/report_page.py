@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from evenkeel_cli.receipt_page import UNKNOWN, seconds, usd
+from evenkeel_cli.receipt_page import UNKNOWN, seconds_text, usd_text
 from evenkeel_cli.render import Column, Printer
 from evenkeel_cli.state_signs import count_of, plain
 
@@ -39,11 +39,11 @@ def gpu_hours(value: float | None) -> str:
 def dollars(micros: int | None) -> str:
     """Return an amount; without cents from $1,000."""
     if micros is None or abs(micros) < 1_000_000_000:
-        return usd(micros)
-    return usd(round(micros / 1e6) * 1_000_000).removesuffix(".00")
+        return usd_text(micros)
+    return usd_text(round(micros / 1e6) * 1_000_000).removesuffix(".00")
 
 
-def amounts(hours: float | None, micros: int | None) -> str:
+def hours_and_cost(hours: float | None, micros: int | None) -> str:
     """Return GPU-hours with their cost."""
     return f"{gpu_hours(hours)} GPU-hours, {dollars(micros)}"
 
@@ -53,53 +53,59 @@ def summary(report: Json) -> list[tuple[str, str]]:
     failures, recovery, rent = report["failures"], report["recovery"], report["rent"]
     nodes, lost, effective = report["allNodes"], report["lost"], report["effective"]
     saved = next(saving for saving in report["saved"] if saving["insteadOf"] == "HYPERPOD_UNCHANGED")
+    idle_hours = report["idleCommittedGpuHours"]
     shares = {use["use"]: use["share"] for use in nodes["uses"]}
     return [
         ("window", f"{report['since'][:16]}Z to {report['until'][:16]}Z"),
         ("GPU time", f"{gpu_hours(nodes['gpuHours'])} GPU-hours of {count_of(nodes['nodes'], 'node')}"),
-        ("", ", ".join(f"{plain(use)} {percent(shares[use])}" for use in _USES if (shares[use] or 0) >= _SHOWN_SHARE)),
-        ("failures", f"{failures['count']}; {rate(failures['rate'])} per 1,000 node-days"),
+        (
+            "",
+            ", ".join(
+                f"{plain(use)} {percent_text(shares[use])}" for use in _USES if (shares[use] or 0) >= _SHOWN_SHARE
+            ),
+        ),
+        ("failures", f"{failures['count']}; {rate_text(failures['rate'])} per 1,000 node-days"),
         ("recovery", duration_text(recovery)),
-        ("lost", f"at least {amounts(lost['gpuHours'], lost['usdMicros'])}, by failures"),
-        ("ETTR", _ettr(effective["ratio"])),
+        ("lost", f"at least {hours_and_cost(lost['gpuHours'], lost['usdMicros'])}, by failures"),
+        ("ETTR", _ettr_text(effective["ratio"])),
         (
             "idle",
-            f"at most {amounts(report['idleCommittedGpuHours'], report['idleCommittedUsdMicros'])}, on committed nodes",
+            f"at most {hours_and_cost(idle_hours, report['idleCommittedUsdMicros'])}, on committed nodes",
         ),
-        ("rented", _rent(rent)),
-        ("saved", _saved(saved)),
+        ("rented", _rent_text(rent)),
+        ("saved", _saved_text(saved)),
     ]
 
 
 def sections(report: Json) -> Iterator[ReportSection]:
     """Yield the tables of the report, without empty tables."""
-    yield _improvements(report["improvements"])
-    yield _stages(report["stages"])
+    yield _improvements_section(report["improvements"])
+    yield _stages_section(report["stages"])
     for title, name in (
         ("Lost by cause", "byCause"),
         ("Lost by pool", "byPool"),
         ("Lost by instance type", "byInstanceType"),
     ):
-        yield _losses(title, report[name])
+        yield _losses_section(title, report[name])
     if report["requested"]["interruptions"]:
-        yield _losses("Stopped on request (no failures)", [report["requested"]])
+        yield _losses_section("Stopped on request (no failures)", [report["requested"]])
     for title, name in (
         ("Failures by class", "byClass"),
         ("Failures by pool", "byPool"),
         ("Failures by instance type", "byInstanceType"),
     ):
-        yield _failures(title, report["failures"][name])
-    yield _nodes(report["failures"]["nodes"])
+        yield _failures_section(title, report["failures"][name])
+    yield _nodes_section(report["failures"]["nodes"])
     yield ReportSection(
         "GPU time by pool",
         ("POOL", "GPU-HOURS", *_USE_TITLES, "IDLE COST"),
-        [_pool(pool) for pool in report["pools"]],
+        [_pool_cells(pool) for pool in report["pools"]],
     )
-    yield _rented(report["rent"]["pools"])
-    yield _teams(report["teams"])
+    yield _rented_section(report["rent"]["pools"])
+    yield _teams_section(report["teams"])
 
 
-def _improvements(improvements: list[Json]) -> ReportSection:
+def _improvements_section(improvements: list[Json]) -> ReportSection:
     rows = [
         (
             f"{place}. {improvement['change']}",
@@ -111,11 +117,11 @@ def _improvements(improvements: list[Json]) -> ReportSection:
     return ReportSection("What to change first", ("CHANGE", "GPU-HOURS", "WORTH AT MOST"), rows, wraps=True)
 
 
-def _stages(stages: list[Json]) -> ReportSection:
+def _stages_section(stages: list[Json]) -> ReportSection:
     rows = [
         (
             plain(stage["stage"]),
-            *(seconds(stage["time"][f"{figure}Seconds"]) for figure in ("p50", "p99", "max")),
+            *(seconds_text(stage["time"][f"{figure}Seconds"]) for figure in ("p50", "p99", "max")),
             str(stage["time"]["count"]),
             str(stage["time"]["unknown"]),
             gpu_hours(stage["gpuHours"]) if stage["time"]["count"] else UNKNOWN,
@@ -128,18 +134,18 @@ def _stages(stages: list[Json]) -> ReportSection:
     return ReportSection("Downtime by stage", titles, rows)
 
 
-def _losses(title: str, groups: list[Json]) -> ReportSection:
+def _losses_section(title: str, groups: list[Json]) -> ReportSection:
     titles = ("GROUP", "TIMES", "OPEN", "GPU-HOURS", "COST", "UNKNOWN WORK")
-    return ReportSection(title, titles, [_loss(group) for group in groups])
+    return ReportSection(title, titles, [_loss_cells(group) for group in groups])
 
 
-def _failures(title: str, groups: list[Json]) -> ReportSection:
+def _failures_section(title: str, groups: list[Json]) -> ReportSection:
     titles = ("GROUP", "FAILURES", "PER 1000 NODE-DAYS", "95% INTERVAL", "NODE MTBF")
     rows = [(group["group"], str(group["failures"]), *_rate_cells(group["rate"])) for group in groups]
     return ReportSection(title, titles, rows)
 
 
-def _nodes(nodes: list[Json]) -> ReportSection:
+def _nodes_section(nodes: list[Json]) -> ReportSection:
     rows = [
         (
             node["node"],
@@ -155,14 +161,14 @@ def _nodes(nodes: list[Json]) -> ReportSection:
     return ReportSection("Nodes with the largest losses", titles, rows, left=2)
 
 
-def _rented(pools: list[Json]) -> ReportSection:
+def _rented_section(pools: list[Json]) -> ReportSection:
     rows = [
         (pool["name"], str(pool["rentals"]), gpu_hours(pool["nodeHours"]), dollars(pool["usdMicros"])) for pool in pools
     ]
     return ReportSection("Rented by pool", ("POOL", "RENTALS", "NODE-HOURS", "COST"), rows)
 
 
-def _teams(teams: list[Json]) -> ReportSection:
+def _teams_section(teams: list[Json]) -> ReportSection:
     rows = [
         (
             team["team"] or UNKNOWN,
@@ -175,7 +181,7 @@ def _teams(teams: list[Json]) -> ReportSection:
     return ReportSection("Use by team", ("TEAM", "GPU-HOURS", "COST", "RENT"), rows)
 
 
-def draw(out: Printer, report: Json, *, is_wide: bool) -> None:
+def draw_fleet_report(out: Printer, report: Json, *, is_wide: bool) -> None:
     """Draw the report on a page."""
     out.pairs(summary(report))
     for section in sections(report):
@@ -195,11 +201,11 @@ def draw(out: Printer, report: Json, *, is_wide: bool) -> None:
         ]
         out.table(columns, section.rows, indent="  ", is_wide=is_wide)
     out.line()
-    for text in texts(report):
+    for text in note_texts(report):
         out.paragraph(out.dim(text))
 
 
-def texts(report: Json) -> list[str]:
+def note_texts(report: Json) -> list[str]:
     """Return the assumptions and limits of the figures."""
     reasons = [
         f"{count} not claimed: {why}" for saving in report["saved"][:1] for why, count in saving["reasons"].items()
@@ -216,7 +222,7 @@ def markdown(report: Json) -> str:
             lines += ["", f"## {section.title}", "", f"| {' | '.join(plain(title) for title in section.columns)} |"]
             lines.append("|" + "---|" * section.left + "---:|" * (len(section.columns) - section.left))
             lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in section.rows]
-    return "\n".join([*lines, "", *(f"* {text}" for text in texts(report))]) + "\n"
+    return "\n".join([*lines, "", *(f"* {text}" for text in note_texts(report))]) + "\n"
 
 
 def web_page(report: Json) -> str:
@@ -224,7 +230,7 @@ def web_page(report: Json) -> str:
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in summary(report))
     body = [f"<h1>Costs of the fleet</h1><dl>{facts}</dl>", _time_chart(report["allNodes"]["uses"])]
     body += [_html_section(section, report) for section in sections(report) if section.rows]
-    notes = "".join(f"<li>{escape(text)}</li>" for text in texts(report))
+    notes = "".join(f"<li>{escape(text)}</li>" for text in note_texts(report))
     head = f'<meta charset="utf-8"><title>Costs of the fleet</title><style>{_STYLE}</style>'
     return f'<!doctype html><html lang="en"><head>{head}</head><body>{"".join(body)}<ul>{notes}</ul></body></html>\n'
 
@@ -258,7 +264,7 @@ def _time_chart(uses: Sequence[Json]) -> str:
     for colour, use in zip(_COLOURS, uses, strict=True):
         width = 800 * (use["share"] or 0)
         parts.append(f'<rect x="{offset:.2f}" y="0" width="{width:.2f}" height="24" fill="{colour}"/>')
-        text = escape(f"{plain(use['use'])} {percent(use['share'])}")
+        text = escape(f"{plain(use['use'])} {percent_text(use['share'])}")
         legend.append(f'<tspan fill="{colour}">■</tspan> {text} &#160; ')
         offset += width
     return (
@@ -296,7 +302,7 @@ _CHARTS: dict[str, Callable[[Json], str]] = {
 }
 
 
-def figures(report: Json) -> list[Json]:
+def figure_rows(report: Json) -> list[Json]:
     """Return every figure of the report on a line of its own, for CSV: exact, and empty if unknown."""
     rows: list[Json] = []
     _collect(report, "", "", rows)
@@ -324,12 +330,12 @@ def _collect(value: Any, section: str, item: str, rows: list[Json]) -> None:
                     _collect(item_entry, section, item, rows)
 
 
-def percent(share: float | None) -> str:
+def percent_text(share: float | None) -> str:
     """Return a share in percent."""
     return UNKNOWN if share is None else f"{share:.1%}"
 
 
-def rate(failure_rate: Json | None) -> str:
+def rate_text(failure_rate: Json | None) -> str:
     """Return failures per 1,000 node-days with their interval."""
     if failure_rate is None:
         return UNKNOWN
@@ -345,7 +351,7 @@ def duration_text(duration: Json) -> str:
     if not duration["count"]:
         return f"{UNKNOWN}: no interruption with a known end"
     count_known = f"{duration['count']} known" + (f", {duration['unknown']} unknown" if duration["unknown"] else "")
-    p50, p99, longest = (seconds(duration[f"{name}Seconds"]) for name in ("p50", "p99", "max"))
+    p50, p99, longest = (seconds_text(duration[f"{name}Seconds"]) for name in ("p50", "p99", "max"))
     return f"p50 {p50}, p99 {p99}, longest {longest} ({count_known})"
 
 
@@ -354,11 +360,11 @@ def _rate_cells(failure_rate: Json | None) -> tuple[str, str, str]:
         return UNKNOWN, UNKNOWN, UNKNOWN
     per_hour = failure_rate["failuresPerNodeHour"]
     low, high = failure_rate["lowFailuresPerThousandNodeDays"], failure_rate["highFailuresPerThousandNodeDays"]
-    mtbf = seconds(3600 / per_hour) if per_hour else UNKNOWN
+    mtbf = seconds_text(3600 / per_hour) if per_hour else UNKNOWN
     return f"{failure_rate[_PER_THOUSAND_NODE_DAYS]:.2f}", f"{low:.2f} to {high:.2f}", mtbf
 
 
-def _loss(loss: Json) -> tuple[str, ...]:
+def _loss_cells(loss: Json) -> tuple[str, ...]:
     cost = dollars(loss["usdMicros"])
     if loss["unpricedGpuHours"] and loss["usdMicros"] is not None:
         cost = f"> {cost}"
@@ -372,22 +378,22 @@ def _loss(loss: Json) -> tuple[str, ...]:
     )
 
 
-def _pool(pool: Json) -> tuple[str, ...]:
+def _pool_cells(pool: Json) -> tuple[str, ...]:
     shares = {use["use"]: use for use in pool["uses"]}
     idle = "rented" if pool["isRented"] else dollars(shares["NO_JOB"]["usdMicros"])
     return (
         pool["pool"] or UNKNOWN,
         gpu_hours(pool["gpuHours"]),
-        *(percent(shares[use]["share"]) for use in _USES),
+        *(percent_text(shares[use]["share"]) for use in _USES),
         idle,
     )
 
 
-def _ettr(ratio: float | None) -> str:
-    return f"{UNKNOWN}: no job ran" if ratio is None else f"at most {percent(ratio)} of job time was productive"
+def _ettr_text(ratio: float | None) -> str:
+    return f"{UNKNOWN}: no job ran" if ratio is None else f"at most {percent_text(ratio)} of job time was productive"
 
 
-def _rent(rent: Json) -> str:
+def _rent_text(rent: Json) -> str:
     if not rent["usdMicros"] and not rent["capUsdMicrosPerHour"]:
         return "nothing; the policy rents nothing"
     cap = f"cap {dollars(rent['capUsdMicrosPerHour'])}" if rent["capUsdMicrosPerHour"] else "no cap"
@@ -395,7 +401,7 @@ def _rent(rent: Json) -> str:
     return f"{dollars(rent['usdMicros'])}; peak {dollars(rent['peakUsdMicrosPerHour'])} an hour, {cap}{near}"
 
 
-def _saved(saved: Json) -> str:
+def _saved_text(saved: Json) -> str:
     if not saved["claimed"]:
         return f"{UNKNOWN}: no interruption allows an estimate"
     low, high = gpu_hours(saved["lowSavedGpuHours"]), gpu_hours(saved["highSavedGpuHours"])

@@ -45,10 +45,10 @@ def draw_summary(out: Printer, summary: Json) -> None:
             Column("WRONG", 0),
             Column("COUNT", lambda row: row[1]["count"], is_right=True),
             Column("OF", lambda row: row[1]["of"], is_right=True),
-            Column("RATE", lambda row: _percent(row[1]["share"]), is_right=True),
+            Column("RATE", lambda row: _percent_text(row[1]["share"]), is_right=True),
             Column(
                 f"{rates[0][1]['confidence']:.0%} INTERVAL",
-                lambda row: f"{_percent(row[1]['low'])} to {_percent(row[1]['high'])}",
+                lambda row: f"{_percent_text(row[1]['low'])} to {_percent_text(row[1]['high'])}",
                 is_right=True,
             ),
             Column("UNKNOWN", lambda row: row[1]["unknown"], is_right=True),
@@ -63,9 +63,9 @@ def draw_summary(out: Printer, summary: Json) -> None:
             [
                 Column("EARLIER BY", 0),
                 Column("CASES", lambda row: row[1]["count"], is_right=True),
-                Column("P10", lambda row: _signed(row[1]["p10"]), is_right=True),
-                Column("MEDIAN", lambda row: _signed(row[1]["median"]), is_right=True),
-                Column("P90", lambda row: _signed(row[1]["p90"]), is_right=True),
+                Column("P10", lambda row: _signed_duration(row[1]["p10"]), is_right=True),
+                Column("MEDIAN", lambda row: _signed_duration(row[1]["median"]), is_right=True),
+                Column("P90", lambda row: _signed_duration(row[1]["p90"]), is_right=True),
             ],
             leads,
         )
@@ -80,19 +80,19 @@ def draw_faults(out: Printer, faults: list[Json]) -> None:
         [
             Column("FAULT", "faultKey", may_shrink=True),
             Column("CASES", "cases", is_right=True),
-            Column("WRONG CORDONS", lambda fault: _of(fault["falseCordons"]), is_right=True),
-            Column("WRONG REPLACEMENTS", lambda fault: _of(fault["falseReplacements"]), is_right=True),
+            Column("WRONG CORDONS", lambda fault: _ratio_text(fault["falseCordons"]), is_right=True),
+            Column("WRONG REPLACEMENTS", lambda fault: _ratio_text(fault["falseReplacements"]), is_right=True),
         ],
         faults,
     )
 
 
-def _of(rate: Json) -> str:
+def _ratio_text(rate: Json) -> str:
     """Return `1 of 4, 0.6% to 80.6%, 2 unknown`, or a dash if Evenkeel decided no such action."""
     if not rate["of"] + rate["unknown"]:
         return "–"
     unknown = f", {rate['unknown']} unknown" if rate["unknown"] else ""
-    return f"{rate['count']} of {rate['of']}, {_percent(rate['low'])} to {_percent(rate['high'])}{unknown}"
+    return f"{rate['count']} of {rate['of']}, {_percent_text(rate['low'])} to {_percent_text(rate['high'])}{unknown}"
 
 
 def draw_cases(out: Printer, cases: list[Json], *, is_wide: bool) -> None:
@@ -101,24 +101,27 @@ def draw_cases(out: Printer, cases: list[Json], *, is_wide: bool) -> None:
         return
     out.line()
     columns = [
-        Column("DECIDED", lambda case: f"{_decision(case)['decidedAt'][:19]}Z"),
-        Column("NODE", lambda case: _decision(case)["instanceId"]),
-        Column("FAULT", lambda case: _decision(case)["faultKey"], may_shrink=True),
-        Column("CORDON", lambda case: _verdict(out, case["cordon"], "yes" if _decision(case)["cordons"] else "no")),
-        Column("REPAIR", lambda case: _verdict(out, case["repair"], _decision(case)["repair"] or "none")),
-        Column("INCIDENT", lambda case: _decision(case)["incidentId"], is_wide=True),
-        Column("POOL", lambda case: _decision(case)["pool"] or "–", is_wide=True),
-        Column("REASON", _reasons, is_wide=True),
+        Column("DECIDED", lambda case: f"{_main_decision(case)['decidedAt'][:19]}Z"),
+        Column("NODE", lambda case: _main_decision(case)["instanceId"]),
+        Column("FAULT", lambda case: _main_decision(case)["faultKey"], may_shrink=True),
+        Column(
+            "CORDON",
+            lambda case: _verdict_text(out, case["cordon"], "yes" if _main_decision(case)["cordons"] else "no"),
+        ),
+        Column("REPAIR", lambda case: _verdict_text(out, case["repair"], _main_decision(case)["repair"] or "none")),
+        Column("INCIDENT", lambda case: _main_decision(case)["incidentId"], is_wide=True),
+        Column("POOL", lambda case: _main_decision(case)["pool"] or "–", is_wide=True),
+        Column("REASON", _reasons_text, is_wide=True),
     ]
     out.table(columns, cases, is_wide=is_wide)
 
 
-def _decision(case: Json) -> Json:
+def _main_decision(case: Json) -> Json:
     decision: Json = case["decision"]
     return decision
 
 
-def _verdict(out: Printer, judgement: Json, action: str) -> str:
+def _verdict_text(out: Printer, judgement: Json, action: str) -> str:
     text = f"{action}: {plain(judgement['verdict'])}"
     seconds = judgement["seconds"]
     if judgement["verdict"] in ("EARLIER", "LATER") and seconds is not None:
@@ -128,13 +131,13 @@ def _verdict(out: Printer, judgement: Json, action: str) -> str:
     return out.with_glyph(_SIGNS[judgement["verdict"]], text)
 
 
-def _reasons(case: Json) -> str:
+def _reasons_text(case: Json) -> str:
     return " ".join(dict.fromkeys((case["cordon"]["reason"], case["repair"]["reason"])))
 
 
-def _percent(share: float | None) -> str:
+def _percent_text(share: float | None) -> str:
     return "unknown" if share is None else f"{share:.1%}"
 
 
-def _signed(seconds: float) -> str:
+def _signed_duration(seconds: float) -> str:
     return f"-{duration(-seconds)}" if seconds < 0 else duration(seconds)

@@ -33,7 +33,7 @@ class SpendGroupBy(StrEnum):
     POOL = "pool"
 
 
-def read(client: ApiClient, **query: str | None) -> Json:
+def read_spend(client: ApiClient, **query: str | None) -> Json:
     """Read all rows."""
     document: Json = {}
     rows: list[Json] = []
@@ -45,11 +45,11 @@ def read(client: ApiClient, **query: str | None) -> Json:
     return document | {"items": rows}
 
 
-def draw(out: Printer, document: Json, by: SpendGroupBy) -> None:
+def draw_spend(out: Printer, document: Json, by: SpendGroupBy) -> None:
     """Draw the sums of each group, and the budgets."""
     out.line(f"{document['since'][:16]}Z to {document['until'][:16]}Z")
     out.line()
-    rows = [*_groups(document["items"], by), ("all", "", document["total"])]
+    rows = [*_group_sums(document["items"], by), ("all", "", document["total"])]
     columns = [
         Column("TEAM", 0),
         *([] if by is SpendGroupBy.TEAM else [Column(by.upper(), 1, may_shrink=True)]),
@@ -65,10 +65,10 @@ def draw(out: Printer, document: Json, by: SpendGroupBy) -> None:
         out.table(
             [
                 Column("BUDGET", lambda budget: f"{budget['team']} {budget['key']}"),
-                Column("USED", lambda budget: _of(budget, budget["used"]), is_right=True),
-                Column("LIMIT", lambda budget: _of(budget, budget["limit"]), is_right=True),
-                Column("AT ITS END", lambda budget: _of(budget, budget["expectedAtEnd"]), is_right=True),
-                Column("REACHED", lambda budget: _reached(out, budget)),
+                Column("USED", lambda budget: _used_text(budget, budget["used"]), is_right=True),
+                Column("LIMIT", lambda budget: _used_text(budget, budget["limit"]), is_right=True),
+                Column("AT ITS END", lambda budget: _used_text(budget, budget["expectedAtEnd"]), is_right=True),
+                Column("REACHED", lambda budget: _reached_text(out, budget)),
             ],
             document["budgets"],
         )
@@ -77,11 +77,11 @@ def draw(out: Printer, document: Json, by: SpendGroupBy) -> None:
         out.paragraph(out.dim(text))
 
 
-def _groups(items: Iterable[Json], by: SpendGroupBy) -> list[tuple[str, str, Json]]:
+def _group_sums(items: Iterable[Json], by: SpendGroupBy) -> list[tuple[str, str, Json]]:
     """Return the sums of the groups, the most expensive first. Jobs with use in several rows count in each."""
     sums: dict[tuple[str, str], Json] = {}
     for item in items:
-        name = "" if by is SpendGroupBy.TEAM else _named(item, by)
+        name = "" if by is SpendGroupBy.TEAM else _group_name(item, by)
         group = sums.setdefault(
             (item["team"], name), {"jobs": 0, "gpuHours": 0.0, "usdMicros": None, "rent": 0, "unpricedGpuHours": 0.0}
         )
@@ -99,18 +99,18 @@ def _groups(items: Iterable[Json], by: SpendGroupBy) -> list[tuple[str, str, Jso
     return sorted(rows, key=lambda row: (row[0], -(row[2]["usdMicros"] or 0), -row[2]["gpuHours"], row[1]))
 
 
-def _named(item: Json, by: SpendGroupBy) -> str:
+def _group_name(item: Json, by: SpendGroupBy) -> str:
     value = item[by]
     return _WITHHELD if value is None else value or _NONE
 
 
-def _of(budget: Json, value: float | None) -> str:
+def _used_text(budget: Json, value: float | None) -> str:
     if value is None:
         return UNKNOWN
     return dollars(round(value * 1e6)) if budget["quantity"] == "usd" else f"{gpu_hours(value)} GPU-h"
 
 
-def _reached(out: Printer, budget: Json) -> str:
+def _reached_text(out: Printer, budget: Json) -> str:
     if budget["reachedAt"]:
         return out.with_glyph("warn", f"{budget['reachedAt'][:16]}Z")
     return "not in this period" if budget["expectedAtEnd"] is not None else UNKNOWN
@@ -120,7 +120,7 @@ def focus_rows(document: Json) -> list[Json]:
     """Return the rows in the columns of FOCUS. An unknown cost is an empty cell."""
     return [
         {
-            **dict.fromkeys(("BilledCost", "EffectiveCost"), _usd(item["usdMicros"])),
+            **dict.fromkeys(("BilledCost", "EffectiveCost"), _usd_amount(item["usdMicros"])),
             "BillingCurrency": "USD",
             "ChargeCategory": "Usage",
             "ChargeDescription": f"{item['kind']} of {item['instanceType'] or 'nodes'} in {item['pool']}",
@@ -146,5 +146,5 @@ def focus_rows(document: Json) -> list[Json]:
     ]
 
 
-def _usd(micros: int | None) -> float | None:
+def _usd_amount(micros: int | None) -> float | None:
     return None if micros is None else micros / 1e6

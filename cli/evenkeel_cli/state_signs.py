@@ -50,7 +50,7 @@ HEALTH = {"OK": "ok", "DEGRADED": "warn", "CRITICAL": "failed", "NOT_RUNNING": "
 SOURCE = {"CURRENT": "ok", "FAILING": "warn", "STALE": "failed", "UNKNOWN": "warn", "OFF": "idle"}
 
 
-def mode_of(automation: Mapping[str, Any]) -> str:
+def mode_text(automation: Mapping[str, Any]) -> str:
     """Return the mode in force; where the policy lowers the stack's own mode, both."""
     stack, mode = str(automation["mode"]), str(automation.get("modeInForce") or automation["mode"])
     if mode != stack:

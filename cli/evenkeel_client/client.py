@@ -178,7 +178,7 @@ class ApiClient:
     def _with_cause(self, failed: ApiRequestFailed, answer: RawAnswer) -> ApiRequestFailed:
         """Return an error with the cause that this machine can see: its clock, its credentials, or a proxy."""
         if failed.code in ("BAD_SIGNATURE", "HTTP_403"):
-            late = _seconds_behind(answer.headers)
+            late = _clock_delay_seconds(answer.headers)
             if late is not None and abs(late) > _MAX_CLOCK_SECONDS:
                 side = "behind" if late > 0 else "ahead of"
                 minutes = f"{abs(late) / 60:.0f} min {side}"
@@ -275,7 +275,7 @@ class ApiClient:
             ) from error
 
 
-def _seconds_behind(headers: Mapping[str, str]) -> float | None:
+def _clock_delay_seconds(headers: Mapping[str, str]) -> float | None:
     """Return how many seconds this machine's clock is behind the sender's; None if the answer has no date."""
     from email.utils import parsedate_to_datetime
 

@@ -60,7 +60,7 @@ class ApiContext:
     """Where this context was found; used in messages."""
 
 
-def find(environment: Mapping[str, str], folder: Path) -> ApiContext:
+def find_context(environment: Mapping[str, str], folder: Path) -> ApiContext:
     """Find the context.
 
     Raises:
@@ -69,13 +69,13 @@ def find(environment: Mapping[str, str], folder: Path) -> ApiContext:
     url = environment.get("EVENKEEL_URL", "")
     if url:
         document = {"name": environment.get("EVENKEEL_FLEET", ""), "url": url}
-        return read(document, "EVENKEEL_URL", environment)
+        return read_context(document, "EVENKEEL_URL", environment)
     for file in _candidate_files(environment, folder):
         if file.is_file():
             if file == _project_context_file(folder):
                 _check_owner(file)
             try:
-                return read(json.loads(file.read_text(encoding="utf-8")), str(file), environment)
+                return read_context(json.loads(file.read_text(encoding="utf-8")), str(file), environment)
             except (OSError, ValueError) as error:
                 raise CommandFailed(Exit.USAGE, f"{file} cannot be read: {error}", code="BAD_CONTEXT") from error
     named = environment.get("EVENKEEL_CONTEXT")
@@ -138,7 +138,7 @@ def _check_owner(file: Path) -> None:
             )
 
 
-def read(document: Any, source: str, environment: Mapping[str, str]) -> ApiContext:
+def read_context(document: Any, source: str, environment: Mapping[str, str]) -> ApiContext:
     """Read a context from its JSON form.
 
     Raises:
@@ -147,7 +147,7 @@ def read(document: Any, source: str, environment: Mapping[str, str]) -> ApiConte
     if not isinstance(document, dict):
         _reject(source, "it is not a JSON object")
     url = str(document.get("url", "")).rstrip("/")
-    parts = _endpoint(url, source, "the URL")
+    parts = _parse_endpoint(url, source, "the URL")
     if not parts.path.endswith("/v1"):
         _reject(source, f"the URL {url!r} must end in /v1")
     host = _API_HOST.fullmatch(parts.hostname or "")
@@ -163,7 +163,7 @@ def read(document: Any, source: str, environment: Mapping[str, str]) -> ApiConte
         name=str(document.get("name") or ""),
         url=url,
         region=str(region),
-        key=_key(document.get("credentials"), source),
+        key=_read_static_key(document.get("credentials"), source),
         profile=environment.get("EVENKEEL_PROFILE") or document.get("profile"),
         control_url=_local_address(document, "controlUrl", source),
         stack=str(document.get("stack") or environment.get("STACK") or "evenkeel"),
@@ -172,7 +172,7 @@ def read(document: Any, source: str, environment: Mapping[str, str]) -> ApiConte
     )
 
 
-def _endpoint(url: str, source: str, what: str) -> SplitResult:
+def _parse_endpoint(url: str, source: str, what: str) -> SplitResult:
     """Return the parts of an endpoint.
 
     Raises:
@@ -190,7 +190,7 @@ def _endpoint(url: str, source: str, what: str) -> SplitResult:
     return parts
 
 
-def _key(document: Any, source: str) -> StaticKey | None:
+def _read_static_key(document: Any, source: str) -> StaticKey | None:
     if document is None:
         return None
     if not isinstance(document, dict):
@@ -208,7 +208,7 @@ def _local_address(document: Mapping[str, Any], field: str, source: str) -> str:
         CommandFailed: the endpoint is not on this machine. Requests to it are signed like requests to AWS.
     """
     url = str(document.get(field) or "").rstrip("/")
-    if url and _endpoint(url, source, field).hostname not in _LOOPBACK:
+    if url and _parse_endpoint(url, source, field).hostname not in _LOOPBACK:
         _reject(source, f"{field} {url!r} must be on this machine: 127.0.0.1 or localhost")
     return url
 

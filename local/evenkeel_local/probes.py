@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from evenkeel_client.client import ApiClient
-from evenkeel_client.context import read
+from evenkeel_client.context import read_context
 
 ANSWER_SECONDS: Final = 20.0
 """A part that takes longer counts as down. The first answer of the API waits until a function has started."""
@@ -46,7 +46,7 @@ def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Pro
 
     @functools.cache
     def asked() -> Json:
-        return ApiClient(read(context, "the data centre", {}), warn=None).get("/status")
+        return ApiClient(read_context(context, "the data centre", {}), warn=None).get("/status")
 
     def status() -> Json:
         with lock:

@@ -152,7 +152,7 @@ def log_of(cluster: KubernetesCluster, attempt: Attempt) -> str:
         return ""
 
 
-@pytest.mark.parametrize("function", access.functions())
+@pytest.mark.parametrize("function", access.functions_with_access())
 def test_role_has_exactly_the_rights_of_its_groups(
     function: str, guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:

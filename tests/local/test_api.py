@@ -93,7 +93,7 @@ def _context(centre: DataCentre, user: Credentials) -> context.ApiContext:
     document = centre.context() | {
         "credentials": {"accessKeyId": user.access_key_id, "secretAccessKey": user.secret_access_key}
     }
-    return context.read(document, "test", {})
+    return context.read_context(document, "test", {})
 
 
 def asked(call: Callable[[], Any]) -> str:

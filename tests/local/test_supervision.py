@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from evenkeel_client.client import ApiClient
-from evenkeel_client.context import read
+from evenkeel_client.context import read_context
 from evenkeel_local import dev_data_centre
 from evenkeel_local.processes import ProcessMark
 from tests.waiting import until
@@ -52,7 +52,7 @@ def state(root: Path) -> Json:
 
 def client(root: Path) -> ApiClient:
     context = json.loads(dev_data_centre.DevPaths(root).context.read_text(encoding="utf-8"))
-    return ApiClient(read(context, "the data centre", {}))
+    return ApiClient(read_context(context, "the data centre", {}))
 
 
 def restarts(root: Path, part: str) -> list[Json]:

@@ -135,7 +135,7 @@ def test_each_namespace_gets_the_same_rights(tmp_path: Path) -> None:
 
 
 def test_kueue_objects_are_those_of_the_quota_export(tmp_path: Path) -> None:
-    exported = quota_files.exchange([EXAMPLE], "kueue")
+    exported = quota_files.convert_quotas([EXAMPLE], "kueue")
 
     objects = rendered(tmp_path, kueue={"documents": list(exported.documents), "losses": list(exported.losses)})
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, confirm
-from evenkeel_cli.render import OutputFormat, Printer, note, page
+from evenkeel_cli.commands.output import confirm, print_object
+from evenkeel_cli.render import OutputFormat, Printer, note, stdout_printer
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
     from evenkeel_cli.access_entries import ClusterChanges, EksAccess, EntryChange
 
-app = lookup.group("Give the functions' roles their EKS access entries.")
+app = lookup.command_group("Give the functions' roles their EKS access entries.")
 
 StackOption = Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", metavar="NAME")]
 ClustersOption = Annotated[
@@ -35,16 +35,16 @@ def apply(
 
     It removes only entries and groups that an earlier run made. A cluster that fails does not stop the other clusters.
     """
-    eks, names = _found(stack, clusters)
+    eks, names = _entries_and_clusters(stack, clusters)
     plans = [eks.plan(name) for name in names]
     if not dry_run:
         due = sum(len(changes.due) for changes in plans)
         if due and not yes:
-            _print(Printer(sys.stderr, os.environ), plans, is_done=False)
+            _print_changes(Printer(sys.stderr, os.environ), plans, is_done=False)
             confirm(f"make {due} changes")
         plans = [eks.apply(changes) if changes.due else changes for changes in plans]
     document = {"isDryRun": dry_run, "stack": eks.stack, "clusters": [changes.to_json() for changes in plans]}
-    answer(document, output, lambda out: _print(out, plans, is_done=not dry_run))
+    print_object(document, output, lambda out: _print_changes(out, plans, is_done=not dry_run))
     if any(changes.has_failed for changes in plans):
         raise typer.Exit(Exit.FAILED)
 
@@ -52,13 +52,13 @@ def apply(
 @app.command("print")
 def print_commands(stack: StackOption = "", clusters: ClustersOption = None) -> None:
     """Print the AWS CLI commands that create the entries, for an identity without this command."""
-    eks, names = _found(stack, clusters)
+    eks, names = _entries_and_clusters(stack, clusters)
     for cluster in names:
         for line in eks.commands(cluster):
-            page().line(shlex.join(line))
+            stdout_printer().line(shlex.join(line))
 
 
-def _found(stack: str, only: list[str] | None) -> tuple["EksAccess", list[str]]:
+def _entries_and_clusters(stack: str, only: list[str] | None) -> tuple["EksAccess", list[str]]:
     """Return the access of the stack's functions, and the clusters to look at.
 
     Raises:
@@ -75,7 +75,7 @@ def _found(stack: str, only: list[str] | None) -> tuple["EksAccess", list[str]]:
         roles, names = site.roles(), site.clusters()
     except CouldNotCheck as error:
         raise CommandFailed(Exit.FAILED, str(error), code="NO_STACK", hint=error.fix) from error
-    if differing := sorted(set(roles) ^ set(access.functions())):
+    if differing := sorted(set(roles) ^ set(access.functions_with_access())):
         text = f"The stack {site.stack} and this command differ: only one of them has the function {differing[0]}."
         raise CommandFailed(Exit.FAILED, text, code="OTHER_RELEASE", hint="Use the command of the stack's release.")
     if unknown := sorted(set(only or ()) - set(names)):
@@ -90,7 +90,7 @@ def _found(stack: str, only: list[str] | None) -> tuple["EksAccess", list[str]]:
     ]
 
 
-def _print(out: Printer, clusters: list["ClusterChanges"], *, is_done: bool) -> None:
+def _print_changes(out: Printer, clusters: list["ClusterChanges"], *, is_done: bool) -> None:
     for changes in clusters:
         if changes.problem:
             out.line(out.with_glyph("failed", f"{changes.cluster}  failed: {changes.problem}"))
@@ -103,12 +103,12 @@ def _print(out: Printer, clusters: list["ClusterChanges"], *, is_done: bool) -> 
         )
         for entry in changes.entries:
             if entry in changes.due or entry.problem:
-                out.line(f"  {_line(out, entry, is_done=is_done)}")
+                out.line(f"  {_change_text(out, entry, is_done=is_done)}")
     if is_done:
         out.next("evenkeel doctor")
 
 
-def _line(out: Printer, entry: "EntryChange", *, is_done: bool) -> str:
+def _change_text(out: Printer, entry: "EntryChange", *, is_done: bool) -> str:
     if entry.problem:
         return out.with_glyph("failed", f"{entry.function or entry.role}  {entry.action} failed: {entry.problem}")
     groups = [f"+{name}" for name in entry.added] + [f"-{name}" for name in entry.lost]

@@ -5,14 +5,14 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer_list, show
-from evenkeel_cli.render import Column, OutputFormat, Printer, page
+from evenkeel_cli.commands.output import print_list, print_or_watch
+from evenkeel_cli.render import Column, OutputFormat, Printer, stdout_printer
 
 Json = dict[str, Any]
 
 _FIELDS = ("at", "by", "kind", "text")
 
-app = lookup.group("List who held, cordoned, acknowledged, approved and changed something on the fleet.")
+app = lookup.command_group("List who held, cordoned, acknowledged, approved and changed something on the fleet.")
 
 
 @app.command("ls")
@@ -25,11 +25,11 @@ def list_acts(
 ) -> None:
     """List acts of people on the fleet, newest first. Acts on a job are in its timeline."""
     client = lookup.current_client()
-    begins = lookup.instant("--since", since, page().now())
+    begins = lookup.parse_instant("--since", since, stdout_printer().now())
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
         acts, token = listed
-        answer_list(
+        print_list(
             acts,
             output,
             _columns,
@@ -40,9 +40,9 @@ def list_acts(
         )
 
     def fetch() -> tuple[list[Json], str | None]:
-        return lookup.listed(client, "/audit", limit, since=begins, by=by)
+        return lookup.list_items_and_token(client, "/audit", limit, since=begins, by=by)
 
-    show(fetch, draw, output, watch=watch)
+    print_or_watch(fetch, draw, output, watch=watch)
 
 
 def _columns(out: Printer) -> list[Column]:

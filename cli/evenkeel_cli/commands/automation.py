@@ -6,9 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change
+from evenkeel_cli.commands.output import print_change, print_object
 from evenkeel_cli.render import OutputFormat, Printer
-from evenkeel_cli.state_signs import count_of, mode_of
+from evenkeel_cli.state_signs import count_of, mode_text
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 PoolOption = Annotated[str | None, typer.Option("--pool", help="Only this pool.", metavar="POOL")]
 NodeOption = Annotated[str | None, typer.Option("--node", help="Only this node.", metavar="NODE")]
 
-app = lookup.group("Hold or release repairs and job stops. Uncordon is never held.")
+app = lookup.command_group("Hold or release repairs and job stops. Uncordon is never held.")
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _DURATION = re.compile(r"(\d{1,6})([smhd])", re.ASCII)
@@ -28,7 +28,7 @@ def show(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show the mode of automation and active holds."""
     client = lookup.current_client()
     document = client.get(f"/clusters/{client.fleet}/automation")
-    answer(document, output, lambda out: _show(out, document))
+    print_object(document, output, lambda out: _draw_automation(out, document))
 
 
 @app.command("hold")
@@ -45,12 +45,12 @@ def hold(
 ) -> None:
     """Hold repairs and job stops for a time. Steps that have started are finished. `stop` holds everything."""
     client = lookup.current_client()
-    body = {"reason": reason, "forSeconds": seconds_of(length), **_scope(client, pool, node)}
+    body = {"reason": reason, "forSeconds": parse_duration(length), **_scope_fields(client, pool, node)}
     body |= {"allowUnknown": True} if allow_unknown else {}
     response = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
 
-    text = f"held{_where(response)}, until {response['until'][:19]}Z: {response['reason']}"
-    answer_change(response, output, text, status="warn", then=f"automation release{scope_options(response)}")
+    text = f"held{_scope_text(response)}, until {response['until'][:19]}Z: {response['reason']}"
+    print_change(response, output, text, status="warn", then=f"automation release{scope_options(response)}")
 
 
 @app.command("stop")
@@ -65,9 +65,9 @@ def stop(
     Prints the actions that still run. `automation release` ends it.
     """
     client = lookup.current_client()
-    body = {"reason": reason, "forSeconds": seconds_of(length), "stopsScheduling": True}
+    body = {"reason": reason, "forSeconds": parse_duration(length), "stopsScheduling": True}
     document = client.post(f"/clusters/{client.fleet}/automation/hold", body, key=key)
-    answer(document, output, lambda out: _draw_stop(out, document, client))
+    print_object(document, output, lambda out: _draw_stop(out, document, client))
 
 
 def _draw_stop(out: Printer, hold: Json, client: ApiClient) -> None:
@@ -82,7 +82,7 @@ def _draw_stop(out: Printer, hold: Json, client: ApiClient) -> None:
 def still_running(client: ApiClient) -> list[tuple[str, str]]:
     """Return the names and texts of the actions that continue during a hold on everything."""
     status = client.get("/status")
-    moving = lookup.items(client, "/jobs", 1000, state="STARTING,STOPPING")
+    moving = lookup.list_items(client, "/jobs", 1000, state="STARTING,STOPPING")
     begun = [f"{incident['incidentId']}: {incident['nodeLane']['phase']}" for incident in status["incidents"]["items"]]
     running = sum(entry["running"] for entry in status["jobs"]["classes"])
     serving = sum(
@@ -115,14 +115,14 @@ def release(
     client = lookup.current_client()
     path = f"/clusters/{client.fleet}/automation/release"
     options = {name: value for name, value in (("reason", reason), ("cause", cause)) if value}
-    response = client.post(path, {**options, **_scope(client, pool, node)}, key=key)
+    response = client.post(path, {**options, **_scope_fields(client, pool, node)}, key=key)
 
     held = "released" if response.get("wasHeld") else "automation was not held"
     text = f"{cause} is cleared. Repairs continue, a few at a time." if cause else held
-    answer_change(response, output, text, then="status")
+    print_change(response, output, text, then="status")
 
 
-def _scope(client: ApiClient, pool: str | None, node: str | None) -> Json:
+def _scope_fields(client: ApiClient, pool: str | None, node: str | None) -> Json:
     if pool is not None and not pool.strip():
         # An unset shell variable: an empty pool would hold the whole fleet.
         raise CommandFailed(Exit.USAGE, "--pool needs the name of a pool.", code="USAGE")
@@ -130,7 +130,7 @@ def _scope(client: ApiClient, pool: str | None, node: str | None) -> Json:
     return {name: value for name, value in (("pool", pool), ("instanceId", machine)) if value}
 
 
-def _where(hold: Json) -> str:
+def _scope_text(hold: Json) -> str:
     if hold.get("stopsScheduling"):
         return ", with all scheduling,"
     name = hold["instanceId"] or hold["pool"]
@@ -143,7 +143,7 @@ def scope_options(hold: Json) -> str:
     return pool + (f" --node {hold['instanceId']}" if hold["instanceId"] else "")
 
 
-def seconds_of(text: str) -> int:
+def parse_duration(text: str) -> int:
     """Read `90s`, `30m`, `2h`, `1d`.
 
     Raises:
@@ -155,15 +155,15 @@ def seconds_of(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _show(out: Printer, automation: Json) -> None:
+def _draw_automation(out: Printer, automation: Json) -> None:
     drills = "drills may act" if automation["drillsMayAct"] else "drills are only recorded"
     meaning = f"({_MODES.get(automation.get('modeInForce') or automation['mode'], '')}; {drills})"
-    out.line(f"mode  {out.bold(mode_of(automation))}  {out.dim(meaning)}")
+    out.line(f"mode  {out.bold(mode_text(automation))}  {out.dim(meaning)}")
     for rule in automation.get("modeRules", ()):
         where = " ".join(filter(None, (rule["faultClass"], f"in pool {rule['pool']}" if rule["pool"] else "")))
         out.line(f"      at most {rule['mode']} for {where}")
     for held in automation["holds"]:
-        out.line(out.with_glyph("warn", f"held{_where(held)} by {held['by']}, until {held['until'][:19]}Z"))
+        out.line(out.with_glyph("warn", f"held{_scope_text(held)} by {held['by']}, until {held['until'][:19]}Z"))
         out.paragraph(held["reason"], indent="  ")
         out.next(f"evenkeel automation release{scope_options(held)}")
     if not automation["holds"]:

@@ -7,10 +7,10 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.faults import PolicyOption
-from evenkeel_cli.commands.output import answer
+from evenkeel_cli.commands.output import print_object
 from evenkeel_cli.render import OutputFormat
 
-app = lookup.single("backtest")
+app = lookup.single_command("backtest")
 
 WindowOption = Annotated[
     int,
@@ -41,5 +41,12 @@ def backtest(
     from evenkeel_cli.offline import backtest as offline
     from evenkeel_cli.offline import policies
 
-    report = offline.run(files, policies.load(policy), cluster, window_hours=window, node_recovery=node_recovery)
-    answer(report, output, lambda out: offline.draw(out, report, is_wide=output is OutputFormat.WIDE), has_wide=True)
+    report = offline.run_backtest(
+        files, policies.load_policy(policy), cluster, window_hours=window, node_recovery=node_recovery
+    )
+    print_object(
+        report,
+        output,
+        lambda out: offline.draw_backtest(out, report, is_wide=output is OutputFormat.WIDE),
+        has_wide=True,
+    )

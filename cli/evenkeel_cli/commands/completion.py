@@ -4,11 +4,11 @@ from typing import Annotated
 
 import typer
 
-from evenkeel_cli.commands.lookup import single
-from evenkeel_cli.render import page
+from evenkeel_cli.commands.lookup import single_command
+from evenkeel_cli.render import stdout_printer
 from evenkeel_client.errors import CommandFailed, Exit
 
-app = single("completion")
+app = single_command("completion")
 
 
 @app.command("completion")
@@ -21,4 +21,4 @@ def completion(shell: Annotated[str, typer.Argument(metavar="SHELL", help="bash,
 
     if shell not in SCRIPTS:
         raise CommandFailed(Exit.USAGE, f"There is no completion for {shell!r}: bash, zsh or fish.", code="USAGE")
-    page().raw(SCRIPTS[shell])
+    stdout_printer().raw(SCRIPTS[shell])

@@ -9,10 +9,10 @@ from urllib.parse import quote
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.render import note, page
+from evenkeel_cli.render import note, stdout_printer
 from evenkeel_client.errors import CommandFailed, Exit
 
-app = lookup.single("console")
+app = lookup.single_command("console")
 
 
 @app.command("console")
@@ -34,7 +34,7 @@ def console(
         raise CommandFailed(
             Exit.USAGE, f"Port {port} cannot be used: {error.strerror}.", code="PORT_IN_USE", hint="Omit --port."
         ) from error
-    printer = page()
+    printer = stdout_printer()
     printer.line(f"Console of {client.context.name or client.context.url}: {server.link}")
     printer.stream.flush()
     note("The link works once. Press Ctrl-C to stop the console.")

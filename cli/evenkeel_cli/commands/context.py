@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change, answer_list
+from evenkeel_cli.commands.output import print_change, print_list, print_object
 from evenkeel_cli.render import Column, OutputFormat
 from evenkeel_client import context
 from evenkeel_client.context import ApiContext
@@ -16,7 +16,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
-app = lookup.group("List, add and choose fleets of this command line.")
+app = lookup.command_group("List, add and choose fleets of this command line.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context; often the fleet's name.")]
 
@@ -29,9 +29,9 @@ def list_contexts(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     except CommandFailed:
         in_force = None
     files = sorted(context.named_file(os.environ, "x").parent.glob("*.json"))
-    documents = [_listed(file) | {"isInForce": file.resolve() == in_force} for file in files]
+    documents = [_context_row(file) | {"isInForce": file.resolve() == in_force} for file in files]
     nothing = "There are no contexts: evenkeel context add NAME --stack STACK"
-    answer_list(documents, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
+    print_list(documents, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
 
 
 @app.command("add")
@@ -47,7 +47,7 @@ def add(
     from evenkeel_cli.doctor.site import BotocoreAws, InspectedSite
     from evenkeel_cli.offline import access
 
-    file = _file_of(name)
+    file = _context_file(name)
     region = region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
     if not region:
         raise CommandFailed(Exit.USAGE, "The region is unknown.", code="USAGE", hint="Add --region REGION.")
@@ -58,17 +58,20 @@ def add(
         document = {"name": site.parameter("FleetName"), "url": site.output("ApiUrl"), "region": region, "stack": stack}
     except CouldNotCheck as error:
         raise CommandFailed(Exit.FAILED, str(error), code="NO_STACK", hint=error.fix) from error
-    _write(file, document | ({"profile": where.profile} if where.profile else {}))
+    _write_context(file, document | ({"profile": where.profile} if where.profile else {}))
     next_command = f"context use {name}"
-    answer_change(
-        _listed(file), output, f"{name}  fleet {document['name']} of the stack {stack} in {region}", then=next_command
+    print_change(
+        _context_row(file),
+        output,
+        f"{name}  fleet {document['name']} of the stack {stack} in {region}",
+        then=next_command,
     )
 
 
 @app.command("use")
 def use(name: NameArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Make a context the default for this user."""
-    file, default = _file_of(name), context.default_file(os.environ)
+    file, default = _context_file(name), context.default_file(os.environ)
     if not file.is_file():
         raise CommandFailed(
             Exit.NOT_FOUND, f"There is no context {name!r}.", code="NO_CONTEXT", hint="evenkeel context ls"
@@ -82,18 +85,18 @@ def use(name: NameArgument, output: lookup.OutputOption = OutputFormat.TABLE) ->
     beside.unlink(missing_ok=True)
     beside.symlink_to(file.relative_to(default.parent))
     beside.replace(default)
-    listed = _listed(file)
-    shadow = _shadow()
+    listed = _context_row(file)
+    shadow = _overriding_setting()
 
     def draw(out: Any) -> None:
         out.line(out.with_glyph("ok", f"{name}  fleet {listed['fleet']} is the default"))
         if shadow:
             out.line(out.with_glyph("warn", f"{shadow} still decides here"))
 
-    answer(listed, output, draw)
+    print_object(listed, output, draw)
 
 
-def _shadow() -> str:
+def _overriding_setting() -> str:
     """Return the setting that this folder or shell has instead of the default; empty if there is none."""
     for name in ("EVENKEEL_URL", "EVENKEEL_CONTEXT"):
         if os.environ.get(name):
@@ -101,14 +104,14 @@ def _shadow() -> str:
     return ".evenkeel/context.json" if Path(".evenkeel", "context.json").is_file() else ""
 
 
-def _file_of(name: str) -> Path:
+def _context_file(name: str) -> Path:
     if not context.NAME.fullmatch(name):
         text = f"{name!r} is no name for a context: use a-z, 0-9 and hyphens, at most 63 characters."
         raise CommandFailed(Exit.USAGE, text, code="USAGE")
     return context.named_file(os.environ, name)
 
 
-def _write(file: Path, document: Json) -> None:
+def _write_context(file: Path, document: Json) -> None:
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     beside = file.with_suffix(".new")
     beside.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -116,10 +119,10 @@ def _write(file: Path, document: Json) -> None:
     beside.replace(file)
 
 
-def _listed(file: Path) -> Json:
+def _context_row(file: Path) -> Json:
     row = {"context": file.stem, "fleet": "", "stack": "", "region": "", "profile": "", "problem": ""}
     try:
-        listed = context.read(json.loads(file.read_text(encoding="utf-8")), str(file), os.environ)
+        listed = context.read_context(json.loads(file.read_text(encoding="utf-8")), str(file), os.environ)
     except (OSError, ValueError, CommandFailed) as error:
         return row | {"problem": str(error)}
     return row | {

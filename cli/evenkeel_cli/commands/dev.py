@@ -10,10 +10,10 @@ import typer
 
 from evenkeel_cli import local_data_centre
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.render import Column, OutputFormat, Printer, only, page
+from evenkeel_cli.render import Column, OutputFormat, Printer, require_format, stdout_printer
 from evenkeel_client.errors import CommandFailed, Exit
 
-app = lookup.group("Start, stop and inspect the local data centre: an AWS emulator and a GPU cluster.")
+app = lookup.command_group("Start, stop and inspect the local data centre: an AWS emulator and a GPU cluster.")
 
 
 @app.command("up")
@@ -23,28 +23,28 @@ def up(
     ] = False,
 ) -> None:
     """Start the data centre. Run it in the project folder."""
-    raise typer.Exit(_data_centre().up(_root(), foreground=foreground))
+    raise typer.Exit(_data_centre().up(_project_folder(), foreground=foreground))
 
 
 @app.command("down")
 def down() -> None:
     """Stop the data centre and everything in it."""
-    raise typer.Exit(_data_centre().down(_root()))
+    raise typer.Exit(_data_centre().down(_project_folder()))
 
 
 @app.command("status")
 def status(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Try each part and print its address; exit 1 if a part is down."""
-    document: dict[str, Any] = _data_centre().status(_root())
-    printer = page()
-    if only(output, (OutputFormat.TABLE, OutputFormat.JSON)).is_document:
+    document: dict[str, Any] = _data_centre().status(_project_folder())
+    printer = stdout_printer()
+    if require_format(output, (OutputFormat.TABLE, OutputFormat.JSON)).is_document:
         printer.document(document, output)
     else:
-        _show(printer, document)
+        _draw_status(printer, document)
     raise typer.Exit(Exit.DONE if document["isUp"] else Exit.FAILED)
 
 
-def _show(out: Printer, document: dict[str, Any]) -> None:
+def _draw_status(out: Printer, document: dict[str, Any]) -> None:
     silent = [part["part"] for part in document["parts"] if not part["isUp"]]
     out.line(out.with_glyph("failed", f"down: {', '.join(silent)}") if silent else out.with_glyph("ok", "up"))
     marks = {True: out.with_glyph("ok", "up  "), False: out.with_glyph("failed", "down")}
@@ -62,8 +62,8 @@ def _show(out: Printer, document: dict[str, Any]) -> None:
 @app.command("env")
 def env() -> None:
     """Print variables for a shell, so that AWS commands act as the operator: eval "$(evenkeel dev env)"."""
-    data_centre, root = _data_centre(), _root()
-    printer = page()
+    data_centre, root = _data_centre(), _project_folder()
+    printer = stdout_printer()
     for name, value in _read_if_up(data_centre, root, data_centre.environment).items():
         printer.line(f"export {name}={shlex.quote(value)}")
 
@@ -71,8 +71,8 @@ def env() -> None:
 @app.command("kubeconfig")
 def kubeconfig() -> None:
     """Print a kubeconfig of the local GPU cluster, for kubectl."""
-    data_centre, root = _data_centre(), _root()
-    page().line(json.dumps(_read_if_up(data_centre, root, data_centre.kubeconfig), indent=2))
+    data_centre, root = _data_centre(), _project_folder()
+    stdout_printer().line(json.dumps(_read_if_up(data_centre, root, data_centre.kubeconfig), indent=2))
 
 
 def _read_if_up(data_centre: Any, root: Path, read: Callable[[Path], Any]) -> Any:
@@ -84,10 +84,10 @@ def _read_if_up(data_centre: Any, root: Path, read: Callable[[Path], Any]) -> An
 
 
 def _data_centre() -> Any:
-    return local_data_centre.load("dev_data_centre")
+    return local_data_centre.load_local_module("dev_data_centre")
 
 
-def _root() -> Path:
+def _project_folder() -> Path:
     """Return the project folder: the current folder or its nearest parent that holds the template."""
     path = Path.cwd()
     for folder in (path, *path.parents):

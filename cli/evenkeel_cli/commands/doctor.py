@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.render import Column, OutputFormat, Printer, only, page
+from evenkeel_cli.render import Column, OutputFormat, Printer, require_format, stdout_printer
 from evenkeel_client import context
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evenkeel_cli.doctor.findings import DoctorFinding
     from evenkeel_cli.doctor.site import BotocoreAws, InspectedSite
 
-app = lookup.single("doctor")
+app = lookup.single_command("doctor")
 
 _SIGNS = {"ok": "ok", "warning": "warn", "failed": "failed", "unknown": "next"}
 
@@ -41,14 +41,14 @@ def doctor(
     """
     from evenkeel_cli.doctor import checks, findings
 
-    form = OutputFormat.JSON if as_json else only(output, (OutputFormat.TABLE, OutputFormat.JSON))
+    form = OutputFormat.JSON if as_json else require_format(output, (OutputFormat.TABLE, OutputFormat.JSON))
     if before:
         if stack:
             raise CommandFailed(Exit.USAGE, "--before names the stack, so --stack is not possible.", code="USAGE")
         _check_before(before, skip, form)
-    skipped = _skipped(skip, checks.CHECKS)
+    skipped = _skipped_checks(skip, checks.CHECKS)
     site, _ = stack_site(stack)
-    printer = page()
+    printer = stdout_printer()
     where = site.context
     doctor_findings = checks.run(site, printer.now(), skipped)
     next_step = findings.next_step(doctor_findings, checks.ENABLE)
@@ -59,11 +59,11 @@ def doctor(
         )
         printer.document(document, form)
     else:
-        show(printer, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", doctor_findings, next_step)
+        print_findings(printer, f"fleet {site.fleet()}  stack {site.stack}  {where.region}", doctor_findings, next_step)
     raise typer.Exit(findings.exit_code(doctor_findings))
 
 
-def _skipped(skip: str, table: "Sequence[DoctorCheck]") -> set[str]:
+def _skipped_checks(skip: str, table: "Sequence[DoctorCheck]") -> set[str]:
     skipped = {name.strip() for name in skip.split(",") if name.strip()}
     names = [check.name for check in table]
     if wrong := sorted(skipped - set(names)):
@@ -81,7 +81,7 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
 
     folder = Path.cwd()
     try:
-        skipped = _skipped(skip, predeployment.BEFORE)
+        skipped = _skipped_checks(skip, predeployment.BEFORE)
         planned = planned_stack.read_planned_stack(folder, environment)
     except CommandFailed as error:
         # `make deploy` goes on after the exit code of a usage error, because it also says that a check had no answer.
@@ -89,7 +89,7 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
     profile = os.environ.get("EVENKEEL_PROFILE")
     where = context.ApiContext("", "", planned.region, profile=profile, stack=planned.name, source="samconfig.toml")
     site = predeployment.PlannedSite(BotocoreAws(where), planned, planned_stack.read_sam_versions(folder))
-    out, fleet = page(), planned.parameters["FleetName"]
+    out, fleet = stdout_printer(), planned.parameters["FleetName"]
     doctor_findings = checks.run(site, out.now(), skipped, predeployment.BEFORE)
     next_step = "" if findings.exit_code(doctor_findings) == 1 else f"Deploy: make deploy ENV={environment}"
     if form.is_document:
@@ -99,7 +99,7 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
         )
         out.document(document, form)
     else:
-        show(
+        print_findings(
             out,
             f"before a deployment of {environment}  stack {planned.name}  {planned.region}",
             doctor_findings,
@@ -113,14 +113,14 @@ def stack_site(stack: str) -> "tuple[InspectedSite, BotocoreAws]":
     from evenkeel_cli.doctor.site import BotocoreAws, InspectedSite
     from evenkeel_cli.offline import access
 
-    where = _context(stack)
+    where = _stack_context(stack)
     aws = BotocoreAws(where)
-    site = InspectedSite(aws, _client(where) if where.url else None, where, stack or where.stack, access)
-    _locate(site, aws)
+    site = InspectedSite(aws, _api_client(where) if where.url else None, where, stack or where.stack, access)
+    _complete_site(site, aws)
     return site, aws
 
 
-def _context(stack: str) -> context.ApiContext:
+def _stack_context(stack: str) -> context.ApiContext:
     """Return the context in force. With `--stack` the API's address is found from the stack where none is known."""
     try:
         return lookup.current_context()
@@ -132,11 +132,11 @@ def _context(stack: str) -> context.ApiContext:
         return context.ApiContext(name="", url="", region=region, profile=profile, source=f"the stack {stack}")
 
 
-def _client(where: context.ApiContext) -> ApiClient:
+def _api_client(where: context.ApiContext) -> ApiClient:
     return ApiClient(where, warn=None)  # the check `sources` says it
 
 
-def _locate(site: "InspectedSite", aws: "BotocoreAws") -> None:
+def _complete_site(site: "InspectedSite", aws: "BotocoreAws") -> None:
     """Complete the facts about the site from the stack's description, if it can be read."""
     from evenkeel_cli.doctor.findings import CouldNotCheck
 
@@ -144,12 +144,12 @@ def _locate(site: "InspectedSite", aws: "BotocoreAws") -> None:
         aws.endpoints = {"sagemaker": site.parameter("SageMakerEndpoint"), "eks": site.parameter("EksEndpoint")}
         if not site.context.url:
             site.context = replace(site.context, url=site.output("ApiUrl"))
-            site.client = _client(site.context)
+            site.client = _api_client(site.context)
     except CouldNotCheck:
         pass  # the check `stack` says so
 
 
-def show(out: Printer, head: str, findings: list["DoctorFinding"], next_step: str) -> None:
+def print_findings(out: Printer, head: str, findings: list["DoctorFinding"], next_step: str) -> None:
     """Print a line for each finding, with its fix below."""
     out.line(out.bold(f"evenkeel doctor  {head}"))
     rows = []

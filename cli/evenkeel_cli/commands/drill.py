@@ -7,22 +7,22 @@ import typer
 
 from evenkeel_cli import local_data_centre
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer_change, answer_list
-from evenkeel_cli.render import Column, OutputFormat, Printer, page
+from evenkeel_cli.commands.output import print_change, print_list
+from evenkeel_cli.render import Column, OutputFormat, Printer, stdout_printer
 from evenkeel_cli.state_signs import plain
 from evenkeel_client.client import ControlClient
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
-app = lookup.group("Inject faults into a local data centre. A real fleet cannot be targeted.")
+app = lookup.command_group("Inject faults into a local data centre. A real fleet cannot be targeted.")
 
 
 @app.command("ls")
 def list_drills(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List the drills. Each injects a fault and checks the outcome."""
     documents = [{"name": drill.name, "summary": drill.title} for drill in _drills().DRILLS.values()]
-    answer_list(
+    print_list(
         documents, output, lambda out: _columns(out, "DRILL", "name", "summary"), fields=("name", "summary"), nothing=""
     )
 
@@ -41,7 +41,7 @@ def run(
         hint = "evenkeel drill ls"
         raise CommandFailed(Exit.NOT_FOUND, f"There is no drill {name!r}.", code="NO_SUCH_DRILL", hint=hint)
     drill, thrown = drills.DRILLS[name], random.SystemRandom().randrange(10**6) if seed is None else seed
-    printer = page()
+    printer = stdout_printer()
     printer.line(f"{printer.bold(drill.name)}  {drill.title}  {printer.dim(f'seed {thrown}')}")
     result = drills.run_alone(drill, seed=thrown, full=full, say=lambda text: printer.line(printer.dim(f"  {text}")))
     for title, holds, detail in result.checks:
@@ -65,8 +65,8 @@ _SHORT_TEXTS = 60
 @app.command("faults")
 def list_faults(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List the faults that can be injected, and those injected so far."""
-    document = _control().call("GET", "/control/faults")
-    printer = page()
+    document = _control_client().call("GET", "/control/faults")
+    printer = stdout_printer()
     match output:
         case OutputFormat.JSON | OutputFormat.YAML:
             printer.document(document, output)
@@ -74,7 +74,7 @@ def list_faults(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
             for row in document["rows"]:
                 printer.line(row["fault"])
         case _:
-            _table(printer, document)
+            _draw_faults(printer, document)
 
 
 @app.command("inject")
@@ -88,7 +88,7 @@ def inject(
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Inject a fault into the running data centre."""
-    control = _control()
+    control = _control_client()
     body: Json = {"fault": fault}
     if node:
         body["node"] = node
@@ -99,7 +99,7 @@ def inject(
     document = control.call("POST", "/control/faults", body)
 
     text = f"{document['fault']} on {document['node']} ({document['faultId']})"
-    answer_change(document, output, text, status="warn", then="status -w")
+    print_change(document, output, text, status="warn", then="status -w")
 
 
 @app.command("clear")
@@ -108,12 +108,12 @@ def clear(
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Clear a fault."""
-    document = _control().call("DELETE", f"/control/faults/{fault_id}")
+    document = _control_client().call("DELETE", f"/control/faults/{fault_id}")
     text = f"{document['fault']} on {document['node']} cleared"
-    answer_change(document, output, text)
+    print_change(document, output, text)
 
 
-def _control() -> ControlClient:
+def _control_client() -> ControlClient:
     context = lookup.current_context()
     if not context.control_url:
         raise CommandFailed(
@@ -126,10 +126,10 @@ def _control() -> ControlClient:
 
 
 def _drills() -> Any:
-    return local_data_centre.load("drills")
+    return local_data_centre.load_local_module("drills")
 
 
-def _table(out: Printer, document: Json) -> None:
+def _draw_faults(out: Printer, document: Json) -> None:
     out.table(_columns(out, "FAULT", "fault", "does"), document["rows"])
     injected = [item for item in document["injected"] if not item["cleared"]]
     if injected:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-app = lookup.group("Calculate what failures cost and what to change: rates, checkpoints, spares, commitments.")
+app = lookup.command_group("Calculate what failures cost and what to change: rates, checkpoints, spares, commitments.")
 app.command("forecast")(economics_fleet.forecast)
 app.command("commitment")(economics_fleet.commitment)
 
@@ -28,21 +28,21 @@ NodesOption = Annotated[int, typer.Option(metavar="N", help="Nodes of the job.")
 _DURATION = "90s, 40min, 4.5h, 12d"
 
 
-def _rate(rate: str | None, failures: int | None, node_hours: str | None, confidence: str) -> "FailureRate":
+def _parse_rate(rate: str | None, failures: int | None, node_hours: str | None, confidence: str) -> "FailureRate":
     from evenkeel_cli.offline import economics as offline
-    from evenkeel_cli.offline.quantities import share
+    from evenkeel_cli.offline.quantities import parse_share
 
-    return offline.rate_of(rate, failures, node_hours, share("--confidence", confidence))
-
-
-def _seconds(option: str, typed: str) -> float:
-    from evenkeel_cli.offline.quantities import seconds
-
-    return seconds(option, typed)
+    return offline.rate_of(rate, failures, node_hours, parse_share("--confidence", confidence))
 
 
-def _seconds_if(option: str, typed: str | None) -> float | None:
-    return None if typed is None else _seconds(option, typed)
+def _parse_seconds(option: str, typed: str) -> float:
+    from evenkeel_cli.offline.quantities import parse_seconds
+
+    return parse_seconds(option, typed)
+
+
+def _parse_optional_seconds(option: str, typed: str | None) -> float | None:
+    return None if typed is None else _parse_seconds(option, typed)
 
 
 # ---------------------------------------------------------------- rates
@@ -62,20 +62,20 @@ def rate(  # noqa: PLR0913, PLR0917 - options, each given by its name
     """Failure rate per node-hour, with its exact Poisson interval. Needs no fleet without --fleet."""
     from evenkeel_cli.offline import economics as offline
     from evenkeel_cli.offline import forecasts
-    from evenkeel_cli.offline.quantities import share
+    from evenkeel_cli.offline.quantities import parse_share
 
     if (fleet or file is not None) and (failures is not None or node_hours is not None):
         option = "--fleet" if fleet else "--file"
         raise CommandFailed(Exit.USAGE, f"{option} excludes --failures and --node-hours.", code="WRONG_FIGURE")
     if fleet:
-        history = economics_fleet.history_of(days)
-        rates = forecasts.fleet_rates(history, by, share("--confidence", confidence))
+        history = economics_fleet.read_fleet_history(days)
+        rates = forecasts.fleet_rates(history, by, parse_share("--confidence", confidence))
         print_figures(rates, output, main="groups")
         return
     if file is not None:
-        print_figures(offline.rates_from_file(file, by, share("--confidence", confidence)), output, main="groups")
+        print_figures(offline.rates_from_file(file, by, parse_share("--confidence", confidence)), output, main="groups")
         return
-    print_figures(_rate(None, failures, node_hours, confidence).to_json(), output)
+    print_figures(_parse_rate(None, failures, node_hours, confidence).to_json(), output)
 
 
 @app.command("mtbf")
@@ -94,8 +94,10 @@ def mtbf(
     """Mean time between failures of a job, and the size at which a job never ends. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
-    failure_rate = _rate(rate, failures, node_hours, confidence)
-    print_figures(offline.mtbf(failure_rate, nodes, _seconds_if("--downtime", downtime)), output, main="rates")
+    failure_rate = _parse_rate(rate, failures, node_hours, confidence)
+    print_figures(
+        offline.mtbf(failure_rate, nodes, _parse_optional_seconds("--downtime", downtime)), output, main="rates"
+    )
 
 
 # ---------------------------------------------------------------- times
@@ -128,19 +130,19 @@ def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
 ) -> None:
     """Effective training time ratio and time of a run, for four meanings of downtime. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
-    from evenkeel_cli.offline.quantities import not_negative, positive
+    from evenkeel_cli.offline.quantities import parse_not_negative, parse_positive
 
-    failure_rate = _rate(rate, failures, node_hours, confidence)
+    failure_rate = _parse_rate(rate, failures, node_hours, confidence)
     if gpu_hours is not None and failure_free is not None:
         raise CommandFailed(Exit.USAGE, "--gpu-hours and --failure-free exclude each other.", code="USAGE")
-    run = {"failureFreeHours": _seconds("--failure-free", "30d" if failure_free is None else failure_free) / 3600}
+    run = {"failureFreeHours": _parse_seconds("--failure-free", "30d" if failure_free is None else failure_free) / 3600}
     if gpu_hours is not None:
-        run["failureFreeHours"] = positive("--gpu-hours", gpu_hours) / (max(1, nodes) * gpus_per_node)
+        run["failureFreeHours"] = parse_positive("--gpu-hours", gpu_hours) / (max(1, nodes) * gpus_per_node)
     if usd_per_gpu_hour is not None:
-        run["usdPerHour"] = not_negative("--usd-per-gpu-hour", usd_per_gpu_hour) * nodes * gpus_per_node
+        run["usdPerHour"] = parse_not_negative("--usd-per-gpu-hour", usd_per_gpu_hour) * nodes * gpus_per_node
     if instead_of is not None:
-        run["insteadOfSeconds"] = _seconds("--instead-of", instead_of)
-    time = offline.effective_time(failure_rate, nodes, _seconds("--downtime", downtime), run, model or ())
+        run["insteadOfSeconds"] = _parse_seconds("--instead-of", instead_of)
+    time = offline.effective_time(failure_rate, nodes, _parse_seconds("--downtime", downtime), run, model or ())
     print_figures(time, output, main="runs" if instead_of is None else "")
 
 
@@ -166,14 +168,14 @@ def interval(
             Exit.USAGE, "The MTBF is unknown: give --mtbf, or --nodes with --rate.", code="WRONG_FIGURE"
         )
     if mtbf is not None:
-        between = _seconds("--mtbf", mtbf)
+        between = _parse_seconds("--mtbf", mtbf)
     else:
-        (row,) = offline.mtbf(_rate(rate, None, None, "0.95"), nodes or 0, None)["rates"]
+        (row,) = offline.mtbf(_parse_rate(rate, None, None, "0.95"), nodes or 0, None)["rates"]
         if row["mtbfSeconds"] is None:
             raise CommandFailed(Exit.USAGE, "--rate is 0: without failures no interval is best.", code="WRONG_FIGURE")
         between = row["mtbfSeconds"]
-    now = _seconds_if("--interval", present)
-    document = offline.interval(_seconds("--write", write), _seconds("--restart", restart), between, now)
+    now = _parse_optional_seconds("--interval", present)
+    document = offline.interval(_parse_seconds("--write", write), _parse_seconds("--restart", restart), between, now)
     print_figures(document, output)
 
 
@@ -192,10 +194,14 @@ def shrink(
     per_hour = (
         None
         if rate is None
-        else offline.mtbf(_rate(rate, None, None, "0.95"), nodes, None)["rates"][0]["jobFailuresPerHour"]
+        else offline.mtbf(_parse_rate(rate, None, None, "0.95"), nodes, None)["rates"][0]["jobFailuresPerHour"]
     )
     document = offline.shrink(
-        _seconds("--detect", detect), _seconds("--reconfigure", reconfigure), _seconds("--lead", lead), nodes, per_hour
+        _parse_seconds("--detect", detect),
+        _parse_seconds("--reconfigure", reconfigure),
+        _parse_seconds("--lead", lead),
+        nodes,
+        per_hour,
     )
     print_figures(document, output)
 
@@ -222,18 +228,18 @@ def spares(  # noqa: PLR0913, PLR0917 - options, each given by its name
 ) -> None:
     """Number of spare nodes with the lowest cost. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
-    from evenkeel_cli.offline.quantities import not_negative
+    from evenkeel_cli.offline.quantities import parse_not_negative
 
-    lead_seconds = _seconds("--lead", lead)
+    lead_seconds = _parse_seconds("--lead", lead)
     terms = {
         "nodes": nodes,
         "lead_seconds": lead_seconds,
-        "wait_seconds": lead_seconds if wait is None else _seconds("--wait", wait),
-        "detect_seconds": _seconds("--detect", detect),
-        "resume_seconds": _seconds("--resume", resume),
-        "run_cost_usd": None if run_cost_usd is None else not_negative("--run-cost-usd", run_cost_usd),
+        "wait_seconds": lead_seconds if wait is None else _parse_seconds("--wait", wait),
+        "detect_seconds": _parse_seconds("--detect", detect),
+        "resume_seconds": _parse_seconds("--resume", resume),
+        "run_cost_usd": None if run_cost_usd is None else parse_not_negative("--run-cost-usd", run_cost_usd),
     }
-    table = offline.spare_table(_rate(rate, failures, node_hours, confidence), terms, max_spares)
+    table = offline.spare_table(_parse_rate(rate, failures, node_hours, confidence), terms, max_spares)
     print_figures(table, output, main="spares")
 
 
@@ -257,11 +263,11 @@ def repair_shop(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     terms = {
         "nodes": nodes,
-        "repair_hours": _seconds("--repair", repair) / 3600,
+        "repair_hours": _parse_seconds("--repair", repair) / 3600,
         "repairers": repairers,
         "fails_while_stopped": fails_while_stopped,
     }
-    shop = offline.repair_shop(_rate(rate, failures, node_hours, confidence), terms, max_spares)
+    shop = offline.repair_shop(_parse_rate(rate, failures, node_hours, confidence), terms, max_spares)
     print_figures(shop, output, main="fleets")
 
 

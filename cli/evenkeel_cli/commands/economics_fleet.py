@@ -7,7 +7,7 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.figure_output import FigureFormat, FigureOption, print_figures
-from evenkeel_cli.render import note, page
+from evenkeel_cli.render import note, stdout_printer
 from evenkeel_client.errors import CommandFailed, Exit
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ FleetOption = Annotated[bool, typer.Option("--fleet", help="Count failures and n
 DaysOption = Annotated[float, typer.Option(metavar="N", help="Length of the window; at most 30.")]
 
 
-def history_of(days: float) -> "History":
+def read_fleet_history(days: float) -> "History":
     """Return failures and node-hours from the API.
 
     Raises:
@@ -31,9 +31,9 @@ def history_of(days: float) -> "History":
 
     _check_days(days)
     client = lookup.current_client()
-    nodes, more_nodes = lookup.listed(client, "/nodes", _MAX_READ, gone="true")
-    incidents, more_incidents = lookup.listed(client, "/incidents", _MAX_READ)
-    history = fleet_history.read_history(nodes, incidents, page().now(), days)
+    nodes, more_nodes = lookup.list_items_and_token(client, "/nodes", _MAX_READ, gone="true")
+    incidents, more_incidents = lookup.list_items_and_token(client, "/incidents", _MAX_READ)
+    history = fleet_history.read_history(nodes, incidents, stdout_printer().now(), days)
     if more_nodes or more_incidents:
         text = f"The fleet has more than {_MAX_READ} nodes or incidents; the rest is not counted, so rates are unsure."
         history.notes.append(text)
@@ -49,14 +49,16 @@ def _check_days(days: float) -> None:
         raise CommandFailed(Exit.USAGE, text, code="WRONG_FIGURE")
 
 
-def measured(request: Json) -> tuple[Json, list[str]]:
+def with_measured_downtime(request: Json) -> tuple[Json, list[str]]:
     """Return the request with the measured downtime, unless it states how Evenkeel recovers."""
     from evenkeel_cli.offline import fleet_history
 
     if "configured" in request:
         return request, []
     client = lookup.current_client()
-    settled = [item for item in lookup.items(client, "/incidents", 200) if item["affectedJobs"] and not item["isDrill"]]
+    settled = [
+        item for item in lookup.list_items(client, "/incidents", 200) if item["affectedJobs"] and not item["isDrill"]
+    ]
     downtime = fleet_history.measured_downtime(
         client.get(f"/incidents/{document['incidentId']}") for document in settled[:_MAX_MEASURED]
     )
@@ -81,10 +83,10 @@ def forecast(
 
     if file is None and not fleet:
         raise CommandFailed(Exit.USAGE, "The fleet is unknown: give --file, --fleet, or both.", code="WRONG_FIGURE")
-    request, notes = forecasts.request_from(file) if file else {}, list[str]()
+    request, notes = forecasts.read_request(file) if file else {}, list[str]()
     if fleet:
-        history = history_of(days)
-        request, notes = measured(fleet_history.merged(request, history))
+        history = read_fleet_history(days)
+        request, notes = with_measured_downtime(fleet_history.with_fleet_counts(request, history))
         notes = [*history.notes, *notes]
         if not request["groups"]:
             raise CommandFailed(
@@ -113,13 +115,13 @@ def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
 ) -> None:
     """Advise how many GPUs or nodes to commit: use, saving and idle cost of the k-th. Needs no fleet."""
     from evenkeel_cli.offline import forecasts
-    from evenkeel_cli.offline.quantities import number, share
+    from evenkeel_cli.offline.quantities import parse_number, parse_share
 
     terms = {
-        "reserved_usd_per_hour": number("--reserved-usd-per-hour", reserved_usd_per_hour),
-        "on_demand_usd_per_hour": number("--on-demand-usd-per-hour", on_demand_usd_per_hour),
-        "reserved_availability": share("--reserved-availability", reserved_availability),
-        "on_demand_availability": share("--on-demand-availability", on_demand_availability),
+        "reserved_usd_per_hour": parse_number("--reserved-usd-per-hour", reserved_usd_per_hour),
+        "on_demand_usd_per_hour": parse_number("--on-demand-usd-per-hour", on_demand_usd_per_hour),
+        "reserved_availability": parse_share("--reserved-availability", reserved_availability),
+        "on_demand_availability": parse_share("--on-demand-availability", on_demand_availability),
     }
-    response = forecasts.commit(forecasts.demand_from(demand), terms, committed, gpus_per_node)
+    response = forecasts.advise_commitment(forecasts.read_demand(demand), terms, committed, gpus_per_node)
     print_figures(response, output, main="units")

@@ -5,14 +5,14 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer_list, show
-from evenkeel_cli.render import Column, OutputFormat, Printer, page
+from evenkeel_cli.commands.output import print_list, print_or_watch
+from evenkeel_cli.render import Column, OutputFormat, Printer, stdout_printer
 
 Json = dict[str, Any]
 
 _FIELDS = ("id", "kind", "occurredAt", "recordedAt", "subject", "team", "by", "text", "isDrill")
 
-app = lookup.group("List what changed: incidents, jobs, nodes, and what people did.")
+app = lookup.command_group("List what changed: incidents, jobs, nodes, and what people did.")
 
 
 @app.command("ls")
@@ -33,17 +33,19 @@ def list_events(
     """List events, newest first. Events are kept for 90 days."""
     client = lookup.current_client()
     kinds = ",".join(_kind(name) for name in kind.split(",") if name) if kind else None
-    begins = lookup.instant("--since", since, page().now())
+    begins = lookup.parse_instant("--since", since, stdout_printer().now())
 
     def fetch() -> tuple[list[Json], str | None]:
-        return lookup.listed(client, "/events", limit, kind=kinds, subject=subject, team=team, since=begins)
+        return lookup.list_items_and_token(
+            client, "/events", limit, kind=kinds, subject=subject, team=team, since=begins
+        )
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
         events, token = listed
         nothing = f"Nothing changed since {begins}." if not (kind or subject or team) else "No event matches."
-        answer_list(events, output, _columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
+        print_list(events, output, _columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
 
-    show(fetch, draw, output, watch=watch)
+    print_or_watch(fetch, draw, output, watch=watch)
 
 
 def _kind(typed: str) -> str:

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change, answer_list
+from evenkeel_cli.commands.output import print_change, print_list, print_object
 from evenkeel_cli.render import OutputFormat
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
-app = lookup.group("List and explain known faults, and report a fault.")
+app = lookup.command_group("List and explain known faults, and report a fault.")
 
 _INSTANCE_ID = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})", re.ASCII)
 
@@ -35,8 +35,8 @@ def list_faults(
     """List known faults. Needs no fleet."""
     from evenkeel_cli.offline import faults, policies
 
-    documents = faults.listed(policies.load(policy).catalogue, family)
-    answer_list(documents, output, lambda _: faults.COLUMNS, fields=faults.FIELDS, nothing="")
+    documents = faults.list_faults(policies.load_policy(policy).catalogue, family)
+    print_list(documents, output, lambda _: faults.COLUMNS, fields=faults.FIELDS, nothing="")
 
 
 @app.command("explain")
@@ -48,8 +48,8 @@ def explain(
     """Show a fault and the recovery plan that it leads to. Needs no fleet."""
     from evenkeel_cli.offline import faults, policies
 
-    preview = faults.explained(code, policies.load(policy))
-    answer(faults.document_of(preview), output, lambda out: faults.draw(out, preview))
+    preview = faults.explain_fault(code, policies.load_policy(policy))
+    print_object(faults.preview_document(preview), output, lambda out: faults.draw_fault(out, preview))
 
 
 @app.command("report")
@@ -83,4 +83,4 @@ def report(  # noqa: PLR0913, PLR0917 - options, each given by its name
     )
 
     text = f"{response['accepted']} reported" if response["accepted"] else "the log line names no fault of the node"
-    answer_change(response, output, text, status="ok" if response["accepted"] else "warn", then="incidents ls")
+    print_change(response, output, text, status="ok" if response["accepted"] else "warn", then="incidents ls")

@@ -9,7 +9,7 @@ from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.job_pages import queue_position
 from evenkeel_cli.commands.output import REFRESH_SECONDS
 from evenkeel_cli.progress import MAX_LINES, Pace, TrainingProgress, read_progress, total_steps
-from evenkeel_cli.render import duration, note, note_page
+from evenkeel_cli.render import duration, note, stderr_printer
 from evenkeel_cli.state_signs import plain
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
@@ -155,7 +155,7 @@ def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | No
 def _interim_text(job: Json, progress: ProgressReader) -> str:
     if job["state"] == "RUNNING":
         return progress.read(job).text
-    return queue_position(note_page(), job.get("queue")) or str(job["reason"])
+    return queue_position(stderr_printer(), job.get("queue")) or str(job["reason"])
 
 
 def watch_job(client: ApiClient, job_id: str, draw: Callable[[Json, LogReading, list[Json]], None]) -> Json:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change, answer_list, confirm, draw_timeline, show
+from evenkeel_cli.commands.output import confirm, draw_timeline, print_change, print_list, print_object, print_or_watch
 from evenkeel_cli.receipt_page import draw_incident_receipt
 from evenkeel_cli.render import Column, OutputFormat, Printer, duration
 from evenkeel_cli.state_signs import INCIDENT, plain
@@ -30,7 +30,7 @@ _FIELDS = (
 _NEEDS_PERSON = ("WAITING_FOR_PERSON", "JOB_NOT_RESUMED", "FAILED")
 RUNBOOK = "docs/runbooks/incident-needs-person.md"
 
-app = lookup.group("Show node incidents and their recovery; approve or decline plans.")
+app = lookup.command_group("Show node incidents and their recovery; approve or decline plans.")
 
 IncidentArgument = Annotated[str, typer.Argument(metavar="INCIDENT", help="Id, unique prefix of an id, or @latest.")]
 
@@ -48,7 +48,7 @@ def list_incidents(
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
         incidents, token = listed
-        answer_list(
+        print_list(
             incidents,
             output,
             lambda out: _columns(out, is_wide=output is OutputFormat.WIDE),
@@ -58,7 +58,12 @@ def list_incidents(
             ends_after=limit,
         )
 
-    show(lambda: lookup.listed(client, "/incidents", limit, state=state and state.upper()), draw, output, watch=watch)
+    print_or_watch(
+        lambda: lookup.list_items_and_token(client, "/incidents", limit, state=state and state.upper()),
+        draw,
+        output,
+        watch=watch,
+    )
 
 
 @app.command("show")
@@ -66,7 +71,7 @@ def show_incident(incident: IncidentArgument, output: lookup.OutputOption = Outp
     """Show an incident: evidence, node and job recovery, and durations."""
     client = lookup.current_client()
     document = client.get(f"/incidents/{lookup.find_incident(client, incident)}")
-    answer(document, output, lambda out: _print_incident(out, document), has_wide=True)
+    print_object(document, output, lambda out: _print_incident(out, document), has_wide=True)
 
 
 @app.command("timeline")
@@ -75,7 +80,7 @@ def timeline(incident: IncidentArgument, output: lookup.OutputOption = OutputFor
     client = lookup.current_client()
     incident_id = lookup.find_incident(client, incident)
     document = client.get(f"/incidents/{incident_id}/timeline")
-    answer(document, output, lambda out: draw_timeline(out, document["entries"]), has_wide=True)
+    print_object(document, output, lambda out: draw_timeline(out, document["entries"]), has_wide=True)
 
 
 @app.command("receipt")
@@ -83,7 +88,7 @@ def receipt(incident: IncidentArgument, output: lookup.OutputOption = OutputForm
     """Show what an incident cost, stage by stage, and estimates of what was saved."""
     client = lookup.current_client()
     document = client.get(f"/incidents/{lookup.find_incident(client, incident)}/receipt")
-    answer(document, output, lambda out: draw_incident_receipt(out, document), has_wide=True)
+    print_object(document, output, lambda out: draw_incident_receipt(out, document), has_wide=True)
 
 
 @app.command("ack")
@@ -98,7 +103,7 @@ def acknowledge(
     incident_id = lookup.find_incident(client, incident)
     body = {"reason": reason} if reason else {}
     document = client.post(f"/incidents/{incident_id}/acknowledge", body, key=key)
-    answer_change(
+    print_change(
         document,
         output,
         f"{incident_id}  acknowledged by {document['acknowledgement']['by']}",
@@ -156,7 +161,7 @@ def _answer_plan(typed: str, verb: str, reason: str, is_sure: bool, key: str | N
     body = {"decisionId": plan["decisionId"], **({"reason": reason} if reason else {})}
     response = client.post(f"/incidents/{incident_id}/{verb}", body, key=key)
     done = "approved" if response["approval"]["approves"] else "declined"
-    answer_change(response, output, f"{incident_id}  {done}", then=f"incidents timeline {incident_id}")
+    print_change(response, output, f"{incident_id}  {done}", then=f"incidents timeline {incident_id}")
 
 
 def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -> None:
@@ -188,7 +193,7 @@ def acknowledged_by(out: Printer, incident: Json) -> str:
 
 def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
     def node(incident: Json) -> str:
-        return str(incident["node"]["instanceId"]) if is_wide else short_node(incident["node"]["instanceId"])
+        return str(incident["node"]["instanceId"]) if is_wide else short_instance_id(incident["node"]["instanceId"])
 
     def state(incident: Json) -> str:
         return out.with_glyph(INCIDENT[incident["state"]], plain(incident["state"]))
@@ -208,18 +213,18 @@ def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
         Column("REPAIRS", lambda incident: ",".join(incident["repairs"]) or "–", is_wide=True),
         Column("JOBS", jobs, is_wide=True),
         Column("ACKNOWLEDGED", lambda incident: acknowledged_by(out, incident) or "–", is_wide=True),
-        Column("OUTCOME", _outcome, goes_below=True),
+        Column("OUTCOME", _outcome_text, goes_below=True),
     ]
 
 
-def _outcome(incident: Json) -> str:
+def _outcome_text(incident: Json) -> str:
     acknowledgement = incident.get("acknowledgement")
     return " ".join(
         filter(None, (incident["outcome"], f"Acknowledged by {acknowledgement['by']}." if acknowledgement else ""))
     )
 
 
-def short_node(instance_id: str) -> str:
+def short_instance_id(instance_id: str) -> str:
     """Return `i-0ab…c41`: enough to tell machines of one fleet apart, and to find one by."""
     return instance_id if len(instance_id) <= 12 else f"{instance_id[:5]}…{instance_id[-4:]}"
 

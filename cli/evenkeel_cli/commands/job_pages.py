@@ -9,7 +9,7 @@ from evenkeel_cli.state_signs import ATTEMPT, JOB, count_of, plain
 Json = dict[str, Any]
 
 
-def node_count(job: Json) -> str:
+def size_text(job: Json) -> str:
     """Return the size of a job in words."""
     has, requested = job.get("currentNodes") or job["nodes"], job["nodes"]
     sizes = job.get("elastic")
@@ -23,7 +23,7 @@ def list_columns(out: Printer) -> list[Column]:
     return [
         Column("JOB", "jobId"),
         Column("NAME", "name", may_shrink=True),
-        Column("STATE", lambda job: out.with_glyph(_sign(job), plain(job["state"]) + out.last_seen(job))),
+        Column("STATE", lambda job: out.with_glyph(_status_sign(job), plain(job["state"]) + out.last_seen(job))),
         Column("NODES", "nodes", is_right=True),
         Column("TRY", "currentAttempt", is_right=True),
         Column(out.age_title("SUBMITTED"), lambda job: out.when(job["submittedAt"], ago=False), is_right=True),
@@ -49,7 +49,7 @@ def unmanaged_columns(*, is_wide: bool) -> list[Column]:
 def draw_job(out: Printer, job: Json) -> None:
     """Draw one job; of another team's job only the public fields."""
     state = plain(job["state"]) + out.last_seen(job)
-    out.line(f"{out.with_glyph(_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}")
+    out.line(f"{out.with_glyph(_status_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}")
     if job["reason"]:
         out.paragraph(job["reason"], indent="  ")
     out.line()
@@ -57,16 +57,16 @@ def draw_job(out: Printer, job: Json) -> None:
     withheld = f"Only team {job['team']} and operators see its command, logs, checkpoints and failures."
     out.pairs(
         [
-            ("size", f"{node_count(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
-            ("requests", _amounts(job)),
+            ("size", f"{size_text(job)}{' on ' + ', '.join(job['instanceTypes']) if job['instanceTypes'] else ''}"),
+            ("requests", _amounts_text(job)),
             ("team", f"{job['team']}, class {job['priorityClass'] or '(unset)'}"),
             ("type", "" if is_redacted else job["jobType"] or ""),
             ("kind", job["kind"] if job["kind"] != "Job" else ""),
             ("pools", ", then ".join(choice["name"] for choice in job.get("pools", ()))),
-            ("requires", _requirements(job["requires"])),
+            ("requires", _requirements_text(job["requires"])),
             ("runs", " ".join([*job.get("command", ()), *job.get("args", ())])),
             ("image", job.get("image", "")),
-            ("checkpoints", _checkpoints(job["checkpoint"]) if "checkpoint" in job else ""),
+            ("checkpoints", _checkpoints_text(job["checkpoint"]) if "checkpoint" in job else ""),
             ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
             ("deadline", out.when(job["deadline"], ago=False) if job.get("deadline") else ""),
             ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
@@ -92,7 +92,7 @@ def draw_progress(out: Printer, job: Json, progress: str) -> None:
     """Draw the head of a job that a person watches: its state, its progress, and where it runs."""
     state = plain(job["state"]) + out.last_seen(job)
     attempt = f", attempt {job['currentAttempt']}" if job["currentAttempt"] else ""
-    out.line(f"{out.with_glyph(_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}{attempt}")
+    out.line(f"{out.with_glyph(_status_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}{attempt}")
     if job["reason"]:
         out.paragraph(job["reason"], indent="  ")
     newest = job["attempts"][0] if job["attempts"] else None
@@ -103,7 +103,7 @@ def draw_progress(out: Printer, job: Json, progress: str) -> None:
         [
             ("progress", progress),
             ("resumed from", f"step {point['step']} of attempt {point['attempt']}" if point else ""),
-            ("runs for", _run_duration(out, newest) if newest and newest["runningAt"] else ""),
+            ("runs for", _run_duration_text(out, newest) if newest and newest["runningAt"] else ""),
             ("nodes", nodes),
             ("queue", queue_position(out, job["queue"])),
             ("stop requested", job["stopRequest"]["reason"] if job.get("stopRequest") else ""),
@@ -174,7 +174,7 @@ def _pool_columns(out: Printer) -> list[Column]:
     ]
 
 
-def _amounts(job: Json) -> str:
+def _amounts_text(job: Json) -> str:
     """Return the CPU and memory of the newest attempt; empty if it states none."""
     newest = job["attempts"][0] if job["attempts"] else {}
     amounts = [(newest.get("cpu"), "vCPU"), (newest.get("memoryGib"), "GiB of memory")]
@@ -191,7 +191,7 @@ def _attempt_columns(out: Printer) -> list[Column]:
         Column("TRY", "attempt", is_right=True),
         Column("STATE", lambda attempt: out.with_glyph(ATTEMPT[attempt["state"]], plain(attempt["state"]))),
         Column("FROM", start),
-        Column("RAN", lambda attempt: _run_duration(out, attempt), is_right=True),
+        Column("RAN", lambda attempt: _run_duration_text(out, attempt), is_right=True),
         Column("NODES", lambda run: ",".join(node["instanceId"][-5:] for node in run["nodes"]), may_shrink=True),
         Column("REASON", lambda attempt: attempt.get("reason", ""), goes_below=True),
     ]
@@ -207,25 +207,25 @@ _RENTAL_COLUMNS = (
 )
 
 
-def _run_duration(out: Printer, attempt: Json) -> str:
+def _run_duration_text(out: Printer, attempt: Json) -> str:
     if not attempt["runningAt"]:
         return "–"
     end = out.seconds_since(attempt["endedAt"]) if attempt["endedAt"] else 0.0
     return duration(max(0.0, out.seconds_since(attempt["runningAt"]) - end))
 
 
-def _sign(job: Json) -> str:
+def _status_sign(job: Json) -> str:
     return "warn" if job.get("isStale") else JOB[job["state"]]
 
 
-def _requirements(requires: Json) -> str:
+def _requirements_text(requires: Json) -> str:
     parts = [" or ".join(requires["architectures"]), " or ".join(requires["gpuModels"]), requires["fabric"]]
     if requires["gpuMemoryGib"]:
         parts.append(f"{requires['gpuMemoryGib']:g} GiB on each GPU")
     return ", ".join(text for text in parts if text)
 
 
-def _checkpoints(checkpoint: Json) -> str:
+def _checkpoints_text(checkpoint: Json) -> str:
     if not checkpoint["uri"]:
         return "none: a restart begins at step 0"
     claim = checkpoint.get("claim")

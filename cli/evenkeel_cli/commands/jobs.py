@@ -21,13 +21,20 @@ from evenkeel_cli.commands.job_pages import (
     draw_plan,
     draw_progress,
     list_columns,
-    node_count,
+    size_text,
     unmanaged_columns,
 )
-from evenkeel_cli.commands.output import answer, answer_change, answer_list, draw_timeline, show, write_template
+from evenkeel_cli.commands.output import (
+    draw_timeline,
+    print_change,
+    print_list,
+    print_object,
+    print_or_watch,
+    write_template,
+)
 from evenkeel_cli.commands.submission import explain_missing_fields, takes_a_job
 from evenkeel_cli.receipt_page import draw_job_receipt
-from evenkeel_cli.render import OutputFormat, note, only, page
+from evenkeel_cli.render import OutputFormat, note, require_format, stdout_printer
 from evenkeel_cli.state_signs import JOB, plain
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -52,7 +59,7 @@ _UNMANAGED_FIELDS = (
     *("says", "isStale", "lastSeenAt"),
 )
 
-app = lookup.group("Submit, list, show, follow, suspend and cancel training jobs.")
+app = lookup.command_group("Submit, list, show, follow, suspend and cancel training jobs.")
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Id, unique prefix of an id, name, or @latest.")]
 
@@ -75,15 +82,15 @@ def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption
         job = client.post("/jobs", body, key=key)
     except CommandFailed as failed:
         raise explain_missing_fields(failed, body) from None
-    printer = page()
-    match only(output, (OutputFormat.TABLE, OutputFormat.JSON, OutputFormat.NAME)):
+    printer = stdout_printer()
+    match require_format(output, (OutputFormat.TABLE, OutputFormat.JSON, OutputFormat.NAME)):
         case OutputFormat.JSON | OutputFormat.YAML:
             printer.document(job, output)
         case OutputFormat.NAME:
             printer.line(job["jobId"])
         case _:
             printer.line(
-                f"{printer.with_glyph(JOB[job['state']], job['jobId'])}  {plain(job['state'])}, {node_count(job)}"
+                f"{printer.with_glyph(JOB[job['state']], job['jobId'])}  {plain(job['state'])}, {size_text(job)}"
             )
             printer.next(f"evenkeel jobs wait {job['jobId']}")
 
@@ -100,7 +107,7 @@ def plan(body: Json, arguments: str, output: lookup.OutputOption = OutputFormat.
         response = client.ask("/jobs/plan", body)
     except CommandFailed as failed:
         raise explain_missing_fields(failed, body) from None
-    answer(response, output, lambda out: draw_plan(out, response, arguments))
+    print_object(response, output, lambda out: draw_plan(out, response, arguments))
 
 
 @app.command("ls")
@@ -123,7 +130,7 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     client = lookup.current_client()
 
     def draw_unmanaged(workloads: list[Json]) -> None:
-        answer_list(
+        print_list(
             workloads,
             output,
             lambda _: unmanaged_columns(is_wide=output is OutputFormat.WIDE),
@@ -132,7 +139,7 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
         )
 
     if unmanaged:
-        show(lambda: client.get("/jobs", unmanaged="true")["items"], draw_unmanaged, output, watch=watch)
+        print_or_watch(lambda: client.get("/jobs", unmanaged="true")["items"], draw_unmanaged, output, watch=watch)
         return
     # An empty class is a filter, too: it selects jobs without a class.
     path = "/jobs?class=" if priority_class == "(unset)" else "/jobs"
@@ -142,9 +149,9 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
 
     def draw(listed: tuple[list[Json], str | None]) -> None:
         jobs, token = listed
-        answer_list(jobs, output, list_columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
+        print_list(jobs, output, list_columns, fields=_FIELDS, nothing=nothing, page_token=token, ends_after=limit)
 
-    show(lambda: lookup.listed(client, path, limit, **document), draw, output, watch=watch)
+    print_or_watch(lambda: lookup.list_items_and_token(client, path, limit, **document), draw, output, watch=watch)
 
 
 @app.command("show")
@@ -152,7 +159,7 @@ def show_job(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE)
     """Show a job and its attempts."""
     client = lookup.current_client()
     document = client.get(f"/jobs/{lookup.find_job(client, job)}")
-    answer(document, output, lambda out: draw_job(out, document), has_wide=True)
+    print_object(document, output, lambda out: draw_job(out, document), has_wide=True)
 
 
 @app.command("receipt")
@@ -160,7 +167,7 @@ def receipt(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) 
     """Show where the time of a job went, and what each interruption cost."""
     client = lookup.current_client()
     document = client.get(f"/jobs/{lookup.find_job(client, job)}/receipt")
-    answer(document, output, lambda out: draw_job_receipt(out, document), has_wide=True)
+    print_object(document, output, lambda out: draw_job_receipt(out, document), has_wide=True)
 
 
 @app.command("timeline")
@@ -168,7 +175,7 @@ def timeline(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE)
     """Show the timeline of a job."""
     client = lookup.current_client()
     document = client.get(f"/jobs/{lookup.find_job(client, job)}/timeline")
-    answer(document, output, lambda out: draw_timeline(out, document["entries"]), has_wide=True)
+    print_object(document, output, lambda out: draw_timeline(out, document["entries"]), has_wide=True)
 
 
 @app.command("logs")
@@ -185,7 +192,7 @@ def logs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     is_raw: Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged, with escapes.")] = False,
 ) -> None:
     """Print the log of one rank or of all; `?` replaces control characters."""
-    printer = page()
+    printer = stdout_printer()
     write = printer.raw if is_raw else printer.text
     client = lookup.current_client()
     job_id = lookup.find_job(client, job)
@@ -217,8 +224,8 @@ def watch(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) ->
     """Show a job until it ends: state, step, loss, time left, timeline and log. Exit 0 if it succeeded, 3 if not."""
     client = lookup.current_client()
     job_id = lookup.find_job(client, job)
-    form = only(output, (OutputFormat.TABLE, OutputFormat.JSON))
-    printer = page()
+    form = require_format(output, (OutputFormat.TABLE, OutputFormat.JSON))
+    printer = stdout_printer()
 
     def draw(shown_job: Json, reading: LogReading, entries: list[Json]) -> None:
         if form.is_document:
@@ -267,7 +274,7 @@ def wait(
         raise CommandFailed(
             Exit.INTERRUPTED, "Stopped watching. The job continues.", hint=f"evenkeel jobs wait {job_id}"
         ) from None
-    printer = page()
+    printer = stdout_printer()
     if output.is_document:
         printer.document(document, output)
     else:
@@ -285,9 +292,9 @@ def cancel(
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Cancel a job. Its pods get their grace period for a last checkpoint."""
-    response = _change(job, "cancel", reason, key)
+    response = _change_job(job, "cancel", reason, key)
     next_command = "" if response["state"] in lookup.ENDED else f"jobs wait {response['jobId']}"
-    _answer(response, output, plain(response["state"]), next_command)
+    _print_job_change(response, output, plain(response["state"]), next_command)
 
 
 @app.command("suspend")
@@ -298,7 +305,7 @@ def suspend(
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Suspend a job. If it runs, its pods get their grace period for a last checkpoint."""
-    _answer_suspension(_change(job, "suspend", reason, key), output, "resume")
+    _print_suspension(_change_job(job, "suspend", reason, key), output, "resume")
 
 
 @app.command("resume")
@@ -309,7 +316,7 @@ def resume(
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Queue a suspended job again, at its old position."""
-    _answer_suspension(_change(job, "resume", reason, key), output, "wait")
+    _print_suspension(_change_job(job, "resume", reason, key), output, "wait")
 
 
 @app.command("priority")
@@ -332,20 +339,20 @@ def priority(
             # Scheduling cycles change a job's version often. The request still applies: try again with the new version.
             if failed.code != "STALE_VERSION" or not tries_left:
                 raise
-    _answer(response, output, f"class {response['priorityClass'] or '(unset)'}", f"why {job_id}")
+    _print_job_change(response, output, f"class {response['priorityClass'] or '(unset)'}", f"why {job_id}")
 
 
-def _change(job: str, verb: str, reason: str, key: str | None) -> Json:
+def _change_job(job: str, verb: str, reason: str, key: str | None) -> Json:
     client = lookup.current_client()
     job_id = lookup.find_job(client, job, is_to_change=True)
     return client.post(f"/jobs/{job_id}/{verb}", {"reason": reason} if reason else {}, key=key)
 
 
-def _answer(job: Json, output: OutputFormat, text: str, then: str) -> None:
-    answer_change(job, output, f"{job['jobId']}  {text}", status=JOB[job["state"]], then=then)
+def _print_job_change(job: Json, output: OutputFormat, text: str, then: str) -> None:
+    print_change(job, output, f"{job['jobId']}  {text}", status=JOB[job["state"]], then=then)
 
 
-def _answer_suspension(job: Json, output: OutputFormat, verb: str) -> None:
+def _print_suspension(job: Json, output: OutputFormat, verb: str) -> None:
     is_stopping = job["isSuspended"] and job["state"] != "SUSPENDED"
     text = "stopping; suspended as soon as it has stopped" if is_stopping else plain(job["state"])
-    _answer(job, output, text, f"jobs {verb} {job['jobId']}")
+    _print_job_change(job, output, text, f"jobs {verb} {job['jobId']}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from evenkeel_cli.render import OutputFormat, page, warn
+from evenkeel_cli.render import OutputFormat, stdout_printer, warn
 from evenkeel_cli.state_signs import JOB
 from evenkeel_client import context
 from evenkeel_client.client import ApiClient
@@ -48,26 +48,26 @@ _MAX_NAMED = 10
 """Most candidates that an error lists."""
 
 
-def group(help_text: str) -> typer.Typer:
+def command_group(help_text: str) -> typer.Typer:
     """Create the app of a command group; without a subcommand it prints its help."""
     app = typer.Typer(help=help_text, rich_markup_mode=None, add_completion=False)
 
     @app.callback(invoke_without_command=True)
     def _alone(ctx: typer.Context) -> None:
         if ctx.invoked_subcommand is None:
-            page().line(ctx.get_help())
+            stdout_printer().line(ctx.get_help())
 
     return app
 
 
-def single(name: str) -> typer.Typer:
+def single_command(name: str) -> typer.Typer:
     """Create the app of a single command; `main` finds it by the command name."""
     return typer.Typer(name=name, rich_markup_mode=None, add_completion=False)
 
 
 def current_context() -> context.ApiContext:
     """Return the context in force."""
-    return context.find(os.environ, Path.cwd())
+    return context.find_context(os.environ, Path.cwd())
 
 
 def current_client() -> ApiClient:
@@ -75,12 +75,12 @@ def current_client() -> ApiClient:
     return ApiClient(current_context(), warn=warn)
 
 
-def items(client: ApiClient, path: str, limit: int, **query: Any) -> list[Json]:
+def list_items(client: ApiClient, path: str, limit: int, **query: Any) -> list[Json]:
     """Read a list to its end or to `limit`, page by page."""
-    return listed(client, path, limit, **query)[0]
+    return list_items_and_token(client, path, limit, **query)[0]
 
 
-def listed(
+def list_items_and_token(
     client: ApiClient, path: str, limit: int, *, within: str = "", **query: Any
 ) -> tuple[list[Json], str | None]:
     """Read a list to its end or to `limit`; also return the token of the next page, None at the end.
@@ -95,10 +95,10 @@ def listed(
     documents: list[Json] = []
     token: str | None = None
     while len(documents) < limit:
-        page = client.get(path, pageSize=min(200, limit - len(documents)), nextPageToken=token, **query)
-        page = page[within] if within else page
-        documents.extend(page["items"])
-        token = page.get("nextPageToken") or None
+        answer = client.get(path, pageSize=min(200, limit - len(documents)), nextPageToken=token, **query)
+        list_page = answer[within] if within else answer
+        documents.extend(list_page["items"])
+        token = list_page.get("nextPageToken") or None
         if not token:
             break
     return documents, token
@@ -106,11 +106,11 @@ def listed(
 
 def list_for_lookup(client: ApiClient, path: str, count: int = _MAX_LOOKUP) -> list[Json]:
     """Read as many items as a name lookup needs."""
-    rows, token = listed(client, path, count)
+    rows, token = list_items_and_token(client, path, count)
     if token and path == "/jobs":
         # Pending jobs come first in the list and may fill it.
         known_ids = {item["jobId"] for item in rows}
-        documents = items(client, path, count, state=",".join(state for state in JOB if state != "PENDING"))
+        documents = list_items(client, path, count, state=",".join(state for state in JOB if state != "PENDING"))
         rows += [item for item in documents if item["jobId"] not in known_ids]
     return rows
 
@@ -128,19 +128,19 @@ def find_job(client: ApiClient, typed: str, *, is_to_change: bool = False) -> st
     Raises:
         CommandFailed: no job matches, or several match.
     """
-    return _find(client, "/jobs", "jobId", typed, names=("name",), is_to_change=is_to_change)
+    return _find_id(client, "/jobs", "jobId", typed, names=("name",), is_to_change=is_to_change)
 
 
 def find_incident(client: ApiClient, typed: str) -> str:
     """Return the id of an incident from an id, a unique prefix, or `@latest`."""
-    return _find(client, "/incidents", "incidentId", typed)
+    return _find_id(client, "/incidents", "incidentId", typed)
 
 
 def find_node(client: ApiClient, typed: str) -> str:
     """Return the instance id of a node from an id, a name, or a unique prefix."""
     if is_instance_id(typed):
         return typed
-    return _find(client, "/nodes", "instanceId", typed, names=("name", "slot"))
+    return _find_id(client, "/nodes", "instanceId", typed, names=("name", "slot"))
 
 
 def is_instance_id(typed: str) -> bool:
@@ -148,7 +148,7 @@ def is_instance_id(typed: str) -> bool:
     return re.fullmatch(r"i-[0-9a-f]{17}", typed, re.ASCII) is not None
 
 
-def _find(
+def _find_id(
     client: ApiClient, path: str, key: str, typed: str, names: tuple[str, ...] = (), *, is_to_change: bool = False
 ) -> str:
     noun = path[1:-1]
@@ -196,15 +196,16 @@ def _find(
     raise CommandFailed(Exit.NOT_FOUND, f"There is no {noun} {typed!r}.", code="NOT_FOUND", hint=hint)
 
 
-def _newest(items: list[Json], path: str) -> Json:
-    return max(items, key=lambda item: item[_TIME_FIELDS[path]] or "")
+def _newest(documents: list[Json], path: str) -> Json:
+    return max(documents, key=lambda item: item[_TIME_FIELDS[path]] or "")
 
 
-def _join_names(items: list[Json], key: str) -> str:
-    return ", ".join(str(item[key]) for item in items[:_MAX_NAMED]) + (", …" if len(items) > _MAX_NAMED else "")
+def _join_names(documents: list[Json], key: str) -> str:
+    more = ", …" if len(documents) > _MAX_NAMED else ""
+    return ", ".join(str(item[key]) for item in documents[:_MAX_NAMED]) + more
 
 
-def instant(option: str, text: str, now: datetime) -> str:
+def parse_instant(option: str, text: str, now: datetime) -> str:
     """Return the instant that a length of time before now, or an instant, means.
 
     Raises:

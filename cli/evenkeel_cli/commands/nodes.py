@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change, answer_list, confirm, show
+from evenkeel_cli.commands.output import confirm, print_change, print_list, print_object, print_or_watch
 from evenkeel_cli.render import Column, OutputFormat, Printer
 from evenkeel_cli.state_signs import NODE, plain
 
@@ -19,7 +19,7 @@ _FIELDS = (
     *("changedAt", "isStale", "lastSeenAt"),
 )
 
-app = lookup.group("List, show, cordon, uncordon and replace nodes.")
+app = lookup.command_group("List, show, cordon, uncordon and replace nodes.")
 
 NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Instance id, node name, or a unique prefix.")]
 
@@ -47,7 +47,7 @@ def list_nodes(
         if not sort:
             nodes.sort(key=lambda node: (node["pool"], node["slot"]))
         has_cordons = any(node.get("cordon") for node in nodes)
-        answer_list(
+        print_list(
             nodes,
             output,
             lambda out: _columns(out, has_cordons=has_cordons),
@@ -57,7 +57,7 @@ def list_nodes(
             ends_after=limit,
         )
 
-    show(lambda: lookup.listed(client, "/nodes", limit, sort=sort), draw, output, watch=watch)
+    print_or_watch(lambda: lookup.list_items_and_token(client, "/nodes", limit, sort=sort), draw, output, watch=watch)
 
 
 @app.command("show")
@@ -65,7 +65,7 @@ def show_node(node: NodeArgument, output: lookup.OutputOption = OutputFormat.TAB
     """Show one node."""
     client = lookup.current_client()
     document = client.get(f"/nodes/{lookup.find_node(client, node)}")
-    answer(document, output, lambda out: _show(out, document), has_wide=True)
+    print_object(document, output, lambda out: _draw_node(out, document), has_wide=True)
 
 
 @app.command("cordon")
@@ -106,7 +106,7 @@ def replace(
     body = {"reason": reason, **({"code": code} if code else {})}
     if is_dry_run:
         planned = client.post(f"/nodes/{node_id}/replace", {**body, "dryRun": True}, key=key)
-        answer(planned, output, lambda out: _print_plan(out, planned))
+        print_object(planned, output, lambda out: _print_plan(out, planned))
         return
     if not is_sure:
         plan = client.ask(f"/nodes/{node_id}/replace", {**body, "dryRun": True})
@@ -117,7 +117,7 @@ def replace(
             "Evenkeel checks every guardrail before it acts.",
         )
     response = client.post(f"/nodes/{node_id}/replace", body, key=key)
-    answer_change(response, output, f"{node_id}  replacement requested", then=f"nodes show {node_id}")
+    print_change(response, output, f"{node_id}  replacement requested", then=f"nodes show {node_id}")
 
 
 def _print_plan(out: Printer, planned: Json) -> None:
@@ -136,12 +136,12 @@ def _cordon_or_uncordon(typed: str, verb: str, reason: str, key: str | None, out
 
     is_cordoned = response["outcome"] == "CORDONED"
     next_command = f"nodes {'uncordon' if is_cordoned else 'show'} {response['instanceId']}"
-    answer_change(response, output, f"{response['instanceId']}  {plain(response['outcome'])}", then=next_command)
+    print_change(response, output, f"{response['instanceId']}  {plain(response['outcome'])}", then=next_command)
 
 
-def _show(out: Printer, node: Json) -> None:
+def _draw_node(out: Printer, node: Json) -> None:
     state = node["state"]
-    out.line(f"{out.with_glyph(_sign(node), out.bold(node['instanceId']))}  {plain(state)}{out.last_seen(node)}")
+    out.line(f"{out.with_glyph(_status_sign(node), out.bold(node['instanceId']))}  {plain(state)}{out.last_seen(node)}")
     out.line()
     out.pairs(
         [
@@ -150,14 +150,14 @@ def _show(out: Printer, node: Json) -> None:
             ("marks", ", ".join(node["marks"])),
             ("waits", f"{node['block']['guardrail']}: {node['block']['reason']}" if node["block"] else ""),
             ("repaired by", node.get("repairedBy") or ""),
-            ("cordoned", cordoned(out, node)),
+            ("cordoned", cordon_text(out, node)),
             ("name", node["name"] or "has not joined its cluster"),
             ("cluster", node["cluster"]),
             ("pool", f"{node['pool']}, {node['instanceType']}, {node['zone'] or 'zone unknown'}"),
             ("node slot", node["slot"]),
             ("GPUs", f"{node['gpusInUse']} of {node['gpus']} in use"),
-            ("CPU", in_use(node, "cpu", "vCPU")),
-            ("memory", in_use(node, "memoryGib", "GiB")),
+            ("CPU", requested_text(node, "cpu", "vCPU")),
+            ("memory", requested_text(node, "memoryGib", "GiB")),
             ("unmanaged work", ", ".join(node["unmanagedWorkloads"])),
             ("lemon", "returned to service too often: its next fault replaces it" if node["isLemon"] else ""),
             ("HyperPod says", node["providerStatus"] or ""),
@@ -172,16 +172,16 @@ def _show(out: Printer, node: Json) -> None:
         out.next(f"evenkeel why {node['incidentId']}")
 
 
-def _sign(node: Json) -> str:
+def _status_sign(node: Json) -> str:
     return "warn" if node.get("isStale") else NODE[node["state"]]
 
 
-def in_use(node: Json, name: str, unit: str) -> str:
+def requested_text(node: Json, name: str, unit: str) -> str:
     """Return how much of an amount pods request; `unknown` if the node does not state it."""
     return "unknown" if node.get(name) is None else f"{node[f'{name}InUse']:g} of {node[name]:g} {unit} requested"
 
 
-def cordoned(out: Printer, node: Json) -> str:
+def cordon_text(out: Printer, node: Json) -> str:
     """Return who cordoned a node, why and when; empty if no person cordoned it through Evenkeel."""
     cordon = node.get("cordon")
     if not cordon:
@@ -190,7 +190,7 @@ def cordoned(out: Printer, node: Json) -> str:
     return f"{out.when(cordon['at'])} by {cordon['by']}{why}"
 
 
-def _share(node: Json, name: str) -> str:
+def _share_text(node: Json, name: str) -> str:
     return "–" if node.get(name) is None else f"{node[f'{name}InUse']:g}/{node[name]:g}"
 
 
@@ -206,11 +206,11 @@ def _columns(out: Printer, *, has_cordons: bool) -> list[Column]:
     return [
         Column("NODE", "instanceId"),
         Column("POOL", "pool", may_shrink=True),
-        Column("STATE", lambda node: out.with_glyph(_sign(node), plain(node["state"]) + out.last_seen(node))),
+        Column("STATE", lambda node: out.with_glyph(_status_sign(node), plain(node["state"]) + out.last_seen(node))),
         Column("GPUS", lambda node: f"{node['gpusInUse']}/{node['gpus']}", is_right=True),
         Column(out.age_title("LAUNCHED"), lambda node: out.when(node["launchedAt"], ago=False), is_right=True),
-        Column("VCPU", lambda node: _share(node, "cpu"), is_right=True, is_wide=True),
-        Column("MEMORY GIB", lambda node: _share(node, "memoryGib"), is_right=True, is_wide=True),
+        Column("VCPU", lambda node: _share_text(node, "cpu"), is_right=True, is_wide=True),
+        Column("MEMORY GIB", lambda node: _share_text(node, "memoryGib"), is_right=True, is_wide=True),
         Column("TYPE", "instanceType", is_wide=True),
         Column("ZONE", lambda node: node["zone"] or "–", is_wide=True),
         Column("NAME", lambda node: node["name"] or "–", is_wide=True),

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.render import Column, OutputFormat, Printer, note, only, page
+from evenkeel_cli.render import Column, OutputFormat, Printer, note, require_format, stdout_printer
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -23,11 +23,13 @@ REFRESH_SECONDS = 2.0
 """Time between two reads of a watch."""
 
 
-def answer(document: Json, output: OutputFormat, draw: Callable[[Printer], None], *, has_wide: bool = False) -> None:
+def print_object(
+    document: Json, output: OutputFormat, draw: Callable[[Printer], None], *, has_wide: bool = False
+) -> None:
     """Print one object. `has_wide`: accept `-o wide`, which draws the same page."""
-    printer = page()
+    printer = stdout_printer()
     forms = (OutputFormat.TABLE, OutputFormat.JSON, *([OutputFormat.WIDE] if has_wide else []))
-    if only(output, forms).is_document:
+    if require_format(output, forms).is_document:
         printer.document(document, output)
     else:
         draw(printer)
@@ -55,12 +57,12 @@ def write_template(name: str, file: Path, *, then: str, force: bool) -> None:
         ) from error
     except OSError as error:
         raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}.", code="NO_FILE") from error
-    printer = page()
+    printer = stdout_printer()
     printer.line(f"{printer.with_glyph('ok', str(file))}  written")
     printer.next(then)
 
 
-def answer_change(document: Json, output: OutputFormat, text: str, *, status: str = "ok", then: str = "") -> None:
+def print_change(document: Json, output: OutputFormat, text: str, *, status: str = "ok", then: str = "") -> None:
     """Print the result of a change on one line, and the command that helps next."""
 
     def draw(out: Printer) -> None:
@@ -68,19 +70,21 @@ def answer_change(document: Json, output: OutputFormat, text: str, *, status: st
         if then:
             out.next(f"evenkeel {then}")
 
-    answer(document, output, draw)
+    print_object(document, output, draw)
 
 
-def answer_model(model: Any, output: OutputFormat, draw: Callable[[Printer], None]) -> None:
+def print_model(model: Any, output: OutputFormat, draw: Callable[[Printer], None]) -> None:
     """Answer with a pydantic model. It writes its own JSON: `json` takes ten times as long to indent a large plan."""
-    printer = page()
+    printer = stdout_printer()
     if output is OutputFormat.JSON and printer.has_unicode:
         printer.line(model.model_dump_json(by_alias=True, indent=2))
     else:
-        answer(model.model_dump(mode="json", by_alias=True), output, draw)
+        print_object(model.model_dump(mode="json", by_alias=True), output, draw)
 
 
-def show(fetch: Callable[[], Found], draw: Callable[[Found], None], form: OutputFormat, *, watch: bool) -> None:
+def print_or_watch(
+    fetch: Callable[[], Found], draw: Callable[[Found], None], form: OutputFormat, *, watch: bool
+) -> None:
     """Read and print; with `watch`, again every two seconds until Ctrl-C. A table takes the place of the last one.
 
     Raises:
@@ -89,7 +93,7 @@ def show(fetch: Callable[[], Found], draw: Callable[[Found], None], form: Output
     if not watch:
         draw(fetch())
         return
-    printer = page()
+    printer = stdout_printer()
     try:
         while True:
             try:
@@ -108,7 +112,7 @@ def show(fetch: Callable[[], Found], draw: Callable[[Found], None], form: Output
         raise CommandFailed(Exit.INTERRUPTED, "Stopped watching. Nothing was changed.") from None
 
 
-def answer_list(
+def print_list(
     items: list[Json],
     output: OutputFormat,
     columns: Callable[[Printer], Sequence[Column]],
@@ -129,7 +133,7 @@ def answer_list(
         page_token: Token of the next page.
         ends_after: Number of items requested; None = the list has no pages.
     """
-    printer = page()
+    printer = stdout_printer()
     match output:
         case OutputFormat.JSON | OutputFormat.YAML:
             printer.document({"items": items} | ({} if ends_after is None else {"nextPageToken": page_token}), output)

@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer_model
+from evenkeel_cli.commands.output import print_model
 from evenkeel_cli.render import OutputFormat, note
 
-app = lookup.single("plan")
+app = lookup.single_command("plan")
 
 
 @app.command("plan")
@@ -45,15 +45,15 @@ def plan(  # noqa: PLR0913, PLR0917 - options, each given by its name
     from evenkeel_cli.offline import kueue_plan as offline
     from evenkeel_cli.offline import quota_files
 
-    declared = quota_files.declared(offline.profile_of(profile), quota, config)
-    released = offline.releases(evictions)
-    begins = offline.instant(now)
-    replay = offline.run(declared, jobs or [], events, begins=begins, cycles=cycles, releases_at_once=released)
+    declared = quota_files.read_quotas(offline.parse_profile(profile), quota, config)
+    released = offline.parse_evictions(evictions)
+    begins = offline.parse_instant(now)
+    replay = offline.replay_files(declared, jobs or [], events, begins=begins, cycles=cycles, releases_at_once=released)
     for warning in declared.read_warnings.warnings:
         note(f"warning: {warning}")
     if why:
-        reasons = offline.explain(replay, why)
-        answer_model(reasons, output, lambda out: offline.draw_why(out, reasons))
+        reasons = offline.explain_job(replay, why)
+        print_model(reasons, output, lambda out: offline.draw_why(out, reasons))
         return
     answer = replay.answer()
-    answer_model(answer, output, lambda out: offline.draw(out, answer))
+    print_model(answer, output, lambda out: offline.draw_plan(out, answer))

@@ -8,14 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change, answer_list, write_template
-from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
+from evenkeel_cli.commands.output import print_change, print_list, print_object, write_template
+from evenkeel_cli.render import Column, OutputFormat, Printer, note, stdout_printer
 from evenkeel_cli.state_signs import count_of
 from evenkeel_client.errors import Exit
 
 Json = dict[str, Any]
 
-app = lookup.group("Show, check and change the policy: limits, deadlines and faults.")
+app = lookup.command_group("Show, check and change the policy: limits, deadlines and faults.")
 
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="YAML or JSON file with the site's changes to the shipped policy.")
@@ -39,15 +39,15 @@ def check(
     """Check a policy file without a fleet. Exit 2 if the service would refuse it. Warns of improbable values."""
     from evenkeel_cli.offline import policies
 
-    policy = policies.load(file, base)
+    policy = policies.load_policy(file, base)
     changes = policies.differences(policy, base)
     document = {
         "hash": policy.hash,
         "catalogueHash": policy.catalogue.hash,
         "changes": [{"field": name, "before": before, "after": after} for name, before, after in changes],
-        "warnings": policies.warnings(policy, page().now()),
+        "warnings": policies.value_warnings(policy, stdout_printer().now()),
     }
-    answer(document, output, lambda out: _print_check(out, document))
+    print_object(document, output, lambda out: _print_check(out, document))
 
 
 ValuesArgument = Annotated[
@@ -60,8 +60,8 @@ def lint(values: ValuesArgument = Path("values.yaml"), output: lookup.OutputOpti
     """Check a values file without a fleet. Exit 1 if something cannot work."""
     from evenkeel_cli.offline import values_files
 
-    document = values_files.lint(values)
-    answer(document, output, lambda out: _print_findings(out, document["findings"]))
+    document = values_files.lint_values_file(values)
+    print_object(document, output, lambda out: _print_findings(out, document["findings"]))
     if document["refused"]:
         raise typer.Exit(Exit.FAILED)
 
@@ -79,11 +79,11 @@ def import_(
     """Write a values file as job types (policy), classes and flavors (`teams apply`) and classes (Kubernetes)."""
     from evenkeel_cli.offline import values_files
 
-    document = values_files.import_(values, onto)
+    document = values_files.import_values_file(values, onto)
     if output.is_document:
-        page().document(document, output)
+        stdout_printer().document(document, output)
         return
-    written = values_files.write(document, into, force=force)
+    written = values_files.write_documents(document, into, force=force)
 
     def draw(out: Printer) -> None:
         _print_findings(out, document["findings"])
@@ -100,7 +100,7 @@ def import_(
         out.next(f"evenkeel policy apply {written[0]} --reason …")
         out.next(f"evenkeel teams apply -f {written[1]} --dry-run --reason …")
 
-    answer(document, output, draw)
+    print_object(document, output, draw)
 
 
 @app.command("show")
@@ -108,16 +108,16 @@ def show(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show the active policy and its last change."""
     client = lookup.current_client()
     document = client.get(f"/clusters/{client.fleet}/policy")
-    answer(document, output, lambda out: _show(out, document))
+    print_object(document, output, lambda out: _draw_policy(out, document))
 
 
 @app.command("history")
 def history(limit: lookup.LimitOption = 1000, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List all policy changes, newest first."""
     client = lookup.current_client()
-    changes, token = lookup.listed(client, f"/clusters/{client.fleet}/policy", limit, within="history")
+    changes, token = lookup.list_items_and_token(client, f"/clusters/{client.fleet}/policy", limit, within="history")
     nothing = "The policy is as shipped: it has no changes."
-    answer_list(
+    print_list(
         changes,
         output,
         _columns,
@@ -156,11 +156,11 @@ def apply(
     from evenkeel_cli.offline import policies
 
     client = lookup.current_client()
-    body = {"changes": policies.document(file), "reason": reason} | ({"basedOn": based_on} if based_on else {})
+    body = {"changes": policies.read_site_changes(file), "reason": reason} | ({"basedOn": based_on} if based_on else {})
     response = client.post(f"/clusters/{client.fleet}/policy", body, key=key)
 
     text = f"change {response['number']} takes effect everywhere within 30 seconds"
-    answer_change(response, output, text, then="policy show")
+    print_change(response, output, text, then="policy show")
 
 
 @app.command("test")
@@ -176,9 +176,9 @@ def try_(
     from evenkeel_cli.offline import policies
 
     client = lookup.current_client()
-    body = {"changes": policies.document(file)} | ({"since": since} if since else {})
+    body = {"changes": policies.read_site_changes(file)} | ({"since": since} if since else {})
     response = client.ask(f"/clusters/{client.fleet}/policy/test", body)
-    answer(response, output, lambda out: _print_test(out, response))
+    print_object(response, output, lambda out: _print_test(out, response))
 
 
 def _print_test(out: Printer, document: Json) -> None:
@@ -218,7 +218,7 @@ def _print_findings(out: Printer, findings: list[Json]) -> None:
     out.line(f"{len(findings)} findings: {total}" if findings else out.with_glyph("ok", "no findings"))
 
 
-def _show(out: Printer, document: Json) -> None:
+def _draw_policy(out: Printer, document: Json) -> None:
     change = document["change"]
     out.line(
         f"{out.bold(document['policy']['name'])}  policy {document['hash']}, catalogue {document['catalogueHash']}"

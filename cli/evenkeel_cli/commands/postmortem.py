@@ -7,13 +7,13 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.incidents import IncidentArgument
 from evenkeel_cli.postmortem_page import Records, postmortem
-from evenkeel_cli.render import page
+from evenkeel_cli.render import stdout_printer
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
-app = lookup.single("postmortem")
+app = lookup.single_command("postmortem")
 
 
 @app.command("postmortem")
@@ -33,7 +33,7 @@ def write_postmortem(
         jobs=[job for affected in document["affectedJobs"] if (job := _optional(client, f"/jobs/{affected['jobId']}"))],
         receipt=_optional(client, f"/incidents/{incident_id}/receipt"),
     )
-    page().text(postmortem(records, has_names=names))
+    stdout_printer().text(postmortem(records, has_names=names))
 
 
 def _optional(client: ApiClient, path: str) -> Json | None:

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.render import note, page
+from evenkeel_cli.render import note, stdout_printer
 
-app = lookup.group("Convert quota files between formats.")
+app = lookup.command_group("Convert quota files between formats.")
 
 FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE…", help="Quota files; read together.")]
 
@@ -17,7 +17,7 @@ FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE…", help="Qu
 @app.command("import")
 def import_(files: FilesArgument) -> None:
     """Write Kueue's YAML or HyperPod's JSON in the short form."""
-    _exchange(files, "evenkeel")
+    _print_converted(files, "evenkeel")
 
 
 @app.command("export")
@@ -26,13 +26,15 @@ def export(
     into: Annotated[str, typer.Option("--to", metavar="SPELLING", help="kueue, hyperpod or evenkeel.")] = "kueue",
 ) -> None:
     """Convert quota files to another format: one JSON with `documents` and `losses`."""
-    _exchange(files, into)
+    _print_converted(files, into)
 
 
-def _exchange(files: list[Path], into: str) -> None:
+def _print_converted(files: list[Path], into: str) -> None:
     from evenkeel_cli.offline import quota_files
 
-    converted = quota_files.exchange(files, into)
+    converted = quota_files.convert_quotas(files, into)
     for loss in converted.losses:
         note(f"lost: {loss}")
-    page().line(json.dumps({"documents": list(converted.documents), "losses": list(converted.losses)}, indent=2))
+    stdout_printer().line(
+        json.dumps({"documents": list(converted.documents), "losses": list(converted.losses)}, indent=2)
+    )

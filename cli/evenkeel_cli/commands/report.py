@@ -8,9 +8,9 @@ import typer
 from evenkeel_cli import report_page
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import write_csv
-from evenkeel_cli.render import note, page
+from evenkeel_cli.render import note, stdout_printer
 
-app = lookup.single("report")
+app = lookup.single_command("report")
 
 
 class ReportFormat(StrEnum):
@@ -31,20 +31,20 @@ OutputOption = Annotated[ReportFormat, typer.Option("-o", "--output", help="Outp
 @app.command("report")
 def report(since: SinceOption = "30d", until: UntilOption = "", output: OutputOption = ReportFormat.TABLE) -> None:
     """Show what failures, idle nodes and rent cost, and what to change first."""
-    printer = page()
-    end = lookup.instant("--until", until, printer.now()) if until else None
-    begin = lookup.instant("--since", since, printer.now())
+    printer = stdout_printer()
+    end = lookup.parse_instant("--until", until, printer.now()) if until else None
+    begin = lookup.parse_instant("--since", since, printer.now())
     document = lookup.current_client().get("/cost-report", since=begin, until=end)
     match output:
         case ReportFormat.JSON:
             printer.json(document)
         case ReportFormat.CSV:
-            write_csv(printer, report_page.figures(document), ("section", "item", "figure", "value"))
+            write_csv(printer, report_page.figure_rows(document), ("section", "item", "figure", "value"))
         case ReportFormat.MD:
             printer.text(report_page.markdown(document))
         case ReportFormat.HTML:
             printer.text(report_page.web_page(document))
         case ReportFormat.TABLE:
-            report_page.draw(printer, document, is_wide=not printer.is_terminal)
+            report_page.draw_fleet_report(printer, document, is_wide=not printer.is_terminal)
     if not document["isComplete"]:
         note("The report is not complete: its notes say what was left out.")

@@ -6,13 +6,13 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.backtest import WindowOption
-from evenkeel_cli.commands.output import answer
-from evenkeel_cli.render import OutputFormat, note, page
+from evenkeel_cli.commands.output import print_object
+from evenkeel_cli.render import OutputFormat, note, stdout_printer
 from evenkeel_cli.shadow_page import draw_cases, draw_faults, draw_summary
 
 Json = dict[str, Any]
 
-app = lookup.group("Compare the decisions of the mode `observe` with what happened.")
+app = lookup.command_group("Compare the decisions of the mode `observe` with what happened.")
 
 
 @app.command("report")
@@ -25,7 +25,7 @@ def report(
 ) -> None:
     """Compare what Evenkeel would have done with what HyperPod, Karpenter, Auto Scaling or people did."""
     client = lookup.current_client()
-    begins = lookup.instant("--since", since, page().now())
+    begins = lookup.parse_instant("--since", since, stdout_printer().now())
     document: Json = {}
     items: list[Json] = []
     token: str | None = None
@@ -44,7 +44,7 @@ def report(
             draw_faults(out, document["summary"]["faults"])
         draw_cases(out, items, is_wide=output is OutputFormat.WIDE)
 
-    answer(document, output, draw, has_wide=True)
+    print_object(document, output, draw, has_wide=True)
     if not document["isComplete"]:
         note(f"Too many incidents: the report begins at {document['since'][:19]}Z.")
     if token:

@@ -10,14 +10,23 @@ import typer
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.automation import scope_options
 from evenkeel_cli.commands.incidents import RUNBOOK, acknowledged_by, print_recovery_branches
-from evenkeel_cli.commands.output import show
-from evenkeel_cli.render import Column, OutputFormat, Printer, age, duration, only, page, visible
-from evenkeel_cli.state_signs import HEALTH, NODE, SOURCE, count_of, mode_of, plain
+from evenkeel_cli.commands.output import print_or_watch
+from evenkeel_cli.render import (
+    Column,
+    OutputFormat,
+    Printer,
+    age_text,
+    duration,
+    require_format,
+    stdout_printer,
+    visible_width,
+)
+from evenkeel_cli.state_signs import HEALTH, NODE, SOURCE, count_of, mode_text, plain
 from evenkeel_client.errors import Exit
 
 Json = dict[str, Any]
 
-app = lookup.single("status")
+app = lookup.single_command("status")
 
 
 @app.command("status")
@@ -30,8 +39,8 @@ def status(
 ) -> None:
     """Show health, open incidents, the fleet and jobs on one screen."""
     client = lookup.current_client()
-    form = only(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
-    printer = page()
+    form = require_format(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
+    printer = stdout_printer()
 
     def draw(fleet: Json) -> None:
         if form.is_document:
@@ -41,12 +50,12 @@ def status(
 
     if check:
         fleet = client.get("/status")
-        _line(printer, fleet, form)
+        _print_check(printer, fleet, form)
         raise typer.Exit({"OK": Exit.DONE, "DEGRADED": Exit.DEGRADED}.get(fleet["health"], Exit.CRITICAL))
-    show(lambda: client.get("/status"), draw, form, watch=watch)
+    print_or_watch(lambda: client.get("/status"), draw, form, watch=watch)
 
 
-def _line(out: Printer, status: Json, form: OutputFormat) -> None:
+def _print_check(out: Printer, status: Json, form: OutputFormat) -> None:
     if form.is_document:
         out.document(status, form)
     else:
@@ -61,7 +70,7 @@ def draw_status(out: Printer, status: Json, *, is_wide: bool = False) -> None:
     old = out.seconds_since(status["asOf"])
     shown_at = f"{status['asOf'][11:19]}Z" + (f" ({duration(old)} old)" if out.is_terminal and old >= 2 else "")
     held = "  HELD" if automation["isHeld"] else ""
-    _print_left_right(out, out.bold(f"fleet {status['fleet']}"), f"mode: {mode_of(automation)}{held}  {shown_at}")
+    _print_left_right(out, out.bold(f"fleet {status['fleet']}"), f"mode: {mode_text(automation)}{held}  {shown_at}")
     head = out.with_glyph(HEALTH[status["health"]], out.bold(status["health"]))
     more = "+" if incidents.get("isLowerBound") else ""
     working = count_of(incidents["working"], "incident").replace(" ", f"{more} ", 1)
@@ -69,15 +78,15 @@ def draw_status(out: Printer, status: Json, *, is_wide: bool = False) -> None:
     out.line(f"{head}  {counts}")
     for reason in _other_reasons(status["reasons"]):
         out.line(f"  {reason}")
-    _sources(out, status.get("sources", []), is_wide=is_wide)
-    _nodes(out, status["nodes"])
-    _gpus(out, status["gpus"])
+    _print_sources(out, status.get("sources", []), is_wide=is_wide)
+    _print_nodes(out, status["nodes"])
+    _print_gpus(out, status["gpus"])
     if is_wide:
-        _amount(out, "CPU", status["cpu"], "vCPU")
-        _amount(out, "MEMORY", status["memoryGib"], "GiB")
-    _jobs(out, status["jobs"])
-    _teams(out, status["teams"])
-    _serving(out, status.get("serving", []))
+        _print_amount(out, "CPU", status["cpu"], "vCPU")
+        _print_amount(out, "MEMORY", status["memoryGib"], "GiB")
+    _print_jobs(out, status["jobs"])
+    _print_teams(out, status["teams"])
+    _print_serving(out, status.get("serving", []))
     in_outage = {name for outage in status.get("outages", []) for name in outage["incidentIds"]}
     for outage in status.get("outages", []):
         out.line(f"{out.bold('OUTAGE')}  {outage['cause']}: {', '.join(outage['instanceIds'])}")
@@ -125,7 +134,7 @@ def _other_reasons(reasons: list[str]) -> list[str]:
     return [reason for reason in reasons if not re.match(r"[0-9]+[+]? incidents? ", reason)]
 
 
-def _sources(out: Printer, sources: list[Json], *, is_wide: bool) -> None:
+def _print_sources(out: Printer, sources: list[Json], *, is_wide: bool) -> None:
     """Print how many sources of facts are current; the wide form lists each source with its age."""
     if not sources or all(source["state"] == "OFF" for source in sources):
         return
@@ -138,7 +147,7 @@ def _sources(out: Printer, sources: list[Json], *, is_wide: bool) -> None:
         out.line(f"        {out.with_glyph(SOURCE[source['state']], source['reason'])}")
 
 
-def _nodes(out: Printer, nodes: Json) -> None:
+def _print_nodes(out: Printer, nodes: Json) -> None:
     if not nodes["pools"]:
         out.line("NODES   none known yet: the first sweep adds them")
         return
@@ -149,17 +158,17 @@ def _nodes(out: Printer, nodes: Json) -> None:
             for state, number in pool["states"].items()
         )
         rows.append((pool["pool"], f"{count_of(pool['total'], 'node')}: {states}{out.last_seen(pool)}"))
-    _section(out, "NODES", rows)
+    _print_section(out, "NODES", rows)
 
 
-def _section(out: Printer, title: str, rows: Sequence[Sequence[str]]) -> None:
+def _print_section(out: Printer, title: str, rows: Sequence[Sequence[str]]) -> None:
     """Print rows beside the title of their section."""
     titles = [f"{out.bold(title)}{' ' * (6 - len(title))}", *[""] * (len(rows) - 1)]
     columns = [Column("", place, is_right=place > 1 and len(rows[0]) > 2) for place in range(len(rows[0]) + 1)]
     out.table(columns, [(head, *row) for head, row in zip(titles, rows, strict=True)], is_wide=True)
 
 
-def _gpus(out: Printer, gpus: Json) -> None:
+def _print_gpus(out: Printer, gpus: Json) -> None:
     if gpus["total"] is None:
         out.line(f"{out.bold('GPUs')}    unknown: Evenkeel has not read the node list yet")
         return
@@ -170,7 +179,7 @@ def _gpus(out: Printer, gpus: Json) -> None:
     )
 
 
-def _amount(out: Printer, title: str, amount: Json, unit: str) -> None:
+def _print_amount(out: Printer, title: str, amount: Json, unit: str) -> None:
     if amount["total"] is None:
         out.line(f"{out.bold(title)}{' ' * (7 - len(title))} unknown: no node states it")
         return
@@ -181,7 +190,7 @@ def _amount(out: Printer, title: str, amount: Json, unit: str) -> None:
     )
 
 
-def _jobs(out: Printer, jobs: Json) -> None:
+def _print_jobs(out: Printer, jobs: Json) -> None:
     if not jobs["classes"] and not jobs["unmanaged"]["workloads"]:
         out.line(f"{out.bold('JOBS')}    none running, none pending")
         return
@@ -200,7 +209,7 @@ def _jobs(out: Printer, jobs: Json) -> None:
     unmanaged = jobs["unmanaged"]
     if unmanaged["workloads"]:
         rows.append(("(unmanaged)", str(unmanaged["workloads"]), *["–"] * 6))
-    _section(out, "JOBS", rows)
+    _print_section(out, "JOBS", rows)
     suspended = sum(entry["suspended"] for entry in jobs["classes"])
     if suspended:
         out.line(f"        {count_of(suspended, 'job')} suspended")
@@ -210,7 +219,7 @@ def _jobs(out: Printer, jobs: Json) -> None:
         out.line("        more than 2000 jobs in one state: the counts are lower bounds")
 
 
-def _teams(out: Printer, teams: list[Json]) -> None:
+def _print_teams(out: Printer, teams: list[Json]) -> None:
     """Print which teams use, borrow and lend GPUs; only if teams share the fleet."""
     if not any(team["accelerators"]["allocated"] is not None for team in teams):
         return
@@ -221,10 +230,10 @@ def _teams(out: Printer, teams: list[Json]) -> None:
         moved = "".join(f"  {held[name]} {name}" for name in ("borrowed", "lent") if held[name])
         quota = "no quota" if held["allocated"] is None else f"of {held['allocated']}"
         rows.append((team["team"], f"{held['used']} {quota} GPUs{util}{moved}"))
-    _section(out, "TEAMS", rows)
+    _print_section(out, "TEAMS", rows)
 
 
-def _serving(out: Printer, serving: list[Json]) -> None:
+def _print_serving(out: Printer, serving: list[Json]) -> None:
     """Print the Deployments with rented nodes, and the last decision about their replicas."""
     going = [(document, [rental for rental in document["rentals"] if not rental["endedAt"]]) for document in serving]
     for index, (workload, rentals) in enumerate(
@@ -239,7 +248,7 @@ def _serving(out: Printer, serving: list[Json]) -> None:
 
 
 def _age_text(seconds: float | None) -> str:
-    return "–" if seconds is None else age(seconds)
+    return "–" if seconds is None else age_text(seconds)
 
 
 def _print_next_steps(out: Printer, status: Json) -> None:
@@ -253,5 +262,5 @@ def _print_next_steps(out: Printer, status: Json) -> None:
 
 
 def _print_left_right(out: Printer, left: str, right: str) -> None:
-    free_width = (out.width or 80) - visible(left) - visible(right)
+    free_width = (out.width or 80) - visible_width(left) - visible_width(right)
     out.line(left + " " * max(2, free_width) + right)

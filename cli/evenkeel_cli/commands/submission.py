@@ -81,7 +81,7 @@ def takes_a_job(command: Callable[..., None]) -> Callable[..., None]:
     def wrapped(words: Sequence[str] | None = None, **options: Any) -> None:
         chosen = {option: options.pop(option.name) for option in OPTIONS}
         if "arguments" in parameters:
-            options["arguments"] = _retyped(words or (), chosen)
+            options["arguments"] = _arguments_as_typed(words or (), chosen)
         command(body=request_body(words or (), chosen), **options)
 
     own_parameters = [parameter for parameter in parameters.values() if parameter.name not in ("body", "arguments")]
@@ -104,7 +104,7 @@ def explain_missing_fields(failed: CommandFailed, body: Json) -> CommandFailed:
     return failed
 
 
-def _retyped(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> str:
+def _arguments_as_typed(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> str:
     """Return the arguments of a job as a person types them."""
     options = [
         text
@@ -134,18 +134,18 @@ def request_body(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> Json:
             continue
         group, *inner = option.path
         if option.kind == "assignments":
-            body[group] = _object(body, group) | dict(map(_assignment, value))
+            body[group] = _object_field(body, group) | dict(map(_parse_assignment, value))
         elif option.kind in _ITEMS:
-            body[group] = [*_list(body, group), *(_ITEMS[option.kind](text) for text in value)]
+            body[group] = [*_list_field(body, group), *(_ITEMS[option.kind](text) for text in value)]
         elif inner:
-            body[group] = _object(body, group) | {inner[0]: value}
+            body[group] = _object_field(body, group) | {inner[0]: value}
         else:
             body[group] = value
-    _complete(body, {option.path: value for option, value in chosen.items() if value is not None})
+    _set_derived_fields(body, {option.path: value for option, value in chosen.items() if value is not None})
     return body
 
 
-def _complete(body: Json, option_values: Mapping[tuple[str, ...], Any]) -> None:
+def _set_derived_fields(body: Json, option_values: Mapping[tuple[str, ...], Any]) -> None:
     """Set the fields that follow from the given options."""
     if any(group == "elastic" for group, *_ in option_values):
         nodes = body.get("nodes", 1)
@@ -172,7 +172,7 @@ def _job_file(words: Sequence[str]) -> Json:
     return body
 
 
-def _object(body: Json, field: str) -> Json:
+def _object_field(body: Json, field: str) -> Json:
     """Return the object in a field of a job file, which options are laid over."""
     document = body.get(field)
     if document is not None and not isinstance(document, dict):
@@ -182,7 +182,7 @@ def _object(body: Json, field: str) -> Json:
     return document or {}
 
 
-def _list(body: Json, field: str) -> list[Any]:
+def _list_field(body: Json, field: str) -> list[Any]:
     """Return the list in a field of a job file, to which options add items."""
     items = body.get(field)
     if items is not None and not isinstance(items, list):
@@ -192,7 +192,7 @@ def _list(body: Json, field: str) -> list[Any]:
     return items or []
 
 
-def _volume(text: str) -> Json:
+def _parse_volume(text: str) -> Json:
     """Read a mounted claim: `data:/data`, `data/imagenet:/data:rw`. It is read-only without `:rw`."""
     source, _, target = text.partition(":")
     path, colon, mode = target.partition(":")
@@ -202,7 +202,7 @@ def _volume(text: str) -> Json:
     return {"claim": claim, "mountPath": path, "readOnly": mode != "rw"} | ({"subPath": folder} if folder else {})
 
 
-def _folder(text: str) -> Json:
+def _parse_scratch(text: str) -> Json:
     """Read a scratch folder: `/scratch:200`."""
     path, _, size = text.rpartition(":")
     if not path or not (size.isascii() and size.isdigit()):
@@ -210,11 +210,11 @@ def _folder(text: str) -> Json:
     return {"mountPath": path, "sizeGib": int(size)}
 
 
-_ITEMS: dict[str, Callable[[str], Any]] = {"texts": str, "volumes": _volume, "folders": _folder}
+_ITEMS: dict[str, Callable[[str], Any]] = {"texts": str, "volumes": _parse_volume, "folders": _parse_scratch}
 """How the options for lists are read, by kind."""
 
 
-def _assignment(text: str) -> tuple[str, str]:
+def _parse_assignment(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals:
         raise CommandFailed(Exit.USAGE, f"--env {text}: write NAME=VALUE.", code="USAGE")

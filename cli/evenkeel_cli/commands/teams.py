@@ -9,8 +9,8 @@ import typer
 
 from evenkeel_cli import spend_page
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.output import answer, answer_change, answer_list, write_csv, write_template
-from evenkeel_cli.render import Column, OutputFormat, Printer, note, page
+from evenkeel_cli.commands.output import print_change, print_list, print_object, write_csv, write_template
+from evenkeel_cli.render import Column, OutputFormat, Printer, note, stdout_printer
 from evenkeel_cli.spend_page import SpendGroupBy
 from evenkeel_cli.state_signs import count_of
 from evenkeel_client.client import ApiClient
@@ -23,7 +23,7 @@ _FIELDS = (
     *("accelerators.borrowed", "accelerators.lent", "accelerators.utilization", "running", "pending"),
 )
 
-app = lookup.group("Show and change teams, their quotas, and what they borrow and lend.")
+app = lookup.command_group("Show and change teams, their quotas, and what they borrow and lend.")
 
 TeamArgument = Annotated[str, typer.Argument(metavar="TEAM", help="The team's name.")]
 
@@ -43,14 +43,14 @@ def list_teams(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """List teams with their accelerators: allocated, used, borrowed and lent."""
     teams = lookup.current_client().get("/teams")["items"]
     nothing = "There are no teams and no running jobs."
-    answer_list(teams, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
+    print_list(teams, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
 
 
 @app.command("show")
 def show_team(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
     """Show the configuration of a team. `teams apply` accepts the output of `-o json`."""
     document = lookup.current_client().get(f"/teams/{team}/quota")
-    answer(document, output, lambda out: _show(out, document))
+    print_object(document, output, lambda out: _draw_team(out, document))
 
 
 @app.command("quota")
@@ -60,7 +60,7 @@ def quota(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) 
     if row is None:
         raise CommandFailed(Exit.NOT_FOUND, f"There is no team {team!r}.", code="NOT_FOUND", hint="evenkeel teams ls")
     line = row
-    answer(line, output, lambda out: _resources(out, line))
+    print_object(line, output, lambda out: _draw_resources(out, line))
 
 
 @app.command("spend")
@@ -76,18 +76,18 @@ def spend(
 
     `-o csv` writes a line for each team, user, project, pool and instance type, in the columns of FOCUS.
     """
-    now = page().now()
-    document = spend_page.read(
+    now = stdout_printer().now()
+    document = spend_page.read_spend(
         lookup.current_client(),
-        since=lookup.instant("--since", since, now),
-        until=lookup.instant("--until", until, now) if until else None,
+        since=lookup.parse_instant("--since", since, now),
+        until=lookup.parse_instant("--until", until, now) if until else None,
         team=team or None,
         label=label,
     )
     if output is OutputFormat.CSV:
-        write_csv(page(), spend_page.focus_rows(document), spend_page.FOCUS_COLUMNS)
+        write_csv(stdout_printer(), spend_page.focus_rows(document), spend_page.FOCUS_COLUMNS)
     else:
-        answer(document, output, lambda out: spend_page.draw(out, document, by), has_wide=True)
+        print_object(document, output, lambda out: spend_page.draw_spend(out, document, by), has_wide=True)
     if not document["isComplete"]:
         note("There are too many attempts: the window begins later than asked.")
 
@@ -111,7 +111,7 @@ def apply(
     """
     from evenkeel_cli.offline import team_files
 
-    desired_state = team_files.read(files)
+    desired_state = team_files.read_team_files(files)
     for loss in desired_state.losses:
         note(f"lost: {loss}")
     client = lookup.current_client()
@@ -120,13 +120,13 @@ def apply(
     if desired_state.quotas is not None or desired_state.fleet:
         document = client.get(path)
         quotas = desired_state.quotas or document["quotas"] | desired_state.fleet
-        changes.append(_change("", path, "quotas", document, quotas, desired_state.versions.get("")))
+        changes.append(_plan_change("", path, "quotas", document, quotas, desired_state.versions.get("")))
     for name, team in sorted({**desired_state.queues, **desired_state.teams}.items()):
         at = f"/teams/{name}/quota"
         document = _current_or_new(client, at)
         is_whole = name in desired_state.teams or not document["team"]
         new_team = team if is_whole else document["team"] | {"queue": team["queue"]}
-        changes.append(_change(name, at, "team", document, new_team, desired_state.versions.get(name)))
+        changes.append(_plan_change(name, at, "team", document, new_team, desired_state.versions.get(name)))
     for change in changes:
         if change["changes"] and not dry_run:
             body = {change["kind"]: change.pop("wanted"), "reason": reason}
@@ -135,7 +135,7 @@ def apply(
         "isDryRun": dry_run,
         "items": [{k: v for k, v in change.items() if k in _STATE_TEXT} for change in changes],
     }
-    answer(applied, output, lambda out: _print_changes(out, applied))
+    print_object(applied, output, lambda out: _print_changes(out, applied))
 
 
 @app.command("remove")
@@ -148,7 +148,7 @@ def remove(
     client = lookup.current_client()
     version = client.get(f"/teams/{team}/quota")["version"]
     response = client.change("DELETE", f"/teams/{team}?reason={quote(reason, safe='')}", {}, version=version)
-    answer_change(response, output, f"{team}  removed")
+    print_change(response, output, f"{team}  removed")
 
 
 _STATE_TEXT = ("name", "changes", "version")
@@ -163,7 +163,7 @@ def _current_or_new(client: ApiClient, path: str) -> Json:
         return {"version": 0, "team": None}
 
 
-def _change(name: str, path: str, kind: str, present: Json, desired: Json, read_at: int | None) -> Json:
+def _plan_change(name: str, path: str, kind: str, present: Json, desired: Json, read_at: int | None) -> Json:
     before = present[kind] or {}
     fields = sorted(field for field in {*before, *desired} if before.get(field) != desired.get(field))
     return {
@@ -190,16 +190,16 @@ def _print_changes(out: Printer, document: Json) -> None:
     out.next("evenkeel teams ls")
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "–" if value is None else f"{value:g}"
 
 
-def _percent(value: int | None) -> str:
+def _percent_text(value: int | None) -> str:
     return "–" if value is None else f"{value} %"
 
 
 def _amount_column(title: str, name: str, *, is_wide: bool = False) -> Column:
-    return Column(title, lambda team: _number(team["accelerators"][name]), is_right=True, is_wide=is_wide)
+    return Column(title, lambda team: _number_text(team["accelerators"][name]), is_right=True, is_wide=is_wide)
 
 
 _COLUMNS = (
@@ -210,11 +210,11 @@ _COLUMNS = (
         _amount_column("BORROWED", "borrowed"),
         _amount_column("LENT", "lent"),
     ),
-    Column("UTIL", lambda team: _percent(team["accelerators"]["utilization"]), is_right=True),
+    Column("UTIL", lambda team: _percent_text(team["accelerators"]["utilization"]), is_right=True),
     Column("RUN", "running", is_right=True),
     Column("PEND", "pending", is_right=True),
     Column("COHORT", lambda team: team["cohort"] or "–", is_wide=True),
-    Column("WEIGHT", lambda team: _number(team["weight"]), is_right=True, is_wide=True),
+    Column("WEIGHT", lambda team: _number_text(team["weight"]), is_right=True, is_wide=True),
     _amount_column("BESIDES", "usedByUnmanaged", is_wide=True),
 )
 _RESOURCE_COLUMNS = (
@@ -224,18 +224,18 @@ _RESOURCE_COLUMNS = (
     Column("USED", "used", is_right=True),
     Column("BORROWED", "borrowed", is_right=True),
     Column("LENT", "lent", is_right=True),
-    Column("UTIL", lambda line: _percent(line["utilization"]), is_right=True),
+    Column("UTIL", lambda line: _percent_text(line["utilization"]), is_right=True),
 )
 
 
-def _resources(out: Printer, team: Json) -> None:
+def _draw_resources(out: Printer, team: Json) -> None:
     out.table(_RESOURCE_COLUMNS, team["resources"])
     besides = team["accelerators"]["usedByUnmanaged"]
     if besides:
         out.line(f"also uses {count_of(besides, 'accelerator')} on nodes outside the flavors of its quota")
 
 
-def _show(out: Printer, document: Json) -> None:
+def _draw_team(out: Printer, document: Json) -> None:
     team = document["team"]
     queue = team["queue"]
     out.line(f"{out.bold(team['name'])}  version {document['version']}")
@@ -258,14 +258,14 @@ def _show(out: Printer, document: Json) -> None:
                 if team["maxAcceleratorsPerUser"] is not None
                 else "",
             ),
-            ("budgets", "; ".join(_budget(budget) for budget in team["budgets"])),
+            ("budgets", "; ".join(_budget_text(budget) for budget in team["budgets"])),
         ],
         indent="  ",
     )
     out.next(f"evenkeel teams quota {team['name']}")
 
 
-def _budget(budget: Json) -> str:
+def _budget_text(budget: Json) -> str:
     parts = [f"{budget['gpuHours']:g} GPU-hours"] if budget["gpuHours"] is not None else []
     parts += [f"${budget['usd']:,.2f}"] if budget["usd"] is not None else []
     return f"{' and '.join(parts)} a {budget['period']}"

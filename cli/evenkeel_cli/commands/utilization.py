@@ -7,12 +7,12 @@ import typer
 
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.commands.output import write_csv
-from evenkeel_cli.render import Column, OutputFormat, Printer, note, page, warn
+from evenkeel_cli.render import Column, OutputFormat, Printer, note, stdout_printer, warn
 from evenkeel_cli.state_signs import NODE, count_of, plain
 
 Json = dict[str, Any]
 
-app = lookup.group("List how busy pools and nodes are, beside their allocation.")
+app = lookup.command_group("List how busy pools and nodes are, beside their allocation.")
 
 _MEASURES = ("gpu", "gpuMemory", "cpu", "memory")
 _AMOUNTS = ("gpus", "gpusAllocated", "gpuMemoryGib", "vcpus", "vcpusAllocated", "memoryGib", "memoryGibAllocated")
@@ -50,7 +50,7 @@ def list_utilization(
 ) -> None:
     """List amounts, allocation and measured utilization of the last 15 minutes."""
     document = lookup.current_client().get("/utilization", by=by.value, cluster=cluster, pool=pool)
-    printer = page()
+    printer = stdout_printer()
     match output:
         case OutputFormat.JSON | OutputFormat.YAML:
             printer.document(document, output)
@@ -77,14 +77,16 @@ def _draw(out: Printer, document: Json, by: By, *, is_wide: bool) -> None:
     else:
         every = [{"pool": "(all)", "cluster": "–", **totals}] if len(items) > 1 else []
         out.table(_pool_columns(out), [*items, *every], is_wide=is_wide)
-    out.paragraph(f"GPU utilization over {document['windowMinutes']} min: {_extremes(totals['utilization']['gpu'])}.")
+    out.paragraph(
+        f"GPU utilization over {document['windowMinutes']} min: {_extremes_text(totals['utilization']['gpu'])}."
+    )
     if totals["measuredAt"]:
         out.line(f"Each reading is from {out.when(totals['measuredAt'])} or later.")
     if by is By.POOL and any(total["unknownNodes"] for total in totals["utilization"].values()):
         out.line("–  unknown   *  average of the measured nodes only")
 
 
-def _extremes(gpu: Json) -> str:
+def _extremes_text(gpu: Json) -> str:
     """Name the least busy node, which an average hides, and count the nodes that no figure covers."""
     texts = []
     if gpu["lowest"] is not None:
@@ -99,7 +101,7 @@ def _pool_columns(out: Printer) -> list[Column]:
         def average(item: Json) -> str:
             figures = item["utilization"][measure]
             is_partial = figures["average"] is not None and figures["unknownNodes"]
-            return _percent(figures["average"]) + ("*" if is_partial else "")
+            return _percent_text(figures["average"]) + ("*" if is_partial else "")
 
         return Column(_TITLES[measure], average, is_right=True)
 
@@ -116,7 +118,7 @@ def _pool_columns(out: Printer) -> list[Column]:
         Column("NODES", "nodes", is_right=True),
         Column("RUN", "running", is_right=True),
         Column("RECOVERY", "pendingRecovery", is_right=True),
-        Column("GPUS", lambda item: _share(item, "gpus"), is_right=True),
+        Column("GPUS", lambda item: _allocated_text(item, "gpus"), is_right=True),
         busy("gpu"),
         Column("LOW-HIGH", extremes, is_right=True),
         *map(busy, _MEASURES[1:]),
@@ -130,7 +132,7 @@ def _pool_columns(out: Printer) -> list[Column]:
 
 def _node_columns(out: Printer) -> list[Column]:
     def busy(measure: str) -> Column:
-        return Column(_TITLES[measure], lambda item: _percent(item["utilization"][measure]), is_right=True)
+        return Column(_TITLES[measure], lambda item: _percent_text(item["utilization"][measure]), is_right=True)
 
     def state(item: Json) -> str:
         sign = "warn" if item.get("isStale") else NODE[item["state"]]
@@ -140,7 +142,7 @@ def _node_columns(out: Printer) -> list[Column]:
         Column("NODE", "instanceId"),
         Column("POOL", "pool", may_shrink=True),
         Column("STATE", state),
-        Column("GPUS", lambda item: _share(item, "gpus"), is_right=True),
+        Column("GPUS", lambda item: _allocated_text(item, "gpus"), is_right=True),
         *map(busy, _MEASURES),
         *_wide_columns(out),
         Column("TYPE", lambda item: item["instanceType"] or "–", is_wide=True),
@@ -151,9 +153,9 @@ def _node_columns(out: Printer) -> list[Column]:
 
 def _wide_columns(out: Printer) -> list[Column]:
     return [
-        Column("GPU MEM GIB", lambda item: _amount(item["gpuMemoryGib"]), is_right=True, is_wide=True),
-        Column("VCPU", lambda item: _share(item, "vcpus"), is_right=True, is_wide=True),
-        Column("MEM GIB", lambda item: _share(item, "memoryGib"), is_right=True, is_wide=True),
+        Column("GPU MEM GIB", lambda item: _amount_text(item["gpuMemoryGib"]), is_right=True, is_wide=True),
+        Column("VCPU", lambda item: _allocated_text(item, "vcpus"), is_right=True, is_wide=True),
+        Column("MEM GIB", lambda item: _allocated_text(item, "memoryGib"), is_right=True, is_wide=True),
         Column("MEASURED", lambda item: out.when(item["measuredAt"]), is_right=True, is_wide=True),
     ]
 
@@ -161,14 +163,14 @@ def _wide_columns(out: Printer) -> list[Column]:
 _TITLES = {"gpu": "GPU", "gpuMemory": "GPU MEM", "cpu": "CPU", "memory": "MEM"}
 
 
-def _share(item: Json, name: str) -> str:
+def _allocated_text(item: Json, name: str) -> str:
     """Return the allocated part of an amount: `96/128`."""
-    return f"{item[f'{name}Allocated']:g}/{_amount(item[name])}"
+    return f"{item[f'{name}Allocated']:g}/{_amount_text(item[name])}"
 
 
-def _amount(value: float | None) -> str:
+def _amount_text(value: float | None) -> str:
     return "–" if value is None else f"{value:g}"
 
 
-def _percent(value: float | None) -> str:
+def _percent_text(value: float | None) -> str:
     return "–" if value is None else f"{value:.0f}%"

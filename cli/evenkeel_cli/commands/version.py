@@ -1,9 +1,9 @@
 """`evenkeel version`."""
 
-from evenkeel_cli.commands.lookup import single
-from evenkeel_cli.render import page
+from evenkeel_cli.commands.lookup import single_command
+from evenkeel_cli.render import stdout_printer
 
-app = single("version")
+app = single_command("version")
 
 
 @app.command("version")
@@ -11,4 +11,4 @@ def version() -> None:
     """Print the version."""
     from importlib.metadata import version as installed
 
-    page().line(f"evenkeel {installed('evenkeel')}")
+    stdout_printer().line(f"evenkeel {installed('evenkeel')}")

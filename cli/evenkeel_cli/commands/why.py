@@ -5,15 +5,15 @@ from typing import Annotated, Any
 import typer
 
 from evenkeel_cli.commands import lookup
-from evenkeel_cli.commands.nodes import cordoned
-from evenkeel_cli.render import Column, OutputFormat, Printer, duration, only, page
+from evenkeel_cli.commands.nodes import cordon_text
+from evenkeel_cli.render import Column, OutputFormat, Printer, duration, require_format, stdout_printer
 from evenkeel_cli.state_signs import INCIDENT, JOB, NODE, plain
 from evenkeel_client.client import ApiClient
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
-app = lookup.single("why")
+app = lookup.single_command("why")
 
 
 @app.command("why")
@@ -28,8 +28,8 @@ def why(
 ) -> None:
     """Explain a decision: the reason, the alternatives and the next step."""
     client = lookup.current_client()
-    printer = page()
-    form = only(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
+    printer = stdout_printer()
+    form = require_format(output, (OutputFormat.TABLE, OutputFormat.WIDE, OutputFormat.JSON))
     if subject.startswith("dec-"):
         decision = client.get(f"/decisions/{subject}")
         if form.is_document:
@@ -37,16 +37,16 @@ def why(
         else:
             _print_decision(printer, decision)
         return
-    response = _ask(client, subject)
+    response = _read_explanation(client, subject)
     if form.is_document:
         printer.document(response, form)
     elif response.get("cordon") or response.get("repairedBy"):
-        _cordoned(printer, response)
+        _print_node(printer, response)
     else:
         _print_answer(printer, response)
 
 
-def _ask(client: ApiClient, subject: str) -> Json:
+def _read_explanation(client: ApiClient, subject: str) -> Json:
     """Read the explanation of an incident, a job or a node. A name is matched to jobs first, then to nodes."""
     if subject.startswith("inc-") or subject == "@latest":
         try:
@@ -68,11 +68,11 @@ def _ask(client: ApiClient, subject: str) -> Json:
             if failed.exit_code is Exit.NOT_FOUND:
                 raise no_job from None
             raise
-    node = _cordoned_node(client, subject)
-    return node or client.get(f"/incidents/{_incident_of(client, subject)}/why")
+    node = _node_without_incident(client, subject)
+    return node or client.get(f"/incidents/{_latest_incident(client, subject)}/why")
 
 
-def _cordoned_node(client: ApiClient, instance_id: str) -> Json | None:
+def _node_without_incident(client: ApiClient, instance_id: str) -> Json | None:
     """Return a node without an incident that a person cordoned or another controller repairs; else None."""
     try:
         node = client.get(f"/nodes/{instance_id}")
@@ -84,17 +84,17 @@ def _cordoned_node(client: ApiClient, instance_id: str) -> Json | None:
     return node if is_explained and not node["incidentId"] else None
 
 
-def _cordoned(out: Printer, node: Json) -> None:
+def _print_node(out: Printer, node: Json) -> None:
     out.line(f"{out.with_glyph(NODE[node['state']], out.bold(node['instanceId']))}  {plain(node['state'])}")
     if not node.get("cordon"):
         out.paragraph(f"Another controller repairs the node: {node['repairedBy']}.", indent="  ")
         return
-    out.paragraph(f"A person cordoned the node, {cordoned(out, node)}.", indent="  ")
+    out.paragraph(f"A person cordoned the node, {cordon_text(out, node)}.", indent="  ")
     out.line()
     out.next(f"evenkeel nodes uncordon {node['instanceId']}")
 
 
-def _incident_of(client: ApiClient, instance_id: str) -> str:
+def _latest_incident(client: ApiClient, instance_id: str) -> str:
     """Return the open incident of a node, else its last incident.
 
     Raises:
@@ -175,8 +175,8 @@ def _print_alternatives(out: Printer, options: list[Json]) -> None:
     columns = [
         Column("CONSIDERED", lambda option: plain(option["option"])),
         Column("START", lambda option: _approximate_duration(option.get("expectedSeconds")), is_right=True),
-        Column("GPU-H LOST", lambda option: _hours(option.get("gpuHoursLost")), is_right=True),
-        Column("LOSS", lambda option: _usd(option.get("usd")), is_right=True),
+        Column("GPU-H LOST", lambda option: _hours_text(option.get("gpuHoursLost")), is_right=True),
+        Column("LOSS", lambda option: _usd_text(option.get("usd")), is_right=True),
         Column(
             "CHOSEN",
             lambda option: out.with_glyph("ok", "yes") if option["chosen"] else f"no: {option['whyNot']}",
@@ -215,9 +215,9 @@ def _approximate_duration(seconds: float | None) -> str:
     return "–" if seconds is None else f"~{duration(seconds)}"
 
 
-def _hours(hours: float | None) -> str:
+def _hours_text(hours: float | None) -> str:
     return "–" if hours is None else f"{hours:.2f}"
 
 
-def _usd(amount: float | None) -> str:
+def _usd_text(amount: float | None) -> str:
     return "–" if amount is None else f"${amount:,.2f}"

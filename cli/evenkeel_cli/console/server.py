@@ -111,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._read_body()
         if isinstance(body, Refusal):
             self.close_connection = True
-            answer = _refuse(body)
+            answer = _refusal_answer(body)
         else:
             answer = self._answer(body)
         self.send_response(answer.status)
@@ -134,19 +134,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bytes) -> _Answer:
         session = self._console.session
-        headers = _one_of_each(self.headers.items())
+        headers = _headers_by_name(self.headers.items())
         if headers is None:
-            return _refuse(Refusal(400, "REPEATED_HEADER", "A header occurs twice."))
+            return _refusal_answer(Refusal(400, "REPEATED_HEADER", "A header occurs twice."))
         if refusal := session.refuse_wrong_host(headers):
-            return _refuse(refusal)
+            return _refusal_answer(refusal)
         target = urlsplit(self.path)
         if self.command == "GET" and target.path == "/open":
             # A terminal or a file may hold the link, so the request may come from another site. The token is the proof.
             return self._open(headers, parse_qs(target.query).get("token", [""])[0])
         if refusal := session.refuse_other_site(headers):
-            return _refuse(refusal)
+            return _refusal_answer(refusal)
         if not session.is_signed_in(headers):
-            return _refuse(
+            return _refusal_answer(
                 Refusal(
                     401,
                     "NOT_SIGNED_IN",
@@ -157,10 +157,10 @@ class _Handler(BaseHTTPRequestHandler):
         if target.path.startswith("/v1/"):
             return self._forward(headers, body)
         if self.command != "GET":
-            return _refuse(Refusal(405, "NOT_ALLOWED", f"{self.command} {target.path[:80]} does not exist."))
+            return _refusal_answer(Refusal(405, "NOT_ALLOWED", f"{self.command} {target.path[:80]} does not exist."))
         if target.path == "/session":
-            return _json(200, self._describe())
-        return _static(target.path)
+            return _json_answer(200, self._describe())
+        return _static_answer(target.path)
 
     def _open(self, headers: Mapping[str, str], token: str) -> _Answer:
         key = self._console.session.open(token)
@@ -173,7 +173,7 @@ class _Handler(BaseHTTPRequestHandler):
             return _Answer(200, start_headers, start.encode())
         if self._console.session.is_signed_in(headers):
             return _Answer(303, {"Location": "/", "Cache-Control": "no-store"}, b"")
-        return _refuse(
+        return _refusal_answer(
             Refusal(403, "LINK_USED", "This link is wrong or was used before.", "Get a new link: evenkeel console")
         )
 
@@ -190,30 +190,30 @@ class _Handler(BaseHTTPRequestHandler):
     def _forward(self, headers: Mapping[str, str], body: bytes) -> _Answer:
         console = self._console
         if not _API_PATH.fullmatch(self.path) or "/." in self.path:
-            return _refuse(Refusal(404, "NO_SUCH_ROUTE", "The path is not a path of the API."))
+            return _refusal_answer(Refusal(404, "NO_SUCH_ROUTE", "The path is not a path of the API."))
         if self.command != "GET":
             if console.read_only:
-                return _refuse(
+                return _refusal_answer(
                     Refusal(
                         403, "READ_ONLY", "This console is read-only.", "To make changes, start it without --read-only."
                     )
                 )
             if refusal := console.session.refuse_unproven_change(headers):
-                return _refuse(refusal)
+                return _refusal_answer(refusal)
         forwarded = {name: headers[name] for name in _FORWARDED if name in headers}
         try:
             raw = console.client.forward(self.command, self.path.removeprefix("/v1"), body or None, forwarded)
         except CommandFailed as failed:
-            return _refuse(
+            return _refusal_answer(
                 Refusal(_STATUS_OF.get(failed.exit_code, 502), failed.code or "FAILED", failed.text, failed.hint)
             )
         if cause := console.client.local_cause(raw):
-            return _refuse(Refusal(raw.status, cause.code, cause.text, cause.hint))
+            return _refusal_answer(Refusal(raw.status, cause.code, cause.text, cause.hint))
         returned = {name: raw.headers[name] for name in _RETURNED if name in raw.headers}
         return _Answer(raw.status, {"Cache-Control": "no-store", **returned}, raw.content)
 
 
-def _one_of_each(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:
+def _headers_by_name(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:
     """Return the headers by name, such as `If-Match`; None if a header occurs twice."""
     values: dict[str, str] = {}
     for name, value in headers:
@@ -224,7 +224,7 @@ def _one_of_each(headers: Iterable[tuple[str, str]]) -> dict[str, str] | None:
     return values
 
 
-def _refuse(refusal: Refusal) -> _Answer:
+def _refusal_answer(refusal: Refusal) -> _Answer:
     document = {
         "type": f"urn:evenkeel:problem:{refusal.code.lower().replace('_', '-')}",
         "title": "The console refused the request",
@@ -233,25 +233,25 @@ def _refuse(refusal: Refusal) -> _Answer:
         "detail": refusal.detail,
         "hint": refusal.hint,
     }
-    return _json(refusal.status, document, "application/problem+json")
+    return _json_answer(refusal.status, document, "application/problem+json")
 
 
-def _json(status: int, document: Mapping[str, Any], content_type: str = "application/json") -> _Answer:
+def _json_answer(status: int, document: Mapping[str, Any], content_type: str = "application/json") -> _Answer:
     headers = {"Content-Type": content_type, "Cache-Control": "no-store"}
     return _Answer(status, headers, json.dumps(document).encode())
 
 
-def _static(path: str) -> _Answer:
+def _static_answer(path: str) -> _Answer:
     name = path.removeprefix("/") or "index.html"
-    content = _files().get(name)
+    content = _static_files().get(name)
     if content is None:
-        return _refuse(Refusal(404, "NOT_FOUND", f"The console has no file {name[:80]}."))
+        return _refusal_answer(Refusal(404, "NOT_FOUND", f"The console has no file {name[:80]}."))
     suffix = name[name.rfind(".") :]
     return _Answer(200, {"Content-Type": _TYPES[suffix], "Cache-Control": "no-cache"}, content)
 
 
 @cache
-def _files() -> Mapping[str, bytes]:
+def _static_files() -> Mapping[str, bytes]:
     """Return name → content of every file that the console serves. A path can name no other file."""
     root = resources.files("evenkeel_cli.console") / "static"
     folders = [("", root), ("pages/", root / "pages"), ("vendor/", root / "vendor")]

@@ -43,7 +43,7 @@ class ConsoleSession:
     def open(self, token: str) -> str | None:
         """Return the key of the session for a link's token; None if the token is wrong or was used before."""
         with self._lock:
-            if not self._link or not _same(token, self._link):
+            if not self._link or not _is_equal_secret(token, self._link):
                 return None
             self._link = ""
         return self._key
@@ -72,11 +72,11 @@ class ConsoleSession:
         except CookieError:
             return False
         morsel = cookies.get(self._cookie_name)
-        return morsel is not None and _same(morsel.value, self._cookie)
+        return morsel is not None and _is_equal_secret(morsel.value, self._cookie)
 
     def refuse_unproven_change(self, headers: Mapping[str, str]) -> Refusal | None:
         """Refuse a change that no page of this console sent."""
-        if not headers.get("Origin") or not _same(headers.get(CHANGE_HEADER, ""), self._key):
+        if not headers.get("Origin") or not _is_equal_secret(headers.get(CHANGE_HEADER, ""), self._key):
             return Refusal(
                 403,
                 "NOT_FROM_THE_CONSOLE",
@@ -86,5 +86,5 @@ class ConsoleSession:
         return None
 
 
-def _same(received: str, expected: str) -> bool:
+def _is_equal_secret(received: str, expected: str) -> bool:
     return hmac.compare_digest(received.encode(), expected.encode())

@@ -97,14 +97,14 @@ def access(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
 
 
 def kueue(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
-    return evaluate.judge_kueue(_reader(site), site.namespaces())
+    return evaluate.judge_kueue(_reader_test(site), site.namespaces())
 
 
 def policy(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
-    return evaluate.judge_policy(_reader(site)["policy"])
+    return evaluate.judge_policy(_reader_test(site)["policy"])
 
 
-def _reader(site: InspectedSite) -> Json:
+def _reader_test(site: InspectedSite) -> Json:
     tests, problems = site.self_tests()
     if KUEUE_READER not in tests:
         raise CouldNotCheck(*problems.get(KUEUE_READER, ("No function could be tested.", "docs/operate/doctor.md")))
@@ -116,19 +116,19 @@ def versions(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
 
     tests, _ = site.self_tests()
     if not tests:
-        _reader(site)
+        _reader_test(site)
     return evaluate.judge_versions(version("evenkeel"), tests)
 
 
 def queues(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
-    return evaluate.judge_queues(_waiting(site, "EventsQueue"), _waiting(site, "CyclesQueue"))
+    return evaluate.judge_queues(_message_count(site, "EventsQueue"), _message_count(site, "CyclesQueue"))
 
 
 def dead_letters(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
-    return evaluate.judge_dead_letters({name: _waiting(site, name) for name in evaluate.DEAD_LETTERS})
+    return evaluate.judge_dead_letters({name: _message_count(site, name) for name in evaluate.DEAD_LETTERS})
 
 
-def _waiting(site: InspectedSite, queue: str) -> int:
+def _message_count(site: InspectedSite, queue: str) -> int:
     names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
     url = site.output(f"{queue}Url")
     attributes = site.aws.call("sqs", "get_queue_attributes", QueueUrl=url, AttributeNames=names)["Attributes"]
@@ -136,10 +136,10 @@ def _waiting(site: InspectedSite, queue: str) -> int:
 
 
 def schedules(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
-    return evaluate.judge_schedules({function: _schedule(site, function) for function in SCHEDULED}, ENABLE)
+    return evaluate.judge_schedules({function: _schedule_state(site, function) for function in SCHEDULED}, ENABLE)
 
 
-def _schedule(site: InspectedSite, function: str) -> str:
+def _schedule_state(site: InspectedSite, function: str) -> str:
     try:
         return str(site.aws.call("scheduler", "get_schedule", Name=f"{site.stack}-{function}").get("State", ""))
     except ResourceNotFound:
@@ -147,13 +147,13 @@ def _schedule(site: InspectedSite, function: str) -> str:
 
 
 def sources(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
-    sources = _status(site).get("sources")
+    sources = _read_status(site).get("sources")
     if not sources:
         raise CouldNotCheck("The deployed API does not report the ages of sources.", "Deploy this version: make deploy")
     return evaluate.judge_sources(sources)
 
 
-def _status(site: InspectedSite) -> Json:
+def _read_status(site: InspectedSite) -> Json:
     try:
         return site.status()
     except CommandFailed as problem:
@@ -161,14 +161,14 @@ def _status(site: InspectedSite) -> Json:
 
 
 def ages(site: InspectedSite, now: datetime) -> list[DoctorFinding]:
-    status = _status(site)
+    status = _read_status(site)
     states = {}
     for function in SCHEDULED:
         try:
-            states[function] = _schedule(site, function)
+            states[function] = _schedule_state(site, function)
         except CouldNotCheck:
             continue
-    ages = {heartbeat["function"]: _age(heartbeat["at"], now) for heartbeat in status["heartbeats"]}
+    ages = {heartbeat["function"]: _seconds_since(heartbeat["at"], now) for heartbeat in status["heartbeats"]}
     return evaluate.judge_ages(ages, states, _deployed_seconds(site, now))
 
 
@@ -182,14 +182,14 @@ def _deployed_seconds(site: InspectedSite, now: datetime) -> float | None:
     return None if at is None else max(0.0, (now - at).total_seconds())
 
 
-def _age(instant: str | None, now: datetime) -> float | None:
+def _seconds_since(instant: str | None, now: datetime) -> float | None:
     return None if instant is None else max(0.0, (now - datetime.fromisoformat(instant)).total_seconds())
 
 
 def concurrency(site: InspectedSite, now: datetime) -> list[DoctorFinding]:
     limits = site.aws.call("lambda", "get_account_settings")["AccountLimit"]
     try:
-        peak = _metric(site, now, "AWS/Lambda", "ConcurrentExecutions", "Maximum")
+        peak = _read_metric(site, now, "AWS/Lambda", "ConcurrentExecutions", "Maximum")
     except CouldNotCheck:
         peak = None
     return evaluate.judge_concurrency(limits["ConcurrentExecutions"], limits["UnreservedConcurrentExecutions"], peak)
@@ -200,14 +200,16 @@ def events(site: InspectedSite, now: datetime) -> list[DoctorFinding]:
     counts_by_rule: dict[str, Json] = {}
     for logical in RULES:
         name = site.resources().get(logical, "")
-        counts_by_rule[logical] = {"state": _rule(site, name), "matched": None, "failed": None}
+        counts_by_rule[logical] = {"state": _rule_state(site, name), "matched": None, "failed": None}
         if has_metrics and name:
             for field, metric in (("matched", "MatchedEvents"), ("failed", "FailedInvocations")):
-                counts_by_rule[logical][field] = _metric(site, now, "AWS/Events", metric, "Sum", RuleName=name) or 0.0
+                counts_by_rule[logical][field] = (
+                    _read_metric(site, now, "AWS/Events", metric, "Sum", RuleName=name) or 0.0
+                )
     return evaluate.judge_events(counts_by_rule)
 
 
-def _rule(site: InspectedSite, name: str) -> str:
+def _rule_state(site: InspectedSite, name: str) -> str:
     if not name:
         return ""
     try:
@@ -216,7 +218,7 @@ def _rule(site: InspectedSite, name: str) -> str:
         return ""
 
 
-def _metric(
+def _read_metric(
     site: InspectedSite, now: datetime, namespace: str, name: str, statistic: str, **dimensions: str
 ) -> float | None:
     """Return a metric's sum or maximum of the last day; None where there is no data point."""
@@ -302,18 +304,18 @@ def run(
     """
     chosen = [check for check in table if check.name not in skipped]
     # All in parallel: most checks wait for the network, and a slow service delays only the checks that use it.
-    answers = answers_within(seconds, [partial(_found, check, site, now) for check in chosen], len(chosen))
+    answers = answers_within(seconds, [partial(_run_check, check, site, now) for check in chosen], len(chosen))
     findings_by_check = [
-        (check, answer or [_silent(check, seconds)]) for check, answer in zip(chosen, answers, strict=True)
+        (check, answer or [_timeout_finding(check, seconds)]) for check, answer in zip(chosen, answers, strict=True)
     ]
     return [replace(finding, check=check.name) for check, findings in findings_by_check for finding in findings]
 
 
-def _silent(check: DoctorCheck, seconds: float) -> DoctorFinding:
+def _timeout_finding(check: DoctorCheck, seconds: float) -> DoctorFinding:
     return DoctorFinding(check.if_unanswered, f"No answer in {seconds:g} s.", "docs/operate/doctor.md#no-answer")
 
 
-def _found(check: DoctorCheck, site: Any, now: datetime) -> list[DoctorFinding]:
+def _run_check(check: DoctorCheck, site: Any, now: datetime) -> list[DoctorFinding]:
     try:
         return check.run(site, now) or [unknown("The check found nothing to judge.", "docs/operate/doctor.md")]
     except CouldNotCheck as error:

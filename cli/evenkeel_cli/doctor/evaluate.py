@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from evenkeel_cli.doctor.findings import DoctorFinding, Status, failed, merged, ok, unknown, warning
+from evenkeel_cli.doctor.findings import DoctorFinding, Status, failed, merge_equal_findings, ok, unknown, warning
 from evenkeel_cli.state_signs import count_of
 
 Json = dict[str, Any]
@@ -92,12 +92,12 @@ def judge_hyperpod(arn: str, described: Json | None) -> list[DoctorFinding]:
         findings = [warning(f"{name} is {status}: Evenkeel repairs no node of the cluster until it is InService.", fix)]
     return [
         *findings,
-        _node_recovery(described.get("NodeRecovery")),
-        *_patches(name, described.get("InstanceGroups", [])),
+        _judge_node_recovery(described.get("NodeRecovery")),
+        *_judge_patches(name, described.get("InstanceGroups", [])),
     ]
 
 
-def _node_recovery(setting: str | None) -> DoctorFinding:
+def _judge_node_recovery(setting: str | None) -> DoctorFinding:
     subject = "NodeRecovery"
     match setting:
         case "None":
@@ -112,7 +112,7 @@ def _node_recovery(setting: str | None) -> DoctorFinding:
 _PATCHES = {"UpToDate": 0, "UpdateAvailable": 1, "SecurityUpdateRequired": 2, "EndOfLife": 2}
 
 
-def _patches(cluster: str, groups: Sequence[Json]) -> list[DoctorFinding]:
+def _judge_patches(cluster: str, groups: Sequence[Json]) -> list[DoctorFinding]:
     subject = "patch level"
     fix = f"aws sagemaker update-cluster-software --cluster-name {cluster}"
     levels = {group["InstanceGroupName"]: group.get("ImageVersionStatus") for group in groups}
@@ -153,7 +153,7 @@ def judge_kubernetes(
         answers = {function: answer for function, test in tests.items() if (answer := _find_cluster(test, cluster))}
         dead = {name: answer for name, answer in answers.items() if answer["error"] and not _is_access_denied(answer)}
         if dead:
-            findings.append(_dead(cluster, dead, len(answers)))
+            findings.append(_unreachable_finding(cluster, dead, len(answers)))
         elif not answers:
             reason, fix = next(iter(problems.values()), ("", _INVOKE))
             findings.append(unknown(f"No function tested {cluster}. {reason}".rstrip(), fix, cluster))
@@ -170,7 +170,7 @@ def judge_kubernetes(
     return findings
 
 
-def _dead(cluster: str, dead: Mapping[str, Json], tested: int) -> DoctorFinding:
+def _unreachable_finding(cluster: str, dead: Mapping[str, Json], tested: int) -> DoctorFinding:
     name, answer = next(iter(sorted(dead.items())))
     saw = f"The error of {name}: {answer['error']}"
     if answer["serverVersion"]:
@@ -215,7 +215,7 @@ def judge_access(
                     )
                 )
             elif answer["missing"]:
-                text = f"In {cluster} the role of the function lacks: {_rights(answer['missing'])}."
+                text = f"In {cluster} the role of the function lacks: {_rights_text(answer['missing'])}."
                 fix = (
                     "kubectl apply -f charts/kubernetes-access.yaml (for a team's namespace: docs/operate/teams.md), "
                     f"then aws eks update-access-entry --cluster-name {cluster} {entry} {group_option}"
@@ -227,7 +227,7 @@ def judge_access(
     return findings
 
 
-def _rights(missing: Sequence[Json]) -> str:
+def _rights_text(missing: Sequence[Json]) -> str:
     words = []
     for document in missing:
         kind = f"{document['resource']}.{document['group']}" if document["group"] else document["resource"]
@@ -252,11 +252,11 @@ def judge_kueue(test: Json, namespaces: Sequence[str]) -> list[DoctorFinding]:
         elif answer["kueueNamespaces"] is None:
             findings.append(unknown(f"{cluster} was not checked for Kueue.", _INVOKE, cluster))
         else:
-            findings.append(_kueue(cluster, admission, answer["kueueNamespaces"], namespaces))
+            findings.append(_judge_cluster_kueue(cluster, admission, answer["kueueNamespaces"], namespaces))
     return findings or [unknown("No cluster could be checked for Kueue.", _INVOKE)]
 
 
-def _kueue(
+def _judge_cluster_kueue(
     cluster: str, admission: str, kueue_namespaces: Mapping[str, str], namespaces: Sequence[str]
 ) -> DoctorFinding:
     shared = [name for name in namespaces if name in kueue_namespaces]
@@ -356,13 +356,16 @@ def judge_ages(
 
 def judge_sources(sources: Sequence[Json]) -> list[DoctorFinding]:
     """Judge when each source of facts last answered, as the API tells it."""
-    findings = [_source(source) for source in sources]
+    findings = [_judge_source(source) for source in sources]
     bad = [finding for finding in findings if finding.status is not Status.OK]
     good = len(findings) - len(bad)
-    return [*([ok(f"{good} of {len(findings)} sources of facts are current.")] if good else []), *merged(bad)]
+    return [
+        *([ok(f"{good} of {len(findings)} sources of facts are current.")] if good else []),
+        *merge_equal_findings(bad),
+    ]
 
 
-def _source(source: Json) -> DoctorFinding:
+def _judge_source(source: Json) -> DoctorFinding:
     name, reason = source["name"], source["reason"]
     match source["state"]:
         case "CURRENT":
@@ -520,4 +523,4 @@ def judge_untested(problems: Mapping[str, tuple[str, str]]) -> list[DoctorFindin
 
 
 def _grouped(findings: Iterable[DoctorFinding]) -> list[DoctorFinding]:
-    return merged(list(findings))
+    return merge_equal_findings(list(findings))

@@ -68,7 +68,7 @@ def exit_code(findings: Iterable[DoctorFinding]) -> int:
     return 2 if Status.UNKNOWN in statuses else 0
 
 
-def merged(findings: Sequence[DoctorFinding]) -> list[DoctorFinding]:
+def merge_equal_findings(findings: Sequence[DoctorFinding]) -> list[DoctorFinding]:
     """Join findings that differ in nothing but their subject, in the place of the first."""
     subjects: dict[DoctorFinding, list[str]] = {}
     for finding in findings:

@@ -20,14 +20,16 @@ def judge_clusters(clusters: Mapping[str, Json | None], *, has_subnets: bool) ->
     if not clusters:
         return [failed("No Kubernetes cluster is named.", "Set KubernetesClusters in samconfig.toml.")]
     findings = [
-        finding for name, cluster in clusters.items() for finding in _cluster(name, cluster, has_subnets=has_subnets)
+        finding
+        for name, cluster in clusters.items()
+        for finding in _judge_cluster(name, cluster, has_subnets=has_subnets)
     ]
     return findings or [
         ok(f"{', '.join(clusters)}: ACTIVE, with access entries, and an endpoint that functions reach.")
     ]
 
 
-def _cluster(name: str, cluster: Json | None, *, has_subnets: bool) -> list[DoctorFinding]:
+def _judge_cluster(name: str, cluster: Json | None, *, has_subnets: bool) -> list[DoctorFinding]:
     if cluster is None:
         text = f"EKS has no cluster {name} in this account and region."
         return [failed(text, "Correct KubernetesClusters in samconfig.toml.", name)]
@@ -40,12 +42,12 @@ def _cluster(name: str, cluster: Json | None, *, has_subnets: bool) -> list[Doct
     if mode not in ("API", "API_AND_CONFIG_MAP"):
         fix = f"aws eks update-cluster-config --name {name} --access-config authenticationMode=API_AND_CONFIG_MAP"
         findings.append(failed(f"{name} has the authentication mode {mode}, so it has no access entries.", fix, name))
-    if reach := _reach(name, cluster["resourcesVpcConfig"], has_subnets=has_subnets):
+    if reach := _judge_endpoint(name, cluster["resourcesVpcConfig"], has_subnets=has_subnets):
         findings.append(reach)
     return findings
 
 
-def _reach(name: str, config: Json, *, has_subnets: bool) -> DoctorFinding | None:
+def _judge_endpoint(name: str, config: Json, *, has_subnets: bool) -> DoctorFinding | None:
     """Judge whether functions reach the API server."""
     if has_subnets:
         if config.get("endpointPrivateAccess"):
@@ -112,7 +114,7 @@ def judge_cluster_rules(
     findings = []
     for name, config in clusters.items():
         guard = config.get("clusterSecurityGroupId", "")
-        if guard in groups or any(_admits(rule, groups) for rule in by_id.get(guard, ())):
+        if guard in groups or any(_allows_https(rule, groups) for rule in by_id.get(guard, ())):
             continue
         fix = (
             f"aws ec2 authorize-security-group-ingress --group-id {guard} --protocol tcp --port {_HTTPS} "
@@ -123,7 +125,7 @@ def judge_cluster_rules(
     return findings
 
 
-def _admits(rule: Json, groups: Sequence[str]) -> bool:
+def _allows_https(rule: Json, groups: Sequence[str]) -> bool:
     """Whether a rule allows HTTPS from one of the groups, or from addresses, which may belong to the subnets."""
     is_https = rule["IpProtocol"] == "-1" or (
         rule["IpProtocol"] == "tcp" and rule.get("FromPort", 0) <= _HTTPS <= rule.get("ToPort", 0)
@@ -143,7 +145,7 @@ def routes_of(subnet: str, tables: Sequence[Json]) -> list[Json]:
     return [route for table in (documents or main)[:1] for route in table["Routes"]]
 
 
-def judge_ways_out(routes: Mapping[str, Sequence[Json]], endpoints: Sequence[Json]) -> list[DoctorFinding]:
+def judge_routes(routes: Mapping[str, Sequence[Json]], endpoints: Sequence[Json]) -> list[DoctorFinding]:
     """Judge how functions in the subnets reach AWS.
 
     Args:
@@ -153,7 +155,7 @@ def judge_ways_out(routes: Mapping[str, Sequence[Json]], endpoints: Sequence[Jso
     if not routes:
         return [ok("The functions run outside a VPC (parameter SubnetIds).")]
     closed = sorted(
-        name for name, subnet_routes in routes.items() if not any(_leads_out(route) for route in subnet_routes)
+        name for name, subnet_routes in routes.items() if not any(_leads_to_aws(route) for route in subnet_routes)
     )
     if not closed:
         return [ok("Every subnet has a route to NAT or to another network.")]
@@ -170,7 +172,7 @@ def judge_ways_out(routes: Mapping[str, Sequence[Json]], endpoints: Sequence[Jso
     return [failed(text, f"Deploy deploy/vpc-endpoints.yaml ({_PAGE}).")]
 
 
-def _leads_out(route: Json) -> bool:
+def _leads_to_aws(route: Json) -> bool:
     """Whether a default route leads to a target through which a function without a public address reaches AWS."""
     targets = ("NatGatewayId", "TransitGatewayId", "NetworkInterfaceId", "InstanceId", "VpcPeeringConnectionId")
     return (

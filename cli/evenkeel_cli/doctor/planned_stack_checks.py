@@ -22,7 +22,7 @@ Source: https://docs.aws.amazon.com/lambda/latest/dg/configuration-concurrency.h
 _SAMCONFIG = "samconfig.toml"
 
 
-def no_credentials(reason: str, fix: str) -> list[DoctorFinding]:
+def missing_credentials(reason: str, fix: str) -> list[DoctorFinding]:
     return [failed(reason, fix)]
 
 

@@ -85,7 +85,7 @@ def credentials(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     try:
         identity = site.identity()
     except BadCredentials as error:
-        return planned_stack_checks.no_credentials(error.reason, error.fix)
+        return planned_stack_checks.missing_credentials(error.reason, error.fix)
     return [
         *evaluate.judge_credentials(identity["Arn"]),
         *planned_stack_checks.judge_account(
@@ -173,14 +173,14 @@ def subnets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
 def endpoints(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:
     subnet_ids = site.planned.listed("SubnetIds")
     if not subnet_ids:
-        return network.judge_ways_out({}, [])
+        return network.judge_routes({}, [])
     documents = site.all_of("describe_subnets", "Subnets", {"subnet-id": list(subnet_ids)})
     vpcs = sorted({document["VpcId"] for document in documents})
     if not vpcs:
         raise CouldNotCheck("The subnets do not exist.", "See the check `subnets`.")
     tables = site.all_of("describe_route_tables", "RouteTables", {"vpc-id": vpcs})
     endpoints = site.all_of("describe_vpc_endpoints", "VpcEndpoints", {"vpc-id": vpcs})
-    return network.judge_ways_out({name: network.routes_of(name, tables) for name in subnet_ids}, endpoints)
+    return network.judge_routes({name: network.routes_of(name, tables) for name in subnet_ids}, endpoints)
 
 
 def buckets(site: PlannedSite, _now: datetime) -> list[DoctorFinding]:

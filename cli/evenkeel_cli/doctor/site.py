@@ -78,7 +78,7 @@ class BotocoreAws:
         try:
             answer: Json = getattr(self.client(service), operation)(**parameters)
         except ClientError as error:
-            raise _failure(service, spelled, error) from error
+            raise _translate_error(service, spelled, error) from error
         except (BotoCoreError, RuntimeError) as error:
             name = type(error).__name__
             if "Credential" in name or "Token" in name or "SSO" in name or "Profile" in name:
@@ -127,7 +127,7 @@ def _no_answer_reason(error: Exception) -> str:
     return str(error).rstrip(".")
 
 
-def _failure(service: str, operation: str, error: Any) -> Exception:
+def _translate_error(service: str, operation: str, error: Any) -> Exception:
     details = error.response.get("Error", {})
     code, text = str(details.get("Code", "")), str(details.get("Message", ""))
     call = f"{service}:{operation}"
@@ -146,7 +146,7 @@ def _failure(service: str, operation: str, error: Any) -> Exception:
 T = TypeVar("T")
 
 
-class Remembering(Protocol):
+class CachedSite(Protocol):
     """A site that caches its answers."""
 
     lock: threading.Lock
@@ -154,7 +154,7 @@ class Remembering(Protocol):
     results: dict[str, Any]
 
 
-S = TypeVar("S", bound=Remembering)
+S = TypeVar("S", bound=CachedSite)
 
 
 def read_once(read: Callable[[S], T]) -> Callable[[S], T]:
@@ -306,7 +306,7 @@ class InspectedSite:
     @read_once
     def self_tests(self) -> tuple[Mapping[str, Json], Mapping[str, tuple[str, str]]]:
         """Return the answers by function. For a function without an answer, return the reason and the fix."""
-        names = [name for name in self.rights.functions() if name in self.roles()]
+        names = [name for name in self.rights.functions_with_access() if name in self.roles()]
         namespaces = self.namespaces()
         calls = [partial(self._run_self_test, name, namespaces) for name in names]
         silent = CouldNotCheck(f"No answer in {SELF_TEST_SECONDS:g} s.", "docs/operate/doctor.md#no-answer")
@@ -349,7 +349,7 @@ KUEUE_READER = "schedule_jobs"
 class RightsTable(Protocol):
     """The Kubernetes rights that each function needs: the module `offline.access`."""
 
-    def functions(self) -> tuple[str, ...]: ...
+    def functions_with_access(self) -> tuple[str, ...]: ...
 
     def groups_of(self, function: str) -> tuple[str, ...]: ...
 

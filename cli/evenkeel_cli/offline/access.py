@@ -33,24 +33,24 @@ class AccessRule(NamedTuple):
         return f"{self.verb} {kind}" + (f" in {self.namespace}" if self.namespace else "")
 
 
-def functions() -> tuple[str, ...]:
+def functions_with_access() -> tuple[str, ...]:
     """Return the functions that call Kubernetes."""
-    return tuple(_entries())
+    return tuple(_groups_by_function())
 
 
 def groups_of(function: str) -> tuple[str, ...]:
     """Return the Kubernetes groups that the access entry of a function's role must name."""
-    return tuple(_entries()[function])
+    return tuple(_groups_by_function()[function])
 
 
 def rights_of(function: str, namespaces: Sequence[str]) -> tuple[AccessRule, ...]:
     """Return every right that a function's groups grant, in each of the namespaces in which jobs run."""
-    granted = _granted()
+    granted = _rights_by_group()
     rights = (right for group in groups_of(function) for right in granted.get(group, ()))
-    return tuple(dict.fromkeys(access_rule for right in rights for access_rule in _spread(right, namespaces)))
+    return tuple(dict.fromkeys(access_rule for right in rights for access_rule in _in_namespaces(right, namespaces)))
 
 
-def _spread(right: AccessRule, namespaces: Sequence[str]) -> Iterator[AccessRule]:
+def _in_namespaces(right: AccessRule, namespaces: Sequence[str]) -> Iterator[AccessRule]:
     if right.namespace != JOBS_NAMESPACE:
         yield right
         return
@@ -59,32 +59,34 @@ def _spread(right: AccessRule, namespaces: Sequence[str]) -> Iterator[AccessRule
 
 
 @cache
-def _entries() -> dict[str, list[str]]:
-    entries: dict[str, list[str]] = json.loads(_text("access-entries.json"))
+def _groups_by_function() -> dict[str, list[str]]:
+    entries: dict[str, list[str]] = json.loads(_role_text("access-entries.json"))
     return entries
 
 
 @cache
-def _granted() -> dict[str, tuple[AccessRule, ...]]:
-    documents = [document for document in yaml.safe_load_all(_text("kubernetes-access.yaml")) if document]
-    rules = {_key(document): document["rules"] for document in documents if document["kind"] in ("ClusterRole", "Role")}
+def _rights_by_group() -> dict[str, tuple[AccessRule, ...]]:
+    documents = [document for document in yaml.safe_load_all(_role_text("kubernetes-access.yaml")) if document]
+    rules = {
+        _role_key(document): document["rules"] for document in documents if document["kind"] in ("ClusterRole", "Role")
+    }
     rules_by_role: dict[str, tuple[AccessRule, ...]] = {}
     for binding in documents:
         if binding["kind"] not in ("ClusterRoleBinding", "RoleBinding"):
             continue
         namespace = binding["metadata"].get("namespace", "")
         kind, name = binding["roleRef"]["kind"], binding["roleRef"]["name"]
-        access_rules = tuple(_rights(rules[kind, namespace if kind == "Role" else "", name], namespace))
+        access_rules = tuple(_access_rules(rules[kind, namespace if kind == "Role" else "", name], namespace))
         for subject in binding["subjects"]:
             rules_by_role[subject["name"]] = (*rules_by_role.get(subject["name"], ()), *access_rules)
     return rules_by_role
 
 
-def _key(role: Json) -> tuple[str, str, str]:
+def _role_key(role: Json) -> tuple[str, str, str]:
     return role["kind"], role["metadata"].get("namespace", ""), role["metadata"]["name"]
 
 
-def _rights(rules: Iterable[Json], namespace: str) -> Iterator[AccessRule]:
+def _access_rules(rules: Iterable[Json], namespace: str) -> Iterator[AccessRule]:
     for rule in rules:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
@@ -92,6 +94,6 @@ def _rights(rules: Iterable[Json], namespace: str) -> Iterator[AccessRule]:
                     yield AccessRule(verb, group, resource, namespace)
 
 
-def _text(name: str) -> str:
+def _role_text(name: str) -> str:
     folder = _PACKAGED if _PACKAGED.is_dir() else _CLONED
     return (folder / name).read_text(encoding="utf-8")

@@ -105,7 +105,7 @@ class Intake:
         if document.problem:
             self._add_malformed(path, document.line, document.problem)
             return
-        for event in exports.read(document.content, self._cluster, self._policy):
+        for event in exports.read_events(document.content, self._cluster, self._policy):
             if event.malformed:
                 self._add_malformed(path, document.line, event.malformed)
             if event.unknown:
@@ -147,7 +147,7 @@ def _files(paths: Iterable[Path]) -> list[Path]:
     return files
 
 
-def run(paths: Iterable[Path], policy: Policy, cluster: str, *, window_hours: int, node_recovery: str) -> Json:
+def run_backtest(paths: Iterable[Path], policy: Policy, cluster: str, *, window_hours: int, node_recovery: str) -> Json:
     """Read the files, replay their events and judge the decisions.
 
     Raises:
@@ -180,7 +180,7 @@ def _nothing_usable(intake: Intake) -> str:
     return f"{text}{f': {totals}' if totals else ''}.{f' The first: {first}.' if first else ''}"
 
 
-def draw(out: Printer, document: Json, *, is_wide: bool) -> None:
+def draw_backtest(out: Printer, document: Json, *, is_wide: bool) -> None:
     """Draw the input, the sum and the cases."""
     read = document["input"]
     out.line(

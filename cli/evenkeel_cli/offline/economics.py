@@ -18,7 +18,7 @@ from evenkeel.domain.economics import (
 )
 from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure
 from evenkeel_cli import yaml_files
-from evenkeel_cli.offline.quantities import number, share, wrong
+from evenkeel_cli.offline.quantities import parse_number, parse_share, usage_error
 from evenkeel_cli.state_signs import count_of
 from evenkeel_client.errors import CommandFailed, Exit
 
@@ -27,16 +27,16 @@ _Document = TypeVar("_Document", bound=FigureDocument)
 
 
 @contextmanager
-def options(**names: str) -> Iterator[None]:
+def name_options(**names: str) -> Iterator[None]:
     """Name the option of a figure that a formula refuses: `nodes` becomes `--nodes`, or as `names` says."""
     try:
         yield
     except WrongFigure as error:
         option = names.get(error.field, f"--{error.field.replace('_', '-')}")
-        raise wrong(option, error.problem) from error
+        raise usage_error(option, error.problem) from error
 
 
-def document(file: Path, kind: type[_Document]) -> _Document:
+def read_document(file: Path, kind: type[_Document]) -> _Document:
     """Read one YAML or JSON document.
 
     Raises:
@@ -50,7 +50,7 @@ def document(file: Path, kind: type[_Document]) -> _Document:
     try:
         return kind.read(documents[0])
     except WrongFigure as error:
-        raise wrong(f"{file}: {error.field}", error.problem) from error
+        raise usage_error(f"{file}: {error.field}", error.problem) from error
 
 
 FailureRate = failure_rates.FailureRate
@@ -62,14 +62,14 @@ def rate_of(rate: str | None, failures: int | None, node_hours: str | None, conf
     Raises:
         CommandFailed: the options give no rate, or two.
     """
-    with options():
+    with name_options():
         if rate is not None and failures is None and node_hours is None:
-            return failure_rates.stated_rate(share("--rate", rate))
+            return failure_rates.stated_rate(parse_share("--rate", rate))
         if rate is None and failures is not None and node_hours is not None:
-            failure_rate = failure_rates.failure_rate(failures, number("--node-hours", node_hours), confidence)
-            if not all(math.isfinite(value) for _, value in ends_of(failure_rate)):
+            failure_rate = failure_rates.failure_rate(failures, parse_number("--node-hours", node_hours), confidence)
+            if not all(math.isfinite(value) for _, value in interval_ends(failure_rate)):
                 problem = f"is too small for {count_of(failures, 'failure')}: the rate has no finite value"
-                raise wrong("--node-hours", problem)
+                raise usage_error("--node-hours", problem)
             return failure_rate
     if rate is not None:
         raise CommandFailed(Exit.USAGE, "--rate excludes --failures and --node-hours.", code="WRONG_FIGURE")
@@ -80,7 +80,7 @@ def rate_of(rate: str | None, failures: int | None, node_hours: str | None, conf
     )
 
 
-def ends_of(rate: FailureRate) -> tuple[tuple[str, float], ...]:
+def interval_ends(rate: FailureRate) -> tuple[tuple[str, float], ...]:
     """Return the known ends of a rate with their names."""
     ends = zip(("low", "estimate", "high"), rate.ends, strict=True)
     return tuple((name, value) for name, value in ends if value is not None)
@@ -95,18 +95,18 @@ def rates_from_file(file: Path, by: str, confidence: float) -> Json:
     Raises:
         CommandFailed: a field is wrong, or the file has no node-hours, so every rate is unknown.
     """
-    observations = document(file, failure_rates.Observations)
+    observations = read_document(file, failure_rates.Observations)
     if not any(node_hour.node_hours for node_hour in observations.node_hours):
-        raise wrong(f"{file}: nodeHours", "has no node-hours, so every rate is unknown")
-    return grouped(observations, by, confidence)
+        raise usage_error(f"{file}: nodeHours", "has no node-hours, so every rate is unknown")
+    return rates_by_group(observations, by, confidence)
 
 
-def grouped_document(observations: Json, by: str, confidence: float) -> Json:
+def rates_of_document(observations: Json, by: str, confidence: float) -> Json:
     """Return the rate of each group of a document of observations."""
-    return grouped(failure_rates.Observations.read(observations), by, confidence)
+    return rates_by_group(failure_rates.Observations.read(observations), by, confidence)
 
 
-def grouped(observations: failure_rates.Observations, by: str, confidence: float) -> Json:
+def rates_by_group(observations: failure_rates.Observations, by: str, confidence: float) -> Json:
     """Return the rate of each group, in rows without nested objects.
 
     Raises:
@@ -116,9 +116,9 @@ def grouped(observations: failure_rates.Observations, by: str, confidence: float
         grouping = failure_rates.GroupedBy(by)
     except ValueError as error:
         groupings = ", ".join(failure_rates.GroupedBy)
-        raise wrong("--by", f"must be one of {groupings}, not {by!r}") from error
+        raise usage_error("--by", f"must be one of {groupings}, not {by!r}") from error
     rows = []
-    with options():
+    with name_options():
         for rate in failure_rates.rates_by(observations, grouping, confidence):
             known_rate = rate.rate.to_json() if rate.rate else dict.fromkeys(_RATE_FIELDS)
             note = {"note": rate.note or (rate.rate.note if rate.rate else "")}
@@ -139,8 +139,8 @@ _RATE_FIELDS = (
 
 def mtbf(rate: FailureRate, nodes: int, downtime_seconds: float | None) -> Json:
     """Return the MTBF of a job, at each end of the rate."""
-    with options():
-        rows = [_mtbf_row(end, value, nodes, downtime_seconds) for end, value in ends_of(rate)]
+    with name_options():
+        rows = [_mtbf_row(end, value, nodes, downtime_seconds) for end, value in interval_ends(rate)]
     return {"nodes": nodes, "downtimeSeconds": downtime_seconds, "rates": rows, "note": rate.note}
 
 
@@ -186,12 +186,12 @@ def effective_time(
     try:
         downtime_models = [downtime.DowntimeModel(model) for model in models] or list(downtime.DowntimeModel)
     except ValueError as error:
-        raise wrong("--model", f"must be one of {', '.join(downtime.DowntimeModel)}") from error
+        raise usage_error("--model", f"must be one of {', '.join(downtime.DowntimeModel)}") from error
     usd = run.get("usdPerHour")
     rows: list[Json] = []
     savings: list[Json] = []
-    with options(failure_free_hours="--failure-free"):
-        for end, value in ends_of(rate):
+    with name_options(failure_free_hours="--failure-free"):
+        for end, value in interval_ends(rate):
             for model in downtime_models:
                 run_time = downtime.run_time(nodes, value, downtime_seconds, run["failureFreeHours"], model)
                 lost = run_time.lost_days
@@ -216,7 +216,7 @@ def effective_time(
 
 def interval(write: float, restart: float, mtbf_seconds: float, present: float | None) -> Json:
     """Return the best checkpoint interval by each method."""
-    with options(
+    with name_options(
         write_seconds="--write", restart_seconds="--restart", mtbf_seconds="--mtbf", interval_seconds="--interval"
     ):
         return checkpoint_interval.advise_interval(write, restart, mtbf_seconds, present).to_json()
@@ -224,7 +224,7 @@ def interval(write: float, restart: float, mtbf_seconds: float, present: float |
 
 def shrink(detect: float, reconfigure: float, lead: float, nodes: int, failures_per_hour: float | None) -> Json:
     """Return the downtime of a failure if the job goes on with one node fewer; without a rate, ETTR is unknown."""
-    with options():
+    with name_options():
         seconds = downtime.shrink_downtime_seconds(detect, reconfigure, lead, nodes)
         figures: Json = {"nodes": nodes, "downtimeSeconds": seconds, "ettrRenewal": None}
         if failures_per_hour is not None:
@@ -238,8 +238,10 @@ def shrink(detect: float, reconfigure: float, lead: float, nodes: int, failures_
 def spare_table(rate: FailureRate, terms: Mapping[str, Any], max_spares: int | None) -> Json:
     """Return the cost of a run by the number of spares, at each end of the rate."""
     rows, best = [], {}
-    with options(lead_seconds="--lead", wait_seconds="--wait", detect_seconds="--detect", resume_seconds="--resume"):
-        for end, value in ends_of(rate):
+    with name_options(
+        lead_seconds="--lead", wait_seconds="--wait", detect_seconds="--detect", resume_seconds="--resume"
+    ):
+        for end, value in interval_ends(rate):
             case = spares.SpareInputs.model_validate({**terms, "failures_per_node_hour": value})
             best[end] = spares.best_spares(case)
             for count in range((best[end] + 2 if max_spares is None else max_spares) + 1):
@@ -250,11 +252,11 @@ def spare_table(rate: FailureRate, terms: Mapping[str, Any], max_spares: int | N
 
 def repair_shop(rate: FailureRate, terms: Mapping[str, Any], max_nodes: int) -> Json:
     """Return the steady state of a fleet with repairers, by the number of spares, at each end of the rate."""
-    with options(repair_hours="--repair"):
+    with name_options(repair_hours="--repair"):
         rows = [
             {"end": end, "failuresPerNodeHour": value}
             | spares.repair_shop(spares=count, failures_per_node_hour=value, **terms).to_json()
-            for end, value in ends_of(rate)
+            for end, value in interval_ends(rate)
             for count in range(max_nodes + 1)
         ]
     return {"fleets": rows, "note": rate.note}
@@ -262,7 +264,7 @@ def repair_shop(rate: FailureRate, terms: Mapping[str, Any], max_nodes: int) -> 
 
 def copy_survival(machines: int, group_size: int, lost_machines: int) -> Json:
     """Return the probability that every checkpoint in memory survives."""
-    with options(group_size="--group", lost_machines="--lost"):
+    with name_options(group_size="--group", lost_machines="--lost"):
         return copies.copy_survival(machines, group_size, lost_machines).to_json()
 
 
@@ -271,7 +273,7 @@ def copy_survival(machines: int, group_size: int, lost_machines: int) -> Json:
 
 def goodput_from_file(file: Path) -> Json:
     """Return goodput from a file with the times of a job."""
-    return goodput_of(document(file, goodput.TimeSpent), str(file))
+    return goodput_of(read_document(file, goodput.TimeSpent), str(file))
 
 
 def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) -> Json:
@@ -280,13 +282,13 @@ def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) 
     for bucket in buckets:
         name, _, value = bucket.partition("=")
         if name not in list(goodput.Bucket):
-            raise wrong("--bucket", f"must name one of {', '.join(goodput.Bucket)}, not {name!r}")
+            raise usage_error("--bucket", f"must name one of {', '.join(goodput.Bucket)}, not {name!r}")
         if name in hours_by_bucket:
-            raise wrong("--bucket", f"names {name} twice. Give each bucket once")
-        hours_by_bucket[name] = number(f"--bucket {name}", value)
+            raise usage_error("--bucket", f"names {name} twice. Give each bucket once")
+        hours_by_bucket[name] = parse_number(f"--bucket {name}", value)
     spent = goodput.TimeSpent(
-        elapsed_seconds=number("--elapsed", elapsed),
-        productive_seconds=number("--productive", productive),
+        elapsed_seconds=parse_number("--elapsed", elapsed),
+        productive_seconds=parse_number("--productive", productive),
         buckets={goodput.Bucket(name): value for name, value in hours_by_bucket.items()},
     )
     return goodput_of(spent, "")
@@ -295,12 +297,12 @@ def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) 
 def goodput_of(spent: goodput.TimeSpent, place: str) -> Json:
     """Return goodput; an error names the field of the file, or the option."""
     if not place:
-        with options(elapsed_seconds="--elapsed", productive_seconds="--productive"):
+        with name_options(elapsed_seconds="--elapsed", productive_seconds="--productive"):
             return goodput.goodput(spent).to_json()
     try:
         return goodput.goodput(spent).to_json()
     except WrongFigure as error:
-        raise wrong(f"{place}: {error.field}", error.problem) from error
+        raise usage_error(f"{place}: {error.field}", error.problem) from error
 
 
 def tables(seed: int, failures: int) -> Json:

@@ -26,7 +26,7 @@ _DEEPEST = 4
 """A list may be inside an event, inside a list."""
 
 
-class Found(NamedTuple):
+class DocumentReading(NamedTuple):
     """The reading of one document."""
 
     records: tuple[Record, ...] = ()
@@ -36,7 +36,7 @@ class Found(NamedTuple):
     is_drill: bool = False
 
 
-def read(document: object, cluster: str, policy: Policy, depth: int = 0) -> Iterator[Found]:
+def read_events(document: object, cluster: str, policy: Policy, depth: int = 0) -> Iterator[DocumentReading]:
     """Yield the reading of each event in a document.
 
     Args:
@@ -46,31 +46,35 @@ def read(document: object, cluster: str, policy: Policy, depth: int = 0) -> Iter
         depth: Number of documents around this one.
     """
     if not isinstance(document, dict):
-        yield Found(malformed="not a JSON object")
+        yield DocumentReading(malformed="not a JSON object")
         return
-    inner = _inner(document)
+    inner = _inner_documents(document)
     if inner is not None and depth < _DEEPEST:
         for inner_event in inner:
-            yield from read(inner_event, cluster, policy, depth + 1)
+            yield from read_events(inner_event, cluster, policy, depth + 1)
         return
     is_deleted = document.get("type") == "DELETED"
     node = document["object"] if document.get("type") in _WATCH_EVENTS and "object" in document else document
     if isinstance(node, dict) and node.get("kind") == "Node":
-        yield _node(node, cluster, policy, is_deleted=is_deleted)
+        yield _read_node_object(node, cluster, policy, is_deleted=is_deleted)
     elif isinstance(node, dict) and kubernetes_event.is_event(node):
-        yield _kubernetes_event(node)
+        yield _read_kubernetes_event(node)
     elif cloudtrail.is_record(document):
-        yield _cloudtrail(document)
+        yield _read_cloudtrail_record(document)
     elif hyperpod_history.is_record(document):
         envelope = hyperpod_history.envelope(document)
-        yield Found(malformed=_text(envelope)) if isinstance(envelope, Malformed) else _event(envelope)
+        yield (
+            DocumentReading(malformed=_problem_text(envelope))
+            if isinstance(envelope, Malformed)
+            else _read_eventbridge_event(envelope)
+        )
     elif "detail-type" in document:
-        yield _event(document)
+        yield _read_eventbridge_event(document)
     else:
-        yield Found(unknown=f"a document with the fields {', '.join(sorted(map(str, document))[:5])}")
+        yield DocumentReading(unknown=f"a document with the fields {', '.join(sorted(map(str, document))[:5])}")
 
 
-def _inner(document: Json) -> list[Any] | None:
+def _inner_documents(document: Json) -> list[Any] | None:
     """Return the documents inside a document; None if it is an event itself."""
     for name in _LISTS:
         if isinstance(document.get(name), list):
@@ -88,7 +92,7 @@ def _inner(document: Json) -> list[Any] | None:
     return None
 
 
-def _event(document: Json) -> Found:
+def _read_eventbridge_event(document: Json) -> DocumentReading:
     """Read an event of EventBridge with the parser of the service."""
     body = json.dumps(document).encode("utf-8", errors="surrogatepass")
     parsed: ParseResult = envelope.parse(body)
@@ -96,7 +100,7 @@ def _event(document: Json) -> Found:
         case ParsedEvent():
             facts = [fact for fact in parsed.facts if not fact.is_drill]
             if not facts:
-                return Found(is_drill=True)
+                return DocumentReading(is_drill=True)
             records = (
                 Record(
                     key=f"{fact.source}/{fact.instance_group}/{fact.fact_key}"
@@ -108,17 +112,17 @@ def _event(document: Json) -> Found:
                 )
                 for fact in facts
             )
-            return Found(tuple(records))
+            return DocumentReading(tuple(records))
         case _:
             return _without_records(parsed)
 
 
-def _cloudtrail(document: Json) -> Found:
+def _read_cloudtrail_record(document: Json) -> DocumentReading:
     parsed = cloudtrail.parse(document)
     if not isinstance(parsed, tuple):
         return _without_records(parsed)
     prefix = f"cloudtrail/{document['eventID']}"
-    return Found(
+    return DocumentReading(
         tuple(
             Record(key=f"{prefix}/{action.instance_id}{action.logical_id}", at=action.event.at, content=action)
             for action in parsed
@@ -126,41 +130,43 @@ def _cloudtrail(document: Json) -> Found:
     )
 
 
-def _kubernetes_event(document: Json) -> Found:
+def _read_kubernetes_event(document: Json) -> DocumentReading:
     parsed = kubernetes_event.parse(document)
     if not isinstance(parsed, tuple):
         return _without_records(parsed)
     metadata = document["metadata"]
     name = metadata.get("uid") or f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
-    return Found(tuple(Record(key=f"event/{name}/{rfc3339(at)}", at=at, content=content) for at, content in parsed))
+    return DocumentReading(
+        tuple(Record(key=f"event/{name}/{rfc3339(at)}", at=at, content=content) for at, content in parsed)
+    )
 
 
-def _without_records(parsed: ParseResult) -> Found:
+def _without_records(parsed: ParseResult) -> DocumentReading:
     match parsed:
         case Malformed():
-            return Found(malformed=_text(parsed))
+            return DocumentReading(malformed=_problem_text(parsed))
         case Unknown():
-            return Found(unknown=parsed.reason)
+            return DocumentReading(unknown=parsed.reason)
         case Ignored() | ParsedEvent():
-            return Found()
+            return DocumentReading()
 
 
-def _text(malformed: Malformed) -> str:
+def _problem_text(malformed: Malformed) -> str:
     return f"{malformed.code}: {malformed.reason}"
 
 
 # ---------------------------------------------------------------- node objects
 
 
-def _node(document: Json, cluster: str, policy: Policy, *, is_deleted: bool) -> Found:
+def _read_node_object(document: Json, cluster: str, policy: Policy, *, is_deleted: bool) -> DocumentReading:
     """Read a node object: the node at the latest time that the object shows, and its facts."""
     try:
-        at = max(_times(document))
+        at = max(_times_in(document))
         node = read_node(cluster, document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return Found(malformed=f"not a node object: {type(error).__name__}: {error}"[:200])
+        return DocumentReading(malformed=f"not a node object: {type(error).__name__}: {error}"[:200])
     if node.instance_id is None:
-        return Found(unknown="a node object without an EC2 instance id")
+        return DocumentReading(unknown="a node object without an EC2 instance id")
     observation = NodeSeen(
         cluster=cluster,
         node_name=node.name,
@@ -184,10 +190,10 @@ def _node(document: Json, cluster: str, policy: Policy, *, is_deleted: bool) -> 
     digest = hashlib.sha256(observation.model_dump_json().encode()).hexdigest()[:16]
     records = [Record(key=f"node/{node.name}/{rfc3339(at)}/{digest}", at=at, content=observation)]
     records += [Record(key=fact.fact_key, at=at, content=fact) for fact in facts if not fact.is_drill]
-    return Found(tuple(records))
+    return DocumentReading(tuple(records))
 
 
-def _times(document: Mapping[str, Any]) -> Iterator[datetime]:
+def _times_in(document: Mapping[str, Any]) -> Iterator[datetime]:
     """Yield the times in a node object. The latest of them is when the object was written, or a little earlier."""
     metadata, status = document["metadata"], document.get("status") or {}
     texts = [metadata.get("creationTimestamp"), metadata.get("deletionTimestamp")]

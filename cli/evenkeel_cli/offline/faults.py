@@ -13,7 +13,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 Json = dict[str, Any]
 
 
-def listed(catalogue: FaultCatalogue, family: str) -> list[Json]:
+def list_faults(catalogue: FaultCatalogue, family: str) -> list[Json]:
     """Return the faults of a family in short, all of them where none is named.
 
     Raises:
@@ -53,7 +53,7 @@ COLUMNS = (
 )
 
 
-def explained(code: str, policy: Policy) -> Preview:
+def explain_fault(code: str, policy: Policy) -> Preview:
     """Return the recovery of a fault.
 
     Raises:
@@ -67,12 +67,12 @@ def explained(code: str, policy: Policy) -> Preview:
     return preview(fault, policy)
 
 
-def document_of(preview: Preview) -> Json:
+def preview_document(preview: Preview) -> Json:
     """Return the whole answer for a script, references with their addresses."""
-    return preview.to_json() | {"references": [_reference(key) for key in preview.fault.facts.references]}
+    return preview.to_json() | {"references": [_reference_entry(key) for key in preview.fault.facts.references]}
 
 
-def draw(out: Printer, preview: Preview) -> None:
+def draw_fault(out: Printer, preview: Preview) -> None:
     """Draw a fault: its meaning, its recovery, and the sources of these facts."""
     fault = preview.fault
     sign = {"critical": "failed", "major": "warn", "minor": "next", "info": "idle"}[fault.severity]
@@ -84,18 +84,18 @@ def draw(out: Printer, preview: Preview) -> None:
     out.pairs(
         [
             ("means", f"another name of {fault.alias_of}" if fault.alias_of else ""),
-            ("plan", _leads_to(preview)),
+            ("plan", _outcome_text(preview)),
             ("confirmed by", _CONFIRMATION_TEXTS[fault.acts_alone]),
             ("two signals", _two_fault_note(preview)),
             ("waits", f"{duration(fault.settle_seconds)} for more evidence, then starts" if preview.steps else ""),
-            ("drain", _drain(fault)),
-            ("checkpoints", _checkpoints(preview)),
+            ("drain", _drain_text(fault)),
+            ("checkpoints", _checkpoints_text(preview)),
             ("validation", _VALIDATION[fault.validate_with] if preview.steps else ""),
             ("if repeated", _recurrence_text(preview)),
         ],
         indent="  ",
     )
-    _ladder(out, preview)
+    _draw_ladder(out, preview)
     facts = fault.facts
     out.line()
     out.pairs(
@@ -112,7 +112,7 @@ def draw(out: Printer, preview: Preview) -> None:
         indent="  ",
     )
     for key in facts.references:
-        reference = _reference(key)
+        reference = _reference_entry(key)
         out.line(f"  {out.dim('reference')}  {reference['title']}{': ' if reference['url'] else ''}{reference['url']}")
     out.line()
     out.line(f"{out.dim('policy')}  {preview.policy_hash}, catalogue {preview.catalogue_hash}")
@@ -136,7 +136,7 @@ _RECURRENCE_KEY_TEXTS = {
 }
 
 
-def _leads_to(preview: Preview) -> str:
+def _outcome_text(preview: Preview) -> str:
     if preview.plan:
         return preview.plan.reason
     reason = (
@@ -152,7 +152,7 @@ def _two_fault_note(preview: Preview) -> str:
     return with_second.reason if alone and with_second and with_second.reason != alone.reason else ""
 
 
-def _drain(fault: Fault) -> str:
+def _drain_text(fault: Fault) -> str:
     if fault.drain_seconds < 0:
         return ""
     saving = {"yes": "requests a new checkpoint", "try": "tries to save a new checkpoint", "no": "the job cannot save"}
@@ -160,7 +160,7 @@ def _drain(fault: Fault) -> str:
     return f"{fault.drain_class} ({named}); {saving[fault.can_save]}"
 
 
-def _checkpoints(preview: Preview) -> str:
+def _checkpoints_text(preview: Preview) -> str:
     if preview.distrusted_from_seconds is None:
         return f"trusted; {_CHECK_TEXTS[preview.requirement]}"
     before = duration(preview.distrusted_from_seconds)
@@ -186,20 +186,20 @@ def _recurrence_text(preview: Preview) -> str:
     return f"the {ordinal} time within {again.window_hours} h {where}, recovery starts with {again.rung}"
 
 
-def _ladder(out: Printer, preview: Preview) -> None:
+def _draw_ladder(out: Printer, preview: Preview) -> None:
     if not preview.steps:
         return
     out.line()
     out.line(f"  {out.bold('LADDER')}: each rung runs if the previous rung did not help")
-    out.pairs([(_step(step), step.reason) for step in preview.steps], indent="  ")
+    out.pairs([(_step_text(step), step.reason) for step in preview.steps], indent="  ")
 
 
-def _step(step: RungPreview) -> str:
+def _step_text(step: RungPreview) -> str:
     waits = f", {duration(step.deadline_seconds)} at most" if step.deadline_seconds else ""
     return f"{step.rung} after {duration(step.after_seconds)}{waits}"
 
 
-def _reference(key: str) -> Json:
+def _reference_entry(key: str) -> Json:
     text = importlib.resources.files("evenkeel.domain.health").joinpath("fault_references.csv").read_text("utf-8")
     row = next(row for row in csv.DictReader(text.splitlines()) if row["key"] == key)
     return {"title": row["title"], "url": row["url"]}

@@ -43,7 +43,7 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
     spans: dict[tuple[str, str], float] = {}
     for node in lives:
         place = (node["pool"], node["instanceType"])
-        spans[place] = spans.get(place, 0.0) + _hours(node, begin, end)
+        spans[place] = spans.get(place, 0.0) + _node_hours(node, begin, end)
     observations = {
         "failures": [
             {
@@ -61,19 +61,19 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
         f"Observed from {begin:%Y-%m-%dT%H:%M}Z to {end:%Y-%m-%dT%H:%M}Z. Each incident is one failure of its node.",
         "Drills, continued incidents, and faults of the classes application and info do not count.",
     ]
-    return History(observations, _groups(list(lives), observations), notes)
+    return History(observations, _groups_by_pool(list(lives), observations), notes)
 
 
 def counted_incidents(incidents: Iterable[Json], end: datetime, days: float) -> list[Json]:
     """Return the incidents of a window that count as failures."""
     begin = end - timedelta(days=days)
-    return [incident for incident in incidents if _counts(incident, begin, end)]
+    return [incident for incident in incidents if _counts_as_failure(incident, begin, end)]
 
 
-def _counts(incident: Json, begin: datetime, end: datetime) -> bool:
+def _counts_as_failure(incident: Json, begin: datetime, end: datetime) -> bool:
     if incident["isDrill"] or incident["resumes"] or fault_class(incident) in _NOT_COUNTED:
         return False
-    return begin <= instant(incident["firstSignalAt"]) < end
+    return begin <= parse_instant(incident["firstSignalAt"]) < end
 
 
 def fault_class(incident: Json) -> str:
@@ -81,18 +81,18 @@ def fault_class(incident: Json) -> str:
     return str(default_catalogue().look_up(incident["fault"]["key"]).fault_class)
 
 
-def _hours(node: Json, begin: datetime, end: datetime) -> float:
-    last = instant(node["changedAt"]) if node["state"] == "GONE" else end
-    span = min(last, end) - max(instant(node["launchedAt"]), begin)
+def _node_hours(node: Json, begin: datetime, end: datetime) -> float:
+    last = parse_instant(node["changedAt"]) if node["state"] == "GONE" else end
+    span = min(last, end) - max(parse_instant(node["launchedAt"]), begin)
     return max(0.0, span.total_seconds() / 3600)
 
 
-def instant(text: str) -> datetime:
+def parse_instant(text: str) -> datetime:
     """Return an instant of the API."""
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def _groups(lives: Sequence[Json], observations: Json) -> dict[str, Json]:
+def _groups_by_pool(lives: Sequence[Json], observations: Json) -> dict[str, Json]:
     """Return each pool that has nodes with GPUs now. A pool without node-hours has no count: unknown."""
     groups: dict[str, Json] = {}
     for pool in sorted({life["pool"] for life in lives if life["state"] != "GONE" and life["gpus"]}):
@@ -112,7 +112,7 @@ def _groups(lives: Sequence[Json], observations: Json) -> dict[str, Json]:
     return groups
 
 
-def merged(request: Mapping[str, Any], history: History) -> Json:
+def with_fleet_counts(request: Mapping[str, Any], history: History) -> Json:
     """Return the request with the counts of the fleet. Everything that the file states counts first."""
     stated = {str(group.get("name")): group for group in request.get("groups", ()) if isinstance(group, dict)}
     groups = []
@@ -134,7 +134,7 @@ def measured_downtime(shown: Iterable[Json]) -> tuple[float, int] | None:
     """
     seconds = []
     for document in shown:
-        at = {stage["stage"]: instant(stage["at"]) for stage in document["took"]}
+        at = {stage["stage"]: parse_instant(stage["at"]) for stage in document["took"]}
         if "jobs resumed" in at:
-            seconds.append((at["jobs resumed"] - instant(document["firstSignalAt"])).total_seconds())
+            seconds.append((at["jobs resumed"] - parse_instant(document["firstSignalAt"])).total_seconds())
     return (median(seconds), len(seconds)) if len(seconds) >= _MIN_MEASURED else None

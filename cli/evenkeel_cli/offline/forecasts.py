@@ -13,8 +13,8 @@ from evenkeel.domain.economics.fleet_forecast import forecast_fleet
 from evenkeel.domain.economics.fleet_request import FleetRequest
 from evenkeel_cli import yaml_files
 from evenkeel_cli.offline import fleet_history
-from evenkeel_cli.offline.economics import grouped_document, options
-from evenkeel_cli.offline.quantities import not_negative, number, wrong
+from evenkeel_cli.offline.economics import name_options, rates_of_document
+from evenkeel_cli.offline.quantities import parse_not_negative, parse_number, usage_error
 from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
@@ -27,7 +27,7 @@ _LONGEST_INDEX = 6
 # ---------------------------------------------------------------- forecast
 
 
-def request_from(file: Path) -> Json:
+def read_request(file: Path) -> Json:
     """Read the fleet's file.
 
     Raises:
@@ -35,7 +35,7 @@ def request_from(file: Path) -> Json:
     """
     documents = yaml_files.load_all(file)
     if len(documents) != 1 or not isinstance(documents[0], dict):
-        raise wrong(str(file), "must have one document, an object")
+        raise usage_error(str(file), "must have one document, an object")
     return dict(documents[0])
 
 
@@ -53,14 +53,14 @@ def forecast(request: Mapping[str, Any], place: str, notes: Iterable[str] = ()) 
     try:
         document = forecast_fleet(FleetRequest.read(dict(request))).to_json()
     except WrongFigure as error:
-        raise wrong(f"{place}: {error.field}", error.problem) from error
+        raise usage_error(f"{place}: {error.field}", error.problem) from error
     document["assumptions"] += notes
     return document
 
 
 def with_price(request: Mapping[str, Any], usd_per_gpu_hour: str) -> Json:
     """Return the request with a price for the groups that state none."""
-    usd = not_negative("--usd-per-gpu-hour", usd_per_gpu_hour)
+    usd = parse_not_negative("--usd-per-gpu-hour", usd_per_gpu_hour)
     groups = [
         {"usdPerGpuHour": usd} | group if isinstance(group, dict) else group for group in request.get("groups", ())
     ]
@@ -70,14 +70,14 @@ def with_price(request: Mapping[str, Any], usd_per_gpu_hour: str) -> Json:
 def fleet_rates(history: fleet_history.History, by: str, confidence: float) -> Json:
     """Return the rates of a fleet by fault class, pool or instance type."""
     if by == "job-size":
-        raise wrong("--by", "must not be job-size with --fleet: incidents do not record the size of a job")
-    return grouped_document(history.observations, by, confidence) | {"notes": history.notes}
+        raise usage_error("--by", "must not be job-size with --fleet: incidents do not record the size of a job")
+    return rates_of_document(history.observations, by, confidence) | {"notes": history.notes}
 
 
 # ---------------------------------------------------------------- commitment
 
 
-def demand_from(file: Path) -> commitment.HourlyDemand:
+def read_demand(file: Path) -> commitment.HourlyDemand:
     """Read demand by the hour.
 
     A file is a list of numbers, a CSV with a header, or JSON or YAML with rows. A row has a figure: one of `_UNITS`, or
@@ -89,20 +89,20 @@ def demand_from(file: Path) -> commitment.HourlyDemand:
         CommandFailed: the file has no hour, or a row is wrong; names the row.
     """
     raw_rows = _csv_rows(file) if file.suffix.lower() == ".csv" else _document_rows(file)
-    rows = [_row(row) for row in raw_rows]
+    rows = [_instant_and_figure(row) for row in raw_rows]
     if not rows:
-        raise wrong(f"{file}: demand", "has no hour")
+        raise usage_error(f"{file}: demand", "has no hour")
     try:
         if all(at is not None for at, _ in rows):
             return commitment.hourly(
-                commitment.DemandHour(at=_instant(file, place, str(at)), units=_units(file, place, figure))
+                commitment.DemandHour(at=_parse_instant(file, place, str(at)), units=_parse_units(file, place, figure))
                 for place, (at, figure) in enumerate(rows)
             )
         return commitment.HourlyDemand(
-            hours=tuple(_units(file, place, figure) for place, (_, figure) in enumerate(rows))
+            hours=tuple(_parse_units(file, place, figure) for place, (_, figure) in enumerate(rows))
         )
     except WrongFigure as error:
-        raise wrong(f"{file}: {error.field}", error.problem) from error
+        raise usage_error(f"{file}: {error.field}", error.problem) from error
 
 
 def _csv_rows(file: Path) -> list[Any]:
@@ -121,11 +121,11 @@ def _document_rows(file: Path) -> list[Any]:
     if isinstance(rows, dict):
         rows = next((rows[name] for name in ("demand", "hours", "Datapoints") if name in rows), None)
     if not isinstance(rows, list):
-        raise wrong(f"{file}: demand", "must be a list of hours")
+        raise usage_error(f"{file}: demand", "must be a list of hours")
     return rows
 
 
-def _row(row: Any) -> tuple[Any, Any]:
+def _instant_and_figure(row: Any) -> tuple[Any, Any]:
     """Return the instant and the figure of a row; None for a missing value."""
     if not isinstance(row, dict):
         return None, row
@@ -135,29 +135,31 @@ def _row(row: Any) -> tuple[Any, Any]:
     return next((fields[name] for name in _INSTANTS if name in fields), None), fields.get(figure)
 
 
-def _units(file: Path, place: int, figure: Any) -> float:
+def _parse_units(file: Path, place: int, figure: Any) -> float:
     where = f"{file}: demand[{place}]"
     if figure is None or isinstance(figure, bool | list | dict) or not str(figure).strip():
-        raise wrong(where, f"must have a figure, not {json.dumps(figure)}; leave out hours that are unknown")
-    value = number(where, str(figure))
+        raise usage_error(where, f"must have a figure, not {json.dumps(figure)}; leave out hours that are unknown")
+    value = parse_number(where, str(figure))
     if value < 0:
-        raise wrong(where, f"must not be negative, not {figure}")
+        raise usage_error(where, f"must not be negative, not {figure}")
     return value
 
 
-def _instant(file: Path, place: int, text: str) -> datetime:
+def _parse_instant(file: Path, place: int, text: str) -> datetime:
     if text.strip().isdigit() and len(text.strip()) <= _LONGEST_INDEX:
         return datetime.fromtimestamp(3600 * int(text), UTC)
     try:
         at = datetime.fromisoformat(text.strip())
     except ValueError as error:
         problem = f"must have an instant such as 2026-11-03T10:00:00Z, not {text!r}"
-        raise wrong(f"{file}: demand[{place}]", problem) from error
+        raise usage_error(f"{file}: demand[{place}]", problem) from error
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-def commit(demand: commitment.HourlyDemand, terms: Mapping[str, float], committed: int | None, per_unit: int) -> Json:
+def advise_commitment(
+    demand: commitment.HourlyDemand, terms: Mapping[str, float], committed: int | None, per_unit: int
+) -> Json:
     """Return how many units to commit."""
-    with options(demand="the demand", accelerators_per_unit="--gpus-per-node", committed_units="--committed"):
+    with name_options(demand="the demand", accelerators_per_unit="--gpus-per-node", committed_units="--committed"):
         prices = commitment.CommitmentPrices(**terms)
         return commitment.advise_commitment(demand, prices, committed, per_unit).to_json()

@@ -35,7 +35,7 @@ _MAX_DOMAINS = 4
 """Most domains of a pod set that a table names."""
 
 
-def run(
+def replay_files(
     declared: QuotaDocuments,
     jobs: list[Path],
     events: Path | None,
@@ -52,37 +52,37 @@ def run(
     try:
         replay = Replay(declared, cycles, releases_at_once, begins)
         for file in jobs:
-            for position, document in enumerate(quota_files.load(file)):
+            for position, document in enumerate(quota_files.load_documents(file)):
                 for job in _jobs_of(document):
                     where = f"{file}: document {position + 1}"
                     if isinstance(job, dict) and (str(job.get("kind")) in NO_JOBS or is_other_kind(job)):
                         declared.read_warnings.warn(where, f"{job['kind']} is not a job and is ignored here")
                     else:
                         replay.submit(job, where)
-        replay.run(_events(declared, events), str(events or "events"))
+        replay.run(_read_events(declared, events), str(events or "events"))
     except DocumentError as error:
-        raise quota_files.refused(error) from error
+        raise quota_files.as_command_failed(error) from error
     return replay
 
 
 def _jobs_of(document: Any) -> list[Any]:
-    return _listed(document["jobs"]) if isinstance(document, dict) and "jobs" in document else items_of(document)
+    return _as_list(document["jobs"]) if isinstance(document, dict) and "jobs" in document else items_of(document)
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
-def _events(declared: QuotaDocuments, file: Path | None) -> Events:
+def _read_events(declared: QuotaDocuments, file: Path | None) -> Events:
     if file is None:
         return Events()
     events: list[Any] = []
-    for document in quota_files.load(file):
-        events += _listed(document["events"]) if isinstance(document, dict) and "events" in document else [document]
+    for document in quota_files.load_documents(file):
+        events += _as_list(document["events"]) if isinstance(document, dict) and "events" in document else [document]
     return declared.read_warnings.read(Events, {"events": events}, str(file))
 
 
-def draw(out: Printer, plan: Plan) -> None:
+def draw_plan(out: Printer, plan: Plan) -> None:
     """Draw a plan for a person."""
     for cycle in plan.cycles:
         _draw_cycle(out, cycle)
@@ -97,12 +97,12 @@ def draw(out: Printer, plan: Plan) -> None:
 
 
 def _draw_cycle(out: Printer, cycle: CycleAnswer) -> None:
-    out.line(out.bold(f"cycle {cycle.number}") + out.dim(f"  at {_instant(cycle.at)}"))
+    out.line(out.bold(f"cycle {cycle.number}") + out.dim(f"  at {_instant_text(cycle.at)}"))
     out.table(_CYCLE_COLUMNS, cycle.decisions, indent="  ", is_wide=True)
     out.line()
 
 
-def _instant(at: float) -> str:
+def _instant_text(at: float) -> str:
     """Show an instant: RFC 3339 where the files count from 1970, else the seconds as they were written."""
     if at < _FIRST_UNIX_TIME:
         return f"{at:.15g}"
@@ -158,7 +158,7 @@ _TREE_COLUMNS = (
 )
 
 
-def profile_of(name: str) -> Profile:
+def parse_profile(name: str) -> Profile:
     """Return the profile of this name.
 
     Raises:
@@ -171,7 +171,7 @@ def profile_of(name: str) -> Profile:
         raise CommandFailed(Exit.USAGE, f"There is no profile {name!r}; there are {profiles}.", code="USAGE") from error
 
 
-def instant(written: str) -> float:
+def parse_instant(written: str) -> float:
     """Return an instant that was typed; 0 for none.
 
     Raises:
@@ -183,7 +183,7 @@ def instant(written: str) -> float:
         raise CommandFailed(Exit.USAGE, f"--now: {written!r} is no instant.", code="USAGE") from error
 
 
-def releases(how: str) -> bool:
+def parse_evictions(how: str) -> bool:
     """Return whether evicted jobs have stopped before the next cycle.
 
     Raises:
@@ -194,7 +194,7 @@ def releases(how: str) -> bool:
     return how == "released"
 
 
-def explain(replay: Replay, job: str) -> "Why":
+def explain_job(replay: Replay, job: str) -> "Why":
     """Explain a job that waits, or, once it is in, the decision that let it in.
 
     Raises:

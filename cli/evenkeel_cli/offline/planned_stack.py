@@ -38,25 +38,27 @@ def read_planned_stack(folder: Path, environment: str) -> PlannedStack:
     Raises:
         CommandFailed: a file is missing or not valid, there is no such environment, or it sets an unknown parameter.
     """
-    config = _read(folder / "samconfig.toml")
+    config = _read_text(folder / "samconfig.toml")
     try:
         settings = tomllib.loads(config)
     except tomllib.TOMLDecodeError as error:
-        raise _wrong(f"samconfig.toml is not valid TOML: {error}") from error
+        raise _usage_error(f"samconfig.toml is not valid TOML: {error}") from error
     environments = sorted(
         name for name, section in settings.items() if isinstance(section, dict) and "deploy" in section
     )
     if environment not in environments:
-        raise _wrong(f"samconfig.toml has no environment {environment!r}. It has {', '.join(environments)}.")
+        raise _usage_error(f"samconfig.toml has no environment {environment!r}. It has {', '.join(environments)}.")
     common = settings[environment].get("global", {}).get("parameters", {})
     document = {**common, **settings[environment]["deploy"].get("parameters", {})}
     if missing := [field for field in ("stack_name", "region") if not document.get(field)]:
-        raise _wrong(f"The environment {environment} of samconfig.toml has no {missing[0]}.")
-    overrides = _overrides(document.get("parameter_overrides", []), environment)
-    declared = declared_parameters(_read(folder / "template.yaml"))
+        raise _usage_error(f"The environment {environment} of samconfig.toml has no {missing[0]}.")
+    overrides = _parse_overrides(document.get("parameter_overrides", []), environment)
+    declared = declared_parameters(_read_text(folder / "template.yaml"))
     defaults = {name: str(spec.get("Default", "")) for name, spec in declared.items()}
     if unknown := sorted(set(overrides) - set(defaults)):
-        raise _wrong(f"The environment {environment} sets {unknown[0]}, a parameter that template.yaml does not have.")
+        raise _usage_error(
+            f"The environment {environment} sets {unknown[0]}, a parameter that template.yaml does not have."
+        )
     return PlannedStack(environment, str(document["stack_name"]), str(document["region"]), defaults | overrides)
 
 
@@ -64,15 +66,15 @@ def read_sam_versions(folder: Path) -> tuple[str, str]:
     """Return the version of sam that `make setup` installed, empty if there is none, and the locked version."""
     places = folder.glob(".tools/sam/lib/python*/site-packages/aws_sam_cli-*.dist-info")
     installed = [path.name.removeprefix("aws_sam_cli-").removesuffix(".dist-info") for path in places]
-    locked = re.search(r"^aws-sam-cli==(\S+)", _read(folder / "requirements" / "sam.txt"), re.MULTILINE)
+    locked = re.search(r"^aws-sam-cli==(\S+)", _read_text(folder / "requirements" / "sam.txt"), re.MULTILINE)
     return (installed[0] if installed else "", locked[1] if locked else "")
 
 
-def _overrides(value: Any, environment: str) -> dict[str, str]:
+def _parse_overrides(value: Any, environment: str) -> dict[str, str]:
     """Return `parameter_overrides`: a list of `Name=value`, or one text with several."""
     words = re.findall(r'(?:[^\s"]|"[^"]*")+', value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) and "=" in word for word in words):
-        raise _wrong(f"parameter_overrides of the environment {environment} is not a list of Name=value.")
+        raise _usage_error(f"parameter_overrides of the environment {environment} is not a list of Name=value.")
     pairs = (word.partition("=") for word in words)
     return {name: text.strip('"') for name, _, text in pairs}
 
@@ -81,17 +83,17 @@ def declared_parameters(template: str) -> Json:
     """Return the parameters of a template. Only this section is parsed: YAML of the whole template takes seconds."""
     match = re.search(r"^Parameters:\n(?:[ #].*\n|\n)+", template, re.MULTILINE)
     if not match:
-        raise _wrong("template.yaml has no parameters.")
+        raise _usage_error("template.yaml has no parameters.")
     parameters: Json = yaml.safe_load(match[0])["Parameters"]
     return parameters
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise _wrong(f"{path.name} cannot be read: {error.strerror}.") from error
+        raise _usage_error(f"{path.name} cannot be read: {error.strerror}.") from error
 
 
-def _wrong(text: str) -> CommandFailed:
+def _usage_error(text: str) -> CommandFailed:
     return CommandFailed(Exit.USAGE, text, code="BAD_DEPLOYMENT", hint=_HINT)

@@ -14,7 +14,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 Json = dict[str, Any]
 
 
-def load(file: Path | None, base: str = "production") -> Policy:
+def load_policy(file: Path | None, base: str = "production") -> Policy:
     """Read the shipped policy with a site's changes laid over it.
 
     Raises:
@@ -27,12 +27,12 @@ def load(file: Path | None, base: str = "production") -> Policy:
     if file is None:
         return policy
     try:
-        return changed(policy, document(file))
+        return changed(policy, read_site_changes(file))
     except PolicyError as error:
         raise CommandFailed(Exit.USAGE, f"{file}: {error}", code="POLICY_REFUSED") from error
 
 
-def document(file: Path) -> Json:
+def read_site_changes(file: Path) -> Json:
     """Read a site's policy file.
 
     Raises:
@@ -46,14 +46,14 @@ def document(file: Path) -> Json:
 
 def differences(policy: Policy, base: str = "production") -> list[tuple[str, str, str]]:
     """Return the differences between the shipped policy and this policy: field, shipped value, own value."""
-    before, after = _leaves(load(None, base).to_json()), _leaves(policy.to_json())
+    before, after = _leaves(load_policy(None, base).to_json()), _leaves(policy.to_json())
     names = sorted(before.keys() | after.keys())
     return [
         (name, before.get(name, "–"), after.get(name, "–")) for name in names if before.get(name) != after.get(name)
     ]
 
 
-def warnings(policy: Policy, now: datetime) -> list[Json]:
+def value_warnings(policy: Policy, now: datetime) -> list[Json]:
     """Return the prices and instance types of a policy that are valid and probably a mistake."""
     pools = policy.burst.pools
     problems = (
@@ -63,11 +63,11 @@ def warnings(policy: Policy, now: datetime) -> list[Json]:
     return [warning.to_json() for warning in problems]
 
 
-def _leaves(document: Any, path: str = "") -> dict[str, str]:
-    if isinstance(document, dict):
+def _leaves(value: Any, path: str = "") -> dict[str, str]:
+    if isinstance(value, dict):
         leaves: dict[str, str] = {}
-        for name, value in document.items():
-            if value is not None:
-                leaves |= _leaves(value, f"{path}.{name}" if path else name)
+        for name, member in value.items():
+            if member is not None:
+                leaves |= _leaves(member, f"{path}.{name}" if path else name)
         return leaves
-    return {path: document if isinstance(document, str) else json.dumps(document)}
+    return {path: value if isinstance(value, str) else json.dumps(value)}

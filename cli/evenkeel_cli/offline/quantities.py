@@ -13,7 +13,7 @@ _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 """A comma separates thousands alone: `0,05` may be meant as 0.05, so it is refused."""
 
 
-def number(option: str, typed: str) -> float:
+def parse_number(option: str, typed: str) -> float:
     """Return a finite number; `1,000,000` and `1e6` are numbers, too.
 
     Raises:
@@ -21,41 +21,41 @@ def number(option: str, typed: str) -> float:
     """
     text = typed.strip()
     if "," in text and not _THOUSANDS.fullmatch(text):
-        raise wrong(option, f"must be a number such as 0.5 or 1,000, not {text!r}")
+        raise usage_error(option, f"must be a number such as 0.5 or 1,000, not {text!r}")
     try:
         value = float(text.replace(",", "").replace("_", ""))
     except ValueError as error:
-        raise wrong(option, f"must be a number, not {typed!r}") from error
+        raise usage_error(option, f"must be a number, not {typed!r}") from error
     if not math.isfinite(value):
-        raise wrong(option, f"must be a finite number, not {typed}")
+        raise usage_error(option, f"must be a finite number, not {typed}")
     return value
 
 
-def positive(option: str, typed: str) -> float:
+def parse_positive(option: str, typed: str) -> float:
     """Return a number above 0.
 
     Raises:
         CommandFailed: the text is no such number; names the option.
     """
-    value = number(option, typed)
+    value = parse_number(option, typed)
     if value <= 0:
-        raise wrong(option, f"must be more than 0, not {value:g}")
+        raise usage_error(option, f"must be more than 0, not {value:g}")
     return value
 
 
-def not_negative(option: str, typed: str) -> float:
+def parse_not_negative(option: str, typed: str) -> float:
     """Return a number that is 0 or more.
 
     Raises:
         CommandFailed: the text is no such number; names the option.
     """
-    value = number(option, typed)
+    value = parse_number(option, typed)
     if value < 0:
-        raise wrong(option, f"must be at least 0, not {value:g}")
+        raise usage_error(option, f"must be at least 0, not {value:g}")
     return value
 
 
-def seconds(option: str, typed: str) -> float:
+def parse_seconds(option: str, typed: str) -> float:
     """Return a duration in seconds: `90`, `90s`, `40min`, `4.5h`, `12d`, or a sum such as `89+903+1398`.
 
     Raises:
@@ -63,26 +63,26 @@ def seconds(option: str, typed: str) -> float:
     """
     parts = _PLUS.split(typed)
     if len(parts) > 1:
-        return sum(seconds(option, term) for term in parts)
+        return sum(parse_seconds(option, term) for term in parts)
     match = _DURATION.fullmatch(typed.strip())
     if match is None:
-        raise wrong(option, f"must be a duration such as 90s, 40min or 4.5h, not {typed!r}")
-    value = number(option, match[1]) * _UNITS[match[2] or "s"]
+        raise usage_error(option, f"must be a duration such as 90s, 40min or 4.5h, not {typed!r}")
+    value = parse_number(option, match[1]) * _UNITS[match[2] or "s"]
     if value < 0:
-        raise wrong(option, f"must not be negative, not {typed}")
+        raise usage_error(option, f"must not be negative, not {typed}")
     return value
 
 
-def share(option: str, typed: str) -> float:
+def parse_share(option: str, typed: str) -> float:
     """Return a share: `0.0005` or `0.05%`.
 
     Raises:
         CommandFailed: the text is no share, or is negative; names the option.
     """
     text = typed.strip()
-    value = number(option, text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    value = parse_number(option, text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if value < 0:
-        raise wrong(option, f"must not be negative, not {typed}")
+        raise usage_error(option, f"must not be negative, not {typed}")
     return value
 
 
@@ -91,6 +91,6 @@ def problem_of(cause: BaseException | None) -> str:
     return first_problem(cause)
 
 
-def wrong(option: str, problem: str) -> CommandFailed:
+def usage_error(option: str, problem: str) -> CommandFailed:
     """Return how a command ends over a wrong option or field."""
     return CommandFailed(Exit.USAGE, f"{option} {problem}.", code="WRONG_FIGURE")

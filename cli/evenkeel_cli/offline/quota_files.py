@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from evenkeel.domain.kueue.quota_formats import ConvertedQuotas
 
 
-def load(file: Path) -> list[Any]:
+def load_documents(file: Path) -> list[Any]:
     """Return a file's documents, with the documents of a list one by one; `-` is standard input.
 
     Raises:
@@ -21,7 +21,7 @@ def load(file: Path) -> list[Any]:
     return documents(load_all(file))
 
 
-def declared(profile: Profile, quota: list[Path], config: Path | None = None) -> QuotaDocuments:
+def read_quotas(profile: Profile, quota: list[Path], config: Path | None = None) -> QuotaDocuments:
     """Read all quota files together.
 
     Raises:
@@ -29,26 +29,26 @@ def declared(profile: Profile, quota: list[Path], config: Path | None = None) ->
     """
     quota_documents = QuotaDocuments(profile, RULES[profile])
     try:
-        for document in load(config) if config else ():
+        for document in load_documents(config) if config else ():
             quota_documents.configure(document, str(config))
         for file in quota:
-            for loaded in load(file):
+            for loaded in load_documents(file):
                 # A file that `quota export` wrote holds its documents in a list.
                 for document in loaded["documents"] if isinstance(loaded, dict) and "documents" in loaded else [loaded]:
                     quota_documents.add(document, str(file))
     except DocumentError as error:
-        raise refused(error) from error
+        raise as_command_failed(error) from error
     if not quota_documents.queues:
         raise CommandFailed(Exit.USAGE, "No file declares a queue.", code="NO_QUEUE", hint="evenkeel plan --help")
     return quota_documents
 
 
-def refused(error: DocumentError) -> CommandFailed:
+def as_command_failed(error: DocumentError) -> CommandFailed:
     """Return how a command ends over a document that cannot be used."""
     return CommandFailed(Exit.USAGE, str(error), code="DOCUMENT_REFUSED")
 
 
-def exchange(files: list[Path], into: str) -> "ConvertedQuotas":
+def convert_quotas(files: list[Path], into: str) -> "ConvertedQuotas":
     """Return quota files in another format, and the settings that were lost.
 
     Raises:
@@ -60,4 +60,4 @@ def exchange(files: list[Path], into: str) -> "ConvertedQuotas":
         formats = ", ".join(Format)
         raise CommandFailed(Exit.USAGE, f"There is no format {into!r}. Use one of: {formats}.", code="USAGE")
     # Rules come from the files alone: fair sharing is on where a HyperPod policy says so.
-    return convert(declared(Profile.KUEUE, files), Format(into))
+    return convert(read_quotas(Profile.KUEUE, files), Format(into))

@@ -35,7 +35,7 @@ class DesiredState:
     losses: tuple[str, ...] = ()
 
 
-def read(files: list[Path]) -> DesiredState:
+def read_team_files(files: list[Path]) -> DesiredState:
     """Read all files together.
 
     Raises:
@@ -43,9 +43,9 @@ def read(files: list[Path]) -> DesiredState:
     """
     desired, declared = DesiredState(), QuotaDocuments(Profile.KUEUE, RULES[Profile.KUEUE])
     for file in files:
-        for loaded in quota_files.load(file):
+        for loaded in quota_files.load_documents(file):
             for document in loaded["documents"] if isinstance(loaded, dict) and "documents" in loaded else [loaded]:
-                _add(document, str(file), desired, declared)
+                _add_document(document, str(file), desired, declared)
     if declared.queues or declared.cohorts or declared.priorities:
         converted = convert(declared, Format.EVENKEEL)
         desired.losses = converted.losses
@@ -54,11 +54,11 @@ def read(files: list[Path]) -> DesiredState:
         desired.queues = {team.name: team.to_json() for team in setup.teams}
         fleet = setup.fleet.to_json()
         desired.fleet = {name: fleet[name] for name in OF_QUOTA_FILES if _declares(name, converted.documents[0])}
-    _check(desired, ", ".join(map(str, files)))
+    _check_desired_state(desired, ", ".join(map(str, files)))
     return desired
 
 
-def _check(desired_state: DesiredState, files: str) -> None:
+def _check_desired_state(desired_state: DesiredState, files: str) -> None:
     """Check the rules of the service that the files alone can break.
 
     Raises:
@@ -72,14 +72,14 @@ def _check(desired_state: DesiredState, files: str) -> None:
         together = TeamSetup(teams=tuple(sorted(teams, key=lambda team: team.name)))
         problems = [("teams", fault) for fault in check_setup(together)]
     for where, fault in problems:
-        raise quota_files.refused(DocumentError(f"{files}: {where}", fault.field, fault.message))
+        raise quota_files.as_command_failed(DocumentError(f"{files}: {where}", fault.field, fault.message))
 
 
 def _declares(name: str, document: Json) -> bool:
     return name in document
 
 
-def _add(document: Any, file: str, desired_state: DesiredState, declared: QuotaDocuments) -> None:
+def _add_document(document: Any, file: str, desired_state: DesiredState, declared: QuotaDocuments) -> None:
     try:
         if isinstance(document, dict) and isinstance(document.get("team"), dict):
             team = read_document(Team, document["team"], f"{file}: team")
@@ -94,7 +94,7 @@ def _add(document: Any, file: str, desired_state: DesiredState, declared: QuotaD
         else:
             declared.add(document, file)
     except DocumentError as error:
-        raise quota_files.refused(error) from error
+        raise quota_files.as_command_failed(error) from error
 
 
 def _note_version(document: Json, name: str, desired_state: DesiredState) -> None:

@@ -14,7 +14,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 Json = dict[str, Any]
 
 
-def lint(file: Path) -> Json:
+def lint_values_file(file: Path) -> Json:
     """Return the findings about a values file, and the number of values that Evenkeel refuses.
 
     Raises:
@@ -25,7 +25,7 @@ def lint(file: Path) -> Json:
     return {"refused": refused, "findings": [finding.to_json() for finding in read.findings]}
 
 
-def import_(file: Path, onto: Path | None) -> Json:
+def import_values_file(file: Path, onto: Path | None) -> Json:
     """Convert a values file into Evenkeel's documents, with the service's own checks.
 
     Args:
@@ -38,14 +38,14 @@ def import_(file: Path, onto: Path | None) -> Json:
     read = _read(file)
     try:
         imported = import_values(read)
-        policy = _merged(policies.document(onto) if onto else {}, imported.policy)
-        changed(policies.load(None), policy)
+        policy = _merge_job_types(policies.read_site_changes(onto) if onto else {}, imported.policy)
+        changed(policies.load_policy(None), policy)
     except (ValuesError, PolicyError) as error:
         raise CommandFailed(Exit.FAILED, f"{file}: {error}", code="VALUES_REFUSED") from error
     return imported.to_json() | {"policy": policy, "findings": [finding.to_json() for finding in read.findings]}
 
 
-def _merged(site: Json, imported: Json) -> Json:
+def _merge_job_types(site: Json, imported: Json) -> Json:
     """Return the site's policy with the imported job types. Lists in `jobs.allowed` keep the site's entries."""
     merged = site | imported
     jobs = site.get("jobs") or {}
@@ -62,7 +62,7 @@ def _merged(site: Json, imported: Json) -> Json:
     return merged
 
 
-def write(imported: Json, into: Path, *, force: bool) -> list[str]:
+def write_documents(imported: Json, into: Path, *, force: bool) -> list[str]:
     """Write the documents and return the names of their files. Only `force` replaces existing files.
 
     Raises:
@@ -88,7 +88,7 @@ def write(imported: Json, into: Path, *, force: bool) -> list[str]:
 
 
 def _read(file: Path) -> JobTemplates:
-    documents = quota_files.load(file)
+    documents = quota_files.load_documents(file)
     try:
         return read_values(documents[0] if len(documents) == 1 else documents)
     except ValuesError as error:

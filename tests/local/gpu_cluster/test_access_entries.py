@@ -30,7 +30,7 @@ class StackAws:
     def __init__(self, cluster: ClusterHandle) -> None:
         self._cluster = cluster
         self.clusters = cluster.eks_cluster_name
-        self.functions = list(access.functions())
+        self.functions = list(access.functions_with_access())
 
     def call(self, service: str, operation: str, **_: Any) -> Json:
         assert (service, operation) == ("cloudformation", "describe_stacks")
@@ -74,7 +74,7 @@ def actions(document: Json, place: int = 0) -> list[str]:
 
 def test_apply_creates_every_entry_and_the_second_run_none(cluster: ClusterHandle, run: Command) -> None:
     code, first = run("--yes")
-    wanted = {role_of(name): tuple(sorted(access.groups_of(name))) for name in access.functions()}
+    wanted = {role_of(name): tuple(sorted(access.groups_of(name))) for name in access.functions_with_access()}
     again, second = run("--yes")
 
     assert (code, set(actions(first))) == (0, {"create"})
@@ -128,7 +128,7 @@ def test_failed_cluster_is_named_and_other_clusters_are_processed(
     assert code == 1
     assert "ResourceNotFoundException" in document["clusters"][0]["problem"]
     assert "KubernetesClusters" in document["clusters"][0]["problem"]
-    assert len(entries(cluster)) == len(access.functions())
+    assert len(entries(cluster)) == len(access.functions_with_access())
 
 
 def test_failed_entry_is_named_and_other_entries_are_processed(cluster: ClusterHandle, run: Command) -> None:
@@ -140,9 +140,9 @@ def test_failed_entry_is_named_and_other_entries_are_processed(cluster: ClusterH
     again, _ = run("--yes")
 
     assert code == 1
-    assert [entry["function"] for entry in failed] == [access.functions()[0]]
+    assert [entry["function"] for entry in failed] == [access.functions_with_access()[0]]
     assert "Use an identity that may" in failed[0]["problem"]
-    assert (again, len(entries(cluster))) == (0, len(access.functions()))
+    assert (again, len(entries(cluster))) == (0, len(access.functions_with_access()))
 
 
 def test_lost_reply_creates_no_entry_twice(cluster: ClusterHandle, run: Command) -> None:
@@ -169,8 +169,8 @@ def test_printed_commands_name_cluster_role_groups_and_tag(stack: StackAws, caps
     assert main(["access", "print"]) == 0
     lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
 
-    assert len(lines) == len(access.functions())
-    first = access.functions()[0]
+    assert len(lines) == len(access.functions_with_access())
+    first = access.functions_with_access()[0]
     place = lines[0].index("--kubernetes-groups")
     assert lines[0][:3] == ["aws", "eks", "create-access-entry"]
     assert lines[0][place + 1 : -2] == sorted(access.groups_of(first))

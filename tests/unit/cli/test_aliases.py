@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenkeel_cli.aliases import expand
+from evenkeel_cli.aliases import expand_aliases
 from evenkeel_cli.main import NOUNS
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.recovery_fixture import recovery_at_work
@@ -34,11 +34,11 @@ from tests.unit.cli.recovery_fixture import recovery_at_work
     ],
 )
 def test_words_of_kubectl_become_a_command(typed: str, command: str) -> None:
-    assert expand(typed.split()) == command.split()
+    assert expand_aliases(typed.split()) == command.split()
 
 
 def test_no_command_of_ours_is_shadowed() -> None:
-    assert [noun for noun in NOUNS if expand([noun]) != [noun]] == []
+    assert [noun for noun in NOUNS if expand_aliases([noun]) != [noun]] == []
 
 
 def test_an_alias_answers_like_its_command(served: CliFixture) -> None:

@@ -22,10 +22,10 @@ from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put, Row
 from evenkeel.services.storage import fleet_rows, job_rows
-from evenkeel_cli.commands.automation import seconds_of
+from evenkeel_cli.commands.automation import parse_duration
 from evenkeel_cli.commands.following import new_log_text
 from evenkeel_cli.main import NOUNS
-from evenkeel_cli.render import age, duration
+from evenkeel_cli.render import age_text, duration
 from evenkeel_client.errors import CommandFailed
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
@@ -674,13 +674,13 @@ def test_node_list_shows_the_blocking_guardrail(served: CliFixture) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86_400)])
 def test_durations_are_parsed(text: str, seconds: int) -> None:
-    assert seconds_of(text) == seconds
+    assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "5", "m", "-1h", "1h30m", "1y"])
 def test_invalid_duration_is_refused(text: str) -> None:
     with pytest.raises(CommandFailed) as caught:
-        seconds_of(text)
+        parse_duration(text)
 
     assert caught.value.exit_code == 2
 
@@ -932,17 +932,19 @@ def test_usage_error_exits_2_with_the_next_step(served: CliFixture, words: str) 
     ],
 )
 def test_durations_are_written_in_two_units(seconds: float, exact: str, coarse: str) -> None:
-    assert (duration(seconds), age(seconds)) == (exact, coarse)
+    assert (duration(seconds), age_text(seconds)) == (exact, coarse)
 
 
 def test_help_costs_little_more_than_its_library() -> None:
-    def seconds_of(*arguments: str) -> float:
+    def start_seconds(*arguments: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *arguments], check=True, capture_output=True, cwd=ROOT, timeout=30)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    rounds = [(seconds_of("-m", "evenkeel_cli.main", "--help"), seconds_of("-c", "import typer")) for _ in range(7)]
+    rounds = [
+        (start_seconds("-m", "evenkeel_cli.main", "--help"), start_seconds("-c", "import typer")) for _ in range(7)
+    ]
     own_seconds, library = (min(taken) for taken in zip(*rounds, strict=True))
 
     # Alternately, and the shortest of each: a busy machine must not affect the result.

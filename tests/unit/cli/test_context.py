@@ -21,14 +21,14 @@ def put(folder: Path, document: object = GOOD) -> Path:
 
 def refused(folder: Path) -> str:
     with pytest.raises(CommandFailed) as failed:
-        context.find({"HOME": "/nonexistent"}, folder)
+        context.find_context({"HOME": "/nonexistent"}, folder)
     return failed.value.code
 
 
 def test_context_of_the_folder_is_used(tmp_path: Path) -> None:
     file = put(tmp_path)
 
-    api_context = context.find({"HOME": "/nonexistent"}, tmp_path)
+    api_context = context.find_context({"HOME": "/nonexistent"}, tmp_path)
 
     assert (api_context.name, api_context.region, api_context.source) == ("prod", "us-west-2", str(file))
 
@@ -49,7 +49,7 @@ def test_context_of_a_parent_does_not_hide_the_users(tmp_path: Path) -> None:
     (home / ".config" / "evenkeel").mkdir(parents=True)
     (home / ".config" / "evenkeel" / "context.json").write_text(json.dumps(GOOD), encoding="utf-8")
 
-    assert context.find({"HOME": str(home)}, below).name == "prod"
+    assert context.find_context({"HOME": str(home)}, below).name == "prod"
 
 
 @pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
@@ -72,7 +72,7 @@ def test_context_writable_by_another_group_is_refused(
     if code:
         assert refused(tmp_path) == code
     else:
-        assert context.find({"HOME": "/nonexistent"}, tmp_path).name == "prod"
+        assert context.find_context({"HOME": "/nonexistent"}, tmp_path).name == "prod"
 
 
 @pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
@@ -106,7 +106,7 @@ def test_named_context_is_used_wherever_it_is(tmp_path: Path) -> None:
     file = put(tmp_path)
     file.chmod(0o666)
 
-    assert context.find({"EVENKEEL_CONTEXT": str(file)}, tmp_path / "elsewhere").name == "prod"
+    assert context.find_context({"EVENKEEL_CONTEXT": str(file)}, tmp_path / "elsewhere").name == "prod"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_named_context_is_used_wherever_it_is(tmp_path: Path) -> None:
 )
 def test_endpoint_of_another_host_is_refused(url: str) -> None:
     with pytest.raises(CommandFailed) as failed:
-        context.read({"url": url, "region": "us-west-2"}, "a test", {})
+        context.read_context({"url": url, "region": "us-west-2"}, "a test", {})
 
     assert failed.value.code == "BAD_CONTEXT"
 
@@ -143,17 +143,17 @@ def test_endpoint_of_another_host_is_refused(url: str) -> None:
     "url", ["https://evenkeel.example/v1", "http://127.0.0.1:4566/a/v1", "http://localhost/v1", "http://[::1]:80/v1"]
 )
 def test_plain_endpoints_are_accepted(url: str) -> None:
-    assert context.read({"url": url, "region": "us-west-2"}, "a test", {}).url == url
+    assert context.read_context({"url": url, "region": "us-west-2"}, "a test", {}).url == url
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1.attacker.example", "https://attacker.example", "http://a@b"])
 def test_control_address_is_on_this_machine(url: str) -> None:
     with pytest.raises(CommandFailed):
-        context.read(GOOD | {"controlUrl": url}, "a test", {})
+        context.read_context(GOOD | {"controlUrl": url}, "a test", {})
 
 
 def test_region_comes_only_from_aws_hosts() -> None:
     forged = {"url": "https://abc.execute-api.eu-west-1.amazonaws.com.attacker.example/v1"}
 
-    assert context.read(GOOD, "a test", {}).region == "us-west-2"
-    assert context.read(forged, "a test", {"AWS_REGION": "us-east-1"}).region == "us-east-1"
+    assert context.read_context(GOOD, "a test", {}).region == "us-west-2"
+    assert context.read_context(forged, "a test", {"AWS_REGION": "us-east-1"}).region == "us-east-1"

@@ -68,7 +68,7 @@ def add_both(run: Run) -> None:
 
 
 def in_force(tmp_path: Path, **environment: str) -> str:
-    return context.find({"HOME": str(tmp_path)} | environment, tmp_path).url
+    return context.find_context({"HOME": str(tmp_path)} | environment, tmp_path).url
 
 
 def test_used_context_is_the_default_until_the_next(run: Run, tmp_path: Path) -> None:

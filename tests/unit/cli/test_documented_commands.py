@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from evenkeel_cli.aliases import expand
+from evenkeel_cli.aliases import expand_aliases
 from evenkeel_cli.main import NOUNS
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -49,7 +49,7 @@ def wrong_in(text: str) -> list[str]:
     """Return the commands and options that a text names and that are not there."""
     wrong = []
     for typed_noun, typed_rest in named_in(text):
-        noun, *words = expand([typed_noun, *typed_rest.split()])
+        noun, *words = expand_aliases([typed_noun, *typed_rest.split()])
         rest = "".join(f" {word}" for word in words)
         if noun not in NOUNS:
             wrong.append(noun)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evenkeel_cli.figure_output import words
+from evenkeel_cli.figure_output import name_in_words
 from evenkeel_cli.main import main
 
 Json = dict[str, Any]
@@ -20,15 +20,15 @@ class _Pipe(io.StringIO):
     encoding = "utf-8"
 
 
-def run(*words: str) -> tuple[int, str, str]:
+def run(*name_in_words: str) -> tuple[int, str, str]:
     out, err = _Pipe(), _Pipe()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["economics", *words])
+        code = main(["economics", *name_in_words])
     return code, out.getvalue(), err.getvalue()
 
 
-def answer(*words: str) -> Json:
-    code, out, err = run(*words, "-o", "json")
+def answer(*name_in_words: str) -> Json:
+    code, out, err = run(*name_in_words, "-o", "json")
     assert code == 0, err
     document: Json = json.loads(out)
     return document
@@ -140,9 +140,9 @@ def test_huge_figures_stay_short_for_people() -> None:
 
 
 def test_column_titles_separate_a_word_of_one_letter() -> None:
-    assert words("meanWaitingForARepairer") == "mean waiting for a repairer"
-    assert words("mtbfHours") == "mtbf hours"
-    assert words("costUSD") == "cost usd"
+    assert name_in_words("meanWaitingForARepairer") == "mean waiting for a repairer"
+    assert name_in_words("mtbfHours") == "mtbf hours"
+    assert name_in_words("costUSD") == "cost usd"
 
 
 def test_thousands_may_have_commas() -> None:

@@ -9,7 +9,7 @@ from textwrap import dedent
 import pytest
 
 from evenkeel.domain.health.faults import default_catalogue
-from evenkeel_cli.offline.policies import load
+from evenkeel_cli.offline.policies import load_policy
 from tests.unit.cli.conftest import CliFixture
 
 EXPLAINED = f"""\
@@ -47,7 +47,7 @@ EXPLAINED = f"""\
   note        A local hang is stronger evidence than a remote one
   reference  NVSentinel: https://github.com/NVIDIA/NVSentinel
 
-policy  {load(None).hash}, catalogue {default_catalogue().hash}
+policy  {load_policy(None).hash}, catalogue {default_catalogue().hash}
 """
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenkeel_cli.state_signs import mode_of
+from evenkeel_cli.state_signs import mode_text
 
 POOL = {"faultClass": "", "pool": "p5", "mode": "recommend"}
 
@@ -18,4 +18,4 @@ POOL = {"faultClass": "", "pool": "p5", "mode": "recommend"}
     ],
 )
 def test_mode_in_force_is_shown_with_the_stacks(stack: str, in_force: str, rules: list[object], expected: str) -> None:
-    assert mode_of({"mode": stack, "modeInForce": in_force, "modeRules": rules}) == expected
+    assert mode_text({"mode": stack, "modeInForce": in_force, "modeRules": rules}) == expected

@@ -17,7 +17,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError, HTTPClientError, ReadTimeoutError, SSLError
 
 import evenkeel
-from evenkeel_cli.commands.doctor import show
+from evenkeel_cli.commands.doctor import print_findings
 from evenkeel_cli.doctor import checks, findings
 from evenkeel_cli.doctor import site as site_module
 from evenkeel_cli.doctor.checks import CHECKS
@@ -146,7 +146,9 @@ def a_stack(status: str = "CREATE_COMPLETE", **parameters: str) -> Json:
         "ApiId": "a1b2c3",
         "ApiUrl": URL,
         "PageTopicArn": "arn:aws:sns:us-west-2:111122223333:pages",
-        "KubernetesRoleArns": ",".join(f"{name}=arn:aws:iam::111122223333:role/{name}" for name in access.functions()),
+        "KubernetesRoleArns": ",".join(
+            f"{name}=arn:aws:iam::111122223333:role/{name}" for name in access.functions_with_access()
+        ),
     }
     return {
         "StackStatus": status,
@@ -239,7 +241,9 @@ def answers(function: str, **changes: Any) -> Callable[[FakeSite], None]:
 
 
 def everywhere(**changes: Any) -> Callable[[FakeSite], None]:
-    return lambda bench: bench.aws.tests.update({name: self_test(name, **changes) for name in access.functions()})
+    return lambda bench: bench.aws.tests.update(
+        {name: self_test(name, **changes) for name in access.functions_with_access()}
+    )
 
 
 def fleet_parameter(name: str, **record: str) -> Json:
@@ -984,7 +988,9 @@ def test_every_line_without_long_names_fits_80_columns() -> None:
     out = io.StringIO()
     doctor_findings = [finding for fault in FAULTS for finding in planted(fault)]
 
-    show(Printer(out, {"NO_COLOR": "1"}, columns=80), "fleet research", doctor_findings, "Turn the schedules on.")
+    print_findings(
+        Printer(out, {"NO_COLOR": "1"}, columns=80), "fleet research", doctor_findings, "Turn the schedules on."
+    )
 
     wide = [line for line in out.getvalue().splitlines() if len(line) > 80]
     assert [line for line in wide if len(max(line.split(), key=len)) < 50] == []

@@ -466,7 +466,7 @@ def test_endpoints_of_china_count() -> None:
     names = [f"cn.com.amazonaws.cn-north-1.{name}" for name in network.NEEDED_ENDPOINTS]
     documents = [{"ServiceName": name, "State": "available"} for name in names]
 
-    (finding,) = network.judge_ways_out({"subnet-a": []}, documents)
+    (finding,) = network.judge_routes({"subnet-a": []}, documents)
 
     assert finding.status is Status.OK
 
