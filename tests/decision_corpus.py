@@ -170,7 +170,7 @@ def join_or_open(  # noqa: PLR0913 - the arguments that the corpus recorded
         histories=dict(histories or {}),
     )
     report = ClassifiedFact.of(fact, affected, fault_catalogue)
-    return intake.join_or_open(report, records, fault_catalogue, new_id=new_id, now=now)
+    return intake.decide_intake(report, records, fault_catalogue, new_id=new_id, now=now)
 
 
 def independent_sources_of(signals: tuple[Signal, ...], catalogue: FaultCatalogue) -> tuple[str, ...]:

@@ -61,7 +61,7 @@ def explain_fault(code: str, policy: Policy) -> Preview:
     """
     fault = policy.catalogue.find(code)
     if fault is None:
-        alike = policy.catalogue.nearest(code)
+        alike = policy.catalogue.nearest_keys(code)
         hint = f"similar: {', '.join(alike)}" if alike else "evenkeel faults ls"
         raise CommandFailed(Exit.USAGE, f"There is no fault {code!r}.", code="NO_SUCH_FAULT", hint=hint)
     return preview(fault, policy)

@@ -10,7 +10,7 @@ from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Fault, RecurKey, default_catalogue
 from evenkeel.domain.health.incident_updates import with_fact
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, NodeFact
-from evenkeel.domain.health.intake import IntakeAction, IntakeRecords, join_or_open
+from evenkeel.domain.health.intake import IntakeAction, IntakeRecords, decide_intake
 from evenkeel.domain.health.recurrence import FaultHistory, with_occurrence
 from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.nodes import KubernetesNode, NodeLife, ProviderNode
@@ -116,7 +116,7 @@ def _signal(fault: Fault) -> NodeFact:
 
 
 def _incident(fault: Fault, policy: Policy, history: FaultHistory) -> Incident | None:
-    decided = join_or_open(
+    decided = decide_intake(
         ClassifiedFact(_signal(fault), _NODE, fault),
         IntakeRecords(histories={"slot/eks/slot": history}),
         policy.catalogue,

@@ -117,7 +117,7 @@ class Policy(Section):
     @model_validator(mode="after")
     def _knows_its_faults(self) -> Self:
         try:
-            default_catalogue().overridden(self.faults)
+            default_catalogue().with_overrides(self.faults)
         except CatalogueError as error:
             raise ValueError(f"faults: {error}") from error
         named = [rule.fault_class for rule in self.modes if rule.fault_class]
@@ -133,7 +133,7 @@ class Policy(Section):
     @functools.cached_property
     def catalogue(self) -> FaultCatalogue:
         """The fault catalogue with the site's changes."""
-        return default_catalogue().overridden(self.faults)
+        return default_catalogue().with_overrides(self.faults)
 
     @functools.cached_property
     def priority_classes(self) -> frozenset[str]:

@@ -148,8 +148,8 @@ def test_typed_fault_names_are_found(code: str, expected: str) -> None:
 def test_unknown_fault_name_suggests_similar_names() -> None:
     assert default_catalogue().find("4711") is None
     assert default_catalogue().find("NvidiaErorReboot") is None
-    assert "hp:NvidiaErrorReboot" in default_catalogue().nearest("NvidiaErorReboot")
-    assert default_catalogue().nearest("zzzzzz") == ()
+    assert "hp:NvidiaErrorReboot" in default_catalogue().nearest_keys("NvidiaErorReboot")
+    assert default_catalogue().nearest_keys("zzzzzz") == ()
 
 
 # ---------------------------------------------------------------- a site's own mind
@@ -160,7 +160,7 @@ def override(**changes: Any) -> FaultOverride:
 
 
 def test_site_change_of_a_fault_changes_the_hash() -> None:
-    changed = default_catalogue().overridden(
+    changed = default_catalogue().with_overrides(
         {"xid:94": override(ladder=["replace"], severity="critical", drainSeconds=60)}
     )
 
@@ -171,7 +171,7 @@ def test_site_change_of_a_fault_changes_the_hash() -> None:
 
 
 def test_alias_follows_a_changed_fault() -> None:
-    changed = default_catalogue().overridden({"thermal:slowdown": override(severity="major")})
+    changed = default_catalogue().with_overrides({"thermal:slowdown": override(severity="major")})
 
     assert changed["eks:NvidiaThermalError"].severity is Severity.MAJOR
 
@@ -179,8 +179,8 @@ def test_alias_follows_a_changed_fault() -> None:
 def test_order_of_changes_does_not_matter_to_the_catalogue() -> None:
     first, two = {"xid:94": override(severity="major")}, {"xid:13": override(severity="major")}
 
-    assert default_catalogue().overridden({}) is default_catalogue()
-    assert default_catalogue().overridden(first | two).hash == default_catalogue().overridden(two | first).hash
+    assert default_catalogue().with_overrides({}) is default_catalogue()
+    assert default_catalogue().with_overrides(first | two).hash == default_catalogue().with_overrides(two | first).hash
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_order_of_changes_does_not_matter_to_the_catalogue() -> None:
 )
 def test_invalid_change_is_refused_by_field(key: str, changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(CatalogueError, match=expected):
-        default_catalogue().overridden({key: override(**changes)})
+        default_catalogue().with_overrides({key: override(**changes)})
 
 
 @pytest.mark.parametrize("changes", [{"fNvidiaNow": "IGNORE"}, {"name": "x"}, {"ladder": ["explode"]}, {"facts": {}}])

@@ -11,7 +11,7 @@ from evenkeel.domain.health import incident_updates
 from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import Rung, Severity, default_catalogue
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, IncidentState, NodeFact
-from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, LastIncident, join_or_open
+from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, LastIncident, decide_intake
 from evenkeel.domain.nodes import NodeLife
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
@@ -36,7 +36,7 @@ def a_fact(seconds: float = 0, **changes: Any) -> NodeFact:
 def decide(fact: NodeFact, **changes: Any) -> IntakeDecision:
     report = ClassifiedFact.of(fact, AFFECTED, CATALOGUE)
     now = A_MOMENT + timedelta(seconds=1)
-    return join_or_open(report, IntakeRecords(**changes), CATALOGUE, new_id="inc-new", now=now)
+    return decide_intake(report, IntakeRecords(**changes), CATALOGUE, new_id="inc-new", now=now)
 
 
 def with_fact(incident: Incident, fact: NodeFact) -> Incident:

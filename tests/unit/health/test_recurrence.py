@@ -11,7 +11,7 @@ from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.faults import RecurKey, Rung, Severity, default_catalogue
 from evenkeel.domain.health.incident_updates import with_fact
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, NodeFact, Recurrence
-from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, join_or_open
+from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, decide_intake
 from evenkeel.domain.health.recurrence import FaultHistory, find_recurrence, history_keys, with_occurrence
 from evenkeel.domain.nodes import NodeLife
 from tests.fakes.cluster import CLUSTER, instance_id
@@ -55,7 +55,7 @@ def decide(
 ) -> IntakeDecision:
     histories = {PLACE: history} if history else {}
     report = ClassifiedFact.of(fact, affected, CATALOGUE)
-    return join_or_open(
+    return decide_intake(
         report, IntakeRecords(histories=histories, **records), CATALOGUE, new_id="inc-new", now=A_MOMENT
     )
 

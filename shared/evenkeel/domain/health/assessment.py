@@ -42,10 +42,11 @@ def merge_signal(signals: Iterable[Signal], new: Signal) -> tuple[Signal, ...]:
     Signals of one fault, source, device and link within one series are merged into one. The order of merging does not
     matter. At most 60 signals are kept.
     """
-    same = [signal for signal in signals if _is_same(signal, new) and _is_same_series(signal, new)]
-    other_signals = [signal for signal in signals if signal not in same]
+    same_series = [signal for signal in signals if _has_same_subject(signal, new) and _is_same_series(signal, new)]
+    other_signals = [signal for signal in signals if signal not in same_series]
     merged = new.replace(
-        first_at=min(signal.first_at for signal in (new, *same)), last_at=max(signal.last_at for signal in (new, *same))
+        first_at=min(signal.first_at for signal in (new, *same_series)),
+        last_at=max(signal.last_at for signal in (new, *same_series)),
     )
     ordered = sorted((*other_signals, merged), key=_sort_key)
     occurrence = {
@@ -68,7 +69,7 @@ def signals_of(incident: Incident) -> tuple[Signal, ...]:
     )
 
 
-def _is_same(first: Signal, other: Signal) -> bool:
+def _has_same_subject(first: Signal, other: Signal) -> bool:
     return all(getattr(first, name) == getattr(other, name) for name in ("fault_key", "source", "gpu", "link"))
 
 
@@ -111,8 +112,8 @@ def independent_sources_of(signals: Iterable[Signal], faults: Mapping[str, Fault
 
     `faults` contains the fault of each signal, by its fault key.
     """
-    counting = {key for key, fault in faults.items() if fault.is_evidence and fault.severity is not Severity.INFO}
-    return tuple(sorted({source_family(signal.source) for signal in signals if signal.fault_key in counting}))
+    counted_keys = {key for key, fault in faults.items() if fault.is_evidence and fault.severity is not Severity.INFO}
+    return tuple(sorted({source_family(signal.source) for signal in signals if signal.fault_key in counted_keys}))
 
 
 # ---------------------------------------------------------------- the assessment
@@ -132,17 +133,18 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
         recurrences: Faults of the incident that recurred.
         catalogue: The faults that the site knows.
     """
-    fault_by_key = _look_up_all((*signals, *recurrences), catalogue)
+    fault_by_key = _look_up_faults((*signals, *recurrences), catalogue)
     faults = {signal.fault_key: fault_by_key[signal.fault_key] for signal in signals}
     independent_sources = independent_sources_of(signals, faults)
-    counting = [row for row in faults.values() if row.acts_alone or len(independent_sources) > 1]
-    fault = max(_most_specific(counting or tuple(faults.values())), key=_severity_key)
+    deciding_faults = [row for row in faults.values() if row.acts_alone or len(independent_sources) > 1]
+    fault = max(_most_specific(deciding_faults or tuple(faults.values())), key=_severity_key)
     required = [
-        (row.ladder[0].strength, row.ladder[0], f"{row.name} requires at least {row.ladder[0]}.") for row in counting
+        (row.ladder[0].strength, row.ladder[0], f"{row.name} requires at least {row.ladder[0]}.")
+        for row in deciding_faults
     ]
     required += [
         (
-            _PERSON_STRENGTH if recurrence.rung is Rung.ASK_PERSON else recurrence.rung.strength,
+            _ASK_PERSON_STRENGTH if recurrence.rung is Rung.ASK_PERSON else recurrence.rung.strength,
             recurrence.rung,
             recurrence.reason,
         )
@@ -156,7 +158,7 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
         recurrence.fault_key for recurrence in recurrences if fault_by_key[recurrence.fault_key].ladder[0] is Rung.WATCH
     }
     return Assessment(
-        fault_key=_key_of(fault, faults),
+        fault_key=_reported_key(fault, faults),
         severity=max((row.severity for row in faults.values()), key=lambda severity: severity.rank),
         min_rung=rung if is_stronger else "",
         min_rung_reason=reason if is_stronger else "",
@@ -166,17 +168,17 @@ def assess(signals: Sequence[Signal], recurrences: Sequence[Recurrence], catalog
     )
 
 
-def _look_up_all(reports: Iterable[Signal | Recurrence], catalogue: FaultCatalogue) -> dict[str, Fault]:
+def _look_up_faults(reports: Iterable[Signal | Recurrence], catalogue: FaultCatalogue) -> dict[str, Fault]:
     """Return each fault that a signal or recurrence names, by the reported key."""
     return {key: catalogue.look_up(key) for key in dict.fromkeys(report.fault_key for report in reports)}
 
 
-_PERSON_STRENGTH = max(rung.strength for rung in Rung) + 1
+_ASK_PERSON_STRENGTH = max(rung.strength for rung in Rung) + 1
 """Strength of `ask_person`, above every other rung. Only a recurrence of the incident's own fault can require it."""
 
 
-def _key_of(fault: Fault, faults: dict[str, Fault]) -> str:
-    """Return the key as the source reported it. A code without a row in the catalogue keeps its own key."""
+def _reported_key(fault: Fault, faults: dict[str, Fault]) -> str:
+    """Return the key under which the fault was reported. It differs from `fault.key` if the code has no row."""
     return min(key for key, row in faults.items() if row.key == fault.key)
 
 
@@ -199,20 +201,20 @@ def _most_specific(faults: Sequence[Fault]) -> tuple[Fault, ...]:
 
 
 def _refines(exact: Fault, vague: Fault) -> bool:
-    """Whether one fault is a more exact description of the other fault.
+    """Whether `exact` describes the same fault more precisely than `vague`.
 
     Source: a HyperPod event gives only a fault type; the Xid gives the fault itself. Xid 171 and 172 locate the memory
     error of Xid 48. An SXid names the link of Xid 74. Xid 154 and a NotReady node have another fault as their cause.
     A GPU that fell off the bus (Xid 79) explains a wrong GPU count.
     """
     if exact.key == vague.key or not any(
-        vague.key.startswith(before) and _has_prefix(exact.key, after) for before, after in _REFINEMENTS
+        vague.key.startswith(before) and _is_specific_key(exact.key, after) for before, after in _REFINEMENTS
     ):
         return False
     return exact.severity.rank >= vague.severity.rank or exact.repairs_node
 
 
-def _has_prefix(key: str, prefixes: tuple[str, ...]) -> bool:
+def _is_specific_key(key: str, prefixes: tuple[str, ...]) -> bool:
     return key.startswith(prefixes) and not key.endswith(":*") and not key.startswith("xid:154")
 
 
@@ -233,25 +235,27 @@ _REFINEMENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def checkpoint_trust(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tuple[CheckpointTrust, datetime]:
-    """Return how far checkpoints are trusted, and the time from which they are not.
+    """Return which checkpoints stay trusted, and the time since which checkpoints are not.
 
     The strictest fault decides the trust. The time is the first signal of the first series with a fault that distrusts
     checkpoints.
     """
-    fault_by_key = _look_up_all(signals, catalogue)
-    exact = {row.key for row in _most_specific(tuple(fault_by_key[signal.fault_key] for signal in signals))}
+    fault_by_key = _look_up_faults(signals, catalogue)
+    exact_keys = {row.key for row in _most_specific(tuple(fault_by_key[signal.fault_key] for signal in signals))}
     strictest, since = CheckpointTrust.TRUSTED, min(signal.first_at for signal in signals)
     for series in reversed(series_of(signals)):
-        faults = [row for row in (fault_by_key[signal.fault_key] for signal in series) if row.key in exact]
-        worst = max((row.checkpoint_trust for row in faults), key=lambda trust: trust.strictness, default=strictest)
-        if worst is not CheckpointTrust.TRUSTED:
+        faults = [row for row in (fault_by_key[signal.fault_key] for signal in series) if row.key in exact_keys]
+        series_trust = max(
+            (row.checkpoint_trust for row in faults), key=lambda trust: trust.strictness, default=strictest
+        )
+        if series_trust is not CheckpointTrust.TRUSTED:
             since = min(signal.first_at for signal in series)
-        strictest = max(strictest, worst, key=lambda trust: trust.strictness)
+        strictest = max(strictest, series_trust, key=lambda trust: trust.strictness)
     return strictest, since
 
 
 def checkpoint_trust_of(incident: Incident, catalogue: FaultCatalogue) -> tuple[CheckpointTrust, datetime]:
-    """Return how far checkpoints are trusted after an incident, and the time from which they are not."""
+    """Return which checkpoints stay trusted after an incident, and the time since which checkpoints are not."""
     return checkpoint_trust(signals_of(incident), catalogue)
 
 
@@ -260,9 +264,9 @@ def checkpoint_trust_of(incident: Incident, catalogue: FaultCatalogue) -> tuple[
 
 def add_cleared_fault(cleared_faults: Iterable[ClearedFault], new: ClearedFault) -> tuple[ClearedFault, ...]:
     """Return the cleared faults with a new one added. Keep the later of two reports of one fault by one source."""
-    same = [fault for fault in cleared_faults if (fault.fault_key, fault.source) == (new.fault_key, new.source)]
-    other_faults = (fault for fault in cleared_faults if fault not in same)
-    last = max((new, *same), key=lambda fault: fault.at)
+    same_source = [fault for fault in cleared_faults if (fault.fault_key, fault.source) == (new.fault_key, new.source)]
+    other_faults = (fault for fault in cleared_faults if fault not in same_source)
+    last = max((new, *same_source), key=lambda fault: fault.at)
     return tuple(sorted((*other_faults, last), key=lambda other: (other.fault_key, other.source)))
 
 
@@ -272,9 +276,9 @@ def signals_to_clear(signals: Sequence[Signal], catalogue: FaultCatalogue) -> tu
     These are the signals of faults that a repair of the node may clear, or all signals if there is no such fault. A
     signal that Evenkeel only counts does not keep a node out of service: its source may never report an end.
     """
-    fault_by_key = _look_up_all(signals, catalogue)
-    repairable = tuple(signal for signal in signals if fault_by_key[signal.fault_key].repairs_node)
-    return repairable or tuple(signals)
+    fault_by_key = _look_up_faults(signals, catalogue)
+    repairable_signals = tuple(signal for signal in signals if fault_by_key[signal.fault_key].repairs_node)
+    return repairable_signals or tuple(signals)
 
 
 def cleared_at(signals: Sequence[Signal], cleared_faults: Sequence[ClearedFault]) -> datetime | None:
@@ -285,14 +289,16 @@ def cleared_at(signals: Sequence[Signal], cleared_faults: Sequence[ClearedFault]
     """
     ends = []
     for signal in signals:
-        cleared = [fault.at for fault in cleared_faults if fault.at > signal.last_at and _clears(fault, signal)]
-        if not cleared:
+        clear_times = [
+            fault.at for fault in cleared_faults if fault.at > signal.last_at and _clears_signal(fault, signal)
+        ]
+        if not clear_times:
             return None
-        ends.append(max(cleared))
+        ends.append(max(clear_times))
     return max(ends, default=None)
 
 
-def _clears(cleared: ClearedFault, signal: Signal) -> bool:
+def _clears_signal(cleared: ClearedFault, signal: Signal) -> bool:
     if cleared.fault_key:
         return cleared.fault_key == signal.fault_key
     return source_family(cleared.source) == source_family(signal.source) or signal.fault_key == "node:not_ready"

@@ -23,7 +23,7 @@ from evenkeel.domain.values import StrictValue, Value
 
 
 class CheckpointTrust(StrEnum):
-    """Checkpoints that stay trusted after a fault, strictest rule last."""
+    """Which checkpoints stay trusted after a fault. The strictest value is the last."""
 
     TRUSTED = "trusted"
     SUSPECT_SINCE_FIRST_SIGNAL = "suspect_since_first_signal"
@@ -36,7 +36,7 @@ class CheckpointTrust(StrEnum):
 
 
 class Severity(StrEnum):
-    """How severe a fault is, worst last."""
+    """How severe a fault is. The worst value is the last."""
 
     INFO = "info"
     MINOR = "minor"
@@ -199,7 +199,7 @@ class Fault(Value):
     note: str = ""
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _check_consistency(self) -> Self:
         if len(set(self.ladder)) != len(self.ladder):
             raise ValueError("ladder: a rung occurs twice")
         if (self.recur_key is RecurKey.NONE) != (self.recur_count == 0):
@@ -287,27 +287,35 @@ class FaultCatalogue(Mapping[str, Fault]):
 
         Accepts `xid:79`, `79`, `XID 79` and `NvidiaErrorReboot`. A bare number is an Xid.
         """
-        plain = code.strip()
-        if plain in self._faults:
-            return self._faults[plain]
-        numbered = _NUMBERED.fullmatch(plain)
-        if numbered:
-            key = f"{(numbered['family'] or 'xid').lower()}:{int(numbered['number'])}{numbered['kind'] or ''}"
+        code_text = code.strip()
+        if code_text in self._faults:
+            return self._faults[code_text]
+        number_match = _NUMBERED.fullmatch(code_text)
+        if number_match:
+            key = (
+                f"{(number_match['family'] or 'xid').lower()}:{int(number_match['number'])}{number_match['kind'] or ''}"
+            )
             return self._faults.get(key)
-        by_code = [fault for key, fault in self._faults.items() if _plain(plain) in (_plain(key), _plain(fault.code))]
+        by_code = [
+            fault
+            for key, fault in self._faults.items()
+            if _normalise_code(code_text) in (_normalise_code(key), _normalise_code(fault.code))
+        ]
         return by_code[0] if len(by_code) == 1 else None
 
-    def nearest(self, code: str, at_most: int = 5) -> tuple[str, ...]:
+    def nearest_keys(self, code: str, at_most: int = 5) -> tuple[str, ...]:
         """Return the keys most similar to a code, best match first."""
-        plain = _plain(code)
-        names = {_plain(key): key for key in self._faults} | {
-            _plain(key.partition(":")[2]): key for key in self._faults
+        normalised_code = _normalise_code(code)
+        key_by_name = {_normalise_code(key): key for key in self._faults} | {
+            _normalise_code(key.partition(":")[2]): key for key in self._faults
         }
-        containing = [key for name, key in names.items() if plain and plain in name]
-        similar = [names[name] for name in difflib.get_close_matches(plain, names, n=at_most, cutoff=0.5)]
+        containing = [key for name, key in key_by_name.items() if normalised_code and normalised_code in name]
+        similar = [
+            key_by_name[name] for name in difflib.get_close_matches(normalised_code, key_by_name, n=at_most, cutoff=0.5)
+        ]
         return tuple(dict.fromkeys((*similar, *containing)))[:at_most]
 
-    def overridden(self, overrides: Mapping[str, FaultOverride]) -> "FaultCatalogue":
+    def with_overrides(self, overrides: Mapping[str, FaultOverride]) -> "FaultCatalogue":
         """Return this catalogue with a site's changes. A change to a fault also changes its aliases.
 
         Raises:
@@ -318,7 +326,7 @@ class FaultCatalogue(Mapping[str, Fault]):
         faults = dict(self._faults)
         for key, override in overrides.items():
             if key not in self._faults:
-                similar = ", ".join(self.nearest(key, 3))
+                similar = ", ".join(self.nearest_keys(key, 3))
                 raise CatalogueError(f"there is no fault {key!r}" + (f"; did you mean {similar}?" if similar else ""))
             if self._faults[key].alias_of:
                 raise CatalogueError(f"{key} is an alias of {self._faults[key].alias_of}: change that fault instead")
@@ -339,7 +347,7 @@ _NUMBERED = re.compile(
 """Matches `79`, `Xid 79`, `sxid:12028`, `xid:154/none`, and the EKS agent's `NvidiaXID79Error`."""
 
 
-def _plain(text: str) -> str:
+def _normalise_code(text: str) -> str:
     return re.sub(r"[^a-z0-9*/]", "", text.lower())
 
 
@@ -395,33 +403,37 @@ def read_catalogue(text: str) -> FaultCatalogue:
         raise CatalogueError(f"line 1: columns missing or unknown: {', '.join(sorted(mismatched))}")
     faults: dict[str, Fault] = {}
     for row in reader:
-        where = f"line {reader.line_num} ({row['key']})"
+        row_label = f"line {reader.line_num} ({row['key']})"
         if None in row or None in row.values():
-            raise CatalogueError(f"{where}: it has more or fewer fields than the header")
+            raise CatalogueError(f"{row_label}: it has more or fewer fields than the header")
         if row["key"] in faults:
-            raise CatalogueError(f"{where}, column key: this key occurs twice")
-        faults[row["key"]] = _read(row, where)
+            raise CatalogueError(f"{row_label}, column key: this key occurs twice")
+        faults[row["key"]] = _read_fault(row, row_label)
     _check_fallbacks_and_aliases(faults)
     return FaultCatalogue(faults, text)
 
 
-def _read(row: dict[str, str], where: str) -> Fault:
+def _read_fault(row: dict[str, str], row_label: str) -> Fault:
     def value(column: str) -> Any:
         separator = _SEPARATORS.get(column)
         return tuple(filter(None, row[column].split(separator))) if separator else row[column]
 
     if row["p_acts_alone"] not in ("yes", "no"):
-        raise CatalogueError(f"{where}, column p_acts_alone: must be yes or no, not {row['p_acts_alone']!r}")
+        raise CatalogueError(f"{row_label}, column p_acts_alone: must be yes or no, not {row['p_acts_alone']!r}")
     fields = {field: value(column) for column, field in _COLUMNS.items()}
     facts = FaultReferences.model_validate({field: value(column) for column, field in _FACTS.items()})
     try:
         fault = Fault.model_validate({**fields, "facts": facts})
     except ValidationError as error:
-        text = _first_error(error)
-        field, _, rest = text.partition(": ")
-        raise CatalogueError(f"{where}, column {_COLUMN_OF.get(field.partition('.')[0], field)}: {rest}") from error
+        first_error = _first_error(error)
+        field, _, problem = first_error.partition(": ")
+        raise CatalogueError(
+            f"{row_label}, column {_COLUMN_OF.get(field.partition('.')[0], field)}: {problem}"
+        ) from error
     if fault.drain_class != row["p_drain_class"] or fault.drain_seconds != _DRAIN_CLASSES[fault.drain_class]:
-        raise CatalogueError(f"{where}, column p_drain_class: {row['p_drain_class']} is not {fault.drain_seconds} s")
+        raise CatalogueError(
+            f"{row_label}, column p_drain_class: {row['p_drain_class']} is not {fault.drain_seconds} s"
+        )
     return fault
 
 
@@ -449,11 +461,13 @@ def _check_fallbacks_and_aliases(faults: Mapping[str, Fault]) -> None:
 
 def _first_error(error: ValidationError) -> str:
     """Return the first error of a validation as `field: problem`."""
-    first = error.errors(include_url=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
-    where = ".".join(str(part) for part in first["loc"])
-    received = f", not {first['input']!r}" if where and isinstance(first["input"], str | int) else ""
-    return f"{where}: {message}{received}" if where else message
+    first_problem = error.errors(include_url=False)[0]
+    message = first_problem["msg"].removeprefix("Value error, ")
+    field_path = ".".join(str(part) for part in first_problem["loc"])
+    received = (
+        f", not {first_problem['input']!r}" if field_path and isinstance(first_problem["input"], str | int) else ""
+    )
+    return f"{field_path}: {message}{received}" if field_path else message
 
 
 @functools.cache

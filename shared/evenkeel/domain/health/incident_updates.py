@@ -35,7 +35,7 @@ _MAX_PROGRESS = 10
 
 
 def open_incident(
-    classified: ClassifiedFact,
+    classified_fact: ClassifiedFact,
     histories: Mapping[str, FaultHistory],
     catalogue: FaultCatalogue,
     *,
@@ -44,7 +44,7 @@ def open_incident(
     returned_at: datetime | None,
 ) -> Incident:
     """Return a new incident with its first signal, and with recent signals that may still corroborate it."""
-    fact, affected, fault = classified
+    fact, affected, fault = classified_fact
     incident = Incident(
         incident_id=incident_id,
         life=affected.life,
@@ -64,13 +64,13 @@ def open_incident(
         stages=StageTimes(detected_at=now),
     )
     signals: tuple[Signal, ...] = ()
-    for signal in _recent_signals(fact, affected, returned_at, histories):
+    for signal in _corroborating_signals(fact, affected, returned_at, histories):
         signals = merge_signal(signals, signal)
-    recurrences = _updated_recurrences((), classified, incident_id, histories)
-    return _reassess(incident, merge_signal(signals, _signal(fact)), recurrences, catalogue)
+    recurrences = _updated_recurrences((), classified_fact, incident_id, histories)
+    return _reassess(incident, merge_signal(signals, _signal_of_fact(fact)), recurrences, catalogue)
 
 
-def _recent_signals(
+def _corroborating_signals(
     fact: NodeFact, affected: AffectedNode, returned_at: datetime | None, histories: Mapping[str, FaultHistory]
 ) -> list[Signal]:
     """Return the signals of settled incidents of this node life that may still corroborate the fact.
@@ -96,13 +96,16 @@ def _recent_signals(
 
 
 def with_fact(
-    incident: Incident, classified: ClassifiedFact, histories: Mapping[str, FaultHistory], catalogue: FaultCatalogue
+    incident: Incident,
+    classified_fact: ClassifiedFact,
+    histories: Mapping[str, FaultHistory],
+    catalogue: FaultCatalogue,
 ) -> Incident:
     """Return an incident with one more fact, assessed again. The order of the facts does not matter.
 
     A drill's fact never changes a real incident, nor a real fact a drill's incident.
     """
-    fact = classified.fact
+    fact = classified_fact.fact
     if fact.is_drill is not incident.is_drill:
         return incident
     updated = incident.replace(evidence_count=incident.evidence_count + 1)
@@ -117,15 +120,15 @@ def with_fact(
         )
         signals = signals_to_clear(signals_of(incident), catalogue)
         return updated.replace(cleared_faults=cleared, recovered_at=cleared_at(signals, cleared))
-    if not classified.is_evidence:
+    if not classified_fact.is_evidence:
         return updated
-    recurrences = _updated_recurrences(incident.recurrences, classified, incident.incident_id, histories)
+    recurrences = _updated_recurrences(incident.recurrences, classified_fact, incident.incident_id, histories)
     deadlines = [at for at in (incident.deadline_at, fact.deadline_at) if at]
     updated = updated.replace(
         deadline_at=min(deadlines, default=None),
         last_signal_at=max(incident.last_signal_at or fact.observed_at, fact.observed_at),
     )
-    return _reassess(updated, merge_signal(signals_of(incident), _signal(fact)), recurrences, catalogue)
+    return _reassess(updated, merge_signal(signals_of(incident), _signal_of_fact(fact)), recurrences, catalogue)
 
 
 def _reassess(
@@ -148,13 +151,13 @@ def _reassess(
 
 def _updated_recurrences(
     before: Sequence[Recurrence],
-    classified: ClassifiedFact,
+    classified_fact: ClassifiedFact,
     incident_id: str,
     histories: Mapping[str, FaultHistory],
 ) -> tuple[Recurrence, ...]:
     """Return the known recurrences and the recurrence of this fact. For each fault, keep the highest count."""
     ordered = [history for history_key, history in sorted(histories.items())]
-    new_recurrence = find_recurrence(classified, ordered, incident_id=incident_id)
+    new_recurrence = find_recurrence(classified_fact, ordered, incident_id=incident_id)
     if new_recurrence is None:
         return tuple(before)
     highest = {
@@ -164,7 +167,7 @@ def _updated_recurrences(
     return tuple(highest[key] for key in sorted(highest))
 
 
-def _signal(fact: NodeFact) -> Signal:
+def _signal_of_fact(fact: NodeFact) -> Signal:
     return Signal(
         fault_key=fact.fault_key,
         source=fact.source,

@@ -18,7 +18,7 @@ DRILL_PREFIX = "drill/"
 
 
 FactWord = Annotated[str, StringConstraints(max_length=128, pattern=r"^[ -~]*$")]
-"""A part of a fact's key. The limit keeps the whole key within the size of a row key."""
+"""One part of a fact's key. The limit keeps the whole key shorter than the maximum length of a row key."""
 JobName = Annotated[str, StringConstraints(max_length=80, pattern=r"^[ -~]*$")]
 SourceName = Annotated[str, StringConstraints(max_length=256, pattern=r"^[ -~]*$")]
 """Name of the source that reports a fact."""
@@ -120,11 +120,11 @@ class IncidentState(StrEnum):
     STOOD_DOWN = "STOOD_DOWN"
     """Another owner repairs this node (NodeRecovery=Automatic, a person)."""
     WAITING_FOR_PERSON = "WAITING_FOR_PERSON"
-    """Every rung was used or refused. A page went out."""
+    """Every rung was used or refused. Evenkeel paged a person."""
     JOB_NOT_RESUMED = "JOB_NOT_RESUMED"
-    """The node branch succeeded, but an interrupted job did not resume in time. A page went out."""
+    """The node branch succeeded, but an interrupted job did not resume in time. Evenkeel paged a person."""
     FAILED = "FAILED"
-    """Evenkeel itself failed. A page went out."""
+    """Evenkeel itself failed, and paged a person."""
 
     @property
     def is_settled(self) -> bool:
@@ -278,7 +278,7 @@ class StoredRecoveryPlan(Value):
 
 
 class Signal(Value):
-    """Series of reports of one fault by one source at one place."""
+    """A series of reports in which one source reports one fault of one device, link or node."""
 
     fault_key: str
     source: str

@@ -23,14 +23,14 @@ from evenkeel.domain.health.recurrence import (
 from evenkeel.domain.values import Instant, Value
 
 _SOURCE_RESOLUTION = timedelta(seconds=1)
-"""Sources cut event times to whole seconds, so a fault may look older than it is by up to this much."""
-_MAX_BURST = timedelta(hours=3)
+"""Sources truncate event times to whole seconds, so a fault may be up to this much newer than its recorded time."""
+_MAX_SERIES = timedelta(hours=3)
 """A watched code that is reported without a pause counts again after this time."""
 NOT_READY = "node:not_ready"
 
 
 class IntakeAction(StrEnum):
-    """The effect of a fact."""
+    """Effect of a new fact on the incidents of its node."""
 
     OPEN = "OPEN"
     JOIN = "JOIN"
@@ -57,7 +57,7 @@ class LastIncident(Value):
 
 
 class IntakeDecision(Value):
-    """The effect of a fact, with its reason."""
+    """Effect of a new fact, with its reason."""
 
     action: IntakeAction
     reason: str
@@ -68,7 +68,7 @@ class IntakeDecision(Value):
 
 
 class IntakeRecords(Value):
-    """Earlier records of a fact and its node. For a drill they describe drills; for a real fact, real incidents."""
+    """Stored records about a fact and its node. The fact of a drill gets only drills; a real fact gets no drills."""
 
     known_incident_id: str = ""
     """Incident that recorded this fact before; empty if the fact is new."""
@@ -80,22 +80,22 @@ class IntakeRecords(Value):
     """The fault history of each of the fault's `history_keys`."""
 
 
-def join_or_open(
-    classified: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
+def decide_intake(
+    classified_fact: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
 ) -> IntakeDecision:
-    """Decide the effect of a fact.
+    """Decide whether a fact opens an incident, joins the open incident, or changes no incident.
 
     Args:
-        classified: The fact, its node and its fault.
+        classified_fact: The fact, its node and its fault.
         records: Earlier records of the fact and its node.
         catalogue: The faults with the site's overrides, for the other signals of the incident.
         new_id: Id for a new incident.
         now: The current time.
     """
-    fact, last_incident, incident = classified.fact, records.last_incident, records.open_incident
+    fact, last_incident, incident = classified_fact.fact, records.last_incident, records.open_incident
     if incident is not None and incident.is_drill is not fact.is_drill:
         incident = None
-    decision = _duplicate_or_stale(fact, records.known_incident_id, last_incident, incident)
+    decision = _decide_duplicate_or_stale(fact, records.known_incident_id, last_incident, incident)
     if decision is not None:
         return decision
     if incident is not None and _is_caused_by_repair(fact, incident):
@@ -105,20 +105,20 @@ def join_or_open(
         return IntakeDecision(
             action=IntakeAction.JOIN,
             reason=f"The report joins {incident.incident_id}, which is open for the node.",
-            incident=with_fact(incident, classified, records.histories, catalogue),
-            histories=_updated_histories(classified, incident.incident_id, records.histories),
+            incident=with_fact(incident, classified_fact, records.histories, catalogue),
+            histories=_updated_histories(classified_fact, incident.incident_id, records.histories),
         )
-    return _without_incident(classified, records, catalogue, new_id=new_id, now=now)
+    return _decide_without_open_incident(classified_fact, records, catalogue, new_id=new_id, now=now)
 
 
-def _duplicate_or_stale(
+def _decide_duplicate_or_stale(
     fact: NodeFact, known_id: str, last_incident: LastIncident | None, incident: Incident | None
 ) -> IntakeDecision | None:
-    """Return the decision on a recorded fact, or on a fact from before the node's return; None for all other facts."""
+    """Return the decision if the fact is already recorded or is older than the node's return; None otherwise."""
     if last_incident and last_incident.is_replaced:
         return IntakeDecision(action=IntakeAction.STALE, reason=f"{last_incident.incident_id} replaced the node.")
     returned_at = last_incident.returned_at if last_incident else None
-    happened_after = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
+    is_after_return = returned_at is None or fact.observed_at + _SOURCE_RESOLUTION > returned_at
     # A fact key covers a minute. A fact with a known key is still new if it happened after that incident returned the
     # node to service. While a person owns the node, it has not returned, so every recorded fact is a duplicate.
     returned_by = (last_incident.returned_by or last_incident.incident_id) if last_incident else ""
@@ -126,7 +126,7 @@ def _duplicate_or_stale(
         is_current = incident is not None and incident.incident_id == known_id
         reason = f"{known_id} already recorded this report."
         return IntakeDecision(action=IntakeAction.DUPLICATE, reason=reason, incident=incident if is_current else None)
-    if not happened_after:
+    if not is_after_return:
         assert last_incident
         return IntakeDecision(
             action=IntakeAction.STALE,
@@ -135,11 +135,11 @@ def _duplicate_or_stale(
     return None
 
 
-def _without_incident(
-    classified: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
+def _decide_without_open_incident(
+    classified_fact: ClassifiedFact, records: IntakeRecords, catalogue: FaultCatalogue, *, new_id: str, now: datetime
 ) -> IntakeDecision:
-    """Decide the effect of a new fact about a node without an open incident."""
-    fact, last_incident = classified.fact, records.last_incident
+    """Decide whether a new fact about a node without an open incident opens one."""
+    fact, last_incident = classified_fact.fact, records.last_incident
     returned_at = last_incident.returned_at if last_incident else None
     if fact.kind is FactKind.RECOVERED:
         return IntakeDecision(action=IntakeAction.IGNORED, reason="The node is healthy and has no open incident.")
@@ -147,45 +147,43 @@ def _without_incident(
         return IntakeDecision(
             action=IntakeAction.IGNORED, reason="Repair progress for a node without an open incident."
         )
-    if not classified.is_evidence:
-        reason = f"{classified.fault.name}: this alone does not show a node fault, and no incident is open."
+    if not classified_fact.is_evidence:
+        reason = f"{classified_fact.fault.name}: this alone does not show a node fault, and no incident is open."
         return IntakeDecision(action=IntakeAction.IGNORED, reason=reason)
-    occurrence = _watched_occurrence(classified, returned_at, records.histories)
+    occurrence = _watched_occurrence(classified_fact, returned_at, records.histories)
     if occurrence is not None:
         return IntakeDecision(
             action=IntakeAction.IGNORED,
-            reason=f"{classified.fault.name}: {occurrence.incident_id} already recorded this series.",
-            histories=_updated_histories(classified, occurrence.incident_id, records.histories),
+            reason=f"{classified_fact.fault.name}: {occurrence.incident_id} already recorded this series.",
+            histories=_updated_histories(classified_fact, occurrence.incident_id, records.histories),
         )
     return IntakeDecision(
         action=IntakeAction.OPEN,
         reason="The first report of this fault.",
         incident=open_incident(
-            classified, records.histories, catalogue, incident_id=new_id, now=now, returned_at=returned_at
+            classified_fact, records.histories, catalogue, incident_id=new_id, now=now, returned_at=returned_at
         ),
-        histories=_updated_histories(classified, new_id, records.histories),
+        histories=_updated_histories(classified_fact, new_id, records.histories),
     )
 
 
 def _is_caused_by_repair(fact: NodeFact, incident: Incident) -> bool:
     """Whether the node is NotReady because of Evenkeel's repair: between the request and the node's return."""
-    requested_at, returned_at = incident.stages.repair_requested_at, incident.stages.node_back_at
+    requested_at, back_at = incident.stages.repair_requested_at, incident.stages.node_back_at
     if fact.fault_key != NOT_READY or requested_at is None or not incident.repairs:
         return False
-    return fact.observed_at + _SOURCE_RESOLUTION > requested_at and (
-        returned_at is None or fact.observed_at <= returned_at
-    )
+    return fact.observed_at + _SOURCE_RESOLUTION > requested_at and (back_at is None or fact.observed_at <= back_at)
 
 
 def _watched_occurrence(
-    classified: ClassifiedFact, returned_at: datetime | None, histories: Mapping[str, FaultHistory]
+    classified_fact: ClassifiedFact, returned_at: datetime | None, histories: Mapping[str, FaultHistory]
 ) -> FaultOccurrence | None:
-    """Return the recorded occurrence that a signal of a watched fault repeats; None if the signal adds something.
+    """Return the recorded occurrence that a signal of a watched fault repeats; None if the signal is new evidence.
 
     A source may report a code every minute for hours. These reports are one incident and one occurrence until the
     source pauses, another source reports the code, or three hours have passed.
     """
-    fact, affected, fault = classified
+    fact, affected, fault = classified_fact
     if fault.ladder[0] is not Rung.WATCH:
         return None
     history = histories.get(slot_history_key(affected.slot), FaultHistory())
@@ -197,7 +195,7 @@ def _watched_occurrence(
             and (occurrence.fault_key, occurrence.gpu, occurrence.link) == (fact.fault_key, fact.gpu, fact.link)
             and fact.source in occurrence.sources
             and occurrence.first_at - SERIES_GAP <= fact.observed_at <= occurrence.last_at + SERIES_GAP
-            and fact.observed_at <= occurrence.first_at + _MAX_BURST
+            and fact.observed_at <= occurrence.first_at + _MAX_SERIES
             and {*affected.job_ids} <= {*occurrence.jobs}
             and (returned_at is None or occurrence.last_at > returned_at)
         ),
@@ -206,12 +204,12 @@ def _watched_occurrence(
 
 
 def _updated_histories(
-    classified: ClassifiedFact, incident_id: str, histories: Mapping[str, FaultHistory]
+    classified_fact: ClassifiedFact, incident_id: str, histories: Mapping[str, FaultHistory]
 ) -> dict[str, FaultHistory]:
     """Return the fault histories that the fact changes, by history key."""
-    if not classified.is_evidence:
+    if not classified_fact.is_evidence:
         return {}
-    fact, affected, fault = classified
+    fact, affected, fault = classified_fact
     before = {key: histories.get(key, FaultHistory()) for key in history_keys(fault, affected)}
     after = {key: with_occurrence(history, fact, affected, incident_id) for key, history in before.items()}
     return {key: history for key, history in after.items() if history != before[key]}

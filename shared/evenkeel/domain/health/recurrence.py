@@ -50,12 +50,12 @@ _MAX_JOBS = 40
 
 def history_keys(fault: Fault, affected: AffectedNode) -> tuple[str, ...]:
     """Return the history keys of a fault: always its node slot, and its jobs or group if it is counted on them."""
-    places: tuple[str, ...] = ()
+    extra_keys: tuple[str, ...] = ()
     if fault.recur_key is RecurKey.JOB:
-        places = tuple(f"job/{job}" for job in affected.job_ids[:_MAX_JOBS])
+        extra_keys = tuple(f"job/{job}" for job in affected.job_ids[:_MAX_JOBS])
     elif fault.recur_key is RecurKey.GROUP and affected.pool:
-        places = (f"group/{affected.life.cluster}/{affected.pool}",)
-    return (slot_history_key(affected.slot), *places)
+        extra_keys = (f"group/{affected.life.cluster}/{affected.pool}",)
+    return (slot_history_key(affected.slot), *extra_keys)
 
 
 def slot_history_key(slot: str) -> str:
@@ -79,19 +79,30 @@ def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNod
         first_at=fact.observed_at,
         last_at=fact.observed_at,
     )
-    same = [fault_occurrence for fault_occurrence in history.occurrences if _is_same(fault_occurrence, occurrence)]
+    same_occurrences = [
+        fault_occurrence
+        for fault_occurrence in history.occurrences
+        if _is_same_occurrence(fault_occurrence, occurrence)
+    ]
     merged = occurrence.replace(
         sources=tuple(
-            sorted({*occurrence.sources, *(source for fault_occurrence in same for source in fault_occurrence.sources)})
+            sorted(
+                {
+                    *occurrence.sources,
+                    *(source for fault_occurrence in same_occurrences for source in fault_occurrence.sources),
+                }
+            )
         )[:_MAX_SOURCES],
-        jobs=tuple(sorted({*occurrence.jobs, *(job for fault_occurrence in same for job in fault_occurrence.jobs)}))[
-            :_MAX_JOBS
-        ],
-        first_at=min(fault_occurrence.first_at for fault_occurrence in (occurrence, *same)),
-        last_at=max(fault_occurrence.last_at for fault_occurrence in (occurrence, *same)),
+        jobs=tuple(
+            sorted({*occurrence.jobs, *(job for fault_occurrence in same_occurrences for job in fault_occurrence.jobs)})
+        )[:_MAX_JOBS],
+        first_at=min(fault_occurrence.first_at for fault_occurrence in (occurrence, *same_occurrences)),
+        last_at=max(fault_occurrence.last_at for fault_occurrence in (occurrence, *same_occurrences)),
     )
     fault_occurrences = (
-        fault_occurrence for fault_occurrence in history.occurrences if not _is_same(fault_occurrence, occurrence)
+        fault_occurrence
+        for fault_occurrence in history.occurrences
+        if not _is_same_occurrence(fault_occurrence, occurrence)
     )
     recent = (other for other in (*fault_occurrences, merged) if other.last_at > fact.observed_at - HISTORY_WINDOW)
     newest = sorted(
@@ -107,12 +118,12 @@ def with_occurrence(history: FaultHistory, fact: NodeFact, affected: AffectedNod
     return history.replace(occurrences=tuple(newest[-_MAX_OCCURRENCES:]))
 
 
-def _is_same(first: FaultOccurrence, other: FaultOccurrence) -> bool:
+def _is_same_occurrence(first: FaultOccurrence, other: FaultOccurrence) -> bool:
     return all(getattr(first, name) == getattr(other, name) for name in ("fault_key", "incident_id", "gpu", "link"))
 
 
 def find_recurrence(
-    classified: ClassifiedFact, histories: Iterable[FaultHistory], *, incident_id: str
+    classified_fact: ClassifiedFact, histories: Iterable[FaultHistory], *, incident_id: str
 ) -> Recurrence | None:
     """Return the rung on which a recurring fault begins; None if it begins on its first rung.
 
@@ -121,37 +132,37 @@ def find_recurrence(
     except at severity info.
 
     Args:
-        classified: The new signal, with its node and its fault.
+        classified_fact: The new signal, with its node and its fault.
         histories: The histories of all keys of the fault.
         incident_id: The incident of the signal. It counts as one occurrence.
     """
-    fact, affected, fault = classified
-    at = fact.observed_at
+    fact, affected, fault = classified_fact
+    observed_at = fact.observed_at
     if fault.recur_count == 0:
         return None
-    since = at - timedelta(hours=fault.recur_window_hours)
+    since = observed_at - timedelta(hours=fault.recur_window_hours)
     earlier = [
         occurrence
         for history in histories
         for occurrence in history.occurrences
         if occurrence.fault_key == fact.fault_key
         and occurrence.incident_id != incident_id
-        and since < occurrence.first_at <= at
-        and _is_counted(fault.recur_key, occurrence, fact, affected)
+        and since < occurrence.first_at <= observed_at
+        and _counts_as_repetition(fault.recur_key, occurrence, fact, affected)
     ]
     count = len({*affected.job_ids, *(job for occurrence in earlier for job in occurrence.jobs)})
     if fault.recur_key is not RecurKey.GPU_ACROSS_JOBS:
         count = _count_series(
             [
                 *((occurrence.first_at, occurrence.last_at, occurrence.incident_id) for occurrence in earlier),
-                (at, at, incident_id),
+                (observed_at, observed_at, incident_id),
             ]
         )
-    step = count - fault.recur_count + 1
-    if step < 1:
+    rung_index = count - fault.recur_count + 1
+    if rung_index < 1:
         return None
-    if step < len(fault.ladder):
-        rung = fault.ladder[step]
+    if rung_index < len(fault.ladder):
+        rung = fault.ladder[rung_index]
     elif fault.repairs_node:
         # The repair ladder itself pages a person at its end, after the node is cordoned and its jobs are moved.
         rung = fault.ladder[-1]
@@ -179,16 +190,16 @@ _SCOPE_TEXT = {
 }
 
 
-def _is_counted(key: RecurKey, earlier: FaultOccurrence, fact: NodeFact, affected: AffectedNode) -> bool:
-    """Whether an earlier occurrence counts under the same key. A device or link that is not named matches any."""
+def _counts_as_repetition(key: RecurKey, earlier: FaultOccurrence, fact: NodeFact, affected: AffectedNode) -> bool:
+    """Whether an earlier occurrence has the scope of the fact. An unnamed device or link matches every other."""
     same_life = earlier.life == affected.life.key
     match key:
         case RecurKey.NONE:
             return False
         case RecurKey.GPU | RecurKey.GPU_ACROSS_JOBS:
-            return same_life and _may_match(earlier.gpu, fact.gpu)
+            return same_life and _may_be_same_part(earlier.gpu, fact.gpu)
         case RecurKey.LINK:
-            return same_life and _may_match(earlier.link, fact.link) and _may_match(earlier.gpu, fact.gpu)
+            return same_life and _may_be_same_part(earlier.link, fact.link) and _may_be_same_part(earlier.gpu, fact.gpu)
         case RecurKey.NODE:
             return same_life
         case RecurKey.JOB:
@@ -199,7 +210,7 @@ def _is_counted(key: RecurKey, earlier: FaultOccurrence, fact: NodeFact, affecte
             assert_never(key)
 
 
-def _may_match(first: str, other: str) -> bool:
+def _may_be_same_part(first: str, other: str) -> bool:
     return not first or not other or first == other
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from evenkeel.domain.health.classification import ClassifiedFact, IncidentFault
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, Incident, NodeFact, StoredRecoveryPlan
-from evenkeel.domain.health.intake import IntakeAction, IntakeRecords, LastIncident, join_or_open
+from evenkeel.domain.health.intake import IntakeAction, IntakeRecords, LastIncident, decide_intake
 from evenkeel.domain.health.recurrence import FaultHistory, history_keys
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode
@@ -86,7 +86,7 @@ class FactReplay:
             open_incident=current.incident if current else None,
             histories={place: self._histories[place] for place in places if place in self._histories},
         )
-        decision = join_or_open(report, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=now)
+        decision = decide_intake(report, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=now)
         self._histories |= decision.histories
         if decision.incident is None or decision.action not in (IntakeAction.OPEN, IntakeAction.JOIN):
             return

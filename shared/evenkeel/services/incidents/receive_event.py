@@ -27,7 +27,7 @@ from evenkeel.domain.health.incidents import (
     IncidentState,
     NodeFact,
 )
-from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, LastIncident, join_or_open
+from evenkeel.domain.health.intake import IntakeAction, IntakeDecision, IntakeRecords, LastIncident, decide_intake
 from evenkeel.domain.health.recurrence import FaultHistory, history_keys
 from evenkeel.domain.health.signal_sources import signal_source
 from evenkeel.domain.nodes import FleetNode, Node, NodeLife
@@ -312,12 +312,12 @@ def _attach_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     now = context.clock.now()
     if fact.job_id:
         affected = affected.replace(job_ids=(fact.job_id,))
-    classified = ClassifiedFact.of(fact, affected, context.policy.catalogue)
-    fact_rows = _read_fact_rows(classified, affected, context.ledger, now)
-    decision = join_or_open(
-        classified, fact_rows.to_records(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
+    classified_fact = ClassifiedFact.of(fact, affected, context.policy.catalogue)
+    fact_rows = _read_fact_rows(classified_fact, affected, context.ledger, now)
+    decision = decide_intake(
+        classified_fact, fact_rows.to_records(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
     )
-    writes = [*_decision_writes(decision, classified, affected, fact_rows, context, now)]
+    writes = [*_decision_writes(decision, classified_fact, affected, fact_rows, context, now)]
     for place, history in decision.histories.items():
         writes.append(
             Put(
@@ -335,9 +335,11 @@ def _attach_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     return decision
 
 
-def _read_fact_rows(classified: ClassifiedFact, affected: AffectedNode, ledger: Ledger, now: datetime) -> _FactRows:
-    fact, is_drill = classified.fact, classified.fact.is_drill
-    places = history_keys(classified.fault, affected) if fact.kind is FactKind.FAULT else ()
+def _read_fact_rows(
+    classified_fact: ClassifiedFact, affected: AffectedNode, ledger: Ledger, now: datetime
+) -> _FactRows:
+    fact, is_drill = classified_fact.fact, classified_fact.fact.is_drill
+    places = history_keys(classified_fact.fault, affected) if fact.kind is FactKind.FAULT else ()
     fact_row, last, pointer, unresolved, slot, *histories = ledger.batch_get(
         incident_rows.fact_key(fact.fact_key),
         incident_rows.last_key(affected.life, is_drill=is_drill),
@@ -352,13 +354,13 @@ def _read_fact_rows(classified: ClassifiedFact, affected: AffectedNode, ledger: 
 
 def _decision_writes(
     decision: IntakeDecision,
-    classified: ClassifiedFact,
+    classified_fact: ClassifiedFact,
     affected: AffectedNode,
     fact_rows: _FactRows,
     context: Context,
     now: datetime,
 ) -> Iterator[Write]:
-    fact = classified.fact
+    fact = classified_fact.fact
     match decision.action:
         case IntakeAction.EXPECTED if decision.incident:
             yield Put(
@@ -370,10 +372,10 @@ def _decision_writes(
                 yield from record_aftermath.writes_for_fact(fact, fact_rows.last_incident.doc["incidentId"], context)
         case IntakeAction.JOIN:
             assert decision.incident
-            yield from _joining_writes(decision.incident, classified, fact_rows, now)
+            yield from _joining_writes(decision.incident, classified_fact, fact_rows, now)
         case IntakeAction.OPEN:
             assert decision.incident
-            yield from _opening_writes(decision.incident, classified, fact_rows, now)
+            yield from _opening_writes(decision.incident, classified_fact, fact_rows, now)
             # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
             yield ConditionCheck(
                 incident_rows.last_key(affected.life, is_drill=fact.is_drill), _version(fact_rows.last_incident)
@@ -399,10 +401,10 @@ def _clear_unhealthy_node(fact: NodeFact, affected: AffectedNode, context: Conte
 
 
 def _opening_writes(
-    incident: Incident, classified: ClassifiedFact, fact_rows: _FactRows, now: datetime
+    incident: Incident, classified_fact: ClassifiedFact, fact_rows: _FactRows, now: datetime
 ) -> Iterator[Write]:
     """Yield the writes of a fact that opens an incident."""
-    yield from _fact_writes(incident, classified, fact_rows, opens=True, now=now)
+    yield from _fact_writes(incident, classified_fact, fact_rows, opens=True, now=now)
     # The first writer creates the pointer, and all others check it. So two writers cannot both open an incident.
     yield Put(
         incident_rows.open_row(incident.life, incident.incident_id, is_drill=incident.is_drill),
@@ -412,24 +414,24 @@ def _opening_writes(
 
 
 def _joining_writes(
-    incident: Incident, classified: ClassifiedFact, fact_rows: _FactRows, now: datetime
+    incident: Incident, classified_fact: ClassifiedFact, fact_rows: _FactRows, now: datetime
 ) -> Iterator[Write]:
     """Yield the writes of a fact that joins the open incident."""
     assert fact_rows.pointer
     assert fact_rows.incident
-    yield from _fact_writes(incident, classified, fact_rows, opens=False, now=now)
+    yield from _fact_writes(incident, classified_fact, fact_rows, opens=False, now=now)
     yield ConditionCheck(fact_rows.pointer.key, fact_rows.pointer.version)
     yield Put(incident_rows.incident_row(incident, fact_rows.incident.version))
 
 
 def _fact_writes(
-    incident: Incident, classified: ClassifiedFact, fact_rows: _FactRows, *, opens: bool, now: datetime
+    incident: Incident, classified_fact: ClassifiedFact, fact_rows: _FactRows, *, opens: bool, now: datetime
 ) -> Iterator[Write]:
     """Yield the fact as recorded by the incident, as its evidence, and as an entry of its timeline."""
-    fact, incident_id = classified.fact, incident.incident_id
+    fact, incident_id = classified_fact.fact, incident.incident_id
     evidence = Evidence(incident_id=incident_id, fact=fact, joined_at=now, opened=opens)
     evidence_row = incident_rows.evidence_row(evidence)
-    text = _timeline_text(classified, opens=opens)
+    text = _timeline_text(classified_fact, opens=opens)
     entry = incident_record.timeline_row_of(incident_id, _TIMELINE_KINDS[fact.kind], text, at=now, writer=WRITER)
     key = entry.key._replace(sk=f"EVENT#{evidence_row.key.sk.removeprefix('EVIDENCE#')}")
     yield Put(incident_rows.fact_row(fact.fact_key, incident_id, now, _version(fact_rows.fact)))
@@ -440,8 +442,8 @@ def _fact_writes(
 _TIMELINE_KINDS = {FactKind.FAULT: "fault", FactKind.RECOVERED: "recovered", FactKind.PROGRESS: "progress"}
 
 
-def _timeline_text(classified: ClassifiedFact, *, opens: bool) -> str:
-    fact, fault = classified.fact, classified.fault
+def _timeline_text(classified_fact: ClassifiedFact, *, opens: bool) -> str:
+    fact, fault = classified_fact.fact, classified_fact.fault
     source = signal_source(fact.source).text
     if fact.kind is FactKind.RECOVERED:
         return f"Healthy again, reported by {source}."

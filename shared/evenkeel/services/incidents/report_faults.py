@@ -165,7 +165,7 @@ def _named_faults(request: ReportFaultsRequest, now: datetime) -> list[tuple[Nam
 
 def unknown_code(code: str) -> str:
     """Say that the catalogue has no such code, and suggest similar codes."""
-    similar_codes = " or ".join(default_catalogue().nearest(code, 3))
+    similar_codes = " or ".join(default_catalogue().nearest_keys(code, 3))
     advice = f" Did you mean {similar_codes}?" if similar_codes else ""
     return f"is not in the fault catalogue (evenkeel faults ls).{advice}"
 
