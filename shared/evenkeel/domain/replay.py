@@ -22,7 +22,7 @@ from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, outcome_of, pl
 from evenkeel.domain.recovery.repair import RepairFacts, choose_repair
 from evenkeel.domain.recovery.restarts import RestartFacts, decide_restart
 from evenkeel.domain.recovery.resume import ResumeFacts, plan_resume
-from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
+from evenkeel.domain.recovery.rollback import RollbackFacts, decide_rollback
 from evenkeel.domain.recovery.validation import CheckFacts, choose_check, judge_node
 from evenkeel.domain.renting.displacement import DisplacementFacts, decide_displacement
 from evenkeel.domain.renting.migration import (
@@ -145,7 +145,7 @@ def _resume(record: Decision, policy: Policy) -> Replayed:
 
 
 def _rollback(record: Decision, policy: Policy) -> Replayed:
-    decision = roll_back(_facts(RollbackFacts, record), policy.jobs)
+    decision = decide_rollback(_facts(RollbackFacts, record), policy.jobs)
     return Replayed(action=decision.action, reason=decision.reason, alternatives=decision.alternatives)
 
 

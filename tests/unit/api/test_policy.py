@@ -18,7 +18,7 @@ from evenkeel.domain.policy_section import Mode, Section
 from evenkeel.domain.recovery.guardrails import Register, RegisterEntry
 from evenkeel.domain.recovery.plan import plan_recovery
 from evenkeel.domain.recovery.repair import choose_repair
-from evenkeel.domain.recovery.rollback import RollbackFacts, roll_back
+from evenkeel.domain.recovery.rollback import RollbackFacts, decide_rollback
 from evenkeel.ports import Invalid, Put, Row, Table, site_policy_key
 from evenkeel.runtime.site_policy import SitePolicy
 from evenkeel.services.admin import change_policy
@@ -138,7 +138,7 @@ def a_rollback(taken_back: int) -> Decision:
         required_before=CheckpointRequirement.CONVENTION,
         rollbacks=taken_back,
     )
-    decided = roll_back(facts, Policy().jobs)
+    decided = decide_rollback(facts, Policy().jobs)
     return a_decision(
         taken_back,
         "inc-0000000001",

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from evenkeel.domain.recovery.attribution import attribute_fault, facts_of
+from evenkeel.domain.recovery.attribution import attribute_fault, attribution_facts
 from tests.unit.api.seeds import a_job, a_life, ago, an_attempt, an_incident
 
 ATTEMPT = an_attempt(a_job(1), 1, nodes=(1, 2))
@@ -17,7 +17,7 @@ SEEN_AT = ago(minutes=30)
 def test_recently_faulty_node_is_blamed_before_the_reporting_rank(minutes_before: float, is_blamed: bool) -> None:
     faulty = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=minutes_before))
 
-    blamed = attribute_fault(facts_of(ATTEMPT, 0, {faulty.life.key: faulty}, SEEN_AT))
+    blamed = attribute_fault(attribution_facts(ATTEMPT, 0, {faulty.life.key: faulty}, SEEN_AT))
 
     assert blamed
     assert blamed.instance_id == a_life(2 if is_blamed else 1).instance_id
@@ -28,7 +28,7 @@ def test_first_of_two_faulty_nodes_is_the_cause() -> None:
     early = an_incident(2, last_signal_at=SEEN_AT - timedelta(minutes=5))
     late = an_incident(1, last_signal_at=SEEN_AT - timedelta(minutes=1))
 
-    blamed = attribute_fault(facts_of(ATTEMPT, None, {early.life.key: early, late.life.key: late}, SEEN_AT))
+    blamed = attribute_fault(attribution_facts(ATTEMPT, None, {early.life.key: early, late.life.key: late}, SEEN_AT))
 
     assert blamed
     assert blamed.instance_id == early.life.instance_id
@@ -36,11 +36,11 @@ def test_first_of_two_faulty_nodes_is_the_cause() -> None:
 
 @pytest.mark.parametrize(("rank", "number"), [(None, 1), (0, 1), (1, 2)])
 def test_reporting_rank_is_blamed_without_a_faulty_node(rank: int | None, number: int) -> None:
-    blamed = attribute_fault(facts_of(ATTEMPT, rank, {}, SEEN_AT))
+    blamed = attribute_fault(attribution_facts(ATTEMPT, rank, {}, SEEN_AT))
 
     assert blamed
     assert blamed.instance_id == a_life(number).instance_id
 
 
 def test_unknown_rank_is_attributed_to_no_node() -> None:
-    assert attribute_fault(facts_of(ATTEMPT, 2, {}, SEEN_AT)) is None
+    assert attribute_fault(attribution_facts(ATTEMPT, 2, {}, SEEN_AT)) is None

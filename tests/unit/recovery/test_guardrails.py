@@ -366,7 +366,7 @@ def test_a_policy_that_bounds_neither_count_nor_share_is_refused(act: str) -> No
 def test_call_counts_for_an_hour_and_a_node_until_released() -> None:
     register = under_way(entry(1), requested_at=(6_400, 6_401))
 
-    left = register.at(NOW)
+    left = register.without_old_requests(NOW)
 
     assert [entry.incident_id for entry in left.entries] == ["inc-1"]
     assert left.requested_at == (at(6_401),)
@@ -381,7 +381,7 @@ def test_node_counts_once_for_several_incidents() -> None:
 
     assert [entry.incident_id for entry in register.entries] == ["inc-9"]
     assert register.requested_at == (at(9_000), NOW)
-    assert register.without(life(1).key) == Register(requested_at=register.requested_at)
+    assert register.without_nodes(life(1).key) == Register(requested_at=register.requested_at)
 
 
 # ---------------------------------------------------------------- what nodes share
@@ -502,12 +502,12 @@ def test_a_hold_covers_the_fleet_a_pool_or_a_machine() -> None:
     of_pool, of_machine = HOLD.replace(pool="p5"), HOLD.replace(instance_id="i-1")
     holds = Holds(holds=(of_machine, of_pool))
 
-    assert holds.on("p5", "i-1", NOW) == of_machine
-    assert holds.on("p5", "i-2", NOW) == of_pool
-    assert holds.on("g6", "i-1", NOW) == of_machine
-    assert holds.on("g6", "i-2", NOW) is None
-    assert Holds(holds=(*holds.holds, HOLD)).on("p5", "i-1", NOW) == HOLD
-    assert holds.on("p5", "i-1", HOLD.until) is None
+    assert holds.hold_on_node("p5", "i-1", NOW) == of_machine
+    assert holds.hold_on_node("p5", "i-2", NOW) == of_pool
+    assert holds.hold_on_node("g6", "i-1", NOW) == of_machine
+    assert holds.hold_on_node("g6", "i-2", NOW) is None
+    assert Holds(holds=(*holds.holds, HOLD)).hold_on_node("p5", "i-1", NOW) == HOLD
+    assert holds.hold_on_node("p5", "i-1", HOLD.until) is None
 
 
 def test_row_with_one_hold_of_the_old_form_is_read() -> None:
@@ -527,9 +527,9 @@ def test_limits_hold_for_any_order_of_requests_and_releases(data: st.DataObject)
         number, does = data.draw(st.tuples(st.integers(0, 7), st.sampled_from(["read", "ask", "leave"])))
         pool, now = "p5" if number % 2 else "g6", NOW + timedelta(seconds=60 * step)
         if does == "read":
-            read[number] = (stored.at(now), version)
+            read[number] = (stored.without_old_requests(now), version)
         elif does == "leave":
-            stored, version = stored.without(life(number).key), version + 1
+            stored, version = stored.without_nodes(life(number).key), version + 1
         elif number in read:
             under_way, at_version = read.pop(number)
             facts = guardrail_facts(life=life(number).key, pool=pool, under_way=under_way, now=now)
@@ -538,4 +538,4 @@ def test_limits_hold_for_any_order_of_requests_and_releases(data: st.DataObject)
         counts = [entry.pool for entry in stored.entries]
         assert len(counts) <= POLICY.fleet_repairs
         assert max(map(counts.count, counts), default=0) <= 2
-        assert len(stored.at(now).requested_at) <= POLICY.repairs_per_hour
+        assert len(stored.without_old_requests(now).requested_at) <= POLICY.repairs_per_hour

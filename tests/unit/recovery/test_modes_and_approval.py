@@ -6,8 +6,8 @@ import pytest
 
 from evenkeel.domain.health.incidents import Approval, Incident, IncidentState, StoredRecoveryPlan
 from evenkeel.domain.policy_section import Mode, ModeRule
-from evenkeel.domain.recovery.approval import APPROVED, DECLINED, SUPERSEDED, answer, is_approved
-from evenkeel.domain.recovery.modes import mode_for, mode_now
+from evenkeel.domain.recovery.approval import APPROVED, DECLINED, SUPERSEDED, evaluate_approval, is_approved
+from evenkeel.domain.recovery.modes import current_mode, most_cautious_mode
 from tests.fakes import a_node
 from tests.unit.recovery.facts import LIFE, SLOT, at
 
@@ -36,7 +36,7 @@ OBSERVE, R, A = Mode.OBSERVE, Mode.RECOMMEND, Mode.ACT
 def test_mode_follows_the_stack_and_its_rules(
     why: str, stack: Mode, rules: list[dict[str, Any]], expected: Mode
 ) -> None:
-    assert mode_for(stack, [ModeRule.model_validate(rule) for rule in rules], "gpu", "p5") is expected, why
+    assert most_cautious_mode(stack, [ModeRule.model_validate(rule) for rule in rules], "gpu", "p5") is expected, why
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_mode_follows_the_stack_and_its_rules(
 def test_mode_is_the_safer_of_plan_and_stack(
     why: str, stack: Mode, planned: str, is_approved: bool, expected: Mode
 ) -> None:
-    assert mode_now(stack, planned, is_approved=is_approved) is expected, why
+    assert current_mode(stack, planned, is_approved=is_approved) is expected, why
 
 
 def asking(**changes: Any) -> Incident:
@@ -107,7 +107,7 @@ def answered(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
 def test_approval_wait_ends_with_the_right_answer(
     why: str, changes: dict[str, Any], boot_id: str, outcome: str | None
 ) -> None:
-    wait_answer = answer(asking(**changes), a_node(1, boot_id=boot_id) if boot_id else None)
+    wait_answer = evaluate_approval(asking(**changes), a_node(1, boot_id=boot_id) if boot_id else None)
 
     assert (wait_answer.outcome if wait_answer else None) == outcome, why
 

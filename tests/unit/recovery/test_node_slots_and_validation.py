@@ -12,10 +12,10 @@ from evenkeel.domain.policy import Policy
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState, find_slot_state
 from evenkeel.domain.recovery.recovery_waits import (
     AffectedJobState,
-    guardrails_cleared,
-    jobs_resumed,
-    node_back,
-    node_valid,
+    evaluate_guardrails_cleared,
+    evaluate_jobs_resumed,
+    evaluate_node_back,
+    evaluate_node_valid,
 )
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.recovery.validation import (
@@ -49,7 +49,7 @@ def test_faulty_node_keeps_its_slot_until_a_replacement_has_it() -> None:
     before, during = slot_state_of(a_provider_node(1), a_provider_node(2)), slot_state_of(a_provider_node(2), new_node)
 
     assert (before.original.instance_id, before.replacement) == (LIFE.instance_id, None)
-    assert not during.original.is_there
+    assert not during.original.is_listed
     assert during.replacement
     assert during.replacement.instance_id == new_node.instance_id
 
@@ -124,7 +124,7 @@ def test_expected_devices_come_from_peers_or_the_table() -> None:
 def test_validation_wait_ends_with_the_right_answer(
     validity: Any, signal: float, now: float, outcome: str | None
 ) -> None:
-    answer = node_valid(
+    answer = evaluate_node_valid(
         a_slot_state().original, validity, opened_at=at(50), last_signal_at=at(signal), margin=10, now=at(now)
     )
 
@@ -149,7 +149,7 @@ def test_validation_wait_ends_with_the_right_answer(
     ],
 )
 def test_node_wait_ends_once_the_node_is_back(why: str, slot_state: SlotState, rung: str, is_back: bool) -> None:
-    answer = node_back(slot_state, rung=rung, boot_id_before="boot-1")
+    answer = evaluate_node_back(slot_state, rung=rung, boot_id_before="boot-1")
 
     assert (answer is not None) is is_back, why
 
@@ -198,7 +198,7 @@ def test_job_wait_ends_once_the_jobs_are_settled(
         interrupted_attempt=an_attempt(ended_at=at(10)),
     )
 
-    answer = jobs_resumed([affected], an_incident(node_branch=branch), Policy(), now=at(now))
+    answer = evaluate_jobs_resumed([affected], an_incident(node_branch=branch), Policy(), now=at(now))
 
     assert (answer.outcome if answer else None) == outcome
 
@@ -217,7 +217,7 @@ def test_job_waiting_in_kueue_fails_no_recovery(
         interrupted_attempt=an_attempt(ended_at=at(10)),
     )
 
-    answer = jobs_resumed([affected], an_incident(), Policy(), now=at(10 + seconds - (not late)))
+    answer = evaluate_jobs_resumed([affected], an_incident(), Policy(), now=at(10 + seconds - (not late)))
 
     assert (answer.outcome if answer else None) == outcome
 
@@ -233,7 +233,7 @@ def test_starting_job_delays_the_answer() -> None:
     )
     incident = an_incident(node_branch="WAITING_FOR_PERSON")
 
-    assert jobs_resumed([stuck, coming], incident, Policy(), now=at(900)) is None
+    assert evaluate_jobs_resumed([stuck, coming], incident, Policy(), now=at(900)) is None
 
 
 @pytest.mark.parametrize(
@@ -254,14 +254,14 @@ def test_job_without_a_stop_counts_as_resumed_after_the_repair(
         affected=AffectedJob(job_id="job-1", attempt=1), job=job, interrupted_attempt=an_attempt(ended_at=None)
     )
 
-    answer = jobs_resumed([affected], an_incident(node_branch=branch), Policy(), now=at(100))
+    answer = evaluate_jobs_resumed([affected], an_incident(node_branch=branch), Policy(), now=at(100))
 
     assert (answer is not None) is is_back, why
 
 
 def test_guardrail_wait_ends_once_the_incident_may_proceed() -> None:
-    assert guardrails_cleared(may_go=False) is None
-    assert guardrails_cleared(may_go=True)
+    assert evaluate_guardrails_cleared(is_allowed=False) is None
+    assert evaluate_guardrails_cleared(is_allowed=True)
 
 
 # ---------------------------------------------------------------- what is to vouch for a node

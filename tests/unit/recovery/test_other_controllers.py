@@ -8,7 +8,7 @@ from evenkeel.domain.nodes import KubernetesNode
 from evenkeel.domain.recovery.node_slot import ObservedNode, SlotState
 from evenkeel.domain.recovery.other_controllers import ControllerMark, controller_mark, is_manual_cordon
 from evenkeel.domain.recovery.plan import Owner, plan_recovery
-from evenkeel.domain.recovery.recovery_waits import node_back
+from evenkeel.domain.recovery.recovery_waits import evaluate_node_back
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from tests.fakes import a_node
@@ -163,7 +163,9 @@ def test_wait_for_another_controller_is_recorded(requests: Any) -> None:
     ids=["works", "rebooted", "gave up", "released, not Ready", "released", "replaced", "gone"],
 )
 def test_wait_ends_when_the_controller_is_done(slot_state: SlotState, outcome: str | None) -> None:
-    answer = node_back(slot_state, rung="controller", boot_id_before="boot-1", owner="CONTROLLER", since=at(10))
+    answer = evaluate_node_back(
+        slot_state, rung="controller", boot_id_before="boot-1", owner="CONTROLLER", since=at(10)
+    )
 
     assert (answer.outcome if answer else None) == outcome
 

@@ -177,9 +177,9 @@ def test_restarts_of_the_last_day_count() -> None:
     old, new = NOW - day, NOW - day + timedelta(seconds=1)
     ended: dict[str, Any] = {"stage": RestartStage.ENDED, "ended_at": NOW}
 
-    assert a_restart(earlier=(old, new)).recent(NOW) == (new, NOW)
-    assert a_restart(earlier=(old, new), was_restarted=True, **ended).recent(NOW) == (new, NOW)
-    assert a_restart(earlier=(old, new), **ended).recent(NOW) == (new,)
+    assert a_restart(earlier=(old, new)).recent_starts(NOW) == (new, NOW)
+    assert a_restart(earlier=(old, new), was_restarted=True, **ended).recent_starts(NOW) == (new, NOW)
+    assert a_restart(earlier=(old, new), **ended).recent_starts(NOW) == (new,)
 
 
 def test_row_of_a_node_names_workloads_that_left_it_lately() -> None:

@@ -8,7 +8,7 @@ import pytest
 from evenkeel.domain.jobs.attempt import Attempt, ResumePoint
 from evenkeel.domain.jobs.job import CheckpointRequirement
 from evenkeel.domain.jobs.job_policy import JobPolicy
-from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
+from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, decide_rollback
 from tests.unit.recovery.facts import at
 
 POLICY = JobPolicy(max_rollbacks=2)
@@ -47,7 +47,7 @@ def judged(*descent: Attempt, **changes: Any) -> RollbackDecision:
         "required_before": CheckpointRequirement.CONVENTION,
         "rollbacks": 0,
     }
-    return roll_back(RollbackFacts.model_validate({**facts, **changes}), POLICY)
+    return decide_rollback(RollbackFacts.model_validate({**facts, **changes}), POLICY)
 
 
 POISONED, CLEAN = at(-299), at(-300)

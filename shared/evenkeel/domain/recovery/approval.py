@@ -64,7 +64,7 @@ def why_superseded(incident: Incident, node: KubernetesNode | None) -> str:
     return ""
 
 
-def answer(incident: Incident, node: KubernetesNode | None) -> WaitAnswer | None:
+def evaluate_approval(incident: Incident, node: KubernetesNode | None) -> WaitAnswer | None:
     """Return the answer for a recovery that waits for approval; None while there is no answer.
 
     An obsolete plan is superseded even if a person approved it, because that person approved another situation.

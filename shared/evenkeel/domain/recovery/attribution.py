@@ -9,9 +9,9 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.values import Instant, Value
 
 LOOK_BACK = timedelta(minutes=10)
-"""Node faults up to this long before a job's fault may be its cause."""
+"""A node fault may be the cause of a job's fault that shows up to this much later."""
 LOOK_AHEAD = timedelta(minutes=5)
-"""Node faults up to this long after a job's fault may be its cause: some faults show in the job first."""
+"""A node fault may be the cause of a job's fault that shows up to this much earlier: some show in the job first."""
 
 
 class AttributionFacts(Value):
@@ -35,7 +35,7 @@ class Attribution(Value):
     alternatives: tuple[Alternative, ...] = ()
 
 
-def facts_of(
+def attribution_facts(
     attempt: Attempt, rank: int | None, last_incidents: Mapping[str, Incident], at: datetime
 ) -> AttributionFacts:
     """Return the facts of a fault that showed in a job.
@@ -63,22 +63,27 @@ def attribute_fault(facts: AttributionFacts) -> Attribution | None:
     if no rank is named. The fault's own ladder then starts with the job.
     """
     rank = facts.rank if facts.rank is not None else 0
-    named = facts.instance_ids[rank] if rank < len(facts.instance_ids) else ""
-    faulty = [
+    reported_instance_id = facts.instance_ids[rank] if rank < len(facts.instance_ids) else ""
+    recent_faults = [
         (at, instance_id)
         for instance_id, at in facts.faulted_at.items()
         if instance_id in facts.instance_ids and facts.at - LOOK_BACK <= at <= facts.at + LOOK_AHEAD
     ]
-    if faulty:
-        first_at, instance_id = min(faulty)
-        alternatives = (Alternative(option=named, why_not="the fault that its rank reports may be a consequence"),)
+    if recent_faults:
+        first_at, instance_id = min(recent_faults)
+        alternatives = (
+            Alternative(option=reported_instance_id, why_not="the fault that its rank reports may be a consequence"),
+        )
         reason = f"Node {instance_id} showed a fault of its own at {first_at:%H:%M:%SZ}."
         return Attribution(
-            instance_id=instance_id, reason=reason, alternatives=alternatives if named not in ("", instance_id) else ()
+            instance_id=instance_id,
+            reason=reason,
+            alternatives=alternatives if reported_instance_id not in ("", instance_id) else (),
         )
-    if not named:
+    if not reported_instance_id:
         return None
-    where = f"rank {rank}" if facts.rank is not None else "rank 0, because the report names no rank"
+    blamed_rank = f"rank {rank}" if facts.rank is not None else "rank 0, because the report names no rank"
     return Attribution(
-        instance_id=named, reason=f"No node of the job had a fault, so the fault is attributed to {where}."
+        instance_id=reported_instance_id,
+        reason=f"No node of the job had a fault, so the fault is attributed to {blamed_rank}.",
     )

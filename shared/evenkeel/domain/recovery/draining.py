@@ -29,8 +29,9 @@ class DrainFacts(Value):
     """Facts for the time to save."""
 
     can_save: CanSave
-    """From the fault, as are the drain seconds."""
+    """Whether the pods can still save after this fault."""
     drain_seconds: int
+    """Time that the fault allows for a drain; -1 = no drain."""
     action: JobAction
     """Action on the job."""
     wanted_seconds: int
@@ -101,9 +102,10 @@ def plan_drain(facts: DrainFacts, policy: Policy) -> Drain:
 
 
 def affected_since(incident: Incident, policy: Policy) -> datetime:
-    """Return the time after which an end on the node is attributed to its fault, which began before its first signal.
+    """Return since when attempts that ended on the node count as affected by its fault.
 
-    If the fault can corrupt data, attempts that ended in the window without trust saved in it, too.
+    The fault began before its first signal. If it can corrupt data, the window of distrusted checkpoints counts too:
+    an attempt that ended in it also saved in it.
     """
     blamed = incident.first_signal_at - timedelta(seconds=policy.jobs.attribution_delay_seconds)
     return min(blamed, distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs) or blamed)
@@ -145,7 +147,7 @@ class UnmanagedPodDecision(Value):
 
 
 def drain_deadline(fault: Fault, *, opened_at: datetime, deadline_at: datetime | None, policy: Policy) -> datetime:
-    """Return until when a repair waits for pods outside Evenkeel, their disruption budgets and graces."""
+    """Return until when a repair waits for pods outside Evenkeel: disruption budgets and graces delay their end."""
     seconds = fault.drain_seconds if fault.drain_seconds >= 0 else policy.repair.unmanaged_drain_seconds
     until = opened_at + timedelta(seconds=math.ceil(seconds * policy.repair.drain_scale))
     return until if deadline_at is None else min(until, deadline_at)
@@ -175,7 +177,7 @@ def decide_unmanaged_pod(
         return UnmanagedPodDecision(
             action=UnmanagedPodAction.LEAVE, reason=f"{pod.label} keeps running until the repair: {why}."
         )
-    if has_deadline or fault.drain_seconds in _AT_ONCE or policy.repair.ends_unmanaged_pods:
+    if has_deadline or fault.drain_seconds in _URGENT_DRAIN_SECONDS or policy.repair.ends_unmanaged_pods:
         return UnmanagedPodDecision(action=UnmanagedPodAction.LEAVE, reason=f"{pod.label} ends with the node.")
     if pod.recreation is PodRecreation.BY_HYPERPOD:
         return UnmanagedPodDecision(
@@ -186,5 +188,5 @@ def decide_unmanaged_pod(
     )
 
 
-_AT_ONCE = (0, 120)
+_URGENT_DRAIN_SECONDS = (0, 120)
 """The drain classes `now` and `notice`."""

@@ -11,7 +11,7 @@ from evenkeel.domain.values import Value
 
 
 class FleetSummary(Value):
-    """The fleet as the last sweep saw it. The sweep's heartbeat shows the age."""
+    """The fleet as the last sweep saw it. The sweep's heartbeat shows how old this summary is."""
 
     nodes: dict[str, int] = {}
     """Pool → number of its nodes that can be acted on."""

@@ -75,7 +75,7 @@ class Register(Value):
     requested_at: tuple[Instant, ...] = ()
     """Times of the repair requests of the last hour, oldest first."""
 
-    def at(self, now: datetime) -> "Register":
+    def without_old_requests(self, now: datetime) -> "Register":
         """Return the register without requests older than an hour. A node counts until it is removed."""
         return self.replace(requested_at=tuple(at for at in self.requested_at if now - at < _AN_HOUR))
 
@@ -96,7 +96,7 @@ class Register(Value):
             requested_at=tuple(sorted((*self.requested_at, *other.requested_at))),
         )
 
-    def without(self, *lives: str) -> "Register":
+    def without_nodes(self, *lives: str) -> "Register":
         """Return the register without some nodes. Their repair requests still count for an hour."""
         return self.replace(entries=tuple(entry for entry in self.entries if entry.life not in lives))
 
@@ -195,12 +195,14 @@ def check_guardrails(action: GuardrailAction, facts: GuardrailFacts, policy: Gua
     return ALLOWED
 
 
-def _hold(_action: GuardrailAction, facts: GuardrailFacts, _policy: GuardrailPolicy) -> _Violation | None:
+def _check_hold(_action: GuardrailAction, facts: GuardrailFacts, _policy: GuardrailPolicy) -> _Violation | None:
     hold = facts.hold
-    return _Violation(f"{hold.by} holds automation{hold.where}: {hold.reason}", hold.until) if hold else None
+    return _Violation(f"{hold.by} holds automation{hold.scope_text}: {hold.reason}", hold.until) if hold else None
 
 
-def _cordon_blocked(_action: GuardrailAction, facts: GuardrailFacts, _policy: GuardrailPolicy) -> _Violation | None:
+def _check_blocked_cordon(
+    _action: GuardrailAction, facts: GuardrailFacts, _policy: GuardrailPolicy
+) -> _Violation | None:
     if not facts.cordon_block_reason or facts.is_dead:
         return None
     return _Violation(f"The node is not cordoned yet, so its jobs keep running: {facts.cordon_block_reason}")
@@ -213,7 +215,7 @@ _LAUNCHES_FAIL = {
 }
 
 
-def _group_trouble(action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _check_group_trouble(action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     """Block replacements in a group whose launches fail, and all repairs in a failed cluster."""
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     failure: GroupFact | None = None
@@ -230,26 +232,28 @@ def _group_trouble(action: GuardrailAction, facts: GuardrailFacts, policy: Guard
         return None
     cause = _LAUNCHES_FAIL.get(failure.kind, "the cluster itself has failed")
     group = failure.instance_group or "the cluster"
-    return _Violation(f"{group}: {cause}, reported at {_clock(failure.observed_at)}.", failure.observed_at + window)
+    reason = f"{group}: {cause}, reported at {_format_time(failure.observed_at)}."
+    return _Violation(reason, failure.observed_at + window)
 
 
-def _shared_cause(action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _check_shared_cause(action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     """Block repairs while enough nodes that share a cause are unhealthy, or until a person ends the cause.
 
     A node with stale evidence that looks healthy is not blocked: it is validated, not repaired. That may end the cause.
     """
-    if _stale_evidence(action, facts, policy) is not None:
+    if _check_stale_evidence(action, facts, policy) is not None:
         return None
     window = timedelta(seconds=policy.shared_cause_window_seconds)
     for cause in facts.causes:
         needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.nodes))
         faulty = [at for at in cause.faulted_at if facts.now - at < window]
         open_at = cause.open_at
-        if _is_wave(open_at, needed, window):
+        if _occurred_within_window(open_at, needed, window):
             count = max(len(faulty), len(open_at))
             share = f"{count} of {count_of(max(cause.nodes, count), 'node')} of {cause.kind} {cause.name}"
             reason = (
-                f"{share} {'is' if count == 1 else 'are'} unhealthy; {needed} or more failed within {_span(window)}. "
+                f"{share} {'is' if count == 1 else 'are'} unhealthy; {needed} or more failed within "
+                f"{_format_duration(window)}. "
                 "A shared cause is likely, so repairs stop: find it. Repairs continue when fewer nodes are "
                 f"unhealthy, or after evenkeel automation release --cause {cause.key!r}."
             )
@@ -257,29 +261,32 @@ def _shared_cause(action: GuardrailAction, facts: GuardrailFacts, policy: Guardr
         if len(faulty) >= needed:
             reason = (
                 f"{len(faulty)} of {count_of(max(cause.nodes, len(faulty)), 'node')} of {cause.kind} {cause.name} "
-                f"failed in {_span(window)}. A shared cause is likely, so repairs stop: find it."
+                f"failed in {_format_duration(window)}. A shared cause is likely, so repairs stop: find it."
             )
             return _Violation(reason, faulty[-needed] + window, cause.key, faulty[0])
     return None
 
 
-def _is_wave(times: Sequence[datetime], needed: int, window: timedelta) -> bool:
-    """Whether `needed` of the times lie within one window, at any time."""
+def _occurred_within_window(times: Sequence[datetime], needed: int, window: timedelta) -> bool:
+    """Whether any period as long as the window contains at least `needed` of the times."""
     return any(last - first < window for first, last in zip(times, times[needed - 1 :], strict=False))
 
 
-def _stale_evidence(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _check_stale_evidence(
+    _action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy
+) -> _Violation | None:
     if not facts.looks_healthy or facts.evidence_at is None:
         return None
     age = facts.now - facts.evidence_at
     if age < timedelta(seconds=policy.stale_after_seconds):
         return None
     return _Violation(
-        f"The node looks healthy and its fault is {_span(age)} old: Evenkeel validates it and does not repair it."
+        f"The node looks healthy and its fault is {_format_duration(age)} old: "
+        "Evenkeel validates it and does not repair it."
     )
 
 
-def _fleet_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _check_fleet_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     repairs = facts.under_way.count_others(facts.life)
     if repairs < policy.fleet_repairs:
         return None
@@ -289,15 +296,16 @@ def _fleet_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: Guar
     )
 
 
-def _pool_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _check_pool_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     limit = pool_limit(policy.pool_repairs, policy.pool_repair_share, facts.pool_nodes)
     repairs = facts.under_way.count_others(facts.life, facts.pool)
     if repairs < limit:
         return None
-    return _Violation(f"{_of_pool(repairs, facts)} {'is' if repairs == 1 else 'are'} in repair; the limit is {limit}.")
+    verb = "is" if repairs == 1 else "are"
+    return _Violation(f"{_share_of_pool(repairs, facts)} {verb} in repair; the limit is {limit}.")
 
 
-def _repair_rate(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _check_repair_rate(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     recent = [at for at in facts.under_way.requested_at if facts.now - at < _AN_HOUR]
     if len(recent) < policy.repairs_per_hour:
         return None
@@ -306,7 +314,7 @@ def _repair_rate(_action: GuardrailAction, facts: GuardrailFacts, policy: Guardr
     return _Violation(reason, recent[-policy.repairs_per_hour] + _AN_HOUR)
 
 
-def _fleet_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _check_fleet_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     cordons = facts.under_way.count_others(facts.life)
     if cordons < policy.fleet_cordons or _is_leaving(facts, policy):
         return None
@@ -315,12 +323,12 @@ def _fleet_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: Guar
     )
 
 
-def _pool_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
+def _check_pool_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
     limit = pool_limit(policy.pool_cordons, policy.pool_cordon_share, facts.pool_nodes)
     cordons = facts.under_way.count_others(facts.life, facts.pool)
     if cordons < limit or _is_leaving(facts, policy):
         return None
-    return _Violation(f"Evenkeel cordoned {_of_pool(cordons, facts)}; the limit is {limit}.")
+    return _Violation(f"Evenkeel cordoned {_share_of_pool(cordons, facts)}; the limit is {limit}.")
 
 
 def _is_leaving(facts: GuardrailFacts, policy: GuardrailPolicy) -> bool:
@@ -330,23 +338,23 @@ def _is_leaving(facts: GuardrailFacts, policy: GuardrailPolicy) -> bool:
     )
 
 
-def _of_pool(count: int, facts: GuardrailFacts) -> str:
+def _share_of_pool(count: int, facts: GuardrailFacts) -> str:
     if facts.pool_nodes:
         return f"{count} of {count_of(facts.pool_nodes, 'node')} of {facts.pool}"
     return f"{count_of(count, 'node')} of {facts.pool}"
 
 
 GUARDRAILS: tuple[Guardrail, ...] = (
-    Guardrail(GuardrailName.HOLD, (GuardrailAction.STOP, *REPAIRS), _hold),
-    Guardrail(GuardrailName.CORDON_BLOCKED, (GuardrailAction.STOP,), _cordon_blocked),
-    Guardrail(GuardrailName.GROUP_TROUBLE, REPAIRS, _group_trouble),
-    Guardrail(GuardrailName.SHARED_CAUSE, REPAIRS, _shared_cause),
-    Guardrail(GuardrailName.STALE_EVIDENCE, REPAIRS, _stale_evidence),
-    Guardrail(GuardrailName.FLEET_REPAIRS, REPAIRS, _fleet_repairs),
-    Guardrail(GuardrailName.POOL_REPAIRS, REPAIRS, _pool_repairs),
-    Guardrail(GuardrailName.REPAIR_RATE, REPAIRS, _repair_rate),
-    Guardrail(GuardrailName.FLEET_CORDONS, (GuardrailAction.CORDON,), _fleet_cordons),
-    Guardrail(GuardrailName.POOL_CORDONS, (GuardrailAction.CORDON,), _pool_cordons),
+    Guardrail(GuardrailName.HOLD, (GuardrailAction.STOP, *REPAIRS), _check_hold),
+    Guardrail(GuardrailName.CORDON_BLOCKED, (GuardrailAction.STOP,), _check_blocked_cordon),
+    Guardrail(GuardrailName.GROUP_TROUBLE, REPAIRS, _check_group_trouble),
+    Guardrail(GuardrailName.SHARED_CAUSE, REPAIRS, _check_shared_cause),
+    Guardrail(GuardrailName.STALE_EVIDENCE, REPAIRS, _check_stale_evidence),
+    Guardrail(GuardrailName.FLEET_REPAIRS, REPAIRS, _check_fleet_repairs),
+    Guardrail(GuardrailName.POOL_REPAIRS, REPAIRS, _check_pool_repairs),
+    Guardrail(GuardrailName.REPAIR_RATE, REPAIRS, _check_repair_rate),
+    Guardrail(GuardrailName.FLEET_CORDONS, (GuardrailAction.CORDON,), _check_fleet_cordons),
+    Guardrail(GuardrailName.POOL_CORDONS, (GuardrailAction.CORDON,), _check_pool_cordons),
 )
 """Every guardrail. A hold does not block a cordon: with the node cordoned, waiting is safe."""
 
@@ -386,7 +394,7 @@ def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) 
         GuardrailAction.REPLACE: [],
         GuardrailAction.STOP: [],
     }
-    for blocked in sorted(waiting, key=_order):
+    for blocked in sorted(waiting, key=_release_order):
         earlier = entered[GuardrailAction.REPLACE if blocked.action in REPAIRS else blocked.action]
         under_way = blocked.facts.under_way
         for entry in earlier:
@@ -400,17 +408,17 @@ def released_actions(waiting: Iterable[BlockedAction], policy: GuardrailPolicy) 
         is_stale = verdict.guardrail == GuardrailName.STALE_EVIDENCE or (
             # A node that waits to be cordoned and looks healthy by now needs no cordon.
             blocked.action is GuardrailAction.CORDON
-            and _stale_evidence(blocked.action, blocked.facts, policy) is not None
+            and _check_stale_evidence(blocked.action, blocked.facts, policy) is not None
         )
-        # A shared cause that the recorded block does not name yet, for example after a hold. The recovery must run
-        # once to record it and to page.
+        # The recorded block may not name the shared cause yet, for example after a hold. The recovery must run once
+        # to record the cause and to page a person.
         is_new_cause = verdict.cause not in ("", blocked.cause)
         if verdict.is_allowed or is_stale or is_new_cause:
             released.add(blocked.incident_id)
     return frozenset(released)
 
 
-def _order(blocked: BlockedAction) -> tuple[bool, int, datetime, str]:
+def _release_order(blocked: BlockedAction) -> tuple[bool, int, datetime, str]:
     return (blocked.is_drill, -blocked.severity.rank, blocked.opened_at, blocked.incident_id)
 
 
@@ -439,8 +447,8 @@ def shared_causes(
 ) -> tuple[SharedCause, ...]:
     """Return the possible shared causes of a node's fault: its zone, UltraServer and image, with their faulty nodes.
 
-    An image is an instance group with its image version. It also stands for the lifecycle scripts. Nodes in maintenance
-    are left out, because they are down by plan. A node without a fleet row shares only its pool.
+    An image is an instance group with its image version. Nodes of one image also share their lifecycle scripts. Nodes
+    in maintenance do not count, because they are down on purpose. A node without a fleet row shares only its pool.
 
     Args:
         life: Key of the node life.
@@ -457,7 +465,7 @@ def shared_causes(
     open_at: dict[str, datetime] = {}
     for failure in sorted(faulty, key=lambda node_failure: node_failure.at, reverse=True):
         node = node_by_life.get(failure.life)
-        keys = (f"{kind}/{name}" for kind, name in _shared_with(node, node.pool if node else failure.pool))
+        keys = (f"{kind}/{name}" for kind, name in _possible_causes(node, node.pool if node else failure.pool))
         if any(key in ended and failure.at <= ended[key] for key in keys):
             continue
         if node is None or node.is_gone or not node.is_maintained:
@@ -470,11 +478,11 @@ def shared_causes(
     }
     own_node = node_by_life.get(life)
     causes = []
-    for kind, name in _shared_with(own_node, pool):
+    for kind, name in _possible_causes(own_node, pool):
         members = {
             key
             for key in {*node_by_life, *failed_at}
-            if (kind, name) in _shared_with(node_by_life.get(key), pools.get(key, ""))
+            if (kind, name) in _possible_causes(node_by_life.get(key), pools.get(key, ""))
             and (key in failed_at or node_by_life[key].can_be_acted_on(now, boot_seconds=boot_seconds))
         }
         failed = sorted(failed_at[key] for key in members if key in failed_at)
@@ -485,20 +493,20 @@ def shared_causes(
     return tuple(causes)
 
 
-def _shared_with(node: FleetNode | None, pool: str) -> tuple[tuple[str, str], ...]:
+def _possible_causes(node: FleetNode | None, pool: str) -> tuple[tuple[str, str], ...]:
     image = ("image", f"{pool} {node.image if node else ''}".strip())
     if node is None:
         return (image,) if pool else ()
-    places = (("zone", node.zone), ("UltraServer", node.ultra_server), image)
-    return tuple((kind, name) for kind, name in places if name)
+    causes = (("zone", node.zone), ("UltraServer", node.ultra_server), image)
+    return tuple((kind, name) for kind, name in causes if name)
 
 
-def _clock(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return at.strftime("%H:%M:%S UTC")
 
 
-def _span(length: timedelta) -> str:
-    seconds = round(length.total_seconds())
+def _format_duration(duration: timedelta) -> str:
+    seconds = round(duration.total_seconds())
     if seconds < 120:
         return f"{seconds} s"
     return f"{round(seconds / 60)} min" if seconds < 7200 else f"{round(seconds / 3600)} h"

@@ -36,7 +36,7 @@ class NodeReturn(Value):
 
 
 class RepairLease(Value):
-    """The repair of one node slot by one incident."""
+    """The right of one incident to repair a node slot, with the slot's recent repair requests and returns."""
 
     slot: str
     incident_id: str
@@ -136,13 +136,13 @@ class Hold(Value):
     """Whether it also holds admissions, preemptions, resizes, migrations and rentals; only for the whole fleet."""
 
     @property
-    def where(self) -> str:
+    def scope_text(self) -> str:
         """The scope as the end of a sentence; empty for the whole fleet."""
         return f" on {self.instance_id or self.pool}" if self.instance_id or self.pool else ""
 
     @property
-    def words(self) -> str:
-        """The reason of a job that waits for its end, as a sentence."""
+    def wait_reason(self) -> str:
+        """Why a job waits until the hold ends, as a sentence."""
         return f"{self.by} holds admissions until {self.until:%Y-%m-%d %H:%M}Z: {self.reason}"
 
     @property
@@ -162,18 +162,18 @@ class Holds(Value):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_one(cls, data: Any) -> Any:
+    def _read_single_hold(cls, data: Any) -> Any:
         """Read a row of an older release, which had one hold without a scope."""
         return {"holds": [data]} if isinstance(data, dict) and "until" in data else data
 
-    def at(self, now: datetime) -> tuple[Hold, ...]:
+    def in_force(self, now: datetime) -> tuple[Hold, ...]:
         """Return the holds in force, widest scope first."""
         return tuple(sorted((hold for hold in self.holds if hold.until > now), key=lambda hold: hold.scope))
 
-    def on_scheduling(self, now: datetime) -> Hold | None:
+    def scheduling_hold(self, now: datetime) -> Hold | None:
         """Return the hold in force that stops scheduling; None if none does."""
-        return next((hold for hold in self.at(now) if hold.stops_scheduling), None)
+        return next((hold for hold in self.in_force(now) if hold.stops_scheduling), None)
 
-    def on(self, pool: str, instance_id: str, now: datetime) -> Hold | None:
+    def hold_on_node(self, pool: str, instance_id: str, now: datetime) -> Hold | None:
         """Return the widest hold in force that covers a node; None if none does."""
-        return next((hold for hold in self.at(now) if hold.covers(pool, instance_id)), None)
+        return next((hold for hold in self.in_force(now) if hold.covers(pool, instance_id)), None)

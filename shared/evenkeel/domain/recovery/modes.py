@@ -7,13 +7,13 @@ from evenkeel.domain.policy_section import Mode, ModeRule
 _MODE_ORDER = (Mode.OBSERVE, Mode.RECOMMEND, Mode.ACT)
 
 
-def mode_for(stack_mode: Mode, rules: Iterable[ModeRule], fault_class: str, pool: str) -> Mode:
+def most_cautious_mode(stack_mode: Mode, rules: Iterable[ModeRule], fault_class: str, pool: str) -> Mode:
     """Return the most cautious of the stack's mode and the modes of all matching rules."""
-    matching = [rule.mode for rule in rules if rule.fault_class in ("", fault_class) and rule.pool in ("", pool)]
-    return min((stack_mode, *matching), key=_MODE_ORDER.index)
+    matching_modes = [rule.mode for rule in rules if rule.fault_class in ("", fault_class) and rule.pool in ("", pool)]
+    return min((stack_mode, *matching_modes), key=_MODE_ORDER.index)
 
 
-def mode_now(stack_mode: Mode, planned: str, *, is_approved: bool) -> Mode:
+def current_mode(stack_mode: Mode, planned_mode: str, *, is_approved: bool) -> Mode:
     """Return the mode for a step of a planned recovery now.
 
     The stack's current mode counts, so a change to `observe` also stops recoveries under way. An approval raises
@@ -21,8 +21,8 @@ def mode_now(stack_mode: Mode, planned: str, *, is_approved: bool) -> Mode:
 
     Args:
         stack_mode: The stack's mode now.
-        planned: The mode in which the plan was made; empty if there is no plan.
+        planned_mode: The mode in which the plan was made; empty if there is no plan.
         is_approved: Whether a person approved the plan.
     """
-    mode = min((stack_mode, Mode(planned) if planned else stack_mode), key=_MODE_ORDER.index)
+    mode = min((stack_mode, Mode(planned_mode) if planned_mode else stack_mode), key=_MODE_ORDER.index)
     return Mode.ACT if mode is Mode.RECOMMEND and is_approved else mode

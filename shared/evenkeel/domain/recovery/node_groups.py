@@ -168,16 +168,16 @@ def choose_group_repair(facts: GroupFacts, policy: RepairPolicy) -> GroupDecisio
         reason = f"Auto Scaling group {group.name} {belongs}; the node is in cluster {facts.cluster}."
         return _decision_of(GroupAction.REFUSE, reason)
     if facts.requested_at is not None:
-        return _after_request(facts, group, facts.requested_at, policy)
+        return _decide_after_request(facts, group, facts.requested_at, policy)
     if facts.watched_at is not None or group.has_auto_repair:
-        return _watched(facts, group, facts.watched_at or facts.now, policy)
+        return _decide_while_eks_repairs(facts, group, facts.watched_at or facts.now, policy)
     if facts.member is None:
         reason = f"{facts.instance_id} left Auto Scaling group {group.name} without a request from Evenkeel."
         return _decision_of(GroupAction.REFUSE, reason)
-    return _before_request(facts.member, group)
+    return _decide_before_request(facts.member, group)
 
 
-def _before_request(member: GroupMember, group: NodeGroup) -> GroupDecision:
+def _decide_before_request(member: GroupMember, group: NodeGroup) -> GroupDecision:
     """Decide while the instance is in its group, before any request."""
     name = member.instance_id
     if member.lifecycle in _ENDING:
@@ -207,7 +207,7 @@ def _before_request(member: GroupMember, group: NodeGroup) -> GroupDecision:
     )
 
 
-def _after_request(facts: GroupFacts, group: NodeGroup, since: Instant, policy: RepairPolicy) -> GroupDecision:
+def _decide_after_request(facts: GroupFacts, group: NodeGroup, since: Instant, policy: RepairPolicy) -> GroupDecision:
     """Decide after Evenkeel requested the termination, with or without a reply."""
     if _is_replaced(facts, group):
         return _decision_of(GroupAction.REPLACED, f"Auto Scaling group {group.name} is complete again.")
@@ -224,7 +224,9 @@ def _after_request(facts: GroupFacts, group: NodeGroup, since: Instant, policy: 
     return _decision_of(GroupAction.ASK_PERSON, reason)
 
 
-def _watched(facts: GroupFacts, group: NodeGroup, since: Instant, policy: RepairPolicy) -> GroupDecision:
+def _decide_while_eks_repairs(
+    facts: GroupFacts, group: NodeGroup, since: Instant, policy: RepairPolicy
+) -> GroupDecision:
     """Decide while EKS repairs the node. Evenkeel never takes over, as EKS may start its repair at any time."""
     if _is_replaced(facts, group):
         return _decision_of(GroupAction.REPLACED, f"EKS replaced {facts.instance_id} in node group {group.nodegroup}.")

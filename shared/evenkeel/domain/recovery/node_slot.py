@@ -17,7 +17,7 @@ class ObservedNode(Value):
     node: KubernetesNode | None = None
 
     @property
-    def is_there(self) -> bool:
+    def is_listed(self) -> bool:
         """Whether any control plane lists the node."""
         return self.record is not None or self.node is not None
 

@@ -60,7 +60,7 @@ def controller_mark(node: KubernetesNode | None) -> ControllerMark | None:
     return None
 
 
-def repaired_by(node: KubernetesNode | None) -> str:
+def describe_controller(node: KubernetesNode | None) -> str:
     """Return the controller that has marked a node, with its mark, for people; empty without one."""
     mark = controller_mark(node)
     if mark is None:

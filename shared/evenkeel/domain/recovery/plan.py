@@ -20,7 +20,7 @@ _BUSY_STATUSES = frozenset({"SystemUpdating", "RollingBack", "Deleting"})
 
 
 class PlanOutcome(StrEnum):
-    """Next path of the workflow."""
+    """The branch that the workflow takes after the plan."""
 
     ACT = "ACT"
     OBSERVE = "OBSERVE"
@@ -61,7 +61,7 @@ class FaultTraits(Value):
 
     @classmethod
     def of(cls, fault: Fault) -> "FaultTraits":
-        """Return these parts of a row of the catalogue."""
+        """Return the traits of a catalogue row."""
         return cls.model_validate({name: getattr(fault, name) for name in cls.model_fields})
 
 
@@ -80,26 +80,26 @@ class PlanFacts(Value):
     sources: tuple[str, ...]
     """Independent sources of the fault."""
     has_recovered: bool
-    """A recovery signal is later than every fault signal."""
+    """Whether a recovery signal is later than every fault signal."""
     mode: Mode
     is_drill: bool
     drills_may_act: bool
     is_node_gone: bool
-    """No control plane lists the node, or another node holds its slot."""
+    """Whether no control plane lists the node, or another node holds its slot."""
     is_hyperpod: bool
     is_karpenter: bool = False
     hyperpod_repairs: bool
-    """NodeRecovery is Automatic."""
+    """Whether HyperPod's NodeRecovery is Automatic."""
     cluster_status: str = ""
     node_status: str = ""
     is_manual_cordon: bool
-    """Cordoned by a person, not by Evenkeel or another controller."""
+    """Whether a person cordoned the node: neither Evenkeel nor another controller did."""
     controller: ControllerMark | None = None
     """The mark of another controller that repairs nodes; None without one."""
     opt_out_reason: str = ""
     """How a person opted this node out of automation; empty if no person did."""
     is_busy: bool = False
-    """Jobs run on the node. Known only if the fault can wait for them to end."""
+    """Whether jobs run on the node. Known only if the fault can wait for them to end."""
     opened_at: Instant | None = None
     deadline_at: Instant | None = None
     """Time at which AWS ends the node; None if unknown."""
@@ -156,7 +156,7 @@ def plan_recovery(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
 
 
 def outcome_of(intent: PlanOutcome, facts: PlanFacts) -> PlanOutcome:
-    """Return the outcome of an intent in the mode of the facts."""
+    """Return what becomes of an intended outcome in the mode of the incident."""
     if intent not in (PlanOutcome.ACT, PlanOutcome.LATER):
         return intent
     if facts.mode is Mode.RECOMMEND and (facts.drills_may_act or not facts.is_drill):
@@ -171,7 +171,7 @@ class _Case(NamedTuple):
 
     facts: PlanFacts
     policy: RepairPolicy
-    first: str
+    first_rung: str
     """The first available rung."""
     skipped: tuple[Alternative, ...]
     """The rungs before it that are not available here."""
@@ -195,15 +195,15 @@ class _Draft(NamedTuple):
     rejected: tuple[tuple[str, str], ...] = ()
     """Other options, each with the reason against it."""
     jobs: JobAction = JobAction.MOVE
-    until: datetime | None = None
+    work_may_run_until: datetime | None = None
     """Time until which jobs on the node may finish."""
     repairs_node: bool = True
 
 
 def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
     """Return the plan of the first rule in `_PLAN_RULES` that applies, as if every action were allowed."""
-    first, skipped = _first_rung(facts)
-    case = _Case(facts, policy, first, skipped)
+    first_rung, skipped = _first_available_rung(facts)
+    case = _Case(facts, policy, first_rung, skipped)
     draft = next(answer for rule in _PLAN_RULES if (answer := rule(case)) is not None)
     acts = draft.intent is PlanOutcome.ACT
     return RecoveryPlan(
@@ -214,127 +214,127 @@ def _intended_plan(facts: PlanFacts, policy: RepairPolicy) -> RecoveryPlan:
         settle_seconds=math.ceil(case.fault.settle_seconds * policy.settle_scale) if acts else 0,
         max_repairs=policy.max_attempts,
         jobs=draft.jobs if acts else JobAction.LEAVE,
-        work_may_run_until=draft.until,
+        work_may_run_until=draft.work_may_run_until,
         reason=draft.reason,
         alternatives=(*skipped, *(Alternative(option=option, why_not=why_not) for option, why_not in draft.rejected)),
     )
 
 
-def _opted_out(case: _Case) -> _Draft | None:
+def _plan_if_opted_out(case: _Case) -> _Draft | None:
     if not case.facts.opt_out_reason:
         return None
     rejected = (("recover", "a person opted this node out of automation"),)
     return _Draft(PlanOutcome.STAND_DOWN, Owner.PERSON, case.facts.opt_out_reason, rejected)
 
 
-def _node_gone(case: _Case) -> _Draft | None:
+def _plan_if_node_gone(case: _Case) -> _Draft | None:
     if not case.facts.is_node_gone:
         return None
     reason = "The node is already gone. Evenkeel moves its jobs and checks the replacement node."
     return _Draft(PlanOutcome.ACT, Owner.EVENKEEL, reason, (("repair", "the node no longer exists"),))
 
 
-def _recovered(case: _Case) -> _Draft | None:
+def _plan_if_recovered(case: _Case) -> _Draft | None:
     if not case.facts.has_recovered:
         return None
     reason = "The node recovered before Evenkeel acted."
     return _Draft(PlanOutcome.NOTHING, Owner.NONE, reason, (("repair", "not needed"),))
 
 
-def _needs_no_action(case: _Case) -> _Draft | None:
-    first, facts = case.first, case.facts
-    if first not in _NO_ACTION_RUNGS and (first != Rung.STAND_DOWN or facts.hyperpod_repairs):
+def _plan_if_no_action_needed(case: _Case) -> _Draft | None:
+    first_rung, facts = case.first_rung, case.facts
+    if first_rung not in _NO_ACTION_RUNGS and (first_rung != Rung.STAND_DOWN or facts.hyperpod_repairs):
         return None
-    explanation = _NO_ACTION_RUNGS.get(first, "this label needs no action here")
-    why_not = f"the first rung is {first}" if case.repair else "this fault needs no repair"
+    explanation = _NO_ACTION_RUNGS.get(first_rung, "this label needs no action here")
+    why_not = f"the first rung is {first_rung}" if case.repair else "this fault needs no repair"
     stronger = f" {facts.min_rung_reason}" if facts.min_rung_reason else ""
     reason = f"{case.fault.name}: {explanation}.{stronger}"
     return _Draft(PlanOutcome.NOTHING, Owner.NONE, reason, ((case.repair or "repair", why_not),))
 
 
-def _single_source(case: _Case) -> _Draft | None:
+def _plan_if_single_source(case: _Case) -> _Draft | None:
     if case.fault.acts_alone or len(case.facts.sources) >= _MIN_SOURCES:
         return None
     reason = f"{case.fault.name}: Evenkeel waits for a second, independent source."
-    rejected = ((case.repair or case.first, "one source is not enough for this fault"),)
+    rejected = ((case.repair or case.first_rung, "one source is not enough for this fault"),)
     return _Draft(PlanOutcome.NOTHING, Owner.NONE, reason, rejected)
 
 
-def _provider_busy(case: _Case) -> _Draft | None:
+def _plan_if_provider_busy(case: _Case) -> _Draft | None:
     busy = provider_busy_reason(case.facts.cluster_status, case.facts.node_status)
     if not busy:
         return None
-    rejected = ((case.repair or case.first, "two repairs of one node would conflict"),)
+    rejected = ((case.repair or case.first_rung, "two repairs of one node would conflict"),)
     return _Draft(PlanOutcome.LATER, Owner.HYPERPOD, busy, rejected)
 
 
-def _only_jobs(case: _Case) -> _Draft | None:
-    """The application caused the fault, so the plan acts on its jobs and not on the node."""
-    if case.first not in _JOB_RUNGS or _diagnoses(case.facts, case.first):
+def _plan_for_jobs_alone(case: _Case) -> _Draft | None:
+    """Plan only for the jobs if the application caused the fault: the node stays in service."""
+    if case.first_rung not in _JOB_RUNGS or _also_diagnoses_node(case.facts, case.first_rung):
         return None
-    jobs, explanation = _JOB_RUNGS[case.first]
+    jobs, explanation = _JOB_RUNGS[case.first_rung]
     reason = f"{case.fault.name}: {explanation}."
     rejected = ((case.repair or "repair", "the job action comes first"),)
     return _Draft(PlanOutcome.ACT, Owner.NONE, reason, rejected, jobs=jobs, repairs_node=False)
 
 
-def _repaired_by_controller(case: _Case) -> _Draft | None:
+def _plan_if_controller_repairs(case: _Case) -> _Draft | None:
     mark = case.facts.controller
     if mark is None:
         return None
-    rejected = ((case.repair or case.first, "two repairs of one node would conflict"),)
+    rejected = ((case.repair or case.first_rung, "two repairs of one node would conflict"),)
     if mark.has_given_up:
         reason = f"{mark.controller} gave up its repair of this node ({mark.mark}). Evenkeel moves its jobs."
     else:
         reason = f"{mark.controller} repairs this node ({mark.mark}). Evenkeel moves its jobs and waits."
-    return _Draft(PlanOutcome.ACT, Owner.CONTROLLER, reason, rejected, jobs=_moved_jobs(case))
+    return _Draft(PlanOutcome.ACT, Owner.CONTROLLER, reason, rejected, jobs=_job_action(case))
 
 
-def _cordoned_by_person(case: _Case) -> _Draft | None:
+def _plan_if_person_cordoned(case: _Case) -> _Draft | None:
     if not case.facts.is_manual_cordon:
         return None
     reason = "A person cordoned this node, so Evenkeel leaves it to that person and moves its jobs."
-    rejected = ((case.repair or case.first, "a person has taken over the node"),)
-    return _Draft(PlanOutcome.ACT, Owner.PERSON, reason, rejected, jobs=_moved_jobs(case))
+    rejected = ((case.repair or case.first_rung, "a person has taken over the node"),)
+    return _Draft(PlanOutcome.ACT, Owner.PERSON, reason, rejected, jobs=_job_action(case))
 
 
-def _repaired(case: _Case) -> _Draft:
+def _plan_repair(case: _Case) -> _Draft:
     until = _work_may_run_until(case.facts, case.policy)
-    owner, reason = _owner(case.facts, case.fault.name, case.first)
+    owner, reason = _owner_with_reason(case.facts, case.fault.name, case.first_rung)
     if until is not None:
         reason = f"{reason} The node still works, so its jobs may end first, until {until:%Y-%m-%dT%H:%M:%SZ}."
-    jobs = JobAction.LEAVE if until is not None or case.first == "cordon" else _moved_jobs(case)
+    jobs = JobAction.LEAVE if until is not None or case.first_rung == "cordon" else _job_action(case)
     rejected = (("repair", "only one owner may repair a node"),) if owner is Owner.HYPERPOD else ()
-    return _Draft(PlanOutcome.ACT, owner, reason, rejected, jobs=jobs, until=until)
+    return _Draft(PlanOutcome.ACT, owner, reason, rejected, jobs=jobs, work_may_run_until=until)
 
 
-def _moved_jobs(case: _Case) -> JobAction:
-    return JobAction.ROLLBACK if case.first == "rollback_job" else JobAction.MOVE
+def _job_action(case: _Case) -> JobAction:
+    return JobAction.ROLLBACK if case.first_rung == "rollback_job" else JobAction.MOVE
 
 
 _PLAN_RULES: tuple[Callable[[_Case], _Draft | None], ...] = (
-    _opted_out,
-    _node_gone,
-    _recovered,
-    _needs_no_action,
-    _single_source,
-    _provider_busy,
-    _only_jobs,
-    _repaired_by_controller,
-    _cordoned_by_person,
-    _repaired,
+    _plan_if_opted_out,
+    _plan_if_node_gone,
+    _plan_if_recovered,
+    _plan_if_no_action_needed,
+    _plan_if_single_source,
+    _plan_if_provider_busy,
+    _plan_for_jobs_alone,
+    _plan_if_controller_repairs,
+    _plan_if_person_cordoned,
+    _plan_repair,
 )
-"""Every rule that makes a plan. The first that applies decides, and the last always applies."""
+"""Every rule that makes a plan. The first rule that applies decides; the last rule always applies."""
 
 
-def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
+def _owner_with_reason(facts: PlanFacts, name: str, first_rung: str) -> tuple[Owner, str]:
     repair = " then ".join(facts.ladder)
-    if first in QUARANTINE_RUNGS:
-        return Owner.EVENKEEL, f"{name}: {QUARANTINE_RUNGS[first]}."
+    if first_rung in QUARANTINE_RUNGS:
+        return Owner.EVENKEEL, f"{name}: {QUARANTINE_RUNGS[first_rung]}."
     if facts.is_karpenter:
         return Owner.KARPENTER, f"{name}: Evenkeel drains the node, Karpenter terminates it, and the jobs move."
     if not facts.is_hyperpod:
-        explanation = "its jobs move, and its Auto Scaling group replaces it; a person must, if it is in no group"
+        explanation = "its jobs move, and its Auto Scaling group replaces it, or a person if it is in no group"
         return Owner.NODE_GROUP, f"{name}: {explanation}."
     if facts.hyperpod_repairs and facts.fault_key.startswith(("hp:", "xid:")):
         explanation = "NodeRecovery is Automatic, so HyperPod repairs the node; Evenkeel moves the jobs"
@@ -343,7 +343,7 @@ def _owner(facts: PlanFacts, name: str, first: str) -> tuple[Owner, str]:
     return Owner.EVENKEEL, f"{name}: {repair}, and move the jobs.{reason}"
 
 
-def _first_rung(facts: PlanFacts) -> tuple[str, tuple[Alternative, ...]]:
+def _first_available_rung(facts: PlanFacts) -> tuple[str, tuple[Alternative, ...]]:
     """Return the first available rung, and each skipped rung with its reason."""
     rungs = facts.rungs or facts.fault_traits.ladder
     skipped = [Alternative(option=rung, why_not=_UNAVAILABLE_RUNGS[rung]) for rung in takewhile(_is_unavailable, rungs)]
@@ -354,9 +354,9 @@ def _is_unavailable(rung: str) -> bool:
     return rung in _UNAVAILABLE_RUNGS
 
 
-def _diagnoses(facts: PlanFacts, first: str) -> bool:
+def _also_diagnoses_node(facts: PlanFacts, first_rung: str) -> bool:
     """Whether the jobs are rolled back and the node is diagnosed too."""
-    return first == "rollback_job" and facts.ladder[:1] == ("diagnose",)
+    return first_rung == "rollback_job" and facts.ladder[:1] == ("diagnose",)
 
 
 def _work_may_run_until(facts: PlanFacts, policy: RepairPolicy) -> datetime | None:

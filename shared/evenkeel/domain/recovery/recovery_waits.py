@@ -35,7 +35,7 @@ NODE_LOST_OUTCOMES = (
 """Ends of the node branch that yield no usable node."""
 
 
-def node_back(
+def evaluate_node_back(
     slot_state: SlotState,
     *,
     rung: str,
@@ -44,7 +44,7 @@ def node_back(
     since: datetime | None = None,
     progress: tuple[RepairProgress, ...] = (),
 ) -> WaitAnswer | None:
-    """Answer when the node slot has a Ready node: a replacement, or the original after a new boot. None until then.
+    """Return the answer once the slot has a Ready node: a replacement, or the original after a new boot; else None.
 
     After a replacement request the original node is never the answer, because it will be terminated. The wait also ends
     if the provider reports that the request failed, or if a node without a slot is gone: only HyperPod has slots.
@@ -58,42 +58,42 @@ def node_back(
         progress: Repair steps that the provider reported, oldest first.
     """
     has_slot = owner not in (Owner.KARPENTER, Owner.NODE_GROUP)
-    if not has_slot and rung in (REPLACE, KARPENTER, NODE_GROUP) and not slot_state.original.is_there:
+    if not has_slot and rung in (REPLACE, KARPENTER, NODE_GROUP) and not slot_state.original.is_listed:
         return WaitAnswer(outcome=GONE, reason="The node is gone.")
     if rung == CONTROLLER:
-        return _released(slot_state)
+        return _evaluate_controller_release(slot_state)
     failure = failure_since(progress, since) if since is not None and rung and rung not in OWNERS else None
     if failure is not None:
         return WaitAnswer(outcome=REPAIR_FAILED, reason=f"HyperPod reported {failure.code}.")
     if slot_state.replacement and slot_state.replacement.is_ready:
-        return _back(slot_state.replacement, "The replacement node is Ready.")
+        return _node_back_answer(slot_state.replacement, "The replacement node is Ready.")
     original = slot_state.original
     if rung == REPLACE or not original.is_ready or original.node is None:
         return None
     if boot_id_before and original.node.boot_id == boot_id_before:
         return None
-    return _back(original, "The node rebooted and is Ready.")
+    return _node_back_answer(original, "The node rebooted and is Ready.")
 
 
-def _released(slot_state: SlotState) -> WaitAnswer | None:
-    """Answer when another controller has replaced the node, released it, or given up."""
+def _evaluate_controller_release(slot_state: SlotState) -> WaitAnswer | None:
+    """Return the answer once another controller has replaced the node, released it, or given up; None until then."""
     if slot_state.replacement and slot_state.replacement.is_ready:
-        return _back(slot_state.replacement, "The replacement node is Ready.")
+        return _node_back_answer(slot_state.replacement, "The replacement node is Ready.")
     mark = controller_mark(slot_state.original.node)
     if mark is not None and mark.has_given_up:
         return WaitAnswer(outcome=REPAIR_FAILED, reason=f"{mark.controller} gave up its repair ({mark.mark}).")
     if mark is not None or not slot_state.original.is_ready:
         return None
-    return _back(slot_state.original, "The other controller released the node, which is Ready.")
+    return _node_back_answer(slot_state.original, "The other controller released the node, which is Ready.")
 
 
-def _back(observed: ObservedNode, reason: str) -> WaitAnswer:
+def _node_back_answer(observed: ObservedNode, reason: str) -> WaitAnswer:
     assert observed.node
     facts = {"instanceId": observed.instance_id, "nodeName": observed.node.name, "bootId": observed.node.boot_id}
     return WaitAnswer(outcome=NODE_BACK, reason=reason, facts=facts)
 
 
-def node_valid(
+def evaluate_node_valid(
     observed: ObservedNode,
     validity: Validity,
     *,
@@ -103,7 +103,7 @@ def node_valid(
     now: datetime,
     check: CheckResult = CheckResult.PASSED,
 ) -> WaitAnswer | None:
-    """Answer when the node has been valid for the margin, or has failed again. None until then.
+    """Return the answer once the node has been valid for the margin, or has failed again; None until then.
 
     Args:
         observed: The node in the slot.
@@ -134,17 +134,17 @@ class AffectedJobState(Value):
     interrupted_attempt: Attempt | None
 
 
-def jobs_resumed(
+def evaluate_jobs_resumed(
     affected: Iterable[AffectedJobState], incident: Incident, policy: Policy, *, now: datetime
 ) -> WaitAnswer | None:
-    """Answer when each interrupted job runs again, has ended, or waits in the queue. None while any job is resuming.
+    """Return the answer once each interrupted job runs again, has ended, or waits in the queue; None until then.
 
     A pending job counts as queued only after a grace, and only if the node branch yields no node. Until then the node
     branch may still return the capacity of the job.
     """
     waiting: list[str] = []
     for job in affected:
-        if job.job is None or _is_back(job.job, job.affected) or _ran_on(job, incident):
+        if job.job is None or _has_resumed_or_ended(job.job, job.affected) or _was_never_interrupted(job, incident):
             continue
         if not _is_queued(job, incident, policy, now):
             return None
@@ -157,12 +157,12 @@ def jobs_resumed(
     return WaitAnswer(outcome=JOBS_RESUMED, reason="Every interrupted job runs again or has ended.")
 
 
-def _is_back(job: Job, affected: AffectedJob) -> bool:
+def _has_resumed_or_ended(job: Job, affected: AffectedJob) -> bool:
     return job.state.is_at_rest or (job.current_attempt > affected.attempt and job.state is JobState.RUNNING)
 
 
-def _ran_on(affected_job: AffectedJobState, incident: Incident) -> bool:
-    """Whether the job was never interrupted: its node was healthy or left alone before any service stopped the job."""
+def _was_never_interrupted(affected_job: AffectedJobState, incident: Incident) -> bool:
+    """Whether the job was never interrupted: the node branch ended, and no service stopped the job."""
     job, attempt = affected_job.job, affected_job.interrupted_attempt
     if job is None or attempt is None or attempt.ended_at or not incident.node_branch:
         return False
@@ -176,15 +176,19 @@ def overdue_at(
 
     A hold keeps a job running on its node. The job cannot be overdue before the node branch stops it.
     """
-    stopped = [_stopped_at(job, incident, now) for job in affected if job.job and not _is_back(job.job, job.affected)]
+    stopped = [
+        _stop_time(job, incident, now)
+        for job in affected
+        if job.job and not _has_resumed_or_ended(job.job, job.affected)
+    ]
     deadline = timedelta(seconds=policy.jobs.resume_deadline_seconds)
     return max([deadline_at, *(at + deadline for at in stopped if at is not None)])
 
 
-def _stopped_at(affected_job: AffectedJobState, incident: Incident, now: datetime) -> datetime | None:
-    """Return when the interrupted attempt ended or was asked to stop.
+def _stop_time(affected_job: AffectedJobState, incident: Incident, now: datetime) -> datetime | None:
+    """Return when the interrupted attempt ended or was asked to stop; None if no service will ask it to stop.
 
-    `now` if that is still to come; None if no service will ask for it.
+    `now` if a service will still ask it to stop.
     """
     job, attempt = affected_job.job, affected_job.interrupted_attempt
     if attempt is None or attempt.ended_at:
@@ -211,17 +215,19 @@ def _is_queued(affected_job: AffectedJobState, incident: Incident, policy: Polic
     return now - since >= timedelta(seconds=policy.watch.execution_grace_seconds)
 
 
-def repair_possible(
+def evaluate_repair_possible(
     provider_busy: str, *, has_work: bool, work_may_run_until: datetime | None, now: datetime
 ) -> WaitAnswer | None:
-    """Answer when the provider's own change and the jobs on the node no longer delay its repair. None until then."""
+    """Return the answer once neither the provider's own change nor a job delays the repair; None until then."""
     if provider_busy or (has_work and work_may_run_until is not None and now < work_may_run_until):
         return None
     return WaitAnswer(outcome=REPAIR_POSSIBLE, reason="Nothing blocks the repair any more.")
 
 
-def guardrails_cleared(*, may_go: bool) -> WaitAnswer | None:
-    """Answer when no hold and no guardrail blocks the next action of this recovery. None until then."""
+def evaluate_guardrails_cleared(*, is_allowed: bool) -> WaitAnswer | None:
+    """Return the answer once no hold and no guardrail blocks the next action; None until then."""
     return (
-        WaitAnswer(outcome=RELEASED, reason="No hold and no guardrail blocks the action any more.") if may_go else None
+        WaitAnswer(outcome=RELEASED, reason="No hold and no guardrail blocks the action any more.")
+        if is_allowed
+        else None
     )

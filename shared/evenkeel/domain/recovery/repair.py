@@ -45,10 +45,10 @@ from evenkeel.domain.recovery.repair_requests import (
     REPLACE,
     RepairAnswer,
     deadline_of,
+    evidence_of_effect,
     failure_since,
-    is_under_way,
-    owner_acted,
-    took_effect,
+    has_owner_acted,
+    is_repair_under_way,
 )
 from evenkeel.domain.recovery.validation import Validity
 from evenkeel.domain.values import Instant, Value
@@ -101,7 +101,7 @@ class RepairFacts(Value):
     controller: ControllerMark | None = None
     """The mark of another controller that repairs nodes; None without one."""
     has_karpenter: bool = False
-    """HyperPod's own Karpenter scales the cluster: a node that ends is replaced only if pods need one."""
+    """Whether HyperPod's own Karpenter scales the cluster: it replaces a node only if pods need one."""
     lease_holder: str
     """Another open incident that repairs this node slot; empty if there is none."""
     requests: tuple[RepairRequest, ...]
@@ -121,10 +121,10 @@ class RepairFacts(Value):
     provider_busy: str = ""
     """Why HyperPod's own change of the cluster blocks a repair; empty if it does not."""
     has_work: bool = False
-    """Jobs run on the node."""
+    """Whether jobs run on the node."""
     work_may_run_until: Instant | None = None
     leaves_work: bool = False
-    """The jobs on the node keep running in any case."""
+    """Whether the jobs on the node keep running, whatever the decision is."""
     progress: tuple[RepairProgress, ...] = ()
     """Repair steps that the provider reported, oldest first."""
     calls_today: int = 0
@@ -132,7 +132,7 @@ class RepairFacts(Value):
     returns: int = 0
     """Number of returns of this node to service within the flapping window."""
     guard: GuardrailFacts | None = None
-    """Facts for the guardrails. Read only when a rung is due; no rung runs without them."""
+    """Facts for the guardrails. They are read only when a rung is due, and no rung is requested without them."""
     now: Instant
 
     @property
@@ -162,33 +162,33 @@ class RepairDecision(Value):
 def choose_repair(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """Choose the next repair action for one node.
 
-    An action that stops jobs waits for a hold to end, even if no repair follows: no later step would stop
-    these jobs.
+    While a hold is in force, an action that would stop jobs is postponed. This also holds if no repair follows, because
+    no later step stops these jobs.
     """
-    decision = _choose(facts, policy)
+    decision = _choose_action(facts, policy)
     if decision.drains and facts.hold is not None:
         return _decision_of(Repair.HOLD, f"Evenkeel cannot move its jobs yet. {_hold_text(facts.hold)}")
     return decision
 
 
-def _choose(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
-    refused = _stand_down(facts)
+def _choose_action(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
+    refused = _decide_to_stand_down(facts)
     if refused is not None:
         return refused
     last = facts.requests[-1] if facts.requests and facts.requests[-1].requested_at >= facts.opened_at else None
     if facts.slot_state.replacement is not None:
-        return _with_replacement(facts, last, policy)
+        return _decide_with_replacement(facts, last, policy)
     failed_at = facts.deep_check_failed_at
     if failed_at is not None and (last is None or last.requested_at < failed_at):
-        return _after_deep_check(facts, policy)
+        return _decide_after_deep_check(facts, policy)
     if last is not None:
-        return _after_request(facts, last, policy)
-    if not facts.slot_state.original.is_there:
-        return _without_node(facts, facts.opened_at, policy)
-    return _before_request(facts, policy)
+        return _decide_after_request(facts, last, policy)
+    if not facts.slot_state.original.is_listed:
+        return _decide_without_node(facts, facts.opened_at, policy)
+    return _decide_before_request(facts, policy)
 
 
-def _stand_down(facts: RepairFacts) -> RepairDecision | None:
+def _decide_to_stand_down(facts: RepairFacts) -> RepairDecision | None:
     """Return the decision to leave the node alone; None if Evenkeel may repair it."""
     if facts.not_allowed:
         return _decision_of(Repair.STAND_DOWN, facts.not_allowed)
@@ -203,16 +203,18 @@ def _stand_down(facts: RepairFacts) -> RepairDecision | None:
     return None
 
 
-def _before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
+def _decide_before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """Decide while the node is there and this incident has made no request."""
-    pending = _pending_request(facts, policy)
+    pending = _find_pending_request(facts, policy)
     if pending is not None:
-        left = max(1, round((deadline_of(pending, policy) - facts.now).total_seconds()))
+        remaining_seconds = max(1, round((deadline_of(pending, policy) - facts.now).total_seconds()))
         requester = pending.incident_id or "an earlier incident"
         reason = f"The {pending.rung} that {requester} requested may still take effect."
-        return RepairDecision(action=Repair.PAUSE, reason=reason, wait_seconds=min(left, policy.retry_seconds))
+        return RepairDecision(
+            action=Repair.PAUSE, reason=reason, wait_seconds=min(remaining_seconds, policy.retry_seconds)
+        )
     if facts.controller is not None:
-        return _by_controller(facts.controller)
+        return _leave_to_controller(facts.controller)
     if facts.owner is Owner.CONTROLLER:
         reason = "Another controller has removed its mark from this node: Evenkeel waits until the node is valid."
         return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=CONTROLLER)
@@ -225,10 +227,10 @@ def _before_request(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
         return awaited
     if facts.has_work and facts.work_may_run_until is not None and facts.now < facts.work_may_run_until:
         return _decision_of(Repair.LATER, f"Its jobs may run until {facts.work_may_run_until:%Y-%m-%dT%H:%M:%SZ}.")
-    booted_at = _booted_after_fault(facts)
-    if booted_at is not None and _first_open_rung(facts, policy, allows_reboot=True)[0] == REBOOT:
-        return _after_reboot(facts, booted_at, policy)
-    return _next_rung(facts, policy, failed="")
+    booted_at = _find_boot_after_fault(facts)
+    if booted_at is not None and _find_first_open_rung(facts, policy, allows_reboot=True)[0] == REBOOT:
+        return _decide_after_reboot(facts, booted_at, policy)
+    return _choose_next_rung(facts, policy, why_failed="")
 
 
 def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision | None:
@@ -247,7 +249,7 @@ def _leave_to_owner(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision 
     return None
 
 
-def _by_controller(mark: ControllerMark) -> RepairDecision:
+def _leave_to_controller(mark: ControllerMark) -> RepairDecision:
     """Decide while another controller has marked the node. Evenkeel never repairs such a node itself."""
     if mark.has_given_up:
         reason = f"{mark.controller} gave up its repair of this node ({mark.mark}): a person must repair it."
@@ -256,13 +258,13 @@ def _by_controller(mark: ControllerMark) -> RepairDecision:
     return _decision_of(Repair.AWAIT, reason).replace(awaited_owner=CONTROLLER)
 
 
-def _after_controller(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+def _decide_after_controller(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide while another controller repairs, or has removed its mark."""
     mark = facts.controller
     if mark is not None and mark.has_given_up:
-        return _by_controller(mark)
-    if not facts.slot_state.original.is_there:
-        return _without_node(facts, last.requested_at, policy)
+        return _leave_to_controller(mark)
+    if not facts.slot_state.original.is_listed:
+        return _decide_without_node(facts, last.requested_at, policy)
     has_failed = facts.invalid_at is not None and facts.invalid_at >= last.requested_at
     if mark is None and facts.validity.is_valid and not has_failed:
         return _decision_of(Repair.HEALTHY, "The other controller released the node: it only needs validation.")
@@ -277,7 +279,7 @@ def _after_controller(facts: RepairFacts, last: RepairRequest, policy: RepairPol
     return _decision_of(Repair.ASK_PERSON, reason, ("replace", "two repairs of one node would conflict"))
 
 
-def _with_replacement(facts: RepairFacts, last: RepairRequest | None, policy: RepairPolicy) -> RepairDecision:
+def _decide_with_replacement(facts: RepairFacts, last: RepairRequest | None, policy: RepairPolicy) -> RepairDecision:
     """Decide when the slot already has a replacement node."""
     assert facts.slot_state.replacement
     name = facts.slot_state.replacement.instance_id
@@ -301,35 +303,39 @@ def _with_replacement(facts: RepairFacts, last: RepairRequest | None, policy: Re
     return _decision_of(Repair.ASK_PERSON, reason, ("replace", "a replacement that also fails points to another cause"))
 
 
-def _after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+def _decide_after_request(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide after the last request of this incident."""
     if last.rung == CONTROLLER:
-        return _after_controller(facts, last, policy)
+        return _decide_after_controller(facts, last, policy)
     if last.rung in OWNERS:
-        return _after_owner(facts, last, policy)
+        return _decide_after_owner(facts, last, policy)
     failure = failure_since(facts.progress, last.requested_at)
     if failure is not None:
-        return _after_failure(facts, failure, policy)
-    if not facts.slot_state.original.is_there and (facts.owner is Owner.KARPENTER or facts.has_karpenter):
+        return _decide_after_failure(facts, failure, policy)
+    if not facts.slot_state.original.is_listed and (facts.owner is Owner.KARPENTER or facts.has_karpenter):
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.group is not None and facts.group.requested_at is not None:
-        return _by_group(facts, facts.group, policy) or _decision_of(Repair.AWAIT, f"The {last.rung} is in progress.")
+        return _leave_to_group(facts, facts.group, policy) or _decision_of(
+            Repair.AWAIT, f"The {last.rung} is in progress."
+        )
     if last.rung == REBOOT and _has_rebooted(facts, last):
-        return _after_reboot(facts, last.requested_at, policy)
+        return _decide_after_reboot(facts, last.requested_at, policy)
     if last.answer in ("", RepairAnswer.UNKNOWN):
-        return _without_reply(facts, last, policy)
+        return _decide_without_reply(facts, last, policy)
     if last.answer in ACCEPTED_ANSWERS:
         if facts.now < deadline_of(last, policy):
             return _decision_of(Repair.AWAIT, f"The {last.rung} is in progress.")
-        return _next_rung(
-            facts, policy, failed=f"The provider accepted the {last.rung}, but the node did not come back."
+        return _choose_next_rung(
+            facts, policy, why_failed=f"The provider accepted the {last.rung}, but the node did not come back."
         )
     if last.answer == RepairAnswer.NOT_NOW:
-        return _next_rung(facts, policy, failed="The provider was not ready for the request.", after=last)
-    return _next_rung(facts, policy, failed="The request failed at the provider.", after=last)
+        return _choose_next_rung(
+            facts, policy, why_failed="The provider was not ready for the request.", refused_request=last
+        )
+    return _choose_next_rung(facts, policy, why_failed="The request failed at the provider.", refused_request=last)
 
 
-def _after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: RepairPolicy) -> RepairDecision:
+def _decide_after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: RepairPolicy) -> RepairDecision:
     """Decide after the node rebooted.
 
     Args:
@@ -343,23 +349,27 @@ def _after_reboot(facts: RepairFacts, rebooted_at: datetime, policy: RepairPolic
         return _decision_of(Repair.HEALTHY, "The node rebooted and is Ready.")
     if facts.now < rebooted_at + timedelta(seconds=policy.reboot_deadline_seconds) and not has_failed:
         return _decision_of(Repair.AWAIT, "The node rebooted and is starting.")
-    return _next_rung(facts, policy, failed=f"The reboot did not clear the fault: {facts.validity.reason}")
+    return _choose_next_rung(facts, policy, why_failed=f"The reboot did not clear the fault: {facts.validity.reason}")
 
 
-def _without_reply(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+def _decide_without_reply(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide after a request without a reply: wait for its effect, and then as long as for an accepted request."""
-    evidence = took_effect(last, facts.slot_state, facts.progress)
+    evidence = evidence_of_effect(last, facts.slot_state, facts.progress)
     if evidence:
         accepted = last.replace(answer=RepairAnswer.ACCEPTED)
         if facts.now < deadline_of(accepted, policy):
             return _decision_of(Repair.AWAIT, f"The {last.rung} request got no reply but took effect: {evidence}.")
-        return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply; the node is not back.")
+        return _choose_next_rung(
+            facts, policy, why_failed=f"The {last.rung} request got no reply; the node is not back."
+        )
     if facts.now < deadline_of(last, policy):
         return _decision_of(Repair.AWAIT, f"The {last.rung} request got no reply: Evenkeel waits for evidence first.")
-    return _next_rung(facts, policy, failed=f"The {last.rung} request got no reply and had no visible effect.")
+    return _choose_next_rung(
+        facts, policy, why_failed=f"The {last.rung} request got no reply and had no visible effect."
+    )
 
 
-def _pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairRequest | None:
+def _find_pending_request(facts: RepairFacts, policy: RepairPolicy) -> RepairRequest | None:
     """Return the request of an earlier incident that may still take effect; None if there is none."""
     requests = [
         request
@@ -383,7 +393,7 @@ def _has_rebooted_since_opening(facts: RepairFacts) -> bool:
     return node is not None and bool(before) and bool(node.boot_id) and node.boot_id != before
 
 
-def _booted_after_fault(facts: RepairFacts) -> datetime | None:
+def _find_boot_after_fault(facts: RepairFacts) -> datetime | None:
     """Return when the node last became Ready or NotReady, if it has booted since its latest fault signal; else None.
 
     A person can have rebooted it, or Evenkeel before the tables were restored to an earlier time. The boot id alone
@@ -396,7 +406,7 @@ def _booted_after_fault(facts: RepairFacts) -> datetime | None:
     return changed_at if changed_at is not None and changed_at > facts.last_fault_at else None
 
 
-def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
+def _decide_after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecision:
     """Decide after the node failed HyperPod's deep health check. HyperPod itself then reboots or replaces the node."""
     marks = [request for request in facts.requests if request.rung == OWNER and request.requested_at >= facts.opened_at]
     if len(marks) >= policy.max_attempts:
@@ -409,36 +419,38 @@ def _after_deep_check(facts: RepairFacts, policy: RepairPolicy) -> RepairDecisio
     )
 
 
-def _after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
+def _decide_after_owner(facts: RepairFacts, last: RepairRequest, policy: RepairPolicy) -> RepairDecision:
     """Decide while another owner repairs. Evenkeel takes over only after that owner has made no attempt for long.
 
     Source: docs/ownership.md, "Who repairs a node".
     """
     owner = _OWNER_NAMES.get(facts.owner, "HyperPod")
-    if not facts.slot_state.original.is_there and (facts.owner is Owner.KARPENTER or facts.has_karpenter):
+    if not facts.slot_state.original.is_listed and (facts.owner is Owner.KARPENTER or facts.has_karpenter):
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; Karpenter launches another if pods need it.")
     if facts.validity.is_valid and (_has_rebooted(facts, last) or facts.has_recovered):
         return _decision_of(Repair.HEALTHY, f"{owner} repaired the node.")
-    by_group = _by_group(facts, facts.group, policy) if facts.group is not None else None
+    by_group = _leave_to_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
         return by_group
     deadline = deadline_of(last, policy, facts.slot_state, facts.progress)
     if facts.now < deadline:
         return _decision_of(Repair.AWAIT, f"{owner} repairs this node itself: Evenkeel waits.")
-    if facts.owner is not Owner.KARPENTER and is_under_way(facts.slot_state, facts.progress):
+    if facts.owner is not Owner.KARPENTER and is_repair_under_way(facts.slot_state, facts.progress):
         reason = "HyperPod's repair of this node takes longer than expected."
         return _decision_of(
             Repair.ASK_PERSON, reason, ("replace", "HyperPod is still repairing, and two repairs would conflict")
         )
     failure = facts.progress[-1] if facts.progress and facts.progress[-1].code in FAILURES else None
     if failure is not None and failure.code == NO_CAPACITY:
-        return _after_failure(facts, failure, policy)
+        return _decide_after_failure(facts, failure, policy)
     minutes = round((deadline - (facts.progress[-1].at if facts.progress else last.requested_at)).total_seconds() / 60)
-    inaction = "did nothing" if not owner_acted(last, facts.slot_state, facts.progress) else "made no new attempt"
-    return _next_rung(facts, policy, failed=f"{owner} {inaction} for {minutes} min, so Evenkeel takes over the repair.")
+    inaction = "did nothing" if not has_owner_acted(last, facts.slot_state, facts.progress) else "made no new attempt"
+    return _choose_next_rung(
+        facts, policy, why_failed=f"{owner} {inaction} for {minutes} min, so Evenkeel takes over the repair."
+    )
 
 
-def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPolicy) -> RepairDecision:
+def _decide_after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPolicy) -> RepairDecision:
     """Decide after the provider reported a failed repair. Another request does not help if capacity is missing."""
     report = f"HyperPod reported {failure.code}{f': {failure.message}' if failure.message else ''}."
     if failure.code == NO_CAPACITY:
@@ -447,11 +459,11 @@ def _after_failure(facts: RepairFacts, failure: RepairProgress, policy: RepairPo
             f"{report} First check the zone, training plan and reservation of {facts.life.cluster}'s pool.",
             ("replace", "without capacity the next request would fail too"),
         )
-    return _next_rung(facts, policy, failed=report)
+    return _choose_next_rung(facts, policy, why_failed=report)
 
 
-def _without_node(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
-    """Decide when the node disappeared before any request: wait for its replacement."""
+def _decide_without_node(facts: RepairFacts, since: datetime, policy: RepairPolicy) -> RepairDecision:
+    """Decide after the node disappeared: wait for its replacement, if one will come."""
     if facts.owner is Owner.NODE_GROUP:
         return _decision_of(Repair.NOT_NEEDED, "The node is gone; its Auto Scaling group keeps its number of nodes.")
     if facts.has_karpenter:
@@ -473,56 +485,58 @@ def _recovered_by_itself(facts: RepairFacts, policy: RepairPolicy) -> bool:
     return facts.has_recovered or facts.fault_key == "node:not_ready"
 
 
-def _next_rung(
-    facts: RepairFacts, policy: RepairPolicy, *, failed: str, after: RepairRequest | None = None
+def _choose_next_rung(
+    facts: RepairFacts, policy: RepairPolicy, *, why_failed: str, refused_request: RepairRequest | None = None
 ) -> RepairDecision:
     """Choose the next repair request, or the reason why there is none.
 
     Args:
         facts: The facts of the decision.
         policy: The limits.
-        failed: Why the last step did not help, as a sentence; empty if there was none.
-        after: The last request, if the provider refused it.
+        why_failed: Why the last step did not help, as a sentence; empty if there was none.
+        refused_request: The last request, if the provider refused it.
     """
-    prefix = f"{failed} " if failed else ""
+    prefix = f"{why_failed} " if why_failed else ""
     if facts.controller is not None:
-        by_controller = _by_controller(facts.controller)
+        by_controller = _leave_to_controller(facts.controller)
         return by_controller.replace(reason=f"{prefix}{by_controller.reason}")
     if facts.owner is Owner.CONTROLLER:
         reason = f"{prefix}Another controller has repaired this node: Evenkeel requests nothing."
         return _decision_of(Repair.ASK_PERSON, reason, (REPLACE, "two repairs of one node would conflict"))
-    exhausted = _end_of_ladder(facts, policy, prefix)
+    exhausted = _decide_end_of_ladder(facts, policy, prefix)
     if exhausted is not None:
         return exhausted
-    by_group = _by_group(facts, facts.group, policy) if facts.group is not None else None
+    by_group = _leave_to_group(facts, facts.group, policy) if facts.group is not None else None
     if by_group is not None:
         return by_group.replace(reason=f"{prefix}{by_group.reason}")
-    rung, skipped = _first_open_rung(facts, policy, allows_reboot=_booted_after_fault(facts) is None)
+    rung, skipped = _find_first_open_rung(facts, policy, allows_reboot=_find_boot_after_fault(facts) is None)
     if not rung:
         return _decision_of(Repair.ASK_PERSON, f"{prefix}No rung is left for {facts.fault_traits.name}.", *skipped)
-    if after is not None and rung == after.rung:
-        ready_at = after.requested_at + timedelta(seconds=policy.retry_seconds)
+    if refused_request is not None and rung == refused_request.rung:
+        ready_at = refused_request.requested_at + timedelta(seconds=policy.retry_seconds)
         if facts.now < ready_at:
-            pause = max(1, round((ready_at - facts.now).total_seconds()))
+            pause_seconds = max(1, round((ready_at - facts.now).total_seconds()))
             return RepairDecision(
-                action=Repair.PAUSE, reason=f"{prefix}Evenkeel asks again in {pause} s.", wait_seconds=pause
+                action=Repair.PAUSE,
+                reason=f"{prefix}Evenkeel asks again in {pause_seconds} s.",
+                wait_seconds=pause_seconds,
             )
-    blocked = _blocked_rung(facts, policy, rung, prefix)
+    blocked = _decide_blocked_rung(facts, policy, rung, prefix)
     if blocked is not None:
         return blocked
-    return _decision_of(Repair(rung.upper()), f"{prefix}{_rung_reason(facts, rung)}", *skipped).replace(drains=True)
+    return _decision_of(Repair(rung.upper()), f"{prefix}{_explain_rung(facts, rung)}", *skipped).replace(drains=True)
 
 
-def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> RepairDecision | None:
+def _decide_end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> RepairDecision | None:
     """Return the decision if no further request may be made, whichever rung is next; None if one may be made."""
     own_requests = [
         request for request in facts.requests if request.requested_at >= facts.opened_at and request.rung not in OWNERS
     ]
-    calls = [our for our in own_requests if our.answer != RepairAnswer.NOT_NOW]
+    sent_requests = [our for our in own_requests if our.answer != RepairAnswer.NOT_NOW]
     if any(
         request.rung == REPLACE and request.answer in (*ACCEPTED_ANSWERS, RepairAnswer.UNKNOWN, "")
         for request in facts.requests
-    ) and not _may_repeat(facts, REPLACE):
+    ) and not _may_repeat_rung(facts, REPLACE):
         reason = f"{prefix}Evenkeel already requested its replacement, which it does only once per node."
         return _decision_of(Repair.ASK_PERSON, reason, ("replace", "the earlier replacement may still succeed"))
     if not facts.ladder and facts.fault_traits.ladder[0] in QUARANTINE_RUNGS:
@@ -531,16 +545,16 @@ def _end_of_ladder(facts: RepairFacts, policy: RepairPolicy, prefix: str) -> Rep
     if facts.calls_today >= policy.max_attempts_a_day:
         reason = f"{prefix}{facts.calls_today} repair requests within a day for this node slot, which is the limit."
         return _decision_of(Repair.ASK_PERSON, reason)
-    if len(calls) >= policy.max_attempts:
+    if len(sent_requests) >= policy.max_attempts:
         return _decision_of(
-            Repair.ASK_PERSON, f"{prefix}Evenkeel made {len(calls)} repair requests, which is the limit."
+            Repair.ASK_PERSON, f"{prefix}Evenkeel made {len(sent_requests)} repair requests, which is the limit."
         )
-    if len(own_requests) - len(calls) >= _MAX_REFUSALS:
+    if len(own_requests) - len(sent_requests) >= _MAX_REFUSALS:
         return _decision_of(Repair.ASK_PERSON, f"{prefix}The provider deferred the request {_MAX_REFUSALS} times.")
     return None
 
 
-def _blocked_rung(facts: RepairFacts, policy: RepairPolicy, rung: str, prefix: str) -> RepairDecision | None:
+def _decide_blocked_rung(facts: RepairFacts, policy: RepairPolicy, rung: str, prefix: str) -> RepairDecision | None:
     """Return the decision if the provider, a hold or a guardrail blocks the rung now; None if it may be requested."""
     if facts.provider_busy:
         return _decision_of(Repair.LATER, f"{prefix}{facts.provider_busy}")
@@ -562,7 +576,7 @@ def _hold_text(hold: Hold) -> str:
     return f"{hold.by} holds automation: {hold.reason}"
 
 
-def _first_open_rung(
+def _find_first_open_rung(
     facts: RepairFacts, policy: RepairPolicy, *, allows_reboot: bool
 ) -> tuple[str, list[tuple[str, str]]]:
     """Return the next rung, empty if none is left, and why each other rung is not chosen."""
@@ -576,11 +590,11 @@ def _first_open_rung(
             skipped.append(
                 (REBOOT, f"the node recently returned to service {count_of(facts.returns, 'time')} and failed again")
             )
-        elif rung == REBOOT and _reboots_are_used(facts):
+        elif rung == REBOOT and _are_reboots_used_up(facts):
             skipped.append((REBOOT, "a reboot was already tried"))
         elif rung == REBOOT and not allows_reboot:
             skipped.append((REBOOT, "the node has already rebooted since its latest fault signal"))
-        elif not _is_used(facts, rung):
+        elif not _is_rung_used_up(facts, rung):
             later = facts.ladder[facts.ladder.index(rung) + 1 :]
             return rung, [*skipped, *((later_rung, f"{rung} comes first and is quicker") for later_rung in later)]
         else:
@@ -588,14 +602,17 @@ def _first_open_rung(
     return "", skipped
 
 
-def _is_used(facts: RepairFacts, rung: str) -> bool:
+def _is_rung_used_up(facts: RepairFacts, rung: str) -> bool:
     """Whether this incident has used up a rung: one request took effect, or two failed or showed no effect."""
     requests = [
         request for request in facts.requests if request.rung == rung and request.requested_at >= facts.opened_at
     ]
     if any(
         request.answer in ACCEPTED_ANSWERS
-        or (request.answer in ("", RepairAnswer.UNKNOWN) and took_effect(request, facts.slot_state, facts.progress))
+        or (
+            request.answer in ("", RepairAnswer.UNKNOWN)
+            and evidence_of_effect(request, facts.slot_state, facts.progress)
+        )
         for request in requests
     ):
         return True
@@ -604,7 +621,7 @@ def _is_used(facts: RepairFacts, rung: str) -> bool:
     )
 
 
-def _may_repeat(facts: RepairFacts, rung: str) -> bool:
+def _may_repeat_rung(facts: RepairFacts, rung: str) -> bool:
     """Whether the rung may be requested again: there was one request, without a reply and without any effect."""
     requests = [
         request
@@ -614,14 +631,15 @@ def _may_repeat(facts: RepairFacts, rung: str) -> bool:
     without_effect = [
         request
         for request in requests
-        if request.answer in ("", RepairAnswer.UNKNOWN) and not took_effect(request, facts.slot_state, facts.progress)
+        if request.answer in ("", RepairAnswer.UNKNOWN)
+        and not evidence_of_effect(request, facts.slot_state, facts.progress)
     ]
     return len(requests) == len(without_effect) == 1
 
 
-def _reboots_are_used(facts: RepairFacts) -> bool:
+def _are_reboots_used_up(facts: RepairFacts) -> bool:
     """Whether this incident used its reboot, or earlier reboots count as recurrences by the fault's limits."""
-    if _is_used(facts, REBOOT):
+    if _is_rung_used_up(facts, REBOOT):
         return True
     fault = facts.fault_traits
     since = facts.now - timedelta(hours=fault.recur_window_hours)
@@ -633,7 +651,7 @@ def _reboots_are_used(facts: RepairFacts) -> bool:
     return 0 < fault.recur_count <= len(earlier) + 1
 
 
-def _rung_reason(facts: RepairFacts, rung: str) -> str:
+def _explain_rung(facts: RepairFacts, rung: str) -> str:
     name = facts.fault_traits.name
     if rung == DIAGNOSE:
         return f"{name}: Evenkeel validates the node before it treats it as broken."
@@ -650,7 +668,7 @@ def _rung_reason(facts: RepairFacts, rung: str) -> str:
     return f"{name}: a reboot does not clear this fault, so Evenkeel replaces the node."
 
 
-def _by_group(facts: RepairFacts, group: GroupFacts, policy: RepairPolicy) -> RepairDecision | None:
+def _leave_to_group(facts: RepairFacts, group: GroupFacts, policy: RepairPolicy) -> RepairDecision | None:
     """Return the decision about a node of an Auto Scaling group; None if Evenkeel may terminate its instance."""
     group_decision = choose_group_repair(group, policy)
     if group_decision.action is GroupAction.TERMINATE:
@@ -659,7 +677,7 @@ def _by_group(facts: RepairFacts, group: GroupFacts, policy: RepairPolicy) -> Re
         return _decision_of(Repair.ASK_PERSON, group_decision.reason).replace(drains=True)
     if group_decision.action is GroupAction.REPLACED:
         return _decision_of(Repair.NOT_NEEDED, group_decision.reason)
-    if group_decision.action is GroupAction.LATER or not facts.slot_state.original.is_there:
+    if group_decision.action is GroupAction.LATER or not facts.slot_state.original.is_listed:
         return _decision_of(Repair.PAUSE, group_decision.reason).replace(wait_seconds=policy.retry_seconds)
     is_recorded = group.requested_at is not None or group.watched_at is not None
     return _decision_of(Repair.AWAIT, group_decision.reason).replace(awaited_owner="" if is_recorded else NODE_GROUP)
@@ -669,6 +687,6 @@ _OWNER_NAMES = {Owner.KARPENTER: "Karpenter", Owner.NODE_GROUP: "EKS"}
 """Owners of nodes outside HyperPod."""
 
 
-def _decision_of(action: Repair, reason: str, *other: tuple[str, str]) -> RepairDecision:
-    options = tuple(Alternative(option=option, why_not=why_not) for option, why_not in other)
+def _decision_of(action: Repair, reason: str, *rejected: tuple[str, str]) -> RepairDecision:
+    options = tuple(Alternative(option=option, why_not=why_not) for option, why_not in rejected)
     return RepairDecision(action=action, reason=reason, alternatives=options)

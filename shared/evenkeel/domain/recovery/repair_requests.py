@@ -65,7 +65,7 @@ def deadline_of(
     if request.rung == CONTROLLER:
         return request.requested_at + timedelta(seconds=policy.controller_deadline_seconds)
     if request.rung == OWNER:
-        if slot_state is None or not owner_acted(request, slot_state, progress):
+        if slot_state is None or not has_owner_acted(request, slot_state, progress):
             return request.requested_at + timedelta(seconds=policy.takeover_seconds)
         since = max([request.requested_at, *(repair_progress.at for repair_progress in progress[-1:])])
         return since + timedelta(seconds=policy.owner_deadline_seconds)
@@ -75,7 +75,7 @@ def deadline_of(
     return request.requested_at + timedelta(seconds=seconds)
 
 
-def took_effect(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...] = ()) -> str:
+def evidence_of_effect(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...] = ()) -> str:
     """Return the evidence that a request took effect, as a clause; empty if there is none."""
     if slot_state.replacement is not None:
         return "another node holds the slot"
@@ -84,7 +84,7 @@ def took_effect(request: RepairRequest, slot_state: SlotState, progress: tuple[R
         return "the node rebooted since"
     if record and record.status not in (RUNNING_STATUS, request.status_before):
         return f"HyperPod reports {record.status}"
-    if not slot_state.original.is_there:
+    if not slot_state.original.is_listed:
         return "no control plane lists the node any more"
     evidence = next(
         (
@@ -107,12 +107,13 @@ def failure_since(progress: tuple[RepairProgress, ...], since: datetime) -> Repa
     return later[-1] if later and later[-1].code in FAILURES else None
 
 
-def owner_acted(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
+def has_owner_acted(request: RepairRequest, slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
     """Whether anything shows that the other owner has started a repair."""
-    return bool(progress) or is_under_way(slot_state, progress) or bool(took_effect(request, slot_state))
+    return bool(progress) or is_repair_under_way(slot_state, progress) or bool(evidence_of_effect(request, slot_state))
 
 
-def is_under_way(slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
+def is_repair_under_way(slot_state: SlotState, progress: tuple[RepairProgress, ...]) -> bool:
+    """Whether HyperPod repairs the node now, as its status or its latest report shows."""
     record = slot_state.original.record
     is_changing = record is not None and record.status not in _IDLE_STATUSES
     return is_changing or (bool(progress) and progress[-1].code in _PROGRESS_CODES)

@@ -25,7 +25,7 @@ from evenkeel.domain.words import count_of
 COUNTED_FOR = timedelta(hours=24)
 """How long a restart counts towards `maxRestarts`."""
 MAX_MANIFEST_BYTES = 200_000
-"""Longest manifest that Evenkeel restarts. A row of the ledger holds it while the object is deleted."""
+"""Evenkeel restarts no job with a longer manifest: one row of the ledger keeps it while the object is deleted."""
 
 
 class UnmanagedJobState(StrEnum):
@@ -70,7 +70,7 @@ class UnmanagedJob(Value):
     failed_at: Instant | None = None
     """When its operator declared it failed; None if it has not failed."""
     checkpoints: str = ""
-    """Where its manifest says that checkpoints are, and which field says so; empty if no field does."""
+    """Checkpoint folder that its manifest names, and the field that names it; empty if no field does."""
 
     @property
     def label(self) -> str:
@@ -80,8 +80,8 @@ class UnmanagedJob(Value):
 
 def parse_label(label: str) -> tuple[str, str, str]:
     """Return kind, namespace and name from a label."""
-    kind, _, place = label.partition(" ")
-    namespace, _, name = place.partition("/")
+    kind, _, full_name = label.partition(" ")
+    namespace, _, name = full_name.partition("/")
     return kind, namespace, name
 
 
@@ -128,7 +128,7 @@ def decide_restart(facts: RestartFacts) -> RestartDecision:
     """Decide whether Evenkeel restarts an unmanaged job, moves its pods, or leaves it alone."""
     job = facts.job
 
-    def decision(action: RestartAction, why: str, **alternatives: str) -> RestartDecision:
+    def decision_of(action: RestartAction, why: str, **alternatives: str) -> RestartDecision:
         return RestartDecision(
             action=action,
             reason=f"{job.label} {why}",
@@ -137,23 +137,24 @@ def decide_restart(facts: RestartFacts) -> RestartDecision:
         )
 
     if leave_reason := _why_left_alone(facts):
-        return decision(RestartAction.LEAVE, f"is left alone: {leave_reason}", RESTART=_sentence(leave_reason))
+        return decision_of(RestartAction.LEAVE, f"is left alone: {leave_reason}", RESTART=_capitalise(leave_reason))
     if job.state is UnmanagedJobState.RUNNING and job.recreation is PodRecreation.BY_OWNER:
         why_no_restart = "Its operator starts evicted pods on other nodes."
         moved = "is moved: its operator starts evicted pods on other nodes."
-        return decision(RestartAction.MOVE, moved, RESTART=why_no_restart)
+        return decision_of(RestartAction.MOVE, moved, RESTART=why_no_restart)
     if refusal := _why_not_restarted(facts):
-        return decision(RestartAction.LEAVE, f"is not restarted: {refusal}", RESTART=_sentence(refusal))
+        return decision_of(RestartAction.LEAVE, f"is not restarted: {refusal}", RESTART=_capitalise(refusal))
     why_no_move = "Its operator would not start evicted pods again."
+    restart_point = _describe_restart_point(job)
     if job.state is UnmanagedJobState.FAILED:
-        why = f"failed when a pod ended on {facts.node_name}, and its operator does not restart it. {_start(job)}"
-        return decision(RestartAction.RESTART, why, MOVE=why_no_move, LEAVE="It would stay failed.")
-    why = f"runs on {facts.node_name}, and its operator would not restart it. {_start(job)}"
-    return decision(RestartAction.RESTART, why, MOVE=why_no_move, LEAVE="It would fail when the node is repaired.")
+        why = f"failed when a pod ended on {facts.node_name}, and its operator does not restart it. {restart_point}"
+        return decision_of(RestartAction.RESTART, why, MOVE=why_no_move, LEAVE="It would stay failed.")
+    why = f"runs on {facts.node_name}, and its operator would not restart it. {restart_point}"
+    return decision_of(RestartAction.RESTART, why, MOVE=why_no_move, LEAVE="It would fail when the node is repaired.")
 
 
 def why_not_concerned(job: UnmanagedJob, node_name: str, *, by_policy: bool) -> str:
-    """Return why a fault of a node gives Evenkeel nothing to decide about a job; empty if there is a decision.
+    """Return why Evenkeel has nothing to decide about a job after a node's fault; empty if it must decide.
 
     Args:
         job: The job.
@@ -186,7 +187,7 @@ def _why_not_restarted(facts: RestartFacts) -> str:
     job = facts.job
     if job.owner:
         return f"it belongs to {job.owner}, which may restart it."
-    if job.state is UnmanagedJobState.FAILED and not _failed_here(facts):
+    if job.state is UnmanagedJobState.FAILED and not _failed_on_node(facts):
         return f"no pod of it is known to have failed on {facts.node_name} since the fault began."
     if facts.distrusted_since is not None:
         since = f"{facts.distrusted_since:%Y-%m-%dT%H:%M:%SZ}"
@@ -199,7 +200,7 @@ def _why_not_restarted(facts: RestartFacts) -> str:
     return ""
 
 
-def _failed_here(facts: RestartFacts) -> bool:
+def _failed_on_node(facts: RestartFacts) -> bool:
     """Whether a pod failed on the node. Kubernetes deletes the pods of some failed Jobs: then the last sweeps count."""
     job = facts.job
     if not job.failed_pods and facts.was_listed_on_node and job.failed_at is not None:
@@ -211,12 +212,12 @@ def _failed_here(facts: RestartFacts) -> bool:
     )
 
 
-def _sentence(clause: str) -> str:
+def _capitalise(clause: str) -> str:
     return clause[:1].upper() + clause[1:]
 
 
-def _start(job: UnmanagedJob) -> str:
-    """Describe where the restarted job begins."""
+def _describe_restart_point(job: UnmanagedJob) -> str:
+    """Return a sentence that says from which checkpoint the restarted job begins."""
     if job.checkpoints:
         return f"Its script resumes from {job.checkpoints}, if it saved a checkpoint there."
     return "Its manifest names no checkpoint folder, so it may start from the beginning."
@@ -230,13 +231,13 @@ def fault_consequence(workload: UnmanagedWorkload, *, by_policy: bool) -> str:
         by_policy: Whether the policy lets Evenkeel recover the jobs of its namespace.
     """
     if workload.claims:
-        message = _on_faulty_node(workload, is_restarted=False)
+        message = _describe_fault_effect(workload, is_restarted=False)
         return f"{message} It carries the labels of {workload.claims} but does not belong to that job."
     is_restarted = workload.kind in set(WorkloadKind) and is_allowed(workload.consent, by_policy=by_policy)
-    return _on_faulty_node(workload, is_restarted=is_restarted)
+    return _describe_fault_effect(workload, is_restarted=is_restarted)
 
 
-def _on_faulty_node(workload: UnmanagedWorkload, *, is_restarted: bool) -> str:
+def _describe_fault_effect(workload: UnmanagedWorkload, *, is_restarted: bool) -> str:
     match workload.recreation:
         case PodRecreation.BY_HYPERPOD:
             return "HyperPod restarts it, so Evenkeel does not move it."
@@ -254,7 +255,7 @@ def _on_faulty_node(workload: UnmanagedWorkload, *, is_restarted: bool) -> str:
 
 
 class RestartStage(StrEnum):
-    """How far a restart is."""
+    """The stage that a restart has reached."""
 
     REQUESTED = "REQUESTED"
     SUSPENDED = "SUSPENDED"
@@ -265,7 +266,7 @@ class RestartStage(StrEnum):
 
 
 class Restart(Value):
-    """The restart of one unmanaged job. The ledger has one row for each job name; the latest restart is in it."""
+    """The restart of one unmanaged job. The ledger keeps the latest restart of each job name, one row for each."""
 
     cluster: str
     namespace: str
@@ -292,7 +293,7 @@ class Restart(Value):
         """`PyTorchJob research/llama`."""
         return f"{self.kind} {self.namespace}/{self.name}"
 
-    def recent(self, now: datetime) -> tuple[datetime, ...]:
+    def recent_starts(self, now: datetime) -> tuple[datetime, ...]:
         """Return when the restarts within `COUNTED_FOR` began."""
         begun = (*self.earlier, self.begun_at) if self.was_restarted or self.ended_at is None else self.earlier
         return tuple(at for at in begun if at > now - COUNTED_FOR)
@@ -319,12 +320,12 @@ class NextStep(NamedTuple):
     was_restarted: bool = False
 
 
-_STOPS = frozenset({RestartStep.SUSPEND, RestartStep.DELETE})
+_STOPPING_STEPS = frozenset({RestartStep.SUSPEND, RestartStep.DELETE})
 
 
 def stops_job(step: RestartStep) -> bool:
     """Whether a step stops the job. A hold forbids these steps. It never forbids the steps that start the job again."""
-    return step in _STOPS
+    return step in _STOPPING_STEPS
 
 
 def next_step(restart: Restart, job: UnmanagedJob | None, *, incident_is_over: bool = False) -> NextStep:
@@ -336,7 +337,7 @@ def next_step(restart: Restart, job: UnmanagedJob | None, *, incident_is_over: b
         incident_is_over: Whether the incident of the node is settled. Then no job is suspended for it.
     """
     if restart.stage is RestartStage.DELETED:
-        return _after_delete(restart, job)
+        return _next_step_after_delete(restart, job)
     if job is None:
         return NextStep(RestartStep.END, f"{restart.label} was deleted by its owner.")
     if job.uid != restart.uid:
@@ -349,14 +350,14 @@ def next_step(restart: Restart, job: UnmanagedJob | None, *, incident_is_over: b
         case UnmanagedJobState.FAILED:
             return NextStep(RestartStep.DELETE, f"{restart.label} failed. Evenkeel creates it again.")
         case UnmanagedJobState.RUNNING:
-            return _while_running(restart, job, incident_is_over=incident_is_over)
+            return _next_step_while_running(restart, job, incident_is_over=incident_is_over)
         case UnmanagedJobState.SUSPENDED:
-            return _while_suspended(restart, job)
+            return _next_step_while_suspended(restart, job)
         case _:
             assert_never(job.state)
 
 
-def _while_running(restart: Restart, job: UnmanagedJob, *, incident_is_over: bool) -> NextStep:
+def _next_step_while_running(restart: Restart, job: UnmanagedJob, *, incident_is_over: bool) -> NextStep:
     if restart.node_name in job.live_nodes and incident_is_over:
         was_restarted = restart.stage is RestartStage.SUSPENDED
         return NextStep(RestartStep.END, f"{restart.label} keeps running: the incident is over.", was_restarted)
@@ -368,7 +369,7 @@ def _while_running(restart: Restart, job: UnmanagedJob, *, incident_is_over: boo
     return NextStep(RestartStep.END, f"{restart.label} has left {restart.node_name} by itself.")
 
 
-def _while_suspended(restart: Restart, job: UnmanagedJob) -> NextStep:
+def _next_step_while_suspended(restart: Restart, job: UnmanagedJob) -> NextStep:
     if restart.stage is RestartStage.REQUESTED:
         return NextStep(RestartStep.END, f"{restart.label} was suspended by its owner.")
     if job.live_nodes:
@@ -377,7 +378,7 @@ def _while_suspended(restart: Restart, job: UnmanagedJob) -> NextStep:
     return NextStep(RestartStep.RESUME, f"{restart.label} is resumed.", was_restarted=True)
 
 
-def _after_delete(restart: Restart, job: UnmanagedJob | None) -> NextStep:
+def _next_step_after_delete(restart: Restart, job: UnmanagedJob | None) -> NextStep:
     if job is None:
         return NextStep(RestartStep.CREATE, f"{restart.label} is created again.", was_restarted=True)
     if job.uid != restart.uid:

@@ -79,11 +79,11 @@ class ResumeDelays(Value):
     repair: Forecast
     """Repair of the faulty node by its first rung."""
     capacity: Forecast
-    """Until the scheduler finds capacity without a repair."""
+    """Time until the scheduler finds capacity without a repair."""
     launch: Forecast
-    """From admission until every pod runs."""
+    """Time from admission until every pod runs."""
     restore: Forecast
-    """From running pods until the job trains again."""
+    """Time from running pods until the job trains again."""
 
 
 def capacity_wait(delays: ResumeDelays, pools: Iterable[PoolCapacity], nodes: int, *, is_repaired: bool) -> float:
@@ -158,7 +158,7 @@ class ResumeDecision(Value):
     max_rent_parts: int | None = None
     """Highest rent at which RENT still loses least; None if no nodes are rented."""
     capacity_seconds: float = 0
-    """Until committed nodes are expected for the job."""
+    """Expected time until committed nodes are free for the job."""
     alternatives: tuple[Alternative, ...] = ()
 
 
@@ -190,7 +190,7 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
 
     Ties follow `OPTION_ORDER`.
     """
-    options = sorted(_options(facts), key=lambda option: OPTION_ORDER.index(option.option))
+    options = sorted(_all_options(facts), key=lambda option: OPTION_ORDER.index(option.option))
     possible = [option for option in options if not option.why_not]
     # Waiting is always possible, so there is always a best option.
     is_priced = facts.usd_per_accelerator_hour is not None
@@ -219,12 +219,12 @@ def plan_resume(facts: ResumeFacts, policy: JobPolicy) -> ResumeDecision:
         max_rent_parts=max_rent_parts,
         capacity_seconds=_wait_seconds(facts),
         alternatives=tuple(
-            _rejected(option, chosen, is_priced=is_priced) for option in options if option is not chosen
+            _rejected_alternative(option, chosen, is_priced=is_priced) for option in options if option is not chosen
         ),
     )
 
 
-def _options(facts: ResumeFacts) -> Iterator[_Option]:
+def _all_options(facts: ResumeFacts) -> Iterator[_Option]:
     max_usable = max((pool.usable for pool in facts.pools), default=0)
     need = count_of(facts.nodes, "node is", "nodes are")
     shortage = f"{need} needed and {max_usable} {'is' if max_usable == 1 else 'are'} free"
@@ -243,28 +243,30 @@ def _options(facts: ResumeFacts) -> Iterator[_Option]:
     else:
         why = f"A spare node in {spare.pool} can run the job now; no other node is free."
         yield _priced_option(facts, ResumeOption.SPARE, why, pool=spare.pool)
-    yield _waiting(facts, shortage, max_usable)
+    yield _wait_option(facts, shortage, max_usable)
     if facts.fault is not None:
-        yield _shrinking(facts, facts.fault)
+        yield _shrink_option(facts, facts.fault)
     if facts.preemption_victims:
-        yield _preempting(facts, _wait_seconds(facts))
+        yield _preempt_option(facts, _wait_seconds(facts))
     if facts.renting is not None:
-        yield _renting(facts, facts.renting)
+        yield _rent_option(facts, facts.renting)
     for offer in facts.offers:
         if offer.why_not:
             yield _Option(option=offer.option, why_not=offer.why_not)
         else:
-            yield _priced_option(facts, offer.option, _OFFERED[offer.option], wait=offer.wait_seconds, offer=offer)
+            yield _priced_option(
+                facts, offer.option, _OFFER_REASONS[offer.option], wait=offer.wait_seconds, offer=offer
+            )
 
 
-_OFFERED = {
+_OFFER_REASONS = {
     ResumeOption.SHRINK: "The job continues on fewer nodes.",
     ResumeOption.RENT: "Rented nodes run the job.",
     ResumeOption.PREEMPT: "Evenkeel preempts a job of lower priority.",
 }
 
 
-def _waiting(facts: ResumeFacts, shortage: str, max_usable: int) -> _Option:
+def _wait_option(facts: ResumeFacts, shortage: str, max_usable: int) -> _Option:
     shortage = shortage[0].upper() + shortage[1:]
     why = f"{shortage}, so the job waits for the repair."
     if not facts.is_repaired:
@@ -278,14 +280,14 @@ def _wait_seconds(facts: ResumeFacts) -> float:
     return capacity_wait(facts.delays, facts.pools, facts.nodes, is_repaired=facts.is_repaired)
 
 
-def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
+def _rent_option(facts: ResumeFacts, renting: RentOption) -> _Option:
     """Return the option to rent nodes, priced as a scheduling cycle prices it.
 
     The price is the rent, less the value of the committed nodes that the job then leaves free.
     """
     requirement = renting.placement.job
-    placed = choose_pool(renting.placement)
-    table, row = placed.table, cheapest_rental_in_time(placed)
+    placement = choose_pool(renting.placement)
+    table, row = placement.table, cheapest_rental_in_time(placement)
     if row is None:
         why = " ".join(f"{cost.pool}: {cost.why_not}" for cost in table if cost.market.is_rented)
         return _Option(option=ResumeOption.RENT, why_not=(why or "no pool to rent from is configured").rstrip("."))
@@ -302,7 +304,7 @@ def _renting(facts: ResumeFacts, renting: RentOption) -> _Option:
     )
 
 
-def _preempting(facts: ResumeFacts, wait: float) -> _Option:
+def _preempt_option(facts: ResumeFacts, wait: float) -> _Option:
     """Return the option to preempt jobs.
 
     The preempted jobs wait as long as this job would have waited, and lose their work since their last checkpoint.
@@ -321,7 +323,7 @@ def _preempting(facts: ResumeFacts, wait: float) -> _Option:
     )
 
 
-def _shrinking(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
+def _shrink_option(facts: ResumeFacts, fault: NodeLossFacts) -> _Option:
     """Return the option to continue on fewer nodes.
 
     It costs the time of the missing nodes until they are back, and the resize back to the full size.
@@ -385,7 +387,7 @@ def _priced_option(
     )
 
 
-def _rejected(rejected: _Option, chosen: _Option, *, is_priced: bool) -> Alternative:
+def _rejected_alternative(rejected: _Option, chosen: _Option, *, is_priced: bool) -> Alternative:
     if rejected.why_not:
         return Alternative(option=rejected.option, why_not=rejected.why_not)
     if not is_priced and rejected.gpu_hours > chosen.gpu_hours:
@@ -422,7 +424,8 @@ def lost_work_seconds(
     """Estimate the seconds of work that the job lost: the work since its last usable checkpoint.
 
     On average a job loses half the time between two checkpoints (docs/operate/resume.md), and all work saved after
-    checkpoints became distrusted. It never loses more than the attempt has run. A job without checkpoints loses that.
+    checkpoints became distrusted. It never loses more than its attempt has run. A job without checkpoints loses all of
+    that.
 
     Args:
         ran_seconds: How long the interrupted attempt has trained.

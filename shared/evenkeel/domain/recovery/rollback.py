@@ -54,7 +54,7 @@ class RollbackDecision(Value):
     facts: RollbackFacts
 
 
-def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
+def decide_rollback(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
     """Decide whether an attempt after the interrupted one resumed from a suspect checkpoint."""
 
     def decision_of(action: Rollback, reason: str) -> RollbackDecision:
@@ -64,13 +64,13 @@ def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
 
     if facts.distrust_after is None:
         return decision_of(Rollback.LEAVE, "The fault does not affect checkpoints.")
-    root = _root(facts)
-    if root is None:
+    resumed_attempt = _find_resumed_attempt(facts)
+    if resumed_attempt is None:
         return decision_of(
             Rollback.LEAVE,
             f"Attempt {facts.current_attempt} did not resume from a checkpoint of the interrupted attempt.",
         )
-    suspect = _suspect_reason(root, facts, facts.distrust_after)
+    suspect = _suspect_reason(resumed_attempt, facts, facts.distrust_after)
     if not suspect:
         reason = f"Attempt {facts.current_attempt} descends from a checkpoint begun before the fault."
         return decision_of(Rollback.LEAVE, reason)
@@ -81,24 +81,24 @@ def roll_back(facts: RollbackFacts, policy: JobPolicy) -> RollbackDecision:
     return decision_of(Rollback.STOP, f"Evenkeel rolls back attempt {facts.current_attempt}: {suspect}.")
 
 
-def _suspect_reason(root: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:
+def _suspect_reason(resumed_attempt: Attempt, facts: RollbackFacts, distrust_after: datetime) -> str:
     """Return why the checkpoint that an attempt resumed from is suspect, as a clause; empty if it is not."""
     needs_evidence = (
         facts.requirement is CheckpointRequirement.EVIDENCE
         and facts.required_before is not CheckpointRequirement.EVIDENCE
     )
-    point, began = root.resume_from, root.resumed_work_from
+    point, began_at = resumed_attempt.resume_from, resumed_attempt.resumed_work_from
     if point is None:
         was_distrusted = facts.distrusted_before is not None and facts.distrusted_before <= distrust_after
         is_safe = was_distrusted and not needs_evidence
-        return "" if is_safe else f"only rank 0 knows which checkpoint attempt {root.attempt} resumed from"
-    where = f"step {point.step} of attempt {point.attempt}"
-    if began is None or began > distrust_after:
-        return f"{where} was begun after {distrust_after:%H:%M:%SZ}, when the fault may have corrupted it"
-    return f"{where} was resumed without evidence, and this fault requires evidence" if needs_evidence else ""
+        return "" if is_safe else f"only rank 0 knows which checkpoint attempt {resumed_attempt.attempt} resumed from"
+    checkpoint_text = f"step {point.step} of attempt {point.attempt}"
+    if began_at is None or began_at > distrust_after:
+        return f"{checkpoint_text} was begun after {distrust_after:%H:%M:%SZ}, when the fault may have corrupted it"
+    return f"{checkpoint_text} was resumed without evidence, and this fault requires evidence" if needs_evidence else ""
 
 
-def _root(facts: RollbackFacts) -> Attempt | None:
+def _find_resumed_attempt(facts: RollbackFacts) -> Attempt | None:
     """Return the attempt that resumed from the interrupted attempt or an earlier one, and led to the current attempt.
 
     None if the current attempt does not descend from them. If only rank 0 knows the resume point of an attempt, the

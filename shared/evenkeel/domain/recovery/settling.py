@@ -73,20 +73,20 @@ def choose_incident_end(
             state=IncidentState.FAILED, reason="Evenkeel failed: the recovery workflow ended without an outcome."
         )
     node, jobs = node.replace(reason=error_message(node.reason)), jobs.replace(reason=error_message(jobs.reason))
-    both = f"{node.reason} {jobs.reason}".strip()
+    both_reasons = f"{node.reason} {jobs.reason}".strip()
     if node.outcome not in tuple(NodeBranchResult):
-        return IncidentEnd(state=IncidentState.FAILED, reason=f"The node branch failed: {both}")
+        return IncidentEnd(state=IncidentState.FAILED, reason=f"The node branch failed: {both_reasons}")
     if jobs.outcome not in (*_GOOD_JOBS, "DEADLINE_PASSED"):
         return IncidentEnd(
             state=IncidentState.FAILED, reason=f"The job branch failed: {jobs.reason} {node.reason}".strip()
         )
     if node.outcome == NodeBranchResult.WAITING_FOR_PERSON:
-        return IncidentEnd(state=IncidentState.WAITING_FOR_PERSON, reason=both)
+        return IncidentEnd(state=IncidentState.WAITING_FOR_PERSON, reason=both_reasons)
     if jobs.outcome == "DEADLINE_PASSED":
         return IncidentEnd(state=IncidentState.JOB_NOT_RESUMED, reason=f"{jobs.reason} {node.reason}".strip())
     if node.outcome == NodeBranchResult.STOOD_DOWN:
-        return IncidentEnd(state=IncidentState.STOOD_DOWN, reason=both)
-    return IncidentEnd(state=IncidentState.RECOVERED, reason=both)
+        return IncidentEnd(state=IncidentState.STOOD_DOWN, reason=both_reasons)
+    return IncidentEnd(state=IncidentState.RECOVERED, reason=both_reasons)
 
 
 def why_replan(incident: Incident, rungs: Sequence[str], plan_ended: str) -> str:

@@ -1,4 +1,4 @@
-"""Nodes that an incident left unhealthy: which nodes these are, when they are healthy again, when work resumes."""
+"""Nodes that an incident left unhealthy: record them, notice that they are healthy again, resume their recovery."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta

@@ -11,7 +11,7 @@ from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy, PolicyError, changed
 from evenkeel.domain.policy_section import Mode
-from evenkeel.domain.recovery.modes import mode_for
+from evenkeel.domain.recovery.modes import most_cautious_mode
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Invalid, Ledger, Table
 from evenkeel.services.storage import pagination, rows
@@ -115,7 +115,7 @@ def _decisions(ledger: Ledger, subject: str, since: datetime) -> list[Decision]:
 
 def _mode(incident: Incident, policy: Policy, stack_mode: Mode) -> Mode:
     fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
-    return mode_for(stack_mode, policy.modes, fault_class, incident.pool)
+    return most_cautious_mode(stack_mode, policy.modes, fault_class, incident.pool)
 
 
 def _changed(record: Decision, tested_record: Decision, again: replay.Replayed, before: str, after: str) -> Json:

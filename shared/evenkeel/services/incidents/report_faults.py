@@ -22,7 +22,13 @@ from evenkeel.domain.jobs.attempt import Attempt
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.names import unknown_name
 from evenkeel.domain.nodes import INSTANCE_ID, FleetNode, NodeLife
-from evenkeel.domain.recovery.attribution import LOOK_BACK, Attribution, AttributionFacts, attribute_fault, facts_of
+from evenkeel.domain.recovery.attribution import (
+    LOOK_BACK,
+    Attribution,
+    AttributionFacts,
+    attribute_fault,
+    attribution_facts,
+)
 from evenkeel.domain.values import Value, rfc3339
 from evenkeel.events import envelope, reported_faults
 from evenkeel.events.driver_lines import NamedFault
@@ -223,7 +229,7 @@ def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, A
     if attempt is None or (attempt.ended_at is not None and attempt.ended_at < report.observed_at - LOOK_BACK):
         raise NotFound(f"{report.job_id} was not running at {rfc3339(report.observed_at)}.")
     recent_incidents = {life.key: incident for life in attempt.nodes if (incident := _last_incident(life, ledger))}
-    facts = facts_of(attempt, report.rank, recent_incidents, report.observed_at)
+    facts = attribution_facts(attempt, report.rank, recent_incidents, report.observed_at)
     attribution = attribute_fault(facts)
     if attribution is None:
         raise NotFound(f"{report.job_id} has no rank {report.rank}.")

@@ -85,7 +85,7 @@ class GuardrailInputs:
 
     def hold_on(self, incident: Incident) -> Hold | None:
         """Return the hold in force on an incident's node."""
-        return self.holds.on(incident.pool, incident.life.instance_id, self.context.now)
+        return self.holds.hold_on_node(incident.pool, incident.life.instance_id, self.context.now)
 
     def pool_nodes(self, pool: str) -> int:
         """Return how many nodes of a pool can be acted on, as the sweep counted them; 0 if it did not count them."""

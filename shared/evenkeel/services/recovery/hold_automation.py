@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.recovery.leases import Hold, Holds
-from evenkeel.domain.recovery.modes import mode_for
+from evenkeel.domain.recovery.modes import most_cautious_mode
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value, milliseconds, rfc3339
 from evenkeel.ports import Conflict, Delete, Invalid, KeyReused, Ledger, Put, Row, Write
@@ -57,11 +57,11 @@ class ReleaseRequest(Value):
 def show(context: Context) -> Json:
     """Return the mode in force, and the holds in force."""
     row = context.ledger.get(fleet_rows.hold_key())
-    holds = rows.decode(row, Holds).at(context.now) if row else ()
+    holds = rows.decode(row, Holds).in_force(context.now) if row else ()
     rules = context.policy.modes
     return {
         "mode": context.mode,
-        "modeInForce": mode_for(context.mode, rules, "", ""),
+        "modeInForce": most_cautious_mode(context.mode, rules, "", ""),
         "modeRules": [rule.to_json() for rule in rules if rule.fault_class or rule.pool],
         "drillsMayAct": context.site.drills_may_act,
         "isHeld": bool(holds),
@@ -99,10 +99,8 @@ def hold(request: HoldRequest, context: Context) -> Hold:
         instance_id=request.instance_id,
         stops_scheduling=request.stops_scheduling,
     )
-    what = ", with all scheduling," if requested_hold.stops_scheduling else ""
-    text = (
-        f"Held{requested_hold.where}{what} by {request.by} until {request.until:%Y-%m-%dT%H:%M:%SZ}: {request.reason}"
-    )
+    scope_text = requested_hold.scope_text + (", with all scheduling," if requested_hold.stops_scheduling else "")
+    text = f"Held{scope_text} by {request.by} until {request.until:%Y-%m-%dT%H:%M:%SZ}: {request.reason}"
     return Hold.model_validate(
         _once(
             context.ledger,
@@ -132,7 +130,7 @@ def release(request: ReleaseRequest, context: Context) -> Json:
     if request.cause:
         return _end_cause(request, context)
     row = context.ledger.get(fleet_rows.hold_key())
-    scopes = {active.scope for active in (rows.decode(row, Holds).at(context.now) if row else ())}
+    scopes = {active.scope for active in (rows.decode(row, Holds).in_force(context.now) if row else ())}
     if (request.pool, request.instance_id) not in scopes:
         is_new = (
             _first_answer(
@@ -203,7 +201,7 @@ def _once(
             return first_answer
         row = ledger.get(fleet_rows.hold_key())
         stored = rows.decode(row, Holds) if row else Holds()
-        in_force = stored.at(now)
+        in_force = stored.in_force(now)
         holds = tuple(hold for hold in in_force if hold.scope != (request.pool, request.instance_id))
         if requested_hold and len(holds) >= MAX_HOLDS:
             fault = f"there are {len(holds)} holds in force: release some, or hold a pool or the fleet"

@@ -10,7 +10,7 @@ from evenkeel.domain.health.incidents import Incident, IncidentState, NodeBranch
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode, ProviderCluster
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved, why_superseded
-from evenkeel.domain.recovery.modes import mode_for
+from evenkeel.domain.recovery.modes import most_cautious_mode
 from evenkeel.domain.recovery.node_slot import SlotState
 from evenkeel.domain.recovery.opt_out import opt_out_reason, opted_out_pools
 from evenkeel.domain.recovery.other_controllers import controller_mark, is_manual_cordon
@@ -156,7 +156,7 @@ def preview_plan(
 
 def _mode(incident: Incident, fault: IncidentFault, slot_state: SlotState, context: Context) -> Mode:
     pool = _pool(incident, slot_state.original.node)
-    return mode_for(context.mode, context.policy.modes, fault.fault.fault_class, pool)
+    return most_cautious_mode(context.mode, context.policy.modes, fault.fault.fault_class, pool)
 
 
 def _result_in_force(
@@ -266,7 +266,7 @@ def _facts(
 
 
 def _is_node_gone(slot_state: SlotState) -> bool:
-    return not slot_state.original.is_there or (
+    return not slot_state.original.is_listed or (
         slot_state.replacement is not None and slot_state.original.record is None
     )
 

@@ -20,12 +20,12 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.approval import beyond_approval, is_approved
 from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailFacts, check_guardrails
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
-from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.modes import current_mode
 from evenkeel.domain.recovery.node_groups import GroupFacts, group_facts
 from evenkeel.domain.recovery.other_controllers import controller_mark, is_manual_cordon
 from evenkeel.domain.recovery.plan import FaultTraits, Owner, provider_busy_reason, why_not_allowed
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, RepairFacts, choose_repair
-from evenkeel.domain.recovery.repair_requests import OWNERS, REPLACE, RepairAnswer, took_effect
+from evenkeel.domain.recovery.repair_requests import OWNERS, REPLACE, RepairAnswer, evidence_of_effect
 from evenkeel.domain.recovery.validation import CheckKind, judge_node
 from evenkeel.domain.values import Value
 from evenkeel.ports import (
@@ -269,7 +269,7 @@ def _load_group(incident: Incident, requests: tuple[RepairRequest, ...], context
 def _not_allowed(incident: Incident, fault: IncidentFault, mode: Mode, *, drills_may_act: bool) -> str:
     """Return why no action is allowed; empty if one is. An approval covers only the plan that it names."""
     beyond_reason = beyond_approval(incident, fault.node_rungs)
-    allowed_mode = mode_now(mode, incident.mode, is_approved=is_approved(incident) and not beyond_reason)
+    allowed_mode = current_mode(mode, incident.mode, is_approved=is_approved(incident) and not beyond_reason)
     reason_not_allowed = why_not_allowed(allowed_mode, is_drill=incident.is_drill, drills_may_act=drills_may_act)
     return beyond_reason if beyond_reason and allowed_mode is Mode.RECOMMEND else reason_not_allowed
 
@@ -472,7 +472,7 @@ def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
     """Treat a call without a reply as accepted, once evidence shows that it took effect."""
     last = facts.requests[-1] if facts.requests else None
     is_unanswered = last and last.incident_id == incident.incident_id and last.answer in ("", RepairAnswer.UNKNOWN)
-    if last and is_unanswered and took_effect(last, facts.slot_state, facts.progress):
+    if last and is_unanswered and evidence_of_effect(last, facts.slot_state, facts.progress):
         _record_answer(incident, last, RepairAnswer.ACCEPTED, ledger)
 
 

@@ -139,7 +139,7 @@ def _handle(incident: Incident, job: UnmanagedJob, node: FleetNode | None, conte
         incident_id=incident.incident_id,
         node_name=incident.node_name,
         begun_at=context.now,
-        earlier=last.recent(context.now) if last else (),
+        earlier=last.recent_starts(context.now) if last else (),
     )
     _record(incident, job, decision, restart, row.version if row else 0, context)
     if decision.action is RestartAction.RESTART:
@@ -160,7 +160,7 @@ def _decide(
         was_listed_on_node=node is not None and job.label in {*node.unmanaged_workloads, *left_workloads},
         left_node_at=left_workloads.get(job.label),
         distrusted_since=distrust_after(*checkpoint_trust_of(incident, policy.catalogue), policy.jobs),
-        recent_restarts=len(last.recent(context.now)) if last else 0,
+        recent_restarts=len(last.recent_starts(context.now)) if last else 0,
         max_restarts=policy.adoption.max_restarts,
     )
     return decide_restart(facts)

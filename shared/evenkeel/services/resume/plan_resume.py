@@ -34,7 +34,7 @@ from evenkeel.domain.recovery.resume import (
     plan_resume,
     requirement_after,
 )
-from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, roll_back
+from evenkeel.domain.recovery.rollback import Rollback, RollbackDecision, RollbackFacts, decide_rollback
 from evenkeel.domain.resources import NONE, Resources, why_too_small
 from evenkeel.domain.values import Value
 from evenkeel.ports import Conflict, Ledger, Put, Table, Write, every, get_all
@@ -239,7 +239,7 @@ def _judge_rollback(incident: Incident, affected: AffectedJob, job: Job, context
         else CheckpointRequirement.CONVENTION,
         rollbacks=job.rollbacks,
     )
-    return roll_back(facts, context.policy.jobs)
+    return decide_rollback(facts, context.policy.jobs)
 
 
 def _rollback_writes(

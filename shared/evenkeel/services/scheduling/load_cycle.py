@@ -150,8 +150,8 @@ class _Queues(NamedTuple):
 
 def _automation_hold_reason(context: Context) -> str:
     row = context.ledger.get(fleet_rows.hold_key())
-    hold = rows.decode(row, Holds).on_scheduling(context.now) if row else None
-    return hold.words if hold else ""
+    hold = rows.decode(row, Holds).scheduling_hold(context.now) if row else None
+    return hold.wait_reason if hold else ""
 
 
 def _read_queues(snapshot: CycleSnapshot, context: Context) -> _Queues:

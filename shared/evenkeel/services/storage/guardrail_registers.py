@@ -31,7 +31,7 @@ def load(name: RegisterName, context: Context, *, is_drill: bool = False) -> tup
 
 def read(row: Row | None, now: datetime) -> tuple[Register, int]:
     """Return the present entries of a register's row, and its version."""
-    return (rows.decode(row, Register).at(now), row.version) if row else (Register(), 0)
+    return (rows.decode(row, Register).without_old_requests(now), row.version) if row else (Register(), 0)
 
 
 def put_adding(
@@ -52,7 +52,7 @@ def puts_removing(name: RegisterName, context: Context, *lives: str, is_drill: b
     register, version = load(name, context, is_drill=is_drill)
     if not any(entry.life in lives for entry in register.entries):
         return ()
-    return (Put(Row(_key(name, is_drill=is_drill), register.without(*lives).to_json(), version)),)
+    return (Put(Row(_key(name, is_drill=is_drill), register.without_nodes(*lives).to_json(), version)),)
 
 
 def reconcile(
@@ -68,7 +68,9 @@ def reconcile(
         return 0
     with contextlib.suppress(Conflict):
         # At the version that was read: a node that was added again since stays.
-        context.ledger.commit(Put(Row(_key(name, is_drill=is_drill), register.without(*outdated).to_json(), version)))
+        context.ledger.commit(
+            Put(Row(_key(name, is_drill=is_drill), register.without_nodes(*outdated).to_json(), version))
+        )
         return len(outdated)
     return 0
 

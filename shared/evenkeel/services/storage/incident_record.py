@@ -6,7 +6,7 @@ from datetime import datetime
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.approval import is_approved
 from evenkeel.domain.recovery.leases import RepairLease, RepairRequest
-from evenkeel.domain.recovery.modes import mode_now
+from evenkeel.domain.recovery.modes import current_mode
 from evenkeel.domain.recovery.plan import why_not_allowed
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
@@ -111,7 +111,7 @@ def why_may_not_act(incident: Incident, context: Context) -> str:
     Every service asks right before it acts, because the stack's mode, an approval or a real incident may have changed
     since the plan. `RepairNode` also checks which repair steps were approved.
     """
-    mode = mode_now(context.mode, incident.mode, is_approved=is_approved(incident))
+    mode = current_mode(context.mode, incident.mode, is_approved=is_approved(incident))
     may_act = drill_may_act(incident, context)
     return why_not_allowed(mode, is_drill=incident.is_drill, drills_may_act=may_act)
 

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from evenkeel.domain.external.unmanaged_workloads import unmanaged_workloads
 from evenkeel.domain.nodes import FleetNode, Node
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
-from evenkeel.domain.recovery.other_controllers import repaired_by
+from evenkeel.domain.recovery.other_controllers import describe_controller
 from evenkeel.domain.resources import NONE, sum_by_place
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
@@ -46,7 +46,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
             else (),
             job_ids=jobs.get((node.life.cluster, node.kubernetes.name), ()) if node.kubernetes else (),
         ).replace(
-            repaired_by=repaired_by(node.kubernetes),
+            repaired_by=describe_controller(node.kubernetes),
             bound_in_use=bound.get((node.life.cluster, node.kubernetes.name), NONE) if node.kubernetes else None,
         )
         for node in sweep.nodes

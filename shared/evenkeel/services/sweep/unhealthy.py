@@ -50,7 +50,7 @@ def _check(sweep: SweepRun, row: Row) -> bool:
     )
     kind = incident.instance_type or (slot_state.original.node.instance_type if slot_state.original.node else "")
     peers = [node for node in nodes if node.name != incident.node_name]
-    is_gone = not slot_state.original.is_there
+    is_gone = not slot_state.original.is_listed
     over = why_healthy(
         incident,
         slot_state.original,
@@ -84,7 +84,7 @@ def _end_of(incident: Incident, slot_state: SlotState, sweep: SweepRun) -> NodeE
     """Return the event that ended the unhealthy state of a node, as the sweep observed it."""
     node, successor = slot_state.original.node, slot_state.replacement
     kind, at, actor = NodeEventKind.RECOVERED, sweep.context.now, Actor.UNKNOWN
-    if not slot_state.original.is_there:
+    if not slot_state.original.is_listed:
         kind = NodeEventKind.REPLACED if successor else NodeEventKind.REMOVED
         if incident.plan is not None and incident.plan.owner == Owner.KARPENTER:
             actor = Actor.KARPENTER

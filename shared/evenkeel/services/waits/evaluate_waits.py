@@ -465,25 +465,25 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
         return _rental(wait, world)
     incident = world.incident(wait.subject)
     if kind is ConditionKind.JOBS_RESUMED:
-        return recovery_waits.jobs_resumed(
+        return recovery_waits.evaluate_jobs_resumed(
             _affected_job_states(incident, world), incident, world.context.policy, now=world.context.now
         )
     forbidden = _opt_out_answer(incident, world)
     if forbidden is not None:
         return forbidden
     if kind is ConditionKind.RELEASED:
-        return recovery_waits.guardrails_cleared(
-            may_go=world.has_lost_its_node(incident) or world.is_released(incident)
+        return recovery_waits.evaluate_guardrails_cleared(
+            is_allowed=world.has_lost_its_node(incident) or world.is_released(incident)
         )
     if kind is ConditionKind.APPROVED:
-        return approval.answer(incident, world.node_of(incident))
+        return approval.evaluate_approval(incident, world.node_of(incident))
     if not world.is_listed_since(wait.opened_at):
         return None
     slot_state = world.slot_state(incident, facts)
     if kind is ConditionKind.REPAIR_POSSIBLE:
         return _repair_possible(incident, slot_state, world)
     if kind is ConditionKind.NODE_BACK:
-        return recovery_waits.node_back(
+        return recovery_waits.evaluate_node_back(
             slot_state,
             rung=facts["rung"],
             boot_id_before=facts["bootId"],
@@ -493,7 +493,7 @@ def judge(wait: Wait, world: Observation) -> WaitAnswer | None:
         )
     if kind is ConditionKind.NODE_VALID:
         observed = slot_state.replacement or slot_state.original
-        return recovery_waits.node_valid(
+        return recovery_waits.evaluate_node_valid(
             observed,
             judge_node(observed, expected=world.expected(incident, observed)),
             opened_at=wait.opened_at,
@@ -588,7 +588,7 @@ def _opt_out_answer(incident: Incident, world: Observation) -> WaitAnswer | None
 def _repair_possible(incident: Incident, slot_state: SlotState, world: Observation) -> WaitAnswer | None:
     record, node = slot_state.original.record, slot_state.original.node
     until = incident.plan.work_may_run_until if incident.plan else None
-    return recovery_waits.repair_possible(
+    return recovery_waits.evaluate_repair_possible(
         provider_busy_reason(world.settings.status if world.settings else "", record.status if record else ""),
         has_work=until is not None and node is not None and world.has_work(node),
         work_may_run_until=until,
