@@ -129,7 +129,7 @@ def _node_text(node: Json) -> str:
 
 
 def _shared_text(interruption: Json) -> str:
-    return f"{interruption['jobId']} attempt {interruption['attempt']} counts with {interruption['incidentIds'][0]}"
+    return f"{interruption['jobId']} attempt {interruption['attempt']} is counted in {interruption['incidentIds'][0]}"
 
 
 def _running_text(jobs: list[str]) -> str:

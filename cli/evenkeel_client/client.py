@@ -25,8 +25,10 @@ _TIMEOUT_SECONDS = 35
 """The gateway ends a request after 29."""
 _MAX_CLOCK_SECONDS = 240
 """AWS refuses a signature whose time differs by more than five minutes from its own."""
-_PROXY_HINT = "A proxy may be in between: look at HTTPS_PROXY and NO_PROXY, then repeat the command."
-_MAYBE_DONE = "An earlier try was cut off and may have made the change: read it again before you repeat it."
+_PROXY_HINT = "A proxy may be the cause: check HTTPS_PROXY and NO_PROXY, then repeat the command."
+_MAYBE_DONE = (
+    "An earlier try was cut off and may have made the change: check the current state before you repeat the command."
+)
 
 
 def warn_on_stderr(text: str) -> None:
@@ -189,7 +191,7 @@ class ApiClient:
             failed.text = "The AWS credentials have expired. Nothing was changed."
             failed.hint = f"Sign in again, then repeat the command: aws sso login{profile}"
         elif failed.code == f"HTTP_{answer.status}" and answer.status in (407, 502, 503, 504):
-            failed.text = f"{failed.text}: the answer is not from Evenkeel, but from a gateway or proxy before it."
+            failed.text = f"{failed.text}: the answer comes from a gateway or proxy, not from Evenkeel."
             failed.hint = failed.hint or _PROXY_HINT
         return failed
 
@@ -238,7 +240,7 @@ class ApiClient:
         return CommandFailed(Exit.TRY_AGAIN, text, code="UNREACHABLE", hint=hint)
 
     def _cut_off(self) -> CommandFailed:
-        text = f"The connection to {self.context.url} was cut before the whole answer came."
+        text = f"The connection to {self.context.url} was cut before the answer was complete."
         return CommandFailed(Exit.TRY_AGAIN, text, code="UNREACHABLE", hint=_PROXY_HINT)
 
     @cached_property

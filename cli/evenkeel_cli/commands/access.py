@@ -15,9 +15,11 @@ from evenkeel_client.errors import CommandFailed, Exit
 if TYPE_CHECKING:
     from evenkeel_cli.access_entries import ClusterChanges, EksAccess, EntryChange
 
-app = lookup.command_group("Give the functions' roles their EKS access entries.")
+app = lookup.command_group("Create the EKS access entries that the functions' roles need.")
 
-StackOption = Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", metavar="NAME")]
+StackOption = Annotated[
+    str, typer.Option("--stack", help="CloudFormation stack; default: the context's.", metavar="NAME")
+]
 ClustersOption = Annotated[
     list[str] | None, typer.Option("--cluster", help="Only this cluster; may be repeated.", metavar="NAME")
 ]
@@ -31,9 +33,9 @@ def apply(
     yes: lookup.YesOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show the changes of each cluster's access entries, and make them.
+    """Show the changes to each cluster's access entries, and apply them.
 
-    It removes only entries and groups that an earlier run made. A cluster that fails does not stop the other clusters.
+    It removes only entries and groups that an earlier run created. If one cluster fails, the others are still changed.
     """
     eks, names = _entries_and_clusters(stack, clusters)
     plans = [eks.plan(name) for name in names]
@@ -51,7 +53,7 @@ def apply(
 
 @app.command("print")
 def print_commands(stack: StackOption = "", clusters: ClustersOption = None) -> None:
-    """Print the AWS CLI commands that create the entries, for an identity without this command."""
+    """Print AWS CLI commands that create the entries. Another identity can run them."""
     eks, names = _entries_and_clusters(stack, clusters)
     for cluster in names:
         for line in eks.commands(cluster):
@@ -76,7 +78,7 @@ def _entries_and_clusters(stack: str, only: list[str] | None) -> tuple["EksAcces
     except CouldNotCheck as error:
         raise CommandFailed(Exit.FAILED, str(error), code="NO_STACK", hint=error.fix) from error
     if differing := sorted(set(roles) ^ set(access.functions_with_access())):
-        text = f"The stack {site.stack} and this command differ: only one of them has the function {differing[0]}."
+        text = f"The stack {site.stack} and this command differ in release: only one has {differing[0]}."
         raise CommandFailed(Exit.FAILED, text, code="OTHER_RELEASE", hint="Use the command of the stack's release.")
     if unknown := sorted(set(only or ()) - set(names)):
         text = f"The stack {site.stack} has no cluster {unknown[0]!r}."

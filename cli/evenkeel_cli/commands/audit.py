@@ -12,18 +12,20 @@ Json = dict[str, Any]
 
 _FIELDS = ("at", "by", "kind", "text")
 
-app = lookup.command_group("List who held, cordoned, acknowledged, approved and changed something on the fleet.")
+app = lookup.command_group(
+    "List who held automation, cordoned nodes, acknowledged or approved incidents, and changed settings."
+)
 
 
 @app.command("ls")
 def list_acts(
-    by: Annotated[str, typer.Option(help="Only acts of persons whose name contains this text.")] = "",
+    by: Annotated[str, typer.Option(help="Only actions of people whose name contains this text.")] = "",
     since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d, 12h or 10m, or an instant.")] = "30d",
     limit: lookup.LimitOption = 200,
     watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List acts of people on the fleet, newest first. Acts on a job are in its timeline."""
+    """List what people did to the fleet, newest first. Actions on a job are in its timeline."""
     client = lookup.current_client()
     begins = lookup.parse_instant("--since", since, stdout_printer().now())
 

@@ -43,7 +43,7 @@ def hold(
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Hold repairs and job stops for a time. Steps that have started are finished. `stop` holds everything."""
+    """Hold repairs and job stops for a time. Steps that have started still finish. `stop` holds everything."""
     client = lookup.current_client()
     body = {"reason": reason, "forSeconds": parse_duration(length), **_scope_fields(client, pool, node)}
     body |= {"allowUnknown": True} if allow_unknown else {}
@@ -60,9 +60,9 @@ def stop(
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Hold everything for a time: repairs, job stops, admissions, preemptions, resizes and rentals.
+    """Hold repairs, job stops, scheduling and rentals for a time.
 
-    Prints the actions that still run. `automation release` ends it.
+    No admission, preemption or resize starts. Prints the actions that still run. `automation release` ends the hold.
     """
     client = lookup.current_client()
     body = {"reason": reason, "forSeconds": parse_duration(length), "stopsScheduling": True}
@@ -72,7 +72,7 @@ def stop(
 
 def _draw_stop(out: Printer, hold: Json, client: ApiClient) -> None:
     out.line(out.with_glyph("warn", f"everything is held until {hold['until'][:19]}Z: {hold['reason']}"))
-    out.paragraph("No repair, job stop, admission, preemption, resize or rental begins now.", indent="  ")
+    out.paragraph("No repair, job stop, admission, preemption, resize or rental starts from now on.", indent="  ")
     out.line()
     out.line(out.bold("STILL RUNS"))
     out.pairs(still_running(client), indent="  ")
@@ -91,14 +91,14 @@ def still_running(client: ApiClient) -> list[tuple[str, str]]:
     return [
         ("jobs", f"{running} running; a hold stops none of them"),
         ("changing", ", ".join(f"{job['jobId']} {job['state'].lower()}" for job in moving) or "no job starts or stops"),
-        ("recoveries", "; ".join(begun) or "none; a step that has begun is finished"),
+        ("recoveries", "; ".join(begun) or "none; a step that has started still finishes"),
         (
             "rented nodes",
             f"{count_of(serving, 'node')} for Deployments, and nodes of running jobs; AWS bills them until released",
         ),
-        ("scheduling", "a cycle that is under way commits its plan; the next one starts nothing"),
+        ("scheduling", "a running cycle commits its plan; the next cycle starts nothing"),
         ("not held", "cordons of faulty nodes, uncordons, and all records"),
-        ("others", "HyperPod, EC2, Karpenter and Kueue act on their own; an AWS notice still ends a node"),
+        ("others", "HyperPod, EC2, Karpenter and Kueue still act; after an AWS notice, AWS still ends the node"),
     ]
 
 
@@ -111,7 +111,7 @@ def release(
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """End the hold with the same --pool or --node, or clear a shared cause. Blocked recoveries continue in order."""
+    """End a hold, or clear a shared cause. Name the hold by its --pool or --node. Blocked recoveries continue."""
     client = lookup.current_client()
     path = f"/clusters/{client.fleet}/automation/release"
     options = {name: value for name, value in (("reason", reason), ("cause", cause)) if value}

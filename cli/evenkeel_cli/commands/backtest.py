@@ -15,7 +15,11 @@ app = lookup.single_command("backtest")
 WindowOption = Annotated[
     int,
     typer.Option(
-        "--window", metavar="HOURS", min=1, max=168, help="Hours in which an action counts, and a node must work."
+        "--window",
+        metavar="HOURS",
+        min=1,
+        max=168,
+        help="Observation window: how long actions count, and how long a healthy node must work.",
     ),
 ]
 
@@ -24,7 +28,9 @@ WindowOption = Annotated[
 def backtest(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE…", help="Exports, or folders of them: events, node objects, CloudTrail records."),
+        typer.Argument(
+            metavar="FILE…", help="Files or folders of exported events, node objects and CloudTrail records."
+        ),
     ],
     policy: PolicyOption = None,
     window: WindowOption = 24,
@@ -32,12 +38,14 @@ def backtest(
     node_recovery: Annotated[
         str,
         typer.Option(
-            "--node-recovery", metavar="MODE", help="Automatic or None. Default: the value in the events, else None."
+            "--node-recovery",
+            metavar="MODE",
+            help="Automatic or None. Default: the value in the events, if any, else None.",
         ),
     ] = "",
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Replay exported events: what Evenkeel would have decided, and what happened. Needs no fleet and no AWS."""
+    """Replay exported events, and compare the decisions with what happened. Needs no fleet and no AWS."""
     from evenkeel_cli.offline import backtest as offline
     from evenkeel_cli.offline import policies
 

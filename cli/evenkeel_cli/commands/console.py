@@ -44,9 +44,7 @@ def console(
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            raise CommandFailed(
-                Exit.INTERRUPTED, "The console has stopped. The fleet was not changed by that."
-            ) from None
+            raise CommandFailed(Exit.INTERRUPTED, "The console has stopped. This did not change the fleet.") from None
 
 
 def _open_browser(link: str, folder: Path) -> None:

@@ -16,14 +16,14 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 Json = dict[str, Any]
 
-app = lookup.command_group("List, add and choose fleets of this command line.")
+app = lookup.command_group("List, add and choose the fleets that this command line talks to.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context; often the fleet's name.")]
 
 
 @app.command("ls")
 def list_contexts(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """List contexts, and the context in force."""
+    """List contexts, and mark the context in use."""
     try:
         in_force = Path(lookup.current_context().source).resolve()
     except CommandFailed:
@@ -38,11 +38,11 @@ def list_contexts(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
 def add(
     name: NameArgument,
     stack: Annotated[str, typer.Option("--stack", help="The CloudFormation stack of the fleet.", metavar="NAME")],
-    region: Annotated[str, typer.Option("--region", help="Its region; by default AWS_REGION.")] = "",
+    region: Annotated[str, typer.Option("--region", help="Region of the stack; default: AWS_REGION.")] = "",
     profile: Annotated[str, typer.Option("--profile", help="Profile of the AWS CLI for this fleet.")] = "",
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Add or replace the context of a fleet, with the API's address from its stack."""
+    """Add or replace the context of a fleet. The stack gives the API's address."""
     from evenkeel_cli.doctor.findings import CouldNotCheck
     from evenkeel_cli.doctor.site import BotocoreAws, InspectedSite
     from evenkeel_cli.offline import access
@@ -77,7 +77,7 @@ def use(name: NameArgument, output: lookup.OutputOption = OutputFormat.TABLE) ->
             Exit.NOT_FOUND, f"There is no context {name!r}.", code="NO_CONTEXT", hint="evenkeel context ls"
         )
     if default.exists() and not default.is_symlink():
-        text = f"{default} is a file of its own, and would be lost."
+        text = f"{default} is a file and not a link to a context. This command would overwrite it."
         raise CommandFailed(
             Exit.CONFLICT, text, code="CONFLICT", hint=f"Move it: mv {default} {file.parent}/OTHER.json"
         )
@@ -91,7 +91,7 @@ def use(name: NameArgument, output: lookup.OutputOption = OutputFormat.TABLE) ->
     def draw(out: Any) -> None:
         out.line(out.with_glyph("ok", f"{name}  fleet {listed['fleet']} is the default"))
         if shadow:
-            out.line(out.with_glyph("warn", f"{shadow} still decides here"))
+            out.line(out.with_glyph("warn", f"{shadow} takes precedence here"))
 
     print_object(listed, output, draw)
 
@@ -106,7 +106,7 @@ def _overriding_setting() -> str:
 
 def _context_file(name: str) -> Path:
     if not context.NAME.fullmatch(name):
-        text = f"{name!r} is no name for a context: use a-z, 0-9 and hyphens, at most 63 characters."
+        text = f"{name!r} is not a valid context name: use a-z, 0-9 and hyphens, at most 63 characters."
         raise CommandFailed(Exit.USAGE, text, code="USAGE")
     return context.named_file(os.environ, name)
 

@@ -34,7 +34,7 @@ def down() -> None:
 
 @app.command("status")
 def status(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """Try each part and print its address; exit 1 if a part is down."""
+    """Check each part and print its address. Exit 1 if a part is down."""
     document: dict[str, Any] = _data_centre().status(_project_folder())
     printer = stdout_printer()
     if require_format(output, (OutputFormat.TABLE, OutputFormat.JSON)).is_document:
@@ -61,7 +61,7 @@ def _draw_status(out: Printer, document: dict[str, Any]) -> None:
 
 @app.command("env")
 def env() -> None:
-    """Print variables for a shell, so that AWS commands act as the operator: eval "$(evenkeel dev env)"."""
+    """Print variables with which AWS commands act as the operator. Usage: eval "$(evenkeel dev env)"."""
     data_centre, root = _data_centre(), _project_folder()
     printer = stdout_printer()
     for name, value in _read_if_up(data_centre, root, data_centre.environment).items():

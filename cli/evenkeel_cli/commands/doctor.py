@@ -26,9 +26,12 @@ _SIGNS = {"ok": "ok", "warning": "warn", "failed": "failed", "unknown": "next"}
 
 @app.command("doctor")
 def doctor(
-    stack: Annotated[str, typer.Option("--stack", help="The CloudFormation stack.", metavar="NAME")] = "",
+    stack: Annotated[
+        str, typer.Option("--stack", help="CloudFormation stack; default: the context's.", metavar="NAME")
+    ] = "",
     before: Annotated[
-        str, typer.Option("--before", help="Check the requirements of a deployment of an environment.", metavar="ENV")
+        str,
+        typer.Option("--before", help="Check this environment of samconfig.toml before its deployment.", metavar="ENV"),
     ] = "",
     skip: Annotated[str, typer.Option("--skip", help="Skip these checks (comma-separated).", metavar="CHECK,…")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; short for -o json.")] = False,
@@ -44,7 +47,9 @@ def doctor(
     form = OutputFormat.JSON if as_json else require_format(output, (OutputFormat.TABLE, OutputFormat.JSON))
     if before:
         if stack:
-            raise CommandFailed(Exit.USAGE, "--before names the stack, so --stack is not possible.", code="USAGE")
+            raise CommandFailed(
+                Exit.USAGE, "--before and --stack exclude each other: the environment names the stack.", code="USAGE"
+            )
         _check_before(before, skip, form)
     skipped = _skipped_checks(skip, checks.CHECKS)
     site, _ = stack_site(stack)

@@ -64,7 +64,7 @@ _SHORT_TEXTS = 60
 
 @app.command("faults")
 def list_faults(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """List the faults that can be injected, and those injected so far."""
+    """List the faults that can be injected, and injected faults."""
     document = _control_client().call("GET", "/control/faults")
     printer = stdout_printer()
     match output:
@@ -104,7 +104,9 @@ def inject(
 
 @app.command("clear")
 def clear(
-    fault_id: Annotated[str, typer.Argument(metavar="FAULT-ID", help="Id that drill inject and drill faults print.")],
+    fault_id: Annotated[
+        str, typer.Argument(metavar="FAULT-ID", help="Id of the fault; `drill inject` and `drill faults` print it.")
+    ],
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Clear a fault."""

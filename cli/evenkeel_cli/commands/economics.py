@@ -91,7 +91,7 @@ def mtbf(
     confidence: ConfidenceOption = "0.95",
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Mean time between failures of a job, and the size at which a job never ends. Needs no fleet."""
+    """Mean time between failures of a job. Also shows the job size above which a job never ends. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
     failure_rate = _parse_rate(rate, failures, node_hours, confidence)
@@ -128,7 +128,7 @@ def ettr(  # noqa: PLR0913, PLR0917 - options, each given by its name
     confidence: ConfidenceOption = "0.95",
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Effective training time ratio and time of a run, for four meanings of downtime. Needs no fleet."""
+    """Effective training time ratio, and duration of a run. Compares four meanings of downtime. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
     from evenkeel_cli.offline.quantities import parse_not_negative, parse_positive
 
@@ -154,7 +154,7 @@ def interval(
     nodes: Annotated[int | None, typer.Option(metavar="N", help="Nodes, with --rate instead of --mtbf.")] = None,
     rate: RateOption = None,
     present: Annotated[
-        str | None, typer.Option("--interval", metavar="TAU", help="Present interval, to compare.")
+        str | None, typer.Option("--interval", metavar="TAU", help="Current interval, for comparison.")
     ] = None,
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
@@ -188,7 +188,7 @@ def shrink(
     rate: RateOption = None,
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Downtime of a failure if an elastic job continues with one node fewer. Needs no fleet."""
+    """Downtime if an elastic job continues with one node fewer. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
     per_hour = (
@@ -250,7 +250,9 @@ def repair_shop(  # noqa: PLR0913, PLR0917 - options, each given by its name
     rate: RateOption = None,
     failures: FailuresOption = None,
     node_hours: NodeHoursOption = None,
-    repairers: Annotated[int | None, typer.Option(metavar="N", help="Repairs at once; no limit if omitted.")] = None,
+    repairers: Annotated[
+        int | None, typer.Option(metavar="N", help="Repairs at the same time; no limit if omitted.")
+    ] = None,
     max_spares: Annotated[int, typer.Option(metavar="N", min=0, max=1000, help="Rows to show.")] = 4,
     fails_while_stopped: Annotated[
         bool, typer.Option("--fails-while-stopped", help="Nodes also fail while the job lacks a node.")
@@ -258,7 +260,7 @@ def repair_shop(  # noqa: PLR0913, PLR0917 - options, each given by its name
     confidence: ConfidenceOption = "0.95",
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Spares for machines that a limited number of repairers bring back. Needs no fleet."""
+    """Spares for machines with a limited number of repairers. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
     terms = {
@@ -291,13 +293,15 @@ def copies(
 def goodput(
     file: Annotated[Path | None, typer.Option(metavar="FILE", help="Times of a job, in seconds.")] = None,
     elapsed: Annotated[str | None, typer.Option(metavar="S", help="Seconds since the job started.")] = None,
-    productive: Annotated[str | None, typer.Option(metavar="S", help="Seconds in steps that were kept.")] = None,
+    productive: Annotated[
+        str | None, typer.Option(metavar="S", help="Seconds of training steps whose result was kept.")
+    ] = None,
     bucket: Annotated[
         list[str] | None, typer.Option(metavar="NAME=S", help="Seconds in a bucket; may be repeated.")
     ] = None,
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Goodput, and the bucket of every other second. Needs no fleet."""
+    """Goodput, and the bucket that each other second belongs to. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
     if file is not None:
@@ -316,7 +320,7 @@ def tables(
     ] = 20_000,
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Tables 1 to 6 of the AWS article on training costs: as printed, and as correct. Needs no fleet."""
+    """Tables 1 to 6 of the AWS article on training costs. Shows them as printed, and corrected. Needs no fleet."""
     from evenkeel_cli.offline import economics as offline
 
     print_figures(offline.tables(seed, simulated_failures), output, main="cells")

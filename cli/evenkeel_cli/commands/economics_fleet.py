@@ -35,7 +35,9 @@ def read_fleet_history(days: float) -> "History":
     incidents, more_incidents = lookup.list_items_and_token(client, "/incidents", _MAX_READ)
     history = fleet_history.read_history(nodes, incidents, stdout_printer().now(), days)
     if more_nodes or more_incidents:
-        text = f"The fleet has more than {_MAX_READ} nodes or incidents; the rest is not counted, so rates are unsure."
+        text = (
+            f"The fleet has more than {_MAX_READ} nodes or incidents. The rest is not counted: the rates are not exact."
+        )
         history.notes.append(text)
         note(text)
     return history
@@ -78,7 +80,7 @@ def forecast(
     ] = None,
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Forecast what failures cost your fleet in a month, and what each change is worth."""
+    """Forecast the monthly cost of failures of your fleet. Shows what each change is worth."""
     from evenkeel_cli.offline import fleet_history, forecasts
 
     if file is None and not fleet:
@@ -90,7 +92,7 @@ def forecast(
         notes = [*history.notes, *notes]
         if not request["groups"]:
             raise CommandFailed(
-                Exit.NOT_FOUND, "The fleet has no nodes with GPUs, so nothing is known.", code="NOT_FOUND"
+                Exit.NOT_FOUND, "The fleet has no nodes with GPUs, so there is nothing to forecast.", code="NOT_FOUND"
             )
     if usd_per_gpu_hour is not None:
         request = forecasts.with_price(request, usd_per_gpu_hour)
@@ -113,7 +115,7 @@ def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
     ] = "1",
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Advise how many GPUs or nodes to commit: use, saving and idle cost of the k-th. Needs no fleet."""
+    """Advise how many GPUs or nodes to commit. Shows use, saving and idle cost of each further unit. Needs no fleet."""
     from evenkeel_cli.offline import forecasts
     from evenkeel_cli.offline.quantities import parse_number, parse_share
 

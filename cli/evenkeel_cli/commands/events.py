@@ -19,7 +19,9 @@ app = lookup.command_group("List what changed: incidents, jobs, nodes, and what 
 def list_events(
     kind: Annotated[
         str | None,
-        typer.Option("--kind", help="Only these kinds, comma-separated: incident-opened, job-ended.", metavar="KIND,…"),
+        typer.Option(
+            "--kind", help="Only these kinds, comma-separated, such as incident-opened,job-ended.", metavar="KIND,…"
+        ),
     ] = None,
     subject: Annotated[
         str | None, typer.Option("--subject", help="Only this incident, job, node or team.", metavar="ID")

@@ -21,7 +21,7 @@ _INSTANCE_ID = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})", re.ASCII)
 
 PolicyOption = Annotated[
     Path | None,
-    typer.Option("--policy", metavar="FILE", help="Policy file of the site, applied over the shipped policy."),
+    typer.Option("--policy", metavar="FILE", help="Site policy file; its values replace those of the shipped policy."),
 ]
 
 
@@ -55,17 +55,17 @@ def explain(
 @app.command("report")
 def report(  # noqa: PLR0913, PLR0917 - options, each given by its name
     node: Annotated[str, typer.Argument(metavar="NODE", help="Instance id or full node name.")],
-    code: Annotated[str, typer.Argument(help="xid:79, 79, gpu:driver_hang, …; - if --line names it.")],
+    code: Annotated[str, typer.Argument(help="xid:79, 79, gpu:driver_hang, …; use - if --line names the fault.")],
     line: Annotated[str, typer.Option(help="Line of the kernel log, or of HyperPod's agent.")] = "",
     gpu: Annotated[str, typer.Option(help="UUID or PCI address of the device.")] = "",
-    detail: Annotated[str, typer.Option(help="Description of what you saw.")] = "",
+    detail: Annotated[str, typer.Option(help="Description of the fault, in your words.")] = "",
     at: Annotated[
         str, typer.Option(help="Time of the observation, such as 2026-11-03T10:15:00Z; now if omitted.")
     ] = "",
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Report a fault of a node, as your own detectors do. Needs no read permission."""
+    """Report a fault of a node, as your own detectors do. Needs only the permission to report."""
     fault = {
         # The API finds the node by its name: the caller may report without permission to list nodes.
         "instanceId" if _INSTANCE_ID.fullmatch(node) else "nodeName": node,

@@ -68,7 +68,7 @@ def list_incidents(
 
 @app.command("show")
 def show_incident(incident: IncidentArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """Show an incident: evidence, node and job recovery, and durations."""
+    """Show an incident: evidence, node and job recovery, durations."""
     client = lookup.current_client()
     document = client.get(f"/incidents/{lookup.find_incident(client, incident)}")
     print_object(document, output, lambda out: _print_incident(out, document), has_wide=True)
@@ -85,7 +85,7 @@ def timeline(incident: IncidentArgument, output: lookup.OutputOption = OutputFor
 
 @app.command("receipt")
 def receipt(incident: IncidentArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """Show what an incident cost, stage by stage, and estimates of what was saved."""
+    """Show the cost of an incident by stage, and estimated savings."""
     client = lookup.current_client()
     document = client.get(f"/incidents/{lookup.find_incident(client, incident)}/receipt")
     print_object(document, output, lambda out: draw_incident_receipt(out, document), has_wide=True)
@@ -98,7 +98,7 @@ def acknowledge(
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Acknowledge an incident: others see that you work on it. The recovery goes on as before."""
+    """Acknowledge an incident: other people see that you work on it. The recovery continues as before."""
     client = lookup.current_client()
     incident_id = lookup.find_incident(client, incident)
     body = {"reason": reason} if reason else {}
@@ -119,7 +119,7 @@ def approve(
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Approve the plan that awaits approval. It starts at once, within the guardrails."""
+    """Approve the plan that awaits approval. It starts immediately, within the guardrails."""
     _answer_plan(incident, "approve", reason, is_sure, key, output)
 
 

@@ -69,14 +69,14 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path("job.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a job file to begin with. Nothing is submitted."""
+    """Write an example job file to edit. Nothing is submitted."""
     write_template("job_template.yaml", file, then=f"evenkeel jobs plan {file}", force=force)
 
 
 @app.command("submit")
 @takes_a_job
 def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """Submit a job, from a file or from options (which win)."""
+    """Submit a job from a file, from options, or from both. Options override the file."""
     client = lookup.current_client()
     try:
         job = client.post("/jobs", body, key=key)
@@ -98,9 +98,9 @@ def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption
 @app.command("plan")
 @takes_a_job
 def plan(body: Json, arguments: str, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """Show what the next scheduling cycle would decide about a job, without submitting it.
+    """Preview the next scheduling cycle's decision about a job.
 
-    Takes the options of `submit`.
+    The job is not submitted. Takes the options of `submit`.
     """
     client = lookup.current_client()
     try:
@@ -113,9 +113,9 @@ def plan(body: Json, arguments: str, output: lookup.OutputOption = OutputFormat.
 @app.command("ls")
 def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     state: lookup.StateOption = None,
-    team: Annotated[str | None, typer.Option("--team", help="Only of this team.")] = None,
+    team: Annotated[str | None, typer.Option("--team", help="Only jobs of this team.")] = None,
     priority_class: Annotated[
-        str | None, typer.Option("--class", help="Only of this priority class; (unset) for none.")
+        str | None, typer.Option("--class", help="Only this priority class; (unset) lists jobs without a class.")
     ] = None,
     sort: lookup.SortOption = None,
     unmanaged: Annotated[bool, typer.Option("--unmanaged", help="List unmanaged workloads instead.")] = False,
@@ -123,7 +123,7 @@ def list_jobs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     watch: lookup.WatchOption = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List jobs, newest first; `--state pending` in the order of the queues.
+    """List jobs, newest first. `--state pending` lists them in the order of the queues.
 
     `--sort` takes state, name, team, priority, nodes, submittedAt, startedAt or endedAt.
     """
@@ -164,7 +164,7 @@ def show_job(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE)
 
 @app.command("receipt")
 def receipt(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """Show where the time of a job went, and what each interruption cost."""
+    """Show where a job's time went, and what interruptions cost."""
     client = lookup.current_client()
     document = client.get(f"/jobs/{lookup.find_job(client, job)}/receipt")
     print_object(document, output, lambda out: draw_job_receipt(out, document), has_wide=True)
@@ -183,15 +183,17 @@ def logs(  # noqa: PLR0913, PLR0917 - options, each given by its name
     job: JobArgument,
     rank: Annotated[int, typer.Option(min=0, help="Rank of the pod in the gang.")] = 0,
     all_ranks: Annotated[
-        bool, typer.Option("--all-ranks", "-a", help="All ranks; each line begins with its rank.")
+        bool, typer.Option("--all-ranks", "-a", help="Print the logs of all ranks; each line begins with its rank.")
     ] = False,
     attempt: Annotated[int | None, typer.Option(min=1, help="Attempt number; the latest if omitted.")] = None,
     tail: Annotated[int, typer.Option(min=1, max=5000, help="Number of lines from the end.")] = 200,
     timestamps: Annotated[bool, typer.Option("--timestamps", help="Begin each line with its time, in UTC.")] = False,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow the log until the job ends.")] = False,
-    is_raw: Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged, with escapes.")] = False,
+    is_raw: Annotated[
+        bool, typer.Option("--raw", help="Print the log unchanged, with its control characters.")
+    ] = False,
 ) -> None:
-    """Print the log of one rank or of all; `?` replaces control characters."""
+    """Print the log of one rank or of all ranks. `?` replaces control characters."""
     printer = stdout_printer()
     write = printer.raw if is_raw else printer.text
     client = lookup.current_client()
@@ -221,7 +223,10 @@ def _rank_count(job: Json, attempt: int | None) -> int:
 
 @app.command("watch")
 def watch(job: JobArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """Show a job until it ends: state, step, loss, time left, timeline and log. Exit 0 if it succeeded, 3 if not."""
+    """Show a job's progress until it ends. Exit 0 if it succeeded, 3 if not.
+
+    Shows state, step, loss, time left, timeline and log.
+    """
     client = lookup.current_client()
     job_id = lookup.find_job(client, job)
     form = require_format(output, (OutputFormat.TABLE, OutputFormat.JSON))
@@ -256,7 +261,7 @@ def wait(
     job: JobArgument,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0, help="Exit 124 if the job does not reach the state in this time.", metavar="SECONDS"),
+        typer.Option(min=0, help="Maximum wait; after it, the command exits with 124.", metavar="SECONDS"),
     ] = None,
     until: Annotated[
         str, typer.Option("--for", help="State to wait for: `ended` or `running`.", metavar="WHAT")
@@ -326,7 +331,7 @@ def priority(
     reason: lookup.ReasonOption = "",
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Change the priority class of a job: its queue position, and which jobs it may preempt."""
+    """Change the priority class of a job. It decides the queue position, and which jobs the job may preempt."""
     client = lookup.current_client()
     job_id = lookup.find_job(client, job, is_to_change=True)
     body = {"priorityClass": priority_class} | ({"reason": reason} if reason else {})

@@ -29,7 +29,7 @@ StateOption = Annotated[
     str | None, typer.Option("--state", help="Only these states, comma-separated.", metavar="STATE,…")
 ]
 SortOption = Annotated[
-    str | None, typer.Option("--sort", help="Sort by this field; with - before it, in descending order.")
+    str | None, typer.Option("--sort", help="Sort by this field; a - before it sorts in descending order.")
 ]
 WatchOption = Annotated[bool, typer.Option("-w", "--watch", help="Refresh every two seconds until Ctrl-C.")]
 LimitOption = Annotated[

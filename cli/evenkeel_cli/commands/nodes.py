@@ -86,7 +86,7 @@ def uncordon(
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Remove a cordon that Evenkeel or one of its users set; holds do not prevent it. The node's recovery ends."""
+    """Remove a cordon, even during a hold. Evenkeel or one of its users must have set it. The node's recovery ends."""
     _cordon_or_uncordon(node, "uncordon", reason, key, output)
 
 

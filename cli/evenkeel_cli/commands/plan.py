@@ -36,7 +36,11 @@ def plan(  # noqa: PLR0913, PLR0917 - options, each given by its name
         int | None, typer.Option(min=1, help="Maximum cycles between two instants. Default: until nothing changes.")
     ] = None,
     evictions: Annotated[
-        str, typer.Option(metavar="HOW", help="`held` until a podsGone event, or `released` before the next cycle.")
+        str,
+        typer.Option(
+            metavar="HOW",
+            help="Quota of evicted jobs: `held` until a podsGone event, or `released` before the next cycle.",
+        ),
     ] = "held",
     why: Annotated[str, typer.Option(metavar="JOB", help="Explain this job instead of printing the plan.")] = "",
     output: lookup.OutputOption = OutputFormat.TABLE,

@@ -28,7 +28,7 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path("policy.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a site policy to begin with, with the shipped values. Nothing is applied."""
+    """Write an example site policy with the shipped values. Nothing is applied."""
     write_template("policy_template.yaml", file, then=f"evenkeel policy check {file}", force=force)
 
 
@@ -57,7 +57,7 @@ ValuesArgument = Annotated[
 
 @app.command("lint")
 def lint(values: ValuesArgument = Path("values.yaml"), output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """Check a values file without a fleet. Exit 1 if something cannot work."""
+    """Check a values file without a fleet. Exit 1 if a value cannot work."""
     from evenkeel_cli.offline import values_files
 
     document = values_files.lint_values_file(values)
@@ -76,7 +76,10 @@ def import_(
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing files.")] = False,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Write a values file as job types (policy), classes and flavors (`teams apply`) and classes (Kubernetes)."""
+    """Convert a values file to a policy, teams and Kubernetes classes.
+
+    The policy file has the job types. The file for `teams apply` has the classes and flavors.
+    """
     from evenkeel_cli.offline import values_files
 
     document = values_files.import_values_file(values, onto)
@@ -147,12 +150,12 @@ def apply(
     file: FileArgument,
     reason: Annotated[str, typer.Option(help="Reason; recorded and shown.")],
     based_on: Annotated[
-        str, typer.Option("--based-on", metavar="HASH", help="Refuse if another policy is active.")
+        str, typer.Option("--based-on", metavar="HASH", help="Refuse unless the active policy has this hash.")
     ] = "",
     key: lookup.KeyOption = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Activate a policy file in place of the current one. Run `policy check` first."""
+    """Activate a policy file instead of the current policy. Run `policy check` first."""
     from evenkeel_cli.offline import policies
 
     client = lookup.current_client()
@@ -172,7 +175,7 @@ def try_(
     ] = None,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Replay recorded decisions under a policy file, and show what would differ."""
+    """Replay recorded decisions under a policy file. Shows the decisions that would differ."""
     from evenkeel_cli.offline import policies
 
     client = lookup.current_client()
@@ -197,7 +200,7 @@ def _print_test(out: Printer, document: Json) -> None:
     if document["cannot"]:
         out.line(f"  {document['cannot']} cannot be replayed: another engine version made them")
     if document["isLowerBound"]:
-        out.line("  not all incidents and jobs were examined, only the newest")
+        out.line("  only the newest incidents and jobs were examined")
     out.paragraph(document["asRecorded"], indent="  ")
 
 

@@ -16,7 +16,7 @@ FilesArgument = Annotated[list[Path], typer.Argument(metavar="FILE…", help="Qu
 
 @app.command("import")
 def import_(files: FilesArgument) -> None:
-    """Write Kueue's YAML or HyperPod's JSON in the short form."""
+    """Convert Kueue's YAML or HyperPod's JSON to the short form."""
     _print_converted(files, "evenkeel")
 
 
@@ -25,7 +25,7 @@ def export(
     files: FilesArgument,
     into: Annotated[str, typer.Option("--to", metavar="SPELLING", help="kueue, hyperpod or evenkeel.")] = "kueue",
 ) -> None:
-    """Convert quota files to another format: one JSON with `documents` and `losses`."""
+    """Convert quota files to another format. Prints one JSON object with `documents` and `losses`."""
     _print_converted(files, into)
 
 

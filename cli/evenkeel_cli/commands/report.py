@@ -47,4 +47,4 @@ def report(since: SinceOption = "30d", until: UntilOption = "", output: OutputOp
         case ReportFormat.TABLE:
             report_page.draw_fleet_report(printer, document, is_wide=not printer.is_terminal)
     if not document["isComplete"]:
-        note("The report is not complete: its notes say what was left out.")
+        note("The report is incomplete: its notes list what was left out.")

@@ -23,7 +23,10 @@ def report(
     limit: lookup.LimitOption = 50,
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Compare what Evenkeel would have done with what HyperPod, Karpenter, Auto Scaling or people did."""
+    """Compare Evenkeel's decisions with the actions that were taken.
+
+    The actions are those of HyperPod, Karpenter, Auto Scaling and people.
+    """
     client = lookup.current_client()
     begins = lookup.parse_instant("--since", since, stdout_printer().now())
     document: Json = {}

@@ -97,7 +97,9 @@ def explain_missing_fields(failed: CommandFailed, body: Json) -> CommandFailed:
         return failed
     missing = [field for field in ("image", "command") if not body.get(field) and f"{field}: " not in failed.text]
     if missing and not body.get("name"):
-        failed.text += "".join(f"\n  {field}: is missing, unless a job type of the site fills it" for field in missing)
+        failed.text += "".join(
+            f"\n  {field}: missing; required unless a job type of the site fills it" for field in missing
+        )
     failed.hint = (
         "evenkeel jobs init writes a whole job file." if missing else "Correct these fields, then submit again."
     )

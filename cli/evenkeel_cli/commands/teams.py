@@ -33,14 +33,14 @@ def init(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path("teams.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a file of teams and quotas to begin with. Nothing is applied."""
+    """Write an example file of teams and quotas. Nothing is applied."""
     next_command = f'evenkeel teams apply -f {file} --reason "first teams" --dry-run'
     write_template("teams_template.yaml", file, then=next_command, force=force)
 
 
 @app.command("ls")
 def list_teams(output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """List teams with their accelerators: allocated, used, borrowed and lent."""
+    """List teams: accelerators allocated, used, borrowed and lent."""
     teams = lookup.current_client().get("/teams")["items"]
     nothing = "There are no teams and no running jobs."
     print_list(teams, output, lambda _: _COLUMNS, fields=_FIELDS, nothing=nothing)
@@ -55,7 +55,7 @@ def show_team(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TAB
 
 @app.command("quota")
 def quota(team: TeamArgument, output: lookup.OutputOption = OutputFormat.TABLE) -> None:
-    """Show a team's quota by flavor and resource, and what it uses, borrows and lends of each."""
+    """Show a team's quota by flavor and resource. Also shows what the team uses, borrows and lends."""
     row = next((item for item in lookup.current_client().get("/teams")["items"] if item["team"] == team), None)
     if row is None:
         raise CommandFailed(Exit.NOT_FOUND, f"There is no team {team!r}.", code="NOT_FOUND", hint="evenkeel teams ls")
@@ -68,11 +68,11 @@ def spend(
     since: Annotated[str, typer.Option(metavar="WHEN", help="A time such as 30d or 12h, or an instant.")] = "30d",
     until: Annotated[str, typer.Option(metavar="WHEN", help="End of the window; if omitted, now.")] = "",
     team: Annotated[str, typer.Option("--team", metavar="TEAM", help="Only this team.")] = "",
-    by: Annotated[SpendGroupBy, typer.Option("--by", help="The group of a line.")] = SpendGroupBy.TEAM,
+    by: Annotated[SpendGroupBy, typer.Option("--by", help="Group the rows by this.")] = SpendGroupBy.TEAM,
     label: Annotated[str, typer.Option(metavar="LABEL", help="Label of jobs that names their project.")] = "project",
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Show what teams, users and projects used and what it cost, and how far their budgets reach.
+    """Show use, cost and budgets of teams, users and projects.
 
     `-o csv` writes a line for each team, user, project, pool and instance type, in the columns of FOCUS.
     """
@@ -89,7 +89,7 @@ def spend(
     else:
         print_object(document, output, lambda out: spend_page.draw_spend(out, document, by), has_wide=True)
     if not document["isComplete"]:
-        note("There are too many attempts: the window begins later than asked.")
+        note("There are too many attempts: the window begins later than requested.")
 
 
 @app.command("apply")
@@ -144,7 +144,7 @@ def remove(
     reason: Annotated[str, typer.Option(help="Reason; recorded.")],
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """Remove a team that has no jobs, holds no nodes and has lent nothing."""
+    """Remove a team that has no jobs, holds no nodes and lends no quota."""
     client = lookup.current_client()
     version = client.get(f"/teams/{team}/quota")["version"]
     response = client.change("DELETE", f"/teams/{team}?reason={quote(reason, safe='')}", {}, version=version)

@@ -12,7 +12,7 @@ from evenkeel_cli.state_signs import NODE, count_of, plain
 
 Json = dict[str, Any]
 
-app = lookup.command_group("List how busy pools and nodes are, beside their allocation.")
+app = lookup.command_group("List the allocation and the measured utilization of pools and nodes.")
 
 _MEASURES = ("gpu", "gpuMemory", "cpu", "memory")
 _AMOUNTS = ("gpus", "gpusAllocated", "gpuMemoryGib", "vcpus", "vcpusAllocated", "memoryGib", "memoryGibAllocated")
@@ -43,12 +43,12 @@ _FIELDS = {
 
 @app.command("ls")
 def list_utilization(
-    by: Annotated[By, typer.Option(help="A line for each pool or for each node.")] = By.POOL,
+    by: Annotated[By, typer.Option(help="One row for each pool, or for each node.")] = By.POOL,
     cluster: Annotated[str, typer.Option(help="Only nodes of this Kubernetes cluster.")] = "",
     pool: Annotated[str, typer.Option(help="Only nodes of this instance group or NodePool.")] = "",
     output: lookup.OutputOption = OutputFormat.TABLE,
 ) -> None:
-    """List amounts, allocation and measured utilization of the last 15 minutes."""
+    """List allocation and utilization over the last 15 minutes."""
     document = lookup.current_client().get("/utilization", by=by.value, cluster=cluster, pool=pool)
     printer = stdout_printer()
     match output:
@@ -67,7 +67,7 @@ def list_utilization(
         if source["problem"]:
             warn(source["problem"])
     if document["isLowerBound"]:
-        warn("The fleet has more nodes or open incidents than this answer counts. The figures cover a part of it.")
+        warn("The fleet has more nodes or open incidents than this list counts. The figures cover a part of the fleet.")
 
 
 def _draw(out: Printer, document: Json, by: By, *, is_wide: bool) -> None:

@@ -19,8 +19,8 @@ _SHOWN = 5
 
 def judge_credentials(arn: str) -> list[DoctorFinding]:
     if arn.endswith(":root"):
-        return [warning(f"You act as the account's root user, {arn}.", "Use a role: docs/operate/doctor.md")]
-    return [ok(f"You act as {arn}.")]
+        return [warning(f"You are signed in as the account's root user, {arn}.", "Use a role: docs/operate/doctor.md")]
+    return [ok(f"You are signed in as {arn}.")]
 
 
 def judge_api(problem: str, fix: str, status: Json) -> list[DoctorFinding]:
@@ -57,7 +57,7 @@ def judge_stack(status: str, is_of_context: bool, url: str) -> list[DoctorFindin
         findings.append(failed(f"The stack is in state {status}.", fix))
     if not is_of_context:
         text = f"The command talks to {url}, which is not this stack's API."
-        findings.append(failed(text, "Give the right stack with --stack, or set EVENKEEL_URL.", "API"))
+        findings.append(failed(text, "Name the right stack with --stack, or set EVENKEEL_URL.", "API"))
     return findings
 
 
@@ -174,7 +174,7 @@ def _unreachable_finding(cluster: str, dead: Mapping[str, Json], tested: int) ->
     name, answer = next(iter(sorted(dead.items())))
     saw = f"The error of {name}: {answer['error']}"
     if answer["serverVersion"]:
-        text = f"{cluster} answers, but {len(dead)} of {tested} functions can read nothing there. {saw}"
+        text = f"{cluster} answers, but {len(dead)} of {tested} functions may not read anything there. {saw}"
         return failed(text, "Check the cluster's control plane: kubectl get --raw='/readyz?verbose'", cluster)
     text = f"{cluster} does not answer {len(dead)} of {tested} functions. {saw}"
     return failed(text, "Check the cluster's endpoint, and the parameters SubnetIds and SecurityGroupIds.", cluster)

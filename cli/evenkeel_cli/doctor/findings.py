@@ -90,7 +90,7 @@ def next_step(findings: Sequence[DoctorFinding], enable: str) -> str:
     if any(finding.status is Status.FAILED for finding in doctor_findings):
         return "Fix the failed checks, run evenkeel doctor again, then turn the schedules on."
     if any(finding.status is Status.UNKNOWN for finding in doctor_findings):
-        return f"Investigate the unknown checks. If they are in order, turn the schedules on: {enable}"
+        return f"Investigate the unknown checks. If they show no problem, turn the schedules on: {enable}"
     return f"All other checks passed. Turn the schedules on: {enable}"
 
 

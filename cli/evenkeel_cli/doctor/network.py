@@ -58,9 +58,8 @@ def _judge_endpoint(name: str, config: Json, *, has_subnets: bool) -> DoctorFind
         text = f"{name} has a private endpoint only, and SubnetIds is empty: no function reaches its API server."
         return failed(text, f"Set SubnetIds and SecurityGroupIds ({_PAGE}).", name)
     if "0.0.0.0/0" not in config.get("publicAccessCidrs", ["0.0.0.0/0"]):
-        text = (
-            f"The public endpoint of {name} accepts only listed addresses. Functions outside a VPC have no fixed one."
-        )
+        text = f"The public endpoint of {name} accepts only listed addresses."
+        text += " Functions outside a VPC have no fixed address."
         return failed(text, f"Set SubnetIds and SecurityGroupIds ({_PAGE}).", name)
     return None
 

@@ -103,7 +103,11 @@ def judge_earlier_stack(name: str, status: str, parameters: Mapping[str, str]) -
 def judge_sam(installed: str, locked: str) -> list[DoctorFinding]:
     if installed == locked and installed:
         return [ok(f"sam has the locked version {locked}.")]
-    text = f"sam has version {installed}, the lock has {locked}." if installed else "sam is not installed."
+    text = (
+        f"sam has version {installed}, but this release is locked to {locked}."
+        if installed
+        else "sam is not installed."
+    )
     return [failed(text, "make setup")]
 
 
@@ -181,7 +185,7 @@ def judge_buckets(buckets: Mapping[str, Json | None], region: str) -> list[Docto
         elif described is None:
             findings.append(failed(f"There is no bucket {arn}.", "Correct CheckpointBuckets.", arn))
         elif not described.get("BucketRegion"):
-            findings.append(unknown("S3 does not say in which region the bucket is.", "Check it yourself.", arn))
+            findings.append(unknown("S3 does not report the region of the bucket.", "Check it yourself.", arn))
         elif described["BucketRegion"] != region:
             bucket_region = described["BucketRegion"]
             text = (

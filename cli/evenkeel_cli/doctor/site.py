@@ -135,7 +135,7 @@ def _translate_error(service: str, operation: str, error: Any) -> Exception:
         return BadCredentials(f"AWS does not accept the credentials: {code}: {text}", SIGN_IN)
     if code in _DENIED:
         fix = _INVOKE if operation == "Invoke" else _ATTACH
-        return CouldNotCheck(f"Your identity may not call {call}.", fix)
+        return CouldNotCheck(f"Your AWS identity may not call {call}.", fix)
     if code in _NOT_OFFERED:
         return CouldNotCheck(f"This endpoint does not offer {call}.", "docs/operate/doctor.md")
     if code in _NOT_FOUND_CODES or code.endswith(("NotFoundException", "NonExistentQueue")):

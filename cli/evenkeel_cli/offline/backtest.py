@@ -168,7 +168,7 @@ def run_backtest(paths: Iterable[Path], policy: Policy, cluster: str, *, window_
 
 def _nothing_usable(intake: Intake) -> str:
     """Return why an export without a record cannot be replayed, with the first problem."""
-    text = f"{count_of(intake.documents, 'document')} in {count_of(intake.files, 'file')}, and no record to replay"
+    text = f"{count_of(intake.documents, 'document')} in {count_of(intake.files, 'file')}, but no record to replay"
     counts = {
         "malformed": intake.malformed_count,
         "of a kind without a parser": sum(intake.unknown.values()),

@@ -83,7 +83,7 @@ def draw_fault(out: Printer, preview: Preview) -> None:
     out.line()
     out.pairs(
         [
-            ("means", f"another name of {fault.alias_of}" if fault.alias_of else ""),
+            ("means", f"another name for {fault.alias_of}" if fault.alias_of else ""),
             ("plan", _outcome_text(preview)),
             ("confirmed by", _CONFIRMATION_TEXTS[fault.acts_alone]),
             ("two signals", _two_fault_note(preview)),
@@ -164,7 +164,7 @@ def _checkpoints_text(preview: Preview) -> str:
     if preview.distrusted_from_seconds is None:
         return f"trusted; {_CHECK_TEXTS[preview.requirement]}"
     before = duration(preview.distrusted_from_seconds)
-    since = f"distrusted if its write began in the {before} before the first signal, or later"
+    since = f"distrusted if its write began less than {before} before the first signal, or after it"
     requirement = f"{since}; {_CHECK_TEXTS[preview.requirement]}"
     none = preview.fault.checkpoint_trust is CheckpointTrust.NONE
     return f"{requirement}, because the time of the damage is unknown" if none else requirement

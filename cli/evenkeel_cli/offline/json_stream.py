@@ -97,7 +97,7 @@ class _Reader:
                 return
             document = self._document()
             if document.problem:
-                yield document._replace(problem=f"{document.problem}; the rest of this list was not read")
+                yield document._replace(problem=f"{document.problem}; the rest of this list is skipped")
                 self._skip_to_next_line()
                 return
             yield document

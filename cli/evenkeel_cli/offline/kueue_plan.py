@@ -240,7 +240,7 @@ def draw_why(out: Printer, why: "Why") -> None:
         out.table(columns, why.decision.considered)
     if why.changes:
         out.line()
-        out.line("Each of these alone would get it in:")
+        out.line("Each of these changes alone would admit the job:")
         out.pairs([(change.kind, change.message) for change in why.changes], indent="  ")
 
 

@@ -64,7 +64,7 @@ def test_stop_holds_everything_and_says_what_still_runs(served: CliFixture) -> N
     for part in (
         "1 running; a hold stops none of them",
         "inc-0000000001: replacing",
-        "HyperPod, EC2, Karpenter and Kueue act on their own",
+        "HyperPod, EC2, Karpenter and Kueue still act",
     ):
         assert part in shown
     assert lines[-1] == "next  evenkeel automation release"

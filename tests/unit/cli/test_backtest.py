@@ -273,7 +273,7 @@ def test_empty_folder_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "0 documents in 1 file, and no record to replay."),
+        ("", "0 documents in 1 file, but no record to replay."),
         ('{"a":', "1 malformed. The first: "),
         ('{"a": 1}', "1 of a kind without a parser. The first: a document with the fields a."),
     ],

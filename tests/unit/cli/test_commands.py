@@ -100,8 +100,8 @@ def test_every_missing_field_of_a_job_is_named_at_once(served: CliFixture, verb:
     assert result.exit_code == 2
     assert result.err.splitlines() == [
         "✖ name: is required [VALIDATION_FAILED]",
-        "  image: is missing, unless a job type of the site fills it",
-        "  command: is missing, unless a job type of the site fills it",
+        "  image: missing; required unless a job type of the site fills it",
+        "  command: missing; required unless a job type of the site fills it",
         "  evenkeel jobs init writes a whole job file.",
     ]
 

@@ -297,7 +297,7 @@ def test_page_of_a_proxy_is_not_taken_for_an_answer(browser: Browser, served: Cl
     reply = browser.send("GET", "/v1/status")
 
     assert (reply.status, reply.code) == (502, "HTTP_502")
-    assert "not from Evenkeel, but from a gateway or proxy" in json.loads(reply.text)["detail"]
+    assert "comes from a gateway or proxy, not from Evenkeel" in json.loads(reply.text)["detail"]
 
 
 def test_change_cut_by_a_proxy_happens_once(browser: Browser, served: CliFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from evenkeel_cli.aliases import expand_aliases
-from evenkeel_cli.main import NOUNS
+from evenkeel_cli.main import NOUNS, main
 
 PROJECT = Path(__file__).resolve().parents[3]
 PAGES = sorted([PROJECT / "README.md", PROJECT / "CHANGELOG.md", *(PROJECT / "docs").rglob("*.md")])
@@ -92,3 +92,16 @@ def test_page_of_the_command_line_has_every_command(noun: str) -> None:
 
     assert rows
     assert [verb for verb in sorted(shown) if not re.search(rf"\b{re.escape(verb)}\b", " ".join(rows))] == []
+
+
+@pytest.mark.parametrize("words", [(), *((noun,) for noun in NOUNS)])
+def test_help_cuts_no_summary_at_eighty_columns(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+    main([*words, "--help"])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert [line for line in lines if line.endswith("...") and not line.startswith("Usage:")] == []

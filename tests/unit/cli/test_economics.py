@@ -20,15 +20,15 @@ class _Pipe(io.StringIO):
     encoding = "utf-8"
 
 
-def run(*name_in_words: str) -> tuple[int, str, str]:
+def run(*words: str) -> tuple[int, str, str]:
     out, err = _Pipe(), _Pipe()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["economics", *name_in_words])
+        code = main(["economics", *words])
     return code, out.getvalue(), err.getvalue()
 
 
-def answer(*name_in_words: str) -> Json:
-    code, out, err = run(*name_in_words, "-o", "json")
+def answer(*words: str) -> Json:
+    code, out, err = run(*words, "-o", "json")
     assert code == 0, err
     document: Json = json.loads(out)
     return document

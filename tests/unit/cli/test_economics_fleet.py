@@ -166,7 +166,7 @@ def test_fleet_without_nodes_has_no_figures(served: CliFixture) -> None:
     result = served.run("economics", "forecast", "--fleet")
 
     assert (result.exit_code, result.out) == (4, "")
-    assert "has no nodes with GPUs, so nothing is known" in result.err
+    assert "has no nodes with GPUs, so there is nothing to forecast" in result.err
 
 
 @pytest.mark.parametrize(

@@ -114,8 +114,8 @@ def test_connection_always_cut_ends_with_key_of_act(
     again = site.run("automation", "hold", "--reason", "x", "--idempotency-key", "k1")
 
     assert result.exit_code == 8
-    assert "was cut before the whole answer came. [UNREACHABLE]" in result.err
-    assert "A proxy may be in between" in result.err
+    assert "was cut before the answer was complete. [UNREACHABLE]" in result.err
+    assert "A proxy may be the cause" in result.err
     assert "add --idempotency-key k1 to the same command" in result.err
     assert again.exit_code == 0
     assert len(site.gateway.get(f"/v1/clusters/{site.context['name']}/automation").document["holds"]) == 1
@@ -147,7 +147,7 @@ def test_page_of_a_proxy_is_not_taken_for_an_answer(
     result = site.run("status")
 
     assert result.exit_code == (1 if status == 407 else 8)
-    assert f"HTTP {status}: the answer is not from Evenkeel, but from a gateway or proxy before it." in result.err
+    assert f"HTTP {status}: the answer comes from a gateway or proxy, not from Evenkeel." in result.err
 
 
 def refused(code: str, **headers: str) -> ApiResponse:

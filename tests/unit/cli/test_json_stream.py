@@ -82,7 +82,7 @@ def test_malformed_list_says_what_was_not_read(tmp_path: Path) -> None:
 
     assert items[0] == (1, {"a": 1}, "")
     assert items[1][0] == 2
-    assert items[1][2].endswith("the rest of this list was not read")
+    assert items[1][2].endswith("the rest of this list is skipped")
 
 
 def test_truncated_list_is_reported(tmp_path: Path) -> None:

@@ -433,7 +433,9 @@ FAULTS = [
         "does not answer 1 of 17",
         "SubnetIds",
     ),
-    DoctorCase("kubernetes", everywhere(error=NO_STORE), "failed", "17 of 17 functions can read nothing", "readyz"),
+    DoctorCase(
+        "kubernetes", everywhere(error=NO_STORE), "failed", "17 of 17 functions may not read anything", "readyz"
+    ),
     DoctorCase(
         "kubernetes",
         plant("lambda:invoke", DENIED),
@@ -919,7 +921,7 @@ OFF = DoctorFinding(Status.WARNING, "off", "on", check="schedules")
     [
         ("ok", "All other checks passed. Turn the schedules on: HOW"),
         ("failed", "Fix the failed checks, run evenkeel doctor again, then turn the schedules on."),
-        ("unknown", "Investigate the unknown checks. If they are in order, turn the schedules on: HOW"),
+        ("unknown", "Investigate the unknown checks. If they show no problem, turn the schedules on: HOW"),
     ],
 )
 def test_next_step_enables_schedules_if_other_checks_pass(other_status: str, expected: str) -> None:

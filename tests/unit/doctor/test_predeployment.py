@@ -203,7 +203,7 @@ FAULTS = [
     BeforeCase("parameters", says(CheckpointBuckets=""), "failed", "CheckpointBuckets is missing", "Set"),
     BeforeCase("parameters", says(Policy="local"), "failed", "local data centre", "production"),
     BeforeCase("parameters", says(PageEmail=""), "warning", "no person", "step 7"),
-    BeforeCase("sam", lambda bench: setattr(bench, "sam", ("1.0", "2.0")), "failed", "the lock has 2.0", "make setup"),
+    BeforeCase("sam", lambda bench: setattr(bench, "sam", ("1.0", "2.0")), "failed", "is locked to 2.0", "make setup"),
     BeforeCase("sam", lambda bench: setattr(bench, "sam", ("", "2.0")), "failed", "not installed", "make setup"),
     BeforeCase(
         "stack",
@@ -388,7 +388,7 @@ FAULTS = [
     BeforeCase("buckets", aws("s3:head_bucket", ResourceNotFound("no")), "failed", "no bucket", "Correct"),
     BeforeCase("buckets", says(CheckpointBuckets="checkpoints"), "failed", "not the ARN", "arn:PARTITION:s3"),
     BeforeCase("buckets", aws("s3:head_bucket", {"BucketRegion": "eu-west-1"}), "warning", "eu-west-1", "same region"),
-    BeforeCase("buckets", aws("s3:head_bucket", {}), "unknown", "does not say", "Check"),
+    BeforeCase("buckets", aws("s3:head_bucket", {}), "unknown", "does not report", "Check"),
     BeforeCase("keys", aws("kms:describe_key", ResourceNotFound("no")), "failed", "does not exist", "Correct"),
     BeforeCase(
         "keys",
