@@ -35,7 +35,7 @@ class CountedFailure(Value):
 
 
 class LossGroup(Value):
-    """The loss of some interruptions that have everything below up to `is_failure` in common."""
+    """The summed loss of interruptions with the same values in all fields up to `is_failure`."""
 
     cause: str
     """Fault class of the incident, or another cause."""
@@ -44,7 +44,7 @@ class LossGroup(Value):
     node: str
     """Instance id of the node whose incident owns the loss; empty without an incident."""
     is_failure: bool
-    """False: stopped on request."""
+    """Whether a failure caused the interruptions; false if the jobs were stopped on request."""
     interruptions: int
     still_interrupted: int
     gpu_hours: float
@@ -84,9 +84,9 @@ class DayFigures(Value):
     losses: tuple[LossGroup, ...]
     stages: tuple[StageDurations, ...]
     recovery_seconds: tuple[float, ...]
-    """Standstills of jobs by incidents that are over."""
+    """Duration of each standstill of a job that an incident caused and that is over."""
     unknown_recoveries: int
-    """Standstills that last."""
+    """Standstills that are not over, so their duration is unknown."""
     saved: tuple[SavedSum, ...]
     pools: tuple[PoolUse, ...]
     rent: RentReport
@@ -100,7 +100,7 @@ class DayRow(Value):
     """ISO date."""
     folded_at: Instant
     is_settled: bool
-    """Whether nothing that is still open belongs to this day."""
+    """Whether the figures can no longer change: nothing of this day is still open."""
     figures: DayFigures
 
 
@@ -112,7 +112,7 @@ class OwnedInterruption(NamedTuple):
 
 
 class DayFacts(NamedTuple):
-    """Everything that the figures of a day rest on."""
+    """Facts from which the figures of a day are computed."""
 
     span: Span
     incidents: Sequence[Incident]
@@ -136,7 +136,7 @@ def begin_of_day(day: date) -> datetime:
 
 
 def day_spans(span: Span) -> Iterator[Span]:
-    """Yield the UTC days of a span. The first and the last one may be parts of a day."""
+    """Yield the UTC days of a span. The first and the last may be parts of a day."""
     start = span.start
     while start < span.end:
         end = min(begin_of_day(day_of(start)) + DAY, span.end)
@@ -144,21 +144,25 @@ def day_spans(span: Span) -> Iterator[Span]:
         start = end
 
 
-def fold_day(facts: DayFacts) -> DayFigures:
+def compute_day_figures(facts: DayFacts) -> DayFigures:
     """Return the figures of a day. Equal facts give equal figures, in any order."""
-    interrupted = sorted(facts.interrupted, key=lambda outcome: (outcome.receipt.job_id, outcome.receipt.attempt))
-    failed = [outcome for outcome in interrupted if _is_failure(outcome)]
-    requested = [outcome for outcome in interrupted if not outcome.receipt.cause.is_failure]
-    by_incident = [outcome for outcome in failed if outcome.owner]
+    interrupted = sorted(
+        facts.interrupted, key=lambda interruption: (interruption.receipt.job_id, interruption.receipt.attempt)
+    )
+    failed = [interruption for interruption in interrupted if _is_failure(interruption)]
+    requested = [interruption for interruption in interrupted if not interruption.receipt.cause.is_failure]
+    by_incident = [interruption for interruption in failed if interruption.owner]
     estimates = [
-        saving for outcome in by_incident for saving in savings(outcome.receipt, outcome.owner, facts.restore_seconds)
+        saving
+        for interruption in by_incident
+        for saving in savings(interruption.receipt, interruption.owner, facts.restore_seconds)
     ]
     return DayFigures(
         since=facts.span.start,
         until=facts.span.end,
         failures=tuple(
             CountedFailure(
-                fault_class=str(_class_of(incident)),
+                fault_class=str(_fault_class(incident)),
                 pool=incident.pool,
                 instance_type=incident.instance_type,
                 node=incident.life.instance_id,
@@ -166,13 +170,15 @@ def fold_day(facts: DayFacts) -> DayFigures:
             for incident in sorted(facts.incidents, key=lambda incident: (incident.opened_at, incident.incident_id))
             if is_node_failure(incident)
         ),
-        losses=tuple(_losses([*failed, *requested])),
-        stages=tuple(_stages(failed)),
+        losses=tuple(_loss_groups([*failed, *requested])),
+        stages=tuple(_stage_durations(failed)),
         recovery_seconds=tuple(
-            sorted(outcome.receipt.standstill_seconds for outcome in by_incident if outcome.receipt.is_over)
+            sorted(
+                interruption.receipt.standstill_seconds for interruption in by_incident if interruption.receipt.is_over
+            )
         ),
-        unknown_recoveries=sum(not outcome.receipt.is_over for outcome in by_incident),
-        saved=tuple(sum_savings(estimates, way) for way in RecoveryBaseline) if estimates else (),
+        unknown_recoveries=sum(not interruption.receipt.is_over for interruption in by_incident),
+        saved=tuple(sum_savings(estimates, baseline) for baseline in RecoveryBaseline) if estimates else (),
         pools=facts.pools,
         rent=facts.rent,
         teams=facts.teams,
@@ -181,23 +187,25 @@ def fold_day(facts: DayFacts) -> DayFigures:
 
 def is_node_failure(incident: Incident) -> bool:
     """Whether an incident counts as a failure of its node."""
-    return not (incident.is_drill or incident.resumes or _class_of(incident) in _NOT_COUNTED)
+    return not (incident.is_drill or incident.resumes or _fault_class(incident) in _NOT_COUNTED)
 
 
-def _class_of(incident: Incident) -> FaultClass:
+def _fault_class(incident: Incident) -> FaultClass:
     return default_catalogue().look_up(incident.fault_key).fault_class
 
 
-def _is_failure(interrupted: OwnedInterruption) -> bool:
-    return interrupted.receipt.cause.is_failure and not (interrupted.owner and interrupted.owner.is_drill)
+def _is_failure(interruption: OwnedInterruption) -> bool:
+    return interruption.receipt.cause.is_failure and not (interruption.owner and interruption.owner.is_drill)
 
 
-def _losses(interrupted: Iterable[OwnedInterruption]) -> Iterator[LossGroup]:
+def _loss_groups(interrupted: Iterable[OwnedInterruption]) -> Iterator[LossGroup]:
     groups: dict[tuple[str, str, str, str, bool], list[InterruptionReceipt]] = defaultdict(list)
-    for outcome in interrupted:
-        receipt = outcome.receipt
-        node = outcome.owner.life.instance_id if outcome.owner else ""
-        groups[_cause(outcome), receipt.pool, receipt.instance_type, node, receipt.cause.is_failure].append(receipt)
+    for interruption in interrupted:
+        receipt = interruption.receipt
+        node = interruption.owner.life.instance_id if interruption.owner else ""
+        groups[_cause_text(interruption), receipt.pool, receipt.instance_type, node, receipt.cause.is_failure].append(
+            receipt
+        )
     for (cause, pool, instance_type, node, is_failure), receipts in sorted(groups.items()):
         total = total_of(part for receipt in receipts for part in receipt.parts)
         yield LossGroup(
@@ -215,57 +223,57 @@ def _losses(interrupted: Iterable[OwnedInterruption]) -> Iterator[LossGroup]:
         )
 
 
-def _cause(interrupted: OwnedInterruption) -> str:
-    if interrupted.owner is not None:
-        return str(_class_of(interrupted.owner))
-    other = {
+def _cause_text(interruption: OwnedInterruption) -> str:
+    if interruption.owner is not None:
+        return str(_fault_class(interruption.owner))
+    other_causes = {
         InterruptionCause.APPLICATION: "application failure",
         InterruptionCause.INFRASTRUCTURE: "infrastructure, no incident",
     }
-    return other.get(interrupted.receipt.cause, "unknown")
+    return other_causes.get(interruption.receipt.cause, "unknown")
 
 
-def _stages(failed: Iterable[OwnedInterruption]) -> Iterator[StageDurations]:
+def _stage_durations(failed: Iterable[OwnedInterruption]) -> Iterator[StageDurations]:
     parts: dict[Stage, list[ReceiptPart]] = defaultdict(list)
-    for outcome in failed:
-        for part in outcome.receipt.parts:
+    for interruption in failed:
+        for part in interruption.receipt.parts:
             parts[part.stage].append(part)
     for stage in Stage:
-        if not (own := parts[stage]):
+        if not (stage_parts := parts[stage]):
             continue
-        total = total_of(own)
-        seconds = sorted(part.seconds for part in own if part.seconds is not None)
+        total = total_of(stage_parts)
+        seconds = sorted(part.seconds for part in stage_parts if part.seconds is not None)
         yield StageDurations(
             stage=stage,
             seconds=tuple(seconds),
-            unknown=len(own) - len(seconds),
+            unknown=len(stage_parts) - len(seconds),
             gpu_hours=total.gpu_hours,
             usd_micros=total.usd_micros,
         )
 
 
-def add_savings(days: Iterable[Iterable[SavedSum]], way: RecoveryBaseline) -> SavedSum:
-    """Return the sum of the estimates of days against one other way. Without an estimate it is unknown, not zero."""
-    listed = [saved for day in days for saved in day if saved.instead_of is way]
-    claimed = [saved for saved in listed if saved.claimed]
+def add_savings(days: Iterable[Iterable[SavedSum]], baseline: RecoveryBaseline) -> SavedSum:
+    """Return the sum of several days' savings against one baseline. Without an estimate it is unknown, not zero."""
+    sums = [saved for day in days for saved in day if saved.instead_of is baseline]
+    claimed = [saved for saved in sums if saved.claimed]
     reasons: dict[str, int] = {}
-    for saved in listed:
+    for saved in sums:
         for why, count in saved.reasons.items():
             reasons[why] = reasons.get(why, 0) + count
     return SavedSum(
-        instead_of=way,
+        instead_of=baseline,
         claimed=sum(saved.claimed for saved in claimed),
-        not_claimed=sum(saved.not_claimed for saved in listed),
+        not_claimed=sum(saved.not_claimed for saved in sums),
         low_saved_gpu_hours=math.fsum(saved.low_saved_gpu_hours or 0 for saved in claimed) if claimed else None,
         high_saved_gpu_hours=math.fsum(saved.high_saved_gpu_hours or 0 for saved in claimed) if claimed else None,
-        low_saved_usd_micros=_sum_of_all([saved.low_saved_usd_micros for saved in claimed]),
-        high_saved_usd_micros=_sum_of_all([saved.high_saved_usd_micros for saved in claimed]),
+        low_saved_usd_micros=_sum_if_all_known([saved.low_saved_usd_micros for saved in claimed]),
+        high_saved_usd_micros=_sum_if_all_known([saved.high_saved_usd_micros for saved in claimed]),
         assumptions=tuple(dict.fromkeys(text for saved in claimed for text in saved.assumptions)),
         reasons=reasons,
     )
 
 
-def _sum_of_all(amounts: Sequence[int | None]) -> int | None:
+def _sum_if_all_known(amounts: Sequence[int | None]) -> int | None:
     """Return the sum; None if there is no amount, or an unknown one."""
     known = [amount for amount in amounts if amount is not None]
     return sum(known) if known and len(known) == len(amounts) else None

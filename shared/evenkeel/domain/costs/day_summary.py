@@ -1,4 +1,4 @@
-"""The figures of one day that are metrics. Unknown is None: a zero would look like a figure."""
+"""The figures of one day that are metrics. An unknown figure is None, because a zero would look like a measurement."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ class DaySummary(NamedTuple):
     training_time_ratio: float | None
     """The effective training time ratio (ETTR)."""
     recovery_seconds: float | None
-    """Mean standstill of jobs by incidents that are over (MTTR)."""
+    """Mean time that an incident that is over stopped a job (MTTR)."""
     seconds_between_failures: float | None
     """Node time per failure (MTBF of a node); None without a failure."""
     node_seconds: Mapping[NodeUse, float]

@@ -45,7 +45,7 @@ class DurationPercentiles(Value):
 
     count: int
     unknown: int
-    """Cases without a known duration. They are in no figure."""
+    """Cases without a known duration. The percentiles leave them out."""
     p50_seconds: float | None
     p99_seconds: float | None
     """With fewer than 100 cases, the longest case."""
@@ -62,7 +62,7 @@ class StageLoss(Value):
 
 
 class GroupLoss(Value):
-    """The loss of some interruptions. Unknown parts are in no sum."""
+    """The summed loss of a group of interruptions. The sums leave out unknown parts."""
 
     group: str
     interruptions: int
@@ -150,7 +150,7 @@ class FleetReport(Value):
     by_pool: tuple[GroupLoss, ...]
     by_instance_type: tuple[GroupLoss, ...]
     lost: GroupLoss
-    """By failures."""
+    """Loss by failures."""
     requested: GroupLoss
     """By requests: preempted, resized, moved, drained or suspended. They are not failures."""
     effective: EffectiveTrainingTime
@@ -166,12 +166,12 @@ class FleetReport(Value):
     improvements: tuple[Improvement, ...]
     """Ranked by their worth."""
     unknown_days: tuple[str, ...]
-    """Days of the window without any record. They are in no figure."""
+    """Days of the window without any record. No figure includes them."""
     notes: tuple[str, ...]
 
 
 class ReportFacts(NamedTuple):
-    """Everything that a report rests on."""
+    """Facts from which a report is computed."""
 
     window: Span
     days: Sequence[DayFigures]
@@ -199,24 +199,24 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
     pools, all_nodes = pool_times(day.pools for day in days)
     committed = [pool.of(NodeUse.NO_JOB) for pool in pools if not pool.is_rented]
     idle_usd = [use.usd_micros for use in committed]
-    failures = _failures(facts, failed, all_nodes)
+    failures = _fleet_failures(facts, failed, all_nodes)
     stages = tuple(_stage_losses(days))
     idle_hours = sum(use.gpu_hours for use in committed)
     idle = None if None in idle_usd else sum(amount or 0 for amount in idle_usd)
-    lost = _loss("failures", failed)
-    on_request = _loss("requests", [group for group in groups if not group.is_failure])
+    lost = _summed_loss("failures", failed)
+    on_request = _summed_loss("requests", [group for group in groups if not group.is_failure])
     rent = sum_rents((day.rent for day in days), facts.cap_micros_per_hour)
     return FleetReport(
         since=facts.window.start,
         until=facts.window.end,
         failures=failures,
-        recovery=_duration(
+        recovery=_percentiles_of(
             [value for day in days for value in day.recovery_seconds], sum(day.unknown_recoveries for day in days)
         ),
         stages=stages,
-        by_cause=_groups(failed, lambda group: group.cause),
-        by_pool=_groups(failed, lambda group: group.pool or "unknown"),
-        by_instance_type=_groups(failed, lambda group: group.instance_type or "unknown"),
+        by_cause=_group_losses(failed, lambda group: group.cause),
+        by_pool=_group_losses(failed, lambda group: group.pool or "unknown"),
+        by_instance_type=_group_losses(failed, lambda group: group.instance_type or "unknown"),
         lost=lost,
         requested=on_request,
         effective=effective_time(all_nodes, lost.gpu_hours),
@@ -225,15 +225,15 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
         idle_committed_gpu_hours=idle_hours,
         idle_committed_usd_micros=idle,
         rent=rent,
-        teams=_teams(days, rent),
-        saved=tuple(add_savings((day.saved for day in days), way) for way in RecoveryBaseline),
+        teams=_team_uses(days, rent),
+        saved=tuple(add_savings((day.saved for day in days), baseline) for baseline in RecoveryBaseline),
         improvements=improvements(stages, failures, on_request, idle_hours, idle),
         unknown_days=tuple(map(str, facts.unknown_days)),
         notes=(*NOTES, *facts.notes),
     )
 
 
-def _teams(days: Iterable[DayFigures], rent: RentReport) -> tuple[TeamUse, ...]:
+def _team_uses(days: Iterable[DayFigures], rent: RentReport) -> tuple[TeamUse, ...]:
     uses: dict[str, list[TeamTime]] = defaultdict(list)
     for day in days:
         for team_time in day.teams:
@@ -255,7 +255,7 @@ def _teams(days: Iterable[DayFigures], rent: RentReport) -> tuple[TeamUse, ...]:
 # ---------------------------------------------------------------- failures
 
 
-def _failures(facts: ReportFacts, failed: Iterable[LossGroup], all_nodes: PoolTime) -> FleetFailures:
+def _fleet_failures(facts: ReportFacts, failed: Iterable[LossGroup], all_nodes: PoolTime) -> FleetFailures:
     counted = [failure for day in facts.days for failure in day.failures]
     node_microseconds: Counter[tuple[str, str]] = Counter()
     for day in facts.days:
@@ -280,15 +280,15 @@ def _failures(facts: ReportFacts, failed: Iterable[LossGroup], all_nodes: PoolTi
         by_class=rates_by(observations, GroupedBy.FAULT_CLASS),
         by_pool=rates_by(observations, GroupedBy.POOL),
         by_instance_type=rates_by(observations, GroupedBy.INSTANCE_TYPE),
-        nodes=tuple(_nodes(facts, counted, failed, rate, all_nodes.nodes)),
+        nodes=tuple(_failing_nodes(facts, counted, failed, rate, all_nodes.nodes)),
     )
 
 
-def _nodes(
+def _failing_nodes(
     facts: ReportFacts,
     counted: Iterable[CountedFailure],
     failed: Iterable[LossGroup],
-    fleet: FailureRate | None,
+    fleet_rate: FailureRate | None,
     fleet_nodes: int,
 ) -> Iterable[NodeFailures]:
     failures: dict[str, list[CountedFailure]] = defaultdict(list)
@@ -301,7 +301,7 @@ def _nodes(
     for node, node_failures in failures.items():
         hours = facts.node_hours.get(node) or None
         rate = failure_rate(len(node_failures), hours) if hours else None
-        lost = _loss(node, groups[node])
+        lost = _summed_loss(node, groups[node])
         report_rows.append(
             NodeFailures(
                 node=node,
@@ -309,7 +309,7 @@ def _nodes(
                 failures=len(node_failures),
                 node_hours=hours,
                 rate=rate,
-                is_above_fleet=_is_unlikely(len(node_failures), hours, fleet, fleet_nodes),
+                is_above_fleet=_is_unlikely(len(node_failures), hours, fleet_rate, fleet_nodes),
                 gpu_hours=lost.gpu_hours,
                 usd_micros=lost.usd_micros,
             )
@@ -317,15 +317,15 @@ def _nodes(
     return sorted(report_rows, key=lambda row: (-row.gpu_hours, -row.failures, row.node))[:_MAX_NODES]
 
 
-def _is_unlikely(failures: int, hours: float | None, fleet: FailureRate | None, nodes: int) -> bool:
+def _is_unlikely(failures: int, hours: float | None, fleet_rate: FailureRate | None, nodes: int) -> bool:
     """Whether so many failures of one node are unlikely in a fleet whose nodes all have the same rate.
 
     With many nodes, some have several failures by chance. So the chance of one node counts for each node (Bonferroni).
     """
-    if fleet is None or hours is None:
+    if fleet_rate is None or hours is None:
         return False
-    by_chance = poisson.at_least_probability(failures, fleet.failures_per_node_hour * hours)
-    return by_chance * nodes < _SIGNIFICANCE
+    probability = poisson.at_least_probability(failures, fleet_rate.failures_per_node_hour * hours)
+    return probability * nodes < _SIGNIFICANCE
 
 
 # ---------------------------------------------------------------- losses
@@ -337,19 +337,19 @@ def _stage_losses(days: Iterable[DayFigures]) -> Iterable[StageLoss]:
         for durations in day.stages:
             times[durations.stage].append(durations)
     for stage in Stage:
-        own = times[stage]
+        stage_durations = times[stage]
         yield StageLoss(
             stage=stage,
-            time=_duration(
-                [value for durations in own for value in durations.seconds],
-                sum(durations.unknown for durations in own),
+            time=_percentiles_of(
+                [value for durations in stage_durations for value in durations.seconds],
+                sum(durations.unknown for durations in stage_durations),
             ),
-            gpu_hours=math.fsum(durations.gpu_hours for durations in own),
-            usd_micros=_known_sum(durations.usd_micros for durations in own),
+            gpu_hours=math.fsum(durations.gpu_hours for durations in stage_durations),
+            usd_micros=_known_sum(durations.usd_micros for durations in stage_durations),
         )
 
 
-def _duration(seconds: Iterable[float], unknown: int) -> DurationPercentiles:
+def _percentiles_of(seconds: Iterable[float], unknown: int) -> DurationPercentiles:
     known_values = sorted(seconds)
     return DurationPercentiles(
         count=len(known_values),
@@ -365,15 +365,15 @@ def _percentile(ordered: Sequence[float], share: float) -> float | None:
     return ordered[max(0, -(-len(ordered) * round(share * 100) // 100) - 1)] if ordered else None
 
 
-def _groups(failed: Iterable[LossGroup], group_of: Callable[[LossGroup], str]) -> tuple[GroupLoss, ...]:
+def _group_losses(failed: Iterable[LossGroup], group_of: Callable[[LossGroup], str]) -> tuple[GroupLoss, ...]:
     groups: dict[str, list[LossGroup]] = defaultdict(list)
     for group in failed:
         groups[group_of(group)].append(group)
-    losses = [_loss(name, members) for name, members in groups.items()]
+    losses = [_summed_loss(name, members) for name, members in groups.items()]
     return tuple(sorted(losses, key=lambda loss: (-loss.gpu_hours, loss.group)))
 
 
-def _loss(name: str, groups: Sequence[LossGroup]) -> GroupLoss:
+def _summed_loss(name: str, groups: Sequence[LossGroup]) -> GroupLoss:
     return GroupLoss(
         group=name,
         interruptions=sum(group.interruptions for group in groups),
@@ -460,10 +460,12 @@ def improvements(
     idle_usd_micros: int | None,
 ) -> tuple[Improvement, ...]:
     """Return the changes that the figures point to, ranked by their worth. Each worth is an upper bound."""
-    of_stage = {loss.stage: loss for loss in stages}
+    loss_by_stage = {loss.stage: loss for loss in stages}
     improvements_found = []
     for lever in _LEVERS:
-        losses = [of_stage[stage] for stage in lever.stages if stage in of_stage and of_stage[stage].gpu_hours]
+        losses = [
+            loss_by_stage[stage] for stage in lever.stages if stage in loss_by_stage and loss_by_stage[stage].gpu_hours
+        ]
         prices = [loss.usd_micros for loss in losses]
         improvements_found.append(
             Improvement(

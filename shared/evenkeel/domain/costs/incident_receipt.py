@@ -67,14 +67,14 @@ class IncidentReceipt(Value):
     jobs: tuple[InterruptionReceipt, ...]
     """Interruptions whose loss this incident owns."""
     shared: tuple[InterruptionReceipt, ...]
-    """Interruptions that an earlier incident owns. They are in no sum here."""
+    """Interruptions whose loss an earlier incident owns. No sum here includes them."""
     running: tuple[str, ...]
-    """Jobs on the node that no end of an attempt interrupted so far."""
+    """Jobs on the node whose attempts this incident has not interrupted so far."""
     node: NodeOutage
     lost: ReceiptTotal
     """Loss of the interruptions that this incident owns."""
     total_gpu_hours: float
-    """Lost by jobs, and of the node beside them. A lower bound if anything is unknown."""
+    """Lost by jobs, plus the node's own time that no job lost. A lower bound if any part is unknown."""
     total_usd_micros: int | None
     """Null: no price is known."""
     is_lower_bound: bool
@@ -104,25 +104,25 @@ def incident_receipt(
         restore_seconds: Expected time from running pods until a job trains.
         now: The time of the receipt.
     """
-    named = [lost_time for lost_time in lost if incident.incident_id in lost_time.receipt.incident_ids]
-    lost_times = [lost_time for lost_time in named if lost_time.receipt.incident_id == incident.incident_id]
+    naming_losses = [lost_time for lost_time in lost if incident.incident_id in lost_time.receipt.incident_ids]
+    owned_losses = [lost_time for lost_time in naming_losses if lost_time.receipt.incident_id == incident.incident_id]
     node = node_outage(
-        incident, [span for lost_time in lost_times for _, span in lost_time.spans], node_gpus, node_price, now
+        incident, [span for lost_time in owned_losses for _, span in lost_time.spans], node_gpus, node_price, now
     )
-    total = total_of(receipt_part for lost_time in lost_times for receipt_part in lost_time.receipt.parts)
-    hit = {lost_time.receipt.job_id for lost_time in named}
-    running = tuple(job.job_id for job in incident.affected_jobs if job.job_id not in hit)
+    total = total_of(receipt_part for lost_time in owned_losses for receipt_part in lost_time.receipt.parts)
+    interrupted_jobs = {lost_time.receipt.job_id for lost_time in naming_losses}
+    running = tuple(job.job_id for job in incident.affected_jobs if job.job_id not in interrupted_jobs)
     prices = [price for price in (total.usd_micros, node.usd_micros) if price is not None]
     return IncidentReceipt(
         incident_id=incident.incident_id,
         as_of=now,
         is_over=incident.state.is_settled
         and node.is_over
-        and all(lost_time.receipt.is_over for lost_time in lost_times),
+        and all(lost_time.receipt.is_over for lost_time in owned_losses),
         is_drill=incident.is_drill,
         mode=incident.mode,
-        jobs=tuple(lost_time.receipt for lost_time in lost_times),
-        shared=tuple(lost_time.receipt for lost_time in named if lost_time not in lost_times),
+        jobs=tuple(lost_time.receipt for lost_time in owned_losses),
+        shared=tuple(lost_time.receipt for lost_time in naming_losses if lost_time not in owned_losses),
         running=running,
         node=node,
         lost=total,
@@ -131,9 +131,9 @@ def incident_receipt(
         is_lower_bound=total.is_lower_bound
         or bool(node.why_unknown)
         or (node.usd_micros is None and bool(node.seconds)),
-        options=tuple(_options(decisions, [lost_time.receipt for lost_time in named])),
+        options=tuple(_weighed_options(decisions, [lost_time.receipt for lost_time in naming_losses])),
         savings=tuple(
-            saving for lost_time in lost_times for saving in savings(lost_time.receipt, incident, restore_seconds)
+            saving for lost_time in owned_losses for saving in savings(lost_time.receipt, incident, restore_seconds)
         ),
         notes=_NOTES,
     )
@@ -167,17 +167,17 @@ def node_outage(
         return _no_outage(start, is_over=True, gpus=gpus, why="No record says when the node took work again.")
     end = max(start, back or now)
     spans = subtract_spans(Span(start, end), with_jobs)
-    beside = sum(microseconds(span.end - span.start) for span in spans)
+    uncounted = sum(microseconds(span.end - span.start) for span in spans)
     total = microseconds(end - start)
     return NodeOutage(
         started_at=start,
         ended_at=end,
         is_over=is_over,
         seconds=total / 1e6,
-        counted_with_jobs_seconds=(total - beside) / 1e6,
+        counted_with_jobs_seconds=(total - uncounted) / 1e6,
         gpus=gpus,
-        gpu_hours=None if gpus is None else gpus * beside / MICROSECONDS_PER_HOUR,
-        usd_micros=None if gpus is None else cost_usd_micros(gpus * beside, price),
+        gpu_hours=None if gpus is None else gpus * uncounted / MICROSECONDS_PER_HOUR,
+        usd_micros=None if gpus is None else cost_usd_micros(gpus * uncounted, price),
         why_unknown="" if gpus is not None else "The type of the node is unknown.",
     )
 
@@ -196,7 +196,9 @@ def _no_outage(start: datetime | None, *, is_over: bool, gpus: int | None, why: 
     )
 
 
-def _options(decisions: Iterable[Decision], interruptions: Sequence[InterruptionReceipt]) -> Iterable[WeighedOption]:
+def _weighed_options(
+    decisions: Iterable[Decision], interruptions: Sequence[InterruptionReceipt]
+) -> Iterable[WeighedOption]:
     """Yield every option of each decision about a resume, the chosen one first."""
     for decision in sorted(decisions, key=lambda earlier: (earlier.decided_at, earlier.decision_id)):
         if decision.kind != "RESUME":
@@ -219,15 +221,15 @@ def _options(decisions: Iterable[Decision], interruptions: Sequence[Interruption
                 option=option.option,
                 is_chosen=is_chosen,
                 expected_seconds=option.expected_seconds,
-                actual_seconds=_actual(receipt, decision.decided_at) if is_chosen else None,
+                actual_seconds=_actual_seconds(receipt, decision.decided_at) if is_chosen else None,
                 expected_gpu_hours=option.gpu_hours_lost,
                 expected_usd=option.usd,
                 why_not=option.why_not,
             )
 
 
-def _actual(receipt: InterruptionReceipt | None, decided_at: datetime) -> float | None:
-    """Return the actual values of a forecast: the time until every pod ran, and the repeated work."""
+def _actual_seconds(receipt: InterruptionReceipt | None, decided_at: datetime) -> float | None:
+    """Return the actual seconds of the chosen option: until every pod ran, plus repeated work; None if unknown."""
     if receipt is None or receipt.resumed_by_attempt is None:
         return None
     repeated = receipt.seconds_of(Stage.REPEATED_WORK)

@@ -44,8 +44,8 @@ class Span(NamedTuple):
     end: datetime
 
 
-class _Mark(NamedTuple):
-    """The end of a stage: a time of a record."""
+class _StageEnd(NamedTuple):
+    """The end of a stage, and the record that shows it."""
 
     stage: Stage
     at: datetime | None
@@ -70,33 +70,33 @@ def interruptions(
 ) -> list[LostTime]:
     """Return each interruption of a job, oldest first. The arguments are described in `job_receipt`."""
     ordered = sorted(attempts, key=lambda row: row.attempt)
-    until = end_of(job, ordered, now)
-    named: dict[int, dict[str, Incident]] = {}
+    until = job_end_or_now(job, ordered, now)
+    incidents_by_attempt: dict[int, dict[str, Incident]] = {}
     for number, incident in incidents:
-        named.setdefault(number, {})[incident.incident_id] = incident
+        incidents_by_attempt.setdefault(number, {})[incident.incident_id] = incident
     spans_taken: list[Span] = []
     losses = []
-    for place, attempt in enumerate(ordered):
-        if not _was_interrupted(job, attempt, ordered[place + 1 :]):
+    for index, attempt in enumerate(ordered):
+        if not _was_interrupted(job, attempt, ordered[index + 1 :]):
             continue
-        blamed = sorted(
-            named.get(attempt.attempt, {}).values(),
+        attempt_incidents = sorted(
+            incidents_by_attempt.get(attempt.attempt, {}).values(),
             key=lambda incident: (incident.first_signal_at, incident.incident_id),
         )
-        line = _time_line(job, ordered, place, blamed, until)
-        lost_time = _priced(job, attempt, blamed, line, spans_taken, price_of)
+        times = _interruption_times(job, ordered, index, attempt_incidents, until)
+        lost_time = _priced_loss(job, attempt, attempt_incidents, times, spans_taken, price_of)
         spans_taken += [span for _, span in lost_time.spans]
         losses.append(lost_time)
     return losses
 
 
-def end_of(job: Job, attempts: Iterable[Attempt], now: datetime) -> datetime:
-    """Return the end of a job, or the present. A clock that is ahead cannot make a time negative."""
-    last = [
+def job_end_or_now(job: Job, attempts: Iterable[Attempt], now: datetime) -> datetime:
+    """Return when the job ended, or the present; at least the latest recorded time, so that no duration is negative."""
+    recorded_times = [
         job.submitted_at,
         *(at for attempt in attempts for at in (attempt.admitted_at, attempt.running_at, attempt.ended_at) if at),
     ]
-    return max(job.ended_at or now, *last)
+    return max(job.ended_at or now, *recorded_times)
 
 
 def _was_interrupted(job: Job, attempt: Attempt, later: Sequence[Attempt]) -> bool:
@@ -106,42 +106,44 @@ def _was_interrupted(job: Job, attempt: Attempt, later: Sequence[Attempt]) -> bo
     return bool(later) or job.ended_at is None or job.ended_at > attempt.ended_at
 
 
-# ---------------------------------------------------------------- the time line of one interruption
+# ---------------------------------------------------------------- the times of one interruption
 
 
-class _TimeLine(NamedTuple):
-    """The recorded instants of one interruption, in order of time."""
+class _InterruptionTimes(NamedTuple):
+    """The recorded times of one interruption, in order."""
 
     start: datetime | None
     """None: the resume point is unknown."""
     start_record: str
-    marks: tuple[_Mark, ...]
+    stage_ends: tuple[_StageEnd, ...]
     resumed: Attempt | None
     until: datetime
     """End of the job, or the time of the receipt."""
     is_over: bool
 
 
-def _time_line(
-    job: Job, attempts: Sequence[Attempt], place: int, blamed: Sequence[Incident], until: datetime
-) -> _TimeLine:
-    attempt, following = attempts[place], attempts[place + 1 :]
+def _interruption_times(
+    job: Job, attempts: Sequence[Attempt], index: int, attempt_incidents: Sequence[Incident], until: datetime
+) -> _InterruptionTimes:
+    attempt, following = attempts[index], attempts[index + 1 :]
     resumed = next((attempt for attempt in following if attempt.running_at), None)
-    start, start_record = _kept_until(attempts, attempt, resumed)
-    marks = list(_before_the_end(attempt, blamed))
-    marks.append(_Mark(Stage.DRAIN, attempt.ended_at, f"attempt {attempt.attempt} ended", attempt))
+    start, start_record = _work_kept_until(attempts, attempt, resumed)
+    stage_ends = list(_stage_ends_before_drain(attempt, attempt_incidents))
+    stage_ends.append(_StageEnd(Stage.DRAIN, attempt.ended_at, f"attempt {attempt.attempt} ended", attempt))
     for later in following[: following.index(resumed) + 1 if resumed else None]:
         name = f"attempt {later.attempt}"
-        marks.append(_Mark(Stage.WAIT_FOR_NODES, later.admitted_at, f"{name} admitted", attempt))
+        stage_ends.append(_StageEnd(Stage.WAIT_FOR_NODES, later.admitted_at, f"{name} admitted", attempt))
         if later is resumed:
-            marks.append(_Mark(Stage.LAUNCH, later.launched_at, f"{name} launched", later))
-            marks.append(_Mark(Stage.RESTART, later.running_at, f"every pod of {name} runs", later))
+            stage_ends.append(_StageEnd(Stage.LAUNCH, later.launched_at, f"{name} launched", later))
+            stage_ends.append(_StageEnd(Stage.RESTART, later.running_at, f"every pod of {name} runs", later))
             if later.trained_at:
-                marks.append(_Mark(Stage.RESTORE, later.trained_at, f"{name} trains, by its checkpoints", later))
+                stage_ends.append(
+                    _StageEnd(Stage.RESTORE, later.trained_at, f"{name} trains, by its checkpoints", later)
+                )
         elif later.ended_at:
-            marks.append(_Mark(Stage.FAILED_START, later.ended_at, f"{name} ended without a run", later))
+            stage_ends.append(_StageEnd(Stage.FAILED_START, later.ended_at, f"{name} ended without a run", later))
         elif later.launched_at:
-            marks.append(_Mark(Stage.LAUNCH, later.launched_at, f"{name} launched", later))
+            stage_ends.append(_StageEnd(Stage.LAUNCH, later.launched_at, f"{name} launched", later))
     if resumed is None:
         last = following[-1] if following else None
         starting = last if last and last.ended_at is None else None
@@ -149,139 +151,153 @@ def _time_line(
         if starting:
             stage = Stage.RESTART if starting.launched_at else Stage.LAUNCH
         record = "job ended" if job.ended_at else "now"
-        marks.append(_Mark(stage, until, record, starting or attempt))
-    return _TimeLine(start, start_record, tuple(marks), resumed, until, resumed is not None or job.ended_at is not None)
+        stage_ends.append(_StageEnd(stage, until, record, starting or attempt))
+    return _InterruptionTimes(
+        start, start_record, tuple(stage_ends), resumed, until, resumed is not None or job.ended_at is not None
+    )
 
 
-def _before_the_end(attempt: Attempt, blamed: Sequence[Incident]) -> Iterator[_Mark]:
+def _stage_ends_before_drain(attempt: Attempt, attempt_incidents: Sequence[Incident]) -> Iterator[_StageEnd]:
     """Yield the ends of the stages before the drain."""
-    if not blamed:
+    if not attempt_incidents:
         stop_requested_at = attempt.stop_asked_at
         record = "stop requested" if stop_requested_at else f"attempt {attempt.attempt} ended"
-        yield _Mark(Stage.REPEATED_WORK, stop_requested_at or attempt.ended_at, record, attempt)
+        yield _StageEnd(Stage.REPEATED_WORK, stop_requested_at or attempt.ended_at, record, attempt)
         return
-    first = blamed[0]
+    first = attempt_incidents[0]
     approval = first.approval
-    yield _Mark(Stage.REPEATED_WORK, first.first_signal_at, "first signal", attempt)
-    yield _Mark(Stage.DETECTION, first.opened_at, "incident opened", attempt)
-    yield _Mark(Stage.DECISION, first.stages.planned_at, "recovery planned", attempt)
+    yield _StageEnd(Stage.REPEATED_WORK, first.first_signal_at, "first signal", attempt)
+    yield _StageEnd(Stage.DETECTION, first.opened_at, "incident opened", attempt)
+    yield _StageEnd(Stage.DECISION, first.stages.planned_at, "recovery planned", attempt)
     if approval is not None and approval.approves:
-        yield _Mark(Stage.APPROVAL, approval.at, f"approved by {approval.by}", attempt)
+        yield _StageEnd(Stage.APPROVAL, approval.at, f"approved by {approval.by}", attempt)
 
 
-def _kept_until(attempts: Sequence[Attempt], ended: Attempt, resumed: Attempt | None) -> tuple[datetime | None, str]:
-    """Return until when the work of a job was kept, and the record that says so. None: unknown."""
+def _work_kept_until(
+    attempts: Sequence[Attempt], ended: Attempt, resumed: Attempt | None
+) -> tuple[datetime | None, str]:
+    """Return until when the work of a job was kept, None if unknown, and the record that shows it."""
     if resumed is None or not resumed.is_pinned:
         return None, ""
-    began = min(attempt.running_at for attempt in attempts if attempt.running_at)
+    first_run_at = min(attempt.running_at for attempt in attempts if attempt.running_at)
     if resumed.resume_from is None:
-        return began, f"first run: attempt {resumed.attempt} resumed from no checkpoint"
+        return first_run_at, f"first run: attempt {resumed.attempt} resumed from no checkpoint"
     if resumed.resumed_work_from is None or ended.ended_at is None:
         return None, ""
-    kept_until = max(began, min(resumed.resumed_work_from, ended.ended_at))
+    kept_until = max(first_run_at, min(resumed.resumed_work_from, ended.ended_at))
     return kept_until, f"checkpoint of step {resumed.resume_from.step} began"
 
 
-def _priced(
+def _priced_loss(
     job: Job,
     attempt: Attempt,
-    blamed: Sequence[Incident],
-    line: _TimeLine,
-    taken: Sequence[Span],
+    attempt_incidents: Sequence[Incident],
+    times: _InterruptionTimes,
+    spans_taken: Sequence[Span],
     price_of: PriceOf,
 ) -> LostTime:
     parts, spans = [], []
-    for receipt_part, part_spans in _parts(line, attempt, taken, price_of):
+    for receipt_part, part_spans in _priced_parts(times, attempt, spans_taken, price_of):
         parts.append(receipt_part)
         spans += [(receipt_part.stage, span) for span in part_spans]
-    resumed = line.resumed
+    resumed = times.resumed
     if resumed is None or resumed.trained_at is None:
-        parts.append(_unknown(Stage.RESTORE, resumed or attempt, "not recorded"))
-    still = [
+        parts.append(_unknown_part(Stage.RESTORE, resumed or attempt, "not recorded"))
+    standstill_microseconds = [
         round(receipt_part.seconds * 1e6)
         for receipt_part in parts
         if receipt_part.seconds and receipt_part.stage is not Stage.REPEATED_WORK
     ]
-    point = resumed.resume_from if resumed and resumed.is_pinned else None
+    resume_point = resumed.resume_from if resumed and resumed.is_pinned else None
     receipt = InterruptionReceipt(
         job_id=job.job_id,
         attempt=attempt.attempt,
         resumed_by_attempt=resumed.attempt if resumed else None,
-        cause=_cause(attempt, blamed),
-        incident_ids=tuple(incident.incident_id for incident in blamed),
+        cause=_interruption_cause(attempt, attempt_incidents),
+        incident_ids=tuple(incident.incident_id for incident in attempt_incidents),
         reason=attempt.reason,
-        interrupted_at=attempt.ended_at or line.until,
-        is_over=line.is_over,
+        interrupted_at=attempt.ended_at or times.until,
+        is_over=times.is_over,
         pool=attempt.pool,
         instance_type=attempt.instance_type,
         price=price_of.get(attempt.attempt),
-        resumed_step=point.step if point else None,
+        resumed_step=resume_point.step if resume_point else None,
         parts=tuple(parts),
         total=total_of(parts),
-        standstill_seconds=sum(still) / 1e6,
+        standstill_seconds=sum(standstill_microseconds) / 1e6,
     )
     return LostTime(receipt, tuple(spans))
 
 
-def _cause(attempt: Attempt, blamed: Sequence[Incident]) -> InterruptionCause:
-    if blamed:
+def _interruption_cause(attempt: Attempt, attempt_incidents: Sequence[Incident]) -> InterruptionCause:
+    if attempt_incidents:
         return InterruptionCause.INCIDENT
     if attempt.state is AttemptState.FAILED:
         return InterruptionCause.APPLICATION
     return InterruptionCause.REQUEST if attempt.state is AttemptState.STOPPED else InterruptionCause.INFRASTRUCTURE
 
 
-_WHILE_IT_RUNS = (Stage.REPEATED_WORK, Stage.DETECTION, Stage.DECISION, Stage.APPROVAL)
-"""Stages that the end of the interrupted attempt ends."""
+_STAGES_BEFORE_ATTEMPT_END = (Stage.REPEATED_WORK, Stage.DETECTION, Stage.DECISION, Stage.APPROVAL)
+"""Stages that end with the interrupted attempt at the latest."""
 
 
-def _parts(
-    line: _TimeLine, attempt: Attempt, taken: Sequence[Span], price_of: PriceOf
+def _priced_parts(
+    times: _InterruptionTimes, attempt: Attempt, spans_taken: Sequence[Span], price_of: PriceOf
 ) -> Iterator[tuple[ReceiptPart, list[Span]]]:
     """Yield the stages with their spans. Two stages never overlap, and together they leave no gap."""
     # The last border is known: every pod runs, the job ended, or the receipt is written.
-    last = line.marks[-1].at
-    marks, at, record = line.marks, line.start, line.start_record
+    last = times.stage_ends[-1].at
+    stage_ends, at, record = times.stage_ends, times.start, times.start_record
     if at is None:
-        yield _unknown(Stage.REPEATED_WORK, attempt, "resume point not recorded"), []
-        first, marks = line.marks[0], line.marks[1:]
+        yield _unknown_part(Stage.REPEATED_WORK, attempt, "resume point not recorded"), []
+        first, stage_ends = times.stage_ends[0], times.stage_ends[1:]
         at, record = first.at, first.record
         at = min(filter(None, (at, attempt.ended_at)))
-    missing: list[Stage] = []
-    for mark in marks:
-        if mark.at is None:
-            missing.append(mark.stage)
+    unrecorded_stages: list[Stage] = []
+    for stage_end in stage_ends:
+        if stage_end.at is None:
+            unrecorded_stages.append(stage_end.stage)
             continue
-        limit = min(filter(None, (last or mark.at, attempt.ended_at if mark.stage in _WHILE_IT_RUNS else None)))
-        span = Span(at, max(at, min(mark.at, limit)))
-        spans = subtract_spans(span, taken)
-        yield _part(mark, span, spans, record, tuple(missing), price_of), spans
-        at, record, missing = span.end, mark.record, []
+        limit = min(
+            filter(
+                None,
+                (last or stage_end.at, attempt.ended_at if stage_end.stage in _STAGES_BEFORE_ATTEMPT_END else None),
+            )
+        )
+        span = Span(at, max(at, min(stage_end.at, limit)))
+        spans = subtract_spans(span, spans_taken)
+        yield _priced_part(stage_end, span, spans, record, tuple(unrecorded_stages), price_of), spans
+        at, record, unrecorded_stages = span.end, stage_end.record, []
 
 
-def _part(
-    mark: _Mark, span: Span, own: Sequence[Span], record: str, missing: tuple[Stage, ...], price_of: PriceOf
+def _priced_part(
+    stage_end: _StageEnd,
+    span: Span,
+    lost_spans: Sequence[Span],
+    record: str,
+    unrecorded_stages: tuple[Stage, ...],
+    price_of: PriceOf,
 ) -> ReceiptPart:
-    lost = sum(microseconds(span.end - span.start) for span in own)
-    attempt = mark.attempt
+    lost_microseconds = sum(microseconds(span.end - span.start) for span in lost_spans)
+    attempt = stage_end.attempt
     return ReceiptPart(
-        stage=mark.stage,
-        seconds=lost / 1e6,
+        stage=stage_end.stage,
+        seconds=lost_microseconds / 1e6,
         started_at=span.start,
         ended_at=span.end,
         from_record=record,
-        to_record=mark.record,
-        covers=missing,
-        already_counted_seconds=(microseconds(span.end - span.start) - lost) / 1e6,
+        to_record=stage_end.record,
+        covers=unrecorded_stages,
+        already_counted_seconds=(microseconds(span.end - span.start) - lost_microseconds) / 1e6,
         gpus=attempt.accelerators,
         nodes=attempt.ranks,
-        gpu_hours=attempt.accelerators * lost / MICROSECONDS_PER_HOUR,
-        node_hours=attempt.ranks * lost / MICROSECONDS_PER_HOUR,
-        usd_micros=cost_usd_micros(attempt.accelerators * lost, price_of.get(attempt.attempt)),
+        gpu_hours=attempt.accelerators * lost_microseconds / MICROSECONDS_PER_HOUR,
+        node_hours=attempt.ranks * lost_microseconds / MICROSECONDS_PER_HOUR,
+        usd_micros=cost_usd_micros(attempt.accelerators * lost_microseconds, price_of.get(attempt.attempt)),
     )
 
 
-def _unknown(stage: Stage, attempt: Attempt, why: str) -> ReceiptPart:
+def _unknown_part(stage: Stage, attempt: Attempt, why: str) -> ReceiptPart:
     return ReceiptPart(
         stage=stage,
         seconds=None,
@@ -298,16 +314,16 @@ def _unknown(stage: Stage, attempt: Attempt, why: str) -> ReceiptPart:
     )
 
 
-def subtract_spans(span: Span, taken: Iterable[Span]) -> list[Span]:
+def subtract_spans(span: Span, spans_taken: Iterable[Span]) -> list[Span]:
     """Return the parts of a span that no taken span covers."""
     spans = [span]
-    for other_span in taken:
+    for other_span in spans_taken:
         spans = [
             piece
-            for old in spans
+            for remaining_span in spans
             for piece in (
-                Span(old.start, min(old.end, other_span.start)),
-                Span(max(old.start, other_span.end), old.end),
+                Span(remaining_span.start, min(remaining_span.end, other_span.start)),
+                Span(max(remaining_span.start, other_span.end), remaining_span.end),
             )
             if piece.start < piece.end
         ]

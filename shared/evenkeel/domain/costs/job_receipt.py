@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
 
-from evenkeel.domain.costs.interruptions import LostTime, PriceOf, Span, end_of, interruptions, subtract_spans
+from evenkeel.domain.costs.interruptions import LostTime, PriceOf, Span, interruptions, job_end_or_now, subtract_spans
 from evenkeel.domain.costs.receipt import (
     MICROSECONDS_PER_HOUR,
     GpuPrice,
@@ -79,14 +79,14 @@ def job_receipt(
     """
     ordered = sorted(attempts, key=lambda row: row.attempt)
     lost_times = interruptions(job, ordered, incidents, price_of, now)
-    until = end_of(job, ordered, now)
+    until = job_end_or_now(job, ordered, now)
     return JobReceipt(
         job_id=job.job_id,
         submitted_at=job.submitted_at,
         until=until,
         is_over=job.state.has_ended,
         elapsed_seconds=microseconds(until - job.submitted_at) / 1e6,
-        buckets=_buckets(job, ordered, lost_times, price_of, until),
+        buckets=_bucket_times(job, ordered, lost_times, price_of, until),
         interruptions=tuple(lost_time.receipt for lost_time in lost_times),
         lost=total_of(
             receipt_part
@@ -119,7 +119,7 @@ class _BucketTotals:
             self.usd = None if cost is None or self.usd is None else self.usd + cost
 
 
-def _buckets(
+def _bucket_times(
     job: Job, attempts: Sequence[Attempt], losses: Sequence[LostTime], price_of: PriceOf, until: datetime
 ) -> tuple[BucketTime, ...]:
     sums = {bucket: _BucketTotals() for bucket in JobTimeBucket}

@@ -17,7 +17,7 @@ from evenkeel.domain.values import Value
 
 
 class NodeUse(StrEnum):
-    """The use of a GPU of a node."""
+    """Use of a GPU of a node."""
 
     PRODUCTIVE = "PRODUCTIVE"
     """A job ran, and its work was kept."""
@@ -141,7 +141,7 @@ class _UseTotals:
             self.gpu[use] += amount
             self.usd[use] = _sum_usd(self.usd[use], pool.usd[use])
 
-    def day(self, pool: str, *, is_rented: bool) -> PoolUse:
+    def pool_use(self, pool: str, *, is_rented: bool) -> PoolUse:
         return PoolUse(
             pool=pool,
             is_rented=is_rented,
@@ -152,7 +152,7 @@ class _UseTotals:
             usd_micros=self.usd,
         )
 
-    def result(self, pool: str, *, is_rented: bool) -> PoolTime:
+    def pool_time(self, pool: str, *, is_rented: bool) -> PoolTime:
         total = sum(self.gpu.values())
         return PoolTime(
             pool=pool,
@@ -189,8 +189,8 @@ def pool_times(days: Iterable[Iterable[PoolUse]]) -> tuple[tuple[PoolTime, ...],
     total = _UseTotals()
     for pool in pools.values():
         total.add_pool(pool)
-    by_pool = tuple(pools[key].result(key[0], is_rented=key[1]) for key in sorted(pools))
-    return by_pool, total.result("", is_rented=False)
+    by_pool = tuple(pools[key].pool_time(key[0], is_rented=key[1]) for key in sorted(pools))
+    return by_pool, total.pool_time("", is_rented=False)
 
 
 def node_time(
@@ -205,7 +205,7 @@ def node_time(
     Args:
         nodes: Nodes with the part of the window in which they existed. Parts of one node must not overlap.
         held: By node, GPUs that attempts held. Times outside the node's part do not count.
-        repairs: By node, times in which it was out.
+        repairs: By node, times in which it was out of service.
         price_at: Prices of GPUs that are not rented.
         price_changes: Times at which a price may change.
     """
@@ -213,11 +213,11 @@ def node_time(
     for node in nodes:
         totals = pools[node.pool, node.is_rented]
         totals.add_node(node)
-        _add_node(totals, node, held.get(node.node, ()), repairs.get(node.node, ()), price_at, price_changes)
-    return tuple(pools[key].day(key[0], is_rented=key[1]) for key in sorted(pools))
+        _add_node_time(totals, node, held.get(node.node, ()), repairs.get(node.node, ()), price_at, price_changes)
+    return tuple(pools[key].pool_use(key[0], is_rented=key[1]) for key in sorted(pools))
 
 
-def _add_node(
+def _add_node_time(
     totals: _UseTotals,
     node: NodeSpan,
     held: Sequence[HeldGpus],
@@ -230,8 +230,8 @@ def _add_node(
     for span in (*(holding.span for holding in held), *repairs):
         borders |= {span.start, span.end}
     cuts = sorted(border for border in borders if start <= border <= end)
-    own = (holding for holding in held if holding.span.end > start and holding.span.start < end)
-    waiting = deque(sorted(own, key=lambda holding: (holding.span.start, holding.use, holding.gpus)))
+    overlapping = (holding for holding in held if holding.span.end > start and holding.span.start < end)
+    waiting = deque(sorted(overlapping, key=lambda holding: (holding.span.start, holding.use, holding.gpus)))
     present: list[HeldGpus] = []
     for begin, until in pairwise(cuts):
         while waiting and waiting[0].span.start <= begin:
@@ -240,16 +240,16 @@ def _add_node(
         length = microseconds(until - begin)
         price = None if node.is_rented else price_at(node.instance_type, begin, node.pool)
         is_out = any(span.start <= begin < span.end for span in repairs)
-        for use, gpus in _uses(node.gpus, present, is_out=is_out).items():
+        for use, gpus in _gpus_by_use(node.gpus, present, is_out=is_out).items():
             totals.add(use, gpus * length, price)
 
 
-def _uses(gpus: int, present: Iterable[HeldGpus], *, is_out: bool) -> Mapping[NodeUse, int]:
+def _gpus_by_use(gpus: int, present: Iterable[HeldGpus], *, is_out: bool) -> Mapping[NodeUse, int]:
     """Return the use of each GPU of a node. No more GPUs are in use than the node has."""
-    left, uses = gpus, dict.fromkeys(NodeUse, 0)
+    free_gpus, uses = gpus, dict.fromkeys(NodeUse, 0)
     for holding in present:
-        taken = min(left, holding.gpus)
-        uses[holding.use] += taken
-        left -= taken
-    uses[NodeUse.IN_REPAIR if is_out else NodeUse.NO_JOB] += left
+        used_gpus = min(free_gpus, holding.gpus)
+        uses[holding.use] += used_gpus
+        free_gpus -= used_gpus
+    uses[NodeUse.IN_REPAIR if is_out else NodeUse.NO_JOB] += free_gpus
     return uses

@@ -23,23 +23,23 @@ def prices_of(
         economy: Prices.
     """
     rented = tuple(rentals)
-    return {attempt.attempt: _price_of(attempt, rented, economy) for attempt in attempts}
+    return {attempt.attempt: _attempt_price(attempt, rented, economy) for attempt in attempts}
 
 
-def _price_of(attempt: Attempt, rentals: tuple[Rental, ...], economy: EconomyPolicy) -> GpuPrice | None:
+def _attempt_price(attempt: Attempt, rentals: tuple[Rental, ...], economy: EconomyPolicy) -> GpuPrice | None:
     if attempt.is_rented:
         rental = next((rental for rental in reversed(rentals) if rental.hosts(attempt)), None)
-        return None if rental is None else _rent(rental)
+        return None if rental is None else _rent_price(rental)
     gpu_price = price_at(attempt.instance_type, attempt.admitted_at, attempt.pool, economy)
     if attempt.usd_per_accelerator_hour is None:
         return gpu_price
-    micros = _micros(attempt.usd_per_accelerator_hour)
+    micros = _to_micros(attempt.usd_per_accelerator_hour)
     if gpu_price is not None and gpu_price.usd_micros_per_gpu_hour == micros:
         return gpu_price
     return GpuPrice(usd_micros_per_gpu_hour=micros, origin=f"price at the admission on {attempt.admitted_at:%Y-%m-%d}")
 
 
-def _rent(rental: Rental) -> GpuPrice:
+def _rent_price(rental: Rental) -> GpuPrice:
     offer = rental.offer
     gpus = max(1, offer.accelerators_per_node)
     origin = f"rent of {offer.pool} ({offer.market}) from {offer.opened_at:%Y-%m-%d}"
@@ -57,7 +57,7 @@ def price_at(instance_type: str, at: datetime, pool: str, economy: EconomyPolicy
     return (
         None
         if accelerator_price is None
-        else GpuPrice(usd_micros_per_gpu_hour=_micros(accelerator_price.usd), origin=accelerator_price.origin)
+        else GpuPrice(usd_micros_per_gpu_hour=_to_micros(accelerator_price.usd), origin=accelerator_price.origin)
     )
 
 
@@ -70,5 +70,5 @@ def price_changes(economy: EconomyPolicy, start: datetime, end: datetime) -> tup
     return tuple(sorted(midnight for midnight in midnights if start < midnight < end))
 
 
-def _micros(usd: float) -> int:
+def _to_micros(usd: float) -> int:
     return round(usd * money.MICROS_PER_USD)

@@ -78,7 +78,7 @@ class ReceiptPart(Value):
     covers: tuple[Stage, ...] = ()
     """Earlier stages whose end is not recorded. Their seconds are in this part."""
     already_counted_seconds: float = 0
-    """Seconds of this stage that an earlier interruption of the job has lost before."""
+    """Seconds of this stage that already count as lost by an earlier interruption of the job."""
     gpus: int
     nodes: int
     gpu_hours: float | None
@@ -90,7 +90,7 @@ class ReceiptPart(Value):
 
 
 class ReceiptTotal(Value):
-    """A sum of parts. Unknown parts are not in it, so it is a lower bound if there are any."""
+    """A sum of parts without the unknown ones: a lower bound if any part is unknown."""
 
     seconds: float
     gpu_hours: float
@@ -122,7 +122,7 @@ class InterruptionReceipt(Value):
     again."""
     reason: Sentence = ""
     interrupted_at: Instant
-    """When the attempt had ended."""
+    """When the attempt ended."""
     is_over: bool
     """False: no later attempt runs yet, so the loss grows."""
     pool: str

@@ -10,46 +10,48 @@ _MIN_SHOWN_SECONDS = 1
 def incident_sentence(receipt: IncidentReceipt) -> str:
     """Return a sentence about the cost of an incident."""
     if not receipt.jobs:
-        shared = " The loss of its jobs is counted in another incident." if receipt.shared else ""
-        return f"Receipt: no job lost time by this incident.{shared}"
+        shared = " Another incident counts the loss of its jobs." if receipt.shared else ""
+        return f"Receipt: no job lost time in this incident.{shared}"
     jobs = ", ".join(dict.fromkeys(job.job_id for job in receipt.jobs))
-    return f"Receipt: {jobs} lost {_amounts(receipt.lost)}.{_unknown(receipt.lost)}"
+    return f"Receipt: {jobs} lost {_amounts_text(receipt.lost)}.{_unknown_stages_text(receipt.lost)}"
 
 
 def interruption_sentence(receipt: InterruptionReceipt) -> str:
     """Return a sentence about the cost of one interruption of a job, by stage."""
-    stages = ", ".join(
-        f"{plain(part.stage)} {_exact(part.seconds)}"
+    listed = ", ".join(
+        f"{stage_text(part.stage)} {_format_duration(part.seconds)}"
         for part in receipt.parts
         if part.seconds is not None and part.seconds >= _MIN_SHOWN_SECONDS
     )
-    stage_text = f": {stages}" if stages else ""
-    return f"Attempt {receipt.attempt} lost {_amounts(receipt.total)}{stage_text}.{_unknown(receipt.total)}"
+    stages = f": {listed}" if listed else ""
+    return (
+        f"Attempt {receipt.attempt} lost {_amounts_text(receipt.total)}{stages}.{_unknown_stages_text(receipt.total)}"
+    )
 
 
-def plain(stage: Stage) -> str:
+def stage_text(stage: Stage) -> str:
     """Return a stage in words."""
     return stage.lower().replace("_", " ")
 
 
-def _amounts(total: ReceiptTotal) -> str:
+def _amounts_text(total: ReceiptTotal) -> str:
     cost = (
         ""
         if total.usd_micros is None
         else f", {money.format_usd(total.usd_micros * (money.PARTS // money.MICROS_PER_USD))}"
     )
     unpriced = f" ({total.unpriced_gpu_hours:.2f} of them without a price)" if total.unpriced_gpu_hours else ""
-    return f"{_exact(total.seconds)}, {total.gpu_hours:.2f} GPU-hours{unpriced}{cost}"
+    return f"{_format_duration(total.seconds)}, {total.gpu_hours:.2f} GPU-hours{unpriced}{cost}"
 
 
-def _unknown(total: ReceiptTotal) -> str:
+def _unknown_stages_text(total: ReceiptTotal) -> str:
     if not total.unknown_stages:
         return ""
-    return f" The sum excludes these unrecorded stages: {', '.join(map(plain, total.unknown_stages))}."
+    return f" The sum excludes these unrecorded stages: {', '.join(map(stage_text, total.unknown_stages))}."
 
 
-def _exact(seconds: float) -> str:
-    """Write a duration to the second: `2 h 4 min 9 s`."""
+def _format_duration(seconds: float) -> str:
+    """Format a duration to the second: `2 h 4 min 9 s`."""
     hours, rest = divmod(round(seconds), 3600)
     minutes, left_seconds = divmod(rest, 60)
     parts = [f"{count} {unit}" for count, unit in ((hours, "h"), (minutes, "min"), (left_seconds, "s")) if count]

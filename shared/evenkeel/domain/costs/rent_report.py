@@ -13,7 +13,7 @@ from evenkeel.domain.values import Instant, Value
 
 _PARTS_PER_MICRO = money.PARTS // money.MICROS_PER_USD
 _NEAR = 0.8
-"""Share of the cap from which an hour counts as near it."""
+"""An hour is near the cap if its cost is at least this share of the cap."""
 
 
 class RentedSum(Value):
@@ -57,13 +57,13 @@ class RentedTime(NamedTuple):
 
 def rent_report(rentals: Iterable[Rental], window: Span, cap_micros_per_hour: int) -> RentReport:
     """Return the rent of a window. A bill that crosses a border is split there, and its parts add up to the bill."""
-    hired = [offer for rental in rentals for offer in rented_times(rental, window)]
-    peak, peak_at, near = _peak(hired, cap_micros_per_hour)
+    rented = [offer for rental in rentals for offer in rented_times(rental, window)]
+    peak, peak_at, near = _peak_and_time_near_cap(rented, cap_micros_per_hour)
     return RentReport(
-        usd_micros=sum(offer.usd_micros for offer in hired),
-        node_hours=_node_hours(hired),
-        pools=_sums(hired, "pool", window.start),
-        teams=_sums(hired, "team", window.start),
+        usd_micros=sum(offer.usd_micros for offer in rented),
+        node_hours=_node_hours(rented),
+        pools=_sums_by_group(rented, "pool", window.start),
+        teams=_sums_by_group(rented, "team", window.start),
         cap_usd_micros_per_hour=cap_micros_per_hour,
         peak_usd_micros_per_hour=peak,
         peak_at=peak_at,
@@ -73,22 +73,22 @@ def rent_report(rentals: Iterable[Rental], window: Span, cap_micros_per_hour: in
 
 def sum_rents(days: Iterable[RentReport], cap_micros_per_hour: int) -> RentReport:
     """Return the rent of days in the order of time. A rental that lasts over midnight counts once."""
-    listed = list(days)
-    dearest = max(listed, key=lambda day: day.peak_usd_micros_per_hour, default=None)
-    near = [day.hours_near_cap for day in listed if day.hours_near_cap is not None]
+    reports = list(days)
+    peak_day = max(reports, key=lambda day: day.peak_usd_micros_per_hour, default=None)
+    near = [day.hours_near_cap for day in reports if day.hours_near_cap is not None]
     return RentReport(
-        usd_micros=sum(day.usd_micros for day in listed),
-        node_hours=math.fsum(day.node_hours for day in listed),
-        pools=_add_up(day.pools for day in listed),
-        teams=_add_up(day.teams for day in listed),
+        usd_micros=sum(day.usd_micros for day in reports),
+        node_hours=math.fsum(day.node_hours for day in reports),
+        pools=_merge_sums(day.pools for day in reports),
+        teams=_merge_sums(day.teams for day in reports),
         cap_usd_micros_per_hour=cap_micros_per_hour,
-        peak_usd_micros_per_hour=dearest.peak_usd_micros_per_hour if dearest else 0,
-        peak_at=dearest.peak_at if dearest else None,
+        peak_usd_micros_per_hour=peak_day.peak_usd_micros_per_hour if peak_day else 0,
+        peak_at=peak_day.peak_at if peak_day else None,
         hours_near_cap=math.fsum(near) if near else None,
     )
 
 
-def _add_up(days: Iterable[Iterable[RentedSum]]) -> tuple[RentedSum, ...]:
+def _merge_sums(days: Iterable[Iterable[RentedSum]]) -> tuple[RentedSum, ...]:
     sums: dict[str, RentedSum] = {}
     for day in days:
         for added in day:
@@ -134,15 +134,15 @@ def _parts_until(bill: money.BillableRental, at: datetime) -> int:
     return bill.replace(ended_at=at, min_billed_seconds=0).parts(at)
 
 
-def _sums(hired: Iterable[RentedTime], by: str, since: datetime) -> tuple[RentedSum, ...]:
+def _sums_by_group(rented: Iterable[RentedTime], by: str, since: datetime) -> tuple[RentedSum, ...]:
     groups: dict[str, list[RentedTime]] = {}
-    for offer in hired:
+    for offer in rented:
         groups.setdefault(offer.pool if by == "pool" else offer.rental.team, []).append(offer)
     return tuple(
         RentedSum(
             name=name,
             rentals=len({offer.rental.name for offer in offers}),
-            begun=len({offer.rental.name for offer in offers if _begin(offer, by) >= since}),
+            begun=len({offer.rental.name for offer in offers if _first_billed_at(offer, by) >= since}),
             node_hours=_node_hours(offers),
             usd_micros=sum(offer.usd_micros for offer in offers),
         )
@@ -150,27 +150,29 @@ def _sums(hired: Iterable[RentedTime], by: str, since: datetime) -> tuple[Rented
     )
 
 
-def _begin(offer: RentedTime, by: str) -> datetime:
+def _first_billed_at(offer: RentedTime, by: str) -> datetime:
     """Return when the first bill of a rental began; by pool, its first bill in that pool."""
     return min(bill.started_at for bill in offer.rental.bills() if by != "pool" or bill.pool == offer.pool)
 
 
-def _node_hours(hired: Iterable[RentedTime]) -> float:
-    return sum(offer.nodes * microseconds(offer.span.end - offer.span.start) for offer in hired) / MICROSECONDS_PER_HOUR
+def _node_hours(rented: Iterable[RentedTime]) -> float:
+    return (
+        sum(offer.nodes * microseconds(offer.span.end - offer.span.start) for offer in rented) / MICROSECONDS_PER_HOUR
+    )
 
 
-def _peak(hired: list[RentedTime], cap: int) -> tuple[int, datetime | None, int]:
+def _peak_and_time_near_cap(rented: list[RentedTime], cap: int) -> tuple[int, datetime | None, int]:
     """Return the highest hourly cost, when it began, and the microseconds near the cap."""
     changes: dict[datetime, int] = {}
-    for offer in hired:
+    for offer in rented:
         changes[offer.span.start] = changes.get(offer.span.start, 0) + offer.micros_per_hour
         changes[offer.span.end] = changes.get(offer.span.end, 0) - offer.micros_per_hour
     times = sorted(changes)
     rate, peak, peak_at, near = 0, 0, None, 0
-    for place, at in enumerate(times):
+    for index, at in enumerate(times):
         rate += changes[at]
         if rate > peak:
             peak, peak_at = rate, at
-        if cap and rate >= _NEAR * cap and place + 1 < len(times):
-            near += microseconds(times[place + 1] - at)
+        if cap and rate >= _NEAR * cap and index + 1 < len(times):
+            near += microseconds(times[index + 1] - at)
     return peak, peak_at, near

@@ -42,7 +42,7 @@ class RecoveryBaseline(StrEnum):
 
 
 class EstimatedSaving(Value):
-    """An estimate of the savings against one other way of recovery. Negative: the other way would have been faster."""
+    """Estimated savings against one baseline. Negative: the recovery of the baseline would have been faster."""
 
     instead_of: RecoveryBaseline
     is_estimate: bool = True
@@ -69,7 +69,7 @@ def has_acted(incident: Incident) -> bool:
 
 
 def savings(lost: InterruptionReceipt, owner: Incident | None, restore_seconds: float) -> tuple[EstimatedSaving, ...]:
-    """Return an estimate for each other way. Nothing is claimed where the standstill or its cause is not known.
+    """Return the estimated savings against each baseline. Nothing is claimed if the standstill or its cause is unknown.
 
     Args:
         lost: An interruption.
@@ -77,13 +77,13 @@ def savings(lost: InterruptionReceipt, owner: Incident | None, restore_seconds: 
         restore_seconds: Expected time from running pods until the job trains. The published times include it.
     """
     results = []
-    for way in RecoveryBaseline:
-        why = _why_unknown(way, lost, owner)
-        results.append(_nothing(way, why) if why else _saving(way, lost, restore_seconds))
+    for baseline in RecoveryBaseline:
+        why = _why_unknown(baseline, lost, owner)
+        results.append(_no_saving(baseline, why) if why else _estimated_saving(baseline, lost, restore_seconds))
     return tuple(results)
 
 
-def _why_unknown(way: RecoveryBaseline, lost: InterruptionReceipt, owner: Incident | None) -> str:
+def _why_unknown(baseline: RecoveryBaseline, lost: InterruptionReceipt, owner: Incident | None) -> str:
     if lost.cause is not InterruptionCause.INCIDENT or owner is None:
         return "No incident interrupted the job, so nothing is claimed."
     if owner.is_drill:
@@ -92,14 +92,14 @@ def _why_unknown(way: RecoveryBaseline, lost: InterruptionReceipt, owner: Incide
         return "Evenkeel did not act on this incident, so it saved nothing."
     if not lost.is_over or lost.resumed_by_attempt is None:
         return "The job has not resumed yet, so the length of its standstill is unknown."
-    if way is RecoveryBaseline.HYPERPOD_UNCHANGED and not lost.instance_type.startswith(_HYPERPOD):
+    if baseline is RecoveryBaseline.HYPERPOD_UNCHANGED and not lost.instance_type.startswith(_HYPERPOD):
         return "HyperPod does not manage this node, so it would not have repaired it."
     return ""
 
 
-def _saving(way: RecoveryBaseline, lost: InterruptionReceipt, restore_seconds: float) -> EstimatedSaving:
+def _estimated_saving(baseline: RecoveryBaseline, lost: InterruptionReceipt, restore_seconds: float) -> EstimatedSaving:
     nodes = max((part.nodes for part in lost.parts), default=0)
-    low, high, resume, text = _published(way, max(1, nodes))
+    low, high, resume, text = _published_standstill(baseline, max(1, nodes))
     is_measured = any(part.stage is Stage.RESTORE and part.seconds is not None for part in lost.parts)
     restore = 0.0 if is_measured else min(restore_seconds, resume)
     assumed = f"No record says when this job trained again: {restore:g} s after the start of its pods is assumed."
@@ -112,7 +112,7 @@ def _saving(way: RecoveryBaseline, lost: InterruptionReceipt, restore_seconds: f
     saved = [round((bound - lost.standstill_seconds - restore) * 1e6) for bound in (low, high)]
     usd = [cost_usd_micros(gpus * saved_seconds, lost.price) for saved_seconds in saved]
     return EstimatedSaving(
-        instead_of=way,
+        instead_of=baseline,
         low_standstill_seconds=low,
         high_standstill_seconds=high,
         low_saved_seconds=saved[0] / 1e6,
@@ -125,17 +125,17 @@ def _saving(way: RecoveryBaseline, lost: InterruptionReceipt, restore_seconds: f
     )
 
 
-def _nothing(way: RecoveryBaseline, why: str) -> EstimatedSaving:
+def _no_saving(baseline: RecoveryBaseline, why: str) -> EstimatedSaving:
     fields = [f"{end}_{name}" for end in ("low", "high") for name in _FIGURES]
-    return EstimatedSaving(instead_of=way, assumptions=(), why_unknown=why, **dict.fromkeys(fields))
+    return EstimatedSaving(instead_of=baseline, assumptions=(), why_unknown=why, **dict.fromkeys(fields))
 
 
 _FIGURES = ("standstill_seconds", "saved_seconds", "saved_gpu_hours", "saved_usd_micros")
 
 
-def _published(way: RecoveryBaseline, nodes: int) -> tuple[float, float, float, str]:
+def _published_standstill(baseline: RecoveryBaseline, nodes: int) -> tuple[float, float, float, str]:
     """Return the low and the high end of a standstill, its resume stage, and the assumptions."""
-    if way is RecoveryBaseline.MANUAL:
+    if baseline is RecoveryBaseline.MANUAL:
         cause, replace, resume = (60.0 * minutes for minutes in TABLE_3["without HyperPod"][:3])
         text = "10 min to find the cause, 240 min to replace, 30 min to resume (AWS's article, Table 3). No interval."
         return cause + replace + resume, cause + replace + resume, resume, text
@@ -149,14 +149,14 @@ def _published(way: RecoveryBaseline, nodes: int) -> tuple[float, float, float, 
 
 
 class SavedSum(Value):
-    """The sum of the estimates of several interruptions against one other way."""
+    """The sum of several interruptions' estimated savings against one baseline."""
 
     instead_of: RecoveryBaseline
     is_estimate: bool = True
     claimed: int
     """Interruptions with an estimate."""
     not_claimed: int
-    """Interruptions without one. They are in no sum."""
+    """Interruptions without an estimate. No sum includes them."""
     low_saved_gpu_hours: float | None = None
     """Null: nothing is claimed."""
     high_saved_gpu_hours: float | None = None
@@ -168,28 +168,28 @@ class SavedSum(Value):
     """Why nothing is claimed, with the number of interruptions."""
 
 
-def sum_savings(estimates: Iterable[EstimatedSaving], way: RecoveryBaseline) -> SavedSum:
-    """Return the sum of the estimates against one other way. Without an estimate it is unknown, not zero."""
-    of_way = [estimated_saving for estimated_saving in estimates if estimated_saving.instead_of is way]
-    claimed = [estimated_saving for estimated_saving in of_way if not estimated_saving.why_unknown]
+def sum_savings(estimates: Iterable[EstimatedSaving], baseline: RecoveryBaseline) -> SavedSum:
+    """Return the sum of the estimated savings against one baseline. Without an estimate it is unknown, not zero."""
+    estimates_of_baseline = [estimate for estimate in estimates if estimate.instead_of is baseline]
+    claimed = [estimate for estimate in estimates_of_baseline if not estimate.why_unknown]
     reasons: dict[str, int] = {}
-    for estimated_saving in of_way:
-        if estimated_saving.why_unknown:
-            reasons[estimated_saving.why_unknown] = reasons.get(estimated_saving.why_unknown, 0) + 1
+    for estimate in estimates_of_baseline:
+        if estimate.why_unknown:
+            reasons[estimate.why_unknown] = reasons.get(estimate.why_unknown, 0) + 1
     return SavedSum(
-        instead_of=way,
+        instead_of=baseline,
         claimed=len(claimed),
-        not_claimed=len(of_way) - len(claimed),
-        low_saved_gpu_hours=_sum([estimated_saving.low_saved_gpu_hours for estimated_saving in claimed]),
-        high_saved_gpu_hours=_sum([estimated_saving.high_saved_gpu_hours for estimated_saving in claimed]),
-        low_saved_usd_micros=_whole_sum([estimated_saving.low_saved_usd_micros for estimated_saving in claimed]),
-        high_saved_usd_micros=_whole_sum([estimated_saving.high_saved_usd_micros for estimated_saving in claimed]),
-        assumptions=tuple(dict.fromkeys(text for estimated_saving in claimed for text in estimated_saving.assumptions)),
+        not_claimed=len(estimates_of_baseline) - len(claimed),
+        low_saved_gpu_hours=_sum_if_all_known([estimate.low_saved_gpu_hours for estimate in claimed]),
+        high_saved_gpu_hours=_sum_if_all_known([estimate.high_saved_gpu_hours for estimate in claimed]),
+        low_saved_usd_micros=_whole_sum([estimate.low_saved_usd_micros for estimate in claimed]),
+        high_saved_usd_micros=_whole_sum([estimate.high_saved_usd_micros for estimate in claimed]),
+        assumptions=tuple(dict.fromkeys(text for estimate in claimed for text in estimate.assumptions)),
         reasons=reasons,
     )
 
 
-def _sum(values: Sequence[float | None]) -> float | None:
+def _sum_if_all_known(values: Sequence[float | None]) -> float | None:
     known_values = [value for value in values if value is not None]
     return math.fsum(known_values) if known_values and len(known_values) == len(values) else None
 

@@ -66,8 +66,8 @@ class ShowbackRow(Value):
     """GPU-hours without a known price. The dollars exclude them."""
 
     @property
-    def place(self) -> tuple[str, ...]:
-        """The place in the list: each row has another one."""
+    def sort_key(self) -> tuple[str, ...]:
+        """Position of the row in the list; unique for each row."""
         return (self.team, self.user or "", self.project or "", self.pool, self.instance_type, self.kind)
 
 
@@ -102,7 +102,7 @@ class BudgetForecast(Value):
 
 
 _MIN_SHARE = 0.02
-"""Share of a period that must have passed before its pace says something."""
+"""Share of a period that must have passed before its use so far predicts the rest."""
 
 
 def showback_rows(charged: Iterable[ChargedTime]) -> tuple[tuple[ShowbackRow, ...], ShowbackTotal]:
@@ -120,14 +120,14 @@ def showback_rows(charged: Iterable[ChargedTime]) -> tuple[tuple[ShowbackRow, ..
             project=key.project,
             pool=key.pool,
             instance_type=key.instance_type,
-            **_sums(items),
+            **_summed_fields(items),
         )
         for key, items in groups.items()
     ]
-    return tuple(sorted(rows, key=lambda row: row.place)), ShowbackTotal(**_sums(everything))
+    return tuple(sorted(rows, key=lambda row: row.sort_key)), ShowbackTotal(**_summed_fields(everything))
 
 
-def _sums(items: Iterable[ChargedTime]) -> dict[str, int | float | None]:
+def _summed_fields(items: Iterable[ChargedTime]) -> dict[str, int | float | None]:
     listed = list(items)
     priced = [item.usd_micros for item in listed if item.usd_micros is not None]
     return {
@@ -149,24 +149,24 @@ def budget_forecasts(team: str, budget: Budget, used: Spending, now: datetime) -
         now: The time.
     """
     start = begin_of(budget.period, now)
-    end = _end_of(budget, now)
+    end = _period_end(budget, now)
     limits = (
         ("gpuHours", budget.gpu_hours, used.accelerator_seconds / 3600, False),
         ("usd", budget.usd, used.usd_micros / 1e6, used.unpriced_seconds > 0),
     )
     return tuple(
-        _forecast(team, budget, quantity, limit, amount, (start, end, now), is_lower_bound=is_lower_bound)
+        _limit_forecast(team, budget, quantity, limit, amount, (start, end, now), is_lower_bound=is_lower_bound)
         for quantity, limit, amount, is_lower_bound in limits
         if limit is not None
     )
 
 
-def _end_of(budget: Budget, now: datetime) -> datetime:
+def _period_end(budget: Budget, now: datetime) -> datetime:
     pieces = split_by_period(budget.period, now, now.replace(year=now.year + 1, day=1))
     return pieces[0][2]
 
 
-def _forecast(
+def _limit_forecast(
     team: str,
     budget: Budget,
     quantity: str,

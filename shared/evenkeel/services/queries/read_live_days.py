@@ -1,6 +1,6 @@
 """The figures of recent days, computed from the records of attempts, incidents, nodes and rentals.
 
-attempts, incidents, nodes and rentals of the span ─▶ interruptions, node time ─▶ `fold_day` for each UTC day
+attempts, incidents, nodes and rentals of the span ─▶ interruptions, node time ─▶ `compute_day_figures` for each UTC day
 """
 
 from collections import defaultdict
@@ -9,7 +9,14 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import NamedTuple
 
-from evenkeel.domain.costs.day_figures import DayFacts, DayFigures, OwnedInterruption, TeamTime, day_spans, fold_day
+from evenkeel.domain.costs.day_figures import (
+    DayFacts,
+    DayFigures,
+    OwnedInterruption,
+    TeamTime,
+    compute_day_figures,
+    day_spans,
+)
 from evenkeel.domain.costs.interruptions import LostTime, Span, interruptions
 from evenkeel.domain.costs.node_time import HeldGpus, NodeSpan, NodeUse, node_time
 from evenkeel.domain.costs.prices import price_at, price_changes, prices_of
@@ -177,7 +184,7 @@ class _Records:
     def fold(self, day: Span, nodes: Iterable[NodeLifetime], rentals: Iterable[Rental]) -> DayFigures:
         context = self._context
         economy = context.policy.economy
-        return fold_day(
+        return compute_day_figures(
             DayFacts(
                 span=day,
                 incidents=self._incidents[day],

@@ -157,9 +157,9 @@ def _budgets(context: Context, reader: Reader, team: str) -> Iterator[BudgetFore
 
 def _page_of(rows: Iterable[ShowbackRow], page: pagination.PageRequest) -> tuple[list[ShowbackRow], str]:
     after = _read_token(page.token)
-    remaining_rows = [row for row in rows if after is None or row.place > after]
+    remaining_rows = [row for row in rows if after is None or row.sort_key > after]
     shown = remaining_rows[: page.size]
-    return shown, _write_token(shown[-1].place) if len(remaining_rows) > len(shown) else ""
+    return shown, _write_token(shown[-1].sort_key) if len(remaining_rows) > len(shown) else ""
 
 
 def _write_token(place: tuple[str, ...]) -> str:
