@@ -36,7 +36,7 @@ def test_every_table_and_the_archive_are_imported() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(adoption.IDENTIFIERS))
-def test_identifier_is_the_one_of_the_resource_type(kind: str) -> None:
+def test_import_identifier_is_the_one_of_the_resource_type(kind: str) -> None:
     schema = PROVIDER_SCHEMA_MANAGER.get_resource_schema("us-east-1", kind).schema
 
     assert schema["primaryIdentifier"] == [f"/properties/{adoption.IDENTIFIERS[kind]}"]
@@ -70,7 +70,7 @@ def test_import_template_has_the_same_resources_as_the_template(schedules: str, 
     ],
     ids=["missing", "twice", "foreign"],
 )
-def test_wrong_names_are_refused(names: list[str], says: str) -> None:
+def test_adoption_refuses_missing_duplicate_or_unrelated_names(names: list[str], says: str) -> None:
     with pytest.raises(adoption.BadNames, match=says):
         adoption.resources_to_import(names)
 
@@ -86,7 +86,7 @@ def test_tables_have_no_fixed_name() -> None:
         assert "TableName" not in table, "a fixed name would keep a restored table from being adopted"
 
 
-def test_commands_end_with_the_deployment(tmp_path: Path) -> None:
+def test_adoption_commands_end_with_the_deployment(tmp_path: Path) -> None:
     commands = adoption.commands(planned(), tmp_path)
 
     assert "--change-set-type IMPORT" in commands[0]

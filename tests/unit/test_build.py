@@ -53,7 +53,7 @@ def a_project(folder: Path, overrides: str) -> Path:
         ("py2.py3-none-any", "python3.11", "x86_64"),
     ],
 )
-def test_fitting_wheel_is_accepted(tmp_path: Path, tag: str, runtime: str, architecture: str) -> None:
+def test_wheel_of_the_layers_platform_is_accepted(tmp_path: Path, tag: str, runtime: str, architecture: str) -> None:
     assert build.mismatches(a_layer(tmp_path, tag), runtime, architecture) == []
 
 
@@ -91,7 +91,7 @@ def test_layer_is_built_for_the_parameters(runtime: str, architecture: str, plat
     assert f"python{variables['EVENKEEL_LAYER_PYTHON']}" == runtime
 
 
-def test_unchecked_byte_code_is_counted_and_missing_code_is_said(tmp_path: Path) -> None:
+def test_unchecked_byte_code_is_counted_and_missing_code_is_reported(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text("VALUE = 1\n")
     without = build.describe_byte_code(tmp_path, HERE)
@@ -110,7 +110,7 @@ def test_byte_code_that_checks_its_source_does_not_count(tmp_path: Path) -> None
     assert "no byte code" in build.describe_byte_code(tmp_path, HERE)
 
 
-def test_interpreter_is_of_the_runtime_or_absent() -> None:
+def test_interpreter_has_the_version_of_the_runtime_or_is_absent() -> None:
     assert build.find_interpreter(HERE) == sys.executable
     assert build.find_interpreter("python3.99") == ""
 
@@ -141,7 +141,7 @@ def test_environment_is_read_with_the_defaults_of_the_template(tmp_path: Path, o
     assert planned.clusters() == ("a", "b")
 
 
-def test_default_of_no_cluster_is_no_cluster(tmp_path: Path) -> None:
+def test_omitted_cluster_parameter_means_no_cluster(tmp_path: Path) -> None:
     assert read_planned_stack(a_project(tmp_path, "[]"), "lab").clusters() == ()
 
 

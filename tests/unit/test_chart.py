@@ -67,7 +67,7 @@ def test_schema_refuses_a_wrong_value(values: Json, named: str) -> None:
     assert named in refused
 
 
-def test_seed_imports_without_a_refusal_or_a_loss() -> None:
+def test_default_chart_values_import_without_refusal() -> None:
     read = read_values(VALUES)
     imported = import_values(read)
 
@@ -134,7 +134,7 @@ def test_each_namespace_gets_the_same_rights(tmp_path: Path) -> None:
     assert ("Namespace", "", "research") not in objects
 
 
-def test_kueue_objects_are_those_of_the_quota_export(tmp_path: Path) -> None:
+def test_kueue_objects_of_the_chart_match_the_quota_export(tmp_path: Path) -> None:
     exported = quota_files.convert_quotas([EXAMPLE], "kueue")
 
     objects = rendered(tmp_path, kueue={"documents": list(exported.documents), "losses": list(exported.losses)})

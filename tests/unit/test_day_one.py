@@ -45,7 +45,7 @@ def test_wrong_argument_is_found(wrong: Json, says: str) -> None:
     assert any(says in problem for problem in aws_shapes.problems(wrong, shape))
 
 
-def test_every_workflow_is_asked_about() -> None:
+def test_day_one_calls_include_every_workflow() -> None:
     assert set(day_one.INPUTS) == set(WORKFLOWS)
     assert len(CALLS) == 3 + 5 * len(WORKFLOWS)
 
@@ -108,7 +108,7 @@ def asked(call: Call, answer: Json) -> int:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.title)
-def test_expected_answer_passes_and_another_is_told(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+def test_expected_answer_passes_and_another_is_reported(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
     assert asked(call, good_answer(call)) == 0
     assert capsys.readouterr().out.startswith("ok")
 
@@ -116,14 +116,14 @@ def test_expected_answer_passes_and_another_is_told(call: Call, capsys: pytest.C
     assert capsys.readouterr().out.startswith(f"WRONG  {call.title}: ")
 
 
-def test_unjudged_action_is_told() -> None:
+def test_action_without_a_judgement_is_reported() -> None:
     call = next(call_made for call_made in CALLS if call_made.operation == "simulate_custom_policy")
     answer = good_answer(call)
 
     assert call.problem({"EvaluationResults": answer["EvaluationResults"][1:]}).endswith("actions were judged")
 
 
-def test_unanswered_question_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_call_that_aws_does_not_answer_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     class Unreachable:
         def __getattr__(self, _name: str) -> Any:
             def call(**_parameters: Any) -> Any:
@@ -150,7 +150,7 @@ def test_variables_of_first_task_have_input_values(name: str) -> None:
     assert not [value for value in variables.values() if isinstance(value, str) and "{%" in value]
 
 
-def test_machines_are_read_as_they_are_deployed() -> None:
+def test_workflows_are_read_as_they_are_deployed() -> None:
     class Steps:
         def describe_state_machine(self, stateMachineArn: str) -> Json:  # noqa: N803 - the name of the API
             return {"definition": json.dumps({"arn": stateMachineArn}), "roleArn": ROLE}

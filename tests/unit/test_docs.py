@@ -76,7 +76,7 @@ def test_every_invariant_is_linked_to_a_promise() -> None:
 
 
 @pytest.mark.parametrize("page", ["operate/guardrails.md", "runbooks/recovery-blocked.md"])
-def test_every_guardrail_has_a_row(page: str) -> None:
+def test_every_guardrail_is_documented_on_both_pages(page: str) -> None:
     shown = {name for row in table_of(page) for name in _CODE.findall(row[0])}
 
     assert set(GuardrailName) - shown == set()

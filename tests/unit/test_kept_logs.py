@@ -77,7 +77,7 @@ def test_kept_text_is_bounded_and_printable(text: str, secret: str) -> None:
     assert all(character in "\n\t" or character.isprintable() for character in kept)
 
 
-def test_secret_across_the_cut_is_masked_whole() -> None:
+def test_secret_at_the_truncation_boundary_is_masked_completely() -> None:
     secret = "AWS_SECRET_ACCESS_KEY=" + "A1b2" * 10
     kept, is_cut = shortened(secret + " " + "x" * (KEPT_BYTES - 10), ())
 
@@ -119,7 +119,7 @@ def test_kept_text_is_the_same_with_times(text: str, repeats: int) -> None:
 @pytest.mark.parametrize(
     "piece", ["x", "a-", "token", "token=", "://a:", "basic ", "-----BEGIN PRIVATE KEY-----", "eyJ"]
 )
-def test_masking_time_is_linear_in_the_text(piece: str) -> None:
+def test_masking_time_is_linear_in_the_text_length(piece: str) -> None:
     began = time.process_time()
     kept, _ = shortened(piece * (4_000_000 // len(piece)), ())
 

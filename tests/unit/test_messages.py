@@ -53,7 +53,7 @@ def plural_problems(path: str, source: str) -> Iterator[str]:
                     yield f"{path}:{value.lineno}: {{{name}}}{noun[0]}: use `count_of`, so that 1 has no plural"
 
 
-def test_number_and_noun_agree() -> None:
+def test_noun_agrees_with_its_number() -> None:
     files = [path for folder in FOLDERS for path in sorted((PROJECT / folder).rglob("*.py"))]
     problems = [
         problem

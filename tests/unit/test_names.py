@@ -3,9 +3,9 @@
 from evenkeel.domain.names import unknown_name
 
 
-def test_suggestion_is_another_name() -> None:
+def test_similar_name_is_suggested_instead_of_the_same_name() -> None:
     assert unknown_name("node", "i-1", ["i-1", "i-2"]) == "There is no node i-1. Did you mean i-2?"
 
 
-def test_name_alone_has_no_suggestion() -> None:
+def test_nothing_is_suggested_if_only_the_same_name_exists() -> None:
     assert unknown_name("node", "i-1", ["i-1"]) == "There is no node i-1."

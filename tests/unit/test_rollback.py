@@ -35,7 +35,7 @@ def test_rollback_returns_to_the_deployment_before() -> None:
     assert chosen.workflows == {MACHINE: f"{MACHINE}:2"}
 
 
-def test_reused_id_means_its_newest_versions() -> None:
+def test_reused_deployment_id_selects_its_newest_versions() -> None:
     """A template of the deployment `a` was deployed again, with its id, after `b`."""
     functions = [a_function(PLAN, 3, a=3, b=2), a_function(SETTLE, 7, a=7, b=6)]
 
@@ -44,14 +44,14 @@ def test_reused_id_means_its_newest_versions() -> None:
     assert plan(functions, [WORKFLOW], "a").functions == {"evenkeel-plan": 3, "evenkeel-settle": 7}
 
 
-def test_named_deployment_is_chosen_and_is_also_the_way_forward() -> None:
+def test_any_named_deployment_older_or_newer_can_be_chosen() -> None:
     rolled_back = [a_function(PLAN, 1, a=1, b=2), a_function(SETTLE, 5, a=5, b=6)]
 
     assert plan(FUNCTIONS, [WORKFLOW], "a").workflows == {MACHINE: f"{MACHINE}:1"}
     assert plan(rolled_back, [WORKFLOW], "b").functions == {"evenkeel-plan": 2, "evenkeel-settle": 6}
 
 
-def test_interrupted_rollback_asks_for_the_deployment() -> None:
+def test_interrupted_rollback_asks_which_deployment_to_use() -> None:
     half = [a_function(PLAN, 2, a=1, b=2, c=3), a_function(SETTLE, 7, a=5, b=6, c=7)]
 
     with pytest.raises(RollbackError, match=r"several deployments: b, c. Name one with --to"):
@@ -59,7 +59,7 @@ def test_interrupted_rollback_asks_for_the_deployment() -> None:
     assert plan(half, [WORKFLOW], "b").functions == {"evenkeel-plan": 2, "evenkeel-settle": 6}
 
 
-def test_first_deployment_has_none_before_it() -> None:
+def test_first_deployment_cannot_be_rolled_back() -> None:
     with pytest.raises(RollbackError, match="no deployment before a"):
         plan([a_function(PLAN, 1, a=1)], [])
 
@@ -97,7 +97,7 @@ def test_deployment_never_reuses_an_id(present: str) -> None:
     ("parameters", "present"),
     [([], ""), ([{"ParameterKey": "DeploymentId", "ParameterValue": "2511250130"}], "2511250130")],
 )
-def test_present_deployment_is_the_parameter_of_the_stack(parameters: list[dict[str, str]], present: str) -> None:
+def test_current_deployment_is_the_parameter_of_the_stack(parameters: list[dict[str, str]], present: str) -> None:
     client = boto3.client("cloudformation", region_name="us-west-2")
     stack = {"StackName": "evenkeel", "CreationTime": 0, "StackStatus": "IMPORT_COMPLETE", "Parameters": parameters}
     with Stubber(client) as stub:

@@ -23,7 +23,7 @@ def test_last_release_and_this_release_read_each_others_rows() -> None:
     assert not texts, "\n".join(["docs/release.md#what-a-release-may-change:", *texts])
 
 
-def test_snapshot_is_current() -> None:
+def test_snapshot_of_the_row_schemas_is_current() -> None:
     assert schemas() == COMMITTED, "The change is allowed. Run: .venv/bin/python -m tests.row_schemas"
 
 
@@ -38,7 +38,7 @@ def test_every_value_of_a_row_keeps_unknown_fields() -> None:
     assert drops == []
 
 
-def test_absent_field_equals_none() -> None:
+def test_absent_field_of_a_row_equals_none() -> None:
     """Rows that leave out fields that are None read the same (`Value.to_compact_json`)."""
     kinds = {kind for row in TYPES for kind in classes_in(row.kind) if issubclass(kind, BaseModel)}
 

@@ -60,11 +60,11 @@ def test_each_parameter_has_its_own_variable() -> None:
     assert {"hyperpod_cluster_arn", "kubernetes_clusters", "page_email", "sagemaker_endpoint"} <= set(names)
 
 
-def test_omitted_variables_leave_the_templates_defaults(variables: Path, tmp_path: Path) -> None:
+def test_omitted_variables_keep_the_defaults_of_the_template(variables: Path, tmp_path: Path) -> None:
     assert parameters(variables, tmp_path) == {}
 
 
-def test_given_variables_become_texts_of_the_stack(variables: Path, tmp_path: Path) -> None:
+def test_variables_become_string_parameters_of_the_stack(variables: Path, tmp_path: Path) -> None:
     given = {
         "fleet_name": "research",
         "kubernetes_clusters": ["research-eks", "burst-eks"],
@@ -100,7 +100,7 @@ def test_wrong_value_is_refused_with_the_variables_name(variables: Path, tmp_pat
     assert f"{name} must" in " ".join(done.stderr.split())
 
 
-def test_module_sets_the_place_of_the_code() -> None:
+def test_module_sets_the_location_of_the_code() -> None:
     text = (MODULE / "main.tf").read_text(encoding="utf-8")
 
     assert all(f"    {name} = " in text for name in (BUCKET, PREFIX))

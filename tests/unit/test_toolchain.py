@@ -254,7 +254,7 @@ def test_layer_has_the_model_of_every_client() -> None:
     ("environment", "mode", "drills_may_act"),
     [("local", "act", True), ("dev", "observe", True), ("prod", "observe", False)],
 )
-def test_each_environment_has_its_safe_mode(environment: str, mode: str, drills_may_act: bool) -> None:
+def test_each_samconfig_environment_has_its_intended_mode(environment: str, mode: str, drills_may_act: bool) -> None:
     config = tomllib.loads((PROJECT / "samconfig.toml").read_text())
     overrides = dict(
         override.split("=", 1) for override in config[environment]["deploy"]["parameters"]["parameter_overrides"]
@@ -264,7 +264,7 @@ def test_each_environment_has_its_safe_mode(environment: str, mode: str, drills_
     assert overrides["DrillsMayAct"] == str(drills_may_act).lower()
 
 
-def test_ci_runs_make_test() -> None:
+def test_ci_workflow_runs_make_test() -> None:
     lines = (PROJECT / ".ci" / "run").read_text().splitlines()
 
     assert os.access(PROJECT / ".ci" / "run", os.X_OK)

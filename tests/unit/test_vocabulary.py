@@ -183,7 +183,7 @@ def test_every_kind_of_vague_variable_is_found(source: str) -> None:
     assert len(vague_variables("x.py", source)) == 1
 
 
-def test_fields_may_have_any_name() -> None:
+def test_vague_words_are_allowed_as_field_names() -> None:
     assert vague_variables("x.py", "class Report:\n    found: int\n    seen = 1\n") == []
 
 

@@ -57,7 +57,7 @@ def test_current_state_is_the_one_that_was_not_left() -> None:
     assert states["CordonNode"].progress is StateProgress.NOT_REACHED
 
 
-def test_both_branches_can_be_current() -> None:
+def test_both_parallel_branches_can_be_current() -> None:
     states = by_name(visited("PlanRecovery", "Recover", "RepairNode", "PlanResume", ended=1), is_running=True)
 
     current = {name for name, state in states.items() if state.progress is StateProgress.CURRENT}

@@ -162,7 +162,7 @@ def test_wait_is_opened_again_after_its_process_dies(stand_ins: StubFunctions, r
     assert len(opened) == 1
 
 
-def test_functions_are_given_ids_and_no_documents(recovery: WorkflowRun) -> None:
+def test_function_payloads_contain_ids_and_no_documents(recovery: WorkflowRun) -> None:
     expected = {"schemaVersion": 1, "incidentId": "inc-7qk2", "run": 1, "executionArn": recovery.execution}
     for name in ("PlanRecovery", "CordonNode", "DrainNode", "RepairNode", "CheckNode", "ReturnNode", "PlanResume"):
         assert recovery.given[name][0] == expected
@@ -185,7 +185,7 @@ def test_incident_is_settled_with_the_end_of_each_branch(recovery: WorkflowRun) 
     assert settled["failure"] is None
 
 
-def test_an_attempt_is_settled_with_the_last_answer(attempt: WorkflowRun) -> None:
+def test_attempt_is_settled_with_the_last_wait_answer(attempt: WorkflowRun) -> None:
     (settled,) = attempt.given["SettleAttempt"]
 
     assert attempt.ending.entered[-1] == "JobRequeued"

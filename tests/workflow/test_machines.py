@@ -23,7 +23,7 @@ def endings(bench: WorkflowBench) -> Iterator[dict[str, ExecutionResult]]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_execution_ends_in_the_state_of_its_row(case: WorkflowCase, endings: dict[str, ExecutionResult]) -> None:
+def test_execution_ends_in_the_expected_state(case: WorkflowCase, endings: dict[str, ExecutionResult]) -> None:
     ending = endings[case.name]
     status, error = ending_states(case.machine)[case.ends]
 
@@ -33,7 +33,7 @@ def test_execution_ends_in_the_state_of_its_row(case: WorkflowCase, endings: dic
 
 
 @pytest.mark.parametrize("machine", WORKFLOWS)
-def test_every_arrow_is_taken(machine: str, endings: dict[str, ExecutionResult]) -> None:
+def test_every_transition_is_covered_by_a_case(machine: str, endings: dict[str, ExecutionResult]) -> None:
     drawn = {arrow for _, part in machines(workflow(machine)) for arrow in transitions(part)}
     taken = {arrow for case in CASES if case.machine == machine for arrow in endings[case.name].arrows(machine)}
 
@@ -55,7 +55,7 @@ def test_failed_branch_does_not_cancel_the_other(state: str, endings: dict[str, 
     assert whole["outcome"] in ("RETURNED", "JOBS_RESUMED")
 
 
-def test_cap_counts_loops_and_reports_the_last_answer(endings: dict[str, ExecutionResult]) -> None:
+def test_loop_limit_ends_the_loop_with_the_last_answer(endings: dict[str, ExecutionResult]) -> None:
     ending = endings["recover-provider-busy-for-ever"]
     node, _ = ending.inputs_of("JoinBranches")[0]
 

@@ -44,14 +44,14 @@ def test_the_same_submission_twice_is_one_job(gateway: Gateway) -> None:
     assert len(gateway.get("/v1/jobs").document["items"]) == 1
 
 
-def test_the_same_key_with_another_job_is_refused(gateway: Gateway) -> None:
+def test_same_idempotency_key_for_another_job_is_refused(gateway: Gateway) -> None:
     gateway.post("/v1/jobs", A_JOB)
     answer = gateway.post("/v1/jobs", {**A_JOB, "nodes": 3})
 
     assert (answer.status, answer.document["code"]) == (422, "IDEMPOTENCY_KEY_REUSED")
 
 
-def test_two_principals_may_use_the_same_key(gateway: Gateway) -> None:
+def test_two_principals_may_use_the_same_idempotency_key(gateway: Gateway) -> None:
     first = gateway.post("/v1/jobs", A_JOB)
     another = {**A_JOB, "checkpoint": {"uri": "s3://checkpoints/bo"}}
     second = gateway.post("/v1/jobs", another, caller=f"arn:aws:iam::{ACCOUNT}:user/bo")

@@ -33,15 +33,15 @@ from tests.unit.cli.recovery_fixture import recovery_at_work
         ("", ""),
     ],
 )
-def test_words_of_kubectl_become_a_command(typed: str, command: str) -> None:
+def test_kubectl_style_commands_expand_to_evenkeel_commands(typed: str, command: str) -> None:
     assert expand_aliases(typed.split()) == command.split()
 
 
-def test_no_command_of_ours_is_shadowed() -> None:
+def test_no_evenkeel_command_is_shadowed_by_an_alias() -> None:
     assert [noun for noun in NOUNS if expand_aliases([noun]) != [noun]] == []
 
 
-def test_an_alias_answers_like_its_command(served: CliFixture) -> None:
+def test_alias_prints_the_same_as_its_command(served: CliFixture) -> None:
     recovery_at_work(served.gateway)
 
     assert served.run("get", "jobs").out == served.run("jobs", "ls").out != ""

@@ -45,7 +45,7 @@ def verdicts(document: Json) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_page_shows_the_output_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backtest_page_shows_the_output_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)
     shown = PAGE.read_text("utf-8").split("$ evenkeel backtest docs/examples/shadow\n")[1].split("\n```")[0]
 
@@ -55,7 +55,7 @@ def test_page_shows_the_output_of_the_example(monkeypatch: pytest.MonkeyPatch) -
     assert out.strip().splitlines() == [line.rstrip() for line in shown.strip().splitlines()]
 
 
-def test_example_holds_each_main_verdict() -> None:
+def test_backtest_example_contains_each_main_verdict() -> None:
     assert verdicts(answer_of(EXAMPLE)) == [
         ("i-0a1c4f7b92d36e581", "EARLIER", "EARLIER"),
         ("i-0b7e25d9c813fa460", "WOULD_HAVE_BEEN_WRONG", "WOULD_HAVE_BEEN_WRONG"),
@@ -139,7 +139,7 @@ def test_node_recovery_leaves_the_repair_to_hyperpod() -> None:
     assert verdicts(automatic)[0] == (NODE, "EARLIER", "NOT_DECIDED")
 
 
-def test_window_decides_what_counts() -> None:
+def test_only_records_within_the_window_count() -> None:
     assert verdicts(answer_of(EXAMPLE, "--window", "1"))[0][1] == "EARLIER"
     assert verdicts(answer_of(EXAMPLE, "--window", "48"))[1][1] == "UNKNOWN"
 
@@ -163,7 +163,7 @@ def a_node(at: str, **spec: Any) -> Json:
     }
 
 
-def test_watched_nodes_show_a_persons_cordon(tmp_path: Path) -> None:
+def test_manual_cordon_is_read_from_a_recorded_node_watch(tmp_path: Path) -> None:
     taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule", "timeAdded": "2026-11-03T10:25:02Z"}
     cordoned = a_node("2026-11-03T10:40:00Z", unschedulable=True, taints=[taint])
     watched = [
@@ -256,7 +256,7 @@ def test_answers_of_lookup_events_are_read(tmp_path: Path) -> None:
         ([], "FILE"),
     ],
 )
-def test_wrong_use_names_the_field(words: list[str], problem: str) -> None:
+def test_invalid_option_is_named(words: list[str], problem: str) -> None:
     code, _, error = run(*words)
 
     assert code == 2

@@ -235,7 +235,7 @@ def test_a_job_that_cannot_be_submitted_exits_2(served: CliFixture, words: list[
 
 
 @pytest.mark.parametrize(("state", "code"), [("SUCCEEDED", 0), ("FAILED", 3), ("CANCELLED", 3)])
-def test_wait_exits_with_the_end_of_the_job(served: CliFixture, state: str, code: int) -> None:
+def test_wait_command_exits_with_the_code_of_the_jobs_end(served: CliFixture, state: str, code: int) -> None:
     stored(served.gateway.fakes.ledger, a_job(1, state=state, reason="So it went."))
 
     result = served.run("jobs", "wait", "llama-1")
@@ -281,7 +281,7 @@ def test_cancel_of_an_ended_job_exits_5(served: CliFixture) -> None:
         ("a\nb", "a\nbc\n", "c\n"),
     ],
 )
-def test_follow_prints_new_lines(earlier: str, now: str, new: str) -> None:
+def test_followed_log_prints_new_lines(earlier: str, now: str, new: str) -> None:
     assert new_log_text(earlier, now) == new
 
 
@@ -935,7 +935,7 @@ def test_durations_are_written_in_two_units(seconds: float, exact: str, coarse: 
     assert (duration(seconds), age_text(seconds)) == (exact, coarse)
 
 
-def test_help_costs_little_more_than_its_library() -> None:
+def test_help_takes_less_than_twice_the_time_of_its_library() -> None:
     def start_seconds(*arguments: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *arguments], check=True, capture_output=True, cwd=ROOT, timeout=30)
@@ -1218,7 +1218,7 @@ def test_watched_list_is_printed_again_until_interrupted(
     assert (result.exit_code, result.out) == (130, once * 3)
 
 
-def test_version_is_an_option_too(served: CliFixture) -> None:
+def test_version_is_a_command_and_an_option(served: CliFixture) -> None:
     assert served.run("--version").out == served.run("version").out
 
 

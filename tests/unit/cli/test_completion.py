@@ -44,7 +44,7 @@ def completed(*words: str) -> list[str]:
         ([], None),
     ],
 )
-def test_candidates_for_the_typed_word(words: list[str], expected: list[str] | None) -> None:
+def test_completion_suggests_candidates_for_the_typed_word(words: list[str], expected: list[str] | None) -> None:
     candidates = completed(*words)
 
     assert candidates == expected if expected is not None else "jobs" in candidates
@@ -73,7 +73,7 @@ def test_api_that_does_not_answer_gives_no_candidates(served: CliFixture, monkey
     assert len(begun) == 1
 
 
-def test_completion_without_a_context_is_silent(served: CliFixture) -> None:
+def test_completion_without_a_context_prints_nothing(served: CliFixture) -> None:
     (served.folder / ".evenkeel" / "context.json").unlink()
 
     result = served.run(completion.COMPLETE, "jobs", "show", "")

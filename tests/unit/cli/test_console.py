@@ -120,7 +120,7 @@ def test_console_listens_on_loopback_only(console: ConsoleServer) -> None:
     assert console.server_address[0] == "127.0.0.1"
 
 
-def test_link_opens_the_console_once(console: ConsoleServer) -> None:
+def test_login_link_opens_the_console_once(console: ConsoleServer) -> None:
     link = console.link.partition(str(console.server_port))[2]
     first, second = Browser(console), Browser(console)
 
@@ -130,7 +130,7 @@ def test_link_opens_the_console_once(console: ConsoleServer) -> None:
     assert first.send("GET", link).status == 303, "a reload in the same browser"
 
 
-def test_cookie_is_strict_and_hidden_from_scripts(console: ConsoleServer) -> None:
+def test_session_cookie_is_strict_and_hidden_from_scripts(console: ConsoleServer) -> None:
     cookie = Browser(console).sign_in().headers["Set-Cookie"]
 
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= {part.strip() for part in cookie.split(";")}
@@ -145,7 +145,7 @@ def test_nothing_is_served_without_a_session(console: ConsoleServer, path: str) 
 
 
 @pytest.mark.parametrize("token", ["", "?token=", "?token=wrong", "?token=%00", "?tok"])
-def test_wrong_link_opens_nothing(console: ConsoleServer, token: str) -> None:
+def test_invalid_login_link_opens_no_session(console: ConsoleServer, token: str) -> None:
     assert Browser(console).send("GET", f"/open{token}").code == "LINK_USED"
     assert Browser(console).sign_in().status == 200, "the right link still works"
 
@@ -181,14 +181,14 @@ def test_change_is_signed_with_the_key_of_the_operator(browser: Browser, served:
 
 
 @pytest.mark.parametrize("left_out", ["Origin", "X_Evenkeel_Console"])
-def test_change_without_proof_of_its_page_is_refused(browser: Browser, served: CliFixture, left_out: str) -> None:
+def test_change_without_origin_or_request_token_is_refused(browser: Browser, served: CliFixture, left_out: str) -> None:
     before = len(served.requests)
 
     assert browser.change("/v1/jobs/job-0000000002/cancel", **{left_out: ""}).code == "NOT_FROM_THE_CONSOLE"
     assert len(served.requests) == before
 
 
-def test_cookie_alone_changes_nothing(browser: Browser) -> None:
+def test_session_cookie_is_not_accepted_as_request_token(browser: Browser) -> None:
     reply = browser.change("/v1/jobs/job-0000000002/cancel", X_Evenkeel_Console=browser.cookie.partition("=")[2])
 
     assert reply.code == "NOT_FROM_THE_CONSOLE"
@@ -278,7 +278,7 @@ def test_missing_credentials_are_a_problem_with_a_hint(served: CliFixture, monke
         ("BAD_SIGNATURE", -10, "CLOCK_SKEW", "This machine's clock is 10 min ahead of the API's"),
     ],
 )
-def test_cause_on_this_machine_is_named(
+def test_expired_credentials_or_wrong_local_clock_is_named(
     browser: Browser, served: CliFixture, code: str, minutes: int, expected: str, detail: str
 ) -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes, seconds=1), usegmt=True)
@@ -291,7 +291,7 @@ def test_cause_on_this_machine_is_named(
     assert json.loads(reply.text)["detail"].startswith(detail)
 
 
-def test_page_of_a_proxy_is_not_taken_for_an_answer(browser: Browser, served: CliFixture) -> None:
+def test_html_of_a_proxy_is_not_taken_for_a_response(browser: Browser, served: CliFixture) -> None:
     served.next_answers = [ApiResponse(502, {}, "<html>Bad Gateway</html>")]
 
     reply = browser.send("GET", "/v1/status")
@@ -300,7 +300,7 @@ def test_page_of_a_proxy_is_not_taken_for_an_answer(browser: Browser, served: Cl
     assert "comes from a gateway or proxy, not from Evenkeel" in json.loads(reply.text)["detail"]
 
 
-def test_change_cut_by_a_proxy_happens_once(browser: Browser, served: CliFixture) -> None:
+def test_change_interrupted_by_a_proxy_takes_effect_once(browser: Browser, served: CliFixture) -> None:
     hold = {"reason": "a test", "forSeconds": 3600}
     path = f"/v1/clusters/{FLEET}/automation/hold"
     served.cut_after = [5]
@@ -312,7 +312,7 @@ def test_change_cut_by_a_proxy_happens_once(browser: Browser, served: CliFixture
     assert len(served.gateway.get(f"/v1/clusters/{FLEET}/automation").document["holds"]) == 1
 
 
-def test_console_killed_in_the_middle_of_a_change_loses_nothing(served: CliFixture) -> None:
+def test_console_killed_during_a_change_loses_no_change(served: CliFixture) -> None:
     """The API goes on without the console; the next console shows the change."""
     hold = {"reason": "a test", "forSeconds": 3600}
     path = f"/v1/clusters/{FLEET}/automation/hold"
@@ -369,7 +369,7 @@ def a_console_process() -> Iterator[tuple[subprocess.Popen[str], Browser]]:
 # ---------------------------------------------------------------- pages
 
 
-def test_page_allows_no_script_of_others_and_no_inline_script(browser: Browser) -> None:
+def test_response_headers_forbid_external_and_inline_scripts(browser: Browser) -> None:
     reply = browser.send("GET", "/")
 
     assert "default-src 'self'" in reply.headers["Content-Security-Policy"]
@@ -380,11 +380,11 @@ def test_page_allows_no_script_of_others_and_no_inline_script(browser: Browser) 
 
 
 @pytest.mark.parametrize("path", ["/../session.py", "/vendor/../../session.py", "/%2e%2e/server.py", "/static/main.js"])
-def test_no_other_file_is_served(browser: Browser, path: str) -> None:
+def test_console_serves_only_its_own_files(browser: Browser, path: str) -> None:
     assert browser.send("GET", path).status == 404
 
 
-def test_pages_name_no_other_site() -> None:
+def test_console_files_link_to_no_other_site() -> None:
     texts = {path: path.read_text(encoding="utf-8") for path in STATIC.rglob("*.*") if "vendor" not in path.parts}
 
     named = {
@@ -396,13 +396,13 @@ def test_pages_name_no_other_site() -> None:
     assert named == set()
 
 
-def test_vendored_files_are_the_published_ones() -> None:
+def test_vendored_files_match_their_published_checksums() -> None:
     digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (STATIC / "vendor").iterdir()}
 
     assert digests == VENDORED
 
 
-def test_pages_are_less_than_200_kb_compressed() -> None:
+def test_console_files_are_less_than_200_kb_compressed() -> None:
     size = sum(len(gzip.compress(path.read_bytes())) for path in STATIC.rglob("*.*") if path.suffix != ".txt")
 
     assert size < 200_000

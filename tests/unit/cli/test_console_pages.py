@@ -143,7 +143,7 @@ def test_lost_answer_of_a_change_keeps_its_key(served: CliFixture, page: Page, m
     assert len(set(keys)) == 1
 
 
-def test_column_titles_sort_the_list(served: CliFixture, page: Page) -> None:
+def test_click_on_a_column_title_sorts_the_list(served: CliFixture, page: Page) -> None:
     stored(served.gateway.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=9 - number) for number in (1, 2, 3)))
     show(page, "nodes")
     rows = page.get_by_role("region", name="Nodes", exact=True).last.locator("tbody tr")
@@ -160,7 +160,7 @@ def test_column_titles_sort_the_list(served: CliFixture, page: Page) -> None:
     expect(column).to_have_attribute("aria-sort", "none")
 
 
-def test_live_figures_come_from_the_overview_alone(served: CliFixture, page: Page) -> None:
+def test_live_figures_need_only_the_overview_request(served: CliFixture, page: Page) -> None:
     busy_fleet(served.gateway)
     page.reload()
     show(page, "")
@@ -202,7 +202,7 @@ def test_refused_change_shows_the_reason(served: CliFixture, page: Page) -> None
     expect(dialog.get_by_role("alert")).to_contain_text("unknown-class")
 
 
-def test_receipt_stands_on_the_pages_of_its_incident_and_job(served: CliFixture, page: Page) -> None:
+def test_incident_and_job_show_their_receipt(served: CliFixture, page: Page) -> None:
     job, lost, again = a_lost_job()
     stored(served.gateway.fakes.ledger, job, lost, again, its_incident(job))
 
@@ -232,7 +232,7 @@ def test_costs_page_ranks_changes_and_shows_the_window(served: CliFixture, page:
     expect(page.get_by_role("region", name="Costs")).to_contain_text("2026-10-27T11:00")
 
 
-def test_silent_api_turns_panels_grey_with_the_time(
+def test_panels_are_marked_stale_while_the_api_fails(
     served: CliFixture, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recovery_at_work(served.gateway)
@@ -246,7 +246,7 @@ def test_silent_api_turns_panels_grey_with_the_time(
     expect(page.get_by_role("link", name="llama-1")).to_be_visible()
 
 
-def test_hidden_page_asks_nothing(served: CliFixture, page: Page) -> None:
+def test_hidden_browser_tab_sends_no_requests(served: CliFixture, page: Page) -> None:
     page.clock.install()
     page.reload()
     show(page, "")
@@ -264,7 +264,7 @@ def test_hidden_page_asks_nothing(served: CliFixture, page: Page) -> None:
     assert len(served.requests) == before
 
 
-def test_text_of_jobs_is_never_markup(served: CliFixture, page: Page) -> None:
+def test_text_from_jobs_is_never_rendered_as_html(served: CliFixture, page: Page) -> None:
     hostile = "<img src=x onerror=document.title='owned'>"
     stored(served.gateway.fakes.ledger, a_job(1, reason=hostile))
 
@@ -304,7 +304,7 @@ def test_problem_comes_first_among_2000_nodes(served: CliFixture, page: Page) ->
     assert box["y"] < 800, "visible without scrolling"
 
 
-def test_keys_move_and_open(served: CliFixture, page: Page) -> None:
+def test_keyboard_shortcuts_move_the_selection_and_open_an_item(served: CliFixture, page: Page) -> None:
     recovery_at_work(served.gateway)
     page.keyboard.press("g")
     page.keyboard.press("j")
@@ -318,7 +318,7 @@ def test_keys_move_and_open(served: CliFixture, page: Page) -> None:
     expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
 
 
-def test_what_changed_links_its_subjects_and_keeps_its_filter(served: CliFixture, page: Page) -> None:
+def test_list_of_changes_links_its_subjects_and_keeps_its_filter(served: CliFixture, page: Page) -> None:
     world = served.gateway.fakes
     job, incident = a_job(1), an_incident(2)
     publish_events.run(RowChange(None, job_rows.job_row(job, 1), A_MOMENT), a_context(world))
@@ -336,7 +336,7 @@ def test_what_changed_links_its_subjects_and_keeps_its_filter(served: CliFixture
     expect(page.get_by_role("region", name="Events").locator("tbody tr")).to_have_count(1)
 
 
-def test_execution_lights_its_current_state_and_links_to_aws(served: CliFixture, page: Page) -> None:
+def test_workflow_graph_highlights_current_state_and_links_to_aws(served: CliFixture, page: Page) -> None:
     incident = an_incident(1)
     stored(served.gateway.fakes.ledger, incident)
     arn = f"arn:aws:states:us-west-2:111122223333:execution:evenkeel-recover_node:{incident.execution_name}"
@@ -365,7 +365,7 @@ def test_execution_lights_its_current_state_and_links_to_aws(served: CliFixture,
     assert panel.locator(".step").count() > states
 
 
-def test_draft_of_the_policy_shows_its_diff_and_its_test(served: CliFixture, page: Page) -> None:
+def test_policy_draft_shows_its_diff_and_replayed_decisions(served: CliFixture, page: Page) -> None:
     show(page, "policy")
     draft = page.get_by_label("Changes to the shipped policy, as JSON")
     draft.fill('{"guardrails": {"maxRepairsInFlight": 1}')

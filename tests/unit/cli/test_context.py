@@ -42,7 +42,7 @@ def test_context_of_a_parent_folder_is_not_used(tmp_path: Path, depth: int) -> N
     assert refused(below) == "NO_CONTEXT"
 
 
-def test_context_of_a_parent_does_not_hide_the_users(tmp_path: Path) -> None:
+def test_users_context_applies_despite_context_in_parent_folder(tmp_path: Path) -> None:
     put(tmp_path, GOOD | {"name": "planted"})
     below, home = tmp_path / "work", tmp_path / "home"
     below.mkdir()
@@ -102,7 +102,7 @@ def test_context_behind_a_link_is_refused(tmp_path: Path, place: str) -> None:
     assert refused(here) == "UNSAFE_CONTEXT"
 
 
-def test_named_context_is_used_wherever_it_is(tmp_path: Path) -> None:
+def test_context_file_given_by_path_is_used_from_any_folder(tmp_path: Path) -> None:
     file = put(tmp_path)
     file.chmod(0o666)
 

@@ -71,7 +71,7 @@ def in_force(tmp_path: Path, **environment: str) -> str:
     return context.find_context({"HOME": str(tmp_path)} | environment, tmp_path).url
 
 
-def test_used_context_is_the_default_until_the_next(run: Run, tmp_path: Path) -> None:
+def test_chosen_context_is_the_default_until_another_is_chosen(run: Run, tmp_path: Path) -> None:
     add_both(run)
 
     for name, api in (("prod", "abc"), ("dev", "xyz")):
@@ -117,7 +117,7 @@ def test_added_context_is_private_and_follows_the_stack(run: Run, tmp_path: Path
     }
 
 
-def test_own_default_file_is_never_overwritten(run: Run, tmp_path: Path) -> None:
+def test_default_context_file_of_the_user_is_never_overwritten(run: Run, tmp_path: Path) -> None:
     add_both(run)
     default = tmp_path / ".config" / "evenkeel" / "context.json"
     default.write_text('{"url": "https://mine/v1"}')

@@ -60,7 +60,7 @@ def cell(value: Any) -> str:
         ("reverse\u202eevil", "reverse?evil"),
     ],
 )
-def test_value_is_written_so_that_it_reads_back(value: Any, expected: str) -> None:
+def test_csv_value_is_read_back_unchanged(value: Any, expected: str) -> None:
     assert cell(value) == expected
 
 
@@ -127,7 +127,7 @@ def test_csv_has_one_column_per_api_field(served: CliFixture, words: str, path: 
     assert flat <= tops
 
 
-def test_hostile_reason_of_a_job_stays_in_its_cell(served: CliFixture) -> None:
+def test_hostile_text_in_a_reason_stays_in_its_cell(served: CliFixture) -> None:
     reason = "=cmd|' /C calc'!A0,\"x\"\n+2"
     stored(served.gateway.fakes.ledger, a_job(1, reason=reason), a_fleet_node(1, not_ready_since=ago(hours=1)))
 
@@ -137,7 +137,7 @@ def test_hostile_reason_of_a_job_stays_in_its_cell(served: CliFixture) -> None:
     assert [line["reason"] for line in lines] == [f"'{reason}"]
 
 
-def test_cut_list_says_so_on_standard_error(served: CliFixture) -> None:
+def test_truncated_list_is_reported_on_standard_error(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, *(a_job(number) for number in (1, 2)))
 
     result = served.run("jobs", "ls", "--limit", "1", "-o", "csv")
@@ -146,7 +146,7 @@ def test_cut_list_says_so_on_standard_error(served: CliFixture) -> None:
     assert "Listed the first 1 items." in result.err
 
 
-def test_page_of_one_item_refuses_csv(served: CliFixture) -> None:
+def test_command_that_shows_one_item_refuses_csv(served: CliFixture) -> None:
     result = served.run("status", "-o", "csv")
 
     assert result.exit_code == 2

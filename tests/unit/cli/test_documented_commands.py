@@ -71,7 +71,7 @@ def test_every_documented_command_exists(page: Path) -> None:
     assert wrong_in(code) == []
 
 
-def test_every_command_in_a_message_exists() -> None:
+def test_every_command_named_in_a_message_exists() -> None:
     wrong = {path.relative_to(PROJECT): commands for path in SOURCES if (commands := wrong_in(path.read_text("utf-8")))}
 
     assert wrong == {}
@@ -84,7 +84,7 @@ def test_missing_command_or_option_is_found() -> None:
 
 
 @pytest.mark.parametrize("noun", NOUNS)
-def test_page_of_the_command_line_has_every_command(noun: str) -> None:
+def test_command_line_page_lists_every_command(noun: str) -> None:
     page = (PROJECT / "docs" / "cli.md").read_text(encoding="utf-8")
     rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith(f"| `{noun}")]
     app = importlib.import_module(f"evenkeel_cli.commands.{NOUNS[noun].module}").app

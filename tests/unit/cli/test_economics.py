@@ -54,14 +54,14 @@ def test_rate_may_be_typed_in_several_ways(rate: str) -> None:
     assert (row["smallestEndlessNodes"], row["endsWithSerialRecovery"]) == (429, True)
 
 
-def test_counted_rate_gives_both_ends() -> None:
+def test_counted_failures_give_both_ends_of_the_rate_interval() -> None:
     rows = answer(*typed("mtbf --nodes 256 --failures 4 --node-hours 12540"))["rates"]
 
     assert [row["end"] for row in rows] == ["low", "estimate", "high"]
     assert rows[0]["mtbfHours"] > rows[1]["mtbfHours"] > rows[2]["mtbfHours"]
 
 
-def test_ettr_shows_every_meaning_of_downtime() -> None:
+def test_ettr_command_shows_every_downtime_model() -> None:
     line = "ettr --nodes 256 --rate 0.05% --downtime 16800 --gpu-hours 10,000,000 --usd-per-gpu-hour 5"
     rows = {run["model"]: run for run in answer(*typed(line))["runs"]}
 
@@ -85,7 +85,7 @@ def test_shorter_downtime_saves_days_and_dollars() -> None:
     assert saved["savedUsd"] == pytest.approx(25_600_000)
 
 
-def test_endless_run_is_unknown_and_never_zero() -> None:
+def test_run_that_never_ends_is_unknown_and_not_zero() -> None:
     line = "ettr --nodes 512 --rate 0.05% --downtime 280min --model serial"
     (row,) = answer(*typed(line))["runs"]
 
@@ -93,7 +93,7 @@ def test_endless_run_is_unknown_and_never_zero() -> None:
     assert "unknown" in run(*typed(line))[1]
 
 
-def test_interval_compares_the_methods() -> None:
+def test_interval_command_compares_all_methods() -> None:
     document = answer(*typed("interval --write 60s --restart 2390 --nodes 256 --rate 0.05% --interval 30min"))
 
     assert document["mtbfSeconds"] == pytest.approx(28_125)
@@ -101,7 +101,7 @@ def test_interval_compares_the_methods() -> None:
     assert document["bestIntervalSeconds"] == pytest.approx(1797.3, abs=0.1)
 
 
-def test_spares_name_the_cheapest_number() -> None:
+def test_spares_command_names_the_cheapest_number_of_spares() -> None:
     line = "spares --nodes 256 --rate 0.05% --lead 940 --wait 903 --detect 89 --resume 1398 --run-cost-usd 5e7"
     document = answer(*typed(line))
 
@@ -115,7 +115,7 @@ def test_spares_without_a_price_have_unknown_dollars() -> None:
     assert document["spares"][0]["costUsd"] is None
 
 
-def test_copies_and_shrink_and_repair_shop_answer() -> None:
+def test_commands_copies_shrink_and_repair_shop_print_known_results() -> None:
     copies = answer(*typed("copies --machines 6 --group 2 --lost 3"))
     shrink = answer(*typed("shrink --nodes 256 --detect 89 --reconfigure 60 --lead 940"))
     shop = answer(*typed("repair-shop --nodes 256 --rate 0.05% --repair 4h --repairers 2 --max-spares 1"))
@@ -149,7 +149,7 @@ def test_thousands_may_have_commas() -> None:
     assert answer(*typed("rate --failures 4 --node-hours 1,012,540.5"))["nodeHours"] == 1_012_540.5
 
 
-def test_goodput_reads_a_file(tmp_path: Path) -> None:
+def test_goodput_is_computed_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "times.yaml"
     file.write_text("elapsedSeconds: 100\nproductiveSeconds: 80\nbuckets: {PROGRAM_STARTUP: 5}\n")
     document = answer("goodput", "--file", str(file))
@@ -161,7 +161,7 @@ def test_goodput_reads_a_file(tmp_path: Path) -> None:
     ]
 
 
-def test_rates_by_group_read_a_file(tmp_path: Path) -> None:
+def test_rates_by_group_are_computed_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "seen.yaml"
     file.write_text("failures: [{pool: a}, {pool: b, failures: 2}]\nnodeHours: [{pool: a, nodeHours: 500}]\n")
     groups = answer("rate", "--file", str(file), "--by", "pool")["groups"]
@@ -169,7 +169,7 @@ def test_rates_by_group_read_a_file(tmp_path: Path) -> None:
     assert [(group["group"], group["failuresPerNodeHour"]) for group in groups] == [("a", 0.002), ("b", None)]
 
 
-def test_tables_print_the_misprints_in_every_form() -> None:
+def test_tables_command_lists_misprints_in_every_output_format() -> None:
     fast = ("tables", "--simulated-failures", "2000")
     misprints = answer(*fast)["misprints"]
     rows = list(csv.DictReader(io.StringIO(run(*fast, "-o", "csv")[1])))
@@ -224,7 +224,7 @@ def test_tables_print_the_misprints_in_every_form() -> None:
         ),
     ],
 )
-def test_wrong_input_names_the_option(line: str, message: str) -> None:
+def test_invalid_input_names_the_option(line: str, message: str) -> None:
     code, out, err = run(*typed(line))
 
     assert (code, out) == (2, "")
@@ -280,7 +280,7 @@ def test_rates_of_a_file_without_node_hours_are_an_error(tmp_path: Path) -> None
         "tables --simulated-failures 1000",
     ],
 )
-def test_page_has_at_most_80_columns_in_a_pipe(line: str) -> None:
+def test_output_in_a_pipe_has_at_most_80_columns(line: str) -> None:
     _, out, _ = run(*typed(line))
 
     assert [line for line in out.splitlines() if len(line) > 80 and "://" not in line] == []
@@ -312,7 +312,7 @@ def test_yaml_has_the_figures_of_json() -> None:
         ("", "has 0 documents; it must have one."),
     ],
 )
-def test_wrong_file_names_the_field(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_input_file_names_the_field(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "times.yaml"
     file.write_text(text)
     code, _, err = run("goodput", "--file", str(file))

@@ -39,7 +39,7 @@ def test_example_forecast_orders_recovery_strategies_by_cost() -> None:
     assert len(document["assumptions"]) >= 10
 
 
-def test_price_on_the_command_line_fills_gaps(tmp_path: Path) -> None:
+def test_price_option_applies_where_the_file_has_none(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("groups: [{name: a, nodes: 4, gpusPerNode: 8, failures: 2, nodeHours: 900}]")
 
@@ -61,7 +61,7 @@ def test_price_on_the_command_line_fills_gaps(tmp_path: Path) -> None:
         ("[]", "must have one document, an object."),
     ],
 )
-def test_wrong_fleet_file_names_the_field(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_fleet_file_names_the_field(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text(text)
     code, out, err = run("forecast", "--file", str(file))
@@ -125,7 +125,7 @@ def test_forecast_uses_the_fleets_counts(with_history: CliFixture) -> None:
     assert any("Too few recoveries are measured" in assumption for assumption in document["assumptions"])
 
 
-def test_file_states_more_than_the_fleet_shows(with_history: CliFixture, tmp_path: Path) -> None:
+def test_file_overrides_figures_of_the_fleet(with_history: CliFixture, tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("groups: [{name: p5-workers, nodes: 3, spares: 1, usdPerGpuHour: 2, failuresPerNodeHour: 0.001}]")
     document = fleet_answer(with_history, "forecast", "--fleet", "--file", str(file))
@@ -192,7 +192,7 @@ def commit(tmp_path: Path, name: str, text: str, *words: str) -> Json:
     return answer("commitment", "--demand", str(file), *PRICES, *words)
 
 
-def test_example_demand_commits_the_base() -> None:
+def test_example_demand_leads_to_commitment_for_its_base_load() -> None:
     words = ("--reserved-usd-per-hour", "24", "--on-demand-usd-per-hour", "55.04", "--gpus-per-node", "8")
     document = answer("commitment", "--demand", str(EXAMPLES / "demand.csv"), *words, "--committed", "16")
 
@@ -218,7 +218,7 @@ def test_example_demand_commits_the_base() -> None:
         ),
     ],
 )
-def test_demand_may_come_in_several_forms(tmp_path: Path, name: str, text: str) -> None:
+def test_demand_may_be_given_in_several_formats(tmp_path: Path, name: str, text: str) -> None:
     document = commit(tmp_path, name, text, "--committed", "3")
 
     assert (document["hours"], document["unknownHours"], document["peakUnits"]) == (4, 0, 4)
@@ -246,7 +246,7 @@ def test_missing_hours_are_unknown_and_not_zero(tmp_path: Path) -> None:
         ("d.json", "7", "demand must be a list of hours."),
     ],
 )
-def test_wrong_demand_names_the_hour(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_invalid_demand_names_the_hour(tmp_path: Path, name: str, text: str, message: str) -> None:
     file = tmp_path / name
     file.write_text(text)
     code, out, err = run("commitment", "--demand", str(file), *PRICES)
@@ -270,7 +270,7 @@ def test_wrong_demand_names_the_hour(tmp_path: Path, name: str, text: str, messa
         ((*PRICES, "--reserved-availability", "0"), "--reserved-availability must be above 0 and at most 1, not 0."),
     ],
 )
-def test_wrong_price_names_the_option(prices: tuple[str, ...], message: str) -> None:
+def test_invalid_price_names_the_option(prices: tuple[str, ...], message: str) -> None:
     code, _, err = run("commitment", "--demand", str(EXAMPLES / "demand.csv"), *prices)
 
     assert code == 2

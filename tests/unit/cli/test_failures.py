@@ -64,7 +64,7 @@ def changes(served: CliFixture) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("act", ACTS)
-def test_act_whose_answer_is_cut_off_happens_once(
+def test_change_whose_response_is_lost_takes_effect_once(
     site: CliFixture, monkeypatch: pytest.MonkeyPatch, act: str, cut: int
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
@@ -104,7 +104,7 @@ class Cut:
 
 
 @pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
-def test_connection_always_cut_ends_with_key_of_act(
+def test_permanently_broken_connection_names_the_key_to_repeat(
     site: CliFixture, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
@@ -121,7 +121,7 @@ def test_connection_always_cut_ends_with_key_of_act(
     assert len(site.gateway.get(f"/v1/clusters/{site.context['name']}/automation").document["holds"]) == 1
 
 
-def test_proxy_that_is_away_is_named(site: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_proxy_is_named(site: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -138,7 +138,7 @@ def test_proxy_that_is_away_is_named(site: CliFixture, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("status", [407, 502, 504])
-def test_page_of_a_proxy_is_not_taken_for_an_answer(
+def test_html_of_a_proxy_is_not_taken_for_a_response(
     site: CliFixture, monkeypatch: pytest.MonkeyPatch, status: int
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
@@ -171,7 +171,7 @@ def test_expired_credentials_say_how_to_sign_in(site: CliFixture, profile: str) 
 
 
 @pytest.mark.parametrize(("minutes", "side"), [(10, "behind"), (-10, "ahead of")])
-def test_clock_that_is_ten_minutes_off_is_named(site: CliFixture, minutes: int, side: str) -> None:
+def test_error_names_a_local_clock_that_is_wrong(site: CliFixture, minutes: int, side: str) -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes, seconds=1), usegmt=True)
     site.next_answers = [refused("BAD_SIGNATURE", Date=date)]
 
@@ -190,7 +190,7 @@ def test_wrong_secret_key_is_not_blamed_on_the_clock(site: CliFixture, date: str
     assert "[BAD_SIGNATURE]" in site.run("status").err
 
 
-def test_hint_is_wrapped_between_words_and_a_command_is_not(site: CliFixture) -> None:
+def test_hint_wraps_between_words_but_never_inside_a_command(site: CliFixture) -> None:
     sentence = "Check the address of the fleet, and ask an administrator if it has moved to another account."
     command = f"evenkeel automation hold --reason {'x' * 80}"
     problem = {"status": 400, "code": "REFUSED", "detail": "No.", "hint": f"{sentence}\n{command}"}

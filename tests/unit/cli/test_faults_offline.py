@@ -110,7 +110,7 @@ def test_every_fault_can_be_explained(served: CliFixture, step: int) -> None:
         assert result.out.partition("  ")[0].endswith(key)
 
 
-def test_a_family_is_listed_and_the_whole_catalogue_too(served: CliFixture) -> None:
+def test_fault_family_and_whole_catalogue_can_be_listed(served: CliFixture) -> None:
     family = served.run("faults", "ls", "--family", "ec2", "-o", "name").out.split()
     everything = json.loads(served.run("faults", "list", "-o", "json").out)["items"]
 

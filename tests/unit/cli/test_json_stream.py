@@ -44,7 +44,7 @@ def read(folder: Path, text: str | bytes, *, chunk: int | None = None) -> list[t
 
 @settings(max_examples=examples(300))
 @given(documents=st.lists(OBJECTS, max_size=6), form=st.sampled_from(FORMS), chunk=st.sampled_from([200, 1 << 20]))
-def test_every_form_gives_the_same_documents(
+def test_every_input_format_gives_the_same_documents(
     documents: list[dict[str, Any]], form: str, chunk: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("export")
@@ -77,7 +77,7 @@ def test_malformed_line_is_named_and_the_next_is_read(bad: str, tmp_path: Path) 
     assert problems[0][0] == 2
 
 
-def test_malformed_list_says_what_was_not_read(tmp_path: Path) -> None:
+def test_malformed_list_reports_what_was_not_read(tmp_path: Path) -> None:
     items = read(tmp_path, '{"Records": [{"a":1},\n{"a":2,,},\n{"a":3}]}\n')
 
     assert items[0] == (1, {"a": 1}, "")
@@ -97,7 +97,7 @@ def test_lines_are_numbered_over_chunks(tmp_path: Path) -> None:
     assert [line for line, _, _ in read(tmp_path, text, chunk=16)] == list(range(1, 101))
 
 
-def test_memory_holds_no_whole_file(tmp_path: Path) -> None:
+def test_file_is_never_held_completely_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "large.json"
     entry = json.dumps({"text": "x" * 1000})
     path.write_text('{"Records":[' + ",".join([entry] * 16_000) + "]}", encoding="utf-8")
@@ -112,7 +112,7 @@ def test_memory_holds_no_whole_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_byte_order_mark_is_no_content(tmp_path: Path, form: str) -> None:
+def test_byte_order_mark_is_ignored(tmp_path: Path, form: str) -> None:
     body = written([{"a": 1}], form).encode("utf-8-sig")
 
     assert [content for _, content, _ in read(tmp_path, body)] == [{"a": 1}]

@@ -180,7 +180,7 @@ def test_an_incident_of_another_day_fits_the_screen(served: CliFixture, monkeypa
     assert max(len(line) for text in shown for line in text.splitlines()) <= 80
 
 
-def test_pipe_gets_full_times_and_texts(served: CliFixture) -> None:
+def test_output_in_a_pipe_has_full_times_and_texts(served: CliFixture) -> None:
     recovery_at_work(served.gateway)
 
     result = served.run("incidents", "timeline", "@latest")
@@ -191,7 +191,7 @@ def test_pipe_gets_full_times_and_texts(served: CliFixture) -> None:
     )
 
 
-def test_colour_never_replaces_words(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_without_colour_contains_the_same_words(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     recovery_at_work(served.gateway)
     plain = served.run("jobs", "ls", terminal=True).out
     monkeypatch.setenv("TERM", "xterm")
@@ -206,7 +206,7 @@ def test_colour_never_replaces_words(served: CliFixture, monkeypatch: pytest.Mon
     assert terminal.getvalue() == "\x1b[31m✖\x1b[0m quarantined\n"
 
 
-def test_a_terminal_without_unicode_gets_ascii(served: CliFixture) -> None:
+def test_output_for_terminal_without_unicode_is_ascii(served: CliFixture) -> None:
     import io
 
     from evenkeel_cli.render import Printer

@@ -251,7 +251,7 @@ def test_a_missing_flavor_makes_a_queue_inactive(files: Files) -> None:
     assert plan["end"]["queues"][0]["inactive"] == "its flavors p5 do not exist"
 
 
-def test_more_than_64_bits_has_no_bound(files: Files) -> None:
+def test_quota_beyond_64_bits_is_unlimited(files: Files) -> None:
     quota = QUEUE.replace("nominalQuota: 96", "nominalQuota: 10E").replace("nominalQuota: 8", "nominalQuota: 10E")
     plan = files.plan(workload("a"), quota=quota)
 
@@ -278,7 +278,7 @@ def test_events_of_one_instant_precede_the_cycle(files: Files) -> None:
     assert [(cycle["at"], cycle["decisions"][0]["job"]) for cycle in plan["cycles"]] == [(1, "b"), (1, "a"), (5, "a")]
 
 
-def test_time_starts_at_the_latest_admission(files: Files) -> None:
+def test_simulated_time_starts_at_the_latest_admission(files: Files) -> None:
     quota = "{queues: [{name: q, cohort: null, groups: [{f: {gpu: 4}}], preemption: {within: LowerPriority}}]}"
     jobs = (
         job("known", 2, admitted={"at": 50, "flavors": {"gpu": "f"}}),
@@ -453,7 +453,7 @@ def test_invalid_event_is_named_by_its_number(files: Files) -> None:
 
 
 @pytest.mark.parametrize("admitted", [{"flavors": [{"gpu": "f"}, {"gpu": "f"}]}, {"flavors": {}, "counts": [1, 1]}])
-def test_an_admission_of_another_number_of_pod_sets_is_refused(files: Files, admitted: Json) -> None:
+def test_admission_with_another_number_of_pod_sets_is_refused(files: Files, admitted: Json) -> None:
     code, _, error = files.run(job("a", admitted=admitted), quota=SMALL)
 
     assert code == 2
@@ -1118,7 +1118,7 @@ def test_only_unusual_feature_gates_are_warned_about(files: Files, gates: Json, 
         ({"name": None}, "name: is required"),
     ],
 )
-def test_refusals_name_the_field_in_plain_words(files: Files, odd: Json, words: str) -> None:
+def test_refused_input_names_the_field_and_the_reason(files: Files, odd: Json, words: str) -> None:
     code, _, error = files.run({**job("a"), **odd}, quota=SMALL)
 
     assert code == 2

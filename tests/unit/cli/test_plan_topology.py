@@ -185,7 +185,7 @@ def test_preferred_request_spreads_over_racks(files: Files) -> None:
     assert domains(decisions(plan)["near"]["podSets"][0]) == {"n1": 1, "n2": 1, "n3": 1}
 
 
-def test_slices_stay_whole_within_a_rack(files: Files) -> None:
+def test_pods_of_a_slice_share_a_rack(files: Files) -> None:
     job = a_job("sliced", pods(4, 4, annotations={PREFERRED: BLOCK, SLICE_TOPOLOGY: HOST, SLICE_SIZE: "2"}))
 
     plan = files.plan(job, running("held", {"n1": 1}, gpus=4), quota=quota())
@@ -228,7 +228,7 @@ def test_job_without_request_is_unconstrained(files: Files, gate: bool) -> None:
     assert chosen == ({"n1": 1, "n2": 1, "small": 1, "n3": 4} if gate else {"n3": 4, "n4": 3})
 
 
-def test_pods_on_a_node_take_from_it(files: Files) -> None:
+def test_pods_on_a_node_reduce_its_free_capacity(files: Files) -> None:
     running_pods = [
         a_pod("other", "n1", 1),
         a_pod("ended", "n2", 8, "Succeeded"),
@@ -328,7 +328,7 @@ def test_plan_without_nodes_counts_quota_alone(files: Files) -> None:
     assert any("its topology request is ignored" in warning for warning in plan["warnings"])
 
 
-def test_gate_turns_topologies_off(files: Files) -> None:
+def test_disabled_feature_gate_ignores_topologies(files: Files) -> None:
     (files.folder / "kueue.yaml").write_text(yaml.safe_dump({"featureGates": {"TopologyAwareScheduling": False}}))
 
     plan = files.plan(

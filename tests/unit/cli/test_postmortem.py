@@ -27,7 +27,7 @@ def written(served: CliFixture, *options: str) -> str:
     return result.out
 
 
-def test_page_holds_timeline_evidence_and_decisions_of_the_records(served: CliFixture) -> None:
+def test_postmortem_contains_recorded_timeline_evidence_and_decisions(served: CliFixture) -> None:
     recovery_at_work(served.gateway)
 
     page = written(served)
@@ -51,7 +51,7 @@ def test_longest_step_is_named_with_its_remedy(served: CliFixture) -> None:
     assert helpful[0].startswith("- The longest step led to *jobs stopped*: 7.9s of 12s.")
 
 
-def test_faster_option_is_named_with_obstacle() -> None:
+def test_faster_resume_option_is_named_with_its_obstacle() -> None:
     decision = {
         "decisionId": "dec-1",
         "decidedAt": "2026-11-03T10:00:00Z",
@@ -73,7 +73,7 @@ def test_faster_option_is_named_with_obstacle() -> None:
     ]
 
 
-def test_page_names_a_person_only_if_asked(served: CliFixture) -> None:
+def test_postmortem_names_people_only_on_request(served: CliFixture) -> None:
     ledger = served.gateway.fakes.ledger
     stored(ledger, an_incident(1))
     an_event(ledger, "inc-0000000001", (ago(minutes=5), "approved", f"{OPERATOR} approved it."))
@@ -92,7 +92,7 @@ def test_job_without_a_checkpoint_is_named(served: CliFixture) -> None:
     assert text in section(written(served), "What would have helped")
 
 
-def test_text_of_a_detector_cannot_break_the_page(served: CliFixture) -> None:
+def test_text_of_a_detector_cannot_break_the_markdown(served: CliFixture) -> None:
     incident = an_incident(1)
     evidence = some_evidence(incident)
     hostile = "a | b\n# Owned <script> *x* [y](z) \x1b[2J"
@@ -147,7 +147,7 @@ def test_unknown_incident_exits_4(served: CliFixture) -> None:
 
 
 @pytest.mark.parametrize("failing", [403, 503])
-def test_part_that_cannot_be_read_ends_the_command(served: CliFixture, failing: int) -> None:
+def test_postmortem_fails_if_a_record_cannot_be_read(served: CliFixture, failing: int) -> None:
     recovery_at_work(served.gateway)
     response = served.gateway.get("/v1/incidents/inc-0000000001")
     served.next_answers = [ApiResponse(200, {}, response.text), *[ApiResponse(failing, {}, "{}")] * 3]

@@ -23,7 +23,7 @@ from evenkeel_cli.progress import Pace, TrainingProgress, read_progress, total_s
     ],
     ids=["json", "other names", "words", "megatron", "transformers", "tqdm", "no step", "broken", "empty"],
 )
-def test_newest_progress_is_read_from_a_log(log: str, expected: TrainingProgress) -> None:
+def test_newest_step_is_read_from_a_log(log: str, expected: TrainingProgress) -> None:
     assert read_progress(log) == expected
 
 
@@ -37,11 +37,11 @@ def test_newest_progress_is_read_from_a_log(log: str, expected: TrainingProgress
         ("train", None),
     ],
 )
-def test_total_is_read_from_the_command(command: str, expected: int | None) -> None:
+def test_total_number_of_steps_is_read_from_the_command(command: str, expected: int | None) -> None:
     assert total_steps(command.split()) == expected
 
 
-def test_time_left_follows_from_the_steps_that_were_seen() -> None:
+def test_time_left_is_estimated_from_the_logged_steps() -> None:
     pace = Pace()
 
     left = [
@@ -52,7 +52,7 @@ def test_time_left_follows_from_the_steps_that_were_seen() -> None:
     assert left == [None, None, 80.0, 76.0]
 
 
-def test_another_attempt_has_a_pace_of_its_own() -> None:
+def test_pace_is_measured_separately_for_each_attempt() -> None:
     pace = Pace()
     pace.seconds_left(1, TrainingProgress(10, 100), 0.0)
 

@@ -32,7 +32,7 @@ def fleet(served: CliFixture) -> CliFixture:
 
 
 @pytest.mark.parametrize("words", [("incidents", "receipt", "@latest"), ("jobs", "receipt", "llama-1")])
-def test_page_shows_each_stage_within_80_columns(fleet: CliFixture, words: tuple[str, ...]) -> None:
+def test_receipt_shows_each_stage_within_80_columns(fleet: CliFixture, words: tuple[str, ...]) -> None:
     result = fleet.run(*words, terminal=True)
 
     assert result.exit_code == 0, result.err
@@ -41,7 +41,7 @@ def test_page_shows_each_stage_within_80_columns(fleet: CliFixture, words: tuple
     assert max(map(len, plain.splitlines())) <= 80
 
 
-def test_estimates_stand_apart_from_measurements(fleet: CliFixture) -> None:
+def test_receipt_separates_estimates_from_measurements(fleet: CliFixture) -> None:
     lines = fleet.run("incidents", "receipt", "@latest").out.splitlines()
 
     assert "  cost  at least 6.40 GPU-hours, $44.03" in lines
@@ -52,7 +52,7 @@ def test_estimates_stand_apart_from_measurements(fleet: CliFixture) -> None:
     )
 
 
-def test_json_is_the_object_of_the_api(fleet: CliFixture) -> None:
+def test_receipt_as_json_equals_the_api_response(fleet: CliFixture) -> None:
     document = json.loads(fleet.run("incidents", "receipt", "inc-0000000001", "-o", "json").out)
 
     assert document == fleet.gateway.get("/v1/incidents/inc-0000000001/receipt").document

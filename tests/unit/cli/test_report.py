@@ -20,7 +20,7 @@ def fleet(served: CliFixture) -> CliFixture:
     return served
 
 
-def test_first_screen_has_the_figures_of_the_month(fleet: CliFixture) -> None:
+def test_report_begins_with_the_figures_of_the_month(fleet: CliFixture) -> None:
     lines = fleet.run("report").out.splitlines()
 
     assert lines[:9] == [
@@ -37,7 +37,7 @@ def test_first_screen_has_the_figures_of_the_month(fleet: CliFixture) -> None:
     assert lines[9].startswith("saved     estimate against HyperPod unchanged: -0.8 to 2.3 GPU-hours")
 
 
-def test_terminal_of_80_columns_shows_every_group(fleet: CliFixture) -> None:
+def test_report_shows_every_group_within_80_columns(fleet: CliFixture) -> None:
     result = fleet.run("report", terminal=True)
 
     plain = result.out.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("\x1b[2m", "")
@@ -46,7 +46,7 @@ def test_terminal_of_80_columns_shows_every_group(fleet: CliFixture) -> None:
     assert "  1. Fill or return idle committed nodes" in plain
 
 
-def test_empty_fleet_shows_unknown(served: CliFixture) -> None:
+def test_report_of_an_empty_fleet_shows_unknown_figures(served: CliFixture) -> None:
     out = served.run("report").out
 
     assert "failures  0; unknown per 1,000 node-days" in out
@@ -55,7 +55,7 @@ def test_empty_fleet_shows_unknown(served: CliFixture) -> None:
     assert "saved     unknown: no interruption allows an estimate" in out
 
 
-def test_csv_has_each_figure_on_a_line(fleet: CliFixture) -> None:
+def test_report_as_csv_has_one_line_per_figure(fleet: CliFixture) -> None:
     rows = list(csv.DictReader(StringIO(fleet.run("report", "-o", "csv").out)))
     values = {(row["section"], row["item"], row["figure"]): row["value"] for row in rows}
 
@@ -66,7 +66,7 @@ def test_csv_has_each_figure_on_a_line(fleet: CliFixture) -> None:
     assert len(values) == len(rows)
 
 
-def test_markdown_has_every_table(fleet: CliFixture) -> None:
+def test_report_as_markdown_has_every_table(fleet: CliFixture) -> None:
     text = fleet.run("report", "-o", "md").out
 
     assert text.startswith("# Costs of the fleet\n")
@@ -74,7 +74,7 @@ def test_markdown_has_every_table(fleet: CliFixture) -> None:
     assert "| restore | unknown | unknown | unknown | 0 | 1 | unknown | unknown |" in text
 
 
-def test_web_page_has_charts_loads_nothing_and_escapes_names(fleet: CliFixture) -> None:
+def test_html_report_has_charts_loads_nothing_and_escapes_names(fleet: CliFixture) -> None:
     stored(fleet.gateway.fakes.ledger, a_fleet_node(9, pool="<script>alert(1)</script>"))
 
     text = fleet.run("report", "-o", "html").out
@@ -87,7 +87,7 @@ def test_web_page_has_charts_loads_nothing_and_escapes_names(fleet: CliFixture) 
     assert not re.search(r"(?:src|href)=|url\(|@import", text)
 
 
-def test_window_is_sent_and_json_is_the_answer(fleet: CliFixture) -> None:
+def test_report_sends_its_window_and_prints_the_response_as_json(fleet: CliFixture) -> None:
     document = json.loads(fleet.run("report", "--since", "12h", "--until", "1h", "-o", "json").out)
 
     assert (document["since"][:19], document["until"][:19]) == ("2026-11-02T22:15:02", "2026-11-03T09:15:02")

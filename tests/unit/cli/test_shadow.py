@@ -6,7 +6,7 @@ from tests.unit.api.shadow_seeds import an_observed, happened
 from tests.unit.cli.conftest import CliFixture
 
 
-def test_command_shows_verdicts_and_rates(served: CliFixture) -> None:
+def test_shadow_report_shows_verdicts_and_rates(served: CliFixture) -> None:
     incident = an_observed(1)
     stored(served.gateway.fakes.ledger, incident, an_observed(2, hours=1))
     happened(served.gateway, incident, NodeEventKind.REPLACED, hours=29)
@@ -21,7 +21,7 @@ def test_command_shows_verdicts_and_rates(served: CliFixture) -> None:
     ]
 
 
-def test_command_reads_all_pages_up_to_its_limit(served: CliFixture) -> None:
+def test_shadow_report_reads_all_pages_up_to_its_limit(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, *(an_observed(number, hours=30 + number) for number in range(1, 8)))
 
     result = served.run("shadow", "report", "--limit", "3", "-o", "wide")
@@ -31,7 +31,7 @@ def test_command_reads_all_pages_up_to_its_limit(served: CliFixture) -> None:
     assert "The counts include all cases" in result.err
 
 
-def test_command_names_a_wrong_time(served: CliFixture) -> None:
+def test_shadow_report_names_an_invalid_time(served: CliFixture) -> None:
     result = served.run("shadow", "report", "--since", "yesterday")
 
     assert result.exit_code == 2

@@ -15,7 +15,7 @@ def fleet(served: CliFixture) -> CliFixture:
     return served
 
 
-def test_page_shows_teams_and_what_has_no_price(fleet: CliFixture) -> None:
+def test_spend_report_shows_teams_and_use_without_a_price(fleet: CliFixture) -> None:
     assert fleet.run("teams", "spend", "--since", "4h").out.splitlines()[:5] == [
         "2026-11-03T06:15Z to 2026-11-03T10:15Z",
         "",
@@ -26,14 +26,14 @@ def test_page_shows_teams_and_what_has_no_price(fleet: CliFixture) -> None:
 
 
 @pytest.mark.parametrize(("by", "names"), [("user", ["role/Nlp", "role/Vision"]), ("project", ["llama", "vit"])])
-def test_lines_stand_for_users_or_projects(fleet: CliFixture, by: str, names: list[str]) -> None:
+def test_spend_can_be_listed_by_user_or_project(fleet: CliFixture, by: str, names: list[str]) -> None:
     lines = fleet.run("teams", "spend", "--since", "4h", "--by", by, terminal=True).out.splitlines()
 
     assert [line.split()[1] for line in lines[3:5]] == names
     assert max(map(len, lines)) <= 80
 
 
-def test_csv_has_the_columns_of_focus(fleet: CliFixture) -> None:
+def test_csv_has_the_columns_of_the_focus_standard(fleet: CliFixture) -> None:
     nlp, vision = csv.DictReader(StringIO(fleet.run("teams", "spend", "--since", "4h", "-o", "csv").out))
 
     assert (nlp["SubAccountName"], nlp["ConsumedUnit"], nlp["BillingCurrency"]) == ("nlp", "GPU-Hours", "USD")
@@ -42,7 +42,7 @@ def test_csv_has_the_columns_of_focus(fleet: CliFixture) -> None:
     assert nlp["ChargePeriodEnd"] == "2026-11-03T10:15:02.000000Z"
 
 
-def test_every_page_is_read(fleet: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spend_report_reads_every_page(fleet: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenkeel_cli.spend_page._PAGE", 1)
 
     assert fleet.run("teams", "spend", "--since", "4h", "-o", "csv").out.count("GPU-Hours") == 2

@@ -65,7 +65,7 @@ def test_a_team_is_set_up_once_and_shown(served: CliFixture) -> None:
     assert f"arn:aws:iam::{ACCOUNT}:role/Researcher (lead)" in result.out
 
 
-def test_a_quota_file_changes_queues_and_keeps_people(served: CliFixture) -> None:
+def test_quota_file_changes_queues_and_keeps_members(served: CliFixture) -> None:
     applied(served, a_file(served, TEAM))
 
     items = applied(served, a_file(served, QUOTAS, "quotas.yaml"))

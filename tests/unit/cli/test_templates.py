@@ -11,7 +11,7 @@ from tests.unit.cli.conftest import CliFixture
 
 
 @pytest.mark.parametrize("noun", ["jobs", "policy", "teams"])
-def test_template_is_written_once_unless_forced(served: CliFixture, noun: str) -> None:
+def test_template_overwrites_no_file_unless_forced(served: CliFixture, noun: str) -> None:
     first, again, forced = (served.run(noun, "init", "mine.yaml", *force) for force in ((), (), ("--force",)))
 
     assert (first.exit_code, again.exit_code, forced.exit_code) == (0, 2, 0)

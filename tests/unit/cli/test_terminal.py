@@ -28,7 +28,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_only_the_printer_writes_to_the_terminal() -> None:
+def test_only_the_printer_class_writes_to_the_terminal() -> None:
     """Every other way to print would pass the one function that neutralises text."""
     writes = []
     for path in sorted(CLI.rglob("*.py")):
@@ -62,7 +62,7 @@ def test_printed_commands_can_be_pasted_without_a_path(folder: Path, monkeypatch
     assert (folder / commands[0]).samefile(Path(sys.executable).with_name("evenkeel"))
 
 
-def test_lines_tables_and_logs_neutralise_everything() -> None:
+def test_lines_tables_and_logs_escape_control_characters() -> None:
     stream = Terminal()
     page = Printer(stream, {"NO_COLOR": "1"}, columns=80)
 
@@ -74,7 +74,7 @@ def test_lines_tables_and_logs_neutralise_everything() -> None:
     assert "one\ntwo\nthree " in stream.getvalue()
 
 
-def test_external_text_cannot_use_our_styles() -> None:
+def test_external_text_cannot_style_the_terminal() -> None:
     stream = Terminal()
     page = Printer(stream, {}, columns=80)
 
@@ -83,7 +83,7 @@ def test_external_text_cannot_use_our_styles() -> None:
     assert stream.getvalue() == "\x1b[1mours\x1b[0m ?[31mtheirs?[0m\n"
 
 
-def test_json_is_escaped_and_means_the_same() -> None:
+def test_escaped_json_has_the_same_value() -> None:
     stream = Terminal()
 
     Printer(stream, {}).json({"detail": EVIL, "half": "\ud800"})
@@ -93,7 +93,7 @@ def test_json_is_escaped_and_means_the_same() -> None:
 
 
 @pytest.mark.parametrize("follow", [(), ("-f",)])
-def test_logs_are_neutralised_unless_raw_is_requested(served: CliFixture, follow: tuple[str, ...]) -> None:
+def test_logs_escape_control_characters_unless_raw_is_requested(served: CliFixture, follow: tuple[str, ...]) -> None:
     job = a_job(1, state="SUCCEEDED", current_attempt=1)
     attempt = an_attempt(job, 1, ended_at=job.submitted_at)
     stored(served.gateway.fakes.ledger, job, attempt)
@@ -106,7 +106,7 @@ def test_logs_are_neutralised_unless_raw_is_requested(served: CliFixture, follow
     assert (plain.out.strip(), raw.out.strip()) == ("?[2Jlog?", "\x1b[2Jlog\u202e")
 
 
-def test_failures_are_neutralised(served: CliFixture) -> None:
+def test_error_messages_escape_control_characters(served: CliFixture) -> None:
     problem = {"code": "REFUSED", "detail": f"bad {EVIL}", "hint": EVIL, "requestId": "r"}
     served.next_answers = [ApiResponse(400, {}, json.dumps(problem))] * 3
 
@@ -116,7 +116,7 @@ def test_failures_are_neutralised(served: CliFixture) -> None:
     assert set(result.err) & ACTED_ON == set()
 
 
-def test_wrong_usage_is_neutralised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors_escape_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["jobs", f"--{EVIL}"]) == 2
 
     assert set(capsys.readouterr().err) & ACTED_ON == set()
@@ -127,7 +127,7 @@ def test_tabs_and_line_ends_are_kept() -> None:
 
 
 @pytest.mark.parametrize("columns", [None, 80])
-def test_a_reason_cannot_begin_a_line(columns: int | None) -> None:
+def test_newline_in_a_reason_cannot_forge_an_output_line(columns: int | None) -> None:
     stream = io.StringIO()
     page = Printer(stream, {}, columns=columns)
 

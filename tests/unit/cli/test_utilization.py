@@ -62,7 +62,7 @@ def measured(served: CliFixture, node: FleetNode, **percent: float) -> None:
         served.gateway.fakes.utilization_metrics.put(node, Measure[name.upper()], Sample(start, value))
 
 
-def test_pools_are_a_table_with_their_extremes(fleet: CliFixture) -> None:
+def test_pool_table_shows_lowest_and_highest_utilization(fleet: CliFixture) -> None:
     result = fleet.run("utilization", "ls", terminal=True)
 
     assert result.out == BY_POOL
@@ -70,14 +70,14 @@ def test_pools_are_a_table_with_their_extremes(fleet: CliFixture) -> None:
     assert max(map(len, (result.out + result.err).splitlines())) <= 80
 
 
-def test_nodes_are_a_table_with_their_states(fleet: CliFixture) -> None:
+def test_node_table_shows_utilization_and_state(fleet: CliFixture) -> None:
     result = fleet.run("utilization", "ls", "--by", "node", terminal=True)
 
     assert result.out == BY_NODE
     assert max(map(len, result.out.splitlines())) <= 80
 
 
-def test_wide_table_adds_amounts_and_ages(fleet: CliFixture) -> None:
+def test_wide_utilization_table_adds_amounts_and_ages(fleet: CliFixture) -> None:
     result = fleet.run("utilization", "ls", "--pool", "p5-workers", "-o", "wide", terminal=True)
 
     start = result.out.index("GPUS MEASURED")
@@ -85,7 +85,7 @@ def test_wide_table_adds_amounts_and_ages(fleet: CliFixture) -> None:
     assert result.err == ""
 
 
-def test_json_is_the_answer_of_the_api(fleet: CliFixture) -> None:
+def test_utilization_as_json_equals_the_api_response(fleet: CliFixture) -> None:
     result = fleet.run("utilization", "ls", "--cluster", CLUSTER, "-o", "json")
 
     document = json.loads(result.out)
@@ -113,13 +113,13 @@ def test_csv_by_node_has_one_line_for_each_node(fleet: CliFixture) -> None:
 
 
 @pytest.mark.parametrize(("by", "names"), [("pool", ["burst", "p5-workers"]), ("node", None)])
-def test_names_are_pools_or_instance_ids(fleet: CliFixture, by: str, names: list[str] | None) -> None:
+def test_argument_may_be_a_pool_or_an_instance_id(fleet: CliFixture, by: str, names: list[str] | None) -> None:
     result = fleet.run("utilization", "ls", "--by", by, "-o", "name")
 
     assert result.out.splitlines() == (names or [instance_id(number) for number in (4, 1, 2, 3)])
 
 
-def test_failed_read_is_a_warning_and_no_failure(fleet: CliFixture) -> None:
+def test_failed_read_of_utilization_is_only_a_warning(fleet: CliFixture) -> None:
     fleet.gateway.fakes.utilization_metrics.errors[CLUSTER] = Throttled("read: Throttling: Rate exceeded")
 
     result = fleet.run("utilization", "ls", "--pool", "p5-workers", terminal=True)
@@ -129,7 +129,7 @@ def test_failed_read_is_a_warning_and_no_failure(fleet: CliFixture) -> None:
     assert "was not read for 3 of 3 nodes" in result.err
 
 
-def test_filter_without_nodes_says_so(fleet: CliFixture) -> None:
+def test_filter_that_matches_no_node_says_so(fleet: CliFixture) -> None:
     assert fleet.run("utilization", "ls", "--pool", "typo").err == "No nodes match.\n"
     assert fleet.run("utilization", "ls", "--pool", "typo", "-o", "csv").out.startswith("pool,cluster,")
 

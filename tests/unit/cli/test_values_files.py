@@ -144,7 +144,7 @@ def test_each_setting_is_imported_or_its_loss_is_named(path: tuple[Any, ...]) ->
     )
 
 
-def test_import_keeps_what_the_site_already_allows(served: CliFixture) -> None:
+def test_import_keeps_what_the_policy_already_allows(served: CliFixture) -> None:
     allowed = {"claims": [{"name": "training-data-pvc", "maxMode": "read-write"}], "maxScratchGib": 5}
     document = {"jobs": {"keepWorkloadSeconds": 60, "allowed": allowed}}
     (served.folder / "policy.json").write_text(json.dumps(document), encoding="utf-8")

@@ -133,7 +133,7 @@ def test_watch_shows_progress_until_the_job_ends(served: CliFixture, monkeypatch
     assert any(line.startswith("  nodes") for line in result.out.splitlines())
 
 
-def test_watched_job_as_documents_has_null_for_unknown(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watched_job_as_json_has_null_for_unknown(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     there_is(served, "PENDING", 0)
     meanwhile(monkeypatch, lambda: there_is(served, "SUCCEEDED"))
 

@@ -17,5 +17,7 @@ POOL = {"faultClass": "", "pool": "p5", "mode": "recommend"}
         ("recommend", "recommend", [POOL], "recommend"),
     ],
 )
-def test_mode_in_force_is_shown_with_the_stacks(stack: str, in_force: str, rules: list[object], expected: str) -> None:
+def test_mode_in_force_is_shown_beside_mode_of_stack(
+    stack: str, in_force: str, rules: list[object], expected: str
+) -> None:
     assert mode_text({"mode": stack, "modeInForce": in_force, "modeRules": rules}) == expected

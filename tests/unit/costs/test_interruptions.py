@@ -154,7 +154,7 @@ def lives(draw: st.DrawFn) -> Life:
 
 
 @given(lives())
-def test_lost_seconds_never_overlap_and_parts_add_to_the_whole(life: Life) -> None:
+def test_lost_seconds_never_overlap_and_sum_to_the_total(life: Life) -> None:
     lost_times = interruptions(*life)
 
     spans = sorted(span for lost in lost_times for _, span in lost.spans)
@@ -177,7 +177,7 @@ def test_stages_of_an_interruption_follow_each_other_without_a_gap(life: Life) -
 
 
 @given(lives())
-def test_buckets_sum_to_the_elapsed_time(life: Life) -> None:
+def test_time_buckets_sum_to_the_elapsed_time(life: Life) -> None:
     job, *_, now = life
     receipt = job_receipt(*life)
 
@@ -211,7 +211,7 @@ def test_cost_is_rounded_to_half_a_micro_dollar(gpu_microseconds: int, price: in
 # ---------------------------------------------------------------- single cases
 
 
-def test_rollback_behind_an_earlier_interruption_counts_no_second_twice() -> None:
+def test_rollback_counts_no_lost_second_of_an_earlier_interruption_again() -> None:
     attempts = [
         ran(1, 0, 10, 1_000),
         ran(2, 1_100, 1_200, 2_000, **resumed(900)),
@@ -320,7 +320,7 @@ def test_last_save_during_the_drain_loses_no_work() -> None:
         (an_attempt(1, state="NEVER_RAN", admitted_at=at(0), ended_at=at(100)), a_job()),
     ],
 )
-def test_job_end_and_unstarted_attempt_are_no_interruptions(attempt: Attempt, job: Job) -> None:
+def test_end_of_job_and_unstarted_attempt_are_no_interruptions(attempt: Attempt, job: Job) -> None:
     assert interruptions(job, [attempt], [], {}, at(2_000)) == []
 
 

@@ -53,7 +53,7 @@ def test_uses_sum_to_all_gpu_time(nodes: list[NodeSpan], held: list[HeldGpus], r
         assert use.gpu_hours == pytest.approx(sum(pool.of(use.use).gpu_hours for pool in pools))
 
 
-def test_remaining_node_time_is_repair_or_without_job() -> None:
+def test_node_time_outside_attempts_is_repair_or_idle() -> None:
     held = [HeldGpus("a", NodeUse.PRODUCTIVE, 6, between(2, 4)), HeldGpus("a", NodeUse.LOST, 6, between(3, 4))]
     _, total = times([a_node()], held, [("a", between(3, 6))], price_at)
 

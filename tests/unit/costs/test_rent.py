@@ -60,14 +60,14 @@ def test_rent_is_the_bill_by_pool_and_team() -> None:
     assert report.hours_near_cap == 1.0
 
 
-def test_nothing_rented_has_no_peak() -> None:
+def test_report_without_rentals_has_no_peak_rent() -> None:
     report = rent_report([a_rental(1, 0, 3600, nodes=0)], Span(at(0), at(7200)), 0)
 
     assert (report.usd_micros, report.peak_at, report.hours_near_cap) == (0, None, None)
 
 
 @given(st.integers(0, 9_000), st.integers(0, 9_000), st.integers(1, 8_999))
-def test_bill_across_a_border_adds_up(opened: int, length: int, border: int) -> None:
+def test_bills_of_two_adjacent_windows_sum_to_the_whole_bill(opened: int, length: int, border: int) -> None:
     rental = a_rental(1, opened, opened + length)
     first = rent_report([rental], Span(at(0), at(border)), CAP)
     second = rent_report([rental], Span(at(border), at(100_000)), CAP)

@@ -696,7 +696,7 @@ FAULTS = [
 
 
 @pytest.mark.parametrize("check", [check.name for check in CHECKS])
-def test_check_is_ok_when_all_is_well(check: str) -> None:
+def test_check_is_ok_on_a_healthy_stack(check: str) -> None:
     doctor_findings = FakeSite().of(check)
 
     assert {finding.status for finding in doctor_findings} == {Status.OK}, doctor_findings
@@ -704,7 +704,7 @@ def test_check_is_ok_when_all_is_well(check: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.check}-{fault.says[:40]}")
-def test_planted_fault_is_found_with_its_fix(fault: DoctorCase) -> None:
+def test_check_finds_its_planted_fault_and_names_the_fix(fault: DoctorCase) -> None:
     bench = FakeSite()
     fault.plant(bench)
 
@@ -732,7 +732,7 @@ def test_each_check_has_a_planted_fault() -> None:
     assert {fault.check for fault in FAULTS if fault.status == "unknown"} == {check.name for check in CHECKS} - {"api"}
 
 
-def test_no_finding_is_ok_when_nothing_can_be_read() -> None:
+def test_no_check_is_ok_if_nothing_can_be_read() -> None:
     bench = FakeSite()
     bench.api.problem = REFUSED
     bench.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
@@ -744,7 +744,7 @@ def test_no_finding_is_ok_when_nothing_can_be_read() -> None:
     assert all(finding.fix for finding in doctor_findings)
 
 
-def test_failing_check_stops_no_other() -> None:
+def test_failing_check_does_not_stop_other_checks() -> None:
     def breaks(_site: InspectedSite, _now: Any) -> list[DoctorFinding]:
         raise ZeroDivisionError("bug")
 
@@ -777,7 +777,7 @@ def silent() -> Iterator[Silent]:
     part.is_over.set()
 
 
-def test_silent_check_is_unknown_and_stops_no_other(silent: Silent) -> None:
+def test_check_that_hangs_is_unknown_and_stops_no_other_check(silent: Silent) -> None:
     table = [checks.DoctorCheck("silent", silent, ""), CHECKS[0]]
 
     first, second = checks.run(FakeSite().site(), A_MOMENT, (), table, seconds=0.5)
@@ -948,7 +948,7 @@ def test_enabled_schedules_need_no_next_step() -> None:
     assert findings.next_step([DoctorFinding(Status.OK, "", check="schedules")], "HOW") == ""
 
 
-def test_json_follows_its_schema() -> None:
+def test_doctor_output_as_json_follows_its_schema() -> None:
     schema = json.loads((ROOT / "docs" / "schemas" / "doctor.schema.json").read_text(encoding="utf-8"))
     bench = FakeSite()
     bench.aws.planted["scheduler:get_schedule"] = {"State": "DISABLED"}
@@ -963,7 +963,7 @@ def test_json_follows_its_schema() -> None:
     assert document["summary"]["warning"] == 1
 
 
-def test_page_describes_every_check() -> None:
+def test_doctor_page_describes_every_check() -> None:
     page = (ROOT / "docs" / "operate" / "doctor.md").read_text(encoding="utf-8")
 
     assert [doctor_check.name for doctor_check in CHECKS if f"| `{doctor_check.name}` |" not in page] == []
@@ -980,7 +980,7 @@ def test_rights_come_from_the_applied_manifests() -> None:
     assert "list events in default" in map(str, access.rights_of("open_wait", ["a"]))
 
 
-def test_command_import_loads_few_modules() -> None:
+def test_doctor_command_loads_few_modules_on_import() -> None:
     code = "import sys; from evenkeel_cli.main import main; main(['doctor', '-h']); sys.exit('botocore' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False, capture_output=True).returncode == 0

@@ -401,7 +401,7 @@ FAULTS = [
 ]
 
 
-def test_account_in_order_passes_every_check() -> None:
+def test_correctly_prepared_account_passes_every_check() -> None:
     doctor_findings = Bench().run()
 
     assert {finding.check for finding in doctor_findings} == {check.name for check in BEFORE}
@@ -430,7 +430,7 @@ def test_each_check_has_a_planted_fault() -> None:
     assert {fault.check for fault in FAULTS if fault.status == "unknown"} == reads
 
 
-def test_nothing_is_ok_that_could_not_be_read() -> None:
+def test_check_that_could_not_read_is_never_ok() -> None:
     bench = Bench()
     bench.aws.call = lambda *_a, **_k: (_ for _ in ()).throw(DENIED)  # type: ignore[method-assign]
 
@@ -453,7 +453,7 @@ def test_update_may_keep_its_reserved_concurrency() -> None:
     assert finding.status is Status.OK
 
 
-def test_first_deployment_is_no_fault() -> None:
+def test_missing_stack_before_first_deployment_is_no_fault() -> None:
     bench = Bench()
     aws("cloudformation:describe_stacks", ResourceNotFound("no"))(bench)
 
@@ -462,7 +462,7 @@ def test_first_deployment_is_no_fault() -> None:
     assert (finding.status, finding.text) == (Status.OK, "There is no stack evenkeel yet.")
 
 
-def test_endpoints_of_china_count() -> None:
+def test_vpc_endpoints_with_names_of_china_are_found() -> None:
     names = [f"cn.com.amazonaws.cn-north-1.{name}" for name in network.NEEDED_ENDPOINTS]
     documents = [{"ServiceName": name, "State": "available"} for name in names]
 
@@ -478,7 +478,7 @@ def test_subnet_without_an_own_table_has_the_main_routes() -> None:
     assert network.routes_of("subnet-a", tables) == tables[1]["Routes"]
 
 
-def test_limits_are_those_of_the_template() -> None:
+def test_checked_limits_equal_those_of_the_template() -> None:
     assert planned_stack_checks.MAX_STACK_NAME == test_first_deployment.MAX_STACK_NAME
     assert test_first_deployment.PARAMETERS["FleetName"]["MaxLength"] == planned_stack_checks.MAX_FLEET_NAME
     assert [endpoint.name for endpoint in vpc_endpoints.used()] == list(network.NEEDED_ENDPOINTS)
@@ -507,7 +507,7 @@ def test_installed_sam_has_the_locked_version() -> None:
     assert installed == locked != ""
 
 
-def test_page_describes_every_check() -> None:
+def test_doctor_page_describes_every_predeployment_check() -> None:
     page = (ROOT / "docs" / "operate" / "doctor.md").read_text(encoding="utf-8")
     section = page.split("## Before a deployment")[1].split("\n## ")[0]
     rows = [line.split("`")[1] for line in section.splitlines() if line.startswith("| `")]

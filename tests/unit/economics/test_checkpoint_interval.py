@@ -39,7 +39,7 @@ def test_exact_ettr_agrees_with_the_simulation(interval: float, *, can_fail: boo
     assert simulated == pytest.approx(ci.exact_ettr(interval, W, R, M, restart_can_fail=can_fail), abs=0.005)
 
 
-def test_known_case_gives_the_known_intervals() -> None:
+def test_intervals_of_a_published_case_are_reproduced() -> None:
     advice = ci.advise_interval(W, R, M)
     choices = {choice.method: choice for choice in advice.choices}
 
@@ -52,7 +52,7 @@ def test_known_case_gives_the_known_intervals() -> None:
 
 
 @given(st.floats(0.1, 5000), st.floats(100, 1e6), st.floats(0, 5000))
-def test_no_interval_beats_the_best(write: float, mtbf: float, restart: float) -> None:
+def test_no_interval_is_better_than_the_computed_best(write: float, mtbf: float, restart: float) -> None:
     best = ci.best_seconds(write, mtbf)
     top = ci.exact_ettr(best, write, restart, mtbf)
 
@@ -60,7 +60,7 @@ def test_no_interval_beats_the_best(write: float, mtbf: float, restart: float) -
     assert all(ratio <= top + 1e-12 for ratio in other_ratios)
 
 
-def test_methods_part_where_a_save_is_long() -> None:
+def test_methods_differ_if_a_save_takes_long() -> None:
     advice = ci.advise_interval(9000, R, M)
     lost = {choice.method: choice.lost_ettr_points for choice in advice.choices}
 
@@ -81,7 +81,7 @@ def test_save_longer_than_the_mtbf_makes_no_progress() -> None:
     assert "no progress at any interval" in advice.note
 
 
-def test_first_order_fails_where_failures_cost_more_than_the_mtbf() -> None:
+def test_first_order_formula_fails_if_failures_cost_more_than_mtbf() -> None:
     assert ci.first_order_ettr(100, 1, 2000, 1000) is None
     assert ci.first_order_ettr(1797, W, R, M) == pytest.approx((1 - (R + 1797 / 2) / M) / (1 + W / 1797))
 
@@ -105,6 +105,6 @@ def test_rework_and_downtime_multiply_to_the_exact_form() -> None:
 
 
 @pytest.mark.parametrize(("write", "mtbf"), [(0, 100), (10, 0), (-1, 100), (10, math.inf)])
-def test_wrong_write_or_mtbf_is_refused(write: float, mtbf: float) -> None:
+def test_invalid_save_time_or_mtbf_is_refused(write: float, mtbf: float) -> None:
     with pytest.raises(WrongFigure, match="must be more than 0"):
         ci.advise_interval(write, 0, mtbf)

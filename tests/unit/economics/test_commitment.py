@@ -30,7 +30,7 @@ def hours(*units: float) -> HourlyDemand:
     st.floats(0.5, 6),
     st.floats(0.5, 1),
 )
-def test_no_other_number_of_units_costs_less(
+def test_no_other_number_of_committed_units_costs_less(
     demand: list[int], reserved: float, on_demand: float, availability: float
 ) -> None:
     terms = CommitmentPrices(
@@ -42,7 +42,7 @@ def test_no_other_number_of_units_costs_less(
     assert best.total_usd == pytest.approx(min(costs), rel=1e-9, abs=1e-9)
 
 
-def test_unit_is_reserved_from_the_break_even_share() -> None:
+def test_unit_is_committed_if_used_beyond_its_break_even_share() -> None:
     # 6 of 10 hours want a second unit: exactly the share of 3/5, which does not pay.
     advice = advise_commitment(hours(*[2] * 6, *[1] * 4), TERMS)
 
@@ -105,7 +105,7 @@ def test_two_figures_for_one_hour_are_refused() -> None:
         (TERMS.replace(on_demand_availability=0), "on_demand_availability"),
     ],
 )
-def test_wrong_price_is_refused_by_its_name(terms: CommitmentPrices, field: str) -> None:
+def test_invalid_price_is_refused_by_name(terms: CommitmentPrices, field: str) -> None:
     with pytest.raises(WrongFigure) as refused:
         advise_commitment(hours(1), terms)
 

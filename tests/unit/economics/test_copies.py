@@ -20,13 +20,13 @@ def listed(machines: int, size: int, lost: int) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(("machines", "size", "lost"), CASES)
-def test_counts_match_the_list_of_all_sets(machines: int, size: int, lost: int) -> None:
+def test_recoverable_sets_match_an_enumeration_of_all_sets(machines: int, size: int, lost: int) -> None:
     counts = copies.recoverable_sets(machines, size, lost), copies.ring_recoverable_sets(machines, size, lost)
 
     assert counts == listed(machines, size, lost)
 
 
-def test_known_case_is_exact() -> None:
+def test_survival_probability_of_a_known_case_is_exact() -> None:
     copy_survival = copies.copy_survival(6, 2, 3)
 
     assert (copy_survival.recoverable_sets, copy_survival.all_sets, copy_survival.recoverable_probability) == (
@@ -38,7 +38,7 @@ def test_known_case_is_exact() -> None:
 
 
 @pytest.mark.parametrize(("machines", "size", "lost"), [(256, 2, 3), (256, 2, 20), (512, 4, 30)])
-def test_ring_is_worse_and_the_bound_is_below(machines: int, size: int, lost: int) -> None:
+def test_ring_placement_survives_less_and_bound_is_lower(machines: int, size: int, lost: int) -> None:
     copy_survival = copies.copy_survival(machines, size, lost)
 
     assert copy_survival.ring_recoverable_probability is not None

@@ -26,7 +26,7 @@ def test_closed_form_agrees_with_the_simulation(model: DowntimeModel, seconds: f
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("model", DowntimeModel)
 @pytest.mark.parametrize("load", [0.05, 0.3, 0.6, 0.8])
-def test_closed_form_agrees_over_many_loads(model: DowntimeModel, load: float) -> None:
+def test_closed_form_agrees_with_the_simulation_for_many_loads(model: DowntimeModel, load: float) -> None:
     simulated = simulated_time_factor(1.0, load, model, 400_000, random.Random(f"{model}/{load}").random)
 
     assert abs(simulated.value / time_factor(1.0, load, model) - 1) < 0.02
@@ -41,13 +41,13 @@ def test_closed_form_agrees_over_many_loads(model: DowntimeModel, load: float) -
         (DowntimeModel.SERIAL, 505.26, 222.43),
     ],
 )
-def test_meanings_of_downtime_give_different_runs(model: DowntimeModel, manual: float, hyperpod: float) -> None:
+def test_downtime_models_give_different_run_times(model: DowntimeModel, manual: float, hyperpod: float) -> None:
     days = [run_time(256, 0.0005, seconds, RUN_HOURS, model).days for seconds in (MANUAL, HYPERPOD)]
 
     assert days == pytest.approx([manual, hyperpod], abs=0.005)
 
 
-def test_endless_run_has_no_figures() -> None:
+def test_run_that_never_ends_has_no_figures() -> None:
     outcome = run_time(429, 0.0005, MANUAL, 100, DowntimeModel.SERIAL)
 
     assert (outcome.ends, outcome.days, outcome.ettr) == (False, None, 0)
@@ -61,7 +61,7 @@ def test_without_failures_no_time_is_lost(model: DowntimeModel) -> None:
 
 
 @pytest.mark.parametrize("load", [0.01, 0.3, 0.9])
-def test_serial_loses_most_and_renewal_least(load: float) -> None:
+def test_serial_model_loses_most_and_renewal_model_least(load: float) -> None:
     renewal, parallel, restart, serial = (time_factor(1, load, model) for model in DowntimeModel)
 
     assert renewal < parallel == restart < serial
@@ -80,6 +80,6 @@ def test_shrinking_costs_the_missing_share() -> None:
 
 
 @pytest.mark.parametrize(("rate", "hours"), [(-0.1, 1), (0.1, -1), (math.nan, 1), (0.1, math.inf)])
-def test_wrong_figures_are_refused(rate: float, hours: float) -> None:
+def test_invalid_downtime_figures_are_refused(rate: float, hours: float) -> None:
     with pytest.raises(WrongFigure):
         time_factor(rate, hours, DowntimeModel.RENEWAL)

@@ -36,7 +36,7 @@ def test_published_counts_give_their_rates(failures: int, node_hours: float, exp
     assert percent(failure_rate(failures, node_hours))[1] == expected
 
 
-def test_units_of_a_rate_agree() -> None:
+def test_rate_is_equal_in_all_its_units() -> None:
     rate = failure_rate(105, 124 * 60 * 24)
 
     assert rate.failures_per_thousand_node_days == pytest.approx(14.1, abs=0.02)
@@ -98,7 +98,7 @@ def test_mtbf_falls_with_the_nodes() -> None:
 
 
 @pytest.mark.parametrize(("rate", "hours"), [(0.0005, 280 / 60), (0.0005, 40 / 60), (0.01, 0.5), (0.25, 4.0)])
-def test_endless_size_is_the_smallest(rate: float, hours: float) -> None:
+def test_smallest_job_size_that_never_ends_is_exact(rate: float, hours: float) -> None:
     nodes = smallest_endless_nodes(rate, hours)
 
     assert nodes is not None

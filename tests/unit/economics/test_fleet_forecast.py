@@ -52,7 +52,7 @@ def test_hyperpod_unchanged_uses_the_nearest_published_size() -> None:
     assert row(fleet_forecast, "hyperpod-unchanged", group="small").downtime_seconds_per_failure == 2207
 
 
-def test_month_agrees_with_the_simulation() -> None:
+def test_monthly_forecast_agrees_with_the_simulation() -> None:
     """A job that saves, fails, waits for a spare or a node, and repeats its work."""
     stages = {"detectSeconds": 89, "replaceSeconds": 903, "resumeSeconds": 1398, "leadSeconds": 9000}
     group_forecast = row(forecast(a_group(spares=1), checkpoint=SAVES, configured=stages), "evenkeel-configured")
@@ -90,7 +90,7 @@ def test_lost_hours_are_downtime_and_rework() -> None:
     )
 
 
-def test_high_end_of_the_rate_costs_more() -> None:
+def test_upper_bound_of_the_failure_rate_costs_more() -> None:
     (total,) = (total for total in forecast(a_group()).totals if total.strategy == "manual")
 
     low, middle, high = total.low_usd_per_month, total.usd_per_month, total.high_usd_per_month
@@ -110,7 +110,7 @@ def test_counted_failures_give_the_exact_interval() -> None:
 
 
 @pytest.mark.parametrize("model", ["renewal", "parallel", "restart", "serial"])
-def test_possible_is_never_worse_than_configured(model: str) -> None:
+def test_possible_recovery_never_costs_more_than_configured_recovery(model: str) -> None:
     fleet_forecast = forecast(a_group(spares=5), a_group(name="b", jobNodes=8), checkpoint=SAVES, downtimeModel=model)
     usd = {total.strategy: total.usd_per_month for total in fleet_forecast.totals}
 
@@ -119,7 +119,7 @@ def test_possible_is_never_worse_than_configured(model: str) -> None:
     assert usd["evenkeel-possible"] <= usd["evenkeel-configured"]
 
 
-def test_changes_are_differences_of_the_totals() -> None:
+def test_forecast_changes_are_differences_of_its_totals() -> None:
     fleet_forecast = forecast(a_group(), checkpoint=SAVES)
     usd = {total.strategy: total.usd_per_month for total in fleet_forecast.totals}
     saved = {change.change: change.saved_usd_per_month for change in fleet_forecast.changes}
@@ -161,7 +161,7 @@ def test_group_without_data_leaves_totals_unknown() -> None:
     )
 
 
-def test_unknown_end_of_a_rate_stays_unknown() -> None:
+def test_forecast_without_rate_bounds_has_no_bounds() -> None:
     fleet_forecast = forecast(a_group(lowFailuresPerNodeHour=None, highFailuresPerNodeHour=None))
 
     assert [total.low_usd_per_month for total in fleet_forecast.totals] == [None] * 4
@@ -216,6 +216,6 @@ def test_two_groups_of_one_name_are_refused() -> None:
         forecast(a_group(), a_group())
 
 
-def test_impossible_rate_is_refused_before_it_takes_long() -> None:
+def test_impossible_failure_rate_is_refused_before_a_long_computation() -> None:
     with pytest.raises(WrongFigure, match="nodes on order at any time"):
         forecast(a_group(nodes=1_000_000, failuresPerNodeHour=1, highFailuresPerNodeHour=1))

@@ -50,7 +50,7 @@ def test_interval_ends_have_the_stated_tails(count: int, confidence: float) -> N
 
 
 @given(st.integers(0, 100), st.floats(1e-6, 150))
-def test_tails_match_the_sum(count: int, mean: float) -> None:
+def test_poisson_tails_match_the_exact_sum(count: int, mean: float) -> None:
     below = sum_at_most(count, mean)
 
     assert poisson.at_most_probability(count, mean) == pytest.approx(below, rel=1e-9, abs=1e-13)

@@ -20,7 +20,7 @@ def published() -> tuple[Cell, ...]:
     return cells()
 
 
-def test_every_cell_agrees_with_its_second_derivation(published: tuple[Cell, ...]) -> None:
+def test_every_table_cell_agrees_with_its_second_derivation(published: tuple[Cell, ...]) -> None:
     assert [cell for cell in published if not cell.agrees] == []
     assert Counter(cell.table for cell in published) == {"1": 32, "2": 4, "3": 2, "4": 32, "5": 9, "6": 1}
 
@@ -35,14 +35,14 @@ def test_table_4_has_exactly_three_misprints(published: tuple[Cell, ...]) -> Non
     ]
 
 
-def test_table_1_is_rounded_up_throughout(published: tuple[Cell, ...]) -> None:
+def test_every_cell_of_table_1_is_rounded_up(published: tuple[Cell, ...]) -> None:
     table = [cell for cell in published if cell.table == "1"]
 
     assert {cell.verdict for cell in table} == {CellCheck.ROUNDED_UP}
     assert sum(math.floor(cell.exact + 0.5) == cell.printed for cell in table) == 19
 
 
-def test_run_of_ten_million_gpu_hours(published: tuple[Cell, ...]) -> None:
+def test_published_run_of_ten_million_gpu_hours_is_reproduced(published: tuple[Cell, ...]) -> None:
     exact = {cell.row: round(cell.exact, 2) for cell in published if cell.table in "56"}
 
     assert exact == {
@@ -70,7 +70,7 @@ def test_sum_of_p90s_exceeds_the_p90_of_the_sum() -> None:
     assert any("about 2,180 s, not 2,390 s" in remark.correct for remark in published_tables.remarks())
 
 
-def test_changed_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_table_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(published_tables.TABLE_2, 64, (90, 963, 1320, 2374))
 
     assert [(cell.column, cell.correct) for cell in published_tables.table_2() if cell.is_misprint] == [("total", 2373)]

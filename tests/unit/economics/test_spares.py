@@ -31,7 +31,7 @@ CASE = spares.SpareInputs(
         (3, 0.000006, 1.0529, 1.0652, 53.26),
     ],
 )
-def test_known_case_has_the_known_costs(
+def test_cost_of_spares_in_a_known_case_is_reproduced(
     count: int, no_spare: float, time: float, cost: float, usd_millions: float
 ) -> None:
     spare_cost = spares.spare_cost(count, CASE)
@@ -42,7 +42,7 @@ def test_known_case_has_the_known_costs(
 
 
 @pytest.mark.parametrize("takes_from_stock_only", [True, False])
-def test_stock_agrees_with_the_simulation(*, takes_from_stock_only: bool) -> None:
+def test_probability_of_no_free_spare_agrees_with_the_simulation(*, takes_from_stock_only: bool) -> None:
     """Orders with a lead time that is not constant: only its mean matters."""
     uniform, stock, load = random.Random(5), 3, 2.0
     now, orders, missed, failures = 0.0, list[float](), 0, 60_000
@@ -62,7 +62,7 @@ def test_stock_agrees_with_the_simulation(*, takes_from_stock_only: bool) -> Non
 
 
 @given(st.integers(1, 2000), st.floats(1e-6, 1e-2), st.floats(60, 50_000), st.floats(0, 20_000))
-def test_best_number_is_the_cheapest(nodes: int, rate: float, lead: float, wait: float) -> None:
+def test_best_number_of_spares_is_the_cheapest(nodes: int, rate: float, lead: float, wait: float) -> None:
     terms = CASE.replace(nodes=nodes, failures_per_node_hour=rate, lead_seconds=lead, wait_seconds=wait)
     best = spares.best_spares(terms)
 
@@ -70,7 +70,7 @@ def test_best_number_is_the_cheapest(nodes: int, rate: float, lead: float, wait:
     assert costs[best] == min(costs)
 
 
-def test_next_spare_pays_as_the_marginal_rule_says() -> None:
+def test_next_spare_pays_off_exactly_by_the_marginal_rule() -> None:
     for count in range(4):
         saves = 0.128 * CASE.wait_seconds / 3600 * poisson.pmf(count, 0.128 * 940 / 3600)
         spare_hour = spares.spare_cost(count + 1, CASE).time_factor / 256
@@ -78,7 +78,7 @@ def test_next_spare_pays_as_the_marginal_rule_says() -> None:
         assert spares.spare_cost(count, CASE).next_spare_pays is (saves * (256 + count) / 256 > spare_hour)
 
 
-def test_unlimited_repairers_give_the_poisson_stock() -> None:
+def test_broken_nodes_are_poisson_distributed_with_unlimited_repairers() -> None:
     """With a repairer each, and nodes that fail while the job waits, broken machines are almost Poisson."""
     shop = spares.repair_shop(5000, 6, 0.0004, 1.0, None, fails_while_stopped=True)
 

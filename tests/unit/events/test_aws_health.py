@@ -83,14 +83,14 @@ def test_rack_maintenance_gives_a_group_fact() -> None:
         {"lastUpdatedTime": "Wed, 4 Nov 2026 08:00:02 GMT", "statusCode": "open"},
     ],
 )
-def test_pages_backups_and_updates_of_plan_are_same_facts(changes: Json) -> None:
+def test_pages_backups_and_updates_of_one_event_are_same_facts(changes: Json) -> None:
     assert keys(sample(HEALTH, **changes) | {"id": "another"}) == keys(sample(HEALTH))
 
 
 @pytest.mark.parametrize(
     "changes", [{"startTime": "Wed, 18 Nov 2026 14:00:00 GMT"}, {"affectedAccount": "444455556666"}, {"eventArn": "a"}]
 )
-def test_other_date_account_or_event_is_another_plan(changes: Json) -> None:
+def test_event_with_other_date_account_or_arn_is_another_fact(changes: Json) -> None:
     assert keys(sample(HEALTH, **changes)).isdisjoint(keys(sample(HEALTH)))
 
 

@@ -12,7 +12,7 @@ from tests.unit.events.samples import parsed, sample
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "deploy.md"
 
 
-def test_drill_of_deployment_page_is_fault_of_named_node(tmp_path: Path) -> None:
+def test_drill_event_of_the_deployment_page_reports_a_fault(tmp_path: Path) -> None:
     blocks = re.findall(r"^ *```\n(.*?)^ *```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     (script,) = (textwrap.dedent(block) for block in blocks if "evenkeel.drill" in block)
 

@@ -112,7 +112,7 @@ def test_drill_of_any_kind_gives_the_same_facts_flagged(name: str) -> None:
         ("aws.health", {"AWS Health Event": 1}),
     ],
 )
-def test_a_kind_belongs_to_its_source(source: Any, detail_type: Any) -> None:
+def test_event_kind_of_another_source_is_refused(source: Any, detail_type: Any) -> None:
     event = an_event(source=source, **{"detail-type": detail_type})
 
     assert isinstance(parsed(event), Unknown)
@@ -181,7 +181,7 @@ def test_bytes_that_are_not_utf8_are_malformed() -> None:
         ({"detail__HealthSummary__HealthStatusReason": "fault type " * 1000}, "EVENT_TOO_LARGE"),
     ],
 )
-def test_each_fault_has_its_code(changes: dict[str, Any], code: str) -> None:
+def test_each_malformed_event_has_its_error_code(changes: dict[str, Any], code: str) -> None:
     assert code == getattr(parsed(an_event(**changes)), "code", None)
 
 
@@ -255,7 +255,7 @@ def altered_events(draw: st.DrawFn) -> Any:
 
 
 @given(altered_events())
-def test_altered_event_always_gets_the_same_answer(event: Any) -> None:
+def test_altered_event_is_always_parsed_to_the_same_result(event: Any) -> None:
     answer = parsed(event)
 
     assert isinstance(answer, ParsedEvent | Ignored | Unknown | Malformed)
@@ -267,7 +267,7 @@ def test_altered_event_always_gets_the_same_answer(event: Any) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_bytes_get_an_answer(raw: bytes) -> None:
+def test_any_bytes_are_parsed_or_refused(raw: bytes) -> None:
     assert isinstance(envelope.parse(raw), ParsedEvent | Ignored | Unknown | Malformed)
 
 
@@ -282,7 +282,7 @@ REPEATED = (
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(EVENTS.glob("*.json"))])
 @pytest.mark.parametrize("text", REPEATED)
-def test_parsing_takes_time_in_proportion_to_a_text(name: str, text: str) -> None:
+def test_parsing_time_is_linear_in_the_text_length(name: str, text: str) -> None:
     event = json.loads(body(name))
     long = (text * 100_000)[:100_000]
     variants = []

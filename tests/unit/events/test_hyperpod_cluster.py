@@ -67,7 +67,7 @@ def test_each_sample_gives_progress_and_its_group_fact(name: str, code: str, kin
         (f"Instance {ONE} in IG g skipped due to PodDisruptionBudget constraint.", "patching_skipped"),
     ],
 )
-def test_every_description_is_read(description: str, code: str) -> None:
+def test_every_event_description_is_recognised(description: str, code: str) -> None:
     [news] = of_nodes(an_event(description))
 
     assert (news.kind, news.code) == (FactKind.PROGRESS, code)

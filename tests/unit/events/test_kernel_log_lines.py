@@ -50,7 +50,7 @@ XID = "NVRM: Xid (PCI:0000:b9:00): "
         ("xid error, code lost", NamedFault("xid:*", "xid_unparsed")),
     ],
 )
-def test_a_line_names_its_fault_its_device_and_its_link(line: str, reading: NamedFault) -> None:
+def test_log_line_gives_its_fault_device_and_link(line: str, reading: NamedFault) -> None:
     assert driver_lines.readings(line) == (reading,)
     assert reading.fault_key in default_catalogue()
 
@@ -85,13 +85,13 @@ def a_log_line(key: str = "details", **details: Any) -> str:
 
 
 @pytest.mark.parametrize("key", ["details", "details: "])
-def test_agent_line_gives_the_code_and_the_verdict(key: str) -> None:
+def test_health_agent_line_gives_code_and_verdict(key: str) -> None:
     named_faults = agent_log.readings(a_log_line(key))
 
     assert [reading.fault_key for reading in named_faults] == ["xid:71", "hp:XidHardwareFailure"]
 
 
-def test_agent_attributes_some_codes_to_the_application() -> None:
+def test_some_codes_of_the_health_agent_blame_the_application() -> None:
     named_faults = agent_log.readings(a_log_line(reason="XidUserAppError", message=f"{XID}31, x"))
 
     assert [reading.fault_key for reading in named_faults] == ["xid:31", "hp:XidUserAppError"]
@@ -117,7 +117,7 @@ def test_driver_line_is_read_without_the_agent() -> None:
         a_log_line(message="x" * 9000),
     ],
 )
-def test_agent_line_without_detection_gives_no_fault(line: str) -> None:
+def test_health_agent_line_without_detection_gives_no_fault(line: str) -> None:
     assert agent_log.readings(line) == ()
 
 
@@ -178,11 +178,11 @@ def test_eks_agent_message_gives_the_device() -> None:
         ("hp:", ""),
     ],
 )
-def test_a_code_is_a_key_a_number_or_a_name(code: str, key: str) -> None:
+def test_fault_code_may_be_key_number_or_name(code: str, key: str) -> None:
     assert reported_faults.fault_key(code) == key
 
 
-def test_a_code_beside_a_line_takes_the_device_from_it() -> None:
+def test_fault_code_takes_its_device_from_the_reported_line() -> None:
     assert reported_faults.readings("xid:79", f"{XID}79, x") == (NamedFault("xid:79", "xid:79", "0000:b9:00"),)
 
 
@@ -206,7 +206,7 @@ def test_any_text_gives_a_fault_of_the_catalogue(text: str) -> None:
 
 
 @pytest.mark.parametrize("part", [XID, "Xid (PCI:0", "SXid ", "Link 1 ", "a", "0000:", '{"a":', "non-"])
-def test_reading_takes_time_in_proportion_to_the_text(part: str) -> None:
+def test_reading_time_is_linear_in_the_text_length(part: str) -> None:
     text = (part * 100_000)[:100_000]
     began = time.process_time()
     agent_log.readings(text)

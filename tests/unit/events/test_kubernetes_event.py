@@ -36,7 +36,7 @@ def an_event(reason: str = "NodeNotReady", **changes: Any) -> dict[str, Any]:
         ("DeletingNode", NodeEventKind.REMOVED),
     ],
 )
-def test_reason_gives_the_action(reason: str, kind: NodeEventKind) -> None:
+def test_reason_of_a_kubernetes_event_gives_the_action(reason: str, kind: NodeEventKind) -> None:
     parsed = parse(an_event(reason))
 
     assert isinstance(parsed, tuple)
@@ -45,7 +45,7 @@ def test_reason_gives_the_action(reason: str, kind: NodeEventKind) -> None:
     assert (action.node_name, action.event.kind, action.is_planned) == ("node-1", kind, False)
 
 
-def test_readiness_is_read_at_the_first_and_the_last_time() -> None:
+def test_repeated_event_gives_readiness_at_first_and_last_time() -> None:
     parsed = parse(an_event("NodeNotReady", lastTimestamp=LAST, count=3))
 
     assert isinstance(parsed, tuple)
@@ -66,7 +66,7 @@ def test_voluntary_disruption_of_karpenter_is_planned(message: str, is_planned: 
     assert (action.event.actor, action.is_planned) == (Actor.KARPENTER, is_planned)
 
 
-def test_newer_version_of_the_event_is_read() -> None:
+def test_event_of_the_newer_api_version_is_read() -> None:
     document = an_event(note="text", eventTime="2026-11-03T12:00:00.123456Z")
     for name in ("involvedObject", "message", "firstTimestamp", "lastTimestamp"):
         del document[name]
@@ -80,7 +80,7 @@ def test_events_about_other_objects_are_ignored() -> None:
     assert isinstance(parse(an_event(involvedObject={"kind": "Pod", "name": "pod-1"})), Ignored)
 
 
-def test_other_reason_is_unknown() -> None:
+def test_unlisted_reason_of_a_kubernetes_event_is_unknown() -> None:
     assert isinstance(parse(an_event("Starting")), Unknown)
 
 

@@ -76,7 +76,7 @@ def test_going_not_ready_twice_within_a_minute_is_two_facts() -> None:
     ],
     ids=["never Ready yet", "not in service yet", "was Ready before", "boots for too long"],
 )
-def test_first_boot_is_no_fault(node: KubernetesNode, expected: list[str]) -> None:
+def test_node_not_ready_during_its_first_boot_has_no_fault(node: KubernetesNode, expected: list[str]) -> None:
     assert expected == keys(node, 600)
 
 
@@ -105,12 +105,12 @@ def test_xid_in_the_annotation_refines_the_fault_type() -> None:
         ("Xid (PCI:0000:b9:00): 154, GPU recovery action changed: None", "xid:154/none"),
     ],
 )
-def test_the_driver_line_names_the_fault(message: str, key: str) -> None:
+def test_driver_log_line_in_the_annotation_names_the_fault(message: str, key: str) -> None:
     assert key in keys(a_marked_node(a_detail(message)))
 
 
 @pytest.mark.parametrize("message", ["Xid (PCI:0000:b9:00): 45, cleanup", "no code", "XidHardwareFailure"])
-def test_cleanup_and_lines_without_a_code_are_no_evidence(message: str) -> None:
+def test_cleanup_code_or_line_without_code_is_no_evidence(message: str) -> None:
     assert keys(a_marked_node(a_detail(message))) == ["hp:NvidiaErrorReboot"]
 
 

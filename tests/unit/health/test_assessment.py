@@ -24,7 +24,7 @@ def together(*signals: Signal) -> tuple[Signal, ...]:
     return merged
 
 
-def test_codes_form_one_burst_until_a_pause_of_three_minutes() -> None:
+def test_codes_form_one_series_until_a_pause_of_three_minutes() -> None:
     within = together(a_signal(0), a_signal(180), a_signal(100, "xid:48"))
     after = together(a_signal(0), a_signal(181))
 
@@ -41,13 +41,13 @@ def test_signals_merge_equally_in_any_order(seconds: list[int], chance: Random) 
     assert together(*map(a_signal, seconds)) == together(*map(a_signal, shuffled))
 
 
-def test_strictest_fault_decides_even_if_another_is_named() -> None:
+def test_strictest_fault_applies_even_if_another_is_named() -> None:
     signals = together(a_signal(0, "xid:48"), a_signal(5, "xid:79"))
 
     assert checkpoint_trust(signals, default_catalogue()) == (CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL, A_MOMENT)
 
 
-def test_distrust_starts_with_its_burst_not_with_earlier_mild_signals() -> None:
+def test_distrust_starts_with_its_series_not_with_earlier_signals() -> None:
     signals = together(a_signal(-7200, "xid:63"), a_signal(-10, "xid:31"), a_signal(0, "xid:48"))
 
     assert checkpoint_trust(signals, default_catalogue())[1] == A_MOMENT - timedelta(seconds=10)

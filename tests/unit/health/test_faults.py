@@ -83,7 +83,7 @@ def test_extra_column_or_missing_fallback_is_refused() -> None:
         read_catalogue(TEXT + "xid:9999,xid\n")
 
 
-def test_each_reference_has_an_address() -> None:
+def test_each_fault_reference_has_a_url() -> None:
     named = importlib.resources.files("evenkeel.domain.health").joinpath("fault_references.csv").read_text("utf-8")
     known = {row["key"]: row for row in csv.DictReader(named.splitlines())}
 
@@ -109,7 +109,7 @@ def test_each_reference_has_an_address() -> None:
         ("nonsense", UNKNOWN_FAULT),
     ],
 )
-def test_every_key_finds_a_row(key: str, expected: str) -> None:
+def test_every_fault_key_has_a_catalogue_row(key: str, expected: str) -> None:
     assert default_catalogue().look_up(key).key == expected
 
 
@@ -118,7 +118,7 @@ def test_every_row_has_a_source_of_signals(key: str) -> None:
     assert [reading.fault_key for reading in reported_faults.readings(key, "")] == [key]
 
 
-def test_an_unknown_fault_repairs_nothing() -> None:
+def test_unknown_fault_has_no_repair() -> None:
     assert not default_catalogue().look_up("hp:Nonsense").repairs_node
     assert not default_catalogue().look_up("xid:4711").acts_alone
 
@@ -199,6 +199,6 @@ def test_invalid_change_is_refused_by_field(key: str, changes: dict[str, Any], e
 
 
 @pytest.mark.parametrize("changes", [{"fNvidiaNow": "IGNORE"}, {"name": "x"}, {"ladder": ["explode"]}, {"facts": {}}])
-def test_facts_and_unknown_words_cannot_be_changed(changes: dict[str, Any]) -> None:
+def test_catalogue_facts_cannot_be_overridden_nor_unknown_values_used(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"Extra inputs|should be"):
         override(**changes)

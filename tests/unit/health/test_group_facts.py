@@ -31,7 +31,7 @@ def remembered(world: FakeWorld, pool: str = "p5-workers") -> list[str]:
     return [fact.kind for fact in note_group_fact.recent_facts(pool, world.context())]
 
 
-def test_copy_in_another_envelope_is_a_duplicate() -> None:
+def test_group_fact_in_another_envelope_is_a_duplicate() -> None:
     world = FakeWorld()
 
     assert [note(world, a_group_fact()), note(world, a_group_fact(envelope_id="two"))] == ["NOTED", "DUPLICATE"]
@@ -48,7 +48,7 @@ def test_copy_in_another_envelope_is_a_duplicate() -> None:
         {"code": "Degraded"},
     ],
 )
-def test_different_group_fact_is_another_fact(changes: dict[str, Any]) -> None:
+def test_group_facts_that_differ_are_separate(changes: dict[str, Any]) -> None:
     world = FakeWorld()
     note(world, a_group_fact())
 
@@ -73,7 +73,7 @@ def test_group_fact_expires_after_a_day() -> None:
     assert remembered(world) == []
 
 
-def test_a_deadline_beyond_the_day_keeps_the_fact_until_then() -> None:
+def test_group_fact_is_kept_until_a_later_deadline() -> None:
     world = FakeWorld()
     note(world, a_group_fact(kind=GroupFactKind.RESERVATION_EXPIRING, deadline_at=A_MOMENT + timedelta(days=3)))
     world.clock.advance(2 * 86_400)

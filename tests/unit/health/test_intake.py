@@ -79,7 +79,7 @@ def test_a_second_signal_joins_the_open_incident() -> None:
     assert decision.incident.sources == ("hyperpod.node-health", "kubernetes.node")
 
 
-def test_copy_is_a_duplicate_during_and_after_its_incident() -> None:
+def test_copied_signal_is_duplicate_during_and_after_its_incident() -> None:
     incident = an_incident()
 
     while_open = decide(a_fact(), known_incident_id="inc-new", open_incident=incident)
@@ -89,14 +89,14 @@ def test_copy_is_a_duplicate_during_and_after_its_incident() -> None:
     assert (after.action, after.incident) == (IntakeAction.DUPLICATE, None)
 
 
-def test_signal_from_before_the_return_opens_no_incident() -> None:
+def test_signal_from_before_the_node_returned_opens_no_incident() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT + timedelta(minutes=10))
 
     assert decide(a_fact(), last_incident=last).action is IntakeAction.STALE
     assert decide(a_fact(60 * 11), last_incident=last).action is IntakeAction.OPEN
 
 
-def test_fault_in_the_second_of_the_return_counts() -> None:
+def test_fault_in_the_second_of_the_nodes_return_counts() -> None:
     last = LastIncident(incident_id="inc-old", returned_at=A_MOMENT + timedelta(milliseconds=700))
 
     assert decide(a_fact(), last_incident=last).action is IntakeAction.OPEN
@@ -258,7 +258,7 @@ def test_no_verdict_lowers_a_rung_or_closes_an_incident(verdict: str) -> None:
     assert after.recovered_at is None
 
 
-def test_code_that_awaits_the_verdict_follows_it() -> None:
+def test_code_that_awaits_a_driver_verdict_follows_that_verdict() -> None:
     waiting = an_incident(a_fact(fault_key="xid:145/eval154"))
 
     incident = with_fact(waiting, a_fact(30, fault_key="xid:154/node_reboot_required"))
@@ -270,7 +270,7 @@ def test_code_that_awaits_the_verdict_follows_it() -> None:
 # ---------------------------------------------------------------- traces of other faults
 
 
-def test_a_cleanup_code_opens_nothing_and_changes_nothing() -> None:
+def test_cleanup_code_opens_and_changes_no_incident() -> None:
     trace = a_fact(5, fault_key="xid:45")
     incident = an_incident(a_fact(fault_key="node:pressure"))
 
@@ -285,7 +285,7 @@ def test_planned_work_opens_no_incident() -> None:
 # ---------------------------------------------------------------- witnesses
 
 
-def test_two_channels_of_one_agent_are_one_source() -> None:
+def test_signals_of_one_agent_over_two_channels_are_one_source() -> None:
     incident = an_incident(a_fact(fault_key="gpu:driver_hang"))
 
     again = with_fact(incident, a_fact(9, fault_key="gpu:driver_hang", source="hyperpod.node-labels"))
@@ -474,14 +474,14 @@ DRILLED = [
 
 
 @pytest.mark.parametrize("drill", DRILLED, ids=lambda fact: f"{fact.kind} {fact.fault_key}")
-def test_drill_changes_nothing_of_a_real_incident(drill: NodeFact) -> None:
+def test_drill_fact_changes_no_real_incident(drill: NodeFact) -> None:
     incident = an_incident()
 
     assert with_fact(incident, drill) == incident
 
 
 @pytest.mark.parametrize("fact", [a_fact(5), a_fact(5, kind=FactKind.RECOVERED, fault_key="")])
-def test_real_fact_changes_nothing_of_a_drill(fact: NodeFact) -> None:
+def test_real_fact_changes_no_incident_of_a_drill(fact: NodeFact) -> None:
     drill = an_incident(a_fact(is_drill=True))
 
     assert with_fact(drill, fact) == drill
@@ -514,7 +514,7 @@ def test_drill_has_its_own_fact_key() -> None:
     ],
     ids=["it is down for us", "it was", "before the call", "after it was back", "HyperPod's own repair"],
 )
-def test_not_ready_after_our_reboot_is_no_evidence(
+def test_not_ready_after_a_reboot_by_evenkeel_is_no_evidence(
     seconds: float, back: float | None, repairs: tuple[str, ...], action: IntakeAction
 ) -> None:
     stages = an_incident().stages.replace(

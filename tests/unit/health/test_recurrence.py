@@ -84,7 +84,7 @@ def test_second_fault_in_the_window_starts_on_the_next_rung() -> None:
         ("xid:64", (0,), Rung.REPLACE),
     ],
 )
-def test_person_follows_the_last_rung_unless_the_node_is_quarantined(
+def test_person_decides_after_the_last_rung_unless_node_is_quarantined(
     key: str, before: tuple[float, ...], rung: Rung
 ) -> None:
     recurrence = repeated(a_fact(9, fault_key=key), a_history(*before, fault_key=key))
@@ -106,14 +106,14 @@ def test_the_signals_of_one_incident_count_once() -> None:
     assert repeated(a_fact(1), history, incident_id="inc-0") is None
 
 
-def test_incidents_of_one_burst_count_once() -> None:
+def test_incidents_of_one_fault_series_count_once() -> None:
     sticky = "sxid:11012"
     history = a_history(*(minute / 60 for minute in range(0, 60, 2)), fault_key=sticky)
 
     assert repeated(a_fact(1, fault_key=sticky), history) is None
 
 
-def test_configured_number_of_bursts_raises_the_rung() -> None:
+def test_configured_number_of_fault_series_raises_the_rung() -> None:
     sticky = "sxid:11012"
 
     nine, ten = (a_history(*(index / 10 for index in range(count)), fault_key=sticky) for count in (8, 9))
@@ -124,7 +124,7 @@ def test_configured_number_of_bursts_raises_the_rung() -> None:
     assert recurrence.rung is Rung.REBOOT
 
 
-def test_fault_of_severity_info_pages_no_person() -> None:
+def test_fault_of_severity_info_alerts_no_person() -> None:
     key = "eks:IODelays"
 
     assert default_catalogue()[key].severity is Severity.INFO
@@ -236,7 +236,7 @@ def with_signals(
     return decide(fact, history, affected, **more)
 
 
-def test_a_sticky_code_is_one_incident_and_one_occurrence() -> None:
+def test_repeatedly_reported_code_is_one_incident_and_one_occurrence() -> None:
     sticky = "sxid:11012"
     history = a_history(0, fault_key=sticky)
     for minute in range(2, 60, 2):
@@ -258,11 +258,11 @@ def test_a_sticky_code_is_one_incident_and_one_occurrence() -> None:
         (a_fact(0.01, fault_key="xid:79"), AFFECTED),  # another fault
     ],
 )
-def test_stronger_signal_of_a_burst_opens_an_incident(fact: NodeFact, affected: AffectedNode) -> None:
+def test_stronger_signal_of_a_fault_series_opens_an_incident(fact: NodeFact, affected: AffectedNode) -> None:
     assert with_signals(fact, a_history(0, fault_key="sxid:11012"), affected).action is IntakeAction.OPEN
 
 
-def test_actionable_fault_never_joins_an_earlier_burst() -> None:
+def test_actionable_fault_never_joins_an_earlier_series() -> None:
     assert with_signals(a_fact(0.01), a_history(0)).action is IntakeAction.OPEN
 
 

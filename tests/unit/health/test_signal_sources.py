@@ -26,7 +26,7 @@ def test_every_source_of_a_parser_has_a_row() -> None:
     assert sources_of_parsers() - NO_SIGNAL_SOURCES == set(SIGNAL_SOURCES)
 
 
-def test_source_of_a_reporter_is_named_as_it_is() -> None:
+def test_unlisted_signal_source_is_shown_by_its_own_name() -> None:
     signal = signal_source("site:prober")
 
     assert (signal.text, signal.is_account_wide, signal.is_on_node) == ("site:prober", False, False)

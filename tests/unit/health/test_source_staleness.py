@@ -72,7 +72,7 @@ def test_source_that_never_answered_becomes_stale() -> None:
     assert judged(late)[0] is SourceState.STALE
 
 
-def test_report_from_the_future_is_unknown() -> None:
+def test_source_read_in_the_future_is_unknown() -> None:
     ahead = SourceReport.after(None, "", A_MOMENT + seconds(600))
 
     state, reason = judged(ahead)
@@ -81,7 +81,7 @@ def test_report_from_the_future_is_unknown() -> None:
     assert "10 min in the future" in reason
 
 
-def test_correct_clock_overwrites_a_report_from_the_future() -> None:
+def test_later_run_overwrites_a_read_time_in_the_future() -> None:
     ahead = SourceReport.after(None, "", A_MOMENT + seconds(600))
 
     assert judged(SourceReport.after(ahead, "", A_MOMENT))[0] is SourceState.CURRENT
@@ -112,7 +112,7 @@ def test_newer_failure_of_another_function_is_kept() -> None:
     assert judged(joined)[0] is SourceState.FAILING
 
 
-def test_expected_sources_follow_the_shape_of_the_fleet() -> None:
+def test_expected_sources_follow_the_clusters_of_the_fleet() -> None:
     names = [source.name for source in expected_sources(["home", "burst"], has_hyperpod=True)]
     half = [source.name for source in expected_sources(["home"], has_hyperpod=False)]
 
@@ -138,17 +138,17 @@ def test_hourly_step_is_current_for_an_hour_and_its_threshold() -> None:
 
 
 @pytest.mark.parametrize("kind", SourceKind)
-def test_every_kind_has_a_threshold_and_words(kind: SourceKind) -> None:
+def test_every_source_kind_has_a_threshold_and_a_description(kind: SourceKind) -> None:
     assert SourcePolicy().threshold_seconds(kind) > 0
     assert Source(kind=kind, target="research-eks").words
 
 
-def test_report_keeps_the_beginning_of_a_long_error() -> None:
+def test_beginning_of_a_long_source_error_is_kept() -> None:
     assert len(SourceReport.after(None, "x" * 10_000, A_MOMENT).error) == 300
 
 
 @pytest.mark.parametrize(("length", "expected"), [(40, "40 s"), (720, "12 min"), (18_000, "5 h"), (260_000, "3 days")])
-def test_span_is_written_in_one_unit(length: float, expected: str) -> None:
+def test_duration_of_staleness_is_written_in_one_unit(length: float, expected: str) -> None:
     assert span(length) == expected
 
 

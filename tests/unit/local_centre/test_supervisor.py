@@ -82,7 +82,7 @@ def test_dead_part_restarts_and_its_loss_is_reported() -> None:
     assert supervisor.restarts == published[-1]
 
 
-def test_part_without_answers_restarts() -> None:
+def test_part_that_answers_no_probe_restarts() -> None:
     part = FakePart("GPU cluster", [], silent=[False, True])
 
     _, messages, published = supervised(FakePart("engine", []), part)
@@ -116,7 +116,7 @@ def test_part_counts_as_silent_only_after_failed_probes() -> None:
     assert [probe.look(silence, PROBE_SECONDS) for _ in range(7)] == [False] * 6 + [True]
 
 
-def test_one_answer_ends_the_silence() -> None:
+def test_one_successful_probe_resets_the_failed_probes() -> None:
     probe = Probe()
     silence = HangDetector(probe, clock=lambda: probe.now)
     probe.is_answering = False
@@ -138,7 +138,7 @@ def test_part_is_probed_no_more_often_than_needed() -> None:
     assert probe.calls == 2
 
 
-def test_nothing_restarts_while_all_parts_run() -> None:
+def test_no_part_restarts_while_all_parts_run() -> None:
     part = FakePart("engine", [])
 
     _, messages, _ = supervised(part)
@@ -156,7 +156,7 @@ def test_failed_start_is_retried_after_a_longer_pause() -> None:
     assert "the port is in use" in messages[1]
 
 
-def test_part_that_keeps_failing_is_given_up() -> None:
+def test_part_that_keeps_failing_is_not_restarted_again() -> None:
     part = FakePart("engine", [False] * 100)
 
     with pytest.raises(RestartLimitReached, match="engine died: it died more than 5 times"):
@@ -165,7 +165,7 @@ def test_part_that_keeps_failing_is_given_up() -> None:
     assert len(part.restarts) == MAX_DEATHS
 
 
-def test_supervision_ends_during_a_pause() -> None:
+def test_supervisor_can_stop_during_a_restart_pause() -> None:
     part = FakePart("engine", [False])
 
     supervised(part, waits=1)
@@ -173,7 +173,7 @@ def test_supervision_ends_during_a_pause() -> None:
     assert part.restarts == []
 
 
-def test_pauses_grow_to_a_limit_and_forget_old_failures() -> None:
+def test_restart_pauses_grow_to_a_limit_and_later_reset() -> None:
     backoff = Backoff()
 
     assert [backoff.died("engine", now) for now in (0, 1, 2, 3, 4, 5)] == [1, 2, 4, 8, 16, None]

@@ -13,9 +13,9 @@ from evenkeel_local.ticker import rest_seconds
         pytest.param(60.0, 10.0, id="very-long-one-rests-ten-seconds"),
     ],
 )
-def test_function_that_works_rests_as_long_as_it_took(took: float, rest: float) -> None:
+def test_ticker_pauses_a_busy_function_as_long_as_it_ran(took: float, rest: float) -> None:
     assert rest_seconds(took, 1.0, waits=False) == rest
 
 
-def test_waiting_function_rests_at_most_one_interval() -> None:
+def test_ticker_pauses_an_idle_function_at_most_one_interval() -> None:
     assert [rest_seconds(took, 1.0, waits=True) for took in (0.2, 3.0, 60.0)] == [0.8, 1.0, 1.0]

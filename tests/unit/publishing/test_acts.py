@@ -17,13 +17,13 @@ def an_act(kind: str) -> TimelineEntry:
     ("kind", "published"),
     [("held", 1), ("released", 1), ("acknowledged", 0), ("approved", 0), ("declined", 0)],
 )
-def test_act_on_an_incident_is_no_change_of_the_automation(kind: str, published: int) -> None:
+def test_only_holds_and_releases_are_published_as_automation_changes(kind: str, published: int) -> None:
     change = RowChange(None, fleet_rows.automation_event_row(an_act(kind), "request"), A_MOMENT)
 
     assert len(derive(change, "laptop")) == published
 
 
-def test_change_of_quotas_names_the_person() -> None:
+def test_published_change_of_quotas_names_its_author() -> None:
     change = RowChange(None, quota_rows.setup_event_row(an_act("setup"), 1), A_MOMENT)
 
     (event,) = derive(change, "laptop")

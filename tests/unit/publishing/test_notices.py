@@ -55,7 +55,7 @@ TEXT = st.text(max_size=LONGEST_SENTENCE)
 
 
 @given(st.tuples(TEXT, TEXT, TEXT, TEXT))
-def test_page_fits_and_keeps_its_command(answers: tuple[str, str, str, str]) -> None:
+def test_alert_is_shortened_to_its_limit_and_keeps_its_command(answers: tuple[str, str, str, str]) -> None:
     text = page_text(Notice(*answers, command="evenkeel incidents show inc-0000000001", runbook="shared-cause"))
 
     assert len(text) <= LONGEST_PAGE
@@ -63,7 +63,7 @@ def test_page_fits_and_keeps_its_command(answers: tuple[str, str, str, str]) -> 
     assert [line.partition(":")[0] for line in text.split("\n")] == ["What", "Affects", "Doing", "Until", "Next"]
 
 
-def test_short_answers_are_not_cut_for_a_long_one() -> None:
+def test_long_part_of_an_alert_does_not_shorten_short_parts() -> None:
     text = page_text(Notice("x " * 900, "job-1.", "y " * 900, "you act.", "evenkeel status", "r"))
 
     assert "Affects: job-1.\n" in text
@@ -72,7 +72,7 @@ def test_short_answers_are_not_cut_for_a_long_one() -> None:
 
 
 @pytest.mark.parametrize("state", ["WAITING_FOR_PERSON", "JOB_NOT_RESUMED", "FAILED"])
-def test_page_of_an_incident_answers_the_five_questions(state: str) -> None:
+def test_alert_about_an_incident_answers_the_five_questions(state: str) -> None:
     jobs = tuple(AffectedJob(job_id=f"job-{number}", attempt=1) for number in range(5))
     incident = an_incident(state=state, repairs=("reboot", "replace"), affected_jobs=jobs, outcome="It did not return.")
 
@@ -86,7 +86,7 @@ def test_page_of_an_incident_answers_the_five_questions(state: str) -> None:
     assert lines["Next"] == f"evenkeel incidents show {incident.incident_id} (runbook incident-needs-person)"
 
 
-def test_page_of_a_question_names_its_deadline_and_the_command() -> None:
+def test_alert_about_a_pending_approval_names_deadline_and_command() -> None:
     text = page_text(notices.about_incident(an_incident(plan=asking())))
 
     assert "Until: 10:45Z, then nothing is done" in text

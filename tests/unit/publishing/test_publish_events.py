@@ -95,7 +95,7 @@ def test_job_transition_has_its_event(before: str | None, after: str, attempt: i
     assert kinds(of_job(old, a_job(state=after, current_attempt=attempt))) == ([kind] if kind else [])
 
 
-def test_incident_opens_asks_and_settles_once_each() -> None:
+def test_opening_approval_request_and_settlement_are_published_once_each() -> None:
     opened = an_incident()
     asks = opened.replace(plan=asking())
     asks_again = opened.replace(plan=asking(2))
@@ -113,7 +113,7 @@ def test_incident_opens_asks_and_settles_once_each() -> None:
     assert kinds(of_incident(failed, failed.replace(paged_at=AT))) == []
 
 
-def test_node_joins_and_leaves() -> None:
+def test_joining_and_leaving_of_a_node_are_published() -> None:
     node = a_fleet_node(1)
     key = fleet_rows.node_key(node.life.cluster, node.life.instance_id)
 
@@ -196,7 +196,7 @@ EVERY_KIND = [
 ]
 
 
-def test_every_kind_follows_the_schema(world: FakeWorld) -> None:
+def test_every_published_event_follows_the_schema(world: FakeWorld) -> None:
     for change in EVERY_KIND:
         publish_events.run(change, context_of(world))
 
@@ -218,7 +218,7 @@ def test_schema_refuses_an_event_without_its_id(world: FakeWorld) -> None:
         jsonschema.validate({"source": event.source, "detail-type": event.detail_type, "detail": detail}, SCHEMA)
 
 
-def test_repeated_change_has_one_listing_and_one_id(world: FakeWorld) -> None:
+def test_repeated_change_is_listed_once_under_one_event_id(world: FakeWorld) -> None:
     change = of_job(a_job(state="STARTING"), a_job(state="RUNNING", current_attempt=1))
 
     publish_events.run(change, context_of(world))
@@ -230,7 +230,7 @@ def test_repeated_change_has_one_listing_and_one_id(world: FakeWorld) -> None:
     assert len(world.ledger.by_state(Table.INCIDENTS, "EVT#2026-11").rows) == 1
 
 
-def test_two_changes_have_two_ids() -> None:
+def test_two_changes_have_different_event_ids() -> None:
     job = a_job(state="RUNNING", current_attempt=1)
     once = changed(job_rows.job_key(job.job_id), job, job.replace(state="PENDING"), 7)
     later = changed(job_rows.job_key(job.job_id), job, job.replace(state="PENDING"), 12)
@@ -341,7 +341,7 @@ def test_batch_of_the_stream_is_published_in_order(streamed: FakeWorld) -> None:
     assert streamed.event_bus.events[0].detail["metadata"]["occurredAt"] == "2026-11-03T10:15:02.000000Z"
 
 
-def test_unreadable_change_does_not_stop_the_others(streamed: FakeWorld) -> None:
+def test_unreadable_change_does_not_stop_other_changes(streamed: FakeWorld) -> None:
     job = a_job(state="STARTING", current_attempt=1)
     bad = record(of_job(job, job.replace(state="RUNNING")))
     bad["dynamodb"]["NewImage"]["doc"] = {"S": '{"state": "NONSENSE"}'}

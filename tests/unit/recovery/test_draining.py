@@ -164,7 +164,7 @@ def test_unmanaged_pod_is_evicted_and_then_a_person_decides(
     assert decide_unmanaged_pod(a_pod(recreation), given_.pop("fault"), **given_).action is act
 
 
-def test_drain_ends_with_its_class_or_with_the_node() -> None:
+def test_drain_ends_at_limit_of_its_class_or_node_deadline() -> None:
     assert drain_deadline(a_fault(300), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)
     assert drain_deadline(a_fault(300), opened_at=at(0), deadline_at=at(120), policy=POLICY) == at(120)
     assert drain_deadline(a_fault(-1), opened_at=at(0), deadline_at=None, policy=POLICY) == at(300)

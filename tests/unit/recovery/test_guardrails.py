@@ -177,7 +177,7 @@ BLOCKED_CASES: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any], s
 @pytest.mark.parametrize(
     ("why", "rule", "act", "changes", "reason"), BLOCKED_CASES, ids=[row[0] for row in BLOCKED_CASES]
 )
-def test_guardrail_bars_the_action(
+def test_guardrail_blocks_the_action(
     why: str, rule: GuardrailName, act: GuardrailAction, changes: dict[str, Any], reason: str
 ) -> None:
     verdict = check_guardrails(act, guardrail_facts(**changes), POLICY)
@@ -287,7 +287,7 @@ def test_replacement_without_any_limit_reached_is_allowed() -> None:
     assert check_guardrails(GuardrailAction.REPLACE, guardrail_facts(), POLICY).is_allowed
 
 
-def test_every_guardrail_has_a_case_and_a_position() -> None:
+def test_every_guardrail_has_a_test_case_and_a_position() -> None:
     assert [rail.name for rail in GUARDRAILS] == list(GuardrailName)
     assert {row[1] for row in BLOCKED_CASES} == {row[1] for row in ALLOWED} == set(GuardrailName)
 
@@ -323,7 +323,9 @@ def _acts(rule: GuardrailName) -> tuple[GuardrailAction, ...]:
     ],
     ids=["hold", "trouble", "wave", "rate"],
 )
-def test_rule_that_clears_by_time_gives_the_time(act: GuardrailAction, changes: dict[str, Any], clears: float) -> None:
+def test_blocked_action_is_allowed_from_the_stated_time(
+    act: GuardrailAction, changes: dict[str, Any], clears: float
+) -> None:
     facts = guardrail_facts(**changes)
     verdict = check_guardrails(act, facts, POLICY)
 
@@ -348,7 +350,7 @@ def test_rule_that_clears_by_time_gives_the_time(act: GuardrailAction, changes: 
         (4, 0.1, 0, 1),
     ],
 )
-def test_lower_limit_applies_so_three_nodes_may_lose_one(
+def test_lower_of_count_and_share_limits_repairs_of_a_pool(
     count: int | None, share: float | None, machines: int, expected: int
 ) -> None:
     assert pool_limit(count, share, machines) == expected
@@ -363,7 +365,7 @@ def test_a_policy_that_bounds_neither_count_nor_share_is_refused(act: str) -> No
 # ---------------------------------------------------------------- registers
 
 
-def test_call_counts_for_an_hour_and_a_node_until_released() -> None:
+def test_repair_call_counts_an_hour_and_entry_until_its_release() -> None:
     register = under_way(entry(1), requested_at=(6_400, 6_401))
 
     left = register.without_old_requests(NOW)
@@ -410,7 +412,7 @@ def shared(fleet: list[FleetNode], ill: list[NodeFailure], number: int = 1) -> d
     return {cause.key: (len(cause.faulted_at), cause.nodes) for cause in causes}
 
 
-def test_machines_share_their_zone_ultra_server_and_image() -> None:
+def test_nodes_count_together_by_zone_ultra_server_and_image() -> None:
     fleet = [
         machine(1, ultra_server="us-1"),
         machine(2, ultra_server="us-1", image="2.0"),
@@ -423,7 +425,7 @@ def test_machines_share_their_zone_ultra_server_and_image() -> None:
     assert causes == {"zone/az1": (2, 2), "UltraServer/us-1": (2, 2), "image/p5 1.0": (2, 2)}
 
 
-def test_booting_maintained_and_gone_machines_do_not_count() -> None:
+def test_booting_maintained_and_removed_nodes_do_not_count() -> None:
     young = NodeLife(cluster="c", instance_id="i-00000009", launched_at=at(9_900))
     fleet = [
         machine(1),
@@ -453,7 +455,7 @@ def waiting(
     return BlockedAction(incident_id=f"inc-{number}", severity=severity, opened_at=at(number), action=act, facts=facts)
 
 
-def test_worst_then_oldest_incidents_proceed_within_the_limit() -> None:
+def test_incidents_proceed_by_severity_then_age_within_the_limit() -> None:
     crowd = [waiting(4), waiting(3), waiting(2, Severity.CRITICAL), waiting(1), waiting(5, Severity.MINOR)]
 
     assert released_actions(crowd, POLICY) == {"inc-2", "inc-1"}
@@ -510,7 +512,7 @@ def test_a_hold_covers_the_fleet_a_pool_or_a_machine() -> None:
     assert holds.hold_on_node("p5", "i-1", HOLD.until) is None
 
 
-def test_row_with_one_hold_of_the_old_form_is_read() -> None:
+def test_row_with_a_hold_in_the_old_format_is_read() -> None:
     assert Holds.model_validate(HOLD.to_json()) == Holds(holds=(HOLD,))
 
 

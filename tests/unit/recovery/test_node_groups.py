@@ -78,7 +78,7 @@ def test_unsafe_termination_is_refused_with_its_reason(facts: GroupFacts, words:
         (some_facts(member=None, group=OWN_GROUP, requested_at=before(60)), GroupAction.REPLACED),
     ],
 )
-def test_changing_instance_is_awaited(facts: GroupFacts, expected: GroupAction) -> None:
+def test_recovery_waits_for_an_instance_in_transition(facts: GroupFacts, expected: GroupAction) -> None:
     assert choose_group_repair(facts, POLICY).action is expected
 
 
@@ -89,7 +89,7 @@ def test_changing_instance_is_awaited(facts: GroupFacts, expected: GroupAction) 
         (some_facts(), "still InService"),
     ],
 )
-def test_person_is_asked_after_the_deadline(facts: GroupFacts, words: str) -> None:
+def test_person_is_asked_if_the_group_misses_the_deadline(facts: GroupFacts, words: str) -> None:
     late = facts.replace(requested_at=before(POLICY.replace_deadline_seconds))
 
     decision = choose_group_repair(late, POLICY)
@@ -98,7 +98,7 @@ def test_person_is_asked_after_the_deadline(facts: GroupFacts, words: str) -> No
     assert words in decision.reason
 
 
-def test_group_with_auto_repair_is_watched_until_a_deadline() -> None:
+def test_recovery_waits_for_auto_repair_until_a_deadline() -> None:
     watched = some_facts(member=a_member(REPAIRING_GROUP))
     deadline = POLICY.owner_deadline_seconds
 

@@ -43,7 +43,7 @@ def slot_state_of(*records: Any, slot: str = SLOT, nodes: Any = ()) -> SlotState
 # ---------------------------------------------------------------- node slots
 
 
-def test_faulty_node_keeps_its_slot_until_a_replacement_has_it() -> None:
+def test_faulty_node_keeps_its_slot_until_a_replacement_takes_it() -> None:
     new_node = a_provider_node(9, logical_id="seat-1", launched_at=at(60))
 
     before, during = slot_state_of(a_provider_node(1), a_provider_node(2)), slot_state_of(a_provider_node(2), new_node)
@@ -96,7 +96,7 @@ def test_no_node_takes_the_slot_of_a_listed_node() -> None:
         (ObservedNode(node=a_node(1, labels={f"{PREFIX}deep-health-check-status": "InProgress"})), False, "InProgress"),
     ],
 )
-def test_node_is_judged_by_readiness_devices_and_faults(machine: ObservedNode, is_valid: bool, word: str) -> None:
+def test_node_is_valid_by_its_readiness_devices_and_faults(machine: ObservedNode, is_valid: bool, word: str) -> None:
     verdict = judge_node(machine, expected=8)
 
     assert verdict.is_valid is is_valid

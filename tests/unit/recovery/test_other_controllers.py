@@ -44,7 +44,7 @@ def a_marked_node(label: str = "", taint: str = "", **changes: Any) -> Kubernete
         ("", "medik8s.io/fence-agents-remediation=:NoExecute", "fence-agents-remediation", False),
     ],
 )
-def test_mark_names_its_controller(label: str, taint: str, controller: str, has_given_up: bool) -> None:
+def test_node_mark_identifies_its_controller(label: str, taint: str, controller: str, has_given_up: bool) -> None:
     node = a_marked_node(label, taint, is_cordoned=True)
 
     mark = controller_mark(node)
@@ -66,7 +66,7 @@ def test_mark_names_its_controller(label: str, taint: str, controller: str, has_
         ("", "node.kubernetes.io/unschedulable=:NoSchedule"),
     ],
 )
-def test_cordon_without_a_known_mark_is_a_persons(label: str, taint: str) -> None:
+def test_cordon_without_a_known_mark_belongs_to_a_person(label: str, taint: str) -> None:
     assert controller_mark(a_marked_node(label, taint)) is None
     assert is_manual_cordon(a_marked_node(label, taint, is_cordoned=True))
     assert not is_manual_cordon(a_marked_node(label, taint, is_cordoned=True, incident_id="inc-1"))
@@ -74,7 +74,7 @@ def test_cordon_without_a_known_mark_is_a_persons(label: str, taint: str) -> Non
 
 
 @pytest.mark.parametrize(("mark", "word"), [(WORKS, "waits"), (FAILED, "gave up")])
-def test_plan_moves_jobs_and_leaves_repair_to_controller(mark: ControllerMark, word: str) -> None:
+def test_plan_moves_jobs_and_leaves_the_repair_to_its_controller(mark: ControllerMark, word: str) -> None:
     plan = plan_recovery(plan_facts(controller=mark), POLICY)
 
     assert (plan.outcome, plan.owner, plan.jobs) == ("ACT", Owner.CONTROLLER, "MOVE")

@@ -47,7 +47,7 @@ POLICY = RepairPolicy()
         ({"fault_key": "eks:IPAMDNotReady", "sources": ("one", "two")}, "ACT", True, Owner.EVENKEEL),
     ],
 )
-def test_plan_has_the_outcome_of_its_case(changes: dict[str, Any], outcome: str, repairs: bool, owner: Owner) -> None:
+def test_plan_has_the_expected_outcome(changes: dict[str, Any], outcome: str, repairs: bool, owner: Owner) -> None:
     plan = plan_recovery(plan_facts(**changes), POLICY)
 
     assert (plan.outcome, plan.repairs_node, plan.owner) == (outcome, repairs, owner)

@@ -15,7 +15,7 @@ POLICY = Policy()
 
 
 @pytest.mark.parametrize("fault", default_catalogue().values(), ids=lambda fault: fault.key)
-def test_preview_follows_the_row_of_each_fault(fault: Fault) -> None:
+def test_preview_of_each_fault_follows_its_catalogue_row(fault: Fault) -> None:
     previewed = preview(fault, POLICY)
 
     assert previewed.opens_incident == (fault.ladder[0] not in (Rung.IGNORE, Rung.FOLLOW_PRIMARY))
@@ -30,7 +30,7 @@ def test_preview_follows_the_row_of_each_fault(fault: Fault) -> None:
     assert (previewed.repeated is not None) == counted
 
 
-def test_changed_fault_changes_the_preview_and_its_hashes() -> None:
+def test_override_of_a_fault_changes_its_preview_and_the_hashes() -> None:
     site = changed(POLICY, {"faults": {"xid:43": {"ladder": ["reboot"], "validateWith": "basic"}}})
 
     before, after = preview(default_catalogue()["xid:43"], POLICY), preview(site.catalogue["xid:43"], site)

@@ -85,7 +85,9 @@ def choose(**changes: Any) -> RepairDecision:
         ),
     ],
 )
-def test_repair_decision_before_any_call(why: str, changes: dict[str, Any], action: Repair) -> None:
+def test_repair_decision_before_any_call_has_the_expected_action(
+    why: str, changes: dict[str, Any], action: Repair
+) -> None:
     assert choose(**changes).action is action, why
 
 
@@ -149,7 +151,9 @@ def test_repair_decision_before_any_call(why: str, changes: dict[str, Any], acti
         ),
     ],
 )
-def test_repair_decision_after_a_call(why: str, changes: dict[str, Any], action: Repair) -> None:
+def test_repair_decision_after_a_call_has_the_expected_action(
+    why: str, changes: dict[str, Any], action: Repair
+) -> None:
     decision = choose(**changes)
 
     assert decision.action is action, f"{why}: {decision.reason}"
@@ -207,7 +211,7 @@ def test_evenkeel_takes_over_only_from_an_idle_hyperpod(why: str, changes: dict[
         ("it is at it", {"requests": (an_ask("replace"),), "code": "replacement_started"}, Repair.AWAIT),
     ],
 )
-def test_provider_result_ends_the_wait_early(why: str, changes: dict[str, Any], action: Repair) -> None:
+def test_recorded_result_of_the_provider_ends_the_wait_early(why: str, changes: dict[str, Any], action: Repair) -> None:
     decision = choose(
         **{"requests": (an_ask(),), "progress": progress_facts((changes.pop("code"), 30)), "now": at(31), **changes}
     )
@@ -221,7 +225,7 @@ def test_old_failure_says_nothing_about_a_later_call() -> None:
     )
 
 
-def test_every_rung_of_a_node_is_a_repair() -> None:
+def test_every_node_rung_maps_to_a_repair() -> None:
     assert {rung.name for rung in NODE_RUNGS} <= {repair.name for repair in Repair}
     assert {rung for rung in NODE_RUNGS if rung is not Rung.DIAGNOSE} == {Rung(act) for act in REPAIRS}
 
@@ -297,7 +301,9 @@ def test_karpenter_nodes_are_drained_and_terminated(
         ("… and stays empty", {"slot_state": GONE, "now": at(200)}, Repair.NOT_NEEDED, False),
     ],
 )
-def test_people_and_obstacles_stop_a_repair(why: str, changes: dict[str, Any], action: Repair, drains: bool) -> None:
+def test_opt_out_hold_or_other_obstacle_stops_a_repair(
+    why: str, changes: dict[str, Any], action: Repair, drains: bool
+) -> None:
     decision = choose(**changes)
 
     assert (decision.action, decision.drains) == (action, drains), f"{why}: {decision.reason}"
@@ -355,7 +361,7 @@ def test_node_that_booted_since_its_fault_is_not_rebooted(why: str, changes: dic
     assert decision.action is action, (why, decision.reason)
 
 
-def test_boot_since_the_fault_is_an_alternative_that_was_skipped() -> None:
+def test_skipped_reboot_states_that_the_node_has_already_rebooted() -> None:
     decision = choose(slot_state=BOOTED, last_fault_at=at(-5), invalid_at=at(18))
 
     assert decision.action is Repair.REPLACE
@@ -377,7 +383,7 @@ def test_boot_since_the_fault_is_an_alternative_that_was_skipped() -> None:
         ("it took effect and never came", "replace", {"now": at(300), "status": "Pending"}, Repair.ASK_PERSON),
     ],
 )
-def test_lost_reply_is_resolved_from_the_node(
+def test_effect_of_a_lost_reply_is_read_from_the_node(
     why: str, rung: str, changes: dict[str, Any], action: Repair, answer: str
 ) -> None:
     status = changes.get("status", "Running")
@@ -429,7 +435,7 @@ def test_replacement_in_the_slot_decides_the_repair(
     assert choose(requests=requests, slot_state=a_slot_state(successor=a_successor()), **changes).action is action, why
 
 
-def test_alternatives_say_why_not() -> None:
+def test_each_alternative_states_why_it_was_not_chosen() -> None:
     decision = choose()
 
     assert [alternative.option for alternative in decision.alternatives] == ["replace"]
@@ -441,7 +447,7 @@ def test_call_without_a_reply_has_a_shorter_wait() -> None:
     assert deadline_of(an_ask(), POLICY) == at(110)
 
 
-def test_the_decision_replays_from_its_facts() -> None:
+def test_repair_decision_replays_from_its_facts() -> None:
     facts = repair_facts(requests=(an_ask(),), now=at(111))
 
     again = type(facts).model_validate(facts.to_json())

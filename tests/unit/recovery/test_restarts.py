@@ -101,7 +101,9 @@ def decided(job: UnmanagedJob, **changes: Any) -> RestartDecision:
         (a_job(), {"recent_restarts": 2}, "RESTART", "would not restart it"),
     ],
 )
-def test_decision_about_an_unmanaged_job(job: UnmanagedJob, facts: dict[str, Any], action: str, reason: str) -> None:
+def test_unmanaged_job_is_restarted_moved_or_left_with_a_reason(
+    job: UnmanagedJob, facts: dict[str, Any], action: str, reason: str
+) -> None:
     decision = decided(job, **facts)
 
     assert decision.action is RestartAction(action)
@@ -111,7 +113,7 @@ def test_decision_about_an_unmanaged_job(job: UnmanagedJob, facts: dict[str, Any
     assert all(alternative.option != action for alternative in decision.alternatives)
 
 
-def test_decision_names_the_place_of_checkpoints() -> None:
+def test_restart_decision_names_the_checkpoint_folder() -> None:
     known, unknown = decided(a_job(checkpoints="/fsx/llama (option --save)")), decided(a_job())
 
     assert "resumes from /fsx/llama (option --save), if it saved a checkpoint there" in known.reason
@@ -163,7 +165,7 @@ ENDING = a_job(state=UnmanagedJobState.SUSPENDED)
         (DELETED, a_job(uid="u-2"), "END", True),
     ],
 )
-def test_next_step_follows_from_the_object_in_the_cluster(
+def test_next_restart_step_follows_from_the_job_in_the_cluster(
     stage: RestartStage, job: UnmanagedJob | None, step: str, *, was_restarted: bool
 ) -> None:
     decision = next_step(a_restart(stage), job)
@@ -172,7 +174,7 @@ def test_next_step_follows_from_the_object_in_the_cluster(
     assert decision.reason.startswith("PyTorchJob research/llama ")
 
 
-def test_restarts_of_the_last_day_count() -> None:
+def test_restarts_older_than_a_day_do_not_count() -> None:
     day = timedelta(hours=24)
     old, new = NOW - day, NOW - day + timedelta(seconds=1)
     ended: dict[str, Any] = {"stage": RestartStage.ENDED, "ended_at": NOW}

@@ -86,7 +86,7 @@ def test_option_with_the_least_loss_is_chosen(usable: int, spares: int, option: 
     assert all(alternative.why_not for alternative in decision.alternatives)
 
 
-def test_the_expected_time_is_waiting_launch_restore_and_lost_work() -> None:
+def test_expected_time_sums_waiting_launch_restore_and_lost_work() -> None:
     decision = resume(2, lost_work_seconds=250)
     waits = next(
         alternative for alternative in decision.alternatives if alternative.option == ResumeOption.WAIT_FOR_REPAIR
@@ -104,7 +104,7 @@ def test_resume_does_not_wait_for_an_unrepaired_node() -> None:
     assert decision.reason == "2 nodes are needed and 1 is free, so the job waits for capacity."
 
 
-def test_one_repaired_node_is_not_enough_for_two() -> None:
+def test_reason_states_that_one_repaired_node_is_not_enough() -> None:
     assert "one repaired node is not enough" in resume(0).reason
 
 
@@ -148,7 +148,7 @@ def test_cheaper_option_wins_over_a_faster_one() -> None:
     ),
     is_repaired=st.booleans(),
 )
-def test_no_available_option_loses_less_and_ties_are_ordered(
+def test_chosen_option_loses_least_and_ties_follow_option_order(
     usable: int, spares: int, offers: list[ResumeOffer], *, is_repaired: bool
 ) -> None:
     decision = resume(usable, min(spares, usable), offers=tuple(offers), is_repaired=is_repaired)

@@ -96,7 +96,7 @@ def test_unknown_pin_is_distrusted_unless_rank_0_knew_the_window() -> None:
     assert judged(mounted, distrusted_before=at(-300)).action is Rollback.LEAVE
 
 
-def test_attempt_without_pin_has_resumed_from_nothing() -> None:
+def test_attempt_without_pin_started_from_the_beginning() -> None:
     assert judged(an_attempt(2, None, None, is_pinned=False, launched_at=None)).action is Rollback.LEAVE
 
 

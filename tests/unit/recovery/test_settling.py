@@ -34,7 +34,7 @@ from tests.unit.recovery.facts import LIFE, SLOT, at
         ("STAND_DOWN", None, None, "", "STOOD_DOWN"),
     ],
 )
-def test_worst_branch_decides_the_end(
+def test_worst_branch_decides_the_final_state_of_the_incident(
     plan: str | None, node: str | None, jobs: str | None, failure: str, state: str
 ) -> None:
     def part(outcome: str | None) -> BranchEnd | None:
@@ -100,9 +100,7 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
         (planned(run=2), ("replace",), ""),
     ],
 )
-def test_plan_without_repair_is_remade_for_a_worse_fault(
-    incident: Incident, rungs: tuple[str, ...], expected: str
-) -> None:
+def test_fault_beyond_the_plan_needs_a_new_plan(incident: Incident, rungs: tuple[str, ...], expected: str) -> None:
     reason = why_replan(incident, rungs, "ACT")
 
     assert expected in reason

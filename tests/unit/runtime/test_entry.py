@@ -81,7 +81,7 @@ def test_task_logs_one_line_with_its_ids(world: FakeWorld) -> None:
         (ZeroDivisionError("a bug"), "ZeroDivisionError", "a bug", "ERROR"),
     ],
 )
-def test_error_leaves_under_a_name_that_workflows_match(
+def test_error_is_raised_under_a_name_that_workflows_match(
     world: FakeWorld, error: Exception, name: str, message: str, level: str
 ) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the exact type is what is tested
@@ -101,7 +101,7 @@ def test_error_leaves_under_a_name_that_workflows_match(
         (KeyError("bug"), ("KeyError", "'bug'")),
     ],
 )
-def test_failure_under_a_token_is_sent_to_the_workflow(
+def test_failure_of_a_task_with_a_token_reaches_the_workflow(
     world: FakeWorld, error: Exception, expected: tuple[str, str]
 ) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 - only the token is looked at
@@ -124,7 +124,7 @@ def test_unreachable_workflow_does_not_hide_the_failure(world: FakeWorld) -> Non
     assert world.telemetry.lines[-1].message == "WorkflowNotNotified"
 
 
-def test_a_success_under_a_token_answers_nothing(world: FakeWorld) -> None:
+def test_success_of_a_task_with_a_token_sends_no_answer(world: FakeWorld) -> None:
     entry.task(lambda _event, _context: {"outcome": "OPEN"})({"token": "t-1"}, CONTEXT)
 
     assert (world.tokens.answers, world.tokens.failures) == ({}, {})
@@ -220,7 +220,7 @@ def test_ignored_event_is_archived_and_counted(world: FakeWorld) -> None:
 
 
 @pytest.mark.parametrize("error", [Throttled("slow"), NotAllowed("no"), ZeroDivisionError("bug")])
-def test_failed_event_alone_returns_to_the_queue(world: FakeWorld, error: Exception) -> None:
+def test_only_the_failed_event_of_a_batch_returns_to_queue(world: FakeWorld, error: Exception) -> None:
     handler, facts = on_events(error, {"outcome": "JOINED"})
 
     answer = handler(a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"}), CONTEXT)
@@ -242,7 +242,7 @@ def test_failed_event_is_redelivered_with_growing_delays(world: FakeWorld, deliv
     assert world.inbox.again == [("r-0", seconds)]
 
 
-def test_failed_delay_request_leaves_the_queue_timeout(world: FakeWorld) -> None:
+def test_failed_delay_request_does_not_fail_the_batch(world: FakeWorld) -> None:
     class NoQueue:
         def delay_redelivery(self, receipt: str, seconds: int) -> None:
             raise Throttled("queue")
@@ -322,14 +322,14 @@ def test_bug_in_a_scheduled_run_is_raised() -> None:
 
 
 @pytest.mark.parametrize("error", [NotAllowed("403 Forbidden"), NotFound("gone"), Unreachable("no answer")])
-def test_scheduled_run_without_access_is_put_off(world: FakeWorld, error: Exception) -> None:
+def test_scheduled_run_without_access_is_postponed(world: FakeWorld, error: Exception) -> None:
     answer = entry.scheduled(raising(error))({}, CONTEXT)
 
     assert answer == {"outcome": "DEFERRED", "reason": f"{type(error).__name__}: {error}"}
     assert world.telemetry.totals["ScheduledRunsDeferred"] == 1
 
 
-def test_transient_failure_of_a_scheduled_run_pages_no_person(world: FakeWorld) -> None:
+def test_transient_failure_of_a_scheduled_run_alerts_no_person(world: FakeWorld) -> None:
     answer = entry.scheduled(raising(Throttled("slow")))({}, CONTEXT)
 
     assert answer == {"outcome": "DEFERRED", "reason": "Throttled: slow"}

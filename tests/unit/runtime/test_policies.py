@@ -44,7 +44,7 @@ def test_policy_change_applies_after_the_cache_expires() -> None:
     assert later.hash != BASE.hash
 
 
-def test_policy_is_read_once_with_first_rows() -> None:
+def test_policy_is_read_once_together_with_the_first_rows() -> None:
     fake = FakeWorld()
     give(fake, a_change(faults={"xid:94": {"ladder": ["replace"]}}))
     reads: list[tuple[Key, ...]] = []
@@ -113,7 +113,7 @@ def test_last_read_policy_applies_while_the_table_fails() -> None:
     assert policies.current() is read
 
 
-def test_no_decision_without_a_policy_ever_read() -> None:
+def test_function_that_never_read_a_policy_decides_nothing() -> None:
     silent = _Silent(FakeWorld())
     silent.is_silent = True
 

@@ -61,7 +61,7 @@ def test_missing_rights_are_named_for_each_cluster(world: FakeWorld) -> None:
     ]
 
 
-def test_silent_cluster_is_part_of_the_answer(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_self_test_reports_a_cluster_that_does_not_answer(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(_cluster: str) -> str:
         raise Unreachable("no answer")
 

@@ -6,7 +6,7 @@ from evenkeel.domain.policy_section import Mode
 from evenkeel.runtime.settings import BadSetting, Settings
 
 
-def test_empty_environment_means_observe() -> None:
+def test_mode_is_observe_without_environment_variables() -> None:
     settings = Settings.from_environment({"PATH": "/bin", "AWS_REGION": "eu-west-1"})
 
     assert (settings.mode, settings.drills_may_act, settings.policy_name) == (Mode.OBSERVE, False, "production")

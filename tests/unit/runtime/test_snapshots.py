@@ -57,7 +57,7 @@ def test_snapshot_holds_no_client_credential_or_connection(function: str, tmp_pa
     }
 
 
-def test_environments_of_one_snapshot_draw_different_numbers() -> None:
+def test_environments_of_one_snapshot_generate_different_random_numbers() -> None:
     state = random.getstate()
     drawn = set()
     for _ in range(3):

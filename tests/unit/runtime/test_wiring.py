@@ -70,7 +70,7 @@ def test_fleet_without_hyperpod_has_no_repairable_nodes() -> None:
         provider.cluster()
 
 
-def test_given_port_wins_and_none_is_refused() -> None:
+def test_given_port_is_used_and_unknown_port_name_is_refused() -> None:
     fake = FakeWorld()
 
     assert World(Settings.from_environment({}), ledger=fake.ledger).ledger is fake.ledger
@@ -78,7 +78,7 @@ def test_given_port_wins_and_none_is_refused() -> None:
         World(Settings.from_environment({}), ledgre=fake.ledger)
 
 
-def test_handlers_get_the_world_in_use() -> None:
+def test_use_world_sets_the_active_world() -> None:
     world = FakeWorld().as_world()
 
     with wiring.use_world(world):
@@ -101,7 +101,7 @@ def policy_file(name: str) -> Any:
     return json.loads(importlib.resources.files("evenkeel").joinpath("policy", f"{name}.json").read_text("utf-8"))
 
 
-def test_the_production_policy_is_the_defaults() -> None:
+def test_production_policy_equals_the_defaults() -> None:
     assert load_policy("production") == Policy()
     assert policy_file("production") == Policy().to_json()
 
@@ -123,7 +123,7 @@ WIDER = {"testJobsAfter", "testJobCommand", "testJobImage", "deepChecksAfter", "
 """Overrides of the policy for a fleet of five nodes with permanent faults."""
 
 
-def test_the_local_policy_only_shortens() -> None:
+def test_local_policy_only_shortens_durations_of_the_production_policy() -> None:
     local, production = policy_file("local"), policy_file("production")
 
     for part in ("repair", "jobs", "watch"):

@@ -105,7 +105,7 @@ def test_ended_backoff_is_ignored() -> None:
     assert actions([a_node_capacity(1)], a_request(not_before=at(1000))) == [("job-1", Action.ADMIT)]
 
 
-def test_recovery_goes_first() -> None:
+def test_recovering_job_is_admitted_before_new_jobs() -> None:
     late = a_request(9, is_recovery=True, attempts=1)
 
     assert actions([a_node_capacity(1)], a_request(1), late) == [("job-9", Action.ADMIT), ("job-1", Action.WAIT)]
@@ -156,19 +156,19 @@ def test_ordinary_job_does_not_use_a_spare() -> None:
     assert "keeps 1 free node for recoveries" in answer.reason
 
 
-def test_recovery_uses_the_spare() -> None:
+def test_recovering_job_uses_the_spare_node() -> None:
     back = a_request(nodes=2, is_recovery=True, attempts=1)
 
     assert actions([a_node_capacity(1), a_node_capacity(2)], back, policy=SPARES) == [("job-1", Action.ADMIT)]
 
 
-def test_partly_used_node_is_no_spare() -> None:
+def test_partly_used_node_does_not_count_as_spare() -> None:
     capacities = [a_node_capacity(1, free=4), a_node_capacity(2)]
 
     assert actions(capacities, a_request(accelerators_per_node=4), policy=SPARES) == [("job-1", Action.ADMIT)]
 
 
-def test_job_without_accelerators_needs_only_open_nodes() -> None:
+def test_job_without_accelerators_uses_any_schedulable_node() -> None:
     answer = decided(
         [a_node_capacity(1, free=0), a_node_capacity(2, unschedulable_reason="not ready")],
         a_request(accelerators_per_node=0),
@@ -239,11 +239,11 @@ def test_pod_end_between_reads_frees_nothing_before_settlement() -> None:
         ({}, ""),
     ],
 )
-def test_closed_node_states_its_reason(changes: dict[str, Any], why: str) -> None:
+def test_unusable_node_states_its_reason(changes: dict[str, Any], why: str) -> None:
     assert [why] == [capacity.unschedulable_reason for capacity in node_capacity([a_node(**changes)], {})]
 
 
-def test_node_that_has_not_joined_counts_as_closed() -> None:
+def test_node_that_has_not_joined_is_unusable() -> None:
     record = ProviderNode(
         instance_id="i-00000000000000001",
         instance_group="workers",

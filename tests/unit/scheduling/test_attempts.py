@@ -55,7 +55,7 @@ def test_one_successful_rank_does_not_end_an_attempt() -> None:
     assert judged(a_pod(0, SUCCEEDED, 0), a_pod(1)) is None
 
 
-def test_blame_waits_for_the_last_pod() -> None:
+def test_failure_is_attributed_only_after_the_last_pod_ended() -> None:
     assert judged(a_pod(0, FAILED, 76), a_pod(1)) is None
 
 
@@ -121,7 +121,7 @@ def test_lost_peer_is_never_the_cause() -> None:
         (9, "exit code 9"),
     ],
 )
-def test_exit_code_is_explained_as_a_possibility(code: int, expected: str) -> None:
+def test_explanation_of_an_exit_code_is_marked_as_possible(code: int, expected: str) -> None:
     ending = judged(a_pod(0, FAILED, 76), a_pod(1, FAILED, code))
 
     assert ending
@@ -290,7 +290,7 @@ def settled(ending: AttemptEnd, **job: Any) -> tuple[SettleOutcome, Job]:
     return decided.outcome, decided.job
 
 
-def test_success_ends_the_job() -> None:
+def test_successful_attempt_ends_the_job() -> None:
     outcome, job = settled(AttemptEnd(state=AttemptState.SUCCEEDED, reason="Done."))
 
     assert (outcome, job.state, job.ended_at) == (SettleOutcome.JOB_SUCCEEDED, JobState.SUCCEEDED, NOW)
@@ -327,7 +327,7 @@ def test_infrastructure_loss_requeues_at_once_without_a_restart() -> None:
     assert (job.application_failures, job.not_before, job.stop_request) == (2, None, None)
 
 
-def test_resume_plan_survives() -> None:
+def test_resume_plan_is_kept_when_an_attempt_ends() -> None:
     plan = ResumePlan(incident_id="inc-1", after_attempt=1, option=ResumeOption.SPARE, planned_at=NOW)
 
     _, job = settled(AttemptEnd(state=AttemptState.LOST, reason="Lost."), resume_plan=plan, distrust_after=NOW)
@@ -363,7 +363,7 @@ def test_attempt_that_never_ran_backs_off_longer_each_time() -> None:
     assert pauses == [at(30), at(60), at(100), at(100)]
 
 
-def test_stop_request_for_another_attempt_stays() -> None:
+def test_stop_request_for_another_attempt_is_kept() -> None:
     _, job = settled(CRASH, stop_request=a_stop(attempt=9))
 
     assert job.stop_request
@@ -503,7 +503,7 @@ def test_killed_process_never_repeats_a_failure(code: int, is_said: bool) -> Non
     assert (ending.exit_code is not None) is is_said
 
 
-def test_only_ready_timeout_costs_the_queue_place() -> None:
+def test_only_ready_timeout_loses_the_queue_position() -> None:
     late = AttemptEnd(state=AttemptState.NEVER_RAN, reason="Its pods were not scheduled in time.")
     lost = AttemptEnd(state=AttemptState.LOST, reason="The attempt lost contact with node-1.")
 

@@ -90,7 +90,7 @@ def test_nodes_that_never_launched_cost_nothing() -> None:
     assert rent_by_period(ready(team="red"), MIDNIGHT) == ()
 
 
-def test_rest_of_a_budget_excludes_settled_running_and_expected_costs() -> None:
+def test_remaining_budget_excludes_settled_running_and_expected_costs() -> None:
     charge = Charge(
         job_id="job-b", attempt=1, team="red", cluster="c", node_names=("n",), accelerators=8, admitted_at=MIDNIGHT
     )
@@ -109,7 +109,7 @@ def test_rest_of_a_budget_excludes_settled_running_and_expected_costs() -> None:
     assert remaining == {"red": (5000 - 700 - 48) * money.PARTS - 10 * 2 * PRICE * 3600}
 
 
-def test_tightest_dollar_budget_counts() -> None:
+def test_tightest_dollar_budget_applies() -> None:
     setup = a_setup({"period": Period.MONTH, "usd": 500}, {"period": Period.DAY, "usd": 30, "gpuHours": 1})
 
     assert remaining_by_team(setup, {}, (), (), ECONOMY, MIDNIGHT) == {"red": 30 * money.PARTS}

@@ -135,7 +135,7 @@ def test_job_stops_before_its_budget_ends_with_time_to_save(dollars: int, rate: 
     st.integers(0, 5 * MICROS_PER_USD),
     st.integers(0, 3600),
 )
-def test_committed_nodes_idle_no_longer_than_the_move_costs(
+def test_job_migrates_exactly_if_saved_rent_exceeds_migration_cost(
     market: Market, nodes: int, left: int, value: int, opportunity: int, restart: int
 ) -> None:
     candidate = a_migration_candidate(
@@ -202,7 +202,7 @@ def test_job_without_checkpoints_is_not_moved_early() -> None:
     assert decide_temporary_capacity(facts.replace(now=at(4 * HOUR))).state is TemporaryCapacityState.END
 
 
-def test_returned_temporary_capacity_is_over() -> None:
+def test_returned_temporary_capacity_stays_returned() -> None:
     temporary = a_temporary_rental(returned_at=at(HOUR))
 
     assert decide_temporary_capacity(
@@ -213,7 +213,7 @@ def test_returned_temporary_capacity_is_over() -> None:
 # ---------------------------------------------------------------- the forecast
 
 
-def test_queue_is_simulated_in_order() -> None:
+def test_expected_starts_follow_the_queue_order() -> None:
     starts = expected_starts(
         2, [RunningUse(8, 100), RunningUse(4, 50)], [WaitingUse(4, 30), WaitingUse(8, 10), WaitingUse(1, 5)]
     )

@@ -26,7 +26,7 @@ def spoken(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def test_cost_table_follows_the_rules() -> None:
+def test_documented_cost_table_follows_the_rules() -> None:
     decision = choose_pool(the_facts())
 
     why_not = {alternative.option: alternative.why_not for alternative in decision.alternatives}
@@ -50,7 +50,7 @@ def test_cost_table_follows_the_rules() -> None:
     assert f"> {decision.reason}" in PAGE
 
 
-def test_worked_figures_are_in_the_decision() -> None:
+def test_documented_worked_figures_match_the_decision() -> None:
     spot, plan = choose_pool(the_facts()).table[:2]
 
     assert (spot.interruptions, spot.ends_after_seconds) == (0.6, 23_037.164)

@@ -46,7 +46,7 @@ def a_node(
 # ---------------------------------------------------------------- the share of a node
 
 
-def test_allowance_for_node_software_matches_the_hyperpod_command_line() -> None:
+def test_reserve_for_node_software_matches_the_hyperpod_command_line() -> None:
     resources = available_to_pods(WHOLE_P5)
 
     assert (resources.cpu_millis, round(resources.memory_mib / 1024, 2)) == (179_970, 1890.26)
@@ -69,7 +69,7 @@ def test_quarter_of_gpus_gets_quarter_of_cpu_and_memory() -> None:
         (Resources(accelerators=8, cpu_millis=8_000, memory_mib=gib(64)), 8_000, 64),
     ],
 )
-def test_open_amount_follows_from_the_largest_named_share(
+def test_omitted_amount_follows_from_the_largest_stated_share(
     wanted: Resources, expected_cpu: int, expected_gib: int
 ) -> None:
     resources = complete_request(wanted, WHOLE_P5)
@@ -81,7 +81,7 @@ def test_job_without_any_amount_requests_one_cpu() -> None:
     assert complete_request(NONE, WHOLE_P5) == Resources(cpu_millis=1000, memory_mib=gib(4))
 
 
-def test_share_fits_the_smallest_machine_that_the_job_may_use() -> None:
+def test_default_share_fits_the_smallest_instance_type_of_the_job() -> None:
     shares = NodeShares([a_node(1), a_node(2, instance_type=P4)])
     resources = Resources(accelerators=8)
 
@@ -90,7 +90,7 @@ def test_share_fits_the_smallest_machine_that_the_job_may_use() -> None:
     assert shares.request_of(resources, "another-cluster") == resources
 
 
-def test_machine_outside_the_catalogue_counts_as_its_node_states() -> None:
+def test_unlisted_instance_type_has_the_amounts_of_its_node() -> None:
     shares = NodeShares([a_node(1, cpu=100, memory_gib=500, instance_type="ml.zz9.huge")])
 
     resources = shares.request_of(Resources(accelerators=4), CLUSTER)
@@ -98,7 +98,7 @@ def test_machine_outside_the_catalogue_counts_as_its_node_states() -> None:
     assert resources.cpu_millis == available_to_pods(Resources(cpu_millis=100_000)).cpu_millis // 2
 
 
-def test_share_never_exceeds_what_a_node_states() -> None:
+def test_default_share_never_exceeds_the_amounts_of_a_node() -> None:
     nodes = [a_node(1, cpu=191, memory_gib=2000), a_node(2, cpu=160, memory_gib=1600)]
     shares = NodeShares(nodes)
 

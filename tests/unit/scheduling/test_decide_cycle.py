@@ -75,7 +75,7 @@ def test_no_job_starts_unless_the_mode_is_act(mode: Mode) -> None:
     assert (step.decision.action, step.mode, plan.admissions) == (Action.ADMIT, mode, ())
 
 
-def test_job_that_was_left_out_is_not_decided() -> None:
+def test_cycle_decides_nothing_about_an_excluded_job() -> None:
     plan = decided(a_snapshot(waiting(1), waiting(2), nodes=1).without_jobs(["job-1"]))
 
     assert steps(plan) == {"job-2": "AdmissionStep ADMIT"}
@@ -138,7 +138,7 @@ def test_urgent_job_preempts_a_job_of_lower_priority() -> None:
     assert step.victims == {"job-1": "InClusterQueue"}
 
 
-def test_victim_that_was_asked_to_stop_is_not_asked_again() -> None:
+def test_victim_gets_only_one_stop_request() -> None:
     job = preempting().jobs_with_charge["job-1"]
     stopping = job.replace(stop_request=job.stop_request_now("It is cancelled.", "ana", NOW))
     snapshot = preempting()._replace(jobs_with_charge={"job-1": stopping})
@@ -146,7 +146,7 @@ def test_victim_that_was_asked_to_stop_is_not_asked_again() -> None:
     assert steps(decided(snapshot)) == {"job-2": "PendingStep PREEMPT"}
 
 
-def test_victim_with_a_newer_attempt_is_not_asked() -> None:
+def test_victim_with_a_newer_attempt_gets_no_stop_request() -> None:
     assert steps(decided(preempting(current_attempt=2))) == {"job-2": "PendingStep PREEMPT"}
 
 
@@ -164,7 +164,7 @@ def a_long_queue(*pending: Job, nodes: int = 1) -> CycleSnapshot:
     )
 
 
-def test_parked_queue_is_read_further_once() -> None:
+def test_more_jobs_of_a_parked_queue_are_read_once() -> None:
     snapshot = a_long_queue(waiting(1, spec={"nodes": 5}))
 
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
@@ -176,7 +176,7 @@ def test_parked_queue_is_read_further_once() -> None:
     assert steps(plan) == {"job-1": "PendingStep NEVER_FITS", "job-2": "AdmissionStep ADMIT"}
 
 
-def test_queue_in_which_a_job_starts_is_not_read_further() -> None:
+def test_no_more_jobs_are_read_if_one_starts() -> None:
     plan = decided(a_long_queue(waiting(1)))
 
     assert steps(plan) == {"job-1": "AdmissionStep ADMIT"}
@@ -214,7 +214,7 @@ def with_deadline(number: int, **changes: Any) -> Job:
     return waiting(number, spec={"nodes": 2, "deadline_at": NOW + timedelta(hours=1)}, **changes)
 
 
-def test_place_of_a_job_needs_holders_attempts_and_shortages() -> None:
+def test_draft_lists_the_facts_that_placement_needs() -> None:
     snapshot = a_snapshot(with_deadline(2, current_attempt=1), nodes=1, live_charges=(a_charge(1, "", 1),))
 
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
@@ -231,7 +231,7 @@ def test_first_attempt_has_no_earlier_attempts_to_read() -> None:
     assert draft.missing == MissingFacts(needs_shortages=True, needs_past_runs=True)
 
 
-def test_plan_is_the_same_with_and_without_its_draft() -> None:
+def test_queue_plan_does_not_depend_on_the_draft() -> None:
     snapshot = a_snapshot(with_deadline(2, current_attempt=1), waiting(3), nodes=1, live_charges=(a_charge(1, "", 1),))
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
     cycle_snapshot = snapshot._replace(jobs_with_charge={"job-1": running(1)})
@@ -242,7 +242,7 @@ def test_plan_is_the_same_with_and_without_its_draft() -> None:
     assert plan.queue_plan == decide_cycle(cycle_snapshot, Policy(), Mode.ACT, NOW).queue_plan
 
 
-def test_job_whose_row_is_gone_is_not_asked_for_twice() -> None:
+def test_missing_job_row_is_requested_once() -> None:
     snapshot = a_snapshot(with_deadline(2), nodes=1, live_charges=(a_charge(1, "", 1),))
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
 
@@ -267,7 +267,7 @@ def test_jobs_of_a_drained_queue_stop() -> None:
     assert decided(drained(), mode=Mode.OBSERVE).queue_stops == ()
 
 
-def test_jobs_of_a_drained_queue_are_asked_once() -> None:
+def test_jobs_of_a_drained_queue_get_one_stop_request() -> None:
     job = running(1, spec={"team": "red"})
     stopped = job.replace(stop_request=job.stop_request_now("It is drained.", "schedule_jobs/drain", NOW))
 
@@ -303,7 +303,7 @@ def test_job_on_an_ending_reservation_is_read_first() -> None:
     assert draft.missing == MissingFacts(jobs=("job-1",))
 
 
-def test_decisions_carry_their_facts() -> None:
+def test_cycle_decisions_contain_their_facts() -> None:
     plan = decided(a_snapshot(waiting(1), waiting(2), waiting(3)))
 
     assert all(isinstance(step, AdmissionStep | PendingStep) and step.decision.facts.request for step in plan.steps)

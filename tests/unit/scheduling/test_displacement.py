@@ -70,13 +70,13 @@ def test_no_job_moves_if_renting_for_the_gang_is_cheaper() -> None:
     assert decision.reason == "Moving 2 jobs to rented nodes would cost $1.23, and on-demand costs $1.00."
 
 
-def test_cheapest_node_becomes_free() -> None:
+def test_displacement_frees_the_cheapest_node() -> None:
     movable = (a_movable("dear", "n1", accelerators=2, micros_per_hour_of_delay=20 * DOLLAR), a_movable("cheap", "n2"))
 
     assert decided(*movable, free={"n1": 6, "n2": 7}).victims == ("cheap",)
 
 
-def test_no_job_moves_that_others_make_unnecessary() -> None:
+def test_no_job_moves_unnecessarily() -> None:
     movable = (a_movable("small", "n1"), a_movable("large", "n1", accelerators=4, rent_micros_per_hour=2 * DOLLAR))
 
     assert decided(*movable, free={"n1": 4}).victims == ("large",)

@@ -139,7 +139,7 @@ def test_gang_waits_for_nodes_with_all_interfaces(offered: int) -> None:
         ({"nodes": 2}, {"efa_interfaces": {"workers": 0}}),
     ],
 )
-def test_job_without_efa_starts(changes: dict[str, Any], policy: dict[str, Any]) -> None:
+def test_job_that_needs_no_efa_starts_on_any_node(changes: dict[str, Any], policy: dict[str, Any]) -> None:
     capacities = [a_node_capacity(1, efa=0), a_node_capacity(2, efa=0)]
 
     answer = decided(capacities, a_request(accelerators_per_node=8, **changes), SchedulingPolicy.model_validate(policy))
@@ -155,7 +155,7 @@ def test_pool_without_efa_is_not_offered_to_efa_jobs() -> None:
     assert decided([a_node_capacity(1), a_node_capacity(2)], request, policy).action is Action.NEVER_FITS
 
 
-def test_part_of_a_node_starts_where_its_share_is_offered() -> None:
+def test_job_on_half_nodes_needs_half_of_their_interfaces() -> None:
     capacities = [a_node_capacity(1, efa=16), a_node_capacity(2, efa=16)]
 
     assert decided(capacities, a_request(nodes=2, accelerators_per_node=4)).action is Action.ADMIT

@@ -109,7 +109,7 @@ def test_no_job_grows_while_another_waits() -> None:
     assert plan_growth(grow_facts(a_job(), is_contended=True)).resizes == ()
 
 
-def test_scaling_timeout_holds_for_cheap_resizes() -> None:
+def test_scaling_timeout_also_delays_cheap_resizes() -> None:
     policy = ElasticPolicy(scaling_timeout_seconds=600)
 
     assert plan_growth(grow_facts(a_job(resize_seconds=1), idle=8 * 599, policy=policy)).resizes == ()
@@ -227,7 +227,7 @@ def test_preemption_with_least_loss_frees_the_rest() -> None:
     assert [(resize.job_id, resize.to_nodes) for resize in decision.resizes] == [("job-3", 0), ("job-1", 4)]
 
 
-def test_no_job_is_resized_if_it_would_not_be_enough() -> None:
+def test_no_job_shrinks_if_that_frees_too_few_nodes() -> None:
     decision = plan_shrink([a_job(1), a_job(2, priority=9)], 9, priority=5)
 
     assert (decision.resizes, decision.short) == ((), 1)
@@ -299,7 +299,7 @@ def test_lower_priorities_shrink_first_at_the_least_loss(fleet, nodes, priority)
 
 
 @given(st.integers(1, 120))
-def test_just_enough_jobs_shrink(nodes: int) -> None:
+def test_no_more_jobs_shrink_than_needed(nodes: int) -> None:
     fleet = [a_job(number, nodes=5 + number, resize_seconds=10 * (1 + number % 4)) for number in range(15)]
 
     resizes = plan_shrink(fleet, nodes, priority=1).resizes

@@ -59,7 +59,7 @@ def leaves(nodes: tuple[NodeCapacity, ...]) -> str:
         ("separate tops", ("x", "x", "y"), 3, {}, "xxy", None),
     ],
 )
-def test_gang_takes_the_closest_nodes(
+def test_gang_uses_the_closest_nodes(
     why: str, paths: tuple[str, ...], count: int, needs: dict[str, str], expected: str, level: NetworkLevel | None
 ) -> None:
     closest = closest_nodes(a_fleet(*paths), count, NetworkNeeds.model_validate(needs))
@@ -89,7 +89,7 @@ a_path = st.one_of(
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(a_path, min_size=2, max_size=8), st.data())
-def test_no_other_nodes_share_a_narrower_level(paths: list[str], data: st.DataObject) -> None:
+def test_no_other_set_of_nodes_is_closer_together(paths: list[str], data: st.DataObject) -> None:
     """Compares with a search through all sets of nodes."""
     fleet = a_fleet(*paths)
     count = data.draw(st.integers(2, len(fleet)))
@@ -151,13 +151,13 @@ def test_job_waits_until_its_required_level_fits() -> None:
     assert "workers has 6 of them, at most 3 in one layer-3 domain" in decision.reason
 
 
-def test_wait_for_a_required_level_replays() -> None:
+def test_decision_to_wait_for_required_network_level_replays() -> None:
     decision = decided(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"required": "layer-3"})
 
     assert decide(decision.facts).reason == decision.reason
 
 
-def test_full_leaf_is_not_used_for_a_gang() -> None:
+def test_gang_avoids_a_network_leaf_without_enough_free_nodes() -> None:
     fleet = a_fleet(*TWO_LEAVES)
     used = (fleet[0].with_free(fleet[0].free.minus(fleet[0].free)), *fleet[1:])
 

@@ -120,7 +120,7 @@ def test_pytorch_job_restarts_unless_a_replica_never_does(
     assert recreation(a_workload("PyTorchJob", {"pytorchReplicaSpecs": replicas})) == ("PyTorchJob", expected)
 
 
-def test_annotation_of_the_workload_leaves_it_to_hyperpod() -> None:
+def test_workload_with_the_hyperpod_annotation_is_restarted_by_hyperpod() -> None:
     job = a_workload("PyTorchJob", {})
     job["metadata"]["annotations"] = AUTO_RESUME
 

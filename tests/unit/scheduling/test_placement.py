@@ -108,7 +108,7 @@ def test_recovery_rents_up_to_the_planned_value() -> None:
         ),
     ],
 )
-def test_rent_ends_when_the_job_would_move(changes: dict[str, Any], moves: bool) -> None:
+def test_cost_of_renting_ends_when_the_job_would_migrate(changes: dict[str, Any], moves: bool) -> None:
     """Committed nodes are free after an hour. A restart takes half an hour."""
     job = a_waiting(**{"left_seconds": (3 * HOUR,), "restart_seconds": 0.25 * HOUR, **changes})
     committed = a_candidate_pool(C, wait_seconds=HOUR, pool={"launch": a_delay(0.25 * HOUR)})
@@ -288,7 +288,7 @@ def test_spot_needs_frequent_checkpoints() -> None:
         assert (message in reason) if message else not reason
 
 
-def test_spot_risk_is_part_of_time_and_price() -> None:
+def test_spot_interruptions_increase_expected_time_and_price() -> None:
     calm, rough = (
         choose_pool(
             facts_of(
@@ -306,7 +306,7 @@ def test_spot_risk_is_part_of_time_and_price() -> None:
 
 
 @pytest.mark.parametrize("market", [C, O, S])
-def test_faults_of_nodes_stretch_a_run_in_every_market(market: Market) -> None:
+def test_node_faults_lengthen_a_run_in_every_market(market: Market) -> None:
     pool = a_candidate_pool(market, pool={"interruptions_per_node_hour": 0}, accelerators_left=8 * 64)
     calm, faulty = (
         choose_pool(
@@ -324,7 +324,7 @@ def test_faults_of_nodes_stretch_a_run_in_every_market(market: Market) -> None:
     assert (faulty.rent_parts > calm.rent_parts) is market.is_rented
 
 
-def test_stretch_by_faults_agrees_with_a_simulation() -> None:
+def test_expected_time_lost_to_faults_agrees_with_a_simulation() -> None:
     uniform, hours, saved_every, again = random.Random(4), 10, 900, 600
     per_second = 64 * 0.0005 / HOUR
     elapsed = 0.0
@@ -361,7 +361,7 @@ def test_job_that_outlasts_a_reservation_does_not_start(
     assert (message in reason) if message else not reason
 
 
-def test_future_reservation_is_waited_for() -> None:
+def test_job_waits_for_a_reservation_that_starts_soon() -> None:
     later = {"starts_at": at(HOUR), "ends_at": at(24 * HOUR)}
     decision = choose_pool(facts_of(a_candidate_pool(R, accelerators_left=64, pool={"reservation": later})))
 
@@ -400,7 +400,7 @@ def test_no_cap_or_budget_is_exceeded(spending: SpendLimits, message: str) -> No
         {"fleet_cap_micros_per_hour": 40 * MICROS_PER_USD},
     ],
 )
-def test_second_job_sees_what_the_first_left(limit: dict[str, int]) -> None:
+def test_second_job_gets_only_capacity_left_by_the_first(limit: dict[str, int]) -> None:
     # Each would rent at $32 an hour, for $96.
     requests = [
         facts_of(a_candidate_pool(O), job=a_waiting(job_id=f"job-{n}"), spending=RICH.replace(**limit)) for n in (1, 2)

@@ -46,7 +46,7 @@ def test_reservation_is_usable_until_termination_starts() -> None:
     assert a_reservation(7200).usable_until == at(5400)
 
 
-def test_refusal_holds_only_its_market_for_three_minutes() -> None:
+def test_refusal_makes_only_its_market_unavailable_for_three_minutes() -> None:
     memory = Shortages().with_refusal(*SPOT, NOW)
 
     assert memory.unavailable_until(*SPOT, at(1)) == at(180)
@@ -55,7 +55,7 @@ def test_refusal_holds_only_its_market_for_three_minutes() -> None:
     assert memory.unavailable_until("g5.48xlarge", "a", Market.ON_DEMAND, at(1)) is None
 
 
-def test_repeated_refusals_hold_longer_and_decay() -> None:
+def test_repeated_refusals_last_longer_and_decay() -> None:
     memory = Shortages().with_refusal(*SPOT, NOW).with_refusal(*SPOT, at(180))
     second = memory.unavailable_until(*SPOT, at(181))
     later = Shortages().with_refusal(*SPOT, NOW).with_refusal(*SPOT, at(7200)).unavailable_until(*SPOT, at(7201))
@@ -77,7 +77,7 @@ def test_late_refusal_changes_nothing() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40_000), st.sampled_from("abc")), max_size=60))
-def test_shortages_stay_few_and_end(refusals: list[tuple[int, str]]) -> None:
+def test_number_of_shortages_is_bounded_and_they_expire(refusals: list[tuple[int, str]]) -> None:
     memory = Shortages()
     for seconds, zone in sorted(refusals):
         memory = memory.with_refusal("g5.48xlarge", zone, Market.SPOT, at(seconds))
@@ -112,7 +112,7 @@ HERE = PoolEnvironment(accelerator="a100", accelerator_memory_gib=80, fabric="ef
         (EnvironmentNeeds(storage={"models": "fs-1"}), HERE, "No storage is known for claim models"),
     ],
 )
-def test_differences_of_another_pool_are_reported(
+def test_environment_needs_that_a_pool_lacks_are_reported(
     needs: EnvironmentNeeds, place: PoolEnvironment, message: str
 ) -> None:
     texts = differences(needs, place)

@@ -58,7 +58,7 @@ STEPS: dict[str, tuple[RentalState | None, Callable[[Rental], Rental]]] = {
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("state", RentalState)
-def test_transition_is_legal_by_the_table_or_names_both_states(state: RentalState, name: str) -> None:
+def test_rental_transition_outside_the_table_is_refused_with_both_states(state: RentalState, name: str) -> None:
     target, step = STEPS[name]
     target = target or state
     rental = a_rental(state=state)
@@ -72,7 +72,7 @@ def test_transition_is_legal_by_the_table_or_names_both_states(state: RentalStat
             step(rental)
 
 
-def test_every_state_can_reach_the_end_and_nothing_leaves_it() -> None:
+def test_every_rental_state_is_reachable_and_the_end_is_final() -> None:
     reached = {RentalState.OPENING}
     for _ in RentalState:
         reached |= {after for state in reached for after in TRANSITIONS[state]}
@@ -81,7 +81,7 @@ def test_every_state_can_reach_the_end_and_nothing_leaves_it() -> None:
     assert TRANSITIONS[RentalState.ENDED] == frozenset()
 
 
-def test_opening_takes_all_terms_from_the_decision() -> None:
+def test_rental_opens_with_the_terms_of_its_decision() -> None:
     placed = a_placement(nodes=3)
     holder = RentalHolder("job-a", 4, "vision", "jobs", due_at=LATER, incident_id="inc-1")
 
@@ -119,7 +119,7 @@ def test_node_of_a_deployment_is_no_temporary_capacity() -> None:
     assert "temporary" not in change.text
 
 
-def test_assigned_nodes_are_billed_and_count_as_supplied() -> None:
+def test_assigned_nodes_are_billed_and_count_as_supplied_capacity() -> None:
     change = assign_nodes(with_joined_nodes(a_rental(), ["ip-0"]), ("ip-1", "ip-2"), LATER)
 
     assert change.rental.node_names == ("ip-1", "ip-2")
@@ -158,7 +158,7 @@ def test_only_a_lost_spot_node_counts_as_a_refusal(
     assert (change.market, change.rental.reason) == (report, rental.reason)
 
 
-def test_observation_without_news_changes_nothing() -> None:
+def test_observation_without_a_change_keeps_the_rental() -> None:
     rental = with_joined_nodes(a_rental(state=RentalState.READY), ["ip-1"])
 
     assert with_joined_nodes(rental, ["ip-1"]) is rental

@@ -177,7 +177,7 @@ def committed(number: int, **changes: Any) -> NodeCapacity:
     return a_node_capacity(number, "p5-workers", instance_type="ml.p5.48xlarge", **changes)
 
 
-def test_booting_node_is_expected_and_not_rented_for() -> None:
+def test_no_node_is_rented_while_a_fitting_node_boots() -> None:
     node_capacities = [committed(1, unschedulable_reason="not ready"), committed(2, unschedulable_reason="not ready")]
     short = Shortages().with_refusal("p5-workers", "", Market.COMMITTED, START)
 

@@ -207,7 +207,7 @@ def test_replicas_sharing_a_node_add_up_their_value() -> None:
     ]
 
 
-def test_replicas_wait_for_committed_nodes_that_free_soon() -> None:
+def test_replicas_wait_for_committed_nodes_that_become_free_soon() -> None:
     soon = (a_charge(1, ran_seconds=14_400 - 300), a_charge(2))
 
     (answer,) = decided(a_replica(), charges=soon)
@@ -216,7 +216,7 @@ def test_replicas_wait_for_committed_nodes_that_free_soon() -> None:
     assert answer.pool == "p5-workers"
 
 
-def test_each_node_counts_the_nodes_before_it() -> None:
+def test_each_rented_node_counts_earlier_ones_against_the_caps() -> None:
     pods = [a_replica(number) for number in range(6)]
 
     assert [placement_decision.action for placement_decision in decided(*pods)] == [PlacementAction.RENT] * 4
@@ -324,7 +324,7 @@ def test_configured_pool_labels_are_known() -> None:
 # ---------------------------------------------------------------- demand for launching nodes
 
 
-def test_present_and_launching_nodes_take_fitting_replicas() -> None:
+def test_free_replica_slots_count_present_and_launching_nodes() -> None:
     rentals = [a_rental(1), a_rental(2, RentalState.OPENING), a_rental(3, RentalState.ENDING)]
 
     assert free_replica_slots(rentals, [a_replica(1)]) == 2

@@ -17,7 +17,7 @@ def past(*seconds: float, team: str = "red", owner: str = "ana", job_type: str =
     return [PastRun(team, owner, job_type, run) for run in seconds]
 
 
-def test_without_past_runs_the_policy_states_the_run_time() -> None:
+def test_expected_run_time_without_past_runs_comes_from_policy() -> None:
     left = RunTimes().remaining(a_run(), 0.0)
 
     assert (left.mean, left.p90) == (4 * HOUR, 8 * HOUR)
@@ -41,14 +41,14 @@ def test_too_few_runs_of_a_group_are_not_used() -> None:
     assert RunTimes(past(60, 60, 60, 60)).remaining(a_run(), 0).mean == 4 * HOUR
 
 
-def test_only_runs_that_lasted_longer_count() -> None:
+def test_only_past_runs_longer_than_the_elapsed_time_count() -> None:
     learned = RunTimes(past(*[60.0] * 50, *[10_060.0] * 10))
 
     assert learned.remaining(a_run(), 0).mean == pytest.approx(1726.7, rel=0.01)
     assert learned.remaining(a_run(), 60).mean == 10_000  # a run that is not short is long
 
 
-def test_run_beyond_past_runs_takes_half_as_long_again() -> None:
+def test_run_longer_than_past_runs_takes_half_as_long_again() -> None:
     assert RunTimes(past(*[600.0] * 20)).remaining(a_run(), 7200).seconds == (3600.0,)
 
 

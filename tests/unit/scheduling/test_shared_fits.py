@@ -47,7 +47,7 @@ def _request(dice: random.Random, number: int, avoid: list[str]) -> AdmissionReq
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32), st.booleans())
-def test_fits_after_admissions_equal_a_new_search(seed: int, reserves: bool) -> None:
+def test_cached_fits_after_admissions_equal_a_new_search(seed: int, reserves: bool) -> None:
     dice = random.Random(seed)
     capacities = tuple(_capacity(dice, number) for number in range(1, dice.randint(2, 12)))
     if reserves:

@@ -130,7 +130,7 @@ def test_lender_reclaims_quota_from_the_borrower() -> None:
     assert answer.reason == "Waits until job-2 has stopped."
 
 
-def test_preemption_records_full_facts_despite_same_reason() -> None:
+def test_preemption_records_its_facts_even_if_its_reason_is_unchanged() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
     last_reasons = {"job-3": "Waits until job-2 has stopped."}

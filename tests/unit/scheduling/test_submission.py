@@ -96,7 +96,7 @@ def test_invalid_field_is_reported_by_name(changes: dict[str, Any], field: str) 
 
 
 @given(st.text(max_size=40), st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3))
-def test_no_text_breaks_the_check(text: str, pairs: dict[str, str]) -> None:
+def test_any_text_is_accepted_or_refused_without_an_exception(text: str, pairs: dict[str, str]) -> None:
     for fault in check_spec(
         a_spec(name=text, image=text, command=(text,), env=pairs, labels=pairs, checkpoint_uri=text)
     ):
@@ -124,7 +124,7 @@ def test_invalid_sizes_are_reported(elastic: dict[str, Any], field: str) -> None
     assert fields(nodes=2, elastic=elastic) == [field]
 
 
-def test_required_network_level_stands_alone() -> None:
+def test_required_network_level_excludes_preferred_level_and_elastic_sizes() -> None:
     assert fields(nodes=2, required_network_level="layer-3") == []
     assert fields(nodes=2, required_network_level="layer-3", preferred_network_level="layer-3") == [
         "network.preferredLevel"
@@ -168,7 +168,7 @@ def test_every_text_and_list_has_a_limit(changes: dict[str, Any], field: str) ->
     assert fields(**changes) == [field]
 
 
-def test_whole_job_has_a_size_limit() -> None:
+def test_size_of_a_submission_is_limited() -> None:
     secrets = {f"V{n:03d}{'A' * 200}": {"secret": "s" * 253, "key": "k" * 253} for n in range(100)}
 
     assert fields(secret_env=secrets) == ["job"]

@@ -146,7 +146,7 @@ def test_folder_inside_another_teams_folder_is_reported() -> None:
     assert check_setup(TeamSetup(teams=(nlp, a_team("vision", checkpoints=["s3://b/a/c"]))))
 
 
-def test_all_queues_together_have_a_limit() -> None:
+def test_number_of_queues_is_limited() -> None:
     def team(n: int) -> Team:
         group = {f"{hashlib.sha256(f'{n} {k}'.encode()).hexdigest()[:60]}": {"nvidia.com/gpu": 8} for k in range(60)}
         return a_team(f"team-{n:03d}", queue={"groups": [group]})
@@ -207,7 +207,7 @@ def test_higher_role_counts_and_unknown_identity_has_none() -> None:
     assert setup.teams_of("111122223333:role/Research") == ("nlp",)
 
 
-def test_set_up_becomes_scheduler_queues() -> None:
+def test_team_setup_becomes_scheduler_queues() -> None:
     fleet = FleetQuotas.model_validate(
         {"cohorts": [{"name": "fleet"}], "fairSharing": False, "switches": {"minRunSeconds": 600}}
     )
@@ -237,13 +237,13 @@ def test_images_are_allowed_by_name_or_prefix() -> None:
     assert a_team().allows_image("anything")
 
 
-def test_periods_have_names() -> None:
+def test_budget_periods_are_keyed_by_day_week_and_month() -> None:
     instant = datetime(2027, 1, 2, 23, 59, tzinfo=UTC)
 
     assert [period.key_at(instant) for period in Period] == ["2027-01-02", "2026-W53", "2027-01"]
 
 
-def test_set_up_survives_a_round_trip() -> None:
+def test_team_setup_survives_a_round_trip() -> None:
     team = a_team(budgets=[{"usd": 5}], queue={"groups": [{"a": {"cpu": "1500m", "gpu": {"nominal": 4, "lend": 1}}}]})
 
     assert Team.model_validate(team.to_json()) == team

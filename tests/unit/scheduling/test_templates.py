@@ -60,7 +60,7 @@ def test_values_file_imports_unchanged() -> None:
     assert read.of() == read.of("development")
 
 
-def test_all_fourteen_traps_are_found() -> None:
+def test_all_fourteen_traps_of_values_files_are_found() -> None:
     assert traps(read_values(the_file())) == {f"T0-{number}" for number in range(1, 15)}
 
 
@@ -112,7 +112,7 @@ LARGE = {"requests": {"nvidia.com/gpu": 8, "cpu": "96", "memory": "1152Gi"}}
         (drop("priorityClasses.preemptible.preemptionPolicy"), "T0-12"),
     ],
 )
-def test_file_without_a_trap_has_no_finding(document: dict[str, Any], trap: str) -> None:
+def test_values_file_without_a_trap_has_no_finding(document: dict[str, Any], trap: str) -> None:
     assert trap not in traps(read_values(document))
 
 

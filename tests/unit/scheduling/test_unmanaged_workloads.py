@@ -41,7 +41,9 @@ def a_pod(kind: str = "", name: str = "llama", **metadata: Any) -> dict[str, Any
         (a_pod("Job"), ("Job", "llama", PodRecreation.NEVER)),
     ],
 )
-def test_pod_without_a_listed_workload(pod: dict[str, Any], expected: tuple[str, str, PodRecreation]) -> None:
+def test_workload_of_a_pod_is_read_from_its_owner(
+    pod: dict[str, Any], expected: tuple[str, str, PodRecreation]
+) -> None:
     unmanaged_pod = unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research")
 
     assert (unmanaged_pod.kind, unmanaged_pod.workload, unmanaged_pod.recreation) == expected
@@ -74,7 +76,7 @@ def test_tolerations_and_selectors_are_read() -> None:
 @pytest.mark.parametrize(
     ("value", "consent"), [("allowed", Consent.ALLOWED), ("yes", Consent.FORBIDDEN), ("", Consent.FORBIDDEN)]
 )
-def test_only_the_exact_label_value_is_consent(value: str, consent: Consent) -> None:
+def test_only_the_exact_label_value_counts_as_consent(value: str, consent: Consent) -> None:
     pod = a_pod("PyTorchJob", labels={"evenkeel.io/resume": value})
 
     assert unmanaged_pods.read_unmanaged_pod(pod, Controllers([]), "research").consent is consent
@@ -121,7 +123,7 @@ def test_pods_of_a_workload_are_grouped() -> None:
 @pytest.mark.parametrize("recreation", list(PodRecreation))
 @pytest.mark.parametrize("consent", list(Consent))
 @pytest.mark.parametrize("by_policy", [True, False])
-def test_fault_consequence_covers_every_workload(
+def test_consequence_of_a_fault_names_every_workload(
     recreation: PodRecreation, consent: Consent, *, by_policy: bool
 ) -> None:
     (workload,) = unmanaged_workloads("eks", [an_unmanaged_pod("a", "a", recreation=recreation, consent=consent)])

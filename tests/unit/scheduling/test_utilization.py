@@ -30,7 +30,7 @@ def test_measure_without_samples_is_missing() -> None:
     assert node_utilization.percent == {Measure.CPU: 0}
 
 
-def test_age_is_that_of_the_oldest_measure() -> None:
+def test_age_of_readings_is_that_of_the_oldest_measure() -> None:
     node_utilization = NodeUtilization.of({Measure.CPU: samples(1, 1, 1, 1), Measure.GPU: samples(1)}, LAUNCHED)
 
     assert node_utilization.measured_at == LAUNCHED + timedelta(minutes=1)

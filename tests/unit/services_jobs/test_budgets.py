@@ -71,7 +71,7 @@ def test_expected_cost_of_running_rentals_limits_the_next_job() -> None:
     assert "but the budget of team red has" in market.scenario.job(third.job_id).reason
 
 
-def test_two_jobs_of_one_cycle_share_the_remaining_budget() -> None:
+def test_two_jobs_of_one_cycle_do_not_exceed_the_budget() -> None:
     held = []
     for usd in (100, 130):
         market = sharing({"period": "month", "usd": usd})

@@ -64,7 +64,7 @@ def run_batches(scenario: JobScenario, requests: Iterable[datetime], cycle_secon
     return cycles
 
 
-def test_storm_of_requests_needs_a_cycle_for_each_cycle_time() -> None:
+def test_number_of_cycles_does_not_grow_with_number_of_requests() -> None:
     scenario = JobScenario()
     start = scenario.world.clock.now()
     requests = [start + timedelta(seconds=30 * number / 1000) for number in range(1000)]
@@ -88,7 +88,9 @@ def test_requests_sent_at_once_need_three_cycles() -> None:
     lag_seconds=st.floats(3, 4),
     batch_size=st.integers(1, 2),
 )
-def test_no_request_is_lost(after: list[float], cycle_seconds: float, lag_seconds: float, batch_size: int) -> None:
+def test_no_request_for_a_cycle_is_lost(
+    after: list[float], cycle_seconds: float, lag_seconds: float, batch_size: int
+) -> None:
     scenario = JobScenario(size=len(after))
     clock = scenario.world.clock
     lagging = LaggingLedger(scenario.world.ledger, clock, lag_seconds)
@@ -135,7 +137,7 @@ def test_cycle_with_an_unreadable_cluster_answers_no_earlier_request() -> None:
     assert scenario.world.ledger.get(quota_rows.finished_cycle_key()) is None
 
 
-def test_run_by_the_clock_is_never_skipped() -> None:
+def test_cycle_started_by_the_schedule_is_never_skipped() -> None:
     scenario = JobScenario()
     schedule_jobs.run(scenario.context(), requested_at=scenario.world.clock.now())
     scenario.submit()
@@ -145,7 +147,7 @@ def test_run_by_the_clock_is_never_skipped() -> None:
     assert (outcome.is_answered, len(outcome.admitted)) == (False, 1)
 
 
-def test_batch_is_as_old_as_its_newest_request() -> None:
+def test_batch_of_requests_has_the_age_of_its_newest() -> None:
     later = A_MOMENT + timedelta(seconds=3)
 
     assert entry.newest_sent_at(a_batch(later, A_MOMENT)) == later

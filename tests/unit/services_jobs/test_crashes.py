@@ -296,5 +296,5 @@ def test_sweeper_repairs_a_crash_that_ended_the_workflow(tale: str, at: int, whe
     assert len(end["launches"]) == len(set(end["launches"]))
 
 
-def test_sweeper_lock_expires_before_these_tests_give_up() -> None:
+def test_sweeper_lock_expires_within_the_time_of_crash_tests() -> None:
     assert sweep_fleet._LOCK_SECONDS < 61

@@ -94,7 +94,7 @@ def test_pods_of_daemonsets_of_a_new_node_are_listed() -> None:
     assert scenario.job(job.job_id).state is JobState.PENDING
 
 
-def test_lives_and_slots_of_a_cycle_are_those_of_hyperpod() -> None:
+def test_cycle_uses_node_lives_and_slots_of_hyperpod() -> None:
     lives = []
     for is_swept in (False, True):
         scenario = JobScenario(size=2)
@@ -150,7 +150,7 @@ def _meeting(method: Callable[..., object], barrier: threading.Barrier) -> Calla
     return called
 
 
-def test_cycle_reads_nodes_while_it_reads_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cycle_reads_nodes_and_jobs_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = JobScenario(size=3)
     job = scenario.submit(nodes=2)
     meet(monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.ledger, "batch_get"))
@@ -160,7 +160,7 @@ def test_cycle_reads_nodes_while_it_reads_jobs(monkeypatch: pytest.MonkeyPatch) 
     assert scenario.job(job.job_id).state is JobState.STARTING
 
 
-def test_sweep_reads_its_lists_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_reads_its_lists_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = JobScenario(size=3)
     cluster = scenario.world.cluster
     lists = ((cluster, "live_pods"), (cluster, "workloads"), (cluster, "nodes"), (scenario.world.provider, "nodes"))

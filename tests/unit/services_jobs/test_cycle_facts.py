@@ -116,7 +116,7 @@ UNREADABLE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("fault", ["gone", "changed", *UNREADABLE])
-def test_record_without_its_cycle_says_so_and_fails_no_page(fault: str) -> None:
+def test_record_of_an_expired_cycle_says_so_without_an_error(fault: str) -> None:
     scenario, jobs = queued(3)
     scenario.run_scheduling_cycle()
     ledger = scenario.world.ledger
@@ -154,7 +154,7 @@ def test_record_without_its_cycle_says_so_and_fails_no_page(fault: str) -> None:
         replay(next(with_facts([record_of(ledger, record)], ledger)), scenario.policy)
 
 
-def test_ledger_that_does_not_answer_fails_no_page() -> None:
+def test_list_is_shown_without_facts_if_the_ledger_fails() -> None:
     scenario, _ = queued(2)
     scenario.run_scheduling_cycle()
     record = admissions(scenario)[0]
@@ -171,7 +171,7 @@ def test_ledger_that_does_not_answer_fails_no_page() -> None:
     assert shown["facts"] == {OMITTED: "the row of their cycle cannot be read now: too many reads"}
 
 
-def test_release_that_cannot_follow_the_pointer_does_not_replay() -> None:
+def test_older_release_that_cannot_follow_the_pointer_does_not_replay() -> None:
     scenario, _ = queued(2)
     scenario.run_scheduling_cycle()
 
@@ -179,7 +179,7 @@ def test_release_that_cannot_follow_the_pointer_does_not_replay() -> None:
         replay(admissions(scenario)[0], scenario.policy)
 
 
-def test_refused_admission_leaves_the_facts_of_the_others() -> None:
+def test_refused_admission_keeps_the_facts_of_other_admissions() -> None:
     scenario, jobs = queued(12)
     scenario.ledger = RefusingLedger(scenario.ledger, jobs[0])  # type: ignore[assignment]
 
@@ -220,7 +220,7 @@ def test_timeline_shows_each_admission_once() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 30), max_size=40))
-def test_runs_name_the_same_indexes(indexes: list[int]) -> None:
+def test_packed_node_ranges_name_the_same_indexes(indexes: list[int]) -> None:
     runs = cycle_facts._runs(indexes)
 
     assert [first + n for first, count in runs for n in range(count)] == indexes

@@ -54,7 +54,7 @@ def test_job_with_checkpoints_moves_and_waiting_job_takes_nodes() -> None:
     assert market.scenario.job(second.job_id).displacing_since is None
 
 
-def test_no_nodes_are_rented_for_the_job_while_others_displace() -> None:
+def test_no_nodes_are_rented_for_job_during_a_displacement() -> None:
     market, first, second = waiting()
     market.scenario.run_scheduling_cycle()
     before = commits(market.world.ledger)
@@ -68,7 +68,7 @@ def test_no_nodes_are_rented_for_the_job_while_others_displace() -> None:
     assert commits(market.world.ledger) - before <= 2  # at most its reason is new
 
 
-def test_displacement_replays_and_names_the_other_option() -> None:
+def test_displacement_decision_replays_and_names_the_rejected_option() -> None:
     market, _, _ = waiting()
     market.scenario.run_scheduling_cycle()
 

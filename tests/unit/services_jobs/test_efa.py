@@ -34,11 +34,11 @@ def launch_text(scenario: JobScenario, job: Job) -> str:
     ("changes", "expected"),
     [({}, EfaRequest(32, 5120)), ({"accelerators_per_node": 4}, EfaRequest(16, 2560)), ({"nodes": 1}, EfaRequest())],
 )
-def test_a_launch_asks_for_its_nodes_interfaces(changes: dict[str, Any], expected: EfaRequest) -> None:
+def test_launch_requests_the_efa_interfaces_of_its_nodes(changes: dict[str, Any], expected: EfaRequest) -> None:
     assert network(JobScenario(), **changes) == expected
 
 
-def test_a_pool_without_efa_gets_none() -> None:
+def test_launch_on_a_pool_without_efa_requests_none() -> None:
     assert network(JobScenario(policy=NO_EFA)) == EfaRequest()
 
 
@@ -51,7 +51,7 @@ def test_timeline_names_the_network_of_the_pods(policy: Policy, text: str) -> No
     assert launch_text(scenario, launched(scenario)).endswith(text)
 
 
-def test_a_gang_waits_for_the_efa_plugin() -> None:
+def test_gang_waits_for_the_efa_device_plugin() -> None:
     scenario = JobScenario(size=2)
     cluster = scenario.world.cluster
     offers = dict(cluster.by_name)

@@ -36,7 +36,7 @@ def states(ledger: InMemoryLedger, after: float = 0) -> dict[str, SourceState]:
     return {age.source.name: age.state for age in ages}
 
 
-def test_nothing_is_known_before_the_first_run() -> None:
+def test_heartbeats_are_empty_before_the_first_run() -> None:
     assert set(states(InMemoryLedger()).values()) == {SourceState.UNKNOWN}
 
 
@@ -53,7 +53,7 @@ def test_run_that_fails_for_one_source_keeps_the_other() -> None:
     )
 
 
-def test_source_not_tried_keeps_its_report() -> None:
+def test_source_that_a_run_did_not_read_keeps_its_state() -> None:
     ledger = InMemoryLedger()
     beat(ledger, home="", hyperpod="")
     beat(ledger, after=60, home="")
@@ -97,7 +97,7 @@ def test_heartbeat_of_a_wrong_clock_is_overwritten() -> None:
     assert states(ledger)["kubernetes-list/home"] is SourceState.CURRENT
 
 
-def test_facts_are_as_old_as_the_beginning_of_the_run() -> None:
+def test_facts_have_the_time_of_the_beginning_of_their_run() -> None:
     ledger = InMemoryLedger()
     results = SourceResults()
     results.answered(LIST)

@@ -29,7 +29,7 @@ def shown(scenario: JobScenario, job_id: str, rank: int = 0, tail: int = 200) ->
     return read_jobs.job_logs(job_id, Reader(), scenario.context(), attempt=1, rank=rank, tail=tail)
 
 
-def test_stopped_attempts_logs_are_kept_before_its_pods_go() -> None:
+def test_logs_of_stopped_attempt_are_kept_before_pods_are_deleted() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=2)
     for rank in (0, 1):
@@ -82,7 +82,7 @@ def test_kept_lines_without_times_say_so() -> None:
     assert kept_log["note"].endswith(" The times of these lines are unknown.")
 
 
-def test_settled_attempts_logs_outlive_their_node() -> None:
+def test_logs_of_a_settled_attempt_outlive_their_node() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1)
     writes(scenario, job.job_id, 0, "CUDA error: the cause\n")
@@ -94,7 +94,7 @@ def test_settled_attempts_logs_outlive_their_node() -> None:
     assert shown(scenario, job.job_id)["text"] == "CUDA error: the cause\n"
 
 
-def test_logs_are_kept_before_a_recovery_takes_the_pods() -> None:
+def test_logs_are_kept_before_a_recovery_deletes_the_pods() -> None:
     recovery = RecoveryScenario()
     scenario = recovery.scenario
     writes(scenario, recovery.job_id, 0, "last words\n")

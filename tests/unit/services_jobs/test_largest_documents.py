@@ -63,7 +63,7 @@ def submit(scenario: JobScenario, key: str, character: str, **more: Any) -> str:
 
 
 @pytest.mark.parametrize("character", WORST)
-def test_the_largest_job_is_far_from_the_largest_row(character: str) -> None:
+def test_largest_job_is_far_smaller_than_the_row_limit(character: str) -> None:
     spec = largest_spec(character, "a")
     scenario = JobScenario()
     job = scenario.job(submit(scenario, "a", character))
@@ -211,7 +211,7 @@ def test_a_policy_of_the_largest_body_fits_its_rows() -> None:
 
 
 @pytest.mark.parametrize("character", ["x", "-", "\u20ac"])
-def test_a_team_has_a_limit_that_fits_its_row(character: str) -> None:
+def test_largest_accepted_team_fits_its_row(character: str) -> None:
     def team(count: int) -> Team:
         group = {f"f{n}": {"nvidia.com/gpu": 8} for n in range(count)}
         return a_team("red", queue={"groups": [group]}, serviceAccount="a", localQueue="b", images=[f"r/{character}"])
@@ -221,7 +221,7 @@ def test_a_team_has_a_limit_that_fits_its_row(character: str) -> None:
     assert row_bytes(quota_rows.setup_row(quota_rows.team_key("red"), team(accepted[-1]), 1)) < LARGEST_ROW // 2
 
 
-def test_a_cycle_takes_the_largest_set_up() -> None:
+def test_cycle_runs_with_the_largest_team_setup() -> None:
     scenario = JobScenario(size=2)
     teams = [a_team(f"{'t' * 59}{n:03d}", members=MEMBERS) for n in range(60)]
     set_up(scenario, *teams)
@@ -235,7 +235,7 @@ def test_a_cycle_takes_the_largest_set_up() -> None:
     assert scenario.world.telemetry.totals["WritesRejected"] == 0
 
 
-def test_holds_have_a_limit() -> None:
+def test_number_of_holds_is_limited() -> None:
     scenario = JobScenario()
     now = scenario.world.clock.now()
     held = tuple(

@@ -168,6 +168,6 @@ def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
         {"jobTypes": {"types": {"t": {"pools": [f"p{n}" for n in range(21)]}}}},
     ],
 )
-def test_text_of_a_policy_has_an_alphabet(changes: dict[str, Any]) -> None:
+def test_policy_text_with_invalid_characters_or_size_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(PolicyError):
         changed(Policy(), changes)

@@ -50,7 +50,7 @@ def test_submission_beyond_teams_limit_is_refused() -> None:
     scenario.submit("c", team="blue")
 
 
-def test_limit_without_teams_counts_all_jobs() -> None:
+def test_limit_of_open_jobs_without_teams_counts_all_jobs() -> None:
     scenario = a_scenario(max_open_jobs_per_team=1)
     scenario.submit("a")
 
@@ -58,7 +58,7 @@ def test_limit_without_teams_counts_all_jobs() -> None:
         scenario.submission("b", principal="role/bo", team="another")
 
 
-def test_repeat_of_a_submission_is_answered_at_the_limit() -> None:
+def test_repeated_submission_is_answered_even_at_the_limit() -> None:
     scenario = a_scenario(max_open_jobs_per_principal=1)
     job = scenario.submit("a")
 
@@ -89,7 +89,7 @@ def test_interrupted_job_stays_open() -> None:
     assert open_of(scenario, "principal#role/ana") == 1
 
 
-def test_job_older_than_the_limits_is_not_subtracted() -> None:
+def test_job_submitted_before_the_limits_is_not_subtracted() -> None:
     scenario = a_scenario()
     job = scenario.submit("a")
     scenario.set_job(job.replace(open_job_counters=()))

@@ -114,7 +114,7 @@ def calling_service() -> str:
 
 @pytest.mark.parametrize("tale", TALES)
 @pytest.mark.parametrize("aborts", [False, True])
-def test_every_state_change_of_a_job_is_its_writers(tale: str, aborts: bool) -> None:
+def test_every_job_state_is_written_by_its_listed_writer(tale: str, aborts: bool) -> None:
     for at in (0, 5, 9):
         play = CrashReplay(CrashPlan(at), TALES[tale], aborts=aborts)
         audited = AuditedLedger(play.scenario.ledger)
@@ -157,7 +157,7 @@ _ANY_STATE = ("drain_node", "plan_resume")
 
 
 @pytest.mark.parametrize("table", [ATTEMPT_WRITERS, JOB_WRITERS], ids=["attempts", "jobs"])
-def test_documented_writers_are_those_of_the_code(table: Mapping[str, Any]) -> None:
+def test_documented_writers_match_the_code(table: Mapping[str, Any]) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
 
     assert "\n".join(drawn(table)) in text

@@ -34,7 +34,7 @@ def test_a_queue_is_listed_by_priority_then_time_then_id() -> None:
     assert listed(*jobs, queue="red") == ["job-5", "job-3", "job-2", "job-6", "job-1", "job-4"]
 
 
-def test_a_queue_is_listed_alone() -> None:
+def test_list_of_a_queue_contains_only_its_jobs() -> None:
     jobs = (queued(1, queue="red"), queued(2, queue="red-2"), queued(3), queued(4, queue="re"))
 
     assert listed(*jobs, queue="red") == ["job-1"]

@@ -104,7 +104,7 @@ def test_start_without_checkpoint_is_a_valid_pin() -> None:
 
 
 @pytest.mark.parametrize("error", [NotFound("no pod"), Refused("it waits to start"), Unreachable("its node is gone")])
-def test_settlement_does_not_wait_for_a_log(error: EvenkeelError, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_log_does_not_delay_settlement(error: EvenkeelError, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario, job_id = mounted("")
 
     def logs(*_: Any) -> str:

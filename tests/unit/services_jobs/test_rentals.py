@@ -278,7 +278,7 @@ def test_every_pending_job_is_considered_for_rent_in_order() -> None:
     assert jobs_to_place(jobs, Policy(), now) == []
 
 
-def test_cycle_measures_rents_against_their_cap() -> None:
+def test_cycle_emits_rent_and_its_cap_as_metrics() -> None:
     market = RentalScenario()
     _, second = market.rented()
     market.world.telemetry.metrics.clear()
@@ -304,7 +304,7 @@ def test_urgent_job_starts_once_all_its_rented_nodes_are_ready() -> None:
     assert market.world.cluster.capacity == {}
 
 
-def test_nothing_is_rented_as_shipped() -> None:
+def test_shipped_policy_rents_nothing() -> None:
     market = RentalScenario(policy=Policy())
 
     market.full_fleet()
@@ -363,7 +363,7 @@ def test_rental_cap_holds_for_any_request() -> None:
         assert "the fleet spends $40.00 of $40.00 an hour" in str(market.scenario.job(name).placement), name
 
 
-def test_concurrent_cycles_rent_no_more_than_one_may() -> None:
+def test_concurrent_cycles_together_stay_within_the_rental_limit() -> None:
     market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
     market.full_fleet()
     market.scenario.submit("third")
@@ -473,7 +473,7 @@ def test_refused_market_is_skipped_for_every_job() -> None:
     assert [entry.market for entry in rows.decode(row, Shortages).entries] == [Market.SPOT]
 
 
-def test_run_after_a_crash_skips_a_pool_given_up() -> None:
+def test_rental_resumed_after_a_crash_skips_a_refused_pool() -> None:
     market = RentalScenario(has_capacity={ON_DEMAND})
     _, second = market.full_fleet()
     market.scenario.run_scheduling_cycle()

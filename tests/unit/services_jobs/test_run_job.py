@@ -780,7 +780,7 @@ def test_failure_is_attributed_to_an_open_incident() -> None:
     [{"labels": {HEALTH_STATUS: "UnschedulablePendingReplacement"}}, {"is_cordoned": True, "incident_id": "inc-1"}],
     ids=["by HyperPod's agent", "by a recovery"],
 )
-def test_failure_is_attributed_to_a_marked_node_before_its_incident(marks: dict[str, Any]) -> None:
+def test_failure_is_attributed_to_a_faulty_node_before_its_incident(marks: dict[str, Any]) -> None:
     scenario = JobScenario()
     job = scenario.running(max_restarts=0)
     scenario.world.cluster.set_node(scenario.attempt(job.job_id).node_names[1], **marks)
@@ -792,7 +792,7 @@ def test_failure_is_attributed_to_a_marked_node_before_its_incident(marks: dict[
     assert scenario.attempt(job.job_id).state is AttemptState.LOST
 
 
-def test_wait_answer_counts_if_the_pods_are_gone() -> None:
+def test_recorded_wait_answer_applies_if_the_pods_are_gone() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.cluster.jobs.clear()

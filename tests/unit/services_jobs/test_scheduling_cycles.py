@@ -136,7 +136,7 @@ def test_job_held_in_a_kueue_namespace_blocks_no_other_job() -> None:
     assert replay(record, scenario.policy).reason == scenario.job(held.job_id).reason
 
 
-def test_in_observe_mode_the_decision_is_recorded_and_nothing_starts() -> None:
+def test_observe_mode_records_the_admission_and_starts_nothing() -> None:
     scenario = JobScenario(mode=Mode.OBSERVE)
     job = scenario.submit()
 
@@ -240,7 +240,7 @@ def test_failed_workflow_start_does_not_stop_the_cycle() -> None:
     assert scenario.world.workflows.names(WorkflowName.RUN_JOB) == [f"{second.job_id}-a1"]
 
 
-def test_cycle_without_the_fleet_fails_and_is_retried() -> None:
+def test_cycle_that_cannot_read_the_fleet_is_retried() -> None:
     scenario = JobScenario()
     job = scenario.submit()
 
@@ -254,7 +254,7 @@ def test_cycle_without_the_fleet_fails_and_is_retried() -> None:
     assert scenario.job(job.job_id).state is JobState.PENDING
 
 
-def test_job_beyond_a_blocked_head_is_reached() -> None:
+def test_job_behind_a_blocked_head_is_examined() -> None:
     scenario = JobScenario(policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=2)))
     jobs = [scenario.submit(f"key-{number}", nodes=1) for number in range(4)]
 

@@ -114,7 +114,7 @@ def test_concurrent_changes_are_checked_together() -> None:
         put(world, a_team("nlp", namespace="shared"), ledger=ledger)
 
 
-def test_second_team_of_a_namespace_is_refused() -> None:
+def test_second_team_in_the_same_namespace_is_refused() -> None:
     world = FakeWorld()
     put(world, a_team("nlp"))
     put(world, a_team("vision"))
@@ -126,7 +126,7 @@ def test_second_team_of_a_namespace_is_refused() -> None:
     assert team_setup.load(world.ledger).setup.namespaces == {"nlp": "nlp", "shared": "vision"}
 
 
-def test_no_team_has_a_namespace_of_the_stack() -> None:
+def test_team_in_a_namespace_of_the_stack_is_refused() -> None:
     world = FakeWorld()
     request = set_quotas.SetQuotasRequest(part=a_team(namespace="training"), expected=0, by="role/Ops", reason="x")
 

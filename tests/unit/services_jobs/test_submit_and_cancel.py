@@ -26,7 +26,7 @@ def test_submitted_job_is_queued_and_requests_a_cycle() -> None:
     assert scenario.timeline(job.job_id) == ["submitted"]
 
 
-def test_the_same_key_gives_the_same_job() -> None:
+def test_same_idempotency_key_returns_the_same_job() -> None:
     scenario = JobScenario()
     first = scenario.submission()
 
@@ -35,7 +35,7 @@ def test_the_same_key_gives_the_same_job() -> None:
     assert (again.job.job_id, again.is_repeat, first.is_repeat) == (first.job.job_id, True, False)
 
 
-def test_the_same_key_with_another_job_is_refused() -> None:
+def test_same_idempotency_key_for_another_job_is_refused() -> None:
     scenario = JobScenario()
     scenario.submit()
 
@@ -43,13 +43,13 @@ def test_the_same_key_with_another_job_is_refused() -> None:
         scenario.submit(nodes=4)
 
 
-def test_two_principals_may_use_the_same_key() -> None:
+def test_two_principals_may_use_the_same_idempotency_key() -> None:
     scenario = JobScenario()
 
     assert scenario.submission().job.job_id != scenario.submission(principal="role/bob").job.job_id
 
 
-def test_a_key_is_free_again_after_a_day() -> None:
+def test_idempotency_key_can_be_reused_after_a_day() -> None:
     scenario = JobScenario()
     first = scenario.submit()
     scenario.world.clock.advance(timedelta(hours=25).total_seconds())
@@ -127,7 +127,7 @@ def test_unknown_job_cannot_be_cancelled() -> None:
         JobScenario().cancel("job-0")
 
 
-def test_the_key_is_put_with_the_job() -> None:
+def test_idempotency_key_is_stored_in_the_commit_of_the_job() -> None:
     scenario = JobScenario()
     job = scenario.submit()
 

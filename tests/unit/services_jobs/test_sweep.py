@@ -153,7 +153,7 @@ def test_removed_node_is_marked_gone_and_expires() -> None:
     assert row.expires_at
 
 
-def test_silent_provider_marks_no_node_gone() -> None:
+def test_no_node_is_marked_gone_while_hyperpod_fails() -> None:
     scenario = JobScenario(size=2)
     scenario.sweep()
     scenario.world.provider.nodes = _refuse  # type: ignore[method-assign]
@@ -249,7 +249,7 @@ def test_failed_run_is_repeated_after_a_doubling_pause() -> None:
     assert rows.decode(row, Incident).failed_at is None
 
 
-def test_repeatedly_failed_recovery_pages_a_person() -> None:
+def test_repeatedly_failed_recovery_alerts_a_person() -> None:
     scenario = JobScenario()
     incident = an_incident(scenario, run=5)
     scenario.world.workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, {})
@@ -523,7 +523,7 @@ def test_sweep_opens_an_incident_that_the_watch_missed() -> None:
     assert len(scenario.world.workflows.names(WorkflowName.RECOVER_NODE)) == 1
 
 
-def test_gauges_show_the_current_counts() -> None:
+def test_sweep_emits_current_counts_as_metrics() -> None:
     scenario = JobScenario(size=2)
     scenario.running(nodes=1)
     scenario.submit("later", nodes=2)
@@ -593,7 +593,7 @@ def test_expiring_reservation_opens_one_incident_per_node(*, is_drill: bool) -> 
     assert [(incident.evidence_count, incident.is_drill) for incident in incidents] == [(1, is_drill)]
 
 
-def test_stale_condition_is_counted_and_no_fault() -> None:
+def test_stale_node_condition_is_counted_but_opens_no_incident() -> None:
     scenario = JobScenario()
     since = scenario.world.clock.now() - timedelta(days=3)
     stuck = NodeCondition(type="AcceleratedHardwareReady", status="False", reason="NvidiaXID79Error", changed_at=since)
@@ -818,7 +818,7 @@ def test_cordon_on_an_unreadable_cluster_keeps_its_guardrail_entry() -> None:
     assert [entry.incident_id for entry in register.entries] == ["inc-1"]
 
 
-def test_hyperpod_without_answer_does_not_stop_the_sweep() -> None:
+def test_failing_hyperpod_does_not_stop_the_sweep() -> None:
     scenario = JobScenario()
     scenario.world.cluster.add_node(a_burst_node())
     scenario.sweep(CLUSTER, BURST)
@@ -915,7 +915,7 @@ def test_stale_sources_are_counted_by_kind() -> None:
     assert ages["kubernetes-list"] == 600
 
 
-def test_unhandled_events_are_reported() -> None:
+def test_sweep_reports_a_backlog_of_the_event_queue() -> None:
     scenario = JobScenario()
     scenario.sweep()
     scenario.world.inbox.backlog = 12

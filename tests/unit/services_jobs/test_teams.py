@@ -305,7 +305,7 @@ def test_why_names_the_smallest_changes_that_admit_a_job() -> None:
     assert scenario.job(waiting.job_id).state is JobState.STARTING
 
 
-def test_why_names_no_sum_of_jobs() -> None:
+def test_why_names_jobs_and_never_their_sums() -> None:
     scenario = shared(size=2, red=16, blue=0)
     scenario.running(team="red", priority_class="high")
     job = scenario.submit("next", team="red", priority_class="low")
@@ -316,7 +316,7 @@ def test_why_names_no_sum_of_jobs() -> None:
     assert [change["said"] for change in document["changes"]] == [f"16 more of {GPU} on {P5} for red."]
 
 
-def test_every_reason_of_a_preemption_has_words() -> None:
+def test_every_preemption_reason_has_a_description() -> None:
     assert [reason_text(reason) for reason in Reason if reason_text(reason) == reason] == []
     assert reason_text("INTERRUPTED") == "INTERRUPTED"
 

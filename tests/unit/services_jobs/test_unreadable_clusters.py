@@ -83,7 +83,7 @@ def test_job_is_admitted_once_its_cluster_answers_again() -> None:
 
 
 @pytest.mark.parametrize("error", [Unreachable("no answer"), NotAllowed("403")])
-def test_failing_hyperpod_holds_only_its_own_cluster(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jobs_wait_only_on_the_cluster_of_a_failing_hyperpod(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = two_clusters()
     home, burst = submit_on(scenario, CLUSTER, "a"), submit_on(scenario, BURST, "b")
 

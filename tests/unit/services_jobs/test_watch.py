@@ -72,7 +72,7 @@ def reads_of_node_list(waits: int, monkeypatch: pytest.MonkeyPatch) -> int:
     return CountedNodes.reads
 
 
-def test_round_indexes_nodes_once_for_all_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_round_indexes_nodes_once_for_all_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reads_of_node_list(2, monkeypatch) == reads_of_node_list(6, monkeypatch) == 1
 
 
@@ -284,7 +284,7 @@ def test_unreachable_cluster_is_asked_once_for_all_waits() -> None:
     assert (len(result.failed), clusters) == (3, ["research-eks"])
 
 
-def test_round_lists_nodes_and_workloads_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_round_lists_nodes_and_workloads_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = JobScenario(size=3, policy=LOCAL)
     for _ in range(2):
         a_wait(scenario, scenario.running(nodes=1).job_id, ConditionKind.ATTEMPT_ENDED)

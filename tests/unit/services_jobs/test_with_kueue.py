@@ -129,7 +129,7 @@ def test_crash_during_handover_leaves_one_attempt(at: int, when: CrashTiming) ->
     assert not scenario.world.cluster.workload(scenario.attempt(job.job_id)).has_runnable_pods
 
 
-def test_a_pause_after_a_failure_is_kept() -> None:
+def test_job_in_backoff_is_not_handed_to_kueue() -> None:
     scenario = a_scenario()
     job = scenario.submit()
     row = scenario.world.ledger.get(job_rows.job_key(job.job_id))
@@ -142,7 +142,7 @@ def test_a_pause_after_a_failure_is_kept() -> None:
     assert scenario.run_scheduling_cycle().admitted == (f"{job.job_id}-a1",)
 
 
-def test_a_launch_raises_the_fence_and_names_no_nodes() -> None:
+def test_launch_through_kueue_raises_the_fence_and_assigns_no_nodes() -> None:
     scenario = a_scenario()
 
     job = handed_over(scenario)
@@ -219,7 +219,7 @@ def test_each_kueue_step_is_recorded_once() -> None:
     assert waiting(scenario, job.job_id).kueue_status.endswith("2 more needed.")
 
 
-def test_admitted_job_continues() -> None:
+def test_job_runs_after_kueue_admits_it() -> None:
     scenario = a_scenario()
     job = handed_over(scenario)
     await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
@@ -339,7 +339,7 @@ def test_attempt_evicted_before_admission_keeps_waiting() -> None:
     assert "Kueue evicted the job before (AdmissionCheck)." in waiting(scenario, job.job_id).kueue_status
 
 
-def test_pods_never_ready_increase_the_pause() -> None:
+def test_pause_grows_if_pods_never_become_ready() -> None:
     scenario = a_scenario()
     job = handed_over(scenario)
     scenario.world.cluster.kueue_evicts(job.job_id, 1, "PodsReadyTimeout", "Exceeded the PodsReady timeout")

@@ -103,7 +103,7 @@ def test_recovery_signal_is_recorded_once() -> None:
 
 
 @pytest.mark.parametrize("kind", ["drill", "late", "act"])
-def test_other_facts_are_not_recorded(kind: str) -> None:
+def test_facts_of_drills_and_late_facts_are_not_recorded(kind: str) -> None:
     recovery = observed(Mode.ACT if kind == "act" else Mode.OBSERVE)
     if kind == "late":
         recovery.world.clock.advance(15 * 24 * HOUR)
@@ -188,7 +188,7 @@ def test_repair_by_hyperpod_makes_the_decision_earlier() -> None:
     assert document["summary"]["falseReboots"]["of"] == 1
 
 
-def test_open_window_is_unknown_and_in_no_rate() -> None:
+def test_verdict_is_unknown_until_its_window_ends() -> None:
     recovery = observed()
 
     document = report(recovery)
@@ -219,7 +219,7 @@ def test_node_that_healed_by_itself_proves_the_cordon_wrong() -> None:
     assert document["summary"]["falseCordons"]["count"] == document["summary"]["falseCordons"]["of"] == 1
 
 
-def test_unknown_reboot_hides_a_repair() -> None:
+def test_reboot_with_unknown_actor_leaves_repair_verdict_unknown() -> None:
     recovery = observed()
     row = recovery.world.ledger.get(incident_rows.unhealthy_key(recovery.incident.life))
     assert row
@@ -231,7 +231,7 @@ def test_unknown_reboot_hides_a_repair() -> None:
     assert verdicts(recovery) == ("UNKNOWN", "UNKNOWN")
 
 
-def test_stale_list_proves_nothing() -> None:
+def test_stale_node_list_gives_no_verdict() -> None:
     recovery = observed()
     healed(recovery, hours=1)
     recovery.world.clock.advance(30 * HOUR)

@@ -261,7 +261,7 @@ def real_incident(recovery: RecoveryScenario) -> Incident:
 
 @pytest.mark.parametrize("drills_may_act", [False, True])
 @pytest.mark.parametrize("is_first", [True, False])
-def test_drill_of_the_same_fact_hides_no_real_one(*, is_first: bool, drills_may_act: bool) -> None:
+def test_drill_of_a_fact_does_not_hide_the_real_fact(*, is_first: bool, drills_may_act: bool) -> None:
     recovery = RecoveryScenario(drills_may_act=drills_may_act)
     facts = [a_fact(), a_fact(is_drill=True)]
 
@@ -271,7 +271,7 @@ def test_drill_of_the_same_fact_hides_no_real_one(*, is_first: bool, drills_may_
     assert real_incident(recovery).evidence_count == 1
 
 
-def test_drill_between_plan_and_settlement_keeps_the_end() -> None:
+def test_drill_during_a_recovery_does_not_change_the_incident() -> None:
     recovery = RecoveryScenario(with_job=False)
     recovery.report_fault(fault_key="gpu:slow_throttle_thermal")
     recovery.state("PlanRecovery", plan_recovery)
@@ -333,7 +333,7 @@ def test_unresolved_drill_facts_are_retried_too() -> None:
     assert [result.outcome for result in receive_event.retry_unresolved(recovery.context())] == ["OPEN"]
 
 
-def test_drill_stands_down_where_a_real_incident_is_open() -> None:
+def test_drill_stands_down_while_a_real_incident_is_open() -> None:
     recovery = RecoveryScenario(drills_may_act=True)
     recovery.report_fault()
     recovery.report_fault(is_drill=True, envelope_id="drill")

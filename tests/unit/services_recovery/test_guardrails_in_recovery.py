@@ -193,7 +193,7 @@ def test_one_of_two_racing_cordons_is_made() -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("at", [1, 2, 3])
-def test_crash_around_the_request_leaves_one_entry_and_one_call(at: int, when: str) -> None:
+def test_crash_around_repair_call_leaves_one_entry_and_one_call(at: int, when: str) -> None:
     recovery = fleet()
     faulty = at_repair(recovery, 1)
     recovery.plan.effects.clear()
@@ -220,7 +220,7 @@ def test_settled_incident_leaves_the_repair_register() -> None:
     assert lives(recovery, RegisterName.CORDONS) == [instance_id(1)], "it carries our cordon still"
 
 
-def test_node_counts_during_its_whole_repair() -> None:
+def test_node_counts_against_limits_during_its_whole_repair() -> None:
     recovery = fleet(policy=guarded(pool_repairs=1))
     first, second = at_repair(recovery, 1), at_repair(recovery, 2)
     repair(recovery, first)
@@ -423,7 +423,7 @@ def test_cordon_from_outside_evenkeel_is_kept() -> None:
 # ---------------------------------------------------------------- shared causes, old evidence
 
 
-def test_wave_in_one_zone_stops_repairs_and_pages_once() -> None:
+def test_faults_in_one_zone_stop_repairs_and_alert_once() -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3))
     faulty = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
 
@@ -439,7 +439,7 @@ def test_wave_in_one_zone_stops_repairs_and_pages_once() -> None:
     assert block.guardrail == GuardrailName.SHARED_CAUSE
 
 
-def test_cause_pages_once_while_active_and_again_after_end() -> None:
+def test_shared_cause_alerts_once_while_active_and_again_later() -> None:
     recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
     pages = recovery.world.pager.pages
     first = at_repair(recovery, 1)
@@ -465,7 +465,7 @@ def test_cause_pages_once_while_active_and_again_after_end() -> None:
     assert [page.key for page in pages] == ["shared-cause-zone/us-west-2a"] * 2
 
 
-def test_retry_after_a_failed_page_sends_it_once() -> None:
+def test_retry_after_a_failed_alert_sends_it_once() -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3))
     faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
     recovery.plan.effects.clear()
@@ -525,7 +525,7 @@ def test_shared_cause_outlasts_its_window_while_machines_are_unhealthy(seconds: 
     assert len(recovery.world.pager.pages) == 1
 
 
-def test_shared_cause_under_a_hold_is_paged_after_it() -> None:
+def test_shared_cause_during_a_hold_alerts_after_the_hold() -> None:
     recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
     recovery.hold(seconds=60)
     faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
@@ -563,7 +563,7 @@ def test_ended_shared_cause_releases_few_repairs_at_once() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"cause": "zone/nowhere"}, {"reason": ""}, {"pool": P5}])
-def test_end_of_an_unknown_or_unexplained_cause_is_refused(changes: dict[str, Any]) -> None:
+def test_ending_an_unknown_cause_or_without_reason_is_refused(changes: dict[str, Any]) -> None:
     recovery, _ = blocked_wave()
 
     with pytest.raises(Invalid):
@@ -571,7 +571,7 @@ def test_end_of_an_unknown_or_unexplained_cause_is_refused(changes: dict[str, An
 
 
 @pytest.mark.parametrize(("is_drill", "outcome"), [(True, "BLOCKED"), (False, "REQUESTED")])
-def test_wave_of_drills_bars_only_drills(outcome: str, *, is_drill: bool) -> None:
+def test_shared_cause_of_drills_blocks_only_drills(outcome: str, *, is_drill: bool) -> None:
     recovery = fleet(policy=guarded(shared_cause_count=3), drills_may_act=True)
     for number in (2, 3):
         at_repair(recovery, number, is_drill=True)
@@ -580,7 +580,7 @@ def test_wave_of_drills_bars_only_drills(outcome: str, *, is_drill: bool) -> Non
 
 
 @pytest.mark.parametrize(("is_drill", "outcome"), [(True, "REQUESTED"), (False, "BLOCKED")])
-def test_group_fact_of_a_drill_bars_no_real_repair(outcome: str, *, is_drill: bool) -> None:
+def test_group_fact_of_a_drill_blocks_no_real_repair(outcome: str, *, is_drill: bool) -> None:
     recovery = fleet()
     faulty = at_repair(recovery, 1, fault_key="hp:NvidiaErrorTerminate")
     trouble = GroupFact(
@@ -661,7 +661,7 @@ def hold(recovery: RecoveryScenario, **scope: str) -> None:
         ({"instance_id": instance_id(2)}, "REQUESTED"),
     ],
 )
-def test_hold_bars_its_scope(scope: dict[str, str], outcome: str) -> None:
+def test_hold_blocks_repairs_within_its_scope_only(scope: dict[str, str], outcome: str) -> None:
     recovery = fleet()
     faulty = at_repair(recovery, 1)
     hold(recovery, **scope)
@@ -725,7 +725,7 @@ def test_unanswered_plan_counts_as_declined() -> None:
     assert "AwaitApproval: DEADLINE_PASSED" in recovery.visited
 
 
-def test_second_answer_is_refused_with_the_author_of_the_first() -> None:
+def test_second_approval_is_refused_with_author_of_the_first() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
@@ -738,7 +738,7 @@ def test_second_answer_is_refused_with_the_author_of_the_first() -> None:
     assert recovery.kinds().count("approved") == 1
 
 
-def test_an_answer_to_another_plan_is_refused() -> None:
+def test_approval_of_another_plan_is_refused() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
@@ -747,7 +747,7 @@ def test_an_answer_to_another_plan_is_refused() -> None:
         say(recovery, decision_id="dec-0")
 
 
-def test_an_answer_for_an_older_episode_is_refused() -> None:
+def test_approval_is_refused_if_node_rebooted_since_the_plan() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
@@ -757,7 +757,7 @@ def test_an_answer_for_an_older_episode_is_refused() -> None:
         say(recovery)
 
 
-def test_answer_without_a_pending_approval_is_refused() -> None:
+def test_approval_is_refused_if_no_plan_awaits_one() -> None:
     recovery = fleet()
     recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
@@ -786,7 +786,7 @@ def test_worse_fault_needs_a_new_approval() -> None:
     )
 
 
-def test_approved_action_is_checked_again_before_it() -> None:
+def test_approved_action_is_checked_again_before_it_runs() -> None:
     recovery = fleet(mode=Mode.RECOMMEND)
     faulty = recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)

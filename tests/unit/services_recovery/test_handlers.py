@@ -158,7 +158,7 @@ def test_a_wait_that_cannot_be_opened_fails_its_task(fake: FakeWorld) -> None:
     assert "token-1" in fake.tokens.failures
 
 
-def test_conflict_leaves_as_a_transient_error(fake: FakeWorld) -> None:
+def test_conflict_is_raised_as_a_transient_error(fake: FakeWorld) -> None:
     from evenkeel.ports import Conflict
 
     deliver(an_event("hyperpod-node-unhealthy.json"))

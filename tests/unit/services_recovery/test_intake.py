@@ -35,7 +35,7 @@ COPIES = [
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_three_copies_in_any_order_open_one_incident(order: tuple[int, ...]) -> None:
+def test_three_copies_of_a_signal_open_one_incident(order: tuple[int, ...]) -> None:
     world = FakeWorld()
 
     outcomes = [ingest(world, COPIES[place]).outcome for place in order]
@@ -69,7 +69,7 @@ def test_concurrent_signals_open_one_incident_and_one_execution(_attempt: int) -
     assert len(world.ledger.partition(Table.INCIDENTS, incidents(world)[0], "EVIDENCE#")) == 3
 
 
-def test_copy_starts_the_execution_after_a_crash() -> None:
+def test_copied_signal_starts_the_execution_after_a_crash() -> None:
     world = FakeWorld()
     ingest(world, COPIES[0])
     world.workflows.executions.clear()

@@ -128,7 +128,7 @@ def test_evenkeel_waits_for_auto_repair_of_eks() -> None:
     assert [request.rung for request in recovery.requests()] == ["node_group"]
 
 
-def test_idle_auto_repair_ends_with_page_and_no_termination() -> None:
+def test_person_repairs_node_if_auto_repair_does_nothing() -> None:
     recovery = GroupScenario(GROUP.replace(has_auto_repair=True)).fault()
 
     assert recovery.recover() == IncidentState.WAITING_FOR_PERSON
@@ -144,7 +144,7 @@ def test_termination_of_another_program_is_awaited() -> None:
     assert recovery.groups.terminated == []
 
 
-def test_missing_capacity_ends_with_a_page_and_one_termination() -> None:
+def test_person_is_alerted_if_replacement_has_no_capacity() -> None:
     recovery = GroupScenario().fault()
     recovery.has_capacity = False
 
@@ -152,14 +152,14 @@ def test_missing_capacity_ends_with_a_page_and_one_termination() -> None:
     assert recovery.groups.terminated == [FAULTY]
 
 
-def test_nothing_is_asked_of_the_group_without_permission_to_act() -> None:
+def test_observe_mode_terminates_no_instance() -> None:
     recovery = GroupScenario(mode=Mode.OBSERVE).fault()
 
     assert recovery.recover() == IncidentState.OBSERVED
     assert recovery.groups.terminated == []
 
 
-def test_approval_covers_the_replacement() -> None:
+def test_approved_plan_may_terminate_the_instance() -> None:
     recovery = GroupScenario(mode=Mode.RECOMMEND).fault()
     incidents: list[Incident] = []
 
@@ -173,7 +173,7 @@ def test_approval_covers_the_replacement() -> None:
     assert recovery.groups.terminated == [FAULTY]
 
 
-def test_hold_delays_the_termination() -> None:
+def test_hold_delays_the_termination_of_an_instance() -> None:
     recovery = GroupScenario().fault()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.hold()
@@ -182,7 +182,7 @@ def test_hold_delays_the_termination() -> None:
     assert recovery.groups.terminated == []
 
 
-def test_opt_out_forbids_the_termination() -> None:
+def test_opt_out_prevents_the_termination_of_an_instance() -> None:
     recovery = GroupScenario().fault()
     recovery.state("PlanRecovery", plan_recovery)
     node = a_node(1).name

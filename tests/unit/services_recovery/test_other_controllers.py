@@ -71,7 +71,7 @@ def test_cordon_of_evenkeel_may_be_removed_by_the_controller() -> None:
     assert (recovery.calls(), recovery.requested()) == (0, ["controller"])
 
 
-def test_person_is_paged_when_nvsentinel_gives_up() -> None:
+def test_person_is_alerted_when_nvsentinel_gives_up() -> None:
     recovery = ControllerScenario(("draining", "drain-failed"), releases=False)
     recovery.report_fault(**FAULT)
 
@@ -81,7 +81,7 @@ def test_person_is_paged_when_nvsentinel_gives_up() -> None:
     assert recovery.job.state is JobState.RUNNING
 
 
-def test_person_is_paged_when_nvsentinel_takes_too_long() -> None:
+def test_person_is_alerted_when_nvsentinel_takes_too_long() -> None:
     recovery = ControllerScenario(releases=False)
     recovery.report_fault(**FAULT)
 
@@ -108,7 +108,7 @@ def test_node_that_its_controller_ends_is_not_repaired() -> None:
 
 
 @pytest.mark.parametrize("mark", [{"labels": {STATE: "remediating"}}, {"taints": (TAINT,)}], ids=["label", "taint"])
-def test_mark_that_comes_after_the_plan_stops_the_repair(mark: dict[str, Any]) -> None:
+def test_mark_set_after_the_plan_stops_the_repair(mark: dict[str, Any]) -> None:
     recovery = RecoveryScenario()
     recovery.report_fault(**FAULT)
     marked = False

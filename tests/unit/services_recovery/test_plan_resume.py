@@ -63,7 +63,7 @@ def test_expected_repair_time_follows_past_repairs(durations: tuple[int, ...], s
     assert facts.usd_per_accelerator_hour == 2.5
 
 
-def test_the_record_replays_to_the_same_answer() -> None:
+def test_record_of_a_resume_plan_replays() -> None:
     record = decision(planned(100, 140))
 
     again = choose(ResumeFacts.model_validate(record.facts), WITH_ITS_OWN_PRICE.jobs)

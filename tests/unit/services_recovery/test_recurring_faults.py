@@ -65,7 +65,7 @@ def test_duplicate_signal_is_counted_once() -> None:
 
 
 @pytest.mark.parametrize("when", list(CrashTiming))
-def test_crash_at_the_write_records_all_or_nothing(when: CrashTiming) -> None:
+def test_crash_during_the_write_records_all_or_nothing(when: CrashTiming) -> None:
     recovery = RecoveryScenario(with_job=False, plan=CrashPlan(at=1, when=when))
 
     recovery.report_fault()
@@ -109,7 +109,7 @@ def test_second_hang_of_a_job_counts_on_another_node() -> None:
         ({"hp:NvidiaErrorReboot": {"actsAlone": False}}, []),
     ],
 )
-def test_site_ladder_is_used(faults: dict[str, Any], expected: list[str]) -> None:
+def test_recovery_follows_the_ladder_of_the_site_policy(faults: dict[str, Any], expected: list[str]) -> None:
     recovery = RecoveryScenario(policy=changed(QUICK, {"faults": faults}))
     recovery.report_fault()
 

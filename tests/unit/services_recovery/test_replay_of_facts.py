@@ -44,7 +44,7 @@ def named(decision: ShadowDecision) -> tuple[Any, ...]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(FACTS)
-def test_replay_decides_as_the_service(steps: list[tuple[int, int, str, str, FactKind]]) -> None:
+def test_replayed_facts_give_the_decision_of_the_service(steps: list[tuple[int, int, str, str, FactKind]]) -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.scenario.sweep()
     facts: list[NodeFact] = []
@@ -77,7 +77,7 @@ def test_replay_decides_as_the_service(steps: list[tuple[int, int, str, str, Fac
     assert replayed_decisions == served
 
 
-def test_two_facts_of_one_moment_make_one_decision() -> None:
+def test_two_facts_within_a_second_give_one_decision() -> None:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.scenario.sweep()
     first = a_fact(observed_at=recovery.now)

@@ -165,7 +165,7 @@ def test_job_whose_operator_restarts_it_is_only_moved() -> None:
         (a_job(recreation=PodRecreation.BY_HYPERPOD), ("research",), False),
     ],
 )
-def test_only_jobs_that_may_be_restarted_are(
+def test_only_jobs_that_consent_are_restarted(
     job: UnmanagedJob, adopted: tuple[str, ...], *, is_restarted: bool
 ) -> None:
     recovery = with_jobs(job, policy=SAVES.replace(adoption=AdoptionPolicy(namespaces=adopted)))
@@ -317,7 +317,7 @@ def test_suspension_whose_patch_was_lost_is_repeated() -> None:
     assert steps(recovery) == [("suspend", LABEL), ("suspend", LABEL)]
 
 
-def test_one_job_that_cannot_be_read_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_job_does_not_stop_the_restart_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     recovery = RecoveryScenario(policy=SAVES)
     cluster = recovery.world.cluster
     for name in ("broken", "llama"):

@@ -77,7 +77,7 @@ def a_job_that_resumed(size: int) -> tuple[JobScenario, str]:
     return scenario, job.job_id
 
 
-def test_nodes_of_an_unknown_attempt_are_not_given_away() -> None:
+def test_nodes_of_an_unknown_attempt_get_no_other_job() -> None:
     scenario, job_id = a_job_that_resumed(size=3)
 
     for _ in range(3):
@@ -162,7 +162,7 @@ def test_sweep_leaves_unknown_rented_nodes_alone() -> None:
     assert effects(market.world) == []
 
 
-def test_next_rental_neither_takes_nor_ends_unknown_nodes_in_use() -> None:
+def test_next_rental_neither_uses_nor_ends_unknown_busy_nodes() -> None:
     market, unknown = a_rental_that_the_ledger_forgot()
     nodes = running_pods(market.world)[unknown, 1]
     later = market.scenario.submit("later")

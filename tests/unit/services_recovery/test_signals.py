@@ -74,7 +74,7 @@ def test_event_about_three_nodes_opens_three_incidents() -> None:
     assert len(world.workflows.names(WorkflowName.RECOVER_NODE)) == 3
 
 
-def test_the_same_event_again_changes_nothing() -> None:
+def test_repeated_event_changes_nothing() -> None:
     world = FakeWorld()
     ingest(world, *FANNED)
 
@@ -100,7 +100,7 @@ def test_crash_during_intake_loses_and_duplicates_nothing(at: int, when: str) ->
     assert {incident.evidence_count for incident in incidents(world)} == {1}
 
 
-def test_failed_fact_stops_no_other_and_is_retried() -> None:
+def test_failed_fact_is_retried_and_stops_no_other_fact() -> None:
     world = FakeWorld()
 
     class Deaf:

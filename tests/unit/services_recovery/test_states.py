@@ -49,7 +49,7 @@ def effects(recovery: RecoveryScenario) -> list[str]:
 # ---------------------------------------------------------------- twice
 
 
-def test_repeated_task_has_one_effect() -> None:
+def test_repeated_workflow_task_takes_effect_once() -> None:
     recovery = faulty()
     states: list[tuple[str, Any]] = [
         ("PlanRecovery", plan_recovery),
@@ -68,7 +68,7 @@ def test_repeated_task_has_one_effect() -> None:
     assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
 
 
-def test_repeated_return_and_settlement_have_one_effect() -> None:
+def test_repeated_return_and_settlement_take_effect_once() -> None:
     recovery = faulty()
     recovery.recover()
     before = (effects(recovery), recovery.kinds(), recovery.incident)
@@ -80,7 +80,7 @@ def test_repeated_return_and_settlement_have_one_effect() -> None:
     assert (effects(recovery), recovery.kinds(), recovery.incident) == before
 
 
-def test_a_person_is_paged_once() -> None:
+def test_person_is_alerted_once_per_incident() -> None:
     recovery = faulty(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
     recovery.recover()
 
@@ -94,7 +94,7 @@ def test_a_person_is_paged_once() -> None:
 FAILURE = {"Error": "PermanentError", "Cause": "NotAllowed: patch node: 403"}
 
 
-def test_failed_run_leaves_the_incident_open_without_a_page() -> None:
+def test_failed_run_leaves_the_incident_open_without_an_alert() -> None:
     recovery = faulty()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
@@ -125,7 +125,7 @@ def test_next_run_of_a_failed_recovery_succeeds() -> None:
     assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
 
 
-def test_last_failed_run_closes_the_incident_and_pages() -> None:
+def test_last_failed_run_closes_the_incident_and_alerts_person() -> None:
     recovery = faulty(policy=QUICK.replace(watch=QUICK.watch.replace(max_runs=1)))
     recovery.state("PlanRecovery", plan_recovery)
 
@@ -135,7 +135,7 @@ def test_last_failed_run_closes_the_incident_and_pages() -> None:
     assert [page.key for page in recovery.world.pager.pages] == [f"{recovery.incident_id}-FAILED"]
 
 
-def test_effects_of_our_reboot_are_no_evidence() -> None:
+def test_effects_of_a_reboot_by_evenkeel_are_no_evidence() -> None:
     recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
         recovery.state(name, service)
@@ -186,7 +186,7 @@ def test_no_state_acts_in_mode_observe(service: Any) -> None:
     assert "observe" in outcome.reason
 
 
-def test_observe_records_the_decision_of_act() -> None:
+def test_observe_mode_records_the_same_decision_as_act_mode() -> None:
     acted, observed = faulty(), faulty(mode=Mode.OBSERVE)
     acted.recover()
     observed.recover()
@@ -417,7 +417,7 @@ def test_cordon_of_a_person_stays_and_its_jobs_move() -> None:
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
 
 
-def test_hyperpod_repairs_under_automatic_node_recovery() -> None:
+def test_recovery_leaves_the_repair_to_automatic_node_recovery() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)
     recovery.report_fault()
@@ -431,7 +431,7 @@ def test_hyperpod_repairs_under_automatic_node_recovery() -> None:
     assert recovery.incident.repairs == ()
 
 
-def test_evenkeel_takes_over_from_an_idle_owner() -> None:
+def test_evenkeel_takes_over_if_hyperpod_does_not_repair() -> None:
     recovery = RecoveryScenario()
     recovery.world.provider.settings = recovery.world.provider.settings.replace(repairs_by_itself=True)
     recovery.report_fault()
@@ -614,7 +614,7 @@ def test_karpenter_node_is_drained_and_terminated_once() -> None:
     assert recovery.job.current_attempt == 2
 
 
-def test_other_incident_of_the_slot_keeps_its_lease() -> None:
+def test_second_incident_of_a_slot_does_not_take_the_lease() -> None:
     recovery = faulty()
     for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
         recovery.state(name, service)
@@ -629,7 +629,7 @@ def test_other_incident_of_the_slot_keeps_its_lease() -> None:
     assert (result.outcome, first in result.reason) == ("STAND_DOWN", True)
 
 
-def test_superseded_run_changes_nothing() -> None:
+def test_superseded_run_of_a_recovery_changes_nothing() -> None:
     recovery = faulty()
     recovery.run = 2
     recovery.state("PlanRecovery", plan_recovery)
@@ -685,7 +685,7 @@ def test_repair_waits_for_the_grace_of_the_pods() -> None:
     assert late.outcome == "REQUESTED"
 
 
-def test_job_that_ended_with_its_node_is_followed() -> None:
+def test_job_that_failed_with_its_node_belongs_to_the_incident() -> None:
     recovery = RecoveryScenario()
     recovery.scenario.world.cluster.fail_pods(recovery.job_id, 1, exit_code=1)
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
@@ -747,7 +747,7 @@ def test_application_failure_is_reattributed_to_a_faulty_node() -> None:
     assert recovery.scenario.timeline(recovery.job_id).count("forgiven") == 1
 
 
-def test_page_names_a_node_that_never_started() -> None:
+def test_alert_names_a_node_that_never_started() -> None:
     recovery = faulty(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
@@ -781,7 +781,7 @@ def test_node_without_a_job_is_repaired() -> None:
     assert "PlanResume: NO_JOBS" in recovery.visited
 
 
-def test_job_that_never_resumes_pages_a_person() -> None:
+def test_person_is_alerted_if_a_job_never_resumes() -> None:
     recovery = faulty(size=2)
     recovery.run_jobs = lambda: None  # type: ignore[method-assign]  # no cycle runs
 

@@ -74,12 +74,12 @@ def poison(scenario: RecoveryScenario, key: Key, place: tuple[str, ...]) -> str:
 CASES = poisonable()
 
 
-def test_fleet_in_mid_flight_has_enumerations_in_main_rows() -> None:
+def test_busy_test_fleet_has_enumeration_values_in_main_rows() -> None:
     assert {"Job.state", "Attempt.state", "Incident.state", "Wait.state"} <= {name for name, _, _ in CASES}
 
 
 @pytest.mark.parametrize(("name", "key", "place"), CASES, ids=[name for name, _, _ in CASES])
-def test_unknown_value_stops_no_other_work(name: str, key: Key, place: tuple[str, ...]) -> None:
+def test_row_with_an_unknown_value_stops_no_other_row(name: str, key: Key, place: tuple[str, ...]) -> None:
     scenario = a_fleet_in_mid_flight()
     before = poison(scenario, key, place)
     calls: list[Callable[[], Any]] = [
@@ -142,7 +142,7 @@ def test_stored_value_keeps_unknown_fields_at_every_depth() -> None:
     assert rebuilt.to_json() == {"inner": {"size": 4, "shape": "round"}, "name": "c", "colour": "red"}
 
 
-def test_request_refuses_what_a_stored_row_keeps() -> None:
+def test_request_with_unknown_field_is_refused_despite_tolerant_rows() -> None:
     with pytest.raises(ValueError, match="Extra inputs are not permitted"):
         Outer.model_validate({"inner": {"shape": "round"}})
 

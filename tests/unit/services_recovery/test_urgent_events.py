@@ -121,7 +121,7 @@ def test_parts_of_large_event_open_one_incident_per_machine(world: FakeWorld) ->
     assert len({part["id"] for part in parts}) == 3
 
 
-def test_parts_have_the_facts_of_the_whole_event() -> None:
+def test_parts_of_a_split_event_contain_all_its_facts() -> None:
     whole = envelope.parse(json.dumps(a_health_event(1, range(1, 36))).encode())
     assert isinstance(whole, ParsedEvent)
     parts = [envelope.parse(json.dumps(part).encode()) for part in whole.parts]
@@ -139,7 +139,7 @@ def test_event_of_few_machines_is_not_split() -> None:
     assert parsed.parts == ()
 
 
-def test_part_that_cannot_be_queued_returns_the_whole_event(world: FakeWorld) -> None:
+def test_event_returns_to_queue_if_a_part_cannot_be_queued(world: FakeWorld) -> None:
     put, queued = world.inbox.put, world.inbox.queued
 
     def put_two(document: dict[str, Any]) -> None:
@@ -153,7 +153,7 @@ def test_part_that_cannot_be_queued_returns_the_whole_event(world: FakeWorld) ->
     assert world.inbox.again == [("receipt-event-1", 10)]
 
 
-def test_invocation_that_runs_out_of_time_returns_the_rest_soon(world: FakeWorld) -> None:
+def test_invocation_near_its_timeout_returns_remaining_events_to_queue(world: FakeWorld) -> None:
     left = iter([60.0, 5.0, 5.0])
 
     failed = deliver(

@@ -125,7 +125,7 @@ def test_retried_state_takes_over_the_wait(waits: Waits) -> None:
     assert waits.answers == {"token-2": "ENDED"}
 
 
-def test_answer_to_an_ended_wait_never_fits_the_next(waits: Waits) -> None:
+def test_answer_to_an_ended_wait_never_ends_the_next(waits: Waits) -> None:
     waits.open(K.ATTEMPT_RUNNING, token="token-1")
     waits.resolve()
     waits.world.clock.advance(1)
@@ -164,7 +164,7 @@ def test_second_answer_of_a_wait_is_not_sent(waits: Waits) -> None:
     assert [waits.resolve(), waits.resolve()] == ["ANSWERED", "STALE"]
 
 
-def test_the_first_recorded_answer_is_the_one_that_is_sent(waits: Waits) -> None:
+def test_only_the_first_recorded_answer_of_a_wait_is_sent(waits: Waits) -> None:
     waits.open(K.ATTEMPT_RUNNING)
     [wait] = waits.rows()
     recorded = wait.replace(state="ANSWERED", answer=WaitAnswer(outcome="DEADLINE_PASSED", reason="Late."))
@@ -263,7 +263,7 @@ def test_a_settled_attempt_ends_its_waits(waits: Waits) -> None:
 # ---------------------------------------------------------------- who is to blame
 
 
-def test_application_is_blamed_only_after_a_delay(waits: Waits) -> None:
+def test_failure_is_attributed_to_the_application_after_a_delay(waits: Waits) -> None:
     waits.world.cluster.fail_pods(waits.job_id, 1)
     waits.open()
 

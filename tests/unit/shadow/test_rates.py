@@ -31,12 +31,12 @@ def at_least(count: int, of: int, share: Fraction) -> Fraction:
         (0, 0, 0.0, 1.0),
     ],
 )
-def test_interval_equals_that_of_r(count: int, of: int, low: float, high: float) -> None:
+def test_confidence_interval_equals_binom_test_of_r(count: int, of: int, low: float, high: float) -> None:
     assert clopper_pearson(count, of) == pytest.approx((low, high), abs=1e-6)
 
 
 @given(TRIALS)
-def test_each_limit_leaves_its_tail_outside(trial: tuple[int, int]) -> None:
+def test_each_confidence_limit_leaves_its_tail_outside(trial: tuple[int, int]) -> None:
     count, of = trial
 
     low, high = clopper_pearson(count, of)

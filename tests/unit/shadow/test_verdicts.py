@@ -58,7 +58,7 @@ def test_first_of_cordon_and_replacement_is_compared_with_the_cordon() -> None:
     assert (case.repair.actor, case.repair.seconds) == (Actor.HYPERPOD, 900)
 
 
-def test_standing_cordon_of_a_person_makes_the_decision_later() -> None:
+def test_decision_is_later_if_a_manual_cordon_exists() -> None:
     standing = judged(an_event(K.CORDONED, -7200, Actor.PERSON))
     removed = judged(an_event(K.CORDONED, -7200, Actor.PERSON), an_event(K.UNCORDONED, -3600, Actor.PERSON))
     untimed = judged(owner="PERSON", repair="")

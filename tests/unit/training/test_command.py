@@ -45,19 +45,19 @@ def test_prove_reports_step_digest_and_rejections_as_json(saved: str, capsys: py
     assert [(out["step"], out["code"]) for out in document["rejected"]] == [(20, "SHARD_SIZE")]
 
 
-def test_prove_changes_nothing(saved: str) -> None:
+def test_prove_command_changes_no_file(saved: str) -> None:
     main(["prove", saved, "--attempt", "5"])
 
     assert open_storage(saved).read_fence().fence is None
 
 
-def test_prove_without_checkpoints_fails(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prove_command_without_checkpoints_fails(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", uri]) == 1
 
     assert capsys.readouterr().out == "The job has no checkpoint yet, so training starts at step 0.\n"
 
 
-def test_prove_respects_distrust(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prove_command_rejects_distrusted_checkpoints(saved: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", saved, "--distrust-after", "2020-01-01T00:00:00Z"]) == 1
 
     assert "step 10 of attempt 1  DISTRUSTED" in capsys.readouterr().out
@@ -106,7 +106,7 @@ def test_unreadable_fence_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "cannot be read" in capsys.readouterr().err
 
 
-def test_address_without_a_store_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_address_of_unknown_scheme_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "gs://bucket/prefix"]) == 2
     assert "is not a checkpoint URI" in capsys.readouterr().err
 

@@ -249,7 +249,7 @@ def test_inconsistent_records_complete_no_checkpoint(uri: str, other: dict[str, 
     assert open_storage(uri).get("attempt=1/step=000000010/manifest.json") is None
 
 
-def test_oversized_extra_is_refused_before_any_write(uri: str) -> None:
+def test_oversized_extra_metadata_is_refused_before_any_write(uri: str) -> None:
     run = a_run(uri)
 
     with pytest.raises(ValueError, match=r"manifest of step 10 would have \d+ bytes; the limit is 16777216"):
@@ -447,7 +447,7 @@ def test_attempt_with_an_empty_resume_point_starts_new(uri: str) -> None:
     assert a_run(uri, 2, resume_from="").resume() is None
 
 
-def test_attempt_with_a_given_point_fences_older_attempts(uri: str) -> None:
+def test_attempt_with_a_given_resume_point_fences_older_attempts(uri: str) -> None:
     old = a_run(uri)
     old.save(10, b"state")
 

@@ -37,7 +37,7 @@ def test_stored_bytes_are_read_back(uri: str) -> None:
     assert storage.get("attempt=1/step=000000010/shard-0-of-1.bin/under-a-file") is None
 
 
-def test_create_only_object_is_written_once(uri: str) -> None:
+def test_object_written_with_create_only_is_never_overwritten(uri: str) -> None:
     storage = open_storage(uri)
 
     first, second = storage.put_new("manifest.json", b"first"), storage.put_new("manifest.json", b"second")
@@ -46,7 +46,7 @@ def test_create_only_object_is_written_once(uri: str) -> None:
     assert storage.get("manifest.json") == b"first"
 
 
-def test_one_of_many_concurrent_creates_wins(uri: str) -> None:
+def test_exactly_one_of_many_concurrent_creates_succeeds(uri: str) -> None:
     storage = open_storage(uri)
     storage.get("warm")  # one client for all threads
     contents = [f"writer {number}".encode() for number in range(8)]

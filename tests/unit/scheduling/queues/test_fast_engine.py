@@ -96,7 +96,7 @@ def history(seed: int, *, deep: bool, fair: bool) -> list[list[CycleDecision]]:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
-def test_engine_without_shortcuts_makes_the_same_decisions(seed: int, deep: bool, fair: bool) -> None:
+def test_queue_engine_without_shortcuts_makes_the_same_decisions(seed: int, deep: bool, fair: bool) -> None:
     fast = history(seed, deep=deep, fair=fair)
 
     with pytest.MonkeyPatch.context() as patch:

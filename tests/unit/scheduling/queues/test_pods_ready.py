@@ -64,7 +64,7 @@ def test_blocked_workload_stays_ahead_of_later_higher_priority() -> None:
     assert admitted == ["first", "second", "urgent"]
 
 
-def test_block_applies_to_all_later_heads_of_the_cycle() -> None:
+def test_wait_for_pods_blocks_all_later_heads_of_the_cycle() -> None:
     replay = a_replay(None, a_job("runs", "a", admitted={"flavors": {"gpu": "h100"}, "ready": False}))
 
     cycles = run(replay, {"type": "submit", "at": 1, "jobs": [a_job("small", "a"), a_job("too-large", "b", 9, at=1)]})

@@ -81,7 +81,7 @@ def test_queue_within_nominal_loses_no_job_to_another_queue(deep: bool, seed: in
 
 @quick
 @given(SEEDS)
-def test_every_victim_is_needed(seed: int) -> None:
+def test_every_preempted_job_is_needed(seed: int) -> None:
     fleet = RandomQueues(seed)
     for decisions, _ in fleet.history(30):
         decision = next((decision for decision in decisions if decision.victims), None)
@@ -190,7 +190,7 @@ def test_evictions_end_in_a_flat_tree(fair: bool, seed: int) -> None:
 
 @settings(max_examples=examples(12), deadline=None)
 @given(SEEDS)
-def test_decisions_are_deterministic(seed: int) -> None:
+def test_queue_decisions_are_deterministic(seed: int) -> None:
     first, second = RandomQueues(seed, deep=True), RandomQueues(seed, deep=True)
 
     assert [outcomes(decisions) for decisions, _ in first.history(25)] == [

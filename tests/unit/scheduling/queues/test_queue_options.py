@@ -80,7 +80,7 @@ def test_flap_guard_limits_repeated_preemption() -> None:
 
 
 @pytest.mark.parametrize(("switch", "used"), [(False, 9), (True, 8)])
-def test_quota_of_stopping_victims_is_not_given_away(switch: bool, used: int) -> None:
+def test_quota_of_stopping_victims_is_not_assigned_to_other_jobs(switch: bool, used: int) -> None:
     # 7 of 8 are used, 4 of them by the victim. Two jobs of 1 fit one by one, but not together.
     queues = [a_queue("p", 4, reclaim=ANY), a_queue("q", 4), a_queue("r", 0), a_queue("v", 0)]
     scheduler = Scheduler(queues, (), [Flavor("hp")], SchedulerRules(never_overcommits=switch))

@@ -304,7 +304,7 @@ def test_queue_is_ordered_by_priority_then_time_then_id() -> None:
     assert [name for _ in jobs for name in cycle(scheduler)] == ["a", "b", "c", "d"]
 
 
-def test_preemption_keeps_the_place_and_ready_timeout_loses_it() -> None:
+def test_preempted_job_keeps_its_position_and_unready_job_loses_it() -> None:
     scheduler = a_scheduler(a_queue("a", 1, ""), waiting=(a_workload("x", "a", at=0), a_workload("y", "a", at=5)))
     cycle(scheduler)
     scheduler.requeue_evicted("x")
@@ -313,7 +313,7 @@ def test_preemption_keeps_the_place_and_ready_timeout_loses_it() -> None:
     assert list(cycle(scheduler)) == ["y"]
 
 
-def test_best_effort_parks_a_shape_and_strict_blocks() -> None:
+def test_best_effort_queue_parks_identical_jobs_and_strict_queue_blocks() -> None:
     jobs = tuple(a_workload(f"big{n}", "a", 9, at=n) for n in range(3))
     small = a_workload("small", "a", 1, at=9)
     best = a_scheduler(a_queue("a", 4, ""), waiting=(*jobs, small))
@@ -324,7 +324,7 @@ def test_best_effort_parks_a_shape_and_strict_blocks() -> None:
     assert [list(cycle(strict)) for _ in range(3)] == [["big0"], ["big0"], ["big0"]]
 
 
-def test_release_wakes_only_its_own_tree() -> None:
+def test_released_quota_wakes_parked_jobs_of_its_tree_only() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4),
         a_queue("b", 4),
@@ -411,7 +411,7 @@ def test_heads_are_ordered_by_borrowing_then_priority_then_age() -> None:
     assert [cycle_decision.workload.workload_id for cycle_decision in scheduler.cycle()] == ["early", "late", "borrows"]
 
 
-def test_lower_or_newer_equal_preempts_later_workloads() -> None:
+def test_lower_or_newer_equal_policy_preempts_later_workloads() -> None:
     def decide(policy: Any) -> CycleDecision:
         held = Admitted(a_workload("h", "a", 4, at=5), ({GPU: "hp"},), (1,), 0.0)
         return only(
@@ -422,7 +422,7 @@ def test_lower_or_newer_equal_preempts_later_workloads() -> None:
     assert victims(decide(LOWER)) == {}
 
 
-def test_reclaim_never_preempts_no_other_queue() -> None:
+def test_reclaim_policy_never_preempts_no_job_of_other_queues() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=NEVER),
         a_queue("b", 4),
@@ -461,7 +461,7 @@ def test_borrowing_preemptor_respects_the_priority_threshold(threshold: int, rea
     assert victims(only(scheduler)) == ({"h": reason} if reason else {})
 
 
-def test_candidates_are_sorted_evicted_others_lower_later() -> None:
+def test_evicted_candidates_are_preempted_first_then_the_latest() -> None:
     scheduler = a_scheduler(
         a_queue("a", 8, reclaim=ANY, within=LOWER),
         a_queue("b", 0),
@@ -507,7 +507,7 @@ def test_overlapping_victims_are_recomputed_and_a_fit_is_deferred() -> None:
     assert (decisions["wb"].result, decisions["wb"].was_recomputed) == (Result.DEFERRED, True)
 
 
-def test_eviction_counts_once() -> None:
+def test_repeated_eviction_of_a_workload_counts_once() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
     )
@@ -522,7 +522,7 @@ def test_eviction_counts_once() -> None:
 # ---------------------------------------------------------------- fair sharing
 
 
-def test_share_is_borrowed_over_lendable() -> None:
+def test_fair_share_is_borrowed_quota_over_lendable_quota() -> None:
     tree = Tree((a_queue("a", 4, weight=2.0), a_queue("b", 4), a_queue("c", 4, weight=0.0)), ())
     for name, amount in (("a", 7), ("c", 5)):
         tree.queues[name].add_all({KEY: amount})
@@ -541,7 +541,7 @@ def test_infinite_shares_compare_without_weights() -> None:
     assert share_of(tree.queues["a"]).rank < share_of(tree.queues["b"]).rank
 
 
-def test_smaller_share_goes_first_despite_lower_priority() -> None:
+def test_head_with_smaller_share_goes_first_despite_lower_priority() -> None:
     scheduler = a_scheduler(
         a_queue("a", 2),
         a_queue("b", 2),
@@ -813,7 +813,7 @@ def test_duplicate_eviction_has_one_effect() -> None:
     assert scheduler.snapshot.queues["a"].quota_node.at(KEY).use == 4
 
 
-def test_two_queues_that_want_everything_do_not_alternate() -> None:
+def test_two_queues_that_need_all_quota_do_not_alternate() -> None:
     scheduler = a_scheduler(
         a_queue("a", 0, reclaim=ANY),
         a_queue("b", 0, reclaim=ANY),

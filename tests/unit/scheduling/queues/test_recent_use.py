@@ -52,7 +52,7 @@ def order(scheduler: Scheduler, *, seconds_each: float = 0.0) -> list[str]:
     return names
 
 
-def test_use_approaches_the_running_amount_and_decays_by_half_lives() -> None:
+def test_recent_use_approaches_running_amount_and_decays_by_half_lives() -> None:
     uses = DecayedUse(HOUR._replace(entry_seconds=0.0), MOST)
     job = held(by("ann", "j", 40), 0.0)
     uses.start(job, 0.0)
@@ -79,7 +79,7 @@ def test_admission_counts_at_once_so_sub_queues_alternate() -> None:
     assert went_in == ["ann", "bob"] * 3
 
 
-def test_old_use_decays() -> None:
+def test_recent_use_decays_over_time() -> None:
     scheduler = a_scheduler(by("ann", "old"))
     order(scheduler, seconds_each=36_000)
     for workload in (by("bob", "b", at=1), by("ann", "a", at=0)):
@@ -157,7 +157,7 @@ def test_eviction_by_use_starts_with_busiest_sub_queue(evicts_by_use: bool, fair
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9)), max_size=8), st.integers(50, 99))
-def test_use_is_the_sum_over_jobs(jobs: list[tuple[int, int, int]], now: int) -> None:
+def test_recent_use_is_the_sum_over_jobs(jobs: list[tuple[int, int, int]], now: int) -> None:
     uses = DecayedUse(HOUR._replace(entry_seconds=0.0), MOST)
     changes: list[tuple[float, int, Any, Admitted]] = []
     for number, (begin, more, gpus) in enumerate(jobs):

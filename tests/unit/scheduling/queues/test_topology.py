@@ -96,7 +96,7 @@ def why_not(result: PlacementResult) -> str:
 
 
 @pytest.mark.parametrize("case", CHOICES["cases"], ids=lambda case: case["name"])
-def test_choice_of_domains(case: Json) -> None:
+def test_job_gets_the_expected_topology_domains(case: Json) -> None:
     nodes = case.get("nodes", {})
     nodes = CHOICES["nodeSets"][nodes] if isinstance(nodes, str) else nodes
     levels = tuple(case["levels"])
@@ -158,7 +158,7 @@ def test_best_fit_keeps_large_domains_free() -> None:
     assert gets(place(a_tree(nodes), two).assignments[0]) == {"e": 2}
 
 
-def test_pods_that_are_no_whole_slices_have_no_place() -> None:
+def test_pods_that_form_no_whole_slices_do_not_fit() -> None:
     pods = {"count": 3, "needs": {"gpu": 1}, "request": {"required": "block", "slices": [["rack", 2]]}}
 
     assert why_not(place(a_tree(RACKS), pods)) == "the count 3 is not a multiple of the slice size 2"
@@ -171,13 +171,13 @@ def test_pods_that_are_no_whole_slices_have_no_place() -> None:
         ((2, 2), "pod set group g needs a pod set of one pod, its leader"),
     ],
 )
-def test_group_without_one_leader_has_no_place(counts: tuple[int, ...], reason: str) -> None:
+def test_group_without_exactly_one_leader_does_not_fit(counts: tuple[int, ...], reason: str) -> None:
     pods = [{"count": count, "needs": {"gpu": 1}, "request": {"required": "rack"}, "group": "g"} for count in counts]
 
     assert why_not(place(a_tree(RACKS), *pods)) == reason
 
 
-def test_flavors_share_the_nodes_that_both_select() -> None:
+def test_two_flavors_share_the_nodes_that_both_select() -> None:
     flavors = {name: a_tree(RACKS, name=name) for name in ("f", "g")}
     state = TopologyState(flavors)
     demand = some_pods({"count": 1, "needs": {"gpu": 8}, "request": {"required": HOSTNAME}})
@@ -276,7 +276,7 @@ def test_placement_never_exceeds_a_node_and_is_complete(seed: int) -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.integers(0, 2**32))
-def test_pods_have_no_place_only_if_no_domain_has_room(seed: int) -> None:
+def test_pods_do_not_fit_only_if_no_domain_has_capacity(seed: int) -> None:
     rng = random.Random(seed)
     nodes, pods = _random_nodes(rng), _random_pods(rng)
     request = pods["request"] or {"unconstrained": True}

@@ -48,7 +48,7 @@ def domains_of(decision: DecisionAnswer) -> Json:
 
 
 @pytest.mark.parametrize("case", CYCLES["cases"], ids=lambda case: case["name"])
-def test_cycle_with_topologies(case: Json) -> None:
+def test_cycle_with_topologies_admits_and_preempts_the_expected_jobs(case: Json) -> None:
     declared = QuotaDocuments()
     declared.configure({"featureGates": case.get("gates", {})}, "configuration")
     for name in case["quota"]:

@@ -109,7 +109,7 @@ def _fleet(dice: random.Random, strategy: str) -> Scheduler:
 
 @settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(("LessThanOrEqualToFinalShare", "LessThanInitialShare")))
-def test_search_without_repeated_work_finds_the_same_victims(seed: int, strategy: str) -> None:
+def test_optimised_victim_search_finds_the_same_victims(seed: int, strategy: str) -> None:
     def found() -> list[tuple[object, ...]]:
         dice = random.Random(seed)
         scheduler = _fleet(dice, strategy)

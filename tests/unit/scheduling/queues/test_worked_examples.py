@@ -20,7 +20,7 @@ from tests.unit.scheduling.queues.builders import (
 KEY = ("hp", GPU)
 
 
-def test_borrowing_and_lending_in_a_tree() -> None:
+def test_available_quota_follows_borrowing_and_lending_in_a_tree() -> None:
     tree = Tree((a_queue("red", 12, lend=5), a_queue("blue", 8, borrow=4), a_queue("green", 4)), ())
     red, blue, green, fleet = (*(tree.queues[name] for name in ("red", "blue", "green")), tree.cohorts["fleet"])
 
@@ -76,7 +76,7 @@ def reclaiming(gpus: int) -> Scheduler:
     )
 
 
-def test_reclaim_preempts_the_latest_and_fills_back() -> None:
+def test_reclaim_preempts_the_latest_jobs_and_restores_unneeded_ones() -> None:
     decision = reclaiming(8).cycle()[0]
 
     assert decision.result == Result.PREEMPTING
@@ -164,7 +164,7 @@ def _used(node: QuotaNode) -> dict[tuple[str, str], int]:
     return {key: slot.use for key, slot in node.slots.items() if slot.use}
 
 
-def test_simulated_changes_are_undone() -> None:
+def test_simulated_changes_of_the_quota_tree_are_undone() -> None:
     scheduler = sharing(5)
     before = {name: _used(queue.quota_node) for name, queue in scheduler.snapshot.queues.items()}
     scheduler.cycle()
@@ -172,7 +172,7 @@ def test_simulated_changes_are_undone() -> None:
     assert before == {name: _used(queue.quota_node) for name, queue in scheduler.snapshot.queues.items()}
 
 
-def test_use_counts_every_pod_set() -> None:
+def test_quota_use_counts_every_pod_set() -> None:
     workload = Workload("w", "q", (PodSet("a", 2, {GPU: 3}), PodSet("b", 1, {GPU: 4})))
 
     assert Admitted(workload, ({GPU: "hp"}, {GPU: "hp"}), (2, 1)).use == {KEY: 10}
