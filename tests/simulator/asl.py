@@ -1,4 +1,4 @@
-"""Step Functions in miniature: the part of the states language that the two workflows use, in virtual time.
+"""Step Functions in miniature: the part of the states language that the workflows use, in virtual time.
 
 The rows of `tests/workflow/cases.py` run on it too (`test_asl.py`), so that it agrees with the engine.
 """
@@ -22,7 +22,7 @@ from tests.template.documents import WORKFLOWS, machines, workflow
 
 Json = dict[str, Any]
 _REMEMBERED = 10_000
-"""Answers of one expression that are kept."""
+"""Results that are cached for one expression."""
 _PATH = re.compile(r"\$\w+(?:\.\w+)*")
 _WAITS = "arn:aws:states:::lambda:invoke.waitForTaskToken"
 
@@ -50,7 +50,7 @@ class QueryError(Exception):
 def _compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
     if _PATH.fullmatch(text):
         names = text[1:].split(".")
-        return lambda bindings: functools.reduce(_step, names, bindings)
+        return lambda bindings: functools.reduce(_get_field, names, bindings)
     expression = Jsonata.jsonata(text)
     paths = [path[1:].split(".") for path in dict.fromkeys(_PATH.findall(text))]
     document: dict[Any, Any] = {}
@@ -58,13 +58,13 @@ def _compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
     def evaluated(bindings: Mapping[str, Any]) -> Any:
         # The result of an expression depends only on the values of its paths, so results are cached by text and
         # values.
-        values = [functools.reduce(_looked_up, names, bindings) for names in paths]
+        values = [functools.reduce(_resolve_path, names, bindings) for names in paths]
         key = repr(values)
         if key in document:
             return document[key]
-        given = {name: Utils.NULL_VALUE if value is None else value for name, value in bindings.items()}
+        state_input = {name: Utils.NULL_VALUE if value is None else value for name, value in bindings.items()}
         try:
-            value = expression.evaluate(None, given)
+            value = expression.evaluate(None, state_input)
         except JException as error:
             raise QueryError(f"{text}: {error}") from error
         value = None if value is Utils.NULL_VALUE else value
@@ -75,12 +75,12 @@ def _compiled(text: str) -> Callable[[Mapping[str, Any]], Any]:
     return evaluated
 
 
-def _step(value: Any, name: str) -> Any:
+def _get_field(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else None
 
 
-def ways(machine: str) -> Iterator[str]:
-    """Yield every transition of a machine, branches included, under the name that counts it."""
+def transitions(machine: str) -> Iterator[str]:
+    """Yield the name of every transition of a machine, branches included."""
     for _, part in machines(_definition(machine)):
         for name, state in part["States"].items():
             rules = [state, *state.get("Choices", ()), *state.get("Catch", ()), {"Next": state.get("Default")}]
@@ -96,10 +96,10 @@ def functions() -> frozenset[str]:
 
 
 _MISSING = object()
-"""Not null: `$exists` tells them apart."""
+"""A field that is absent. It differs from null: `$exists` tells them apart."""
 
 
-def _looked_up(value: Any, name: str) -> Any:
+def _resolve_path(value: Any, name: str) -> Any:
     if isinstance(value, Mapping):
         return value.get(name, _MISSING)
     return value if isinstance(value, list) else _MISSING  # a path leads into each item of a list
@@ -135,19 +135,19 @@ class Execution:
 class WorkflowEngine:
     """All executions. Functions are called through `invoke`; `succeed` and `fail` answer a token."""
 
-    def __init__(self, loop: VirtualTimeLoop, invoke: Invoke, chance: random.Random) -> None:
+    def __init__(self, loop: VirtualTimeLoop, invoke: Invoke, rng: random.Random) -> None:
         self.loop = loop
         self.invoke = invoke
-        self.chance = chance
+        self.rng = rng
         self.executions: dict[tuple[str, str], Execution] = {}
         self.on_end: Callable[[Execution], None] = lambda _: None
-        self.taken: Counter[str] = Counter()
+        self.transition_counts: Counter[str] = Counter()
         """Transitions that were taken: `<machine>: <state> -> <state>`."""
         self._waiting: dict[str, Reply] = {}
         self._numbers = itertools.count(1)
 
     def start(self, machine: str, name: str, document: Mapping[str, Any]) -> bool:
-        """Start an execution; False where the name was used before."""
+        """Start an execution; return False if the name was used before."""
         if (machine, name) in self.executions:
             return False
         execution = self.executions[machine, name] = Execution(machine, name, dict(document))
@@ -162,17 +162,17 @@ class WorkflowEngine:
         self.on_end(execution)
 
     def succeed(self, token: str, output: Any) -> bool:
-        """SendTaskSuccess; False where nothing waits for it any more."""
-        return self._tell(token, output)
+        """Act as SendTaskSuccess; return False if no task waits for the token."""
+        return self._complete(token, output)
 
     def fail(self, token: str, failure: Failure) -> bool:
-        """SendTaskFailure."""
-        return self._tell(token, failure)
+        """Act as SendTaskFailure; return False if no task waits for the token."""
+        return self._complete(token, failure)
 
     def is_waiting(self, token: str) -> bool:
         return token in self._waiting
 
-    def _tell(self, token: str, result: Any) -> bool:
+    def _complete(self, token: str, result: Any) -> bool:
         reply = self._waiting.pop(token, None)
         if reply is None:
             return False
@@ -216,47 +216,47 @@ class StateRun:
         self.ended = ended
         self.is_over = False
 
-    def enter(self, name: str, given: Any) -> None:
+    def enter(self, name: str, state_input: Any) -> None:
         if self.is_over or self.execution.status is not ExecutionState.RUNNING:
             return
         self.execution.entered.append(name)
         state = self.states[name]
         try:
-            getattr(self, f"_{state['Type'].lower()}")(name, state, given)
+            getattr(self, f"_{state['Type'].lower()}")(name, state, state_input)
         except QueryError as error:
             self._failed(name, state, Failure("States.QueryEvaluationError", str(error)))
 
     # ------------------------------------------------------------ the kinds of states
 
-    def _choice(self, name: str, state: Json, given: Any) -> None:
+    def _choice(self, name: str, state: Json, state_input: Any) -> None:
         for rule in state["Choices"]:
-            if self._evaluate(rule["Condition"], {"input": given}) is True:
-                self._go_on(name, rule, given, given)
+            if self._evaluate(rule["Condition"], {"input": state_input}) is True:
+                self._follow_transition(name, rule, state_input, state_input)
                 return
-        self._go_on(name, {**state, "Next": state["Default"]}, given, given)
+        self._follow_transition(name, {**state, "Next": state["Default"]}, state_input, state_input)
 
-    def _pass(self, name: str, state: Json, given: Any) -> None:
-        self._go_on(name, state, given, given)
+    def _pass(self, name: str, state: Json, state_input: Any) -> None:
+        self._follow_transition(name, state, state_input, state_input)
 
-    def _wait(self, name: str, state: Json, given: Any) -> None:
-        seconds = self._evaluate(state["Seconds"], {"input": given})
+    def _wait(self, name: str, state: Json, state_input: Any) -> None:
+        seconds = self._evaluate(state["Seconds"], {"input": state_input})
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or seconds < 0:
-            raise QueryError(f"{name}: {seconds!r} are no seconds")
-        self.engine.loop.after(seconds, lambda: self._go_on(name, state, given, given))
+            raise QueryError(f"{name}: {seconds!r} is not a number of seconds")
+        self.engine.loop.after(seconds, lambda: self._follow_transition(name, state, state_input, state_input))
 
-    def _succeed(self, name: str, state: Json, given: Any) -> None:
-        self._end(name, self._evaluate(state.get("Output", given), {"input": given}))
+    def _succeed(self, name: str, state: Json, state_input: Any) -> None:
+        self._end(name, self._evaluate(state.get("Output", state_input), {"input": state_input}))
 
-    def _fail(self, name: str, state: Json, given: Any) -> None:
-        self._end(name, Failure(state["Error"], str(self._evaluate(state.get("Cause", ""), {"input": given}))))
+    def _fail(self, name: str, state: Json, state_input: Any) -> None:
+        self._end(name, Failure(state["Error"], str(self._evaluate(state.get("Cause", ""), {"input": state_input}))))
 
-    def _parallel(self, name: str, state: Json, given: Any) -> None:
+    def _parallel(self, name: str, state: Json, state_input: Any) -> None:
         results: list[Any] = [None] * len(state["Branches"])
         left = set(range(len(results)))
         branches: list[StateRun] = []
 
         def ended(index: int) -> Callable[[str, Any], None]:
-            def one(_: str, result: Any) -> None:
+            def branch_ended(_: str, result: Any) -> None:
                 if not left:
                     return
                 if isinstance(result, Failure):
@@ -268,61 +268,61 @@ class StateRun:
                 results[index] = result
                 left.discard(index)
                 if not left:
-                    self._go_on(name, state, given, results)
+                    self._follow_transition(name, state, state_input, results)
 
-            return one
+            return branch_ended
 
         for index, definition in enumerate(state["Branches"]):
             branches.append(StateRun(self.engine, self.execution, definition, self.variables.new_child(), ended(index)))
         for branch, definition in zip(branches, state["Branches"], strict=True):
-            branch.enter(definition["StartAt"], given)
+            branch.enter(definition["StartAt"], state_input)
 
-    def _task(self, name: str, state: Json, given: Any, tries: int = 0) -> None:
+    def _task(self, name: str, state: Json, state_input: Any, tries: int = 0) -> None:
         """Call the function once. The first of these counts: its result or failure, the answer to its token, or the
         timeout.
         """
         is_open = True
         token = ""
 
-        def told(result: Any) -> None:
+        def complete(result: Any) -> None:
             nonlocal is_open
             if not is_open or self.is_over or self.execution.status is not ExecutionState.RUNNING:
                 return
             is_open = False
             self.engine.forget(token)
             if isinstance(result, Failure):
-                self._task_failed(name, state, given, result, tries)
+                self._task_failed(name, state, state_input, result, tries)
                 return
             try:
-                self._go_on(name, state, given, result)
+                self._follow_transition(name, state, state_input, result)
             except QueryError as error:
                 self._failed(name, state, Failure("States.QueryEvaluationError", str(error)))
 
         def answered(result: Any) -> None:
             if isinstance(result, Failure) or not waits:
-                told(result if isinstance(result, Failure) else {"Payload": result, "StatusCode": 200})
+                complete(result if isinstance(result, Failure) else {"Payload": result, "StatusCode": 200})
 
         waits = state["Resource"] == _WAITS
         if waits:
-            token = self.engine.new_token(told)
-        arguments = self._evaluate(state["Arguments"], {"input": given, "context": self._context(token)})
-        self.engine.loop.after(state["TimeoutSeconds"], lambda: told(Failure("States.Timeout")))
+            token = self.engine.new_token(complete)
+        arguments = self._evaluate(state["Arguments"], {"input": state_input, "context": self._context(token)})
+        self.engine.loop.after(state["TimeoutSeconds"], lambda: complete(Failure("States.Timeout")))
         self.engine.invoke(name, state["Arguments"]["FunctionName"], arguments["Payload"], answered)
 
     # ------------------------------------------------------------ what comes next
 
-    def _task_failed(self, name: str, state: Json, given: Any, failure: Failure, tries: int) -> None:
+    def _task_failed(self, name: str, state: Json, state_input: Any, failure: Failure, tries: int) -> None:
         retrier = next((rule for rule in state.get("Retry", ()) if _matches(failure, rule)), None)
         if retrier is None or tries >= retrier["MaxAttempts"]:
             self._failed(name, state, failure)
             return
         most = min(retrier["IntervalSeconds"] * retrier["BackoffRate"] ** tries, retrier["MaxDelaySeconds"])
-        pause = self.engine.chance.uniform(0, most)  # JitterStrategy FULL
-        self.engine.loop.after(pause, lambda: self._again(name, state, given, tries + 1))
+        pause = self.engine.rng.uniform(0, most)  # JitterStrategy FULL
+        self.engine.loop.after(pause, lambda: self._retry(name, state, state_input, tries + 1))
 
-    def _again(self, name: str, state: Json, given: Any, tries: int) -> None:
+    def _retry(self, name: str, state: Json, state_input: Any, tries: int) -> None:
         if not self.is_over and self.execution.status is ExecutionState.RUNNING:
-            self._task(name, state, given, tries)
+            self._task(name, state, state_input, tries)
 
     def _failed(self, name: str, state: Json, failure: Failure) -> None:
         catcher = next((rule for rule in state.get("Catch", ()) if _matches(failure, rule)), None)
@@ -330,14 +330,16 @@ class StateRun:
             self._end(name, failure)
             return
         variables = {"errorOutput": {"Error": failure.error, "Cause": failure.cause}}
-        self._go_on(name, catcher, variables["errorOutput"], variables["errorOutput"], variables)
+        self._follow_transition(name, catcher, variables["errorOutput"], variables["errorOutput"], variables)
 
-    def _go_on(self, name: str, rule: Json, given: Any, result: Any, extra: Json | None = None) -> None:
-        document = {"input": given, "result": result, **(extra or {})}
+    def _follow_transition(
+        self, name: str, rule: Json, state_input: Any, result: Any, extra: Json | None = None
+    ) -> None:
+        document = {"input": state_input, "result": result, **(extra or {})}
         output = self._evaluate(rule["Output"], document) if "Output" in rule else result
         assigned = {key: self._evaluate(value, document) for key, value in rule.get("Assign", {}).items()}
         self.variables.update(assigned)
-        self.engine.taken[f"{self.execution.machine}: {name} -> {rule.get('Next', 'end')}"] += 1
+        self.engine.transition_counts[f"{self.execution.machine}: {name} -> {rule.get('Next', 'end')}"] += 1
         if rule.get("End"):
             self._end(name, output)
         else:

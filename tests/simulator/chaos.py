@@ -47,7 +47,7 @@ READS = {
     "checkpoints": {"folders", "contents", "read", "fence"},
     "workflows": {"state"},
 }
-"""Calls that change nothing. Whatever else a port has is an effect."""
+"""Calls that only read. All other calls of a port are effects."""
 READ_FAULTS = ("throttled", "unreachable", "crash", "pause", "pause")
 EFFECT_FAULTS = ("throttled", "unreachable", "lost", "lost", "before", "after", "after", "pause")
 _LONGEST_STACK = 3
@@ -58,50 +58,50 @@ class Chaos:
     """Decides for each call whether it fails, and how. Makes no faults until `rate` is set."""
 
     def __init__(
-        self, chance: random.Random, loop: VirtualTimeLoop, tell: Callable[[str], None], counts: Counter[str]
+        self, rng: random.Random, loop: VirtualTimeLoop, log: Callable[[str], None], counts: Counter[str]
     ) -> None:
-        self.chance = chance
+        self.rng = rng
         self.loop = loop
-        self.tell = tell
+        self.log = log
         self.seen = counts
         self.away: set[str] = set()
-        """Ports that do not answer for a while."""
+        """Ports that do not answer at present."""
         self.rate = 0.0
-        """Share of calls that go wrong."""
+        """Share of calls that fail."""
         self.injected_failures = 0
         """Number of faults so far: two equal counts mean no fault in between."""
         self._paused = 0
         self._around: list[FaultyPort] = []
 
-    def around(self, name: str, port: Any) -> Any:
+    def wrap(self, name: str, port: Any) -> Any:
         """Return a port whose calls may fail."""
         hostile = FaultyPort(self, name, port)
         self._around.append(hostile)
         return hostile
 
     def stop_faults(self) -> None:
-        """Have nothing go wrong any more."""
+        """Stop all faults."""
         self.rate = 0.0
         self.away.clear()
         for hostile in self._around:
             hostile.stop_faults()
 
-    def hits(self, scale: float = 1.0) -> bool:
+    def should_fail(self, scale: float = 1.0) -> bool:
         """Return whether this call fails."""
-        return self.rate > 0 and self.chance.random() < self.rate * scale
+        return self.rate > 0 and self.rng.random() < self.rate * scale
 
     def read(self, what: str, call: Callable[[], Any]) -> Any:
-        kind = self.chance.choice(READ_FAULTS)
+        kind = self.rng.choice(READ_FAULTS)
         self.seen[f"read {kind}"] += 1
         match kind:
             case "throttled":
-                self._record_injury(f"{what} is throttled")
+                self._record_fault(f"{what} is throttled")
                 raise Throttled(what)
             case "unreachable":
-                self._record_injury(f"{what} gets no answer")
+                self._record_fault(f"{what} gets no answer")
                 raise Unreachable(what)
             case "crash":
-                self._record_injury(f"the process dies before {what}")
+                self._record_fault(f"the process dies before {what}")
                 raise Crash(what)
             case _:
                 result = call()
@@ -109,25 +109,25 @@ class Chaos:
                 return result
 
     def effect(self, what: str, call: Callable[[], Any]) -> Any:
-        kind = self.chance.choice(EFFECT_FAULTS)
+        kind = self.rng.choice(EFFECT_FAULTS)
         self.seen[f"effect {kind}"] += 1
         match kind:
             case "throttled":
-                self._record_injury(f"{what} is throttled")
+                self._record_fault(f"{what} is throttled")
                 raise Throttled(what)
             case "unreachable":
-                self._record_injury(f"{what} does not arrive")
+                self._record_fault(f"{what} does not arrive")
                 raise Unreachable(what)
             case "lost":
                 call()
-                self._record_injury(f"{what} takes effect, its reply is lost")
+                self._record_fault(f"{what} takes effect, its reply is lost")
                 raise Unreachable(what)
             case "before":
-                self._record_injury(f"the process dies before {what}")
+                self._record_fault(f"the process dies before {what}")
                 raise Crash(what)
             case "after":
                 call()
-                self._record_injury(f"the process dies after {what}")
+                self._record_fault(f"the process dies after {what}")
                 raise Crash(what)
             case _:
                 self.pause(what)
@@ -137,23 +137,23 @@ class Chaos:
         """Run other events while this process is paused, for a given or a random time."""
         if self._paused >= _LONGEST_STACK:
             return
-        seconds = seconds or self.chance.choice((0.2, 1.0, 3.0, 12.0))
-        self._record_injury(f"the process pauses {seconds:g} s at {what}")
+        seconds = seconds or self.rng.choice((0.2, 1.0, 3.0, 12.0))
+        self._record_fault(f"the process pauses {seconds:g} s at {what}")
         self._paused += 1
         try:
             self.loop.run(self.loop.seconds + seconds)
         finally:
             self._paused -= 1
 
-    def silence(self, what: str) -> None:
-        """Let a port not answer for a while."""
+    def stop_answering(self, what: str) -> None:
+        """Make a port unreachable for a while."""
         self.seen["call while away"] += 1
-        self._record_injury(f"{what} gets no answer, as for a while")
+        self._record_fault(f"{what} gets no answer for a while")
         raise Unreachable(what)
 
-    def _record_injury(self, text: str) -> None:
+    def _record_fault(self, text: str) -> None:
         self.injected_failures += 1
-        self.tell(text)
+        self.log(text)
 
 
 class FaultyPort:
@@ -164,7 +164,7 @@ class FaultyPort:
         reads = READS.get(name, set())
         for method in (method for method in _methods(PORTS[name]) if not method.startswith("_")):
             harm, scale = (chaos.read, 0.15) if method in reads else (chaos.effect, 1.0)
-            setattr(self, method, _guarded(chaos, name, method, getattr(port, method), harm, scale))
+            setattr(self, method, _with_faults(chaos, name, method, getattr(port, method), harm, scale))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._port, name)
@@ -181,15 +181,15 @@ def _methods(port: type) -> dict[str, Any]:
     return {name: member for part in parts for name, member in vars(part).items()}
 
 
-def _guarded(
+def _with_faults(
     chaos: Chaos, port: str, method: str, member: Callable[..., Any], harm: Callable[..., Any], scale: float
 ) -> Callable[..., Any]:
     what = f"{port}.{method}"
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if port in chaos.away:
-            chaos.silence(what)
-        if chaos.rate and chaos.hits(scale):
+            chaos.stop_answering(what)
+        if chaos.rate and chaos.should_fail(scale):
             return harm(what, lambda: member(*args, **kwargs))
         return member(*args, **kwargs)
 

@@ -1,4 +1,4 @@
-"""The nodes, the control planes and the training jobs, in virtual time. They misbehave; they are never in doubt."""
+"""The nodes, the control planes and the training jobs, in virtual time. Their faults are known exactly."""
 
 import functools
 import itertools
@@ -37,12 +37,12 @@ class LoopClock(FixedClock):
 class SimulatedCluster(FakeCluster):
     """Kubernetes, and the processes behind its pods."""
 
-    def __init__(self, loop: VirtualTimeLoop, chance: random.Random, *nodes: KubernetesNode) -> None:
+    def __init__(self, loop: VirtualTimeLoop, rng: random.Random, *nodes: KubernetesNode) -> None:
         super().__init__(LoopClock(loop), *nodes, runs_at_once=True)
         self.loop = loop
-        self.chance = chance
+        self.rng = rng
         self.dying: set[str] = set()
-        """Pods that take their time to end."""
+        """Pods that end after a delay."""
         self.on_change: Callable[[], None] = lambda: None
         self.on_launch: Callable[[LaunchSpec], None] = lambda _: None
         self.on_full: Callable[[], None] | None = None
@@ -57,15 +57,13 @@ class SimulatedCluster(FakeCluster):
         return answer
 
     def reclaim(self, name: str) -> None:
-        """Take a Spot node back, at once."""
+        """Remove a Spot node at once."""
         self.remove_node(name)
         self._karpenter_provisions()
 
     def _karpenter_provisions(self) -> None:
         number = next(self._new_numbers)
-        self.loop.after(
-            self.chance.uniform(15, 60), lambda: self.add_node(a_spot_node(number, created_at=self.loop.now()))
-        )
+        self.loop.after(self.rng.uniform(15, 60), lambda: self.add_node(spot_node(number, created_at=self.loop.now())))
 
     def _changed(self, *kinds: str) -> None:
         self.node_changes += "node" in kinds
@@ -116,10 +114,10 @@ class SimulatedCluster(FakeCluster):
                 if pod.phase is PodPhase.RUNNING and pod.node_name not in nodes_without_grace
             }
             self.dying |= names
-            self.loop.after(self.chance.uniform(0, grace_seconds), lambda: self._dead(workload, names))
+            self.loop.after(self.rng.uniform(0, grace_seconds), lambda: self._end_pods(workload, names))
         super().stop(attempt, grace_seconds, nodes_without_grace)
 
-    def _dead(self, workload: FakeWorkload, names: set[str]) -> None:
+    def _end_pods(self, workload: FakeWorkload, names: set[str]) -> None:
         self.dying -= names
         workload.pods = [pod for pod in workload.pods if pod.name not in names or self._is_unreachable(CLUSTER, pod)]
         self._forget_empty(CLUSTER)
@@ -133,7 +131,7 @@ class SimulatedCluster(FakeCluster):
         for workload in self.running():
             names = {pod.name for pod in workload.pods if pod.is_terminating and pod.node_name == name}
             self.dying |= names
-            self.loop.after(self.chance.uniform(0, 15), functools.partial(self._dead, workload, names))
+            self.loop.after(self.rng.uniform(0, 15), functools.partial(self._end_pods, workload, names))
         super().ready_node(name, cluster, **changes)
 
     def watch(
@@ -155,16 +153,16 @@ class SimulatedCluster(FakeCluster):
 
 
 class SimulatedProvider(FakeProvider):
-    """HyperPod: repairs take a while, and some of them go wrong."""
+    """HyperPod: repairs take a while, and some of them fail."""
 
-    def __init__(self, loop: VirtualTimeLoop, chance: random.Random, cluster: SimulatedCluster, size: int) -> None:
-        """Begin with so many nodes of HyperPod."""
-        machines = [a_provider_node(number) for number in range(1, size + 1)]
-        super().__init__(LoopClock(loop), *machines, kubernetes=cluster)
+    def __init__(self, loop: VirtualTimeLoop, rng: random.Random, cluster: SimulatedCluster, size: int) -> None:
+        """Create a provider with `size` nodes."""
+        initial_nodes = [a_provider_node(number) for number in range(1, size + 1)]
+        super().__init__(LoopClock(loop), *initial_nodes, kubernetes=cluster)
         self.loop = loop
-        self.chance = chance
-        self.trouble = 0.0
-        """Share of calls and repairs that go wrong."""
+        self.rng = rng
+        self.fault_rate = 0.0
+        """Share of calls and repairs that fail."""
         self.has_capacity = True
         self.shown: dict[str, tuple[float, ProviderNode]] = {}
         """Stale list entries of a node with their expiry: lists lag behind accepted calls."""
@@ -173,16 +171,16 @@ class SimulatedProvider(FakeProvider):
         self.on_new_node: Callable[[str], None] = lambda _: None
 
     def _ask(self, rung: str, instance_id: str) -> RepairAnswer:
-        if self.chance.random() < self.trouble / 2 and not self.scripted:
-            self.scripted.append(self.chance.choice((RepairAnswer.NOT_NOW, RepairAnswer.FAILED, RepairAnswer.UNKNOWN)))
-        if self.chance.random() < self.trouble / 2:
+        if self.rng.random() < self.fault_rate / 2 and not self.scripted:
+            self.scripted.append(self.rng.choice((RepairAnswer.NOT_NOW, RepairAnswer.FAILED, RepairAnswer.UNKNOWN)))
+        if self.rng.random() < self.fault_rate / 2:
             self.lost_replies = 1
         before, was_running = self.by_id.get(instance_id), instance_id in self.running
         answer = super()._ask(rung, instance_id)
         self.lost_replies = 0
         if before and not was_running and instance_id in self.running:
-            self.shown[instance_id] = (self.loop.seconds + self.chance.choice((0.0, 3.0, 15.0)), before)
-            self.begin(instance_id)
+            self.shown[instance_id] = (self.loop.seconds + self.rng.choice((0.0, 3.0, 15.0)), before)
+            self.start_repair(instance_id)
         return answer
 
     def nodes(self) -> tuple[ProviderNode, ...]:
@@ -199,8 +197,8 @@ class SimulatedProvider(FakeProvider):
     def check_health(self, instance_group: str, instance_id: str) -> RepairAnswer:
         answer = super().check_health(instance_group, instance_id)
         if answer is RepairAnswer.ACCEPTED:
-            passed = self.chance.random() >= self.trouble / 2
-            self.loop.after(self.chance.uniform(3, 12), lambda: self._end_check(instance_id, passed=passed))
+            passed = self.rng.random() >= self.fault_rate / 2
+            self.loop.after(self.rng.uniform(3, 12), lambda: self._end_check(instance_id, passed=passed))
         return answer
 
     def _end_check(self, instance_id: str, *, passed: bool) -> None:
@@ -215,40 +213,41 @@ class SimulatedProvider(FakeProvider):
             self.by_id[instance_id] = self.by_id[instance_id].replace(status="Pending")
             if node := self._seen(instance_id):
                 self.kubernetes.remove_node(node.name, node.cluster)  # type: ignore[union-attr]  # always given here
-            self.begin(instance_id)
+            self.start_repair(instance_id)
 
-    def begin(self, instance_id: str) -> None:
-        """Have a repair that was accepted end some time."""
-        seconds = self.chance.uniform(3, 40)
-        if self.chance.random() < self.trouble:
-            seconds = self.chance.choice((80.0, 150.0, 1e9))  # late, later than any deadline, or never
-        sick_still = self.chance.random() < self.trouble
-        self.loop.after(seconds, lambda: self._end(instance_id, sick_still=sick_still))
+    def start_repair(self, instance_id: str) -> None:
+        """Begin an accepted repair. It ends later, or never."""
+        seconds = self.rng.uniform(3, 40)
+        if self.rng.random() < self.fault_rate:
+            seconds = self.rng.choice((80.0, 150.0, 1e9))  # late, later than any deadline, or never
+        is_still_unhealthy = self.rng.random() < self.fault_rate
+        self.loop.after(seconds, lambda: self._end_repair(instance_id, is_still_unhealthy=is_still_unhealthy))
 
-    def _end(self, instance_id: str, *, sick_still: bool) -> None:
+    def _end_repair(self, instance_id: str, *, is_still_unhealthy: bool) -> None:
         if instance_id not in self.running:
             return
         if self.running[instance_id] != REBOOT and not self.has_capacity:
             self.is_told(f"no capacity to replace {instance_id}")
             self.on_no_capacity(instance_id)
-            self.loop.after(30, lambda: self._end(instance_id, sick_still=sick_still))
+            self.loop.after(30, lambda: self._end_repair(instance_id, is_still_unhealthy=is_still_unhealthy))
             return
-        if not sick_still and (node := self._seen(instance_id)):
+        if not is_still_unhealthy and (node := self._seen(instance_id)):
             labels = without_health_labels(node.labels)
             self.kubernetes.set_node(node.name, node.cluster, labels=labels)  # type: ignore[union-attr]  # always given here
         rung = self.running[instance_id]
         now = self.finish(instance_id)
         self.is_told(
-            f"{rung} of {instance_id} is over, {now} has the node slot" + (", still faulty" if sick_still else "")
+            f"{rung} of {instance_id} is over, {now} has the node slot"
+            + (", still faulty" if is_still_unhealthy else "")
         )
         if rung != REBOOT:
             self.on_new_node(now)
-        if sick_still and rung != REBOOT and (node := self._seen(now)):
+        if is_still_unhealthy and rung != REBOOT and (node := self._seen(now)):
             self.kubernetes.set_node(node.name, node.cluster, accelerators=node.accelerators - 1)  # type: ignore[union-attr]  # always given here
 
 
 class SimulatedTrainers:
-    """The processes of each attempt: they save, end, lose their peers, and write late behind a lost node.
+    """The training processes of each attempt: they save, end, lose peers, and write late on an unreachable node.
 
     An attempt saves its steps in order, each once, and a save starts only after the previous save is written.
     """
@@ -256,12 +255,12 @@ class SimulatedTrainers:
     def __init__(
         self,
         loop: VirtualTimeLoop,
-        chance: random.Random,
+        rng: random.Random,
         cluster: SimulatedCluster,
         checkpoints: InMemoryCheckpoints,
-        tell: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> None:
-        self.loop, self.chance, self.cluster, self.checkpoints, self.tell = loop, chance, cluster, checkpoints, tell
+        self.loop, self.rng, self.cluster, self.checkpoints, self.log = loop, rng, cluster, checkpoints, log
         self.lengths: dict[str, float] = {}
         """Seconds each job trains, by name."""
         self.finished: set[str] = set()
@@ -269,7 +268,7 @@ class SimulatedTrainers:
         self.late: set[str] = set()
         """`<job> <manifest>` of manifests that were written below a higher fence."""
         self.saving: set[str] = set()
-        """Attempts that save behind a lost node."""
+        """Attempts that save on an unreachable node."""
         self.started: dict[str, float] = {}
         """When the write of each manifest began, by `<job> <manifest>`."""
         self.reached: dict[str, int] = {}
@@ -281,10 +280,10 @@ class SimulatedTrainers:
         ends_at = self.loop.seconds + self.lengths.get(spec.job.name, 60.0) - (point.step if point else 0)
         step = point.step if point else 0
         self.loop.after(
-            _SAVES_EVERY, lambda: self._work(spec, step + _STEPS_A_SAVE, max(ends_at, self.loop.seconds + 5))
+            _SAVES_EVERY, lambda: self._train(spec, step + _STEPS_A_SAVE, max(ends_at, self.loop.seconds + 5))
         )
 
-    def _work(self, spec: LaunchSpec, step: int, ends_at: float) -> None:
+    def _train(self, spec: LaunchSpec, step: int, ends_at: float) -> None:
         workload = self._workload(spec)
         if workload is None or not workload.is_there:
             return
@@ -293,27 +292,27 @@ class SimulatedTrainers:
         reached = [rank for rank in running if not self._is_cut_off(workload.pods[rank].node_name)]
         if not running:
             if self.cluster.on_full and any(pod.phase is PodPhase.PENDING for pod in workload.pods):
-                self.loop.after(_SAVES_EVERY, lambda: self._work(spec, step, ends_at))
+                self.loop.after(_SAVES_EVERY, lambda: self._train(spec, step, ends_at))
             return
         if len(reached) == spec.attempt.ranks:
             if self.loop.seconds >= ends_at:
-                self.tell(f"{attempt.workload_name} has trained to its end")
+                self.log(f"{attempt.workload_name} has trained to its end")
                 self.finished.add(attempt.workload_name)
                 self.cluster.set_pods(attempt.job_id, attempt.attempt, PodPhase.SUCCEEDED)
                 return
             if attempt.workload_name not in self.saving:
                 self._save(spec, step)
                 step += _STEPS_A_SAVE
-        elif len(reached) < len(running) and attempt.workload_name not in self.saving and self.chance.random() < 0.5:
-            # This save behind the lost node has already read the fence.
+        elif len(reached) < len(running) and attempt.workload_name not in self.saving and self.rng.random() < 0.5:
+            # This save on the unreachable node has already read the fence.
             self.saving.add(attempt.workload_name)
-            self.loop.after(self.chance.uniform(1, 60), functools.partial(self._save, spec, step))
+            self.loop.after(self.rng.uniform(1, 60), functools.partial(self._save, spec, step))
             step += _STEPS_A_SAVE
         elif reached and (
             len(workload.pods) < attempt.ranks or any(pod.node_name and self._is_gone(pod) for pod in workload.pods)
         ):
             self.cluster.fail_pods(attempt.job_id, attempt.attempt, *reached, exit_code=PEER_LOST_EXIT)
-        self.loop.after(_SAVES_EVERY, lambda: self._work(spec, step, ends_at))
+        self.loop.after(_SAVES_EVERY, lambda: self._train(spec, step, ends_at))
 
     def save_before_the_end(self, job_id: str, attempt: int, seconds: float) -> None:
         """Let an attempt save once more after its stop request, if all its ranks still run."""
@@ -328,11 +327,11 @@ class SimulatedTrainers:
         step = self.reached.get(name, point.step if point else 0) + _STEPS_A_SAVE
 
         def save() -> None:
-            alive = [
+            live_nodes = [
                 pod for pod in workload.pods if pod.phase is PodPhase.RUNNING and not self._is_cut_off(pod.node_name)
             ]
-            if len(alive) == spec.attempt.ranks and name not in self.saving and self.reached.get(name, 0) < step:
-                self.tell(f"{name} saves step {step} on its way out")
+            if len(live_nodes) == spec.attempt.ranks and name not in self.saving and self.reached.get(name, 0) < step:
+                self.log(f"{name} saves step {step} before it ends")
                 self._save(spec, step)
 
         self.loop.after(seconds, save)
@@ -351,7 +350,7 @@ class SimulatedTrainers:
         self.started[f"{attempt.job_id} {key}"] = self.loop.seconds
         if document and document["attempt"] > attempt.attempt:
             self.late.add(f"{attempt.job_id} {key}")
-            self.tell(f"{attempt.workload_name} writes step {step} late, behind fence {document['attempt']}")
+            self.log(f"{attempt.workload_name} writes step {step} late, below fence {document['attempt']}")
 
     def _workload(self, spec: LaunchSpec) -> FakeWorkload | None:
         attempt = spec.attempt
@@ -370,8 +369,8 @@ def without_health_labels(labels: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in labels.items() if name != FAULT_TYPES}
 
 
-def a_spot_node(number: int, **changes: Any) -> KubernetesNode:
-    """A node that Karpenter launched, and that EC2 may take back."""
+def spot_node(number: int, **changes: Any) -> KubernetesNode:
+    """Return a node that Karpenter launched and EC2 may reclaim."""
     node = a_node(number)
     facts: dict[str, Any] = {
         "hyperpod_cluster_id": None,
@@ -383,9 +382,7 @@ def a_spot_node(number: int, **changes: Any) -> KubernetesNode:
     return node.replace(**{**facts, **changes})
 
 
-def machines(size: int, spot: int, chance: random.Random) -> list[KubernetesNode]:
+def initial_nodes(size: int, spot: int, rng: random.Random) -> list[KubernetesNode]:
     """Return the node objects of a fleet: HyperPod's pool, and the last of them Karpenter's; two zones."""
-    zones = [f"us-west-2{chance.choice('ab')}" for _ in range(size)]
-    return [
-        (a_node if number <= size - spot else a_spot_node)(number, zone=zone) for number, zone in enumerate(zones, 1)
-    ]
+    zones = [f"us-west-2{rng.choice('ab')}" for _ in range(size)]
+    return [(a_node if number <= size - spot else spot_node)(number, zone=zone) for number, zone in enumerate(zones, 1)]

@@ -58,8 +58,8 @@ def _attempts_changed(changes: Changes) -> Iterator[tuple[Attempt | None, Attemp
             yield rows.decode(before, Attempt) if before else None, rows.decode(after, Attempt)
 
 
-def _wishes(changes: Changes) -> Iterator[tuple[Job, ResizeRequest]]:
-    """Yield each job that a commit asks to resize."""
+def _new_resizes(changes: Changes) -> Iterator[tuple[Job, ResizeRequest]]:
+    """Yield each job with a new resize request in a commit."""
     for before, after in _jobs_changed(changes):
         if after.resize and before and after.resize != before.resize:
             yield after, after.resize
@@ -94,9 +94,9 @@ def sizes_are_allowed(world: "Simulation", changes: Changes) -> Iterator[str]:
         whole = attempt.size * spec.accelerators_per_node
         if held != (attempt.size, whole, attempt.size, whole):
             yield f"{attempt.workload_name} has {attempt.size} nodes but holds {held} accelerators"
-    for job, wish in _wishes(changes):
-        if wish.nodes not in sizes_of(job.spec) or wish.nodes == wish.from_nodes:
-            yield f"{job.job_id} is asked to resize from {wish.from_nodes} to {wish.nodes} nodes"
+    for job, resize in _new_resizes(changes):
+        if resize.nodes not in sizes_of(job.spec) or resize.nodes == resize.from_nodes:
+            yield f"{job.job_id} is asked to resize from {resize.from_nodes} to {resize.nodes} nodes"
 
 
 @invariant_check("allowed-sizes-only", "", CheckTrigger.LAUNCH)
@@ -117,16 +117,16 @@ def sizes_are_launched(_: "Simulation", spec: LaunchSpec) -> Iterator[str]:
 def growth_waits(world: "Simulation", changes: Changes) -> Iterator[str]:
     assert world.elastic
     terms, known = world.policy.scheduling.elastic, world.elastic.watched.growths
-    for job, wish in _wishes(changes):
+    for job, resize in _new_resizes(changes):
         growth_attempt = known.setdefault(job.job_id, GrowthAttempt())
-        if wish.nodes < wish.from_nodes:
+        if resize.nodes < resize.from_nodes:
             continue
-        if growth_attempt.resized_at and wish.asked_at < growth_attempt.resized_at + timedelta(
+        if growth_attempt.resized_at and resize.asked_at < growth_attempt.resized_at + timedelta(
             seconds=terms.snooze_seconds
         ):
             yield f"{job.job_id} grows too soon after its last resize at {growth_attempt.resized_at:%H:%M:%S}"
         pause = min(terms.backoff_seconds * 2 ** max(0, growth_attempt.failures - 1), terms.max_backoff_seconds)
-        if growth_attempt.failed_at and wish.asked_at < growth_attempt.failed_at + timedelta(seconds=pause):
+        if growth_attempt.failed_at and resize.asked_at < growth_attempt.failed_at + timedelta(seconds=pause):
             yield (
                 f"{job.job_id} grows too soon: {growth_attempt.failures} tries failed, "
                 f"the last at {growth_attempt.failed_at:%H:%M:%S}"
@@ -139,15 +139,15 @@ def _follow(world: "Simulation", growth: GrowthAttempt, before: Attempt | None, 
     """Record how an attempt's change affects the growth of its job."""
     if before is None:
         last = _attempt(world, attempt.job_id, attempt.attempt - 1)
-        wish = _job(world, attempt.job_id).resize
-        is_resized = wish is not None and last is not None and wish.after_attempt == last.attempt
+        resize = _job(world, attempt.job_id).resize
+        is_resized = resize is not None and last is not None and resize.after_attempt == last.attempt
         growth.grown = 0
         if last and (is_resized or last.size != attempt.size):
             growth.resized_at = attempt.admitted_at
-        if is_resized and wish and wish.nodes > wish.from_nodes:
-            if attempt.size < wish.nodes:
+        if is_resized and resize and resize.nodes > resize.from_nodes:
+            if attempt.size < resize.nodes:
                 growth.failures, growth.failed_at = growth.failures + 1, attempt.admitted_at
-            elif attempt.size == wish.nodes:
+            elif attempt.size == resize.nodes:
                 growth.grown = attempt.attempt
     elif attempt.attempt == growth.grown and attempt.state is not before.state:
         if attempt.state is AttemptState.RUNNING:
@@ -163,12 +163,12 @@ def _follow(world: "Simulation", growth: GrowthAttempt, before: Attempt | None, 
     needs_elastic_jobs=True,
 )
 def grows_onto_idle(world: "Simulation", changes: Changes) -> Iterator[str]:
-    for job, wish in _wishes(changes):
-        if wish.nodes < wish.from_nodes or not _was_undisturbed(world):
+    for job, resize in _new_resizes(changes):
+        if resize.nodes < resize.from_nodes or not _was_undisturbed(world):
             continue
         idle = _idle_for(world, job)
-        if len(idle) < wish.nodes - wish.from_nodes:
-            yield f"{job.job_id} grows from {wish.from_nodes} to {wish.nodes} nodes, but only {idle} are idle"
+        if len(idle) < resize.nodes - resize.from_nodes:
+            yield f"{job.job_id} grows from {resize.from_nodes} to {resize.nodes} nodes, but only {idle} are idle"
         if world.sharing is None and (waiting := _waiting(world, _pool_of(world, job))):
             yield f"{job.job_id} grows while {', '.join(waiting)} wait for nodes"
 
@@ -218,7 +218,7 @@ def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
     return waiting + [pod.name for pod in replicas if not pod.node_name][: max(0, most - placed)]
 
 
-# ---------------------------------------------------------------- rest
+# ---------------------------------------------------------------- no endless resizing
 
 
 @invariant_check(
@@ -227,7 +227,7 @@ def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
     CheckTrigger.COMMIT,
     needs_elastic_jobs=True,
 )
-def resizes_rest(world: "Simulation", changes: Changes) -> Iterator[str]:
+def resizes_settle(world: "Simulation", changes: Changes) -> Iterator[str]:
     assert world.elastic
     size_history = world.elastic.watched
     size_history.changes += sum(_is_from_outside(change) for change in changes)
@@ -238,11 +238,12 @@ def resizes_rest(world: "Simulation", changes: Changes) -> Iterator[str]:
     size_history.era = era
     if any(key.sk.startswith("ATTEMPT#") or key.sk == "META" for key, _, _ in changes):
         size_history.disturbed_at = world.loop.seconds
-    for job, wish in _wishes(changes):
-        resize = (job.job_id, wish.from_nodes, wish.nodes)
-        size_history.made[resize] += 1
-        if size_history.made[resize] > 1:
-            yield f"{job.job_id} goes from {wish.from_nodes} to {wish.nodes} nodes again although nothing else changed"
+    for job, resize in _new_resizes(changes):
+        key = (job.job_id, resize.from_nodes, resize.nodes)
+        size_history.made[key] += 1
+        if size_history.made[key] > 1:
+            sizes = f"from {resize.from_nodes} to {resize.nodes} nodes"
+            yield f"{job.job_id} goes {sizes} again although nothing else changed"
 
 
 def _is_from_outside(change: tuple[object, Row | None, Row | None]) -> bool:
@@ -299,8 +300,8 @@ def resize_is_no_failure(world: "Simulation", changes: Changes) -> Iterator[str]
 def resize_keeps_work(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
     attempt = spec.attempt
     job = _job(world, attempt.job_id)
-    wish = job.resize
-    if wish is None or wish.after_attempt != attempt.attempt - 1:
+    resize = job.resize
+    if resize is None or resize.after_attempt != attempt.attempt - 1:
         return
     if job.damaged_checkpoints or _was_doubted(world, job.job_id) or not _was_undisturbed(world):
         return
@@ -346,20 +347,20 @@ def spares_precede_shrinking(world: "Simulation", changes: Changes) -> Iterator[
             or (job.resize and job.resize.after_attempt == last.attempt)
         ):
             continue
-        lost_at = min([last.ended_at or attempt.admitted_at, *_signs(world, job)])
+        lost_at = min([last.ended_at or attempt.admitted_at, *_incident_openings(world, job)])
         until = lost_at + timedelta(seconds=world.policy.scheduling.elastic.spare_wait_seconds)
         if attempt.size < min(job.spec.nodes, last.size) and attempt.admitted_at < until:
             yield f"{attempt.workload_name} shrinks before {until:%H:%M:%S}, the end of the spare wait"
 
 
-def _signs(world: "Simulation", job: Job) -> Iterator[datetime]:
-    """Yield when the incident was opened that its plan is of."""
+def _incident_openings(world: "Simulation", job: Job) -> Iterator[datetime]:
+    """Yield the opening time of the incident of the job's resume plan."""
     row = world.ledger.rows.get(incident_rows.incident_key(job.resume_plan.incident_id)) if job.resume_plan else None
     if row:
         yield datetime.fromisoformat(row.doc["openedAt"])
 
 
-# ---------------------------------------------------------------- who makes room
+# ---------------------------------------------------------------- shrinking before preemption
 
 
 @invariant_check(
@@ -382,26 +383,26 @@ def shrunk_before_killed(world: "Simulation", changes: Changes) -> Iterator[str]
         writer, _, winner = requester.partition("/")
         if writer != "schedule_jobs" or not winner.startswith("job-"):
             continue
-        kept = [_at_least(world, charge) for charge in stopped]
-        if kept == stopped or _others_wait(world, winner):
+        kept = [_smallest_charge(world, charge) for charge in stopped]
+        if kept == stopped or _other_workloads_wait(world, winner):
             continue
         job = _job(world, winner)
         rest = [charge for charge in charges.values() if charge not in stopped]
         for charge in stopped:
-            asks = _as_charged(job, charge)
-            if not _has_machines(world, asks, stopped, kept):
+            needed = _charge_of_waiting(job, charge)
+            if not _fits_after_returns(world, needed, stopped, kept):
                 continue
             before_that = set(over(world.sharing.setup, [*rest, *stopped]))
-            if set(over(world.sharing.setup, [*rest, *kept, asks])) <= before_that:
+            if set(over(world.sharing.setup, [*rest, *kept, needed])) <= before_that:
                 yield f"{winner} preempts {', '.join(charge.job_id for charge in stopped)}, but shrinking is enough"
                 break
 
 
-def _at_least(world: "Simulation", charge: Charge) -> Charge:
+def _smallest_charge(world: "Simulation", charge: Charge) -> Charge:
     """Return the nodes of a job at its smallest size; it can resume only if it gets these."""
     nodes = min(sizes_of(_job(world, charge.job_id).spec))
-    machines = {name: world.cluster.node(CLUSTER, name) for name in charge.node_names}
-    names = sorted(machines, key=lambda name: (node := machines[name]) is None or not node.is_schedulable)
+    initial_nodes = {name: world.cluster.node(CLUSTER, name) for name in charge.node_names}
+    names = sorted(initial_nodes, key=lambda name: (node := initial_nodes[name]) is None or not node.is_schedulable)
     return _resized(charge.replace(node_names=tuple(names)), nodes) if nodes < len(names) else charge
 
 
@@ -416,16 +417,16 @@ def _resized(charge: Charge, nodes: int) -> Charge:
     )
 
 
-def _as_charged(job: Job, like: Charge) -> Charge:
+def _charge_of_waiting(job: Job, like: Charge) -> Charge:
     """Return the nodes that a waiting job would get, free or by preemption."""
     held = job.next_node_count * job.spec.accelerators_per_node
     use = {flavor: dict.fromkeys(amounts, held) for flavor, amounts in like.use.items()}
     return like.replace(job_id=job.job_id, team=job.spec.team, queue=job.spec.team, accelerators=held, use=use)
 
 
-def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept: list[Charge]) -> bool:
+def _fits_after_returns(world: "Simulation", needed: Charge, stopped: list[Charge], kept: list[Charge]) -> bool:
     """Return whether a waiting job finds its nodes in a pool after other jobs return theirs."""
-    job = _job(world, asks.job_id)
+    job = _job(world, needed.job_id)
     gpus, used = job.spec.accelerators_per_node, dict(world.cluster.accelerators_in_use(CLUSTER))
     plan = job.live_plan()
     for charge in _charges(world):
@@ -438,14 +439,14 @@ def _has_machines(world: "Simulation", asks: Charge, stopped: list[Charge], kept
         node.name
         for node in world.cluster.nodes(CLUSTER)
         if node.is_schedulable
-        and (node.pool, node.instance_type) == (asks.pool, asks.instance_type)
+        and (node.pool, node.instance_type) == (needed.pool, needed.instance_type)
         and node.accelerators - used.get(node.name, 0) >= gpus
         and not any(f"/{node.instance_id}/" in life for life in (plan.avoid if plan else ()))
     ]
-    return len(fits) - world.policy.scheduling.spare_nodes.get(asks.pool, 0) >= job.next_node_count
+    return len(fits) - world.policy.scheduling.spare_nodes.get(needed.pool, 0) >= job.next_node_count
 
 
-def _others_wait(world: "Simulation", winner: str) -> bool:
+def _other_workloads_wait(world: "Simulation", winner: str) -> bool:
     """Return whether other workloads could use the returned nodes. Then a different job may start on them.
 
     A job without quota cannot use them, nor can a later job of the same team. Replicas use all free capacity.
@@ -468,7 +469,7 @@ def _others_wait(world: "Simulation", winner: str) -> bool:
     )
 
 
-# ---------------------------------------------------------------- in peace
+# ---------------------------------------------------------------- after the faults
 
 
 @invariant_check(

@@ -66,8 +66,8 @@ _OUTLASTS_FAULTS = 0.4
 DISTURBANCES = ("cancel", "suspend", "lose a node", "cordon an idle node", _TAKE_IDLE_NODE, "die", "die after")
 
 
-def is_in(seed: int) -> bool:
-    """Whether a seed has elastic jobs."""
+def has_elastic_jobs(seed: int) -> bool:
+    """Return whether a seed has elastic jobs."""
     return seed % EVERY == _FIRST or seed % _WITH_TEAMS == _FIRST_WITH_TEAMS
 
 
@@ -78,11 +78,11 @@ class GrowthAttempt:
     resized_at: datetime | None = None
     """When an attempt was last admitted after a resize, or at another size."""
     asked: int = 0
-    """Size of the next attempt for which the present attempt was stopped, if the job grows."""
+    """Size of the next attempt, if the present attempt was stopped to grow."""
     grown: int = 0
-    """The attempt that came at that size, until it has run."""
+    """The attempt with that size, until it has run."""
     failures: int = 0
-    """Growths in a row that failed."""
+    """Number of consecutive failed growths."""
     failed_at: datetime | None = None
 
 
@@ -92,41 +92,41 @@ class SizeHistory:
 
     growths: dict[str, GrowthAttempt] = field(default_factory=dict)
     made: Counter[tuple[str, int, int]] = field(default_factory=Counter)
-    """Job, from and to how many nodes → how often, since something else changed."""
+    """(job, nodes before, nodes after) → number of these resizes since anything else changed."""
     era: tuple[int, ...] = ()
-    """Counts of all that changes from outside, as they were when `made` was begun."""
+    """Counts of all changes from outside at the start of `made`."""
     changes: int = 0
     """Number of times that a job arrived, ended or was changed, or that a quota changed."""
     disturbed_at: float = 0.0
-    """When anything last changed that sizes depend on."""
+    """The time of the last change that sizes depend on."""
 
 
 class ElasticScenario:
     """The elastic jobs of one seed."""
 
-    def __init__(self, world: "Simulation", dice: random.Random) -> None:
-        self.world, self.dice = world, dice
+    def __init__(self, world: "Simulation", rng: random.Random) -> None:
+        self.world, self.rng = world, rng
         self.watched = SizeHistory()
-        self.size = dice.choice((4, 5, 6, 8))
-        """Nodes of the fleet: on fewer there is little to grow to."""
-        self.mode = "act" if dice.random() < _ACTS_SHARE else world.mode
+        self.size = rng.choice((4, 5, 6, 8))
+        """Number of nodes: a smaller fleet leaves little capacity for growth."""
+        self.mode = "act" if rng.random() < _ACTS_SHARE else world.mode
         self.terms = ElasticPolicy(
-            resize_seconds=dice.choice((1, 3)),
-            snooze_seconds=dice.choice((5, 20)),
-            backoff_seconds=dice.choice((30, 60)),
+            resize_seconds=rng.choice((1, 3)),
+            snooze_seconds=rng.choice((5, 20)),
+            backoff_seconds=rng.choice((30, 60)),
             max_backoff_seconds=120,
-            scaling_timeout_seconds=dice.choice((0, 0, 8)),
-            spare_wait_seconds=dice.choice((10, 25)),
+            scaling_timeout_seconds=rng.choice((0, 0, 8)),
+            spare_wait_seconds=rng.choice((10, 25)),
         )
-        self.serving_target = dice.random() < _SERVING_SHARE
-        self.spares = int(dice.random() < 0.15)
-        self.repair_seconds = dice.choice((20, 60, 120))
+        self.serving_target = rng.random() < _SERVING_SHARE
+        self.spares = int(rng.random() < 0.15)
+        self.repair_seconds = rng.choice((20, 60, 120))
         self._sizes: dict[int, ElasticSpec] = {}
-        """The values of some jobs, by number."""
+        """By job number: its sizes, if they are not random."""
         self._wanted = 0
         """Replicas that the Deployment is to have."""
         self._replicas = 0
-        """How many pods it ever had."""
+        """Number of pods that the Deployment has ever had."""
         self._seats = False
 
     def policy(self, policy: Policy) -> Policy:
@@ -144,49 +144,49 @@ class ElasticScenario:
 
     # ------------------------------------------------------------ jobs
 
-    def lay_out(self, lasts: float) -> None:
+    def schedule_events(self, chaos_seconds: float) -> None:
         """Submit the elastic jobs first, and other jobs while they run."""
-        world, dice = self.world, self.dice
+        world, rng = self.world, self.rng
         world.cluster.on_full = self._wait_for_room
         before = world.ledger.before_commit
 
-        def meddle(writes: tuple[Write, ...]) -> None:
+        def disturb(writes: tuple[Write, ...]) -> None:
             if before:
                 before(writes)
             self._disturb_resize(writes)
 
-        world.ledger.before_commit = meddle
+        world.ledger.before_commit = disturb
         if world.sharing:
-            self._add_competing_jobs(world.sharing, lasts)
-        for number in range(_OWN, _OWN + dice.choice((1, 1, 2, 2, 3)) if world.sharing is None else _OWN):
-            length = dice.choice((150.0, 300.0, 400.0))
+            self._add_competing_jobs(world.sharing, chaos_seconds)
+        for number in range(_OWN, _OWN + rng.choice((1, 1, 2, 2, 3)) if world.sharing is None else _OWN):
+            length = rng.choice((150.0, 300.0, 400.0))
             if number == _OWN and random.Random(f"length/{world.seed}").random() < _OUTLASTS_FAULTS:
                 length = 900.0
-            world.loop.after(dice.uniform(0.5, 10), self._submit(number, 1, length))
-        for number in range(_LATER, _LATER + dice.choice((1, 2, 3, 4)) if world.sharing is None else _LATER):
-            nodes = dice.choice((1, 1, 2, max(1, world.size // 2)))
-            world.loop.after(dice.uniform(25, lasts + 60), self._submit(number, nodes, dice.choice((20.0, 40.0))))
-        for _ in range(dice.choice((1, 2)) if self.serving_target else 0):
-            self._spike(dice.uniform(20, lasts), dice.uniform(20, 60), dice.choice((1, 2, 2, 4)))
-        world.loop.after(dice.uniform(0, PASSES_EVERY), self._pass)
+            world.loop.after(rng.uniform(0.5, 10), self._submit(number, 1, length))
+        for number in range(_LATER, _LATER + rng.choice((1, 2, 3, 4)) if world.sharing is None else _LATER):
+            nodes = rng.choice((1, 1, 2, max(1, world.size // 2)))
+            world.loop.after(rng.uniform(25, chaos_seconds + 60), self._submit(number, nodes, rng.choice((20.0, 40.0))))
+        for _ in range(rng.choice((1, 2)) if self.serving_target else 0):
+            self._spike(rng.uniform(20, chaos_seconds), rng.uniform(20, 60), rng.choice((1, 2, 2, 4)))
+        world.loop.after(rng.uniform(0, PASSES_EVERY), self._pass)
 
-    def _add_competing_jobs(self, sharing: "TeamScenario", lasts: float) -> None:
+    def _add_competing_jobs(self, sharing: "TeamScenario", chaos_seconds: float) -> None:
         """Let a job hold nodes that other jobs of its team request later; one of them requests more than exists."""
-        world, dice = self.world, self.dice
-        quota = dice.choice((2, 3, world.size - 1))
+        world, rng = self.world, self.rng
+        quota = rng.choice((2, 3, world.size - 1))
         group = {"ml.p5.48xlarge": {"nvidia.com/gpu": {"nominal": GPUS * quota}}}
         queue = {"groups": [group], "preemption": {"within": "LowerPriority"}}
         sharing.add(LENDERS, queue)
-        nodes = dice.choice((1, quota, quota))
+        nodes = rng.choice((1, quota, quota))
         self._sizes[_OWN] = ElasticSpec(min_nodes=1, max_nodes=world.size)
-        sharing.ask(_OWN, team=LENDERS, nodes=nodes, priority_class="low")
-        world.loop.after(dice.uniform(0.5, 5), self._submit(_OWN, nodes, dice.choice((200.0, 300.0))))
-        for number, kind in enumerate(("high", "critical", "low")[: dice.choice((1, 2, 3))], _LATER):
-            node_count = quota + 1 if kind == "low" else dice.choice((1, 1, max(1, quota - 1)))
-            sharing.ask(number, team=LENDERS, nodes=node_count, priority_class=kind)
-            world.loop.after(dice.uniform(30, lasts + 60), self._submit(number, node_count, 30.0))
+        sharing.set_job_fields(_OWN, team=LENDERS, nodes=nodes, priority_class="low")
+        world.loop.after(rng.uniform(0.5, 5), self._submit(_OWN, nodes, rng.choice((200.0, 300.0))))
+        for number, kind in enumerate(("high", "critical", "low")[: rng.choice((1, 2, 3))], _LATER):
+            node_count = quota + 1 if kind == "low" else rng.choice((1, 1, max(1, quota - 1)))
+            sharing.set_job_fields(number, team=LENDERS, nodes=node_count, priority_class=kind)
+            world.loop.after(rng.uniform(30, chaos_seconds + 60), self._submit(number, node_count, 30.0))
 
-    def leaves_out(self, number: int) -> bool:
+    def omits_job(self, number: int) -> bool:
         """Return whether some job of the seed is left out: no job grows while all nodes are in use."""
         return number < _TEAMS
 
@@ -197,21 +197,21 @@ class ElasticScenario:
         self.world.invoke_scheduled("schedule_jobs")
         self.world.loop.after(PASSES_EVERY if self.world.is_calm else _PASSES_EVERY_DURING_FAULTS, self._pass)
 
-    def sized(self, number: int, spec: JobSpec) -> JobSpec:
+    def with_sizes(self, number: int, spec: JobSpec) -> JobSpec:
         """Return the fields of a job, with its possible sizes."""
-        dice = self.dice
+        rng = self.rng
         if number in self._sizes:
             return spec.replace(elastic=self._sizes[number])
-        if _LATER <= number < _LAST or (number < _OWN and (not spec.checkpoint_uri or dice.random() > _ELASTIC_SHARE)):
+        if _LATER <= number < _LAST or (number < _OWN and (not spec.checkpoint_uri or rng.random() > _ELASTIC_SHARE)):
             return spec
-        size, kind = self.world.size, dice.choice((*KINDS, KINDS[0]))
+        size, kind = self.world.size, rng.choice((*KINDS, KINDS[0]))
         if kind == "discrete":
-            legal = sorted({1, *(dice.randint(2, size + 1) for _ in range(3))})
+            legal = sorted({1, *(rng.randint(2, size + 1) for _ in range(3))})
             elastic = ElasticSpec(min_nodes=legal[0], max_nodes=legal[-1], sizes=tuple(legal))
         else:
             step = 2 if kind == "step" else None
-            least = dice.choice((1, 1, 2))
-            most = max(least + 2, dice.choice((size, size, size // 2, size + 2)))
+            least = rng.choice((1, 1, 2))
+            most = max(least + 2, rng.choice((size, size, size // 2, size + 2)))
             elastic = ElasticSpec(min_nodes=least, max_nodes=most, step=step)
             legal = list(range(least, most + 1, step or 1))
         self.world.seen[f"elastic {kind}"] += 1
@@ -221,19 +221,19 @@ class ElasticScenario:
             throughput = tuple(SizeThroughput(nodes=nodes, per_second=speed) for nodes, speed in points)
             elastic = elastic.replace(throughput=throughput)
         # A small request leaves room to grow.
-        return spec.replace(nodes=legal[0] if dice.random() < 0.7 else dice.choice(legal), elastic=elastic)
+        return spec.replace(nodes=legal[0] if rng.random() < 0.7 else rng.choice(legal), elastic=elastic)
 
     # ------------------------------------------------------------ what serves
 
-    def _spike(self, begins: float, lasts: float, replicas: int) -> None:
+    def _spike(self, begins: float, chaos_seconds: float, replicas: int) -> None:
         def wanted(more: int) -> None:
             self._wanted += more
             self.world.seen["elastic a spike"] += more > 0
-            self.world.tell(f"the Deployment is to have {self._wanted} replicas")
+            self.world.log(f"the Deployment is to have {self._wanted} replicas")
             self._deploy()
 
         self.world.loop.after(begins, lambda: wanted(replicas))
-        self.world.loop.after(begins + lasts, lambda: wanted(-replicas))
+        self.world.loop.after(begins + chaos_seconds, lambda: wanted(-replicas))
 
     def _deploy(self) -> None:
         """Act as the Deployment's controller."""
@@ -278,7 +278,7 @@ class ElasticScenario:
             used = cluster.accelerators_in_use(CLUSTER)
             free = [node.name for node in cluster.nodes(CLUSTER) if node.is_schedulable and not used.get(node.name)]
             if free:
-                self.world.tell(f"{pod.name} takes {free[0]}")
+                self.world.log(f"{pod.name} takes {free[0]}")
                 cluster.unmanaged[cluster.unmanaged.index(pod)] = pod.replace(node_name=free[0])
                 self._note_disturbance()
                 self.world.ingest()
@@ -292,29 +292,29 @@ class ElasticScenario:
         world = self.world
         docs = [write.row.doc for write in writes if isinstance(write, Put) and write.row.key.sk == "META"]
         jobs = [doc for doc in docs if doc.get("resize") and doc["resize"]["afterAttempt"] >= doc["currentAttempt"] - 1]
-        if not jobs or world.is_calm or not world.calls or self.dice.random() > _DISTURBANCE_SHARE:
+        if not jobs or world.is_calm or not world.calls or self.rng.random() > _DISTURBANCE_SHARE:
             return
         is_asked = jobs[0]["state"] == "RUNNING" and jobs[0]["resize"]["afterAttempt"] == jobs[0]["currentAttempt"]
         # In most cases the idle nodes of a growing job are taken before it restarts.
         disturbances = (*DISTURBANCES, *3 * (_TAKE_IDLE_NODE,)) if is_asked else DISTURBANCES
-        kind, seconds = self.dice.choice(disturbances), self.dice.uniform(0.1, 3 if is_asked else 8)
-        job_id, number = str(jobs[0]["jobId"]), self.dice.randrange(100)
-        world.seen[f"deed {kind} in mid-resize"] += 1
+        kind, seconds = self.rng.choice(disturbances), self.rng.uniform(0.1, 3 if is_asked else 8)
+        job_id, number = str(jobs[0]["jobId"]), self.rng.randrange(100)
+        world.seen[f"action {kind} in mid-resize"] += 1
         if kind == "die":
             world.chaos.injected_failures += 1
-            world.tell("the process dies before a commit of a resize")
+            world.log("the process dies before a commit of a resize")
             raise Crash("a commit of a resize")
         if kind == "die after":
             self._crash_times = True
             return
-        deeds: dict[str, Callable[[], None]] = {
+        action_count: dict[str, Callable[[], None]] = {
             "cancel": lambda: self._cancel(job_id),
             "suspend": lambda: self._suspend(job_id, 5 + 4 * seconds),
             "lose a node": lambda: self._lose_node(job_id, number),
             "cordon an idle node": lambda: self._cordon_idle(number),
             _TAKE_IDLE_NODE: lambda: self._take_idle(number, 10 + 3 * seconds),
         }
-        world.loop.after(seconds, deeds[kind])
+        world.loop.after(seconds, action_count[kind])
 
     _crash_times = False
 
@@ -323,7 +323,7 @@ class ElasticScenario:
         if self._crash_times:
             self._crash_times = False
             self.world.chaos.injected_failures += 1
-            self.world.tell("the process dies after a commit of a resize")
+            self.world.log("the process dies after a commit of a resize")
             raise Crash("after a commit of a resize")
 
     def _cancel(self, job_id: str) -> None:
@@ -348,7 +348,7 @@ class ElasticScenario:
         names = [name for name in self._nodes_of(job_id) if (node := self._node(name)) and node.is_ready]
         if names:
             name = names[number % len(names)]
-            self.world.tell(f"{name} is cut off")
+            self.world.log(f"{name} is cut off")
             self.world.cluster.lose_node(name)
 
     def _idle(self, number: int) -> str:
@@ -360,7 +360,7 @@ class ElasticScenario:
     def _cordon_idle(self, number: int) -> None:
         world, name = self.world, self._idle(number)
         if name:
-            world.tell(f"bo cordons {name}")
+            world.log(f"bo cordons {name}")
             world.cluster.set_node(name, is_cordoned=True)
             world.watched.persons[name] = world.loop.seconds
 
@@ -370,7 +370,7 @@ class ElasticScenario:
             return
         own = f"taken-{name}-{world.loop.seconds:.0f}"
         pod = UnmanagedPod(namespace="other", name=own, uid=own, node_name=name, accelerators=GPUS)
-        world.tell(f"an unmanaged pod runs on {name} for {seconds:.0f} s")
+        world.log(f"an unmanaged pod runs on {name} for {seconds:.0f} s")
         world.cluster.unmanaged.append(pod)
         self._note_disturbance()
         world.ingest()
@@ -400,6 +400,6 @@ class ElasticScenario:
     def drain(self, job_id: str, attempt: int, grace_seconds: int, *_: object) -> None:
         """Let a stopping attempt save once more, if time is left and all its ranks run."""
         world = self.world
-        seconds = self.dice.uniform(0, 1.5)
-        if grace_seconds and self.dice.random() < 0.8:
+        seconds = self.rng.uniform(0, 1.5)
+        if grace_seconds and self.rng.random() < 0.8:
             world.trainers.save_before_the_end(job_id, attempt, seconds)

@@ -1,4 +1,4 @@
-"""Virtual time: a heap of things to happen. Nothing else moves the clock."""
+"""Virtual time: a heap of scheduled events. Only events move the clock."""
 
 import heapq
 import itertools

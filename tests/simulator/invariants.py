@@ -116,7 +116,7 @@ class InvariantChecker:
             if (invariant.needs_teams and not world.sharing) or (invariant.needs_elastic_jobs and not world.elastic):
                 continue
             for text in invariant.check(world, *facts):
-                world.violate(invariant.name, text)
+                world.record_violation(invariant.name, text)
 
     def commit(self, world: "Simulation", changes: Changes) -> None:
         if len(changes) == 1 and changes[0][0].pk.startswith(_UNCHECKED_PREFIXES):
@@ -786,7 +786,7 @@ def functions_do_not_break(world: "Simulation", call: "FunctionCall", error: Exc
     CheckTrigger.RETURN,
 )
 def no_more_than_its_role(world: "Simulation", call: "FunctionCall") -> Iterator[str]:
-    for ask in sorted(call.asked - granted(call.function)):
+    for ask in sorted(call.table_requests - granted(call.function)):
         yield f"{call.function} calls {ask} without a permission in its role"
 
 
@@ -934,8 +934,8 @@ def no_leftovers(world: "Simulation") -> Iterator[str]:
     for workload in world.cluster.running():
         attempt = workload.spec.attempt
         name = f"CHARGE#{attempt.workload_name}"
-        alive = [pod for pod in workload.pods if not pod.has_ended and not pod.is_terminating]
-        if workload.is_there and alive and name not in live:
+        live_nodes = [pod for pod in workload.pods if not pod.has_ended and not pod.is_terminating]
+        if workload.is_there and live_nodes and name not in live:
             yield f"{attempt.workload_name} still has running pods after its end"
 
 

@@ -23,7 +23,7 @@ class TableRequest(NamedTuple):
         return f"dynamodb:{self.action} on {self.table}{' by state' if self.is_of_index else ''}"
 
 
-def ask_of(write: Write) -> TableRequest:
+def request_of_write(write: Write) -> TableRequest:
     """Return the permissions that a write of a commit needs."""
     return TableRequest(_WRITES[type(write)], write.row.key.table if isinstance(write, Put) else write.key.table)
 

@@ -79,7 +79,7 @@ EXHAUSTIVE = ("crash", "interleaving", "largest", "long_queues", "race")
 DRILLS = ("app-crash", "gpu-xid79", "node-lost", "poisoned-checkpoint", "spot-reclaim")
 SHIPPED_POLICIES = ("local", "production")
 LARGEST = 40_000
-"""Characters of a record that is kept."""
+"""Largest record that is kept, in characters."""
 MAX_PER_KIND = 60
 """Decisions of one kind that are kept, of each source."""
 MAX_PER_FUNCTION = 40
@@ -91,7 +91,7 @@ _WITH_DIGIT = re.compile(r"\S*\d\S*")
 
 
 def in_turn(groups: list[list[Any]]) -> Iterator[Any]:
-    """Yield the first of each group, then the second of each, and so on."""
+    """Yield the first item of each group, then the second of each, and so on."""
     for row in itertools.zip_longest(*groups):
         yield from (item for item in row if item is not None)
 
@@ -355,7 +355,7 @@ class Recording:
         write_lines(f"decisions-{self.source}.jsonl.gz", decisions)
         if calls:
             write_lines(f"calls-{self.source}.jsonl.gz", calls)
-        told(decisions, calls, self.decisions.left_out + self.calls.left_out)
+        summarize(decisions, calls, self.decisions.left_out + self.calls.left_out)
         keep_policies(self.policies)
 
 
@@ -472,7 +472,7 @@ def keep_policies(policies: Policies) -> None:
     write_lines("policies.jsonl.gz", [{"id": name, "policy": document[name]} for name in used])
 
 
-def told(decisions: list[Json], calls: list[Json], left_out: Mapping[str, int]) -> None:
+def summarize(decisions: list[Json], calls: list[Json], left_out: Mapping[str, int]) -> None:
     """Print the number of kept and dropped records."""
     kinds = Counter(f"{decision['decision']['kind']} {decision['decision']['action'][:30]}" for decision in decisions)
     for name, count in sorted((kinds + Counter(call["function"] for call in calls)).items()):

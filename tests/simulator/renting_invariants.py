@@ -14,7 +14,7 @@ from tests.fakes.cluster import CLUSTER, GPUS
 from tests.fakes.system import A_MOMENT
 from tests.simulator.asl import Json
 from tests.simulator.invariants import Changes, CheckTrigger, forbidding_mode, held_charges, invariant_check
-from tests.simulator.renting_scenario import BurstMachine, CapacityRequest, RentingCluster
+from tests.simulator.renting_scenario import CapacityRequest, RentingCluster, SimulatedRentedNode
 from tests.simulator.simulation import Simulation
 
 _CALM_DELAY = 65
@@ -56,15 +56,15 @@ def _began(world: Simulation) -> float:
     return world.calls[-1].began if world.calls else world.loop.seconds
 
 
-def _machine(cluster: RentingCluster, node_name: str) -> BurstMachine | None:
+def _machine(cluster: RentingCluster, node_name: str) -> SimulatedRentedNode | None:
     """Return the rented node that a node is, or was."""
-    return next((machine for machine in cluster.machines.values() if machine.node_name == node_name), None)
+    return next((machine for machine in cluster.initial_nodes.values() if machine.node_name == node_name), None)
 
 
-def _was_usable(burst_node: BurstMachine, since: float) -> bool:
+def _was_usable(rented_node: SimulatedRentedNode, since: float) -> bool:
     """Return whether a node was schedulable at some time since then, so that a reader may have seen it so."""
-    lost = [at for at in (burst_node.gone_at, burst_node.usable_until) if at is not None]
-    return burst_node.joined_at is not None and all(at >= since for at in lost)
+    lost = [at for at in (rented_node.gone_at, rented_node.usable_until) if at is not None]
+    return rented_node.joined_at is not None and all(at >= since for at in lost)
 
 
 # ---------------------------------------------------------------- money
@@ -79,7 +79,7 @@ def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
     if world.renting is None or not any(_changed(changes)):
         return
     if not any(before is None or len(before["offers"]) < len(doc["offers"]) for before, doc in _changed(changes)):
-        return  # nothing more is rented: caps that were lowered end nothing that is ready
+        return  # No more nodes are rented. A lowered cap ends no rental that is ready.
     spends: Counter[str] = Counter()
     for doc in _rentals(world):
         if doc["state"] != "ENDED":
@@ -104,8 +104,8 @@ def caps_hold(world: Simulation, changes: Changes) -> Iterator[str]:
 def machines_are_within_caps(world: Simulation) -> Iterator[str]:
     if world.renting is None or not isinstance(world.cluster, RentingCluster):
         return
-    costs = sum(world.renting.by_name[burst_node.pool].micros_per_node_hour for burst_node in world.cluster.alive())
-    most = world.renting.policies[0][1].fleet_cap_micros_per_hour  # it is only ever lowered
+    costs = sum(world.renting.by_name[node.pool].micros_per_node_hour for node in world.cluster.live_nodes())
+    most = world.renting.policies[0][1].fleet_cap_micros_per_hour  # the cap is only ever lowered
     if costs > most:
         yield f"rented nodes cost {costs}, more than the cap of {most}"
 
@@ -119,7 +119,7 @@ def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> I
     assert world.renting is not None
     nodes, accelerators = limit
     began, now = _began(world), world.loop.seconds
-    requests = [request for request in world.renting.asked.values() if request.pool == pool]
+    requests = [request for request in world.renting.requests_by_offer.values() if request.pool == pool]
     # A rental that began or ended during this count may be included or not: the last one is counted again.
     least = sum(request.nodes for request in requests if request.since <= began and request.until > now)
     most = sum(request.nodes for request in requests if request.until >= began)
@@ -133,7 +133,7 @@ def pools_are_bounded(world: Simulation, pool: str, limit: tuple[int, int]) -> I
 def asks_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
     if world.renting is None:
         return
-    requests, now = world.renting.asked, world.loop.seconds
+    requests, now = world.renting.requests_by_offer, world.loop.seconds
     for _, doc in _changed(changes):
         for place, offer in enumerate(doc["offers"], 1):
             request = requests.setdefault((_name(doc), place), CapacityRequest(offer["pool"], doc["nodes"], now))
@@ -166,8 +166,8 @@ def rentals_end(world: Simulation, changes: Changes) -> Iterator[str]:
             closed = _seconds(offer["closedAt"])
             parts += len(offer["joinedNodeNames"]) * offer["microsPerNodeHour"] * _held_seconds(offer)
             for node_name in offer["joinedNodeNames"]:
-                burst_node = _machine(world.cluster, node_name)
-                if burst_node is None or burst_node.gone_at is None or burst_node.gone_at > closed:
+                rented_node = _machine(world.cluster, node_name)
+                if rented_node is None or rented_node.gone_at is None or rented_node.gone_at > closed:
                     yield f"{node_name} is on the bill of {_name(doc)}, which ended before the node"
         if parts != doc["costParts"]:
             yield f"{_name(doc)} cost {parts}, but its bill says {doc['costParts']}"
@@ -216,7 +216,7 @@ def offers_end(world: Simulation) -> Iterator[str]:
 def no_orphan_nodes(world: Simulation) -> Iterator[str]:
     if not isinstance(world.cluster, RentingCluster):
         return
-    yield from world.cluster.left()
+    yield from world.cluster.leftovers()
     open_rentals = {_name(doc) for doc in _rentals(world) if doc["state"] != "ENDED"}
     for key in world.ledger.rows:
         is_hold = key.pk.startswith("TREE#") and key.sk.startswith("RENTAL#")
@@ -264,7 +264,7 @@ def asked_for_once(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
             return
     # It may have ended between the read and this write.
     assert world.renting is not None
-    for (name, place), request in world.renting.asked.items():
+    for (name, place), request in world.renting.requests_by_offer.items():
         if spec.name == (name if place == 1 else f"{name}-{place}") and request.until >= began:
             return
     yield f"{spec.nodes} nodes of {spec.pool} are requested by {spec.name} without a rental"
@@ -291,10 +291,10 @@ def gang_gets_all_nodes_at_once(world: Simulation, changes: Changes) -> Iterator
             yield f"{_name(doc)} is handed over with {len(doc['nodeNames'])} of {doc['nodes']} nodes"
         documents = [rental for rental in _rentals(world) if _name(rental) != _name(doc) and _serves(rental)]
         for name in doc["nodeNames"]:
-            burst_node = _machine(world.cluster, name)
-            if burst_node is None or burst_node.pool != doc["offers"][-1]["pool"]:
+            rented_node = _machine(world.cluster, name)
+            if rented_node is None or rented_node.pool != doc["offers"][-1]["pool"]:
                 yield f"{_name(doc)} is handed over with {name}, which is not a node of {doc['offers'][-1]['pool']}"
-            elif not _was_usable(burst_node, _began(world)):
+            elif not _was_usable(rented_node, _began(world)):
                 yield f"{_name(doc)} is handed over with {name}, which was never ready"
             yield from (
                 f"{name} is handed over to {_name(doc)} and {_name(document)}"
@@ -316,7 +316,7 @@ def gang_starts_on_all_nodes(world: Simulation, spec: LaunchSpec) -> Iterator[st
 
 
 def _not_its_own(world: Simulation, cluster: RentingCluster, job_id: str, names: tuple[str, ...]) -> Iterator[str]:
-    """Say that a job is on rented nodes that are not its own, or not on all of them."""
+    """Yield a violation if a job runs on rented nodes of another job, or not on all of its own."""
     if not any(_machine(cluster, name) for name in names):
         return
     documents = [doc for doc in _rentals(world) if doc["jobId"] == job_id and doc["state"] == "READY"]

@@ -67,13 +67,13 @@ from tests.simulator.data_centre import (
     SimulatedCluster,
     SimulatedProvider,
     SimulatedTrainers,
-    machines,
+    initial_nodes,
     without_health_labels,
 )
-from tests.simulator.elastic_scenario import ElasticScenario, is_in
+from tests.simulator.elastic_scenario import ElasticScenario, has_elastic_jobs
 from tests.simulator.event_loop import VirtualTimeLoop
-from tests.simulator.privileges import TableRequest, ask_of
-from tests.simulator.renting_scenario import RentingCluster, RentingScenario, rents
+from tests.simulator.privileges import TableRequest, request_of_write
+from tests.simulator.renting_scenario import RentingCluster, RentingScenario, has_rentals
 from tests.simulator.team_scenario import EVERY, PEOPLE, TeamScenario
 
 FUNCTIONS = Path(__file__).resolve().parents[2] / "functions"
@@ -152,7 +152,7 @@ POLICIES = tuple(POLICY.replace(repair=POLICY.repair.replace(guardrails=rails)) 
 
 @functools.cache
 def handler(name: str) -> Callable[[Json, Any], Json]:
-    """Load the function of this name as Lambda does."""
+    """Load the handler of a function, as Lambda does."""
     spec = importlib.util.spec_from_file_location(f"functions.{name}.handler", FUNCTIONS / name / "handler.py")
     assert spec
     assert spec.loader
@@ -205,7 +205,9 @@ def _simulated(simulation: "Simulation") -> Iterator[None]:
     for module, _ in executors:
         module.ThreadPoolExecutor = SequentialExecutor
     rows.decode = simulation.ledger.read
-    guardrails.GUARDRAILS = tuple(rail._replace(check=functools.partial(simulation.tripped, rail)) for rail in rails)
+    guardrails.GUARDRAILS = tuple(
+        rail._replace(check=functools.partial(simulation.check_guardrail, rail)) for rail in rails
+    )
     try:
         yield
     finally:
@@ -215,11 +217,11 @@ def _simulated(simulation: "Simulation") -> Iterator[None]:
 
 
 class QuietTelemetry(RecordingTelemetry):
-    """Keeps only what a bug leaves behind, and logs the outcome of each event."""
+    """Telemetry that keeps only warnings, and logs the outcome of each event."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, log: Callable[[str], None]) -> None:
         super().__init__()
-        self.tell = tell
+        self.log = log
 
     def count(self, name: str, value: float = 1.0, **dimensions: str) -> None: ...
     def gauge(self, name: str, value: float, **dimensions: str) -> None: ...
@@ -227,7 +229,7 @@ class QuietTelemetry(RecordingTelemetry):
 
     def info(self, message: str, **keys: Any) -> None:
         if message == "EventDone":
-            self.tell(f"event {keys.get('outcome')}: {keys.get('reason')}")
+            self.log(f"event {keys.get('outcome')}: {keys.get('reason')}")
 
     def warning(self, message: str, **keys: Any) -> None: ...
 
@@ -240,7 +242,7 @@ class FunctionCall:
     began: float
     injected_failures: int
     """Number of faults of the whole simulation when the call began."""
-    asked: set[TableRequest] = field(default_factory=set)
+    table_requests: set[TableRequest] = field(default_factory=set)
     """Table requests of the call."""
 
 
@@ -265,7 +267,7 @@ class SimulationResult:
     incidents: int = 0
     decisions: int = 0
     seen: Counter[str] = field(default_factory=Counter)
-    """How often each kind of thing happened."""
+    """Number of times that each fault, action, decision and transition happened."""
 
     @property
     def trace(self) -> str:
@@ -281,19 +283,19 @@ class RecordedEffects:
     answers: dict[tuple[str, int], Json] = field(default_factory=dict)
     """First answer to each token, by the number of waits opened for it."""
     opened: Counter[str] = field(default_factory=Counter)
-    """How often each token had a wait opened that was not there."""
+    """By token: number of waits that were opened when none was stored."""
     pages: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By incident: the key of its page, and the number of faults until then."""
     calls: dict[str, list[tuple[float, str, bool]]] = field(default_factory=dict)
     """Repair calls that the provider took, by node: when, which rung, and whether the reply got through."""
     launches: dict[str, float] = field(default_factory=dict)
-    """By attempt: when LaunchJob first looked at it."""
+    """By attempt: the time of its first LaunchJob."""
     persons: dict[str, float] = field(default_factory=dict)
-    """Nodes that a person cordoned, and when."""
+    """Nodes that a person cordoned, with the time."""
     controllers: dict[str, float] = field(default_factory=dict)
-    """Nodes that another controller has marked, and when."""
+    """Nodes that another controller has marked, with the time."""
     returned: dict[str, float] = field(default_factory=dict)
-    """Nodes that could not be reached and came back by themselves, and when."""
+    """Nodes that were unreachable and became reachable without a repair, with the time."""
     delivered: list[str] = field(default_factory=list)
     """Bodies of events that the queue delivered successfully."""
     settled: dict[str, str] = field(default_factory=dict)
@@ -304,7 +306,7 @@ class RecordedEffects:
 
 _WAITS = f"JOB#{JobState.PENDING}"
 _INDEX_LAG_EVERY = 4
-"""Seeds of which one has an index that lags."""
+"""In one of so many seeds, the index lags behind the table."""
 _INDEX_LAG = 2.0
 
 
@@ -319,19 +321,19 @@ class WatchedLedger(InMemoryLedger):
     def __init__(
         self,
         observe: Callable[[list[tuple[Key, Row | None, Row | None]]], None],
-        asks: Callable[[TableRequest], None],
+        on_request: Callable[[TableRequest], None],
         *,
         is_strict: bool,
     ) -> None:
         super().__init__()
-        self.told = observe
-        self.asks = asks
+        self.on_commit = observe
+        self.on_request = on_request
         """Called for every request that DynamoDB would receive."""
         self.lag = 0.0
         """Seconds for which the index does not show that a job waits: on AWS it is eventually consistent."""
         self.seconds: Callable[[], float] = lambda: 0.0
         self._waits_since: dict[Key, float] = {}
-        """Jobs by the moment at which they came to wait."""
+        """By job: the time since which it waits."""
         self.before_commit: Callable[[tuple[Write, ...]], None] | None = None
         """Called before each commit, so that another writer can commit first."""
         self.is_strict = is_strict
@@ -379,20 +381,20 @@ class WatchedLedger(InMemoryLedger):
         return kept
 
     def get(self, key: Key) -> Row | None:
-        self.asks(TableRequest("GetItem", key.table))
+        self.on_request(TableRequest("GetItem", key.table))
         return super().get(key)
 
     def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
         for table in {key.table for key in keys}:
-            self.asks(TableRequest("BatchGetItem", table))
+            self.on_request(TableRequest("BatchGetItem", table))
         return super().batch_get(*keys)
 
     def partition(self, table: Table, pk: str, prefix: str = "") -> tuple[Row, ...]:
-        self.asks(TableRequest("Query", table))
+        self.on_request(TableRequest("Query", table))
         return super().partition(table, pk, prefix)
 
     def by_state(self, table: Table, state: str, **how: Any) -> Page:
-        self.asks(TableRequest("Query", table, is_of_index=True))
+        self.on_request(TableRequest("Query", table, is_of_index=True))
         page = super().by_state(table, state, **how)
         if not self.lag or state != _WAITS:
             return page
@@ -401,14 +403,14 @@ class WatchedLedger(InMemoryLedger):
 
     def commit(self, *writes: Write, token: str = "") -> None:
         for write in writes:
-            self.asks(ask_of(write))
+            self.on_request(request_of_write(write))
         if self.before_commit is not None:
             self.before_commit(writes)
         before = {key: self.rows.get(key) for key in map(_key_of, writes)}
         count = len(self.commits)
         super().commit(*writes, token=token)
         if len(self.commits) > count:
-            self.told([(key, row, self.rows.get(key)) for key, row in before.items()])
+            self.on_commit([(key, row, self.rows.get(key)) for key, row in before.items()])
 
 
 def _key_of(write: Write) -> Key:
@@ -421,7 +423,7 @@ class Simulation:
     def __init__(self, seed: int, checks: Any, *, is_strict: bool = False) -> None:
         self.seed = seed
         self.is_strict = is_strict
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
         self.forger = random.Random(f"{seed} drills") if seed % _FORGED_EVERY == _FORGED_FIRST else None
         self.loop = VirtualTimeLoop()
         self.event_log: list[tuple[float, str]] = []
@@ -431,33 +433,35 @@ class Simulation:
         self.checks = checks
         self.calls: list[FunctionCall] = []
         """Functions that run now; more than one where some are paused."""
-        self.size = self.chance.choice((3, 3, 4, 4, 5, 6, 8, 12))
-        self.spot = self.chance.choice((0, 0, 0, 1, 2)) if self.size > 3 else 0
-        """So many of them are Karpenter's."""
-        self.mode = self.chance.choices(("act", "observe", "recommend"), (83, 5, 12))[0]
-        self.policy = self.chance.choices(POLICIES, (45, 45, 10))[0]
-        self.drops_events = self.chance.random() < 0.12
-        """Loss of all events and watch changes: only the sweep works."""
+        self.size = self.rng.choice((3, 3, 4, 4, 5, 6, 8, 12))
+        self.spot = self.rng.choice((0, 0, 0, 1, 2)) if self.size > 3 else 0
+        """Number of nodes that Karpenter launched."""
+        self.mode = self.rng.choices(("act", "observe", "recommend"), (83, 5, 12))[0]
+        self.policy = self.rng.choices(POLICIES, (45, 45, 10))[0]
+        self.drops_events = self.rng.random() < 0.12
+        """Whether all events and watch changes are lost, so that only the sweep works."""
         self.absent = ""
-        """A function that cannot be invoked from a workflow for a while, by its placeholder."""
+        """Placeholder of a function that workflows cannot invoke for a while."""
         self.is_calm = False
         self.is_watching = not self.drops_events
         self.is_sweeping = True
         self.away_since: dict[str, float] = {}
-        """By control plane: since when it does not answer."""
+        """By control plane: the time since which it does not answer."""
         self.hold: tuple[float, float] = (0.0, 0.0)
-        """Since and until when automation is held."""
+        """Start and end of the hold on automation."""
         self.rests_from = 0.0
-        """When the last thing that was laid out has happened."""
+        """The time of the last scheduled event."""
         self.sharing = TeamScenario(self, random.Random(f"{seed} teams")) if seed % EVERY == 0 else None
-        """The teams, where there are any."""
-        self.renting = RentingScenario(self, random.Random(f"{seed} renting")) if rents(seed) else None
+        """The teams, if the seed has any."""
+        self.renting = RentingScenario(self, random.Random(f"{seed} renting")) if has_rentals(seed) else None
         """The rentable pools, if the seed has any."""
-        self.policy = self.renting.governed(self.policy) if self.renting else self.policy
+        self.policy = self.renting.with_pools(self.policy) if self.renting else self.policy
         self.elastic = (
-            ElasticScenario(self, random.Random(f"{seed} elastic")) if is_in(seed) and not self.renting else None
+            ElasticScenario(self, random.Random(f"{seed} elastic"))
+            if has_elastic_jobs(seed) and not self.renting
+            else None
         )
-        """The jobs of several sizes, where there are any."""
+        """The elastic jobs, if the seed has any."""
         if self.elastic:
             self.policy, self.size = self.elastic.policy(self.policy), self.elastic.size
             self.mode = self.elastic.mode
@@ -466,33 +470,33 @@ class Simulation:
         self._build()
 
     def _build(self) -> None:
-        loop, chance = self.loop, self.chance
-        self.chaos = Chaos(chance, loop, self.tell, self.seen)
-        self.ledger = WatchedLedger(self._committed, self._asked, is_strict=self.is_strict)
+        loop, rng = self.loop, self.rng
+        self.chaos = Chaos(rng, loop, self.log, self.seen)
+        self.ledger = WatchedLedger(self._committed, self._record_table_request, is_strict=self.is_strict)
         if self.seed % _INDEX_LAG_EVERY == 0 and not self.elastic:
             self.ledger.lag = _INDEX_LAG
         self.ledger.seconds = lambda: loop.seconds
-        nodes = machines(self.size, self.spot, chance)
+        nodes = initial_nodes(self.size, self.spot, rng)
         self.cluster = (
-            RentingCluster(self, self.renting, *nodes) if self.renting else SimulatedCluster(loop, chance, *nodes)
+            RentingCluster(self, self.renting, *nodes) if self.renting else SimulatedCluster(loop, rng, *nodes)
         )
         self.pool_sizes = Counter(node.pool for node in self.cluster.by_name.values())
-        self.provider = SimulatedProvider(loop, chance, self.cluster, self.size - self.spot)
-        self.provider.is_told = self.tell
-        self.provider.on_no_capacity = self.without_capacity
+        self.provider = SimulatedProvider(loop, rng, self.cluster, self.size - self.spot)
+        self.provider.is_told = self.log
+        self.provider.on_no_capacity = self.report_no_capacity
         self.provider.on_new_node = self._fault_replacements
-        self.owner_repairs = chance.random() < 0.08
+        self.owner_repairs = rng.random() < 0.08
         self.provider.settings = self.provider.settings.replace(repairs_by_itself=self.owner_repairs)
         self.checkpoints = InMemoryCheckpoints()
-        self.trainers = SimulatedTrainers(loop, chance, self.cluster, self.checkpoints, self.tell)
+        self.trainers = SimulatedTrainers(loop, rng, self.cluster, self.checkpoints, self.log)
         self.cluster.on_launch = self.trainers.launched
         self.cluster.on_change = self.ingest
-        self.engine = WorkflowEngine(loop, self.invoke, chance)
+        self.engine = WorkflowEngine(loop, self.invoke, rng)
         self.engine.on_end = self._execution_ended
         self.pager = RecordingPager()
         self.ids = SequenceIds()
         wrapped = {
-            name: self.chaos.around(name, port)
+            name: self.chaos.wrap(name, port)
             for name, port in {
                 "ledger": self.ledger,
                 "cluster": WatchedCluster(self),
@@ -516,7 +520,7 @@ class Simulation:
                 "KUBERNETES_CLUSTERS": CLUSTER,
             }
         )
-        self.telemetry = QuietTelemetry(self.tell)
+        self.telemetry = QuietTelemetry(self.log)
         self.world = wiring.World(
             settings,
             policy=self.policy,
@@ -530,11 +534,11 @@ class Simulation:
         """Return a context with a ledger that never fails, for checks."""
         return self.world.context(ledger=self.ledger)
 
-    def tell(self, text: str) -> None:
+    def log(self, text: str) -> None:
         self.event_log.append((self.loop.seconds, text))
 
-    def counted_as(self, group: str, kind: str, work: Callable[[], None]) -> Callable[[], None]:
-        """Return the work, counted when it is done."""
+    def counting(self, group: str, kind: str, work: Callable[[], None]) -> Callable[[], None]:
+        """Return a callable that does the work and counts it."""
 
         def counted() -> None:
             self.seen[f"{group} {kind}"] += 1
@@ -542,8 +546,10 @@ class Simulation:
 
         return counted
 
-    def tripped(self, rail: Guardrail, act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> Any:
-        """Ask a guardrail; count it where it bars something that a function is about to do."""
+    def check_guardrail(
+        self, rail: Guardrail, act: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy
+    ) -> Any:
+        """Check a guardrail. Count it if it blocks an action of a function."""
         trip = rail.check(act, facts, policy)
         self.seen[f"guardrail {rail.name}"] += trip is not None and bool(self.calls)
         return trip
@@ -553,12 +559,12 @@ class Simulation:
         if self.elastic:
             self.elastic.committed()
 
-    def _asked(self, ask: TableRequest) -> None:
+    def _record_table_request(self, ask: TableRequest) -> None:
         if self.calls:
-            self.calls[-1].asked.add(ask)
+            self.calls[-1].table_requests.add(ask)
 
-    def violate(self, invariant: str, text: str) -> None:
-        self.tell(f"VIOLATED {invariant}: {text}")
+    def record_violation(self, invariant: str, text: str) -> None:
+        self.log(f"VIOLATED {invariant}: {text}")
         self.violations.append(Violation(invariant, text, self.loop.seconds))
 
     # ------------------------------------------------------------ functions
@@ -586,45 +592,45 @@ class Simulation:
         return answer
 
     def invoke(self, state: str, placeholder: str, payload: Json, reply: Reply) -> None:
-        """Call the function behind a state, and have its answer a little later."""
+        """Call the function of a workflow state. Its answer comes a little later."""
         name = function_of(placeholder)
 
         def run() -> None:
             try:
-                if placeholder == self.absent or self.chaos.hits():
-                    self.tell(f"{name} is throttled")
+                if placeholder == self.absent or self.chaos.should_fail():
+                    self.log(f"{name} is throttled")
                     result: Any = Failure("Lambda.TooManyRequestsException")
                 else:
-                    if self.chance.random() < _RUN_TWICE:
+                    if self.rng.random() < _RUN_TWICE:
                         self.call(name, payload)
                     result = self.call(name, payload)
             except Crash:
                 result = Failure("Runtime.ExitError")
             except Exception as error:  # noqa: BLE001 - Lambda names whatever a function raises
                 result = Failure(type(error).__name__, str(error))
-            if self.chaos.hits(0.5):
-                self.tell(f"the answer of {name} is lost")
+            if self.chaos.should_fail(0.5):
+                self.log(f"the answer of {name} is lost")
                 result = Failure("Lambda.Unknown")
             subject = payload.get("incidentId") or f"{payload.get('jobId')}-a{payload.get('attempt')}"
             subject = f"{payload['jobId']}-b{payload['rental']}" if "rental" in payload else subject
             outcome = result.error if isinstance(result, Failure) else result.get("outcome", "")
             why = f": {result.cause}" if isinstance(result, Failure) else f": {result.get('reason', '')}"
-            self.tell(f"{subject} {state}: {outcome}{why[:160]}")
+            self.log(f"{subject} {state}: {outcome}{why[:160]}")
             self.loop.after(0.05, lambda: reply(result))
 
         self.loop.after(0.1, run)
 
-    def later(self, name: str, event: Json, seconds: float, tries: tuple[float, ...] = _ASYNC_RETRIES) -> None:
-        """Invoke a function without waiting for it: at least once, and tried again when it fails."""
+    def invoke_async(self, name: str, event: Json, seconds: float, tries: tuple[float, ...] = _ASYNC_RETRIES) -> None:
+        """Invoke a function asynchronously: at least once, with retries after failures."""
 
         def run() -> None:
             try:
                 self.call(name, event)
             except (Crash, Exception):  # noqa: BLE001 - what a failed event leads to is Lambda's
                 if tries:
-                    self.later(name, event, tries[0], tries[1:])
+                    self.invoke_async(name, event, tries[0], tries[1:])
                 else:
-                    self.tell(f"{name} gave up on an event")
+                    self.log(f"{name} discards an event after its retries")
 
         self.loop.after(seconds, run)
 
@@ -717,12 +723,12 @@ class Simulation:
             self.invoke_scheduled("sweep_fleet")
 
     def _execution_ended(self, execution: Execution) -> None:
-        self.tell(f"{execution.name} ended in {execution.ended_in or 'nothing'} {execution.error}".rstrip())
+        self.log(f"{execution.name} ended in {execution.ended_in or 'nothing'} {execution.error}".rstrip())
 
     # ------------------------------------------------------------ people
 
     @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
+    def outside_function(self) -> Iterator[None]:
         """Run work outside the current function, which may be paused meanwhile."""
         under_way, self.calls = self.calls, []
         try:
@@ -737,24 +743,24 @@ class Simulation:
             PermanentError: the API refuses an action that must succeed. Without it, the seed would test less.
         """
 
-        def tried() -> None:
+        def try_once() -> None:
             try:
-                with self.aside():
+                with self.outside_function():
                     work()
-                self.tell(what)
+                self.log(what)
             except PermanentError as error:
                 if must_succeed:
                     raise
-                self.tell(f"{what}: refused, {error}")
+                self.log(f"{what}: refused, {error}")
             except (Crash, EvenkeelError):
-                self.loop.after(5, tried)
+                self.loop.after(5, try_once)
 
-        tried()
+        try_once()
 
     def submit(
         self, number: int, nodes: int, length: float, *, keeps: bool, finishes: bool, priority_class: str = ""
     ) -> None:
-        if self.elastic and self.elastic.leaves_out(number):
+        if self.elastic and self.elastic.omits_job(number):
             return
         name = f"train-{number}"
         self.trainers.lengths[name] = length
@@ -769,16 +775,16 @@ class Simulation:
             priority_class=priority_class,
         )
         requester = PEOPLE[0]
-        whose = ""
+        team_text = ""
         if self.sharing:
-            spec = spec.replace(**self.sharing.governed(number, nodes))
+            spec = spec.replace(**self.sharing.job_fields(number, nodes))
             requester = self.sharing.submitter()
-            whose = f", {spec.priority_class or 'no class'} of team {spec.team}"
-        spec = self.elastic.sized(number, spec) if self.elastic else spec
+            team_text = f", {spec.priority_class or 'no class'} of team {spec.team}"
+        spec = self.elastic.with_sizes(number, spec) if self.elastic else spec
         request = submit_job.SubmitJobRequest(spec=spec, requester=requester, idempotency_key=name)
         world = self.world
         self.person(
-            f"{requester.actor} submits {name}: {spec.nodes} nodes for {length:.0f} s{whose}",
+            f"{requester.actor} submits {name}: {spec.nodes} nodes for {length:.0f} s{team_text}",
             lambda: submit_job.run(
                 request,
                 world.context(site=world.settings.site.replace(job_namespace="jobs")),
@@ -799,7 +805,7 @@ class Simulation:
         cancel_job.run(request, self.world.context())
 
     def answer_plans(self, *, approves: bool) -> None:
-        """Approve or decline every plan that requests it."""
+        """Approve or decline every plan that asks for an approval."""
         for row in list(self.ledger.rows.values()):
             plan = row.doc.get("plan") if row.key.pk.startswith("INC#") and row.key.sk == "META" else None
             if not plan or plan["outcome"] != "ASK":
@@ -815,7 +821,7 @@ class Simulation:
             what = f"bo {verb} the plan of {request.incident_id}"
             say = functools.partial(self._approve, what, request)
             # A person answers a page after a while, and may answer an old page again.
-            for seconds in self.chance.choice(((0.0,), (40.0,), (0.0, 20.0), (20.0, 90.0))):
+            for seconds in self.rng.choice(((0.0,), (40.0,), (0.0, 20.0), (20.0, 90.0))):
                 self.loop.after(seconds, say)
 
     def _approve(self, what: str, request: approve_recovery.ApproveRecoveryRequest) -> None:
@@ -836,8 +842,8 @@ class Simulation:
             self.person(f"bo holds automation for {seconds:.0f} s", work)
 
     def end_cause(self, cause: str) -> None:
-        """Let the paged person end a shared cause after its duration."""
-        lasts = self.chance.choice((60.0, 400.0, 1200.0))
+        """Let the paged person end a shared cause after a while."""
+        chaos_seconds = self.rng.choice((60.0, 400.0, 1200.0))
         request = hold_automation.ReleaseRequest(
             by="bo", reason="it is back", cause=cause, request_id=f"end-{cause}-{self.loop.seconds}", fingerprint=""
         )
@@ -845,33 +851,33 @@ class Simulation:
         def work() -> None:
             hold_automation.release(request, self.world.context())
 
-        self.loop.after(lasts, lambda: self.person(f"bo ends the shared cause {cause}", work))
+        self.loop.after(chaos_seconds, lambda: self.person(f"bo ends the shared cause {cause}", work))
 
     # ------------------------------------------------------------ faults
 
-    def break_node(self, instance_id: str, fault: str, *, marked: bool, heard: bool) -> None:
-        """Have HyperPod's agent find a fault: a mark on the node, and an event."""
+    def break_node(self, instance_id: str, fault: str, *, is_marked: bool, sends_event: bool) -> None:
+        """Let HyperPod's agent find a fault: it labels the node and sends an event."""
         node = self.node_of(instance_id)
         if node is None:
             return
-        if KARPENTER_LABEL in node.labels and marked and heard:
+        if KARPENTER_LABEL in node.labels and is_marked and sends_event:
             self.warn_of_reclaim(instance_id)
             return
         self.seen[f"shows {fault}"] += 1
-        self.tell(f"{instance_id} shows {fault}" + ("" if marked else ", without health labels"))
-        if marked:
+        self.log(f"{instance_id} shows {fault}" + ("" if is_marked else ", without health labels"))
+        if is_marked:
             self.cluster.set_node(node.name, labels={**node.labels, FAULT_TYPES: fault})
-        if heard and not self.drops_events:
+        if sends_event and not self.drops_events:
             body = self.event(instance_id, fault)
-            for _ in range(self.chance.choice((1, 1, 2, 3))):
-                self.deliver(body, self.chance.choice((0.5, 2.0, 15.0, 60.0)))
-        if self.owner_repairs and marked:
-            self.loop.after(self.chance.uniform(5, 60), lambda: self.provider.repair_by_itself(instance_id))
+            for _ in range(self.rng.choice((1, 1, 2, 3))):
+                self.deliver(body, self.rng.choice((0.5, 2.0, 15.0, 60.0)))
+        if self.owner_repairs and is_marked:
+            self.loop.after(self.rng.uniform(5, 60), lambda: self.provider.repair_by_itself(instance_id))
 
     def warn_of_reclaim(self, instance_id: str) -> None:
         """Let EC2 reclaim a Spot node two minutes after its notice."""
         self.seen["shows a spot notice"] += 1
-        self.tell(f"{instance_id} is to be taken back in {_SPOT_NOTICE:g} s")
+        self.log(f"{instance_id} will be reclaimed in {_SPOT_NOTICE:g} s")
         if not self.drops_events:
             detail = {"instance-id": instance_id, "instance-action": "terminate"}
             self.deliver(self._envelope("EC2 Spot Instance Interruption Warning", "aws.ec2", detail), 1.0)
@@ -879,53 +885,53 @@ class Simulation:
         def reclaim() -> None:
             node = self.node_of(instance_id)
             if node is not None:
-                self.tell(f"{instance_id} is taken back")
+                self.log(f"{instance_id} is reclaimed")
                 self.cluster.reclaim(node.name)
 
         self.loop.after(_SPOT_NOTICE, reclaim)
 
     def _fault_replacements(self, instance_id: str) -> None:
         """Let some new replacements fail."""
-        if not self.is_calm and self.chance.random() < 0.3:
+        if not self.is_calm and self.rng.random() < 0.3:
             break_node = functools.partial(
-                self.break_node, instance_id, "NvidiaErrorTerminate", marked=True, heard=True
+                self.break_node, instance_id, "NvidiaErrorTerminate", is_marked=True, sends_event=True
             )
-            self.loop.after(self.chance.uniform(1, 15), self.counted_as("fault", "new_node", break_node))
+            self.loop.after(self.rng.uniform(1, 15), self.counting("fault", "new_node", break_node))
 
-    def mend(self, instance_id: str) -> None:
-        """Let a person clear a fault without a notice to Evenkeel."""
+    def clear_fault(self, instance_id: str) -> None:
+        """Let a person clear a fault without telling Evenkeel."""
         node = self.node_of(instance_id)
         if node is not None and node.labels.get(FAULT_TYPES):
             self.seen["deed mend"] += 1
-            self.tell(f"bo mends {instance_id}")
+            self.log(f"bo mends {instance_id}")
             self.cluster.set_node(node.name, labels=without_health_labels(node.labels))
 
     def reboot(self, instance_id: str, seconds: float) -> None:
-        """Let a person reboot a node, which clears its fault, without a notice to Evenkeel."""
+        """Let a person reboot a node without telling Evenkeel. This clears its fault."""
         node = self.node_of(instance_id)
         if node is None or not node.is_ready or instance_id in self.provider.running:
             return
         self.seen["deed reboot"] += 1
-        self.tell(f"bo reboots {instance_id}")
+        self.log(f"bo reboots {instance_id}")
         self.cluster.kill_node(node.name)
 
         def boot() -> None:
             down = self.node_of(instance_id)
             if down is not None and not down.is_ready and instance_id not in self.provider.running:
-                self.tell(f"{instance_id} has rebooted")
+                self.log(f"{instance_id} has rebooted")
                 labels = without_health_labels(down.labels)
                 self.cluster.ready_node(down.name, boot_id=f"{down.boot_id}-bo", labels=labels)
 
         self.loop.after(seconds, boot)
 
-    def without_capacity(self, instance_id: str) -> None:
-        """Have HyperPod say of the whole group that it found no capacity."""
+    def report_no_capacity(self, instance_id: str) -> None:
+        """Let HyperPod report that it found no capacity for the group."""
         self.seen["outage no capacity"] += 1
         if self.drops_events:
             return
         failure = "We currently do not have sufficient capacity to launch new ml.p5.48xlarge instances."
         details = {
-            "EventId": f"{self.chance.getrandbits(64):016x}",
+            "EventId": f"{self.rng.getrandbits(64):016x}",
             "ClusterArn": self.provider.settings.arn,
             "ClusterName": "research-train",
             "InstanceGroupName": "p5-workers",
@@ -953,12 +959,12 @@ class Simulation:
         return self._envelope("SageMaker HyperPod Cluster Node Health Event", "aws.sagemaker", detail)
 
     def _envelope(self, kind: str, source: str, detail: Json) -> str:
-        skew = self.chance.choice((0, 0, 0, -3, 2))
+        skew = self.rng.choice((0, 0, 0, -3, 2))
         at = self.loop.now() + timedelta(seconds=skew)
         return json.dumps(
             {
                 "version": "0",
-                "id": f"{self.chance.getrandbits(64):016x}",
+                "id": f"{self.rng.getrandbits(64):016x}",
                 "detail-type": kind,
                 "source": source,
                 "account": "000000000000",
@@ -970,39 +976,39 @@ class Simulation:
         )
 
     def update_cluster(self, *, is_busy: bool) -> None:
-        """Have HyperPod work on the whole cluster, or end that."""
+        """Let HyperPod begin or end an update of the whole cluster."""
         status = "SystemUpdating" if is_busy else "InService"
         if status != self.provider.settings.status:
             self.seen["outage cluster updating"] += is_busy
-            self.tell(f"the cluster is {status}")
+            self.log(f"the cluster is {status}")
             self.provider.settings = self.provider.settings.replace(status=status)
 
     def node_of(self, instance_id: str) -> Any:
         return next((node for node in self.cluster.by_name.values() if node.instance_id == instance_id), None)
 
     def instance_id(self, number: int) -> str:
-        """Return some node that is there now."""
+        """Return the instance id of an existing node, chosen by number."""
         instance_ids = sorted(node.instance_id for node in self.cluster.by_name.values() if node.instance_id)
         return instance_ids[number % len(instance_ids)] if instance_ids else ""
 
     # ------------------------------------------------------------ the run
 
     def run(self) -> SimulationResult:
-        """Chaos, then calm, until everything is at rest."""
-        from tests.simulator.fault_schedule import lay_out
+        """Run the faults, then wait without faults until all work has ended."""
+        from tests.simulator.fault_schedule import schedule_events
 
         with wiring.use_world(self.world), _simulated(self):
             self.loop.after(0.2, self._sweep)
             self.every(SWEEPS_EVERY, self._sweep)
             self.every(WATCHES_EVERY, self._watch)
             self.every(STATUS_EVERY, self._show_status)
-            chaos_seconds = lay_out(self)
+            chaos_seconds = schedule_events(self)
             if self.sharing:
-                self.sharing.lay_out(chaos_seconds)
+                self.sharing.schedule_events(chaos_seconds)
             if self.renting:
-                self.renting.lay_out(chaos_seconds)
+                self.renting.schedule_events(chaos_seconds)
             if self.elastic:
-                self.elastic.lay_out(chaos_seconds)
+                self.elastic.schedule_events(chaos_seconds)
             self.loop.run(chaos_seconds, self._is_broken)
             self._calm_down()
             self.rests_from = self.loop.seconds + 65  # until then the last event of the queue is handled
@@ -1031,7 +1037,7 @@ class Simulation:
         self.seen["mode all events are lost"] += self.drops_events
         self.seen["mode HyperPod repairs by itself"] += self.owner_repairs
         self.seen["mode with Karpenter's nodes"] += bool(self.spot)
-        self.seen.update(self.engine.taken)
+        self.seen.update(self.engine.transition_counts)
         for key, row in self.ledger.rows.items():
             if key.pk.startswith("DEC#"):
                 self.seen[f"decision {row.doc['kind']} {row.doc['action']}"] += 1
@@ -1039,7 +1045,7 @@ class Simulation:
                 self.seen[f"end {'incident' if key.pk.startswith('INC#') else 'job'} {row.doc['state']}"] += 1
 
     def _show_status(self) -> None:
-        """Check the status. Its reads do not belong to a paused function."""
+        """Compute and check the status, outside any paused function."""
         calls, self.calls = self.calls, []
         try:
             self.checks.blind(self)
@@ -1047,13 +1053,13 @@ class Simulation:
             self.calls = calls
 
     def _calm_down(self) -> None:
-        self.tell("from here on nothing goes wrong")
+        self.log("the faults stop")
         self.is_calm = True
         self.chaos.stop_faults()
         self.away_since.clear()
         self.absent = ""
         self.update_cluster(is_busy=False)
-        self.provider.trouble = 0.0
+        self.provider.fault_rate = 0.0
         self.provider.has_capacity = True
         self.is_sweeping = True
         self.is_watching = not self.drops_events
@@ -1073,7 +1079,7 @@ class SimulatedWorkflows:
     def start(self, machine: WorkflowName, name: str, document: Any) -> bool:
         started = self.simulation.engine.start(str(machine), name, document)
         if started:
-            self.simulation.tell(f"{name} starts")
+            self.simulation.log(f"{name} starts")
         return started
 
     def state(self, machine: WorkflowName, name: str) -> ExecutionState:
@@ -1084,7 +1090,7 @@ class SimulatedWorkflows:
         """Return nothing: no service of the simulator shows what an execution did."""
 
     def running(self, machine: WorkflowName) -> frozenset[str]:
-        if self.simulation.chaos.hits():
+        if self.simulation.chaos.should_fail():
             return frozenset()  # the list lags behind
         under_way = self.simulation.engine.executions.items()
         return frozenset(
@@ -1113,12 +1119,12 @@ class SimulatedWaitAnswers:
     def request(self, subject: str, name: str, generation: int, answer: Json) -> None:
         simulation = self.simulation
         event = {"subject": subject, "name": name, "generation": generation, "answer": dict(answer)}
-        if simulation.chaos.hits():
-            simulation.tell(f"the answer to {subject}/{name} is dropped")
+        if simulation.chaos.should_fail():
+            simulation.log(f"the answer to {subject}/{name} is dropped")
             return
-        simulation.tell(f"{subject}/{name} is to be answered {answer['outcome']}: {answer['reason'][:120]}")
-        for _ in range(2 if simulation.chaos.hits() else 1):
-            simulation.later("resolve_wait", event, simulation.chance.uniform(0.1, 0.6))
+        simulation.log(f"{subject}/{name} gets the answer {answer['outcome']}: {answer['reason'][:120]}")
+        for _ in range(2 if simulation.chaos.should_fail() else 1):
+            simulation.invoke_async("resolve_wait", event, simulation.rng.uniform(0.1, 0.6))
 
 
 class SimulatedCycleRequests:
@@ -1126,7 +1132,7 @@ class SimulatedCycleRequests:
         self.simulation = simulation
 
     def request(self, reason: str) -> None:
-        if not self.simulation.chaos.hits():
+        if not self.simulation.chaos.should_fail():
             self.simulation.request_cycle()
 
 
@@ -1135,7 +1141,7 @@ class SimulatedPager:
         self.simulation = simulation
 
     def page(self, subject: str, message: str, *, key: str) -> None:
-        self.simulation.tell(f"PAGE {key}: {message.splitlines()[0][:160]}")
+        self.simulation.log(f"PAGE {key}: {message.splitlines()[0][:160]}")
         self.simulation.checks.paged(self.simulation, key)
         self.simulation.pager.page(subject, message, key=key)
         if "shared-cause-" in key:
@@ -1163,7 +1169,7 @@ class WatchedProvider:
         accepted = len(simulation.provider.accepted)
         answer = getattr(simulation.provider, rung)(instance_id)
         took = len(simulation.provider.accepted) > accepted
-        simulation.tell(
+        simulation.log(
             f"{rung} of {instance_id}: {answer}" + (" (it took effect)" if took and answer != "ACCEPTED" else "")
         )
         if took:
@@ -1185,18 +1191,18 @@ class WatchedCluster:
     def cordon(self, cluster: str, name: str, incident_id: str, read_version: str = "") -> Any:
         self.simulation.checks.cordon(self.simulation, name)
         result = self.simulation.cluster.cordon(cluster, name, incident_id, read_version)
-        self.simulation.tell(f"cordon {name} for {incident_id}: {result}")
+        self.simulation.log(f"cordon {name} for {incident_id}: {result}")
         return result
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> Any:
         self.simulation.checks.repair(self.simulation, "replace", instance_id)
         result = self.simulation.cluster.delete_node(cluster, name, instance_id)
-        self.simulation.tell(f"delete {name}: {result}")
+        self.simulation.log(f"delete {name}: {result}")
         return result
 
     def release(self, cluster: str, name: str, incident_id: str | None) -> Any:
         result = self.simulation.cluster.release(cluster, name, incident_id)
-        self.simulation.tell(f"release {name} for {incident_id}: {result}")
+        self.simulation.log(f"release {name} for {incident_id}: {result}")
         self.simulation.checks.released(self.simulation, name, str(result))
         return result
 
@@ -1204,7 +1210,7 @@ class WatchedCluster:
         self.simulation.checks.launch(self.simulation, spec)
         result = self.simulation.cluster.launch(spec)
         at = f"from {spec.resume_from}" if spec.resume_from else "from the beginning"
-        self.simulation.tell(f"launch {spec.attempt.workload_name} {at}: {result[0]}")
+        self.simulation.log(f"launch {spec.attempt.workload_name} {at}: {result[0]}")
         return result
 
     def stop(self, attempt: Attempt, *rest: Any, **more: Any) -> None:

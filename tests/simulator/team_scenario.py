@@ -36,9 +36,9 @@ _CHANGE_SHARE = 0.7
 NAMES = ("blue", "gold", "green", "red")
 RIVALS = "violet"
 SUCCESSORS = "white"
-"""A team with quota for one job, and two jobs that want it."""
+"""A team with quota for one job, and two jobs that need it."""
 _CONTESTS = 0.6
-"""In so many worlds there is one."""
+"""Share of the seeds with teams in which this team exists."""
 COHORT = "fleet"
 CLASSES = {"low": 0, "high": 50, "critical": 100}
 _OURS, _SPOT = "ml.p5.48xlarge", "p5.48xlarge"
@@ -46,17 +46,17 @@ _GPU = "nvidia.com/gpu"
 _LATER = 10
 """Name prefix of the jobs submitted while other jobs run."""
 _RIVAL = 20
-"""And those of the two that want the same quota."""
+"""Numbers of the two jobs that need the same quota."""
 _SUCCESSION = 40
-"""And those of the two of which the older one is interrupted while the younger one waits."""
+"""Numbers of two jobs: the older is interrupted while the younger waits."""
 _LATEST = 30
 """Name prefix of the jobs that overtake other jobs."""
 PEOPLE = tuple(Requester(principal=name, identity=f"111122223333:role/{name}", actor=name) for name in ("ana", "bea"))
 """Ana leads every team; Bea submits."""
-DEEDS = ("suspend", "resume", "rank", "quota", "drain", "unmanaged pod", "overtake", "give back", "interrupt")
+PERSON_ACTIONS = ("suspend", "resume", "rank", "quota", "drain", "unmanaged pod", "overtake", "give back", "interrupt")
 KINDS = ("fair sharing", "a strict queue", "budgets", "limits per member", "queues by use", "cohorts in cohorts")
 OUTCOMES = ("PREEMPT", "NO_QUOTA", "LIMIT_REACHED", "EXCLUDED", "WAIT", "BLOCKED")
-"""Answers of the rules that some seed must have."""
+"""Decisions that at least one seed must make."""
 
 
 @dataclass
@@ -72,13 +72,13 @@ class EvictionCounter:
 class TeamScenario:
     """The teams of one seed."""
 
-    def __init__(self, world: "Simulation", dice: random.Random) -> None:
-        self.world, self.dice = world, dice
-        self.names = NAMES[: dice.choice((2, 2, 3, 4))]
-        self.greedy = self.names[0] if dice.random() < _MAX_OVERCLAIM else ""
+    def __init__(self, world: "Simulation", rng: random.Random) -> None:
+        self.world, self.rng = world, rng
+        self.names = NAMES[: rng.choice((2, 2, 3, 4))]
+        self.greedy = self.names[0] if rng.random() < _MAX_OVERCLAIM else ""
         """A team whose early jobs borrow quota that other teams reclaim."""
         self.evictions = EvictionCounter()
-        self._overtakes = dice.choice((0, 0, 1, 2))
+        self._overtakes = rng.choice((0, 0, 1, 2))
         """Number of admissions that pause before their commit, while another writer commits."""
         self._random_changes = random.Random(f"{world.seed} whims")
         """Random source of the suspensions after a preemption."""
@@ -92,38 +92,38 @@ class TeamScenario:
         row = self.world.ledger.rows.get(quota_rows.setup_key())
         version = row.version if row else 0
         if version != self._known[0]:
-            with self.world.aside():
+            with self.world.outside_function():
                 self._known = (version, team_setup.load(self.world.ledger).setup)
         return self._known[1]
 
     # ------------------------------------------------------------ the set-up
 
-    def lay_out(self, lasts: float) -> None:
+    def schedule_events(self, chaos_seconds: float) -> None:
         """Set up the teams, submit their jobs, and schedule the actions of people."""
-        world, dice = self.world, self.dice
-        world.tell(f"the fleet is shared by {', '.join(self.names)}")
+        world, rng = self.world, self.rng
+        world.log(f"the fleet is shared by {', '.join(self.names)}")
         world.ledger.before_commit = self._disturb_cycle
         self._set_up(self._fleet(), 0)
         for name in self.names:
             self._set_up(self._team(name), 0)
-        for number in range(_LATER, _LATER + dice.choice((1, 2, 3))):
-            self._submit_later(number, dice.uniform(10, lasts))
+        for number in range(_LATER, _LATER + rng.choice((1, 2, 3))):
+            self._submit_later(number, rng.uniform(10, chaos_seconds))
         if self._random_changes.random() < _CONTESTS:
-            self._contest()
+            self._add_quota_contest()
         if world.ledger.lag:
-            self._succession()
-        for _ in range(dice.choice((1, 2, 3, 4))):
-            world.loop.after(dice.uniform(3, lasts + 60), self._choose_action())
-        for _ in range(dice.choice((0, 2, 4))):
+            self._add_succession()
+        for _ in range(rng.choice((1, 2, 3, 4))):
+            world.loop.after(rng.uniform(3, chaos_seconds + 60), self._choose_action())
+        for _ in range(rng.choice((0, 2, 4))):
             # The minute's cycle does not use the queue, so it may run beside another cycle.
-            world.loop.after(dice.uniform(3, lasts), lambda: world.invoke_scheduled("schedule_jobs"))
+            world.loop.after(rng.uniform(3, chaos_seconds), lambda: world.invoke_scheduled("schedule_jobs"))
 
     def _fleet(self) -> FleetQuotas:
-        dice = self.dice
-        self.is_nested = dice.random() < 0.2
-        own = {"groups": [{_OURS: {_GPU: GPUS}}]} if dice.random() < 0.5 else {}
+        rng = self.rng
+        self.is_nested = rng.random() < 0.2
+        own = {"groups": [{_OURS: {_GPU: GPUS}}]} if rng.random() < 0.5 else {}
         cohorts = [{"name": COHORT, "parent": "company", **own}, {"name": "company"}] if self.is_nested else []
-        is_fair = dice.random() < 0.5
+        is_fair = rng.random() < 0.5
         self._count_seen("fair sharing", is_fair)
         self._count_seen("cohorts in cohorts", self.is_nested)
         return FleetQuotas.model_validate(
@@ -132,26 +132,26 @@ class TeamScenario:
                 "priority_classes": CLASSES,
                 "fair_sharing": is_fair,
                 "switches": {
-                    "flap_guard_seconds": dice.choice((3600.0, 3600.0, 60.0, 0.0)),
-                    "min_run_seconds": dice.choice((0.0, 0.0, 30.0)),
+                    "flap_guard_seconds": rng.choice((3600.0, 3600.0, 60.0, 0.0)),
+                    "min_run_seconds": rng.choice((0.0, 0.0, 30.0)),
                 },
                 "members": [_member("ana", "lead")],
             }
         )
 
     def _team(self, name: str) -> Team:
-        dice = self.dice
-        is_alone = dice.random() < 0.15
+        rng = self.rng
+        is_alone = rng.random() < 0.15
         quota: dict[str, Any] = {"nominal": self._nominal()}
         if not is_alone:
-            quota["borrow"] = dice.choice((None, None, 0, GPUS, 2 * GPUS))
-            quota["lend"] = dice.choice((None, None, None, 0, GPUS))
+            quota["borrow"] = rng.choice((None, None, 0, GPUS, 2 * GPUS))
+            quota["lend"] = rng.choice((None, None, None, 0, GPUS))
             quota["lend"] = quota["lend"] if quota["lend"] is None else min(quota["lend"], quota["nominal"])
         group = {_OURS: {_GPU: quota}}
         if self.world.spot or self.world.renting:
-            group[_SPOT] = {_GPU: {"nominal": dice.choice((0, GPUS)) if self.world.renting is None else 2 * GPUS}}
-        reclaim = dice.choice(("Never", "LowerPriority", "Any", "Any"))
-        dice.random()  # drawn and not used, so that worlds stay as they were
+            group[_SPOT] = {_GPU: {"nominal": rng.choice((0, GPUS)) if self.world.renting is None else 2 * GPUS}}
+        reclaim = rng.choice(("Never", "LowerPriority", "Any", "Any"))
+        rng.random()  # drawn and not used, so that seeds stay unchanged
         document: dict[str, Any] = {
             "name": name,
             "members": [_member("bea", "submitter")],
@@ -159,20 +159,20 @@ class TeamScenario:
             "queue": {
                 "cohort": "" if is_alone else COHORT,
                 "groups": [group],
-                "weight": dice.choice((1.0, 1.0, 2.0, 0.0)),
+                "weight": rng.choice((1.0, 1.0, 2.0, 0.0)),
                 "preemption": {
-                    "within": dice.choice(("Never", "LowerPriority", "LowerPriority", "LowerOrNewerEqualPriority")),
+                    "within": rng.choice(("Never", "LowerPriority", "LowerPriority", "LowerOrNewerEqualPriority")),
                     "reclaim": reclaim,
-                    "borrow_within": reclaim != "Never" and dice.random() < 0.2,
+                    "borrow_within": reclaim != "Never" and rng.random() < 0.2,
                 },
-                "strategy": "StrictFIFO" if dice.random() < 0.25 else "BestEffortFIFO",
-                "by_use": dice.random() < 0.2,
+                "strategy": "StrictFIFO" if rng.random() < 0.25 else "BestEffortFIFO",
+                "by_use": rng.random() < 0.2,
             },
         }
-        if dice.random() < 0.25:
-            document["budgets"] = [{"period": dice.choice(("day", "month")), "gpu_hours": dice.choice((0.2, 0.5, 1.0))}]
-        if dice.random() < 0.35:
-            document["max_accelerators_per_user"] = dice.choice((GPUS, GPUS, 2 * GPUS))
+        if rng.random() < 0.25:
+            document["budgets"] = [{"period": rng.choice(("day", "month")), "gpu_hours": rng.choice((0.2, 0.5, 1.0))}]
+        if rng.random() < 0.35:
+            document["max_accelerators_per_user"] = rng.choice((GPUS, GPUS, 2 * GPUS))
         self._count_seen("a strict queue", document["queue"]["strategy"] == "StrictFIFO")
         self._count_seen("budgets", "budgets" in document)
         self._count_seen("limits per member", "max_accelerators_per_user" in document)
@@ -189,25 +189,25 @@ class TeamScenario:
             submission.pop(limit, None)
         queue = submission["queue"]
         queue["cohort"] = COHORT
-        borrow = self.dice.choice((None, GPUS, 2 * GPUS)) if is_greedy else None
+        borrow = self.rng.choice((None, GPUS, 2 * GPUS)) if is_greedy else None
         queue["groups"][0][_OURS][_GPU] = {"nominal": 0 if is_greedy else GPUS * share, "borrow": borrow}
         if not is_greedy:
-            queue["preemption"]["reclaim"] = self.dice.choice(("LowerPriority", "Any", "Any"))
+            queue["preemption"]["reclaim"] = self.rng.choice(("LowerPriority", "Any", "Any"))
 
     def _nominal(self) -> int:
-        """Quota may be more or less than the nodes. If it is more, jobs wait for nodes."""
+        """Return a quota, in nodes. If it exceeds the fleet, jobs wait for nodes."""
         share = max(1, self.world.size // len(self.names))
-        return GPUS * self.dice.choice((0, 1, 1, share, share, share, self.world.size))
+        return GPUS * self.rng.choice((0, 1, 1, share, share, share, self.world.size))
 
     def _count_seen(self, kind: str, there_is: bool) -> None:
         self.world.seen[f"teams {kind}"] += there_is
 
     def _set_up(self, part: Team | FleetQuotas, expected: int) -> None:
         if isinstance(part, Team) and not part.namespace:
-            part = part.replace(namespace=part.name)  # no two teams share one
+            part = part.replace(namespace=part.name)  # no two teams share a namespace
         request = set_quotas.SetQuotasRequest(part=part, expected=expected, by="role/platform", reason="A plan.")
         world = self.world
-        name = part.name if isinstance(part, Team) else "what holds for all teams"
+        name = part.name if isinstance(part, Team) else "the settings of all teams"
         world.person(
             f"the platform sets up {name}",
             lambda: set_quotas.run(request, world.world.context()),
@@ -216,7 +216,7 @@ class TeamScenario:
 
     # ------------------------------------------------------------ jobs
 
-    def _contest(self) -> None:
+    def _add_quota_contest(self) -> None:
         """Submit a job of higher value while another job of its team uses the whole quota."""
         group = {_OURS: {_GPU: GPUS}}
         queue = {"groups": [group], "preemption": {"within": "LowerPriority"}}
@@ -229,8 +229,8 @@ class TeamScenario:
             self.world.loop.after(arrives_at, submit)
             arrives_at += self._random_changes.uniform(15, 60)
 
-    def _succession(self) -> None:
-        """Have a younger equal wait for all the quota of its team while the job that holds it is interrupted."""
+    def _add_succession(self) -> None:
+        """Interrupt a job that holds the whole quota of its team while a younger equal job waits."""
         queue = {"groups": [{_OURS: {_GPU: GPUS}}]}
         self._set_up(_team_of(SUCCESSORS, queue), 0)
         for number, arrives_at in enumerate((1.0, 20.0), _SUCCESSION):
@@ -238,50 +238,50 @@ class TeamScenario:
             submit = functools.partial(self.world.submit, number, 1, 300.0, keeps=True, finishes=False)
             self.world.loop.after(arrives_at, submit)
         for after in (40.0, 55.0, 70.0):
-            self.world.loop.after(after, self.world.counted_as("deed", "interrupt", self._delete_job))
+            self.world.loop.after(after, self.world.counting("action", "interrupt", self._delete_job))
 
     def _delete_job(self) -> None:
-        """Delete the Kubernetes Job of the older one behind Evenkeel's back."""
+        """Delete the Kubernetes Job of the older job without telling Evenkeel."""
         name = f"train-{_SUCCESSION}"
         docs = [row.doc for row in self.world.ledger.of("META", "JOB#") if row.doc["spec"]["name"] == name]
         for doc in docs:
-            self.world.tell(f"a person deletes the Kubernetes Job of {doc['jobId']}")
+            self.world.log(f"a person deletes the Kubernetes Job of {doc['jobId']}")
             row = self.world.ledger.rows.get(job_rows.attempt_key(doc["jobId"], doc["currentAttempt"]))
             if row is not None:
                 self.world.cluster.stop(rows.decode(row, Attempt), 5)
 
     def add(self, name: str, queue: dict[str, Any]) -> None:
-        """Set up one more team; `ask` names its jobs."""
+        """Set up one more team. `set_job_fields` describes its jobs."""
         self._set_up(_team_of(name, queue), 0)
 
-    def ask(self, number: int, **parameters: Any) -> None:
-        """Return the fields of a job."""
+    def set_job_fields(self, number: int, **parameters: Any) -> None:
+        """Set the fields of a job that is submitted later."""
         self._asked[number] = {"accelerators_per_node": GPUS, **parameters}
 
-    def governed(self, number: int, nodes: int) -> dict[str, Any]:
+    def job_fields(self, number: int, nodes: int) -> dict[str, Any]:
         """Return the fields of a submitted job of this setup; later jobs have a higher value."""
         if number in self._asked:
             return self._asked[number]
         is_first = number < _LATER
         classes = ("", "low", "low", "high") if is_first else ("low", "high", "high", "critical")
-        team = self.greedy if is_first and self.greedy else self.dice.choice(self.names)
+        team = self.greedy if is_first and self.greedy else self.rng.choice(self.names)
         if team == self.greedy:
-            nodes = max(1, self.dice.choice((nodes, self.world.size // 2, self.world.size - 1)))
+            nodes = max(1, self.rng.choice((nodes, self.world.size // 2, self.world.size - 1)))
         return {
             "team": team,
             "nodes": nodes,
-            "priority_class": self.dice.choice(classes),
-            "accelerators_per_node": self.dice.choice((GPUS, GPUS, GPUS, GPUS // 2)),
+            "priority_class": self.rng.choice(classes),
+            "accelerators_per_node": self.rng.choice((GPUS, GPUS, GPUS, GPUS // 2)),
         }
 
     def submitter(self) -> Requester:
-        return self.dice.choice((*PEOPLE, PEOPLE[0]))
+        return self.rng.choice((*PEOPLE, PEOPLE[0]))
 
     def _disturb_cycle(self, writes: tuple[Write, ...]) -> None:
-        self._give_back(writes)
+        self._suspend_preemptor(writes)
         self._race_cycle(writes)
 
-    def _give_back(self, writes: tuple[Write, ...]) -> None:
+    def _suspend_preemptor(self, writes: tuple[Write, ...]) -> None:
         """Suspend a preempting job, and resume it after the preempted job runs again."""
         world, whims = self.world, self._random_changes
         jobs = [write.row.doc for write in writes if isinstance(write, Put) and write.row.key.sk == "META"]
@@ -307,7 +307,7 @@ class TeamScenario:
             return
         self._overtakes -= 1
         world.seen["deed overtake"] += 1
-        if self.dice.random() < 0.5:
+        if self.rng.random() < 0.5:
             # No other cycle runs, so no job gets a new reason: only the version of the tree changes.
             world.loop.after(0.1, lambda: self._change(charges[0]["team"], _without_quota))
             world.chaos.pause("the commit of an admission", 0.2)
@@ -324,28 +324,28 @@ class TeamScenario:
         world.chaos.pause("the commit of an admission", 1.0)
 
     def _submit_later(self, number: int, seconds: float) -> None:
-        nodes = self.dice.choice((1, 1, 2, min(3, self.world.size)))
-        length, keeps = self.dice.choice((30.0, 80.0, 200.0)), self.dice.random() < 0.7
+        nodes = self.rng.choice((1, 1, 2, min(3, self.world.size)))
+        length, keeps = self.rng.choice((30.0, 80.0, 200.0)), self.rng.random() < 0.7
         submit = functools.partial(self.world.submit, number, nodes, length, keeps=keeps, finishes=False)
         self.world.loop.after(seconds, submit)
 
     # ------------------------------------------------------------ people
 
     def _choose_action(self) -> Callable[[], None]:
-        kind = self.dice.choice((*DEEDS[:-3], "suspend", "quota"))
-        number, seconds = self.dice.randrange(100), self.dice.uniform(20, 120)
-        deeds: dict[str, Callable[[], None]] = {
+        kind = self.rng.choice((*PERSON_ACTIONS[:-3], "suspend", "quota"))
+        number, seconds = self.rng.randrange(100), self.rng.uniform(20, 120)
+        action_count: dict[str, Callable[[], None]] = {
             "suspend": lambda: self._suspend_some(number, seconds),
-            "resume": lambda: self._resume(self._some(number, is_suspended=True)),
-            "rank": lambda: self._rank(number),
+            "resume": lambda: self._resume(self._choose_job(number, is_suspended=True)),
+            "rank": lambda: self._change_priority(number),
             "quota": lambda: self._change_quota(number),
             "drain": lambda: self._drain(number, seconds),
-            "unmanaged pod": lambda: self._run_unmanaged(number, seconds),
+            "unmanaged pod": lambda: self._run_unmanaged_pod(number, seconds),
         }
-        return self.world.counted_as("deed", kind, deeds[kind])
+        return self.world.counting("action", kind, action_count[kind])
 
-    def _some(self, number: int, *, is_suspended: bool = False) -> str:
-        """Return the id of some job that has not ended, or nothing."""
+    def _choose_job(self, number: int, *, is_suspended: bool = False) -> str:
+        """Return the id of a job that has not ended; empty if there is none."""
         job_ids = [
             job.job_id
             for job in self._jobs()
@@ -358,18 +358,18 @@ class TeamScenario:
         return [rows.decode(row, Job) for key, row in kept if key.pk.startswith("JOB#") and key.sk == "META"]
 
     def _suspend_some(self, number: int, seconds: float) -> None:
-        job_id = self._some(number)
+        job_id = self._choose_job(number)
         self._suspend(job_id)
         if number % 3:
             self.world.loop.after(seconds, lambda: self._resume(job_id))
 
     def _suspend(self, job_id: str) -> None:
-        self._hold_back(job_id, "suspends", suspend_job.suspend, "later")
+        self._act_on_job(job_id, "suspends", suspend_job.suspend, "later")
 
     def _resume(self, job_id: str) -> None:
-        self._hold_back(job_id, "resumes", suspend_job.resume, "now")
+        self._act_on_job(job_id, "resumes", suspend_job.resume, "now")
 
-    def _hold_back(self, job_id: str, verb: str, service: Callable[..., Any], reason: str) -> None:
+    def _act_on_job(self, job_id: str, verb: str, service: Callable[..., Any], reason: str) -> None:
         world = self.world
         if job_id:
             request = suspend_job.JobChangeRequest(job_id=job_id, requester=PEOPLE[0], reason=reason)
@@ -378,8 +378,8 @@ class TeamScenario:
                 lambda: service(request, world.world.context()),
             )
 
-    def _rank(self, number: int) -> None:
-        job_id, world = self._some(number), self.world
+    def _change_priority(self, number: int) -> None:
+        job_id, world = self._choose_job(number), self.world
         if not job_id:
             return
         row = world.ledger.rows[job_rows.job_key(job_id)]
@@ -397,7 +397,7 @@ class TeamScenario:
         self._change(drawn.name, lambda team: drawn.replace(namespace=team.namespace))
 
     def _drain(self, number: int, seconds: float) -> None:
-        """Stop a queue, and most times let it go on."""
+        """Stop a queue, and in most cases restart it later."""
         name = self.names[number % len(self.names)]
         stop = StopPolicy.HOLD if number % 4 == 0 else StopPolicy.HOLD_AND_DRAIN
         self._change(name, lambda team: _stopped(team, stop))
@@ -405,13 +405,13 @@ class TeamScenario:
             self.world.loop.after(seconds, lambda: self._change(name, lambda team: _stopped(team, StopPolicy.NONE)))
 
     def _change(self, name: str, changed: Callable[[Team], Team]) -> None:
-        with self.world.aside():
+        with self.world.outside_function():
             stored_setup = team_setup.load(self.world.ledger)
         team = stored_setup.setup.by_name.get(name)
         if team is not None:
             self._set_up(changed(team), stored_setup.version_of(name))
 
-    def _run_unmanaged(self, number: int, seconds: float) -> None:
+    def _run_unmanaged_pod(self, number: int, seconds: float) -> None:
         """Let a person run an unmanaged pod on free nodes for a while."""
         cluster = self.world.cluster
         used = cluster.accelerators_in_use(CLUSTER)
@@ -422,7 +422,7 @@ class TeamScenario:
         pod = UnmanagedPod(
             namespace="other", name=f"own-{number}", uid=f"own-{number}", node_name=node.name, accelerators=GPUS
         )
-        self.world.tell(f"an unmanaged pod runs on {node.name} for {seconds:.0f} s")
+        self.world.log(f"an unmanaged pod runs on {node.name} for {seconds:.0f} s")
         cluster.unmanaged.append(pod)
         self.world.ingest()
 

@@ -19,7 +19,7 @@ from tests.stored_rows import as_newer_release, lost_fields, type_of
 
 SEEDS = examples(100)
 FEWEST_REWRITTEN = 15
-"""Types of rows that the seeds rewrite at least; they write more."""
+"""Row types that the seeds must rewrite. They rewrite more types than these."""
 
 
 class LedgerOfANewerRelease(simulation.WatchedLedger):

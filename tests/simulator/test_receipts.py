@@ -1,4 +1,4 @@
-"""Receipts of whole simulated lives: records that the real services wrote, under faults, crashes and late facts."""
+"""Receipts of whole simulated runs: records that the real services wrote, under faults, crashes and late facts."""
 
 from itertools import pairwise
 
