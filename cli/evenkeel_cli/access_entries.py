@@ -14,11 +14,11 @@ Json = dict[str, Any]
 
 STACK_TAG = "evenkeel:stack"
 _ROLE_PREFIX = 20
-"""Characters of the stack's name that CloudFormation keeps at least in the name of a role."""
+"""CloudFormation keeps at least this many characters of the stack's name in the name of a role."""
 
 
 class EntryAction(StrEnum):
-    """How the entry of one principal changes."""
+    """Action on the access entry of one principal."""
 
     CREATE = "create"
     UPDATE = "update"
@@ -131,7 +131,7 @@ class EksAccess:
     def plan(self, cluster: str) -> ClusterChanges:
         """Return the missing entries of one cluster.
 
-        It only reads. A failure is in the result, so that other clusters go on.
+        It only reads. A failure is part of the result, so that the caller can continue with other clusters.
         """
         present: dict[str, PresentEntry] = {}
         problem = _failure_text(lambda: present.update(self._present(cluster)), cluster)
@@ -171,7 +171,7 @@ class EksAccess:
         for principal in self._principals(cluster):
             name = principal.rpartition("/")[2]
             if principal not in roles and not name.startswith(self.stack[:_ROLE_PREFIX]):
-                continue  # the tag decides; the name saves a call for each entry of other roles
+                continue  # not a role of this stack; saves a call, because only the tag is decisive
             entry = self.eks.describe_access_entry(clusterName=cluster, principalArn=principal)["accessEntry"]
             groups = frozenset(entry.get("kubernetesGroups") or ())
             stack = (entry.get("tags") or {}).get(STACK_TAG, "")

@@ -1,4 +1,4 @@
-"""Words of kubectl that people type by habit, and the command that each stands for."""
+"""Verbs and nouns of kubectl that people type by habit, and the command for each."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ _GROUPS |= {plural: plural for plural in _GROUPS.values()}
 _VERBS = {"get": "ls", "list": "ls", "describe": "show", "delete": "cancel", "rm": "cancel", "log": "logs"}
 """The second word of a command, by its alias."""
 _ROOT_VERBS = {"cordon": "nodes", "uncordon": "nodes"} | dict.fromkeys(("logs", "submit", "wait", "cancel"), "jobs")
-"""Verbs that name their group by themselves."""
+"""Verbs that need no noun: the noun follows from the verb."""
 
 
 def expand_aliases(words: Sequence[str]) -> list[str]:
-    """Return the words of our own command: `get nodes` is `nodes ls`, `describe job x` is `jobs show x`.
+    """Translate kubectl's words to ours: `get nodes` is `nodes ls`, `describe job x` is `jobs show x`.
 
-    Words that are a command already stay as they are.
+    Words that are already a command of Evenkeel do not change.
     """
     first, *remaining = words or [""]
     if first in ("get", "describe", "delete", "rm") and remaining:
@@ -36,5 +36,5 @@ def _expand_second_word(group: str, words: Sequence[str]) -> str:
     is_named = len(words) > 1 and not words[1].startswith("-")
     if words[0] == "get" and is_named:
         return "show"
-    # Only a job is cancelled; of other things nothing is deleted.
+    # `delete` cancels a job. For other nouns it is passed on unchanged.
     return words[0] if words[0] in ("delete", "rm") and group != "jobs" else _VERBS.get(words[0], words[0])

@@ -1,6 +1,6 @@
 """Candidates for the word that a person is typing: commands, options, their values, and live ids.
 
-A shell waits for the answer at each press of Tab. So a process in the background writes the ids to a file. If the API
+A shell waits for the answer at each press of Tab. So a background process writes the ids to a file. If the API
 is too slow for the first answer, there are no candidates.
 """
 
@@ -27,10 +27,10 @@ COMPLETE, REFRESH = "__complete", "__refresh-completion"
 """First words of the hidden commands."""
 _FRESH_SECONDS, _MAX_AGE_SECONDS = 10.0, 600.0
 _WAIT_SECONDS = 0.1
-"""Time to wait for the first answer of the API. The start of the command takes most of the 300 ms that a shell has."""
+"""Seconds to wait for the first answer of the API. The command has 300 ms, and its start takes most of them."""
 _MAX_CANDIDATES = 500
 _SAFE = re.compile(r"[\w.:@/=+-]+", re.ASCII)
-"""Words that a shell takes literally. Other names never reach the shell."""
+"""Names that a shell does not interpret. Names with other characters never reach the shell."""
 _LISTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "job": ("/jobs", ("jobId", "name")),
     "incident": ("/incidents", ("incidentId",)),
@@ -123,11 +123,11 @@ def _starting_with(typed: str, candidates: Iterable[str]) -> list[str]:
 
 
 def cached_names(kind: str) -> list[str]:
-    """Return the ids and names of a kind that a refresh stored. An old file is refreshed in the background."""
+    """Return the stored ids and names of a kind. If the file is old, a background process refreshes it."""
     file = _cache_file(kind)
     age = _file_age(file)
     if age > _FRESH_SECONDS:
-        subprocess.Popen(  # the words are ours
+        subprocess.Popen(  # no word comes from outside
             [sys.executable, "-m", "evenkeel_cli.main", REFRESH, kind],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -148,7 +148,7 @@ def cached_names(kind: str) -> list[str]:
 
 
 def refresh(kind: str) -> None:
-    """Read the ids and names of a kind, and store them. Two at the same time write the same file."""
+    """Read the ids and names of a kind, and store them. Two refreshes at the same time write the same content."""
     from evenkeel_cli.commands import lookup
     from evenkeel_client.client import ApiClient
 
@@ -164,7 +164,7 @@ def refresh(kind: str) -> None:
 
 
 def _cache_file(kind: str) -> Path:
-    """Return the file of a kind. Each context has its own, because its ids are others."""
+    """Return the cache file of a kind. Each context has a file of its own, because the ids differ."""
     from evenkeel_cli.commands import lookup
 
     context = lookup.current_context()
@@ -181,7 +181,7 @@ def _file_age(file: Path) -> float:
 
 
 def run(words: Sequence[str]) -> None:
-    """Answer a hidden command. It never fails: an error in the middle of a typed line would disturb the person."""
+    """Run a hidden command. It never fails, because an error would appear in the line that the person types."""
     from evenkeel_cli.render import stdout_printer
 
     with contextlib.suppress(Exception):

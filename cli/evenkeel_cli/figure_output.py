@@ -1,4 +1,4 @@
-"""Output of figures: a page, JSON, YAML, CSV or Markdown from one document whose names carry the units.
+"""Print figures as a page, JSON, YAML, CSV or Markdown, from one document. The names of its fields contain the units.
 
 The document has figures, lists of objects with figures, and texts. Only JSON, YAML and CSV show every digit.
 """
@@ -20,14 +20,14 @@ from evenkeel_cli.render import Column, OutputFormat, Printer, stdout_printer, v
 Json = dict[str, Any]
 UNKNOWN = "unknown"
 _MAX_DIGITS = 24
-"""Digits of a whole number for people."""
+"""A longer whole number is rounded for people."""
 _PIPE_WIDTH = 80
 """Columns of a page that is not a terminal."""
 _GAP = 2
 """Columns between two cells."""
 _NARROWEST = 24
 _MAX_SHOWN = 6
-"""Figures of a list in a cell for people."""
+"""Maximum number of list items that a cell shows."""
 
 
 class FigureFormat(StrEnum):
@@ -56,7 +56,7 @@ def print_figures(document: Json, output: FigureFormat, *, main: str = "") -> No
 
     Args:
         document: Figures by names with units, such as `mtbfHours`; null is unknown.
-        output: The form asked for.
+        output: The chosen format.
         main: The list that CSV prints; if empty, CSV prints everything.
     """
     printer = stdout_printer()
@@ -132,7 +132,7 @@ def _draw_folded(out: Printer, part: _Part) -> None:
     free_width = width - sum(min(natural[key], width // 3) + _GAP for key in keys)
     widths = []
     for index, (column, cells) in enumerate(zip(columns, zip(*rows, strict=True), strict=True)):
-        # A key takes at most a third of the line, and a text the rest.
+        # A key column gets at most a third of the width, and a text column the rest.
         most = width if not column.wraps else width // 3 if index in keys else max(free_width, _NARROWEST)
         widths.append(max(*map(visible_width, column.title.split()), 1, min(max(map(visible_width, cells)), most)))
     for place, block in enumerate(_column_blocks(widths, keys, width)):

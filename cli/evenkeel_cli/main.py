@@ -14,7 +14,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 
 class CommandGroup(NamedTuple):
-    """A word after `evenkeel`."""
+    """The module and the summary of a noun, which is the word after `evenkeel`."""
 
     module: str
     help: str
@@ -86,7 +86,7 @@ def _run(words: list[str]) -> int:
         _print_error(CommandFailed(Exit.USAGE, _usage_text(wrong), code="USAGE", hint=hint))
         return Exit.USAGE
     except SystemExit as ended:
-        # The reader closed the pipe (`evenkeel jobs ls | head`): no error. Typer turns it into exit code 1.
+        # The reader closed the pipe (`evenkeel jobs ls | head`). This is not an error, but Typer returns exit code 1.
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
         _discard_output(sys.stdout)
@@ -95,7 +95,7 @@ def _run(words: list[str]) -> int:
 
 
 def _usage_text(wrong: typer.TyperException) -> str:
-    """Return why an option or argument is wrong, without the wording of pydantic, which Typer converts values with."""
+    """Return why an option or argument is wrong. Typer converts values with pydantic, whose wording is left out."""
     from evenkeel_cli.offline.quantities import problem_of
 
     parameter, problem = getattr(wrong, "param", None), problem_of(wrong.__cause__)
@@ -147,7 +147,7 @@ def _handle_version_option(
 
 
 def _placeholder_command() -> None:
-    """Stand in for a subcommand that was not typed."""
+    """Represent a subcommand that was not typed, so that its module is not loaded."""
 
 
 def _print_error(failed: CommandFailed) -> None:
@@ -161,7 +161,7 @@ def _print_error(failed: CommandFailed) -> None:
         for line in further_lines:
             out.line(line)
         for line in failed.hint.splitlines():
-            if line.strip().startswith("evenkeel "):  # a command keeps its line, so that it can be copied
+            if line.strip().startswith("evenkeel "):  # do not wrap a command, so that a person can copy it
                 out.line(f"  {line.strip()}")
             else:
                 out.paragraph(line.strip(), indent="  ")

@@ -272,13 +272,13 @@ def _table_lines(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterat
 
 
 def _markdown_cell(value: Any) -> str:
-    """Return a text as one line of Markdown that begins no element of its own."""
+    """Return a text as one line of Markdown, escaped so that it starts no Markdown element."""
     text = re.sub(r"\s+", " ", str(value)).strip()
     return re.sub(r"([|<>*_\[\]\\])", r"\\\1", text) if _HAS_MARKS.search(text) else text
 
 
 _HAS_MARKS = re.compile(r"[|<>*\[\]\\]|(?<!\w)_|_(?!\w)")
-"""Characters that Markdown or HTML act on; an underscore inside a word is plain."""
+"""Characters with a meaning in Markdown or HTML. An underscore inside a word has none."""
 
 
 def _seconds_text(option: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The progress of a training job as its log states it: step, number of steps, loss, and the time left.
+"""Read the progress of a training job from its log: step, number of steps, loss, and the time left.
 
 Training logs have no standard. Values that the log lacks stay unknown.
 """
@@ -81,7 +81,7 @@ def _text_line_progress(line: str) -> TrainingProgress:
 
 
 def total_steps(words: Sequence[str]) -> int | None:
-    """Return the number of steps that the command of a job asks for, by its option; None if no option says it."""
+    """Return the number of steps that an option in the command of a job states; None without such an option."""
     for number, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in _TOTAL_OPTIONS:
@@ -92,7 +92,7 @@ def total_steps(words: Sequence[str]) -> int | None:
 
 
 class Pace:
-    """The pace of one attempt, from the steps that were seen since the watch began."""
+    """Measures the pace of one attempt from the steps that were seen since the watch began."""
 
     def __init__(self) -> None:
         """Begin without a known pace."""
@@ -106,7 +106,7 @@ class Pace:
         Args:
             attempt: The attempt. Another attempt has a pace of its own.
             progress: The progress that its log states now.
-            now: Seconds of a clock that never goes back.
+            now: Seconds of a monotonic clock.
         """
         if attempt != self._attempt:
             self._attempt, self._first, self._last = attempt, None, None

@@ -1,4 +1,4 @@
-"""Draw receipts: of an incident, and of a job's life."""
+"""Draw the receipt of an incident, and the receipt of a job."""
 
 from typing import Any
 

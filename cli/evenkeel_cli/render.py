@@ -32,21 +32,21 @@ _ASCII = {"ok": "*", "working": "~", "warn": "!", "failed": "x", "next": "o", "i
 _COLOURS = {"ok": "32", "working": "36", "warn": "33", "failed": "31", "next": "2", "idle": "2"}
 _PLAIN = str.maketrans({"…": "~", "–": "-", "→": ">", "✔": "y", "✖": "x", "·": ".", "●": "*", "◐": "~", "▲": "!"})
 _STYLE_MARK = secrets.token_hex(8)
-"""Marks the styles that this module sets: text from elsewhere cannot know it."""
+"""Marks the styles that this module sets. It is random, so text from outside cannot contain it."""
 _STYLED = re.compile(rf"\x1b{_STYLE_MARK}\[([0-9;]*)m")
 _SHOWN_STYLE = re.compile(r"\x1b\[[0-9;]*m")
-"""A style as a terminal knows it."""
+"""An escape sequence of a terminal that sets a style."""
 _CONTROL_CHARACTERS = re.compile(
     # Controls except tab and line feed; soft hyphen; bidi controls and joiners; line and paragraph ends; invisible
     # characters.
     "[\\x00-\\x08\\x0b-\\x1f\\x7f-\\x9f\\xad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f"
     "\\ufeff\\ufff9-\\ufffb\\ud800-\\udfff\\U000e0000-\\U000e007f]"
 )
-"""Characters that a terminal acts on, or that make a text look like another."""
+"""Characters that control a terminal, or that make a text look like a different text."""
 _COMMAND = re.compile(r"(?<![\w/.-])evenkeel(?= [a-z])")
-"""Our own command in a text."""
+"""A command of Evenkeel in a text."""
 _UNLIMITED = 100_000
-"""Columns of a console that never cuts a line by itself."""
+"""Width of output that must not be cut: longer than any line."""
 
 
 class OutputFormat(StrEnum):
@@ -67,23 +67,23 @@ class OutputFormat(StrEnum):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table, and how its cells follow from the items."""
+    """A column of a table: its title, and how to get each cell from an item."""
 
     title: str
     value: str | int | Callable[[Any], Any]
     """A key of the item, or a function of the item."""
     is_right: bool = False
     may_shrink: bool = False
-    """Whether the cells are cut where the line is too long."""
+    """Whether cells are cut if the line is too long."""
     wraps: bool = False
-    """Whether the cells continue on the next line where the line is too long."""
+    """Whether cells continue on the next line if the line is too long."""
     is_wide: bool = False
     """Whether only the wide form shows the column."""
     goes_below: bool = False
-    """Last column only: whether a cell for which the line is too long is written below its row."""
+    """Only for the last column: whether a cell that does not fit is written below its row."""
 
     def cell(self, item: Any) -> str:
-        """Return the cell of an item, on one line. So a reason cannot forge a line of the table."""
+        """Return the cell of an item as one line, so that a text cannot forge a row of the table."""
         value = self.value(item) if callable(self.value) else item[self.value]
         return re.sub(r"[\n\t]", " ", str(value))
 
@@ -111,7 +111,7 @@ class Printer:
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal; None in a pipe, where nothing is cut."""
+        """Number of columns of the terminal; None in a pipe, where nothing is cut."""
         if self.columns is not None:
             return self.columns
         return shutil.get_terminal_size((80, 24)).columns if self.is_terminal else None
@@ -128,7 +128,7 @@ class Printer:
         return self.style(text, "2")
 
     def glyph(self, status: str) -> str:
-        """Return the sign of a status; never alone, a word stands beside it."""
+        """Return the sign of a status. Callers print a word beside it."""
         return self.style((_GLYPHS if self.has_unicode else _ASCII)[status], _COLOURS[status])
 
     def with_glyph(self, status: str, text: str) -> str:
@@ -183,7 +183,7 @@ class Printer:
 
     @cached_property
     def command(self) -> str:
-        """How a person types the command here: `evenkeel` if it is on the PATH, else the path of its file."""
+        """The command as a person types it here: `evenkeel` if it is on the PATH, else the path of its file."""
         script = Path(sys.executable).with_name("evenkeel")
         if shutil.which("evenkeel", path=self.environment.get("PATH")) or not script.is_file():
             return "evenkeel"
@@ -204,12 +204,12 @@ class Printer:
 
     def text(self, text: str) -> None:
         """Write text of several lines that came from elsewhere, such as a log, at once."""
-        # A progress bar returns to the begin of its line to write over it: here each state has a line of its own.
+        # A progress bar overwrites its line with carriage returns. Here, each state gets a line of its own.
         self._write(escape_control_characters(re.sub(r"\r+\n?", "\n", text)))
         self.stream.flush()
 
     def raw(self, text: str) -> None:
-        """Write text exactly as it is: only where a person asks for it."""
+        """Write text exactly as it is. Use it only if a person asks for it."""
         buffer = getattr(self.stream, "buffer", None)
         if buffer is None:
             self.stream.write(text)
@@ -219,7 +219,7 @@ class Printer:
         self.stream.flush()
 
     def clear(self) -> None:
-        """Begin a terminal's screen anew."""
+        """Clear the terminal's screen."""
         if self.is_terminal:
             self.stream.write("\x1b[H\x1b[J")
 
@@ -344,12 +344,12 @@ class Printer:
 
 
 def stdout_printer() -> Printer:
-    """Return standard output as a page."""
+    """Return a printer for standard output."""
     return Printer(sys.stdout, os.environ)
 
 
 def stderr_printer() -> Printer:
-    """Return standard error as a page."""
+    """Return a printer for standard error."""
     return Printer(sys.stderr, os.environ)
 
 
@@ -406,7 +406,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _with_styles(text: str) -> str:
-    """Return a text with our own styles as terminals know them, and everything else harmless."""
+    """Return a text with our styles as escape sequences, and all other control characters replaced."""
     parts = _STYLED.split(text)
     return "".join(
         f"\x1b[{text}m" if place % 2 else escape_control_characters(text) for place, text in enumerate(parts)
@@ -438,10 +438,10 @@ def visible_width(text: str) -> int:
 
 
 def require_format(output: OutputFormat, formats: Iterable[OutputFormat]) -> OutputFormat:
-    """Return the form asked for.
+    """Return the chosen format if this command supports it.
 
     Raises:
-        CommandFailed: this command does not have it.
+        CommandFailed: this command does not support it.
     """
     if output not in formats and not (output is OutputFormat.YAML and OutputFormat.JSON in formats):
         raise CommandFailed(

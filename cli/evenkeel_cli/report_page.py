@@ -13,7 +13,7 @@ Json = dict[str, Any]
 _PER_THOUSAND_NODE_DAYS = "failuresPerThousandNodeDays"
 _USES = ("PRODUCTIVE", "LOST", "INTERRUPTED", "STARTING", "IN_REPAIR", "NO_JOB")
 _SHOWN_SHARE = 0.0005
-"""A smaller share would be shown as 0.0 %."""
+"""A smaller share is left out, because it would be shown as 0.0 %."""
 _USE_TITLES = ("USED", "LOST", "STOPPED", "START", "REPAIR", "NO JOB")
 
 
@@ -30,26 +30,26 @@ class ReportSection(NamedTuple):
 
 
 def gpu_hours(value: float | None) -> str:
-    """Return GPU-hours with as many digits as a reader needs."""
+    """Return GPU-hours as text; without decimals from 1,000."""
     if value is None:
         return UNKNOWN
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:,.1f}"
 
 
 def dollars(micros: int | None) -> str:
-    """Return an amount; without cents from $1,000."""
+    """Return dollars as text; without cents from $1,000."""
     if micros is None or abs(micros) < 1_000_000_000:
         return usd_text(micros)
     return usd_text(round(micros / 1e6) * 1_000_000).removesuffix(".00")
 
 
 def hours_and_cost(hours: float | None, micros: int | None) -> str:
-    """Return GPU-hours with their cost."""
+    """Return GPU-hours and their cost as text."""
     return f"{gpu_hours(hours)} GPU-hours, {dollars(micros)}"
 
 
 def summary(report: Json) -> list[tuple[str, str]]:
-    """Return the figures of a month on one screen."""
+    """Return the most important figures, which fit on one screen."""
     failures, recovery, rent = report["failures"], report["recovery"], report["rent"]
     nodes, lost, effective = report["allNodes"], report["lost"], report["effective"]
     saved = next(saving for saving in report["saved"] if saving["insteadOf"] == "HYPERPOD_UNCHANGED")
@@ -182,7 +182,7 @@ def _teams_section(teams: list[Json]) -> ReportSection:
 
 
 def draw_fleet_report(out: Printer, report: Json, *, is_wide: bool) -> None:
-    """Draw the report on a page."""
+    """Draw the report on a terminal: the summary, then its sections."""
     out.pairs(summary(report))
     for section in sections(report):
         if not section.rows:
@@ -347,7 +347,7 @@ def rate_text(failure_rate: Json | None) -> str:
 
 
 def duration_text(duration: Json) -> str:
-    """Return the percentiles of a duration, and how many cases they rest on."""
+    """Return the percentiles of a duration as text, and the number of cases behind them."""
     if not duration["count"]:
         return f"{UNKNOWN}: no interruption with a known end"
     count_known = f"{duration['count']} known" + (f", {duration['unknown']} unknown" if duration["unknown"] else "")

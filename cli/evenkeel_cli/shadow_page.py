@@ -1,4 +1,4 @@
-"""Draw verdicts on the decisions of the mode `observe`: of the fleet's report and of a backtest."""
+"""Draw verdicts on decisions: those of the shadow report and those of a backtest."""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ FOCUS_COLUMNS = (
 
 
 class SpendGroupBy(StrEnum):
-    """The group of a line of the page."""
+    """The property that groups the rows."""
 
     TEAM = "team"
     USER = "user"
@@ -78,7 +78,7 @@ def draw_spend(out: Printer, document: Json, by: SpendGroupBy) -> None:
 
 
 def _group_sums(items: Iterable[Json], by: SpendGroupBy) -> list[tuple[str, str, Json]]:
-    """Return the sums of the groups, the most expensive first. Jobs with use in several rows count in each."""
+    """Return the sums of each group, the most expensive first. A job with use in several rows counts in each row."""
     sums: dict[tuple[str, str], Json] = {}
     for item in items:
         name = "" if by is SpendGroupBy.TEAM else _group_name(item, by)

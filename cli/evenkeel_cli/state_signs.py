@@ -1,4 +1,4 @@
-"""How states are shown: which sign stands for which word."""
+"""How to show states: the sign for each state, and its text."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -51,7 +51,7 @@ SOURCE = {"CURRENT": "ok", "FAILING": "warn", "STALE": "failed", "UNKNOWN": "war
 
 
 def mode_text(automation: Mapping[str, Any]) -> str:
-    """Return the mode in force; where the policy lowers the stack's own mode, both."""
+    """Return the mode in force as text. If the policy lowers the stack's mode, the text has both."""
     stack, mode = str(automation["mode"]), str(automation.get("modeInForce") or automation["mode"])
     if mode != stack:
         return f"{mode} (by the policy; the stack allows {stack})"
@@ -60,7 +60,7 @@ def mode_text(automation: Mapping[str, Any]) -> str:
 
 
 def plain(state: str) -> str:
-    """Return a state as a person would say it."""
+    """Return a state in plain words: `JOB_NOT_RESUMED` becomes `job not resumed`."""
     return state.lower().replace("_", " ")
 
 

@@ -1,4 +1,4 @@
-"""YAML files, as Kubernetes reads them."""
+"""Read YAML files as Kubernetes does."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml parses seven times as fast
-    """YAML whose instants stay text."""
+    """Loads YAML, and keeps instants as text."""
 
 
 _Loader.yaml_implicit_resolvers = {

@@ -22,9 +22,9 @@ Json = dict[str, Any]
 _MAX_TRIES = 3
 _PAUSE_SECONDS = 0.4
 _TIMEOUT_SECONDS = 35
-"""The gateway ends a request after 29."""
+"""The gateway ends a request after 29 s."""
 _MAX_CLOCK_SECONDS = 240
-"""AWS refuses a signature whose time differs by more than five minutes from its own."""
+"""AWS refuses a signature if its time differs by more than five minutes from AWS's clock."""
 _PROXY_HINT = "A proxy may be the cause: check HTTPS_PROXY and NO_PROXY, then repeat the command."
 _MAYBE_DONE = (
     "An earlier try was cut off and may have made the change: check the current state before you repeat the command."
@@ -45,7 +45,7 @@ class RawAnswer(NamedTuple):
 
 
 class ApiClient:
-    """An API. Retries a request that was throttled or not answered: an idempotency key makes changes safe to retry."""
+    """A client of one API. It retries throttled and unanswered requests: idempotency keys make this safe."""
 
     def __init__(
         self,

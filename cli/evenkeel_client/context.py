@@ -48,7 +48,7 @@ class ApiContext:
     """Base of the API; ends in `/v1`."""
     region: str
     key: StaticKey | None = None
-    """None: botocore finds credentials as for the AWS CLI."""
+    """None = botocore finds credentials as the AWS CLI does."""
     profile: str | None = None
     control_url: str = ""
     """The local GPU cluster's control address; empty for a fleet in the cloud."""
@@ -112,7 +112,7 @@ def _project_context_file(folder: Path) -> Path:
 
 
 def _check_owner(file: Path) -> None:
-    """Refuse a context file that another user could have written: it decides where signed requests go.
+    """Refuse a context file that another user could have written. The file decides where signed requests go.
 
     Raises:
         CommandFailed: the file or a folder of it is not safe. It belongs to another user, is a symbolic link, or is
@@ -205,7 +205,7 @@ def _local_address(document: Mapping[str, Any], field: str, source: str) -> str:
     """Return an endpoint of the local data centre; empty if the context names none.
 
     Raises:
-        CommandFailed: the endpoint is not on this machine. Requests to it are signed like requests to AWS.
+        CommandFailed: the endpoint is not on this machine. Requests to it have the same signatures as requests to AWS.
     """
     url = str(document.get(field) or "").rstrip("/")
     if url and _parse_endpoint(url, source, field).hostname not in _LOOPBACK:

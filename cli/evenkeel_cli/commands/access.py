@@ -61,7 +61,7 @@ def print_commands(stack: StackOption = "", clusters: ClustersOption = None) -> 
 
 
 def _entries_and_clusters(stack: str, only: list[str] | None) -> tuple["EksAccess", list[str]]:
-    """Return the access of the stack's functions, and the clusters to look at.
+    """Return the access entries of the stack's functions, and the names of the selected clusters.
 
     Raises:
         CommandFailed: the stack cannot be read, does not match this release, or has no such cluster.

@@ -48,7 +48,7 @@ def console(
 
 
 def _open_browser(link: str, folder: Path) -> None:
-    """Open the link through a private file: every user of this machine can read a browser's arguments."""
+    """Open the link through a private file, because every user of this machine can read a browser's arguments."""
     import webbrowser
 
     file = folder / "open.html"

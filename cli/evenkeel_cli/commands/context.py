@@ -97,7 +97,7 @@ def use(name: NameArgument, output: lookup.OutputOption = OutputFormat.TABLE) ->
 
 
 def _overriding_setting() -> str:
-    """Return the setting that this folder or shell has instead of the default; empty if there is none."""
+    """Return the setting of this folder or shell that overrides the default; empty if there is none."""
     for name in ("EVENKEEL_URL", "EVENKEEL_CONTEXT"):
         if os.environ.get(name):
             return name

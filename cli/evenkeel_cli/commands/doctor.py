@@ -89,7 +89,7 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
         skipped = _skipped_checks(skip, predeployment.BEFORE)
         planned = planned_stack.read_planned_stack(folder, environment)
     except CommandFailed as error:
-        # `make deploy` goes on after the exit code of a usage error, because it also says that a check had no answer.
+        # `make deploy` continues after the exit code of a usage error: that code also means that a check had no answer.
         raise CommandFailed(Exit.FAILED, error.text, code=error.code, hint=error.hint) from error
     profile = os.environ.get("EVENKEEL_PROFILE")
     where = context.ApiContext("", "", planned.region, profile=profile, stack=planned.name, source="samconfig.toml")
@@ -114,7 +114,7 @@ def _check_before(environment: str, skip: str, form: OutputFormat) -> NoReturn:
 
 
 def stack_site(stack: str) -> "tuple[InspectedSite, BotocoreAws]":
-    """Return where the facts about a stack come from, and AWS as the caller sees it. `stack` may be empty."""
+    """Return the site of a stack, and AWS with the caller's credentials. If `stack` is empty, the context names it."""
     from evenkeel_cli.doctor.site import BotocoreAws, InspectedSite
     from evenkeel_cli.offline import access
 
@@ -126,7 +126,7 @@ def stack_site(stack: str) -> "tuple[InspectedSite, BotocoreAws]":
 
 
 def _stack_context(stack: str) -> context.ApiContext:
-    """Return the context in force. With `--stack` the API's address is found from the stack where none is known."""
+    """Return the context in use. Without one, `--stack` is enough: the stack's outputs have the API's address."""
     try:
         return lookup.current_context()
     except CommandFailed as failed:
@@ -138,7 +138,7 @@ def _stack_context(stack: str) -> context.ApiContext:
 
 
 def _api_client(where: context.ApiContext) -> ApiClient:
-    return ApiClient(where, warn=None)  # the check `sources` says it
+    return ApiClient(where, warn=None)  # the check `sources` reports stale facts
 
 
 def _complete_site(site: "InspectedSite", aws: "BotocoreAws") -> None:
@@ -151,7 +151,7 @@ def _complete_site(site: "InspectedSite", aws: "BotocoreAws") -> None:
             site.context = replace(site.context, url=site.output("ApiUrl"))
             site.client = _api_client(site.context)
     except CouldNotCheck:
-        pass  # the check `stack` says so
+        pass  # the check `stack` reports it
 
 
 def print_findings(out: Printer, head: str, findings: list["DoctorFinding"], next_step: str) -> None:

@@ -1,4 +1,4 @@
-"""`evenkeel drill`: break something in a local data centre. There is no way to do it to a real fleet."""
+"""`evenkeel drill`: inject faults into a local data centre. No command can inject a fault into a real fleet."""
 
 import random
 from typing import Annotated, Any
@@ -59,7 +59,7 @@ def run(
 
 
 _SHORT_TEXTS = 60
-"""A passed check shows its observed value only up to this length."""
+"""A passed check shows its observed value only if the value is at most this long."""
 
 
 @app.command("faults")
@@ -141,6 +141,6 @@ def _draw_faults(out: Printer, document: Json) -> None:
 
 
 def _columns(out: Printer, title: str, name: str, text: str) -> list[Column]:
-    """Return the columns of names and effects; titles only in a pipe."""
+    """Return a column of names and a column of effects. They have titles only in a pipe."""
     titles = (title, "EFFECT") if out.width is None else ("", "")
     return [Column(titles[0], lambda entry: out.bold(entry[name])), Column(titles[1], text, wraps=True)]

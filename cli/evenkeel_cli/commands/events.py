@@ -51,7 +51,7 @@ def list_events(
 
 
 def _kind(typed: str) -> str:
-    """Return a kind as the API spells it: `job-ended` and `Job Ended` are the same."""
+    """Return a kind as the API spells it: `job-ended` becomes `Job Ended`."""
     return " ".join(word.capitalize() for word in typed.replace("-", " ").split())
 
 

@@ -67,7 +67,7 @@ def report(  # noqa: PLR0913, PLR0917 - options, each given by its name
 ) -> None:
     """Report a fault of a node, as your own detectors do. Needs only the permission to report."""
     fault = {
-        # The API finds the node by its name: the caller may report without permission to list nodes.
+        # The API resolves the node's name, because a caller who may report may not be allowed to list nodes.
         "instanceId" if _INSTANCE_ID.fullmatch(node) else "nodeName": node,
         "code": "" if code == "-" else code,
         "line": line,

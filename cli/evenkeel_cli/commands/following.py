@@ -19,14 +19,14 @@ Write = Callable[[str], None]
 
 _POLL_SECONDS = 1.0
 _NOTE_SECONDS = 15.0
-"""Time between two notes about the progress of a job, on a terminal."""
+"""On a terminal, seconds between two notes about the progress of a job."""
 _WATCHED_LINES = 5
 """Lines of the log, and of the timeline, that a watch of a job shows."""
 _NOTE_SECONDS_IN_A_PIPE = 60.0
 _MAX_LOG_LINES = 5000
 """Maximum number of lines of a log that the API gives."""
 _POLL_NOTE = 200
-"""Minimum number of lines that a poll of a log reads. Fewer lines should be added between two polls."""
+"""Minimum number of lines that a poll of a log reads. A job should write fewer lines between two polls."""
 
 
 class _RetryingClient:
@@ -54,12 +54,12 @@ class _RetryingClient:
 
 
 class LogQuery(NamedTuple):
-    """The requested part of a log."""
+    """Which part of a log to read, and how to show it."""
 
     attempt: int | None = None
-    """The only attempt to read; None = the latest, and when following also those after it."""
+    """The only attempt to read. None = the latest; a follower also reads later attempts."""
     tail: int = 200
-    """Lines to begin with."""
+    """Number of lines from the end to begin with."""
     timestamps: bool = False
     """Whether each line begins with its time."""
 
@@ -74,11 +74,11 @@ class LogReading(NamedTuple):
     progress: TrainingProgress = TrainingProgress()
     seconds_left: float | None = None
     log: str = ""
-    """The last lines of rank 0 of the present attempt."""
+    """The last lines of rank 0 of the current attempt."""
 
     @property
     def text(self) -> str:
-        """The progress in words. Values that the log lacks are unknown."""
+        """The progress as a phrase. Values that the log lacks are shown as unknown."""
         step, steps, loss = self.progress
         of = "" if steps is None else f" of {steps}"
         time_left = "time left unknown" if self.seconds_left is None else f"about {duration(self.seconds_left)} left"
@@ -100,7 +100,7 @@ class ProgressReader:
         self._pace = Pace()
 
     def read(self, job: Json) -> LogReading:
-        """Return the progress that the log of the present attempt states; nothing if the log cannot be read."""
+        """Return the progress that the log of the current attempt states; empty if the log cannot be read."""
         if job["state"] not in ("RUNNING", "STOPPING"):
             return LogReading()
         try:
@@ -122,7 +122,7 @@ def wait_for_job(client: ApiClient, job_id: str, until: str, timeout: float | No
     """Wait until a job has ended or runs. Notes report each change, and its progress from time to time.
 
     Raises:
-        CommandFailed: the time is over, or the job cannot be read.
+        CommandFailed: the timeout is over, or the job cannot be read.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
     noted, patience = "", _RetryingClient(client)
@@ -222,7 +222,7 @@ class _FollowedLog:
             note(f"Attempt {log['attempt']} of {self._job_id}, from its beginning:")
             self._seen = ""
         is_first = not self._current and not self._is_awaited
-        # The kept lines of a followed attempt repeat the printed lines.
+        # The stored log of an attempt that was followed repeats the printed lines.
         is_copy = self._current == log["attempt"] and bool(log.get("keptAt"))
         text = self._seen if is_copy else log["text"]
         self._write(_last_lines(text, self._asked.tail) if is_first else new_log_text(self._seen, text))
@@ -235,7 +235,7 @@ def follow_logs(client: ApiClient, job_id: str, writers: Mapping[int, Write], qu
     Between two attempts there is no log; that is not an error.
 
     Args:
-        client: To read with.
+        client: The client to read with.
         job_id: The job.
         writers: By rank: prints its text.
         query: The part to print.
@@ -273,7 +273,7 @@ def _last_lines(text: str, count: int) -> str:
 
 
 def new_log_text(earlier: str, now: str) -> str:
-    """Return the lines of the newer tail that the older tail lacks; all of it if the two do not overlap."""
+    """Return the lines of the newer tail that the older tail lacks; the whole newer tail if they do not overlap."""
     if now.startswith(earlier):
         return now[len(earlier) :]
     lines = earlier.splitlines(keepends=True)

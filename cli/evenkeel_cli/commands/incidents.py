@@ -225,7 +225,7 @@ def _outcome_text(incident: Json) -> str:
 
 
 def short_instance_id(instance_id: str) -> str:
-    """Return `i-0ab…c41`: enough to tell machines of one fleet apart, and to find one by."""
+    """Return an abbreviated instance id such as `i-0ab…c41`, long enough to be unique in a fleet."""
     return instance_id if len(instance_id) <= 12 else f"{instance_id[:5]}…{instance_id[-4:]}"
 
 

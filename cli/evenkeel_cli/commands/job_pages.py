@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def size_text(job: Json) -> str:
-    """Return the size of a job in words."""
+    """Return the size of a job as text: its nodes, its elastic limits, and the GPUs of each node."""
     has, requested = job.get("currentNodes") or job["nodes"], job["nodes"]
     sizes = job.get("elastic")
     elastic = f", elastic {sizes['minNodes']} to {sizes['maxNodes']}" if sizes else ""
@@ -89,7 +89,7 @@ def draw_job(out: Printer, job: Json) -> None:
 
 
 def draw_progress(out: Printer, job: Json, progress: str) -> None:
-    """Draw the head of a job that a person watches: its state, its progress, and where it runs."""
+    """Draw the first lines of a watched job: its state, its progress, and where it runs."""
     state = plain(job["state"]) + out.last_seen(job)
     attempt = f", attempt {job['currentAttempt']}" if job["currentAttempt"] else ""
     out.line(f"{out.with_glyph(_status_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}{attempt}")
@@ -116,7 +116,7 @@ def draw_plan(out: Printer, job_plan: Json, arguments: str) -> None:
     """Draw what the next scheduling cycle would decide about a job. `arguments` submit the same job."""
     decision = job_plan["decision"]
     would_start = decision["action"] == "ADMIT"
-    # Admitted without a node: Kueue places the job, so it has no queue position here.
+    # A job admitted without a node is placed by Kueue, and has no queue position in Evenkeel.
     is_handed_over = would_start and not decision["nodes"]
     status = "ok" if would_start else "working" if decision["action"] == "PREEMPT" else "next"
     starts = "would be submitted to Kueue" if is_handed_over else "would start"
@@ -233,7 +233,7 @@ def _checkpoints_text(checkpoint: Json) -> str:
 
 
 def queue_position(out: Printer, queue: Json | None) -> str:
-    """Return the place of a job in its queue, and when it is expected to start; empty if it has no place."""
+    """Return the queue position of a job, and when it is expected to start; empty if it has no position."""
     if not queue or queue["position"] is None:
         return ""
     text, estimate = f"position {queue['position']} in its queue", queue["estimate"]

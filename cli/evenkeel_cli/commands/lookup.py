@@ -39,13 +39,13 @@ LimitOption = Annotated[
 _FULL_ID = re.compile(r"(job|inc|dec|op)-[0-9a-z]{10}", re.ASCII)
 _LENGTH = re.compile(r"(?P<count>[0-9]{1,4})(?P<unit>[mhd])", re.ASCII)
 _MAX_LOOKUP = 600
-"""Number of newest items in which a prefix or a name is looked up."""
+"""Number of newest items that are searched for a prefix or a name."""
 _TIME_FIELDS = {"/jobs": "submittedAt", "/incidents": "openedAt", "/nodes": "launchedAt"}
 """Field that orders each list by time; the API does not sort every list this way."""
 ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 """Final states of jobs."""
 _MAX_NAMED = 10
-"""Most candidates that an error lists."""
+"""Maximum number of candidates that an error lists."""
 
 
 def command_group(help_text: str) -> typer.Typer:
@@ -121,7 +121,7 @@ def find_job(client: ApiClient, typed: str, *, is_to_change: bool = False) -> st
     If several jobs have the name, return the newest.
 
     Args:
-        client: To look with.
+        client: The client to read with.
         typed: The argument on the command line.
         is_to_change: Whether the command changes the job. Then a name shared by several active jobs is an error.
 
@@ -206,7 +206,7 @@ def _join_names(documents: list[Json], key: str) -> str:
 
 
 def parse_instant(option: str, text: str, now: datetime) -> str:
-    """Return the instant that a length of time before now, or an instant, means.
+    """Return an instant in RFC 3339 from a time before now, such as `12h`, or from an instant.
 
     Raises:
         CommandFailed: it is neither.

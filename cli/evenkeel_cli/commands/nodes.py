@@ -177,12 +177,12 @@ def _status_sign(node: Json) -> str:
 
 
 def requested_text(node: Json, name: str, unit: str) -> str:
-    """Return how much of an amount pods request; `unknown` if the node does not state it."""
+    """Return the requested part of a node's amount as text; `unknown` if the node does not state the amount."""
     return "unknown" if node.get(name) is None else f"{node[f'{name}InUse']:g} of {node[name]:g} {unit} requested"
 
 
 def cordon_text(out: Printer, node: Json) -> str:
-    """Return who cordoned a node, why and when; empty if no person cordoned it through Evenkeel."""
+    """Return as text who cordoned a node, why and when; empty if no person cordoned it through Evenkeel."""
     cordon = node.get("cordon")
     if not cordon:
         return ""

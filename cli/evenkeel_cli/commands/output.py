@@ -20,7 +20,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 Json = dict[str, Any]
 Found = TypeVar("Found")
 REFRESH_SECONDS = 2.0
-"""Time between two reads of a watch."""
+"""Time between two reads of `--watch`."""
 
 
 def print_object(
@@ -36,12 +36,12 @@ def print_object(
 
 
 def write_template(name: str, file: Path, *, then: str, force: bool) -> None:
-    """Write a file to begin with.
+    """Write an example file for a person to edit.
 
     Args:
         name: The template beside this module.
         file: The file to write.
-        then: The command that helps next.
+        then: The suggested next command.
         force: Whether to overwrite an existing file.
 
     Raises:
@@ -63,7 +63,7 @@ def write_template(name: str, file: Path, *, then: str, force: bool) -> None:
 
 
 def print_change(document: Json, output: OutputFormat, text: str, *, status: str = "ok", then: str = "") -> None:
-    """Print the result of a change on one line, and the command that helps next."""
+    """Print the result of a change on one line, and the suggested next command."""
 
     def draw(out: Printer) -> None:
         out.line(out.with_glyph(status, text))
@@ -74,7 +74,7 @@ def print_change(document: Json, output: OutputFormat, text: str, *, status: str
 
 
 def print_model(model: Any, output: OutputFormat, draw: Callable[[Printer], None]) -> None:
-    """Answer with a pydantic model. It writes its own JSON: `json` takes ten times as long to indent a large plan."""
+    """Print a pydantic model. The model writes its own JSON: `json` takes ten times as long to indent a large plan."""
     printer = stdout_printer()
     if output is OutputFormat.JSON and printer.has_unicode:
         printer.line(model.model_dump_json(by_alias=True, indent=2))
@@ -85,10 +85,10 @@ def print_model(model: Any, output: OutputFormat, draw: Callable[[Printer], None
 def print_or_watch(
     fetch: Callable[[], Found], draw: Callable[[Found], None], form: OutputFormat, *, watch: bool
 ) -> None:
-    """Read and print; with `watch`, again every two seconds until Ctrl-C. A table takes the place of the last one.
+    """Read and print; with `watch`, repeat every two seconds until Ctrl-C. Each table replaces the previous one.
 
     Raises:
-        CommandFailed: the read failed. While it watches, a throttled or unreachable API is printed and asked again.
+        CommandFailed: the read failed. With `watch`, a throttled or unreachable API is only printed, and read again.
     """
     if not watch:
         draw(fetch())
@@ -122,11 +122,11 @@ def print_list(
     page_token: str | None = None,
     ends_after: int | None = None,
 ) -> None:
-    """Answer with a list.
+    """Print a list in the chosen format.
 
     Args:
         items: The items.
-        output: The form asked for.
+        output: The chosen format.
         columns: Returns the columns of the table.
         fields: The columns of `-o csv`, as for `write_csv`. `-o name` prints the first.
         nothing: Text to print if the list is empty.
@@ -152,13 +152,13 @@ def print_list(
 
 
 def write_csv(out: Printer, items: Sequence[Json], fields: Sequence[str]) -> None:
-    """Write a header line and a line for each item, after RFC 4180 but with LF.
+    """Write CSV: a header line, and a line for each item. It follows RFC 4180, but lines end with LF.
 
     Args:
         out: The page.
         items: The items.
-        fields: A column for each. A dot leads into an object: `utilization.gpu.average`. A field that an item lacks, or
-            that is null, is an empty cell.
+        fields: Paths of the columns. A dot leads into an object: `utilization.gpu.average`. A field that an item lacks,
+            or that is null, becomes an empty cell.
     """
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -178,8 +178,8 @@ def _cell(value: Any) -> str:
         case None:
             return ""
         case str():
-            text = re.sub(r"\r\n?", "\n", value)  # `csv` quotes only its own end of a line
-            # A spreadsheet would run such a text: https://owasp.org/www-community/attacks/CSV_Injection
+            text = re.sub(r"\r\n?", "\n", value)  # `csv` quotes a line end only if it is `lineterminator`
+            # A spreadsheet would run this text as a formula: https://owasp.org/www-community/attacks/CSV_Injection
             return f"'{text}" if text.startswith(_FORMULA_STARTS) else text
         case list() if all(isinstance(item, str) for item in value):
             return _cell(";".join(value))
@@ -206,7 +206,7 @@ def confirm(verb: str, *notes: str) -> None:
 
 
 def draw_timeline(out: Printer, entries: list[Json]) -> None:
-    """Print a timeline, one line for each entry; long texts wrap under themselves."""
+    """Print a timeline: one row for each entry. A long text wraps within its column."""
     widest = max((len(entry["kind"]) for entry in entries), default=0)
     clocks = out.clocks(entry["at"] for entry in entries)
     rows = [

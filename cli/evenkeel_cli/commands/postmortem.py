@@ -37,7 +37,7 @@ def write_postmortem(
 
 
 def _optional(client: ApiClient, path: str) -> Json | None:
-    """Read a part of the page that an older stack, or an expired record, may lack."""
+    """Read a part of the page. Return None if the stack is too old to have it, or if the record has expired."""
     try:
         return client.get(path)
     except CommandFailed as failed:

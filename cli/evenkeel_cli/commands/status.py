@@ -65,7 +65,7 @@ def _print_check(out: Printer, status: Json, form: OutputFormat) -> None:
 
 
 def draw_status(out: Printer, status: Json, *, is_wide: bool = False) -> None:
-    """Print the overview; the wide form names every source with its age."""
+    """Print the overview. The wide form also lists every source with its age."""
     automation, incidents = status["automation"], status["incidents"]
     old = out.seconds_since(status["asOf"])
     shown_at = f"{status['asOf'][11:19]}Z" + (f" ({duration(old)} old)" if out.is_terminal and old >= 2 else "")

@@ -92,7 +92,7 @@ def takes_a_job(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def explain_missing_fields(failed: CommandFailed, body: Json) -> CommandFailed:
-    """Return the refusal of a job with every field that it lacks: the API names only the first kind of error."""
+    """Add every missing field to the refusal of a job. The API names only the first kind of error."""
     if failed.code != "VALIDATION_FAILED":
         return failed
     missing = [field for field in ("image", "command") if not body.get(field) and f"{field}: " not in failed.text]
@@ -124,14 +124,14 @@ def _is_job_file(word: str) -> bool:
 
 
 def request_body(words: Sequence[str], chosen: Mapping[JobOption, Any]) -> Json:
-    """Return the body of a request: the job file, with the options laid over it.
+    """Return the body of a request: the job file, overridden by the options.
 
     Raises:
         CommandFailed: the file cannot be read, or an option does not fit it.
     """
     body = _job_file(words)
     for option, value in chosen.items():
-        # An empty URI is an unset variable in a script: the file's own stays.
+        # An empty URI comes from an unset variable in a script, so it does not override the file's URI.
         if value in (None, []) or (option.path == _URI and not value):
             continue
         group, *inner = option.path
@@ -154,7 +154,7 @@ def _set_derived_fields(body: Json, option_values: Mapping[tuple[str, ...], Any]
         body["elastic"] = {"minNodes": nodes, "maxNodes": nodes} | body["elastic"]
     uri = option_values.get(_URI)
     if uri and not uri.startswith("file:") and not option_values.get(_CLAIM):
-        # A claim holds folders only: the file's own claim goes with its folder.
+        # A claim holds folders only. This URI is not a folder, so the claim of the job file does not apply.
         body["checkpoint"]["claim"] = ""
 
 
@@ -175,7 +175,7 @@ def _job_file(words: Sequence[str]) -> Json:
 
 
 def _object_field(body: Json, field: str) -> Json:
-    """Return the object in a field of a job file, which options are laid over."""
+    """Return the object in a field of a job file. Options override its fields."""
     document = body.get(field)
     if document is not None and not isinstance(document, dict):
         raise CommandFailed(

@@ -21,7 +21,7 @@ _ENDS = ("measuredAt", "isStale", "lastSeenAt")
 
 
 class By(StrEnum):
-    """The unit of a line."""
+    """The kind of a row: a pool or a node."""
 
     POOL = "pool"
     NODE = "node"
@@ -87,7 +87,7 @@ def _draw(out: Printer, document: Json, by: By, *, is_wide: bool) -> None:
 
 
 def _extremes_text(gpu: Json) -> str:
-    """Name the least busy node, which an average hides, and count the nodes that no figure covers."""
+    """Return the least busy node, which an average hides, and the number of nodes without a figure."""
     texts = []
     if gpu["lowest"] is not None:
         texts += [f"lowest {gpu['lowest']:g}% on {gpu['lowestNode']}", f"highest {gpu['highest']:g}%"]

@@ -95,7 +95,7 @@ def _print_node(out: Printer, node: Json) -> None:
 
 
 def _latest_incident(client: ApiClient, instance_id: str) -> str:
-    """Return the open incident of a node, else its last incident.
+    """Return the id of the open incident of a node, else of its last incident.
 
     Raises:
         CommandFailed: the node has no incident among those read, or there is no such node.

@@ -18,7 +18,7 @@ from evenkeel_client.errors import CommandFailed, Exit
 
 HOST = "127.0.0.1"
 MAX_BODY_BYTES = 128_000
-"""More than any body that the API accepts."""
+"""Larger than any body that the API accepts."""
 _API_PATH = re.compile(r"/v1(/[A-Za-z0-9@:._~-]+)+(\?[A-Za-z0-9@:._~%&=,+-]*)?", re.ASCII)
 _FORWARDED = ("If-Match", "If-None-Match", "Idempotency-Key", "Content-Type")
 _RETURNED = ("Content-Type", "ETag", "Location", "Retry-After", "Cache-Control")
@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         return cast("ConsoleServer", self.server)
 
     def _serve(self) -> None:
-        # The body is read first: a refusal that leaves it unread would corrupt the next request of the connection.
+        # Read the body first. A refusal that leaves it unread would corrupt the next request of the connection.
         body = self._read_body()
         if isinstance(body, Refusal):
             self.close_connection = True
@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
             return _refusal_answer(refusal)
         target = urlsplit(self.path)
         if self.command == "GET" and target.path == "/open":
-            # A terminal or a file may hold the link, so the request may come from another site. The token is the proof.
+            # A terminal or a file may hold the link, so the browser may report another site. The token is the proof.
             return self._open(headers, parse_qs(target.query).get("token", [""])[0])
         if refusal := session.refuse_other_site(headers):
             return _refusal_answer(refusal)
@@ -165,7 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _open(self, headers: Mapping[str, str], token: str) -> _Answer:
         key = self._console.session.open(token)
         if key is not None:
-            # A page, not a redirect: a browser sends a strict cookie only if a page of this site asks for the next one.
+            # Not a redirect: a browser sends a strict cookie only if the request comes from a page of this site.
             script = '<title>Evenkeel</title><script src="/start.js"></script>'
             start = f'<!doctype html><html lang="en" data-key="{key}">{script}'
             cookie = self._console.session.cookie_header()

@@ -12,7 +12,7 @@ CHANGE_HEADER = "X-Evenkeel-Console"
 
 
 class Refusal(NamedTuple):
-    """An answer to a request that the console does not serve."""
+    """Why the console refuses a request: status, code, message and hint."""
 
     status: int
     code: str
@@ -23,7 +23,7 @@ class Refusal(NamedTuple):
 class ConsoleSession:
     """The session of one console: its link, its cookie and its key.
 
-    A cookie belongs to a host, whatever the port. Another server on this machine could therefore receive it. So a
+    Browsers send a cookie to every port of its host, so another server on this machine could receive it. Therefore a
     change also needs the key, which only pages of this port can read.
     """
 

@@ -21,7 +21,7 @@ _DAY = timedelta(days=1)
 
 
 class DoctorCheck(NamedTuple):
-    """A line of the table."""
+    """One check: its name, how it runs, and what it is about."""
 
     name: str
     run: Callable[[Any, datetime], list[DoctorFinding]]
@@ -266,7 +266,7 @@ def fleets(site: InspectedSite, _now: datetime) -> list[DoctorFinding]:
 
 
 ENABLE = "set Schedules=on in samconfig.toml, then make deploy (docs/deploy.md, step 9)"
-"""How schedules are turned on."""
+"""How to turn the schedules on."""
 
 CHECKS = (
     DoctorCheck("credentials", credentials, "your identity in AWS"),

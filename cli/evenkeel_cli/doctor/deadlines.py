@@ -1,4 +1,4 @@
-"""Calls side by side, each of which may stay without an answer."""
+"""Run calls in parallel; a call may stay without an answer."""
 
 import queue
 import threading
@@ -9,11 +9,11 @@ from typing import TypeVar
 T = TypeVar("T")
 
 CHECK_SECONDS = 40.0
-"""How long a check is waited for."""
+"""Maximum wait for a check."""
 SELF_TEST_SECONDS = 35.0
-"""How long the functions' self-tests are waited for: less, so that the answers that came are judged."""
+"""Maximum wait for the functions' self-tests. It is shorter, so that the check can judge the answers in time."""
 AWS_SECONDS = 8.0
-"""How long one AWS call is waited for; it is tried twice."""
+"""Maximum wait for one try of an AWS call; each call has two tries."""
 
 
 def answers_within(seconds: float, calls: Sequence[Callable[[], T]], at_once: int) -> list[T | None]:

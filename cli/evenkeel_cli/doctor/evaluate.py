@@ -1,4 +1,4 @@
-"""The pure judgements: facts in, findings out. No clock, network or environment."""
+"""Judge facts: pure functions that return findings. They use no clock, network or environment."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -355,7 +355,7 @@ def judge_ages(
 
 
 def judge_sources(sources: Sequence[Json]) -> list[DoctorFinding]:
-    """Judge when each source of facts last answered, as the API tells it."""
+    """Judge when each source of facts last answered. The API reports these times."""
     findings = [_judge_source(source) for source in sources]
     bad = [finding for finding in findings if finding.status is not Status.OK]
     good = len(findings) - len(bad)
@@ -518,7 +518,7 @@ def judge_versions(command: str, tests: Mapping[str, Json]) -> list[DoctorFindin
 
 
 def judge_untested(problems: Mapping[str, tuple[str, str]]) -> list[DoctorFinding]:
-    """Say which functions could not test themselves, and why: (reason, fix) by function."""
+    """Report the functions that could not test themselves. `problems` holds (reason, fix) by function."""
     return _grouped(unknown(reason, fix, function) for function, (reason, fix) in problems.items())
 
 

@@ -22,7 +22,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """A line of the report."""
+    """One result of a check."""
 
     status: Status
     text: str
@@ -61,7 +61,7 @@ def unknown(text: str, fix: str = "", subject: str = "") -> DoctorFinding:
 
 
 def exit_code(findings: Iterable[DoctorFinding]) -> int:
-    """Return the exit code: 1 if a check failed, 2 if a check could not run, else 0. Warnings change nothing."""
+    """Return the exit code: 1 if a check failed, 2 if a check could not run, else 0. Warnings do not count."""
     statuses = {finding.status for finding in findings}
     if Status.FAILED in statuses:
         return 1
@@ -69,7 +69,7 @@ def exit_code(findings: Iterable[DoctorFinding]) -> int:
 
 
 def merge_equal_findings(findings: Sequence[DoctorFinding]) -> list[DoctorFinding]:
-    """Join findings that differ in nothing but their subject, in the place of the first."""
+    """Join findings that differ only in their subject. The joined finding replaces the first of them."""
     subjects: dict[DoctorFinding, list[str]] = {}
     for finding in findings:
         subjects.setdefault(replace(finding, subject=""), []).append(finding.subject)
@@ -80,8 +80,8 @@ def next_step(findings: Sequence[DoctorFinding], enable: str) -> str:
     """Return the next step if the schedules are off: turn them on once no other check fails.
 
     Args:
-        findings: All of them.
-        enable: How schedules are turned on.
+        findings: All findings.
+        enable: How to turn the schedules on.
     """
     are_off = any(finding.check == "schedules" and finding.status is Status.WARNING for finding in findings)
     if not are_off:

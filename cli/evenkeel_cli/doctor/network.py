@@ -1,4 +1,4 @@
-"""The pure judgements on clusters, subnets, security groups and ways out of a VPC."""
+"""Judge clusters, subnets, security groups, and routes from a VPC to AWS: pure functions that return findings."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ Json = dict[str, Any]
 NEEDED_ENDPOINTS = (
     *("dynamodb", "s3", "eks", "sagemaker.api", "states", "lambda", "sqs", "sns", "autoscaling", "monitoring"),
 )
-"""Ends of the service names (docs/private-clusters.md lists which function needs which)."""
+"""Suffixes of the service names (docs/private-clusters.md lists which function needs which)."""
 _PAGE = "docs/private-clusters.md"
 _HTTPS = 443
 

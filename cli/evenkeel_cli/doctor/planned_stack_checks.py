@@ -1,4 +1,4 @@
-"""The pure judgements on a planned stack: facts in, findings out."""
+"""Judge the facts about a planned stack: pure functions that return findings."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Where facts come from: AWS and the API, as the caller, and the functions' own self-tests. Every call reads."""
+"""Read facts from AWS and the API with the caller's credentials, and from the functions' self-tests. No call writes."""
 
 import json
 import threading
@@ -35,7 +35,7 @@ _NOT_FOUND_CODES = frozenset(
 )
 _NOT_OFFERED = frozenset({"InvalidAction", "UnknownOperationException", "NotImplemented", "UnsupportedOperation"})
 _MAX_PARALLEL = 8
-"""Self-tests under way at once."""
+"""Maximum number of concurrent self-tests."""
 _TEAMS = 50
 _NETWORK = "Check the network, the proxy and the region."
 
@@ -115,7 +115,7 @@ class BotocoreAws:
 
 
 def _no_answer_reason(error: Exception) -> str:
-    """Return why a call has no answer. The texts of urllib3 within some of these errors show Python objects."""
+    """Return why a call has no answer. Some of these errors contain texts of urllib3 that show Python objects."""
     from botocore.exceptions import BotoCoreError, ConnectTimeoutError, HTTPClientError, ReadTimeoutError, SSLError
 
     if isinstance(error, (ReadTimeoutError, ConnectTimeoutError)):
@@ -210,7 +210,7 @@ class InspectedSite:
 
     @read_once
     def read_stack(self) -> Json:
-        """Return the stack as CloudFormation describes it, or raise why not."""
+        """Return the stack as CloudFormation describes it."""
         try:
             stacks: Json = self.aws.call("cloudformation", "describe_stacks", StackName=self.stack)["Stacks"][0]
         except ResourceNotFound:
@@ -228,7 +228,7 @@ class InspectedSite:
         return str(document[name])
 
     def parameter(self, name: str) -> str:
-        """Return a parameter of the stack; empty where it has none of the name."""
+        """Return a parameter of the stack; empty if the stack has no such parameter."""
         document = {
             parameter_row["ParameterKey"]: parameter_row.get("ParameterValue", "")
             for parameter_row in self.described().get("Parameters", ())
@@ -283,7 +283,7 @@ class InspectedSite:
         return tuple(dict.fromkeys([own_namespace, *self._read_team_namespaces()[0]]))
 
     def namespaces_problem(self) -> str:
-        """Return why the teams' namespaces are not known; empty where they are."""
+        """Return why the teams' namespaces are unknown; empty if they are known."""
         return self._read_team_namespaces()[1]
 
     @read_once
@@ -293,7 +293,7 @@ class InspectedSite:
             return (), "no API address is known"
         try:
             listed = client.get("/teams")["items"]
-            # Teams that only have jobs are not set up, and have no namespace of their own.
+            # A team that has jobs but no setup has no namespace of its own.
             teams = [team_row["team"] for team_row in listed if team_row["weight"] is not None]
             answered = [client.get(f"/teams/{team}/quota")["team"] for team in teams[:_TEAMS]]
         except CommandFailed as failed:

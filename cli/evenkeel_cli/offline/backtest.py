@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 _SUFFIXES = (".json", ".jsonl", ".ndjson", ".gz")
 _MAX_NAMED = 50
-"""Malformed documents that the answer names. All are counted."""
+"""Maximum number of malformed documents that the answer names. It counts all of them."""
 _BATCH = 5_000
 _EXPORTS = (
     "docs/operate/shadow.md says how to export each source; evenkeel backtest docs/examples/shadow shows an example"
@@ -30,7 +30,7 @@ _KINDS: dict[str, type[Content]] = {content_type.__name__: content_type for cont
 
 
 class RecordStore:
-    """The records of all files, each once and in order of time, in a temporary database on disk."""
+    """Stores the records of all files in a temporary database on disk, without duplicates and in order of time."""
 
     def __init__(self) -> None:
         # An empty name is a temporary file that SQLite deletes by itself: https://sqlite.org/inmemorydb.html
@@ -40,7 +40,7 @@ class RecordStore:
         self.offered = 0
 
     def add(self, record: Record) -> None:
-        """Add a record. Copies keep the earliest time, and the content that names the node slot."""
+        """Add a record. A duplicate keeps the earliest time, and the content that names the node slot."""
         self.offered += 1
         content = record.content
         at = round(record.at.timestamp() * 1_000_000)
@@ -76,7 +76,7 @@ class RecordStore:
 
 
 class Intake:
-    """The reading of all files, with everything that was not used."""
+    """Reads all files, and counts the documents that cannot be used."""
 
     def __init__(self, cluster: str, policy: Policy) -> None:
         self.store = RecordStore()
@@ -181,7 +181,7 @@ def _nothing_usable(intake: Intake) -> str:
 
 
 def draw_backtest(out: Printer, document: Json, *, is_wide: bool) -> None:
-    """Draw the input, the sum and the cases."""
+    """Draw the input, the summary and the cases."""
     read = document["input"]
     out.line(
         f"{count_of(read['records'], 'record')} of {count_of(document['nodes'], 'node')}, from "

@@ -28,7 +28,7 @@ _Document = TypeVar("_Document", bound=FigureDocument)
 
 @contextmanager
 def name_options(**names: str) -> Iterator[None]:
-    """Name the option of a figure that a formula refuses: `nodes` becomes `--nodes`, or as `names` says."""
+    """Name the option in the error of a formula: `nodes` becomes `--nodes`, unless `names` has another option."""
     try:
         yield
     except WrongFigure as error:
@@ -57,10 +57,10 @@ FailureRate = failure_rates.FailureRate
 
 
 def rate_of(rate: str | None, failures: int | None, node_hours: str | None, confidence: float) -> FailureRate:
-    """Return the rate that the options give: stated, or counted with its interval.
+    """Return the stated rate, or the rate from counts with its interval.
 
     Raises:
-        CommandFailed: the options give no rate, or two.
+        CommandFailed: the options state no rate, or two rates.
     """
     with name_options():
         if rate is not None and failures is None and node_hours is None:

@@ -23,11 +23,11 @@ _LISTS = ("Records", "items", "Events")
 _WATCH_EVENTS = ("ADDED", "MODIFIED", "DELETED")
 _CORDON_TAINT = "node.kubernetes.io/unschedulable"
 _DEEPEST = 4
-"""A list may be inside an event, inside a list."""
+"""Maximum depth of documents: an event in a list may itself contain a list."""
 
 
 class DocumentReading(NamedTuple):
-    """The reading of one document."""
+    """The record of one document, or why the document cannot be used."""
 
     records: tuple[Record, ...] = ()
     unknown: str = ""
@@ -185,7 +185,7 @@ def _read_node_object(document: Json, cluster: str, policy: Policy, *, is_delete
         has_fault_marks=bool(kubernetes_node.fault_evidence(node, policy.watch, policy.catalogue, at)),
         is_deleted=is_deleted,
     )
-    # The times of NotReady follow from all objects and events of the node together.
+    # All objects and events of a node together give the times at which it was NotReady.
     facts = [fact for fact in kubernetes_node.facts_of(node, policy.watch, at) if fact.source != KUBELET]
     digest = hashlib.sha256(observation.model_dump_json().encode()).hexdigest()[:16]
     records = [Record(key=f"node/{node.name}/{rfc3339(at)}/{digest}", at=at, content=observation)]
@@ -194,7 +194,7 @@ def _read_node_object(document: Json, cluster: str, policy: Policy, *, is_delete
 
 
 def _times_in(document: Mapping[str, Any]) -> Iterator[datetime]:
-    """Yield the times in a node object. The latest of them is when the object was written, or a little earlier."""
+    """Yield the times in a node object. Kubernetes wrote the object at the latest of them, or shortly after."""
     metadata, status = document["metadata"], document.get("status") or {}
     texts = [metadata.get("creationTimestamp"), metadata.get("deletionTimestamp")]
     texts += [field.get("time") for field in metadata.get("managedFields") or ()]

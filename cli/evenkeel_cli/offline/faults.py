@@ -14,7 +14,7 @@ Json = dict[str, Any]
 
 
 def list_faults(catalogue: FaultCatalogue, family: str) -> list[Json]:
-    """Return the faults of a family in short, all of them where none is named.
+    """Return a summary of each fault of a family; of all faults if no family is named.
 
     Raises:
         CommandFailed: there is no such family.
@@ -68,7 +68,7 @@ def explain_fault(code: str, policy: Policy) -> Preview:
 
 
 def preview_document(preview: Preview) -> Json:
-    """Return the whole answer for a script, references with their addresses."""
+    """Return the whole preview for a script. References contain their URLs."""
     return preview.to_json() | {"references": [_reference_entry(key) for key in preview.fault.facts.references]}
 
 

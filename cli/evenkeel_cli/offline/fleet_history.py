@@ -93,7 +93,7 @@ def parse_instant(text: str) -> datetime:
 
 
 def _groups_by_pool(lives: Sequence[Json], observations: Json) -> dict[str, Json]:
-    """Return each pool that has nodes with GPUs now. A pool without node-hours has no count: unknown."""
+    """Return each pool that has nodes with GPUs now. Without node-hours, the count of a pool is unknown."""
     groups: dict[str, Json] = {}
     for pool in sorted({life["pool"] for life in lives if life["state"] != "GONE" and life["gpus"]}):
         present = [life for life in lives if life["pool"] == pool and life["state"] != "GONE"]
@@ -113,7 +113,7 @@ def _groups_by_pool(lives: Sequence[Json], observations: Json) -> dict[str, Json
 
 
 def with_fleet_counts(request: Mapping[str, Any], history: History) -> Json:
-    """Return the request with the counts of the fleet. Everything that the file states counts first."""
+    """Add the counts of the fleet to the request. Values in the file have priority."""
     stated = {str(group.get("name")): group for group in request.get("groups", ()) if isinstance(group, dict)}
     groups = []
     for name in [*stated, *(pool for pool in history.groups if pool not in stated)]:

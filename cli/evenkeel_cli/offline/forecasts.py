@@ -21,7 +21,7 @@ Json = dict[str, Any]
 _UNITS = ("units", "demand", "gpus", "nodes", "maximum", "average")
 _INSTANTS = ("at", "hour", "time", "timestamp", "date")
 _LONGEST_INDEX = 6
-"""Digits of the number of an hour; a longer number is a date."""
+"""Maximum number of digits of an hour number; a longer number is a date."""
 
 
 # ---------------------------------------------------------------- forecast

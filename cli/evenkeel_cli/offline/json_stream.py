@@ -1,4 +1,4 @@
-"""Read JSON documents from large files: one a line, one after another, or the entries of a list.
+"""Read JSON documents from large files: one on each line, one after another, or the entries of a list.
 
 A list is an array, or an object with its entries in `Records` (CloudTrail), `items` (kubectl) or `Events` (AWS CLI).
 The memory holds one entry at a time. A malformed line is reported with its number, and reading goes on after it. In a
@@ -24,7 +24,7 @@ _LIST = re.compile(
 )
 _NEXT_LINE = re.compile(r"\n(?=[\[{])")
 _MARGIN = 16
-"""A fault this close to the end of the buffer may only be a cut-off word, number or escape."""
+"""An error this close to the end of the buffer may come from a word, number or escape that is not read completely."""
 
 
 class JsonDocument(NamedTuple):
@@ -112,7 +112,7 @@ class _Reader:
         if self._text[self._at] == "}":
             self._take(1)
             return
-        # Parse the other fields as an object of their own.
+        # Parse the remaining fields as a separate object.
         self._text = "{" + self._text[self._at + 1 :]
         self._at = 0
         document = self._document()
@@ -121,7 +121,7 @@ class _Reader:
             self._skip_to_next_line()
 
     def _document(self) -> JsonDocument:
-        """Read one document at the present place. A bad document stays unread."""
+        """Read one document at the current position. The position stays before a bad document."""
         line = self._line
         while True:
             try:
@@ -165,7 +165,7 @@ class _Reader:
         self._at += count
 
     def _fill(self, count: int) -> bool:
-        """Read more. Return False at the end of the stream; a damaged archive ends there too."""
+        """Read more. Return False at the end of the stream, or where an archive is damaged."""
         if self._is_at_end:
             return False
         try:

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 _FIRST_UNIX_TIME = 10**8
-"""Seconds, in 1973: a smaller instant counts from a beginning of the files' own."""
+"""An instant in 1973. A smaller number counts seconds from a start that the files choose."""
 
 _MAX_DOMAINS = 4
-"""Most domains of a pod set that a table names."""
+"""Maximum number of domains of a pod set that a table names."""
 
 
 def replay_files(
@@ -44,7 +44,7 @@ def replay_files(
     cycles: int | None,
     releases_at_once: bool,
 ) -> Replay:
-    """Take the jobs in, let the events happen, and run the cycles.
+    """Submit the jobs, apply the events, and run the cycles.
 
     Raises:
         CommandFailed: a file cannot be used; names the file, the object and the field.
@@ -83,7 +83,7 @@ def _read_events(declared: QuotaDocuments, file: Path | None) -> Events:
 
 
 def draw_plan(out: Printer, plan: Plan) -> None:
-    """Draw a plan for a person."""
+    """Draw a plan: its cycles, the quota in use at the end, and the jobs that were not admitted."""
     for cycle in plan.cycles:
         _draw_cycle(out, cycle)
     out.table(_TREE_COLUMNS, [queue for queue in (*plan.end.queues, *plan.end.cohorts) if queue.quotas])
@@ -103,7 +103,7 @@ def _draw_cycle(out: Printer, cycle: CycleAnswer) -> None:
 
 
 def _instant_text(at: float) -> str:
-    """Show an instant: RFC 3339 where the files count from 1970, else the seconds as they were written."""
+    """Return an instant in RFC 3339 if the files count from 1970, else the seconds as they were written."""
     if at < _FIRST_UNIX_TIME:
         return f"{at:.15g}"
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="auto").replace("+00:00", "Z")
@@ -172,22 +172,22 @@ def parse_profile(name: str) -> Profile:
 
 
 def parse_instant(written: str) -> float:
-    """Return an instant that was typed; 0 for none.
+    """Parse the value of `--now`; 0 if it is empty.
 
     Raises:
-        CommandFailed: it is none.
+        CommandFailed: it is not an instant.
     """
     try:
         return seconds(written) if "T" in written else float(written or 0)
     except ValueError as error:
-        raise CommandFailed(Exit.USAGE, f"--now: {written!r} is no instant.", code="USAGE") from error
+        raise CommandFailed(Exit.USAGE, f"--now: {written!r} is not an instant.", code="USAGE") from error
 
 
 def parse_evictions(how: str) -> bool:
-    """Return whether evicted jobs have stopped before the next cycle.
+    """Return whether `--evictions` is `released`: evicted jobs have then stopped before the next cycle.
 
     Raises:
-        CommandFailed: it is neither word.
+        CommandFailed: it is neither `held` nor `released`.
     """
     if how not in ("held", "released"):
         raise CommandFailed(Exit.USAGE, f"--evictions is held or released, not {how!r}.", code="USAGE")
@@ -195,7 +195,7 @@ def parse_evictions(how: str) -> bool:
 
 
 def explain_job(replay: Replay, job: str) -> "Why":
-    """Explain a job that waits, or, once it is in, the decision that let it in.
+    """Explain why a job waits, or which decision admitted it.
 
     Raises:
         CommandFailed: there is no such job, or no decision about it.
@@ -223,7 +223,7 @@ def explain_job(replay: Replay, job: str) -> "Why":
 
 
 def draw_why(out: Printer, why: "Why") -> None:
-    """Draw why for a person."""
+    """Draw the explanation of a job."""
     out.line(f"{out.bold(why.job)} in {why.queue}: {why.sentence}")
     if why.decision.considered:
         out.line()

@@ -1,4 +1,4 @@
-"""A stack that is about to be deployed: an environment of samconfig.toml, with the defaults of the template."""
+"""Read the settings of a stack before its deployment: an environment of samconfig.toml, and the template's defaults."""
 
 import re
 import tomllib

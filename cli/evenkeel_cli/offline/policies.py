@@ -1,4 +1,4 @@
-"""A site's policy, read from its file and judged as the service judges it."""
+"""Read a site's policy file, and check it as the service does."""
 
 import importlib.resources
 import json
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def load_policy(file: Path | None, base: str = "production") -> Policy:
-    """Read the shipped policy with a site's changes laid over it.
+    """Read the shipped policy, changed by a site's policy file.
 
     Raises:
         CommandFailed: the file cannot be read, or its content is not a policy.
@@ -54,7 +54,7 @@ def differences(policy: Policy, base: str = "production") -> list[tuple[str, str
 
 
 def value_warnings(policy: Policy, now: datetime) -> list[Json]:
-    """Return the prices and instance types of a policy that are valid and probably a mistake."""
+    """Return warnings about prices and instance types that are valid but improbable."""
     pools = policy.burst.pools
     problems = (
         *price_checks.price_warnings(policy.economy, pools, now),

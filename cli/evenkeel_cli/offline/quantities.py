@@ -10,7 +10,7 @@ _UNITS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _PLUS = re.compile(r"(?<![eE])\+")
 _DURATION = re.compile(r"([0-9.,_eE+-]+?)\s*(s|min|m|h|d)?")
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
-"""A comma separates thousands alone: `0,05` may be meant as 0.05, so it is refused."""
+"""A comma may only separate thousands. `0,05` is refused, because it may mean 0.05."""
 
 
 def parse_number(option: str, typed: str) -> float:
@@ -87,10 +87,10 @@ def parse_share(option: str, typed: str) -> float:
 
 
 def problem_of(cause: BaseException | None) -> str:
-    """Return why a typed value is not valid, as the rest of a sentence; empty if the cause is another error."""
+    """Return why a typed value is not valid, as the end of a sentence; empty for another kind of error."""
     return first_problem(cause)
 
 
 def usage_error(option: str, problem: str) -> CommandFailed:
-    """Return how a command ends over a wrong option or field."""
+    """Return the error of a command with a wrong option or field."""
     return CommandFailed(Exit.USAGE, f"{option} {problem}.", code="WRONG_FIGURE")

@@ -44,7 +44,7 @@ def read_quotas(profile: Profile, quota: list[Path], config: Path | None = None)
 
 
 def as_command_failed(error: DocumentError) -> CommandFailed:
-    """Return how a command ends over a document that cannot be used."""
+    """Return the error of a command whose document cannot be used."""
     return CommandFailed(Exit.USAGE, str(error), code="DOCUMENT_REFUSED")
 
 
@@ -52,12 +52,12 @@ def convert_quotas(files: list[Path], into: str) -> "ConvertedQuotas":
     """Return quota files in another format, and the settings that were lost.
 
     Raises:
-        CommandFailed: a file cannot be used, or there is no such spelling.
+        CommandFailed: a file cannot be used, or there is no such format.
     """
     from evenkeel.domain.kueue.quota_formats import Format, convert
 
     if into not in list(Format):
         formats = ", ".join(Format)
         raise CommandFailed(Exit.USAGE, f"There is no format {into!r}. Use one of: {formats}.", code="USAGE")
-    # Rules come from the files alone: fair sharing is on where a HyperPod policy says so.
+    # The rules come only from the files: fair sharing is on if a HyperPod policy enables it.
     return convert(read_quotas(Profile.KUEUE, files), Format(into))

@@ -1,4 +1,4 @@
-"""Files that set teams up: teams as the service shows them, or quota files in any spelling."""
+"""Files that set teams up: teams as the service shows them, or quota files in any format."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ class DesiredState:
     fleet: Json = field(default_factory=dict)
     """Single fields of the fleet's part of the set-up."""
     versions: dict[str, int] = field(default_factory=dict)
-    """Part → the version at which it was read, if the file states it. The fleet's part has the empty name."""
+    """Version of each part, if the file states it: the version that was read. The fleet's part has the empty name."""
     losses: tuple[str, ...] = ()
 
 

@@ -1,4 +1,4 @@
-"""Values files of a Helm chart: linted, and imported as documents of Evenkeel's."""
+"""Lint values files of a Helm chart, and convert them to Evenkeel's documents."""
 
 import json
 from pathlib import Path
