@@ -1,7 +1,12 @@
-"""The Terraform module: its layout, and its variables as Terraform evaluates them. No provider is installed."""
+"""The Terraform module: its layout, and its values as Terraform evaluates them. No provider is installed.
+
+Terraform's own `terraform_data` replaces each AWS resource of `main.tf`. The argument names are compared with the
+provider's reference.
+"""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +20,20 @@ from tools.package import BUCKET, PREFIX
 
 MODULE = terraform.VARIABLES.parent
 OUTPUT = 'output "parameters" {\n  value = local.parameters\n}\n'
+# https://github.com/hashicorp/terraform-provider-aws/tree/main/website/docs: d/s3_bucket, r/s3_object,
+# r/cloudformation_stack
+ARGUMENTS = {
+    "aws_s3_bucket": {"bucket"},
+    "aws_s3_object": {"bucket", "key", "source", "source_hash", "content", "content_type", "etag", "tags"},
+    "aws_cloudformation_stack": {
+        *("name", "template_url", "template_body", "parameters", "capabilities", "iam_role_arn", "tags"),
+        *("on_failure", "disable_rollback", "notification_arns", "policy_url", "timeout_in_minutes"),
+    },
+}
+"""Arguments of the provider's resources that a module like this one may use."""
+META_ARGUMENTS = {"for_each", "depends_on"}
+BLOCK = re.compile(r'^(resource|data) "(aws_\w+)" "(\w+)" \{\n(.*?)^\}\n', re.MULTILINE | re.DOTALL)
+ARGUMENT = re.compile(r"^  (\w+) += (.*)\n", re.MULTILINE)
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -98,6 +117,85 @@ def test_wrong_value_is_refused_with_the_variables_name(variables: Path, tmp_pat
 
     assert done.returncode == 1
     assert f"{name} must" in " ".join(done.stderr.split())
+
+
+def without_provider(text: str) -> str:
+    """Return `main.tf` with `terraform_data` in place of each AWS resource, and with a fixed address of the bucket."""
+    text = re.sub(r"  required_providers \{.*?^  \}\n", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = BLOCK.sub(lambda block: "" if block[1] == "data" else _as_terraform_data(block), text)
+    text = text.replace("data.aws_s3_bucket.artifacts.bucket_regional_domain_name", '"releases.s3.amazonaws.com"')
+    text = re.sub(r"\baws_\w+\.(\w+)\.(key|outputs)\b", r"terraform_data.\1.output.\2", text)
+    return re.sub(r"\baws_\w+\.(\w+)", r"terraform_data.\1", text).replace("output.outputs", "output")
+
+
+def _as_terraform_data(block: re.Match[str]) -> str:
+    arguments = dict(ARGUMENT.findall(block[4]))
+    kept = "".join(f"  {name} = {arguments[name]}\n" for name in arguments if name in META_ARGUMENTS)
+    values = "".join(f"    {name} = {value}\n" for name, value in arguments.items() if name not in META_ARGUMENTS)
+    return f'resource "terraform_data" "{block[3]}" {{\n{kept}  input = {{\n{values}  }}\n}}\n'
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    folder = tmp_path / "evenkeel-1.2.3"
+    (folder / "artifacts" / "layer").mkdir(parents=True)
+    (folder / "template.yaml").write_text("Resources: {}\n")
+    (folder / "artifacts" / "layer" / "code.zip").write_bytes(b"code")
+    return folder
+
+
+def apply_module(folder: Path, release: Path) -> dict[str, Any]:
+    """Apply the module to a release, and return the arguments of each resource by its name."""
+    folder.mkdir(exist_ok=True)
+    shutil.copy(terraform.VARIABLES, folder)
+    (folder / "main.tf").write_text(without_provider((MODULE / "main.tf").read_text(encoding="utf-8")))
+    given = {
+        "release": str(release),
+        "artifact_bucket": "releases",
+        "artifact_prefix": "main/",
+        "fleet_name": "research",
+    }
+    (folder / "terraform.tfvars.json").write_text(json.dumps(given))
+    for arguments in (("init", "-input=false"), ("apply", "-auto-approve", "-input=false")):
+        done = run(folder, *arguments, "-no-color")
+        assert done.returncode == 0, done.stderr
+    state = json.loads(run(folder, "show", "-json").stdout)
+    resources = state["values"]["root_module"]["resources"]
+    return {resource["address"].removeprefix("terraform_data."): resource["values"]["output"] for resource in resources}
+
+
+def test_resources_use_arguments_of_the_aws_provider() -> None:
+    blocks = BLOCK.findall((MODULE / "main.tf").read_text(encoding="utf-8"))
+
+    assert {kind for _, kind, _, _ in blocks} == set(ARGUMENTS)
+    for _, kind, _, body in blocks:
+        assert {name for name, _ in ARGUMENT.findall(body)} <= ARGUMENTS[kind] | META_ARGUMENTS, kind
+
+
+def test_module_uploads_the_release_and_creates_its_stack(tmp_path: Path, release: Path) -> None:
+    resources = apply_module(tmp_path / "module", release)
+
+    artifact, stack = resources['artifact["layer/code.zip"]'], resources["evenkeel"]
+    assert artifact["key"] == "main/artifacts/layer/code.zip"
+    assert stack["template_url"] == f"https://releases.s3.amazonaws.com/{resources['template']['key']}"
+    assert stack["capabilities"] == ["CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND"]
+    assert stack["parameters"] == {
+        "FleetName": "research",
+        BUCKET: "releases",
+        PREFIX: "main/artifacts/",
+        "DeploymentId": stack["parameters"]["DeploymentId"],
+    }
+
+
+def test_new_template_gets_another_deployment_id(tmp_path: Path, release: Path) -> None:
+    before = apply_module(tmp_path / "module", release)["evenkeel"]
+    unchanged = apply_module(tmp_path / "module", release)["evenkeel"]
+    (release / "template.yaml").write_text("Resources: {Topic: {Type: AWS::SNS::Topic}}\n")
+    after = apply_module(tmp_path / "module", release)["evenkeel"]
+
+    assert unchanged == before
+    assert after["parameters"]["DeploymentId"] != before["parameters"]["DeploymentId"]
+    assert after["template_url"] != before["template_url"]
 
 
 def test_module_sets_the_location_of_the_code() -> None:
