@@ -150,10 +150,10 @@ def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
     return jobs
 
 
-# ---------------------------------------------------------------- the market
+# ---------------------------------------------------------------- the provider
 
 
-class CapacityMarket:
+class SimulatedProvider:
     """Capacity of each (type, zone, kind): open and closed intervals, the same for every policy of a seed."""
 
     def __init__(self, setup: Json, seed: int) -> None:
@@ -285,7 +285,7 @@ class BurstSimulation:
 
     def __init__(self, setup: Json, policy: BaselinePolicy, seed: int, sigma: float | None = None) -> None:
         self.setup, self.policy = setup, policy
-        self.market = CapacityMarket(setup, seed)
+        self.provider = SimulatedProvider(setup, seed)
         self.jobs = jobs_of(setup, seed, setup["jobs"]["estimate"]["sigma"] if sigma is None else sigma)
         self.sigma = setup["jobs"]["estimate"]["sigma"] if sigma is None else sigma
         self.free = [8] * setup["committed"]["nodes"]
@@ -450,12 +450,12 @@ class BurstSimulation:
 
     def _rent(self, job: TraceJob, pool: Pool, now: float, waited: float) -> bool:
         """Request nodes; return False and record the refusal if there is no capacity."""
-        if not self.market.is_open(pool.instance_type, pool.zone, pool.market, now + waited):
+        if not self.provider.is_open(pool.instance_type, pool.zone, pool.market, now + waited):
             self.shortages = self.shortages.with_refusal(pool.instance_type, pool.zone, pool.market, instant(now))
             return False
         self.shortages = self.shortages.with_success(pool.instance_type, pool.zone, pool.market)
-        after = self.market.interrupted_after(job) if pool.market is Market.SPOT else math.inf
-        run = self._begin(job, now, waited + self.market.launch_seconds(job), pool=pool, zone=pool.zone)
+        after = self.provider.interrupted_after(job) if pool.market is Market.SPOT else math.inf
+        run = self._begin(job, now, waited + self.provider.launch_seconds(job), pool=pool, zone=pool.zone)
         self.rented.add(run.token)
         if now + waited + after < run.ends_at:
             heapq.heappush(self.events, (now + waited + after, next(self.numbers), 3, run.token))

@@ -388,14 +388,14 @@ class CycleSimulation(BurstSimulation):
         grant = _Grant(rental, next(self.numbers), now, float("inf"), float("inf"), pool)
         self.rentals[name] = grant
         self._note_rates()
-        if not self.market.is_open(pool.instance_type, pool.zone, pool.market, now):
+        if not self.provider.is_open(pool.instance_type, pool.zone, pool.market, now):
             answer = now + self.setup["market"]["refusalAnswerSeconds"]
             self.at(answer, _REFUSAL, (name, grant.token, placed))
             return
         if pool.market is Market.SPOT:
-            grant.reclaimed_at = now + self.market.interrupted_after(trace)
+            grant.reclaimed_at = now + self.provider.interrupted_after(trace)
             self.at(grant.reclaimed_at, _RECLAIM, (name, grant.token, placed))
-        grant.ready_at = now + self.market.launch_seconds(trace)
+        grant.ready_at = now + self.provider.launch_seconds(trace)
         self.at(grant.ready_at, _READY, (name, grant.token))
         self.out.rentals += 1
 

@@ -10,7 +10,7 @@ import pytest
 
 from evenkeel.adapters.cluster import KubernetesCluster
 from evenkeel.adapters.kubernetes import KubernetesApi
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.external.adoption_policy import ServingWorkload
 from evenkeel.domain.external.serving import holder_id
@@ -172,50 +172,50 @@ def test_recent_karpenter_event_shows_a_refusal(handle: ClusterHandle) -> None:
 def test_rental_runs_from_request_to_bill_on_real_pods(untouched: ClusterHandle) -> None:
     """The services on a ledger in memory; pods, nodes, limits and Karpenter are the local cluster's."""
     pool = a_pool(ON_DEMAND, Market.ON_DEMAND, max_nodes=2).replace(name=BOUNDED)
-    market = RentalScenario(policy=a_policy(pools=(pool,)))
+    renting = RentalScenario(policy=a_policy(pools=(pool,)))
     cluster = adapter(untouched)
-    market.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
-    market.scenario.world.clock.set(datetime.now(UTC))
+    renting.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
+    renting.scenario.world.clock.set(datetime.now(UTC))
 
     def is_now(state: RentalState) -> bool:
-        market.advance()
-        return market.rental(job.job_id).state is state
+        renting.advance()
+        return renting.rental(job.job_id).state is state
 
-    job = market.scenario.submit("rented", instance_types=(TYPE,), command=("sleep", "600"), grace_seconds=1)
+    job = renting.scenario.submit("rented", instance_types=(TYPE,), command=("sleep", "600"), grace_seconds=1)
 
-    market.scenario.run_scheduling_cycle()
-    market.advance()
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
     until(lambda: is_now(RentalState.READY), "the nodes to be ready")
     held = until(
         lambda: resources if len(resources := cluster.resources_in_use(CLUSTER)) == 2 else None,
         "the capacity pods to be bound to the ready nodes",
     )
-    market.scenario.run_scheduling_cycle()
-    attempt = market.scenario.attempt(job.job_id)
-    market.scenario.launch(job.job_id)
+    renting.scenario.run_scheduling_cycle()
+    attempt = renting.scenario.attempt(job.job_id)
+    renting.scenario.launch(job.job_id)
     running = until(
         lambda: [
             pod
-            for pod in cluster.workload(market.scenario.attempt(job.job_id)).pods
+            for pod in cluster.workload(renting.scenario.attempt(job.job_id)).pods
             if pod.phase is PodPhase.RUNNING and pod.node_name in attempt.node_names
         ][1:],
         "both pods to run where capacity pods stood",
     )
-    market.scenario.cancel(job.job_id)
-    market.scenario.stop(job.job_id)
-    until(lambda: not cluster.workload(market.scenario.attempt(job.job_id)).pods, "its pods to end")
-    market.scenario.settle(job.job_id)
+    renting.scenario.cancel(job.job_id)
+    renting.scenario.stop(job.job_id)
+    until(lambda: not cluster.workload(renting.scenario.attempt(job.job_id)).pods, "its pods to end")
+    renting.scenario.settle(job.job_id)
     until(lambda: is_now(RentalState.ENDED), "the rental to end")
 
     assert running
     assert attempt.pool == BOUNDED
     assert set(attempt.node_names) <= set(held or {})
-    assert market.rental(job.job_id).offer.joined_node_names == attempt.node_names
-    assert market.rental(job.job_id).cost_parts == 60 * 2 * pool.micros_per_node_hour
-    assert (market.holds(), cluster.claims(CLUSTER, BOUNDED)) == (0, ())
+    assert renting.rental(job.job_id).offer.joined_node_names == attempt.node_names
+    assert renting.rental(job.job_id).cost_parts == 60 * 2 * pool.micros_per_node_hour
+    assert (renting.holds(), cluster.claims(CLUSTER, BOUNDED)) == (0, ())
     limits = untouched.get(f"/apis/karpenter.sh/v1/nodepools/{BOUNDED}")["spec"]["limits"]
     assert limits["nvidia.com/gpu"] == "0"
-    assert cluster.delete_capacity_pods(CLUSTER, NAMESPACE, market.rental(job.job_id).pods_name)
+    assert cluster.delete_capacity_pods(CLUSTER, NAMESPACE, renting.rental(job.job_id).pods_name)
 
 
 CHAT_TAINT = {"key": "evenkeel.io/serving", "value": "chat", "effect": "NoSchedule"}
@@ -248,21 +248,21 @@ def test_deployment_spike_rents_and_returns_nodes_on_real_pods(untouched: Cluste
     ).replace(name=name)
     chat = ServingWorkload(cluster=CLUSTER, namespace="default", name="chat", rents_from=(name,), patience_seconds=0)
     policy = a_policy(pools=(pool,), quiet_seconds=1, capacity_pod_namespace=NAMESPACE)
-    market = RentalScenario(policy=policy.replace(scheduling=SchedulingPolicy(serving=(chat,))))
+    renting = RentalScenario(policy=policy.replace(scheduling=SchedulingPolicy(serving=(chat,))))
     cluster = adapter(untouched)
-    market.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
+    renting.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
     limits = {"nvidia.com/gpu": "0", "cpu": "1000"}
     # Karpenter would launch a node of any pool that is open to the replicas, and of that one first.
     untouched.apply([node_pool(OPEN, limits=limits), node_pool(name, CHAT_TAINT, limits=limits)])
 
     def turn() -> None:
-        market.scenario.world.clock.set(datetime.now(UTC))
-        market.scenario.run_scheduling_cycle()
-        market.advance()
+        renting.scenario.world.clock.set(datetime.now(UTC))
+        renting.scenario.run_scheduling_cycle()
+        renting.advance()
 
     def states() -> list[RentalState]:
         turn()
-        return [market.rental(holder_id(chat), number).state for number in range(1, len(market.executions()) + 1)]
+        return [renting.rental(holder_id(chat), number).state for number in range(1, len(renting.executions()) + 1)]
 
     def standing() -> list[str]:
         return sorted(pod.node_name for pod in cluster.pods(CLUSTER) if pod.node_name and pod.claim is None)
@@ -272,15 +272,15 @@ def test_deployment_spike_rents_and_returns_nodes_on_real_pods(untouched: Cluste
     turn()
     untouched.apply([a_deployment(5)])
     until(lambda: states() == [RentalState.READY], "a node for the fifth")
-    rental = market.rental(holder_id(chat))
+    rental = renting.rental(holder_id(chat))
     until(lambda: standing() == sorted((*committed, *rental.node_names)), "the fifth replica to stand on it")
     untouched.apply([a_deployment(0)])
     until(lambda: states() == [RentalState.ENDED], "the node to go back")
 
-    over = market.rental(holder_id(chat))
+    over = renting.rental(holder_id(chat))
     assert over.was_used
     assert over.cost_parts >= 60 * pool.micros_per_node_hour
-    assert (market.holds(), cluster.claims(CLUSTER, name)) == (0, ())
+    assert (renting.holds(), cluster.claims(CLUSTER, name)) == (0, ())
     assert standing() == []
     assert untouched.get(f"/apis/karpenter.sh/v1/nodepools/{name}")["spec"]["limits"]["nvidia.com/gpu"] == "0"
     assert cluster.delete_capacity_pods(CLUSTER, NAMESPACE, over.pods_name)

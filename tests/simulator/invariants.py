@@ -975,14 +975,14 @@ def _is_fact_lost(world: "Simulation", body: str) -> Iterator[str]:
         )
         if fleet_rows.node_key(CLUSTER, fact.instance_id) not in world.ledger.rows:
             kept = (*kept, incident_rows.notice_before_listing_key(fact.instance_id))  # no sweep ever saw that node
-        if not is_over and not any(key in world.ledger.rows for key in kept) and not _is_of_a_burst(world, fact):
+        if not is_over and not any(key in world.ledger.rows for key in kept) and not _is_of_a_series(world, fact):
             yield f"{key} was taken from the queue but is stored nowhere"
         noted = world.ledger.rows.get(kept[0])
         if noted and incident_rows.incident_key(noted.doc["incidentId"]) not in world.ledger.rows:
             yield f"{key} names the incident {noted.doc['incidentId']}, which does not exist"
 
 
-def _is_of_a_burst(world: "Simulation", fact: NodeFact) -> bool:
+def _is_of_a_series(world: "Simulation", fact: NodeFact) -> bool:
     """Return whether the incident has recorded this fact too: a watched fault is reported repeatedly."""
     at = rfc3339(fact.observed_at)
     return any(

@@ -312,7 +312,7 @@ DOMAIN_PACKAGES = (
         "external.adoption_policy",
         "external",
         "elastic",
-        "admission.admission_policy",
+        "admission.scheduling_policy",
         "jobs.allowance",
         "jobs.job_policy",
         "jobs",

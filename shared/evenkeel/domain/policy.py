@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 
 from pydantic import ValidationError, model_validator
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.capacity_policy import InstanceTypeName, SiteInstanceType
 from evenkeel.domain.capacity.instance_types import InstanceTypes, shipped_instance_types
 from evenkeel.domain.economics.economy_policy import EconomyPolicy

@@ -1,5 +1,6 @@
 """Describe the wrong fields of a document in plain words, without names of Python classes and validators."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -73,6 +74,10 @@ def _field(location: Sequence[int | str], document: Any, *, is_missing: bool) ->
     return path
 
 
+_ENUM_MEMBER = re.compile(r"<\w+\.\w+: ('[^']*')>")
+"""How pydantic writes a member of an enum. Only its value is shown."""
+
+
 def _message(fault: Any) -> str:
     kind, context = fault["type"], fault.get("ctx", {})
     match kind:
@@ -83,7 +88,8 @@ def _message(fault: Any) -> str:
         case "value_error" | "assertion_error":
             return str(context.get("error", fault["msg"]))
         case "literal_error" | "enum":
-            return f"must be {context['expected']}, not {_shown(fault['input'])}"
+            expected_values = _ENUM_MEMBER.sub(r"\1", context["expected"])
+            return f"must be {expected_values}, not {_shown(fault['input'])}"
         case "union_tag_invalid":
             return f"must be one of {context['expected_tags']}, not {_shown(context['tag'])}"
         case _ if kind in _LIMITS:

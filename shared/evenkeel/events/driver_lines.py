@@ -36,7 +36,7 @@ _VERDICTS = {
     "GPU Reset Required": "gpu_reset_required",
     "Node Reboot Required": "node_reboot_required",
 }
-"""The driver's words in Xid 154, which sums up the repair that a burst of Xids needs."""
+"""The driver's words in Xid 154, which sums up the repair that a series of Xids needs."""
 _WITHDRAWN = re.compile(r"\bNone\b", re.ASCII)
 
 

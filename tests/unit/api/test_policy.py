@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import CheckpointRequirement

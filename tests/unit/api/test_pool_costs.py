@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.policy import changed
 from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Put
@@ -175,3 +176,12 @@ def test_plan_with_kueue_admission_has_no_pools(gateway: Gateway) -> None:
     assert (own.status, handed.status) == (200, 200)
     assert handed.document.keys() == own.document.keys()
     assert (handed.document["jobType"], handed.document["placement"]) == (None, None)
+
+
+def test_status_shows_pools_of_the_policy_as_burst(gateway: Gateway) -> None:
+    life = NodeLife(cluster="burst", instance_id="i-0fedcba9876543210", launched_at=ago(hours=1))
+    stored(at_work(gateway).fakes.ledger, a_fleet_node(3, life=life, pool="burst-od"))
+
+    pools = gateway.get("/v1/status").document["nodes"]["pools"]
+
+    assert {pool["pool"]: pool["kind"] for pool in pools} == {"burst-od": "burst", "p5-workers": "committed"}

@@ -12,7 +12,7 @@ from bench import elastic
 from bench.burst import (
     BaselinePolicy,
     BurstSimulation,
-    CapacityMarket,
+    SimulatedProvider,
     TraceJob,
     interval,
     jobs_of,
@@ -114,7 +114,7 @@ def test_evenkeel_without_renting_equals_the_committed_fleet_baseline() -> None:
 
 
 def test_spot_market_opens_at_its_rate_for_all_strategies() -> None:
-    first, second = (CapacityMarket(load_setup(), 1) for _ in range(2))
+    first, second = (SimulatedProvider(load_setup(), 1) for _ in range(2))
     moments = range(0, 400 * 86_400, 1800)
 
     is_open = [first.is_open("g5.xlarge", "a", Market.SPOT, moment) for moment in moments]

@@ -200,6 +200,7 @@ def test_fleet_without_failures_only_pays_for_saves() -> None:
         ({"jobNodes": 300}, "groups[0]", "jobNodes is 300, but the group has 256 nodes"),
         ({"highFailuresPerNodeHour": 0.0001}, "groups[0]", "needs lowFailuresPerNodeHour <="),
         ({"market": "on-demand", "spares": 1}, "groups[0]", "has spares, but an on-demand group keeps none"),
+        ({"market": "spot"}, "groups[0].market", "must be 'committed' or 'on-demand', not 'spot'"),
         ({"price": 1}, "groups[0].price", "is not a known field"),
     ],
 )

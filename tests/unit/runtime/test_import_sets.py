@@ -18,7 +18,7 @@ LARGE = ("evenkeel.domain.kueue", "evenkeel.domain.quotas", "evenkeel.domain.adm
 SECTIONS = {
     "evenkeel.domain.admission",
     "evenkeel.domain.admission.authority",
-    "evenkeel.domain.admission.admission_policy",
+    "evenkeel.domain.admission.scheduling_policy",
 }
 _IMPORT = """
 import importlib.util, json, sys

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity
 from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.jobs.charge import Charge, resources_taken

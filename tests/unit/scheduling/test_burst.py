@@ -27,7 +27,7 @@ from evenkeel.domain.renting.migration import (
     decide_migration,
     decide_temporary_capacity,
 )
-from tests.unit.scheduling.markets import HOUR, NOW, a_pool, a_reservation, at
+from tests.unit.scheduling.pool_builders import HOUR, NOW, a_pool, a_reservation, at
 
 HOME = MigrationTarget(pool="committed", launch_seconds=60)
 

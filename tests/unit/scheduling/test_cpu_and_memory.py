@@ -2,12 +2,12 @@
 
 import pytest
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.decide_job import Action
 from evenkeel.domain.admission.offers import describe_request
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.resize_plan import shrunk_charge
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.instance_types import shipped_instance_types
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.capacity.pod_shares import (

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import AdmissionStep, CyclePlan, MissingFacts, PendingStep, PreemptionStep
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
@@ -13,6 +12,7 @@ from evenkeel.domain.admission.decide_cycle import decide_cycle
 from evenkeel.domain.admission.decide_job import Action
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors
 from evenkeel.domain.admission.scheduler_state import SchedulerState
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy

@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.compatibility import Requirements
 from evenkeel.domain.capacity.efa import (
     HUGE_PAGES_MIB,

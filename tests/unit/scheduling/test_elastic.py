@@ -21,7 +21,7 @@ from evenkeel.domain.elastic.grow_shrink import (
 )
 from evenkeel.domain.elastic.sizes import ElasticJob, ElasticPolicy, Sizes
 from evenkeel.domain.elastic.throughput import SizeThroughput, Throughput, known_throughput
-from tests.unit.scheduling.markets import NOW, at
+from tests.unit.scheduling.pool_builders import NOW, at
 
 EIGHTS = Sizes(least=4, most=32, step=4)
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.decide_job import Action, decide
 from evenkeel.domain.admission.offers import pool_fits
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.network_topology import (
     LEVELS,
     NetworkLevel,

@@ -20,7 +20,7 @@ from evenkeel.domain.renting.placement import (
     place_in_queue_order,
 )
 from tests.examples import examples
-from tests.unit.scheduling.markets import (
+from tests.unit.scheduling.pool_builders import (
     HOUR,
     NOW,
     RICH,

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from evenkeel.domain.capacity.compatibility import EnvironmentNeeds, PoolEnvironment, differences
 from evenkeel.domain.capacity.pools import LaunchDelay, Market
 from evenkeel.domain.capacity.shortages import MAX_HOLD_SECONDS, MIN_WEIGHT, Shortages
-from tests.unit.scheduling.markets import NOW, a_pool, a_reservation, at
+from tests.unit.scheduling.pool_builders import NOW, a_pool, a_reservation, at
 
 SPOT = ("g5.48xlarge", "a", Market.SPOT)
 

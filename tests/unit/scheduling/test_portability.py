@@ -7,7 +7,7 @@ from evenkeel.domain.capacity.instance_types import InstanceType, shipped_instan
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.renting.candidates import why_not_portable
 from tests.unit.scheduling.builders import CLUSTER, a_job, a_spec
-from tests.unit.scheduling.markets import a_pool
+from tests.unit.scheduling.pool_builders import a_pool
 
 MOUNTED = {"checkpoint_uri": "file:///fsx/llama", "checkpoint_claim": "fsx"}
 SHARED = {CLUSTER: {"fsx": "fs-1"}, "burst": {"fsx": "fs-1"}}

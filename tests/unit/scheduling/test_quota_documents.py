@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.admission import queue_with_teams
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_with_teams import run_team_cycle
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.kueue.decisions import CycleDecision

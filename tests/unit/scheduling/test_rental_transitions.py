@@ -9,8 +9,8 @@ from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.renting.placement import PlacementDecision, choose_pool
 from evenkeel.domain.renting.rental import (
     TRANSITIONS,
+    CapacityAnswer,
     IllegalTransitionError,
-    MarketReport,
     Rental,
     RentalHolder,
     RentalOffer,
@@ -27,7 +27,7 @@ from evenkeel.domain.renting.rental import (
     with_other_rentals_nodes,
     with_replicas_observed,
 )
-from tests.unit.scheduling.markets import a_candidate_pool, a_waiting, facts_of
+from tests.unit.scheduling.pool_builders import a_candidate_pool, a_waiting, facts_of
 from tests.unit.scheduling.test_renting import POLICY, POOL, START, a_rental
 
 LATER = START + timedelta(seconds=100)
@@ -125,7 +125,7 @@ def test_assigned_nodes_are_billed_and_count_as_supplied_capacity() -> None:
     assert change.rental.node_names == ("ip-1", "ip-2")
     assert change.rental.offer.joined_node_names == ("ip-0", "ip-1", "ip-2")
     assert (change.rental.handed_over_at, change.rental.idle_since) == (LATER, None)
-    assert (change.market, change.changes_capacity) == (MarketReport.SUPPLIED, True)
+    assert (change.capacity_answer, change.changes_capacity) == (CapacityAnswer.SUPPLIED, True)
 
 
 def test_next_offer_closes_the_refused_one() -> None:
@@ -144,18 +144,18 @@ def test_next_offer_closes_the_refused_one() -> None:
     ("offer", "usable", "report"),
     [
         (SPOT_OFFER, ("ip-1", "ip-2"), None),
-        (SPOT_OFFER, ("ip-1",), MarketReport.REFUSED),
+        (SPOT_OFFER, ("ip-1",), CapacityAnswer.REFUSED),
         (RentalOffer.of(POOL, START), ("ip-1",), None),
     ],
 )
 def test_only_a_lost_spot_node_counts_as_a_refusal(
-    offer: RentalOffer, usable: tuple[str, ...], report: MarketReport | None
+    offer: RentalOffer, usable: tuple[str, ...], report: CapacityAnswer | None
 ) -> None:
     rental = a_rental(state=RentalState.READY, node_names=("ip-1", "ip-2"), offers=(offer,))
 
     change = release_rental(rental, "", usable)
 
-    assert (change.market, change.rental.reason) == (report, rental.reason)
+    assert (change.capacity_answer, change.rental.reason) == (report, rental.reason)
 
 
 def test_observation_without_a_change_keeps_the_rental() -> None:

@@ -29,7 +29,7 @@ from evenkeel.domain.renting.migration import (
 from evenkeel.domain.renting.placement import PlacementAction, place_in_queue_order
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, end_rental, release_rental
 from tests.examples import examples
-from tests.unit.scheduling.markets import HOUR, NOW, at
+from tests.unit.scheduling.pool_builders import HOUR, NOW, at
 
 TEAMS = ("speech", "vision")
 

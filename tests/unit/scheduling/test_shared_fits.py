@@ -5,9 +5,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.offers import SharedFits, pool_fits, subtract_assigned
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.node_capacity import TAINTED, NodeCapacity
 from tests.examples import examples
 from tests.unit.scheduling.builders import a_node_capacity, a_request, at

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.cycle_facts import CycleFacts, cycle_facts
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_with_teams import run_team_cycle
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.node_capacity import NodeCapacity
 from evenkeel.domain.decisions import Decision, packed
 from evenkeel.domain.economics.economy_policy import EconomyPolicy

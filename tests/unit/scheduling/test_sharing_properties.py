@@ -7,11 +7,11 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.decide_job import Action, AdmissionFacts, decide
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_with_teams import run_team_cycle
 from evenkeel.domain.admission.scheduler_state import SchedulerState
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.kueue.objects import Admitted, Workload

@@ -58,7 +58,7 @@ def run_batches(scenario: JobScenario, requests: Iterable[datetime], cycle_secon
         batch = [at for at in waiting[:BATCH] if at <= clock.now()]
         waiting = waiting[len(batch) :]
         outcome = schedule_jobs.run(scenario.context(), requested_at=entry.newest_sent_at(a_batch(*batch)))
-        if not outcome.is_answered:
+        if not outcome.was_skipped:
             cycles += 1
             clock.advance(cycle_seconds)
     return cycles
@@ -113,7 +113,7 @@ def test_no_request_for_a_cycle_is_lost(
             submit_until(max(clock.now(), coming[0]))
         batch, queue[:] = queue[:batch_size], queue[batch_size:]
         outcome = schedule_jobs.run(scenario.context(), requested_at=entry.newest_sent_at(a_batch(*batch)))
-        if outcome.is_answered:
+        if outcome.was_skipped:
             job_states = {scenario.job(name).state for name, at in jobs.items() if at <= batch[-1]}
             assert job_states == {JobState.STARTING}
         else:
@@ -144,7 +144,7 @@ def test_cycle_started_by_the_schedule_is_never_skipped() -> None:
 
     outcome = schedule_jobs.run(scenario.context(), requested_at=entry.newest_sent_at({}))
 
-    assert (outcome.is_answered, len(outcome.admitted)) == (False, 1)
+    assert (outcome.was_skipped, len(outcome.admitted)) == (False, 1)
 
 
 def test_batch_of_requests_has_the_age_of_its_newest() -> None:

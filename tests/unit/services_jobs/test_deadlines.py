@@ -25,81 +25,81 @@ def unpriced(**changes: Any) -> RentalScenario:
     return RentalScenario(policy=a_policy(other_delay_micros_per_hour=0, **changes))
 
 
-def due(market: RentalScenario, hours: float) -> datetime:
-    return market.world.clock.now() + timedelta(hours=hours)
+def due(renting: RentalScenario, hours: float) -> datetime:
+    return renting.world.clock.now() + timedelta(hours=hours)
 
 
-def waiting(market: RentalScenario, hours: float | None, *, unseen_hours: float = 0, **changes: Any) -> Job:
+def waiting(renting: RentalScenario, hours: float | None, *, unseen_hours: float = 0, **changes: Any) -> Job:
     """Return a job that waits behind a full fleet for about two hours, after the first pass that sees it."""
-    first = market.scenario.submit("first")
-    market.scenario.run_scheduling_cycle()
-    market.run(first.job_id, 1)
-    market.world.clock.advance(60)
-    deadline = {} if hours is None else {"deadline_at": due(market, hours)}
-    job = market.scenario.submit("second", **deadline, **changes)
-    market.world.clock.advance(unseen_hours * HOUR)
-    market.scenario.run_scheduling_cycle()
-    return market.scenario.job(job.job_id)
+    first = renting.scenario.submit("first")
+    renting.scenario.run_scheduling_cycle()
+    renting.run(first.job_id, 1)
+    renting.world.clock.advance(60)
+    deadline = {} if hours is None else {"deadline_at": due(renting, hours)}
+    job = renting.scenario.submit("second", **deadline, **changes)
+    renting.world.clock.advance(unseen_hours * HOUR)
+    renting.scenario.run_scheduling_cycle()
+    return renting.scenario.job(job.job_id)
 
 
 @pytest.mark.parametrize(("hours", "rentals"), [(None, 0), (3, 1), (6, 0), (1, 0)])
 def test_class_without_delay_price_rents_only_for_a_deadline(hours: float | None, rentals: int) -> None:
-    market = unpriced()
+    renting = unpriced()
 
-    job = waiting(market, hours)
+    job = waiting(renting, hours)
 
-    assert (job.rentals, market.holds()) == (rentals, rentals)
-    records = market.records("PLACEMENT")
-    assert [replay(record, market.policy).differs_from(record) for record in records] == [""] * len(records)
+    assert (job.rentals, renting.holds()) == (rentals, rentals)
+    records = renting.records("PLACEMENT")
+    assert [replay(record, renting.policy).differs_from(record) for record in records] == [""] * len(records)
 
 
 def test_deadline_exceeds_no_cap_and_the_job_shows_the_miss() -> None:
-    market = unpriced(fleet_cap_micros_per_hour=1)
+    renting = unpriced(fleet_cap_micros_per_hour=1)
 
-    job = waiting(market, 3)
+    job = waiting(renting, 3)
 
-    assert market.holds() == 0
-    document = explain.why_job(job.job_id, Reader(), market.world.context())
+    assert renting.holds() == 0
+    document = explain.why_job(job.job_id, Reader(), renting.world.context())
     assert "an hour, which exceeds the limit: the fleet spends $0.00" in document["sentence"]
     assert "No usable pool meets the job's deadline" in document["sentence"]
 
 
 def test_unreachable_deadline_is_reported_once_without_pools() -> None:
-    market = unpriced(pools=())
-    job = waiting(market, 4.5)
+    renting = unpriced(pools=())
+    job = waiting(renting, 4.5)
     assert "deadline" not in job.reason
 
     jobs = [job]
     for _ in range(3):
-        market.world.clock.advance(HOUR)
-        market.scenario.run_scheduling_cycle()
-        jobs.append(market.scenario.job(job.job_id))
+        renting.world.clock.advance(HOUR)
+        renting.scenario.run_scheduling_cycle()
+        jobs.append(renting.scenario.job(job.job_id))
 
     assert "No usable pool meets the job's deadline" in jobs[-1].reason
-    assert len(market.records("PLACEMENT")) == 2
+    assert len(renting.records("PLACEMENT")) == 2
 
 
 def test_missed_deadline_is_shown_until_the_job_ends() -> None:
-    market = unpriced()
-    job = waiting(market, 1)
-    market.world.clock.advance(2 * HOUR)
+    renting = unpriced()
+    job = waiting(renting, 1)
+    renting.world.clock.advance(2 * HOUR)
 
     def sentence() -> str:
-        return str(explain.why_job(job.job_id, Reader(), market.world.context())["sentence"])
+        return str(explain.why_job(job.job_id, Reader(), renting.world.context())["sentence"])
 
     assert sentence().endswith("Its deadline passed 1h ago.")
-    market.scenario.set_job(market.scenario.job(job.job_id).replace(state=JobState.CANCELLED))
+    renting.scenario.set_job(renting.scenario.job(job.job_id).replace(state=JobState.CANCELLED))
     assert "deadline passed" not in sentence()
 
 
 def test_late_job_rents_on_demand_until_it_is_well_ahead() -> None:
-    market = RentalScenario()
+    renting = RentalScenario()
     # An hour of four is gone, and nothing of its work is done.
-    job = waiting(market, 4, unseen_hours=1)
+    job = waiting(renting, 4, unseen_hours=1)
 
-    assert market.rental(job.job_id).offer.pool == ON_DEMAND
+    assert renting.rental(job.job_id).offer.pool == ON_DEMAND
     assert job.avoids_spot
-    facts = PlacementFacts.model_validate(market.records("PLACEMENT")[0].facts)
+    facts = PlacementFacts.model_validate(renting.records("PLACEMENT")[0].facts)
     assert (facts.job.deadline_at, facts.job.avoids_spot) == (job.spec.deadline_at, False)
     on_its_line = RentalScenario()
     assert not waiting(on_its_line, 4).avoids_spot
@@ -110,32 +110,32 @@ def test_job_does_not_migrate_if_that_misses_its_deadline() -> None:
     went = {}
     # The way home takes longer than the two minutes that the first has to spare when room frees.
     for hours in (RUN / HOUR + 0.05, 9):
-        market = RentalScenario()
-        job = waiting(market, hours)
-        market.advance()
-        market.karpenter()
-        market.world.clock.advance(60)
-        market.advance()
-        market.scenario.run_scheduling_cycle()
-        market.run(job.job_id, 1)
-        market.world.cluster.finish_pods(FIRST, 1)
-        market.scenario.settle(FIRST, 1)
-        market.scenario.run_scheduling_cycle()
-        went[hours] = market.scenario.job(job.job_id).is_migrating_back
-        for record in market.records("MIGRATION"):
+        renting = RentalScenario()
+        job = waiting(renting, hours)
+        renting.advance()
+        renting.karpenter()
+        renting.world.clock.advance(60)
+        renting.advance()
+        renting.scenario.run_scheduling_cycle()
+        renting.run(job.job_id, 1)
+        renting.world.cluster.finish_pods(FIRST, 1)
+        renting.scenario.settle(FIRST, 1)
+        renting.scenario.run_scheduling_cycle()
+        went[hours] = renting.scenario.job(job.job_id).is_migrating_back
+        for record in renting.records("MIGRATION"):
             assert MigrationFacts.model_validate(record.facts).candidate.deadline_at == job.spec.deadline_at
     assert list(went.values()) == [False, True]
 
 
 def test_past_deadline_is_refused_except_for_a_repeated_request() -> None:
-    market = RentalScenario()
-    deadline_at = due(market, 1)
-    first = market.scenario.submission("one", deadline_at=deadline_at)
-    market.world.clock.advance(2 * HOUR)
+    renting = RentalScenario()
+    deadline_at = due(renting, 1)
+    first = renting.scenario.submission("one", deadline_at=deadline_at)
+    renting.world.clock.advance(2 * HOUR)
 
     with pytest.raises(Invalid) as refused:
-        market.scenario.submit("two", deadline_at=deadline_at)
+        renting.scenario.submit("two", deadline_at=deadline_at)
 
     assert [field for field, _ in refused.value.faults] == ["deadline"]
-    again = market.scenario.submission("one", deadline_at=deadline_at)
+    again = renting.scenario.submission("one", deadline_at=deadline_at)
     assert (again.job.job_id, again.is_repeat) == (first.job.job_id, True)

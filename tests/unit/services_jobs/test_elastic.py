@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.external.adoption_policy import ServingWorkload

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.queue_cursors import queues_to_read
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Put, Table

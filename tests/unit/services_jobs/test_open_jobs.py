@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.domain.policy import Policy
 from evenkeel.ports import Key, Ledger, Row, Table

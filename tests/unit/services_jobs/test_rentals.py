@@ -279,54 +279,54 @@ def test_every_pending_job_is_considered_for_rent_in_order() -> None:
 
 
 def test_cycle_emits_rent_and_its_cap_as_metrics() -> None:
-    market = RentalScenario()
-    _, second = market.rented()
-    market.world.telemetry.metrics.clear()
+    renting = RentalScenario()
+    _, second = renting.rented()
+    renting.world.telemetry.metrics.clear()
 
-    market.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
 
-    offer, totals = market.rental(second.job_id).offer, market.world.telemetry.totals
+    offer, totals = renting.rental(second.job_id).offer, renting.world.telemetry.totals
     assert totals["RentalUsdPerHour"] == 2 * offer.micros_per_node_hour / 1_000_000 > 0
-    assert totals["RentalCapUsdPerHour"] == market.policy.burst.fleet_cap_micros_per_hour / 1_000_000 > 0
+    assert totals["RentalCapUsdPerHour"] == renting.policy.burst.fleet_cap_micros_per_hour / 1_000_000 > 0
 
 
 def test_urgent_job_starts_once_all_its_rented_nodes_are_ready() -> None:
-    market = RentalScenario()
+    renting = RentalScenario()
 
-    _, second = market.rented()
+    _, second = renting.rented()
 
-    rental = market.rental(second.job_id)
+    rental = renting.rental(second.job_id)
     assert rental.state is RentalState.READY
     assert second.state is JobState.RUNNING
-    assert market.scenario.attempt(second.job_id, 1).pool == SPOT
-    assert market.scenario.attempt(second.job_id, 1).node_names == rental.node_names
-    assert market.world.cluster.limits[CLUSTER, SPOT] == (2, 16)
-    assert market.world.cluster.capacity == {}
+    assert renting.scenario.attempt(second.job_id, 1).pool == SPOT
+    assert renting.scenario.attempt(second.job_id, 1).node_names == rental.node_names
+    assert renting.world.cluster.limits[CLUSTER, SPOT] == (2, 16)
+    assert renting.world.cluster.capacity == {}
 
 
 def test_shipped_policy_rents_nothing() -> None:
-    market = RentalScenario(policy=Policy())
+    renting = RentalScenario(policy=Policy())
 
-    market.full_fleet()
-    market.scenario.run_scheduling_cycle()
+    renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
 
-    assert market.executions() == {}
-    assert market.records("PLACEMENT") == []
+    assert renting.executions() == {}
+    assert renting.records("PLACEMENT") == []
 
 
 def test_rented_nodes_are_reserved_for_their_job() -> None:
-    market = RentalScenario()
-    _, second = market.full_fleet()
-    market.scenario.run_scheduling_cycle()
-    market.advance()
-    market.karpenter()
-    market.advance()
+    renting = RentalScenario()
+    _, second = renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
+    renting.karpenter()
+    renting.advance()
 
-    third = market.scenario.submit("third", nodes=1, checkpoint_uri="")
-    market.scenario.run_scheduling_cycle()
+    third = renting.scenario.submit("third", nodes=1, checkpoint_uri="")
+    renting.scenario.run_scheduling_cycle()
 
-    assert market.scenario.job(second.job_id).state is JobState.STARTING
-    assert market.scenario.job(third.job_id).state is JobState.PENDING
+    assert renting.scenario.job(second.job_id).state is JobState.STARTING
+    assert renting.scenario.job(third.job_id).state is JobState.PENDING
 
 
 SPOT_TAINT = "spot=true:NoSchedule"
@@ -334,333 +334,335 @@ SPOT_TAINT = "spot=true:NoSchedule"
 
 @pytest.mark.parametrize("tolerates", [True, False])
 def test_tainted_pool_is_rented_only_for_tolerating_jobs(tolerates: bool) -> None:
-    market = RentalScenario(policy=a_policy(pools=(a_pool(SPOT, Market.SPOT, taints=(SPOT_TAINT,)),)))
+    renting = RentalScenario(policy=a_policy(pools=(a_pool(SPOT, Market.SPOT, taints=(SPOT_TAINT,)),)))
     tolerations = [{"key": "spot", "value": "true", "effect": "NoSchedule"}] if tolerates else []
-    _, second = market.full_fleet(tolerations=tolerations)
-    market.scenario.run_scheduling_cycle()
-    market.advance()
-    market.karpenter()
-    for name in market.world.cluster.claimed.values():
-        market.world.cluster.set_node(name[1].node_name, taints=(SPOT_TAINT,))
-    market.advance()
-    market.scenario.run_scheduling_cycle()
+    _, second = renting.full_fleet(tolerations=tolerations)
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
+    renting.karpenter()
+    for name in renting.world.cluster.claimed.values():
+        renting.world.cluster.set_node(name[1].node_name, taints=(SPOT_TAINT,))
+    renting.advance()
+    renting.scenario.run_scheduling_cycle()
 
-    job = market.scenario.job(second.job_id)
-    assert (job.state is JobState.STARTING, market.holds()) == ((True, 1) if tolerates else (False, 0))
+    job = renting.scenario.job(second.job_id)
+    assert (job.state is JobState.STARTING, renting.holds()) == ((True, 1) if tolerates else (False, 0))
     assert tolerates or f"{SPOT}: Its pods do not tolerate {SPOT_TAINT}." in job.reason
 
 
 def test_rental_cap_holds_for_any_request() -> None:
-    market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
-    market.full_fleet()
-    job_ids = [market.scenario.submit(f"more-{number}").job_id for number in range(3)]
+    renting = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
+    renting.full_fleet()
+    job_ids = [renting.scenario.submit(f"more-{number}").job_id for number in range(3)]
 
     for _ in range(3):
-        market.scenario.run_scheduling_cycle()
+        renting.scenario.run_scheduling_cycle()
 
-    assert market.holds() == 1
+    assert renting.holds() == 1
     for name in job_ids:
-        assert "the fleet spends $40.00 of $40.00 an hour" in str(market.scenario.job(name).placement), name
+        assert "the fleet spends $40.00 of $40.00 an hour" in str(renting.scenario.job(name).placement), name
 
 
 def test_concurrent_cycles_together_stay_within_the_rental_limit() -> None:
-    market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
-    market.full_fleet()
-    market.scenario.submit("third")
+    renting = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
+    renting.full_fleet()
+    renting.scenario.submit("third")
 
-    market.race_cycles()
+    renting.race_cycles()
 
-    assert market.holds() == 1
+    assert renting.holds() == 1
 
 
 def test_observe_mode_records_a_rental_without_renting() -> None:
-    market = RentalScenario()
-    _, second = market.full_fleet()
-    market.scenario.mode = Mode.OBSERVE
+    renting = RentalScenario()
+    _, second = renting.full_fleet()
+    renting.scenario.mode = Mode.OBSERVE
 
-    market.scenario.run_scheduling_cycle()
-    market.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
 
-    assert market.holds() == 0
+    assert renting.holds() == 0
     assert (
-        "Mode is observe: Evenkeel would rent nodes, but takes no action." in market.scenario.job(second.job_id).reason
+        "Mode is observe: Evenkeel would rent nodes, but takes no action." in renting.scenario.job(second.job_id).reason
     )
-    assert len(market.records("PLACEMENT")) == 1
+    assert len(renting.records("PLACEMENT")) == 1
 
 
 def test_unchanged_pending_reason_is_written_once() -> None:
-    market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=0))
-    _, second = market.full_fleet()
-    market.scenario.run_scheduling_cycle()
-    waiting, commits = market.scenario.job(second.job_id), len(market.world.ledger.commits)
+    renting = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=0))
+    _, second = renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
+    waiting, commits = renting.scenario.job(second.job_id), len(renting.world.ledger.commits)
 
-    market.world.clock.advance(30)
-    market.scenario.run_scheduling_cycle()
+    renting.world.clock.advance(30)
+    renting.scenario.run_scheduling_cycle()
 
     assert waiting.reason.startswith("The job waits for 2 nodes")
     assert waiting.placement is not None
     assert waiting.reason.endswith(waiting.placement.text)
-    assert market.scenario.job(second.job_id) == waiting
-    assert [write for writes in market.world.ledger.commits[commits:] for write in writes if "JOB#" in str(write)] == []
+    assert renting.scenario.job(second.job_id) == waiting
+    assert [
+        write for writes in renting.world.ledger.commits[commits:] for write in writes if "JOB#" in str(write)
+    ] == []
 
 
 def test_placement_and_migration_decisions_replay() -> None:
-    market = RentalScenario()
-    first, _ = market.rented()
-    market.world.cluster.finish_pods(first.job_id, 1)
-    market.scenario.settle(first.job_id, 1)
-    market.scenario.run_scheduling_cycle()
+    renting = RentalScenario()
+    first, _ = renting.rented()
+    renting.world.cluster.finish_pods(first.job_id, 1)
+    renting.scenario.settle(first.job_id, 1)
+    renting.scenario.run_scheduling_cycle()
 
-    records = [*market.records("PLACEMENT"), *market.records("MIGRATION")]
+    records = [*renting.records("PLACEMENT"), *renting.records("MIGRATION")]
 
     assert {record.kind for record in records} == {"PLACEMENT", "MIGRATION"}
-    assert [replay(record, market.policy).differs_from(record) for record in records] == [""] * len(records)
+    assert [replay(record, renting.policy).differs_from(record) for record in records] == [""] * len(records)
 
 
 def test_job_migrates_to_free_committed_nodes_and_returns_rented_ones() -> None:
-    market = RentalScenario()
-    first, second = market.rented()
-    market.world.cluster.finish_pods(first.job_id, 1)
-    market.scenario.settle(first.job_id, 1)
+    renting = RentalScenario()
+    first, second = renting.rented()
+    renting.world.cluster.finish_pods(first.job_id, 1)
+    renting.scenario.settle(first.job_id, 1)
 
-    market.scenario.run_scheduling_cycle()
-    job = market.scenario.job(second.job_id)
-    market.scenario.stop(second.job_id, 1)
-    market.scenario.settle(second.job_id, 1)
-    market.advance()
-    market.scenario.run_scheduling_cycle()
-    market.advance()
+    renting.scenario.run_scheduling_cycle()
+    job = renting.scenario.job(second.job_id)
+    renting.scenario.stop(second.job_id, 1)
+    renting.scenario.settle(second.job_id, 1)
+    renting.advance()
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
 
     assert job.stop_request is not None
     assert job.stop_request.reason.startswith("The job migrates back to committed capacity: p5-workers has free nodes")
-    assert market.scenario.attempt(second.job_id, 2).pool == "p5-workers"
-    assert market.rental(second.job_id).state is RentalState.ENDED
-    assert market.left() == []
+    assert renting.scenario.attempt(second.job_id, 2).pool == "p5-workers"
+    assert renting.rental(second.job_id).state is RentalState.ENDED
+    assert renting.left() == []
 
 
 def test_pending_jobs_get_committed_nodes_before_migrations() -> None:
-    market = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
-    first, second = market.rented()
-    third = market.scenario.submit("third")
-    market.world.cluster.finish_pods(first.job_id, 1)
-    market.scenario.settle(first.job_id, 1)
+    renting = RentalScenario(policy=a_policy(fleet_cap_micros_per_hour=2 * NODE_HOUR[SPOT]))
+    first, second = renting.rented()
+    third = renting.scenario.submit("third")
+    renting.world.cluster.finish_pods(first.job_id, 1)
+    renting.scenario.settle(first.job_id, 1)
 
-    market.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
 
-    assert market.scenario.job(third.job_id).state is JobState.STARTING
-    assert market.scenario.job(second.job_id).stop_request is None
+    assert renting.scenario.job(third.job_id).state is JobState.STARTING
+    assert renting.scenario.job(second.job_id).stop_request is None
 
 
 def test_refused_market_is_skipped_for_every_job() -> None:
-    market = RentalScenario(has_capacity={ON_DEMAND})
-    _, second = market.full_fleet()
-    market.scenario.run_scheduling_cycle()
-    market.advance()
-    market.karpenter()
-    market.world.clock.advance(2)
-    market.advance()
-    market.karpenter()
-    market.advance()
-    market.scenario.run_scheduling_cycle()
+    renting = RentalScenario(has_capacity={ON_DEMAND})
+    _, second = renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
+    renting.karpenter()
+    renting.world.clock.advance(2)
+    renting.advance()
+    renting.karpenter()
+    renting.advance()
+    renting.scenario.run_scheduling_cycle()
 
-    rental = market.rental(second.job_id)
+    rental = renting.rental(second.job_id)
     assert [offer.pool for offer in rental.offers] == [SPOT, ON_DEMAND]
     assert rental.offers[0].refused == f"{SPOT} has no capacity: InsufficientInstanceCapacity"
-    assert market.world.cluster.limits == {(CLUSTER, SPOT): (0, 0), (CLUSTER, ON_DEMAND): (2, 16)}
-    assert market.scenario.attempt(second.job_id, 1).pool == ON_DEMAND
-    row = market.world.ledger.get(fleet_rows.shortages_key())
+    assert renting.world.cluster.limits == {(CLUSTER, SPOT): (0, 0), (CLUSTER, ON_DEMAND): (2, 16)}
+    assert renting.scenario.attempt(second.job_id, 1).pool == ON_DEMAND
+    row = renting.world.ledger.get(fleet_rows.shortages_key())
     assert row is not None
     assert [entry.market for entry in rows.decode(row, Shortages).entries] == [Market.SPOT]
 
 
 def test_rental_resumed_after_a_crash_skips_a_refused_pool() -> None:
-    market = RentalScenario(has_capacity={ON_DEMAND})
-    _, second = market.full_fleet()
-    market.scenario.run_scheduling_cycle()
-    market.advance()
-    market.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
-    market.world.cluster.slow_to_go = True
-    market.task(market.rental(second.job_id), RentalStep.NEXT, "It was refused.")
+    renting = RentalScenario(has_capacity={ON_DEMAND})
+    _, second = renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
+    renting.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
+    renting.world.cluster.slow_to_go = True
+    renting.task(renting.rental(second.job_id), RentalStep.NEXT, "It was refused.")
 
-    checked = market.task(market.rental(second.job_id), RentalStep.CHECK)
-    opened = market.task(market.rental(second.job_id), RentalStep.OPEN)
+    checked = renting.task(renting.rental(second.job_id), RentalStep.CHECK)
+    opened = renting.task(renting.rental(second.job_id), RentalStep.OPEN)
 
     assert (checked.outcome, opened.outcome, opened.reason) == ("GO", "REFUSED", "It was refused.")
-    assert market.world.cluster.capacity == {}
+    assert renting.world.cluster.capacity == {}
 
 
 def test_nodes_of_another_rental_neither_satisfy_nor_hide_a_refusal() -> None:
-    market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
-    market.rented()
-    third = market.scenario.submit("third")
-    market.scenario.run_scheduling_cycle()
-    market.advance()
-    market.world.cluster.refusals[ON_DEMAND] = (market.world.clock.now(), "InsufficientInstanceCapacity")
+    renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    renting.rented()
+    third = renting.scenario.submit("third")
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
+    renting.world.cluster.refusals[ON_DEMAND] = (renting.world.clock.now(), "InsufficientInstanceCapacity")
 
-    answer = market.wait(market.rental(third.job_id), ConditionKind.RENTAL_READY)
+    answer = renting.wait(renting.rental(third.job_id), ConditionKind.RENTAL_READY)
 
     assert answer == "REFUSED"
 
 
 def test_rental_without_any_capacity_ends_with_a_reason() -> None:
-    market = RentalScenario(has_capacity=set())
-    _, second = market.full_fleet()
-    market.scenario.run_scheduling_cycle()
+    renting = RentalScenario(has_capacity=set())
+    _, second = renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
     for _ in range(4):
-        market.advance()
-        market.karpenter()
-        market.world.clock.advance(2)
-    market.scenario.run_scheduling_cycle()
+        renting.advance()
+        renting.karpenter()
+        renting.world.clock.advance(2)
+    renting.scenario.run_scheduling_cycle()
 
-    job = market.scenario.job(second.job_id)
+    job = renting.scenario.job(second.job_id)
     assert job.state is JobState.PENDING
     assert "The job waits for 2 nodes" in job.reason
     assert job.placement is not None
-    assert market.rental(second.job_id).state is RentalState.ENDED
-    assert market.rental(second.job_id).cost_parts == 0
-    assert market.left() == []
+    assert renting.rental(second.job_id).state is RentalState.ENDED
+    assert renting.rental(second.job_id).cost_parts == 0
+    assert renting.left() == []
 
 
 def test_nodes_rented_for_a_gang_have_efa() -> None:
-    market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
-    market.full_fleet()
-    market.scenario.run_scheduling_cycle()
-    market.advance()
+    renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
 
-    assert [(spec.nodes, spec.efa) for spec in market.world.cluster.capacity.values()] == [(2, 32)]
+    assert [(spec.nodes, spec.efa) for spec in renting.world.cluster.capacity.values()] == [(2, 32)]
 
 
 def test_incomplete_gang_is_returned_after_the_deadline_and_billed() -> None:
-    market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
-    _, second = market.full_fleet()
-    market.scenario.run_scheduling_cycle()
-    market.advance()
-    name = next(iter(market.world.cluster.capacity))
-    market.world.cluster.launch_rented(
-        a_node(77, name="ip-77", pool=ON_DEMAND, hyperpod_cluster_id=None, created_at=market.world.clock.now())
+    renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    _, second = renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
+    name = next(iter(renting.world.cluster.capacity))
+    renting.world.cluster.launch_rented(
+        a_node(77, name="ip-77", pool=ON_DEMAND, hyperpod_cluster_id=None, created_at=renting.world.clock.now())
     )
-    market.world.clock.advance(901)
-    market.advance()
+    renting.world.clock.advance(901)
+    renting.advance()
 
-    rental = market.rental(second.job_id)
+    rental = renting.rental(second.job_id)
     assert name == rental.name
     assert rental.state is RentalState.ENDED
     assert rental.offers[0].joined_node_names == ("ip-77",)
     assert rental.cost_parts == NODE_HOUR[ON_DEMAND] * 1 * 901
-    assert market.scenario.job(second.job_id).state is JobState.PENDING
-    assert market.left() == []
+    assert renting.scenario.job(second.job_id).state is JobState.PENDING
+    assert renting.left() == []
 
 
 def test_rental_with_nodes_of_two_pools_ends() -> None:
-    market = RentalScenario(has_capacity={ON_DEMAND})
-    _, second = market.full_fleet()
-    market.scenario.run_scheduling_cycle()
-    market.advance()
-    market.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
-    market.karpenter()
-    market.world.clock.advance(2)
-    market.advance()
-    market.karpenter()
-    market.advance()
+    renting = RentalScenario(has_capacity={ON_DEMAND})
+    _, second = renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
+    renting.world.cluster.launch_rented(a_node(77, name="ip-77", pool=SPOT, hyperpod_cluster_id=None))
+    renting.karpenter()
+    renting.world.clock.advance(2)
+    renting.advance()
+    renting.karpenter()
+    renting.advance()
 
-    market.scenario.cancel(second.job_id)
-    market.advance()
+    renting.scenario.cancel(second.job_id)
+    renting.advance()
 
-    rental = market.rental(second.job_id)
+    rental = renting.rental(second.job_id)
     assert [len(offer.joined_node_names) for offer in rental.offers] == [1, 2]
     assert rental.state is RentalState.ENDED
-    assert market.left() == []
+    assert renting.left() == []
 
 
 def test_bill_is_price_times_started_seconds_times_nodes() -> None:
-    market = RentalScenario()
-    _, second = market.rented()
-    market.world.clock.advance(100.5)
-    market.world.cluster.finish_pods(second.job_id, 1)
-    market.scenario.settle(second.job_id, 1)
-    market.advance()
+    renting = RentalScenario()
+    _, second = renting.rented()
+    renting.world.clock.advance(100.5)
+    renting.world.cluster.finish_pods(second.job_id, 1)
+    renting.scenario.settle(second.job_id, 1)
+    renting.advance()
 
-    rental = market.rental(second.job_id)
+    rental = renting.rental(second.job_id)
     assert rental.cost_parts == NODE_HOUR[SPOT] * 2 * 101
     assert rental.shown_cost == "$1.12"
-    assert market.left() == []
+    assert renting.left() == []
 
 
 def test_caps_count_a_rental_until_its_last_node_ends() -> None:
-    market = RentalScenario()
-    market.world.cluster.slow_to_go = True
-    _, second = market.rented()
-    market.world.cluster.finish_pods(second.job_id, 1)
-    market.scenario.settle(second.job_id, 1)
-    market.advance()
-    before = market.holds()
-    market.world.cluster.go()
-    market.advance()
+    renting = RentalScenario()
+    renting.world.cluster.slow_to_go = True
+    _, second = renting.rented()
+    renting.world.cluster.finish_pods(second.job_id, 1)
+    renting.scenario.settle(second.job_id, 1)
+    renting.advance()
+    before = renting.holds()
+    renting.world.cluster.go()
+    renting.advance()
 
-    assert (before, market.holds()) == (1, 0)
+    assert (before, renting.holds()) == (1, 0)
 
 
 def test_a_pool_without_limits_is_refused() -> None:
-    market = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
-    market.world.cluster.limits[CLUSTER, ON_DEMAND] = None
-    _, second = market.full_fleet()
-    market.scenario.run_scheduling_cycle()
-    market.advance()
+    renting = RentalScenario(policy=a_policy(pools=(a_pool(ON_DEMAND, Market.ON_DEMAND),)))
+    renting.world.cluster.limits[CLUSTER, ON_DEMAND] = None
+    _, second = renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
 
-    assert market.rental(second.job_id).state is RentalState.ENDED
-    assert "no limit" in market.rental(second.job_id).offers[0].refused
-    assert market.world.cluster.claimed == {}
+    assert renting.rental(second.job_id).state is RentalState.ENDED
+    assert "no limit" in renting.rental(second.job_id).offers[0].refused
+    assert renting.world.cluster.claimed == {}
 
 
 def test_reclaimed_spot_node_is_replaced_on_demand() -> None:
-    market = RentalScenario()
-    _, second = market.rented()
-    node_name = market.rental(second.job_id).node_names[0]
-    market.world.cluster.claimed = {
-        name: claim for name, claim in market.world.cluster.claimed.items() if claim[1].node_name != node_name
+    renting = RentalScenario()
+    _, second = renting.rented()
+    node_name = renting.rental(second.job_id).node_names[0]
+    renting.world.cluster.claimed = {
+        name: claim for name, claim in renting.world.cluster.claimed.items() if claim[1].node_name != node_name
     }
-    market.world.cluster.stop(market.scenario.attempt(second.job_id), 1)
-    market.world.cluster.remove_node(node_name)
-    market.scenario.settle(second.job_id, 1)
-    market.advance()
-    market.world.clock.advance(5)
-    market.scenario.run_scheduling_cycle()
-    market.advance()
-    market.karpenter()
-    market.advance()
-    market.scenario.run_scheduling_cycle()
+    renting.world.cluster.stop(renting.scenario.attempt(second.job_id), 1)
+    renting.world.cluster.remove_node(node_name)
+    renting.scenario.settle(second.job_id, 1)
+    renting.advance()
+    renting.world.clock.advance(5)
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
+    renting.karpenter()
+    renting.advance()
+    renting.scenario.run_scheduling_cycle()
 
-    assert market.rental(second.job_id, 1).state is RentalState.ENDED
-    assert market.scenario.attempt(second.job_id, 2).pool == ON_DEMAND
+    assert renting.rental(second.job_id, 1).state is RentalState.ENDED
+    assert renting.scenario.attempt(second.job_id, 2).pool == ON_DEMAND
 
 
 def test_a_cancelled_job_leaves_no_rental() -> None:
-    market = RentalScenario()
-    _, second = market.full_fleet()
-    market.scenario.run_scheduling_cycle()
-    market.advance()
-    market.karpenter()
+    renting = RentalScenario()
+    _, second = renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
+    renting.karpenter()
 
-    market.scenario.cancel(second.job_id)
-    market.advance()
+    renting.scenario.cancel(second.job_id)
+    renting.advance()
 
-    assert market.rental(second.job_id).state is RentalState.ENDED
-    assert market.left() == []
+    assert renting.rental(second.job_id).state is RentalState.ENDED
+    assert renting.left() == []
 
 
 def test_sweeper_restarts_a_rental_without_a_running_workflow() -> None:
-    market = RentalScenario()
-    _, second = market.full_fleet()
-    market.scenario.run_scheduling_cycle()
-    workflows, name = market.world.workflows, f"{second.job_id}-b1"
+    renting = RentalScenario()
+    _, second = renting.full_fleet()
+    renting.scenario.run_scheduling_cycle()
+    workflows, name = renting.world.workflows, f"{second.job_id}-b1"
     del workflows.executions[WorkflowName.BURST_CAPACITY, name], workflows.states[WorkflowName.BURST_CAPACITY, name]
-    market.world.clock.advance(60)
+    renting.world.clock.advance(60)
 
-    market.scenario.sweep()
+    renting.scenario.sweep()
     workflows.finish(WorkflowName.BURST_CAPACITY, name, ExecutionState.FAILED)
-    market.scenario.sweep()
+    renting.scenario.sweep()
 
-    assert list(market.executions()) == [name, f"{name}-r2"]
+    assert list(renting.executions()) == [name, f"{name}-r2"]
 
 
 @pytest.mark.parametrize(("when", "step"), SIDES_AND_STEPS)
@@ -669,51 +671,51 @@ def test_rental_ends_the_same_after_any_crash(when: str, step: int) -> None:
     assert undisturbed.left() == []
     effects = len(undisturbed.plan.effects)
     for at in range(1, effects + 1, step):
-        market = _play(CrashPlan(at=at, when=when))
+        renting = _play(CrashPlan(at=at, when=when))
         crash = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
-        assert market.left() == [], crash
-        assert [market.scenario.job(name).state for name in market.names] == [JobState.SUCCEEDED] * 2, crash
+        assert renting.left() == [], crash
+        assert [renting.scenario.job(name).state for name in renting.names] == [JobState.SUCCEEDED] * 2, crash
 
 
 def _play(plan: CrashPlan) -> Any:
     """Play both jobs to their ends: whatever crashes is done again by its workflow, the next pass or the sweep."""
-    market = RentalScenario(plan=CrashPlan())
-    first, second = market.full_fleet()
-    market.names = (first.job_id, second.job_id)  # type: ignore[attr-defined]
-    market.plan.at, market.plan.when = (plan.at + len(market.plan.effects) if plan.at else 0), plan.when
-    skipped = len(market.plan.effects)
+    renting = RentalScenario(plan=CrashPlan())
+    first, second = renting.full_fleet()
+    renting.names = (first.job_id, second.job_id)  # type: ignore[attr-defined]
+    renting.plan.at, renting.plan.when = (plan.at + len(renting.plan.effects) if plan.at else 0), plan.when
+    skipped = len(renting.plan.effects)
 
     def again(do: Callable[[], object]) -> None:
         try:
             do()
         except Crash:
-            market.world.clock.advance(1)
+            renting.world.clock.advance(1)
 
     def launch_all() -> None:
-        for name in market.names:  # type: ignore[attr-defined]
-            job = market.scenario.job(name)
+        for name in renting.names:  # type: ignore[attr-defined]
+            job = renting.scenario.job(name)
             if job.state is JobState.STARTING:
-                market.run(name, job.current_attempt)
+                renting.run(name, job.current_attempt)
 
     for turn in range(30):
-        again(market.scenario.run_scheduling_cycle)
-        again(market.advance)
-        market.karpenter()
-        again(market.advance)
+        again(renting.scenario.run_scheduling_cycle)
+        again(renting.advance)
+        renting.karpenter()
+        again(renting.advance)
         again(launch_all)
         if turn > 3:
-            for name in market.names:  # type: ignore[attr-defined]
-                job = market.scenario.job(name)
+            for name in renting.names:  # type: ignore[attr-defined]
+                job = renting.scenario.job(name)
                 if job.state is JobState.RUNNING:
-                    market.world.cluster.finish_pods(name, job.current_attempt)
-                    again(lambda n=name, a=job.current_attempt: market.scenario.settle(n, a))  # type: ignore[misc]
-        market.world.clock.advance(20)
-        again(market.scenario.sweep)
-        over = all(market.scenario.job(name).state.has_ended for name in market.names)  # type: ignore[attr-defined]
-        if over and not market.left():
+                    renting.world.cluster.finish_pods(name, job.current_attempt)
+                    again(lambda n=name, a=job.current_attempt: renting.scenario.settle(n, a))  # type: ignore[misc]
+        renting.world.clock.advance(20)
+        again(renting.scenario.sweep)
+        over = all(renting.scenario.job(name).state.has_ended for name in renting.names)  # type: ignore[attr-defined]
+        if over and not renting.left():
             break
-    market.plan.effects[:] = market.plan.effects[skipped:]
-    return market
+    renting.plan.effects[:] = renting.plan.effects[skipped:]
+    return renting
 
 
 # ---------------------------------------------------------------- teams
@@ -727,25 +729,25 @@ def a_team_with(*groups: dict[str, dict[str, int]]) -> Team:
 
 @pytest.mark.parametrize("rented", [0, 8, 16])
 def test_rental_is_limited_by_team_quota_of_the_type(rented: int) -> None:
-    market = RentalScenario()
+    renting = RentalScenario()
     quota = {"ml.p5.48xlarge": {"nvidia.com/gpu": 32}, "p5.48xlarge": {"nvidia.com/gpu": rented}}
-    set_up(market.scenario, a_team_with(quota))
-    first, second = market.full_fleet(team="red")
+    set_up(renting.scenario, a_team_with(quota))
+    first, second = renting.full_fleet(team="red")
 
-    market.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
 
-    assert market.scenario.job(first.job_id).state is JobState.RUNNING
-    assert market.holds() == (1 if rented == 16 else 0)
+    assert renting.scenario.job(first.job_id).state is JobState.RUNNING
+    assert renting.holds() == (1 if rented == 16 else 0)
     if rented < 16:
-        assert "Rented nodes would not help the job" in market.scenario.job(second.job_id).reason
+        assert "Rented nodes would not help the job" in renting.scenario.job(second.job_id).reason
         return
-    market.advance()
-    market.karpenter()
-    market.advance()
-    market.scenario.run_scheduling_cycle()
+    renting.advance()
+    renting.karpenter()
+    renting.advance()
+    renting.scenario.run_scheduling_cycle()
     (charge,) = (
         row.doc
-        for row in market.world.ledger.partition(Table.QUOTAS, quota_rows.tree_key().pk, "CHARGE#")
+        for row in renting.world.ledger.partition(Table.QUOTAS, quota_rows.tree_key().pk, "CHARGE#")
         if row.doc["jobId"] == second.job_id
     )
     assert charge["use"] == {"p5.48xlarge": {"nvidia.com/gpu": 16}}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.capacity_policy import ReservedPool
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
@@ -47,32 +47,32 @@ def policy_with(plan: ReservedPool) -> Policy:
 POLICY = policy_with(a_plan())
 
 
-def at_second(market: RentalScenario, seconds: float) -> None:
+def at_second(renting: RentalScenario, seconds: float) -> None:
     """Move the clock to this time after the start, and run a cycle."""
-    market.world.clock.advance(seconds - (market.world.clock.now() - NOW).total_seconds())
-    market.scenario.run_scheduling_cycle()
+    renting.world.clock.advance(seconds - (renting.world.clock.now() - NOW).total_seconds())
+    renting.scenario.run_scheduling_cycle()
 
 
-def a_job_at_work(market: RentalScenario, **changes: Any) -> Job:
-    job = market.scenario.submit("at-work", **changes)
-    market.scenario.run_scheduling_cycle()
-    market.run(job.job_id, 1)
-    return market.scenario.job(job.job_id)
+def a_job_at_work(renting: RentalScenario, **changes: Any) -> Job:
+    job = renting.scenario.submit("at-work", **changes)
+    renting.scenario.run_scheduling_cycle()
+    renting.run(job.job_id, 1)
+    return renting.scenario.job(job.job_id)
 
 
-def stays(market: RentalScenario) -> list[Decision]:
-    return market.records("MIGRATION")
+def stays(renting: RentalScenario) -> list[Decision]:
+    return renting.records("MIGRATION")
 
 
 def test_job_is_stopped_once_in_time_for_its_last_save() -> None:
-    market = RentalScenario(policy=POLICY)
-    job = a_job_at_work(market)
+    renting = RentalScenario(policy=POLICY)
+    job = a_job_at_work(renting)
 
-    at_second(market, SAVES_AT - 1)
-    before = market.scenario.job(job.job_id)
-    at_second(market, SAVES_AT)
-    stopped = market.scenario.job(job.job_id)
-    at_second(market, SAVES_AT + 1)
+    at_second(renting, SAVES_AT - 1)
+    before = renting.scenario.job(job.job_id)
+    at_second(renting, SAVES_AT)
+    stopped = renting.scenario.job(job.job_id)
+    at_second(renting, SAVES_AT + 1)
 
     assert before.stop_request is None
     assert stopped.stop_request is not None
@@ -80,43 +80,43 @@ def test_job_is_stopped_once_in_time_for_its_last_save() -> None:
     assert stopped.reason.startswith(
         "The job saves a checkpoint and leaves: The reservation of p5-workers is usable until "
     )
-    assert market.scenario.job(job.job_id) == stopped
-    assert [(record.subject, record.action) for record in stays(market)] == [(job.job_id, "REQUEUE")]
-    assert replay(stays(market)[0], POLICY).differs_from(stays(market)[0]) == ""
+    assert renting.scenario.job(job.job_id) == stopped
+    assert [(record.subject, record.action) for record in stays(renting)] == [(job.job_id, "REQUEUE")]
+    assert replay(stays(renting)[0], POLICY).differs_from(stays(renting)[0]) == ""
 
 
 def test_drained_job_resumes_on_nodes_that_stay() -> None:
-    market = RentalScenario(policy=POLICY)
-    job = a_job_at_work(market)
-    at_second(market, SAVES_AT)
+    renting = RentalScenario(policy=POLICY)
+    job = a_job_at_work(renting)
+    at_second(renting, SAVES_AT)
 
-    market.scenario.stop(job.job_id, 1)
-    market.scenario.settle(job.job_id, 1)
+    renting.scenario.stop(job.job_id, 1)
+    renting.scenario.settle(job.job_id, 1)
     for step in (
-        market.scenario.run_scheduling_cycle,
-        market.advance,
-        market.karpenter,
-        market.advance,
-        market.scenario.run_scheduling_cycle,
+        renting.scenario.run_scheduling_cycle,
+        renting.advance,
+        renting.karpenter,
+        renting.advance,
+        renting.scenario.run_scheduling_cycle,
     ):
         step()
 
-    assert market.scenario.job(job.job_id).state is JobState.STARTING
-    assert market.scenario.attempt(job.job_id, 2).pool == SPOT
-    assert market.scenario.job(job.job_id).application_failures == 0
+    assert renting.scenario.job(job.job_id).state is JobState.STARTING
+    assert renting.scenario.attempt(job.job_id, 2).pool == SPOT
+    assert renting.scenario.job(job.job_id).application_failures == 0
 
 
 def test_job_does_not_migrate_to_expiring_nodes() -> None:
-    market = RentalScenario(policy=POLICY)
-    first, second = market.rented()
-    at_second(market, LAST_START + 1)
-    market.world.cluster.finish_pods(first.job_id, 1)
-    market.scenario.settle(first.job_id, 1)
+    renting = RentalScenario(policy=POLICY)
+    first, second = renting.rented()
+    at_second(renting, LAST_START + 1)
+    renting.world.cluster.finish_pods(first.job_id, 1)
+    renting.scenario.settle(first.job_id, 1)
 
-    market.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
 
-    assert market.scenario.job(second.job_id).stop_request is None
-    assert stays(market) == []
+    assert renting.scenario.job(second.job_id).stop_request is None
+    assert stays(renting) == []
 
 
 @pytest.mark.parametrize(
@@ -131,13 +131,13 @@ def test_job_does_not_migrate_to_expiring_nodes() -> None:
 def test_job_is_not_admitted_to_nodes_that_expire_first(
     seconds: float, change: dict[str, Any], state: JobState
 ) -> None:
-    market = RentalScenario(policy=POLICY.replace(burst=Policy().burst))
-    market.world.clock.advance(seconds)
-    job = market.scenario.submit("late", **change)
+    renting = RentalScenario(policy=POLICY.replace(burst=Policy().burst))
+    renting.world.clock.advance(seconds)
+    job = renting.scenario.submit("late", **change)
 
-    market.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
 
-    pending = market.scenario.job(job.job_id)
+    pending = renting.scenario.job(job.job_id)
     assert pending.state is state
     assert state is JobState.STARTING or "2 usable only until" in pending.reason
 
@@ -158,13 +158,13 @@ def test_job_too_long_for_a_reservation_blocks_no_shorter_job(*, has_teams: bool
 
 
 def test_rental_serves_a_job_that_a_reservation_would_cut_off() -> None:
-    market = RentalScenario(policy=POLICY)
-    market.world.clock.advance(LAST_START + 1)
+    renting = RentalScenario(policy=POLICY)
+    renting.world.clock.advance(LAST_START + 1)
 
-    market.scenario.submit("late")
-    market.scenario.run_scheduling_cycle()
+    renting.scenario.submit("late")
+    renting.scenario.run_scheduling_cycle()
 
-    [record] = market.records("PLACEMENT")
+    [record] = renting.records("PLACEMENT")
     assert record.action == "RENT"
     assert any(
         alternative.option == "p5-workers" and "before the job's first checkpoint" in alternative.why_not
@@ -174,24 +174,24 @@ def test_rental_serves_a_job_that_a_reservation_would_cut_off() -> None:
 
 @pytest.mark.parametrize(("seconds", "grows"), [(0, True), (LAST_START + 1, False)])
 def test_elastic_job_does_not_grow_onto_expiring_nodes(seconds: float, *, grows: bool) -> None:
-    market = RentalScenario(policy=POLICY.replace(burst=Policy().burst))
-    job = a_job_at_work(market, nodes=1, elastic={"min_nodes": 1, "max_nodes": 2})
-    market.scenario.submit("keeps nothing, and so waits for no machine of these", nodes=1, checkpoint_uri="")
+    renting = RentalScenario(policy=POLICY.replace(burst=Policy().burst))
+    job = a_job_at_work(renting, nodes=1, elastic={"min_nodes": 1, "max_nodes": 2})
+    renting.scenario.submit("keeps nothing, and so waits for no machine of these", nodes=1, checkpoint_uri="")
 
     for later in (1, 60):
-        at_second(market, seconds + later)
+        at_second(renting, seconds + later)
 
-    assert (market.scenario.job(job.job_id).resize is not None) == grows
+    assert (renting.scenario.job(job.job_id).resize is not None) == grows
 
 
 def test_observe_mode_drains_no_job() -> None:
-    market = RentalScenario(policy=POLICY)
-    job = a_job_at_work(market)
-    market.scenario.mode = Mode.OBSERVE
+    renting = RentalScenario(policy=POLICY)
+    job = a_job_at_work(renting)
+    renting.scenario.mode = Mode.OBSERVE
 
-    at_second(market, SAVES_AT)
+    at_second(renting, SAVES_AT)
 
-    assert market.scenario.job(job.job_id).stop_request is None
+    assert renting.scenario.job(job.job_id).stop_request is None
 
 
 def test_one_cycle_drains_each_job_once_despite_races() -> None:

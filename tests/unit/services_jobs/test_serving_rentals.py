@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.pool_choices import Toleration, all_tolerated
 from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.capacity.shortages import Shortages
@@ -203,150 +203,150 @@ class ServingSpike(RentalScenario):
 
 
 def test_spike_beyond_committed_nodes_rents_and_returns_nodes() -> None:
-    market = ServingSpike()
-    market.spike(replicas=2)
+    renting = ServingSpike()
+    renting.spike(replicas=2)
 
-    market.turns(3)
+    renting.turns(3)
 
-    assert [(rental.state, rental.nodes, rental.offer.pool) for rental in market.rentals()] == [
+    assert [(rental.state, rental.nodes, rental.offer.pool) for rental in renting.rentals()] == [
         (RentalState.READY, 1, SERVING),
         (RentalState.READY, 1, SERVING),
     ]
-    assert sorted(market.placed()) == sorted(name for rental in market.rentals() for name in rental.node_names)
-    assert market.world.cluster.limits[CLUSTER, SERVING] == (2, 16)
-    assert market.world.cluster.capacity == {}
-    market.turns(10)
-    assert market.holds() == 2
-    market.scale(0)
-    market.turns(6)
-    assert {rental.state for rental in market.rentals()} == {RentalState.ENDED}
-    assert market.left() == []
-    assert market.scenario.job(market.first).state is JobState.RUNNING
+    assert sorted(renting.placed()) == sorted(name for rental in renting.rentals() for name in rental.node_names)
+    assert renting.world.cluster.limits[CLUSTER, SERVING] == (2, 16)
+    assert renting.world.cluster.capacity == {}
+    renting.turns(10)
+    assert renting.holds() == 2
+    renting.scale(0)
+    renting.turns(6)
+    assert {rental.state for rental in renting.rentals()} == {RentalState.ENDED}
+    assert renting.left() == []
+    assert renting.scenario.job(renting.first).state is JobState.RUNNING
 
 
 def test_each_node_is_returned_once_no_replica_runs_there() -> None:
-    market = ServingSpike()
-    market.spike(replicas=2)
-    market.turns(3)
+    renting = ServingSpike()
+    renting.spike(replicas=2)
+    renting.turns(3)
 
-    market.scale(1)
-    market.turns(6)
+    renting.scale(1)
+    renting.turns(6)
 
-    (serves,) = (rental for rental in market.rentals() if rental.state is RentalState.READY)
-    assert list(serves.node_names) == market.placed()
-    assert market.holds() == 1
-    assert market.world.cluster.limits[CLUSTER, SERVING] == (1, 8)
+    (serves,) = (rental for rental in renting.rentals() if rental.state is RentalState.READY)
+    assert list(serves.node_names) == renting.placed()
+    assert renting.holds() == 1
+    assert renting.world.cluster.limits[CLUSTER, SERVING] == (1, 8)
 
 
 def test_node_waits_for_a_returning_replica_in_the_quiet_period() -> None:
-    market = ServingSpike()
-    market.spike(replicas=1)
-    market.turns(3)
-    market.scale(0)
-    market.turns(2)
+    renting = ServingSpike()
+    renting.spike(replicas=1)
+    renting.turns(3)
+    renting.scale(0)
+    renting.turns(2)
 
-    market.scale(1)
-    market.turns(6)
+    renting.scale(1)
+    renting.turns(6)
 
-    (rental,) = market.rentals()
+    (rental,) = renting.rentals()
     assert rental.state is RentalState.READY
-    assert market.placed() == list(rental.node_names)
+    assert renting.placed() == list(rental.node_names)
     assert rental.idle_since is None
 
 
 def test_replicas_share_a_rented_node() -> None:
-    market = ServingSpike(per_replica=4)
-    market.spike(replicas=3)
+    renting = ServingSpike(per_replica=4)
+    renting.spike(replicas=3)
 
-    market.turns(3)
+    renting.turns(3)
 
-    assert len(market.rentals()) == 2
-    assert len(market.placed()) == 3
+    assert len(renting.rentals()) == 2
+    assert len(renting.placed()) == 3
 
 
 def test_nothing_is_rented_without_a_pool_for_the_deployment() -> None:
     for policy in (Policy(), a_serving_policy(CHAT.replace(rents_from=()))):
-        market = ServingSpike(policy=policy)
-        market.spike()
+        renting = ServingSpike(policy=policy)
+        renting.spike()
 
-        market.turns(2)
+        renting.turns(2)
 
-        assert market.executions() == {}
-        assert market.world.ledger.get(job_rows.serving_key(CHAT_ID)) is None
+        assert renting.executions() == {}
+        assert renting.world.ledger.get(job_rows.serving_key(CHAT_ID)) is None
 
 
 def test_new_pending_replica_is_not_rented_for_yet() -> None:
-    market = ServingSpike()
-    market.spike(replicas=1)
-    market.scale(0)
-    market.scale(1)
+    renting = ServingSpike()
+    renting.spike(replicas=1)
+    renting.scale(0)
+    renting.scale(1)
 
-    market.scenario.run_scheduling_cycle()
-    before = market.holds()
-    market.world.clock.advance(CHAT.patience_seconds)
-    market.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
+    before = renting.holds()
+    renting.world.clock.advance(CHAT.patience_seconds)
+    renting.scenario.run_scheduling_cycle()
 
-    assert (before, market.holds()) == (0, 1)
+    assert (before, renting.holds()) == (0, 1)
 
 
 def test_elastic_job_shrinks_instead_of_a_rental() -> None:
-    market = ServingSpike()
-    market.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
-    market.scenario.run_scheduling_cycle()
-    market.run(market.first, 1)
-    market.scale(1)
-    market.world.clock.advance(CHAT.patience_seconds)
+    renting = ServingSpike()
+    renting.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
+    renting.scenario.run_scheduling_cycle()
+    renting.run(renting.first, 1)
+    renting.scale(1)
+    renting.world.clock.advance(CHAT.patience_seconds)
 
-    market.scenario.run_scheduling_cycle()
-    market.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
 
-    wish = market.scenario.job(market.first).live_resize()
+    wish = renting.scenario.job(renting.first).live_resize()
     assert wish
     assert wish.nodes == 1
-    assert market.holds() == 0
-    assert "Committed nodes can run its replicas" in market.notes()
+    assert renting.holds() == 0
+    assert "Committed nodes can run its replicas" in renting.notes()
 
 
 def test_nodes_that_shrinking_cannot_free_are_rented() -> None:
-    market = ServingSpike()
-    market.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
-    market.scenario.run_scheduling_cycle()
-    market.run(market.first, 1)
-    market.scale(1)
-    market.world.clock.advance(CHAT.patience_seconds)
-    market.scenario.run_scheduling_cycle()
+    renting = ServingSpike()
+    renting.scenario.submit("first", nodes=2, elastic={"min_nodes": 1, "max_nodes": 2})
+    renting.scenario.run_scheduling_cycle()
+    renting.run(renting.first, 1)
+    renting.scale(1)
+    renting.world.clock.advance(CHAT.patience_seconds)
+    renting.scenario.run_scheduling_cycle()
 
-    market.scale(3)
-    market.world.clock.advance(CHAT.patience_seconds)
-    market.scenario.run_scheduling_cycle()
+    renting.scale(3)
+    renting.world.clock.advance(CHAT.patience_seconds)
+    renting.scenario.run_scheduling_cycle()
 
-    assert market.holds() == 2
+    assert renting.holds() == 2
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
 def test_observe_mode_reports_a_spike_once_without_renting(mode: Mode) -> None:
-    market = ServingSpike()
-    market.spike()
-    market.mode = market.scenario.mode = mode
+    renting = ServingSpike()
+    renting.spike()
+    renting.mode = renting.scenario.mode = mode
 
-    market.turns(2)
+    renting.turns(2)
 
-    assert market.holds() == 0
-    assert market.notes().startswith(
+    assert renting.holds() == 0
+    assert renting.notes().startswith(
         f"Mode is {mode}: Evenkeel would rent nodes, but takes no action. {SERVING} starts the workload"
     )
-    assert len(market.records("PLACEMENT")) == 1
+    assert len(renting.records("PLACEMENT")) == 1
 
 
 def test_serving_decisions_replay_and_list_their_alternatives() -> None:
-    market = ServingSpike(has_capacity={ON_DEMAND, DEARER})
-    market.spike()
-    market.turns(6)
+    renting = ServingSpike(has_capacity={ON_DEMAND, DEARER})
+    renting.spike()
+    renting.turns(6)
 
-    records = market.records("PLACEMENT")
+    records = renting.records("PLACEMENT")
 
     assert {record.subject for record in records} == {CHAT_ID}
-    assert [replay(record, market.policy).differs_from(record) for record in records] == [""] * len(records)
+    assert [replay(record, renting.policy).differs_from(record) for record in records] == [""] * len(records)
     assert {alternative.option for alternative in records[0].alternatives} == {
         "p5-workers",
         "the end of the spike",
@@ -355,276 +355,276 @@ def test_serving_decisions_replay_and_list_their_alternatives() -> None:
 
 
 def test_replica_waits_if_its_delay_costs_less_than_rent() -> None:
-    market = ServingSpike(policy=a_serving_policy(delay_micros_per_hour={"critical": MICROS}))
-    market.spike()
+    renting = ServingSpike(policy=a_serving_policy(delay_micros_per_hour={"critical": MICROS}))
+    renting.spike()
 
-    market.turns(3)
+    renting.turns(3)
 
-    assert market.holds() == 0
-    assert f"{SERVING} would save" in market.notes()
-    assert len(market.records("PLACEMENT")) == 1
+    assert renting.holds() == 0
+    assert f"{SERVING} would save" in renting.notes()
+    assert len(renting.records("PLACEMENT")) == 1
 
 
 def test_team_and_fleet_caps_limit_serving_rentals() -> None:
     for caps in ({"team_caps_micros_per_hour": {"chat": MICROS}}, {"fleet_cap_micros_per_hour": MICROS}):
-        market = ServingSpike(policy=a_serving_policy(**caps))
-        market.spike(replicas=3)
+        renting = ServingSpike(policy=a_serving_policy(**caps))
+        renting.spike(replicas=3)
 
-        market.turns(4)
+        renting.turns(4)
 
-        assert market.holds() == 1, caps
-        assert market.left()[1:] != []
-        assert len(market.placed()) == 1
+        assert renting.holds() == 1, caps
+        assert renting.left()[1:] != []
+        assert len(renting.placed()) == 1
 
 
 def test_jobs_and_replicas_share_the_rental_limit_of_a_cycle() -> None:
-    market = ServingSpike(policy=a_serving_policy(fleet_cap_micros_per_hour=2 * MICROS + 50_000_000))
-    market.spike(replicas=2)
-    market.scenario.submit("second", nodes=2)
+    renting = ServingSpike(policy=a_serving_policy(fleet_cap_micros_per_hour=2 * MICROS + 50_000_000))
+    renting.spike(replicas=2)
+    renting.scenario.submit("second", nodes=2)
 
-    market.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
 
-    assert [row.doc["jobId"] for row in market.world.ledger.partition(Table.QUOTAS, "TREE#fleet", "RENTAL#")] == [
+    assert [row.doc["jobId"] for row in renting.world.ledger.partition(Table.QUOTAS, "TREE#fleet", "RENTAL#")] == [
         CHAT_ID,
         CHAT_ID,
     ]
 
 
 def test_concurrent_cycles_rent_a_node_once() -> None:
-    market = ServingSpike()
-    market.spike(replicas=1)
+    renting = ServingSpike()
+    renting.spike(replicas=1)
 
-    market.race_cycles()
+    renting.race_cycles()
 
-    assert market.holds() == 1
+    assert renting.holds() == 1
 
 
 def test_node_of_a_deployment_is_offered_to_no_job() -> None:
-    market = ServingSpike(policy=a_serving_policy(pools=(a_serving_pool(), a_serving_pool(DEARER))))
-    market.spike(replicas=1)
-    market.turns(3)
-    market.scale(0)
+    renting = ServingSpike(policy=a_serving_policy(pools=(a_serving_pool(), a_serving_pool(DEARER))))
+    renting.spike(replicas=1)
+    renting.turns(3)
+    renting.scale(0)
 
-    second = market.scenario.submit("second", nodes=1)
-    market.turns(1)
+    second = renting.scenario.submit("second", nodes=1)
+    renting.turns(1)
 
-    assert market.scenario.job(second.job_id).state is JobState.PENDING
-    assert market.scenario.job(second.job_id).rentals == 0
+    assert renting.scenario.job(second.job_id).state is JobState.PENDING
+    assert renting.scenario.job(second.job_id).rentals == 0
 
 
 def test_missing_toleration_prevents_a_rental_and_is_the_reason() -> None:
-    market = ServingSpike()
-    market.spike(tolerations=())
+    renting = ServingSpike()
+    renting.spike(tolerations=())
 
-    market.turns(2)
+    renting.turns(2)
 
-    assert market.holds() == 0
-    assert f"Its pods do not tolerate {TAINT}." in market.notes()
+    assert renting.holds() == 0
+    assert f"Its pods do not tolerate {TAINT}." in renting.notes()
 
 
 def test_unknown_node_selector_prevents_a_rental() -> None:
-    market = ServingSpike()
-    market.spike(selector={"disk": "nvme"})
+    renting = ServingSpike()
+    renting.spike(selector={"disk": "nvme"})
 
-    market.turns(2)
+    renting.turns(2)
 
-    assert market.holds() == 0
-    assert "Its pods select disk=nvme, and the policy does not give nodes of" in market.notes()
+    assert renting.holds() == 0
+    assert "Its pods select disk=nvme, and the policy does not give nodes of" in renting.notes()
 
 
 def test_unused_rented_node_pauses_further_rentals() -> None:
-    market = ServingSpike()
-    market.bind = lambda: None  # type: ignore[method-assign]
-    market.spike(replicas=1)
+    renting = ServingSpike()
+    renting.bind = lambda: None  # type: ignore[method-assign]
+    renting.spike(replicas=1)
 
-    market.turns(8)
+    renting.turns(8)
 
-    (rental,) = market.rentals()
+    (rental,) = renting.rentals()
     assert rental.state is RentalState.ENDED
     assert "No replica of serving/chat used the node within" in rental.reason
-    assert market.serving_state().unused_rentals == 1
-    assert "No replica used the node rented last" in market.notes()
-    assert market.left() == []
-    market.turns(45)
-    assert len(market.rentals()) == 2
+    assert renting.serving_state().unused_rentals == 1
+    assert "No replica used the node rented last" in renting.notes()
+    assert renting.left() == []
+    renting.turns(45)
+    assert len(renting.rentals()) == 2
 
 
 def test_refused_pool_is_skipped_for_every_deployment() -> None:
-    market = ServingSpike(has_capacity={ON_DEMAND, DEARER})
-    market.spike(replicas=1)
+    renting = ServingSpike(has_capacity={ON_DEMAND, DEARER})
+    renting.spike(replicas=1)
 
-    market.turns(4)
+    renting.turns(4)
 
-    (rental,) = market.rentals()
+    (rental,) = renting.rentals()
     assert [offer.pool for offer in rental.offers] == [SERVING, DEARER]
-    assert market.placed() == list(rental.node_names)
-    row = market.world.ledger.get(fleet_rows.shortages_key())
+    assert renting.placed() == list(rental.node_names)
+    row = renting.world.ledger.get(fleet_rows.shortages_key())
     assert row is not None
     assert [entry.zone for entry in rows.decode(row, Shortages).entries] == ["us-west-2a"]
 
 
 def test_serving_rental_without_any_capacity_ends_with_a_reason() -> None:
-    market = ServingSpike(has_capacity=set())
-    market.spike(replicas=1)
+    renting = ServingSpike(has_capacity=set())
+    renting.spike(replicas=1)
 
-    market.turns(8)
+    renting.turns(8)
 
-    assert {rental.state for rental in market.rentals()} == {RentalState.ENDED}
-    assert "The provider refused capacity there" in market.notes()
-    assert market.left() == []
+    assert {rental.state for rental in renting.rentals()} == {RentalState.ENDED}
+    assert "The provider refused capacity there" in renting.notes()
+    assert renting.left() == []
 
 
 def test_spike_that_ends_before_its_node_arrives_leaves_nothing() -> None:
-    market = ServingSpike()
-    market.spike(replicas=1)
-    market.scenario.run_scheduling_cycle()
-    market.advance()
+    renting = ServingSpike()
+    renting.spike(replicas=1)
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
 
-    market.scale(0)
-    market.turns(3)
+    renting.scale(0)
+    renting.turns(3)
 
-    assert [rental.state for rental in market.rentals()] == [RentalState.ENDED]
-    assert market.left() == []
-    assert market.serving_state().unused_rentals == 0
-    assert market.notes() == ""
+    assert [rental.state for rental in renting.rentals()] == [RentalState.ENDED]
+    assert renting.left() == []
+    assert renting.serving_state().unused_rentals == 0
+    assert renting.notes() == ""
 
 
 def test_surplus_node_is_returned_on_arrival() -> None:
-    market = ServingSpike()
-    market.spike(replicas=2)
-    market.scenario.run_scheduling_cycle()
-    market.advance()
-    market.scale(1)
+    renting = ServingSpike()
+    renting.spike(replicas=2)
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
+    renting.scale(1)
 
-    market.turns(4)
+    renting.turns(4)
 
-    assert sorted(rental.state for rental in market.rentals()) == [RentalState.ENDED, RentalState.READY]
-    assert len(market.placed()) == 1
+    assert sorted(rental.state for rental in renting.rentals()) == [RentalState.ENDED, RentalState.READY]
+    assert len(renting.placed()) == 1
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_node_with_a_replica_is_handed_over(replicas: int) -> None:
-    market = ServingSpike(lands_first=True)
-    market.spike(replicas=replicas)
-    market.scenario.run_scheduling_cycle()
-    market.advance()
-    market.karpenter()
-    market.bind()
+    renting = ServingSpike(lands_first=True)
+    renting.spike(replicas=replicas)
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
+    renting.karpenter()
+    renting.bind()
 
-    market.turns(4)
+    renting.turns(4)
 
-    assert [rental.state for rental in market.rentals()] == [RentalState.READY] * replicas
-    assert sorted(market.placed()) == sorted(name for rental in market.rentals() for name in rental.node_names)
-    market.scale(0)
-    market.turns(6)
-    assert market.left() == []
+    assert [rental.state for rental in renting.rentals()] == [RentalState.READY] * replicas
+    assert sorted(renting.placed()) == sorted(name for rental in renting.rentals() for name in rental.node_names)
+    renting.scale(0)
+    renting.turns(6)
+    assert renting.left() == []
 
 
 def test_reclaimed_node_ends_its_rental_and_is_replaced() -> None:
-    market = ServingSpike()
-    market.spike(replicas=1)
-    market.turns(3)
-    (gone,) = market.rentals()[0].node_names
-    market.world.cluster.claimed.clear()
-    market.world.cluster.remove_node(gone)
-    market.scale(0)
-    market.scale(1)
+    renting = ServingSpike()
+    renting.spike(replicas=1)
+    renting.turns(3)
+    (gone,) = renting.rentals()[0].node_names
+    renting.world.cluster.claimed.clear()
+    renting.world.cluster.remove_node(gone)
+    renting.scale(0)
+    renting.scale(1)
 
-    market.turns(8)
+    renting.turns(8)
 
-    assert [rental.state for rental in market.rentals()] == [RentalState.ENDED, RentalState.READY]
-    assert len(market.placed()) == 1
+    assert [rental.state for rental in renting.rentals()] == [RentalState.ENDED, RentalState.READY]
+    assert len(renting.placed()) == 1
 
 
 def test_node_with_a_replica_is_returned_only_after_its_time() -> None:
-    market = ServingSpike(policy=a_serving_policy(CHAT.replace(rented_seconds=3600)))
-    market.spike(replicas=1)
-    market.turns(3)
-    market.policy = market.scenario.policy = a_serving_policy(CHAT.replace(rents_from=(), rented_seconds=3600))
-    market.turns(20)
-    before = market.rentals()[0].state
-    market.world.clock.advance(3600)
-    market.turn()
+    renting = ServingSpike(policy=a_serving_policy(CHAT.replace(rented_seconds=3600)))
+    renting.spike(replicas=1)
+    renting.turns(3)
+    renting.policy = renting.scenario.policy = a_serving_policy(CHAT.replace(rents_from=(), rented_seconds=3600))
+    renting.turns(20)
+    before = renting.rentals()[0].state
+    renting.world.clock.advance(3600)
+    renting.turn()
 
     assert before is RentalState.READY
-    assert market.rentals()[0].state is RentalState.ENDED
-    assert market.rentals()[0].reason.startswith("The rental's time limit is")
+    assert renting.rentals()[0].state is RentalState.ENDED
+    assert renting.rentals()[0].reason.startswith("The rental's time limit is")
 
 
 def test_late_replica_keeps_its_node() -> None:
-    market = ServingSpike()
-    market.spike(replicas=1)
-    market.turns(3)
-    (rental,) = market.rentals()
+    renting = ServingSpike()
+    renting.spike(replicas=1)
+    renting.turns(3)
+    (rental,) = renting.rentals()
 
-    result = market.task(rental, RentalStep.RELEASE, "No replica has stood there.")
+    result = renting.task(rental, RentalStep.RELEASE, "No replica has stood there.")
 
     assert result.outcome == "IN_USE"
     assert result.reason == "Replicas of serving/chat run on these nodes."
 
 
 def test_team_pays_until_the_instance_is_gone() -> None:
-    market = ServingSpike()
-    market.world.cluster.slow_to_go = True
-    market.spike(replicas=1)
-    market.turns(3)
-    market.scale(0)
-    market.turns(6)
-    before = market.holds()
-    market.world.cluster.go()
-    market.turns(1)
+    renting = ServingSpike()
+    renting.world.cluster.slow_to_go = True
+    renting.spike(replicas=1)
+    renting.turns(3)
+    renting.scale(0)
+    renting.turns(6)
+    before = renting.holds()
+    renting.world.cluster.go()
+    renting.turns(1)
 
-    (rental,) = market.rentals()
-    assert (before, market.holds()) == (1, 0)
+    (rental,) = renting.rentals()
+    assert (before, renting.holds()) == (1, 0)
     assert rental.ended_at is not None
     assert rental.cost_parts == MICROS * round((rental.ended_at - rental.begun_at).total_seconds())
     assert {bill.team for bill in rental.bills()} == {"chat"}
 
 
 def test_sweeper_starts_a_serving_rental_without_a_workflow() -> None:
-    market = ServingSpike()
-    market.spike(replicas=1)
-    market.scenario.run_scheduling_cycle()
-    workflows, name = market.world.workflows, f"{CHAT_ID}-b1"
+    renting = ServingSpike()
+    renting.spike(replicas=1)
+    renting.scenario.run_scheduling_cycle()
+    workflows, name = renting.world.workflows, f"{CHAT_ID}-b1"
     del workflows.executions[WorkflowName.BURST_CAPACITY, name], workflows.states[WorkflowName.BURST_CAPACITY, name]
-    market.world.clock.advance(60)
+    renting.world.clock.advance(60)
 
-    market.scenario.sweep()
+    renting.scenario.sweep()
     workflows.finish(WorkflowName.BURST_CAPACITY, name, ExecutionState.FAILED)
-    market.scenario.sweep()
+    renting.scenario.sweep()
 
-    assert list(market.executions()) == [name, f"{name}-r2"]
+    assert list(renting.executions()) == [name, f"{name}-r2"]
 
 
 def test_wait_opened_twice_or_answered_late_changes_nothing() -> None:
-    market = ServingSpike()
-    market.spike(replicas=1)
-    market.turns(3)
-    (rental,) = market.rentals()
+    renting = ServingSpike()
+    renting.spike(replicas=1)
+    renting.turns(3)
+    (rental,) = renting.rentals()
 
-    answers = [market.wait(rental, ConditionKind.RENTAL_ENDED) for _ in range(2)]
-    market.scale(0)
-    market.world.clock.advance(10)
-    answers += [market.wait(market.rentals()[0], ConditionKind.RENTAL_ENDED)]
-    market.world.clock.advance(market.policy.burst.quiet_seconds)
-    answers += [market.wait(market.rentals()[0], ConditionKind.RENTAL_ENDED)]
+    answers = [renting.wait(rental, ConditionKind.RENTAL_ENDED) for _ in range(2)]
+    renting.scale(0)
+    renting.world.clock.advance(10)
+    answers += [renting.wait(renting.rentals()[0], ConditionKind.RENTAL_ENDED)]
+    renting.world.clock.advance(renting.policy.burst.quiet_seconds)
+    answers += [renting.wait(renting.rentals()[0], ConditionKind.RENTAL_ENDED)]
 
     assert answers == [None, None, None, "OVER"]
-    assert market.world.ledger.get(subject_rows.wait_key(CHAT_ID, wait_name(ConditionKind.RENTAL_ENDED, 1))) is None
+    assert renting.world.ledger.get(subject_rows.wait_key(CHAT_ID, wait_name(ConditionKind.RENTAL_ENDED, 1))) is None
 
 
 def test_repeated_steps_rent_and_return_once() -> None:
-    market = ServingSpike(does_twice=True)
-    market.spike(replicas=2)
-    market.turns(3)
-    served = sorted(market.placed())
-    market.scale(0)
-    market.turns(6)
+    renting = ServingSpike(does_twice=True)
+    renting.spike(replicas=2)
+    renting.turns(3)
+    served = sorted(renting.placed())
+    renting.scale(0)
+    renting.turns(6)
 
-    assert served == sorted(name for rental in market.rentals() for name in rental.node_names)
-    assert [rental.state for rental in market.rentals()] == [RentalState.ENDED] * 2
-    assert market.left() == []
-    deleted = [call for call in market.world.cluster.calls if call[0] == "delete_claim"]
+    assert served == sorted(name for rental in renting.rentals() for name in rental.node_names)
+    assert [rental.state for rental in renting.rentals()] == [RentalState.ENDED] * 2
+    assert renting.left() == []
+    deleted = [call for call in renting.world.cluster.calls if call[0] == "delete_claim"]
     assert len(deleted) == len(set(deleted)) == 2
 
 
@@ -638,43 +638,43 @@ def test_spike_ends_the_same_after_any_crash(when: str, step: int, lands_first: 
     effects = len(undisturbed.plan.effects)
     assert effects > 20
     for at in range(1, effects + 1, step):
-        market = _play(CrashPlan(at=at, when=when), lands_first=lands_first)
+        renting = _play(CrashPlan(at=at, when=when), lands_first=lands_first)
         crash = f"{when} effect {at}, {undisturbed.plan.effects[at - 1]}"
-        assert market.left() == [], crash
-        assert market.most == 2, crash
-        assert {rental.state for rental in market.rentals()} == {RentalState.ENDED}, crash
+        assert renting.left() == [], crash
+        assert renting.most == 2, crash
+        assert {rental.state for rental in renting.rentals()} == {RentalState.ENDED}, crash
 
 
 def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
     """Play a spike from its beginning to its end; whatever crashes is done again by workflow, pass or sweep."""
-    market: Any = ServingSpike(plan=CrashPlan(), lands_first=lands_first)
-    market.spike(replicas=2)
-    skipped = len(market.plan.effects)
-    market.plan.at, market.plan.when = (plan.at + skipped if plan.at else 0), plan.when
-    market.most = 0
+    renting: Any = ServingSpike(plan=CrashPlan(), lands_first=lands_first)
+    renting.spike(replicas=2)
+    skipped = len(renting.plan.effects)
+    renting.plan.at, renting.plan.when = (plan.at + skipped if plan.at else 0), plan.when
+    renting.most = 0
 
     def again(do: Callable[[], object]) -> None:
         try:
             do()
         except Crash:
-            market.world.clock.advance(1)
+            renting.world.clock.advance(1)
 
     for turn in range(40):
-        market.bind()
-        again(market.scenario.run_scheduling_cycle)
-        again(market.advance)
-        market.karpenter()
-        again(market.advance)
-        market.bind()
-        market.most = max(market.most, len(market.placed()))
+        renting.bind()
+        again(renting.scenario.run_scheduling_cycle)
+        again(renting.advance)
+        renting.karpenter()
+        again(renting.advance)
+        renting.bind()
+        renting.most = max(renting.most, len(renting.placed()))
         if turn == 7:
-            market.scale(0)
-        market.world.clock.advance(20)
-        again(market.scenario.sweep)
-        if turn > 7 and not market.left():
+            renting.scale(0)
+        renting.world.clock.advance(20)
+        again(renting.scenario.sweep)
+        if turn > 7 and not renting.left():
             break
-    del market.plan.effects[:skipped]
-    return market
+    del renting.plan.effects[:skipped]
+    return renting
 
 
 # ---------------------------------------------------------------- the policy

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.jobs.attempt import AttemptState
 from evenkeel.domain.jobs.job import Job, JobState

@@ -21,70 +21,70 @@ DEAR = 100_000_000_000
 """Price of an hour of delay at which no migration ever pays for itself, in micro-dollars."""
 
 
-def market(**changes: Any) -> RentalScenario:
+def scenario_with_temporary_capacity(**changes: Any) -> RentalScenario:
     return RentalScenario(
         policy=a_policy(**{"other_delay_micros_per_hour": DEAR, "temporary_seconds": 7200, **changes})
     )
 
 
-def lent(market: RentalScenario) -> tuple[Job, Job]:
+def lent(renting: RentalScenario) -> tuple[Job, Job]:
     """Return a job that holds the whole fleet, and a job that a recovery restarted on rented nodes."""
-    first, second = market.full_fleet()
-    now = market.world.clock.now()
+    first, second = renting.full_fleet()
+    now = renting.world.clock.now()
     plan = ResumePlan(
         incident_id="inc-1", after_attempt=0, option=ResumeOption.RENT, lost_committed=True, planned_at=now
     )
-    market.scenario.set_job(market.scenario.job(second.job_id).replace(resume_plan=plan))
+    renting.scenario.set_job(renting.scenario.job(second.job_id).replace(resume_plan=plan))
     for _ in range(2):
-        market.scenario.run_scheduling_cycle()
-        market.advance()
-        market.karpenter()
-        market.advance()
-    market.run(second.job_id, 1)
-    return first, market.scenario.job(second.job_id)
+        renting.scenario.run_scheduling_cycle()
+        renting.advance()
+        renting.karpenter()
+        renting.advance()
+    renting.run(second.job_id, 1)
+    return first, renting.scenario.job(second.job_id)
 
 
-def free(market: RentalScenario, job: Job) -> None:
-    market.world.cluster.finish_pods(job.job_id, 1)
-    market.scenario.settle(job.job_id, 1)
+def free(renting: RentalScenario, job: Job) -> None:
+    renting.world.cluster.finish_pods(job.job_id, 1)
+    renting.scenario.settle(job.job_id, 1)
 
 
-def leave(market: RentalScenario, job: Job) -> None:
+def leave(renting: RentalScenario, job: Job) -> None:
     """Let a job that was asked to stop do so, and its rental end."""
-    market.scenario.stop(job.job_id, 1)
-    market.scenario.settle(job.job_id, 1)
-    market.advance()
-    market.scenario.run_scheduling_cycle()
-    market.advance()
+    renting.scenario.stop(job.job_id, 1)
+    renting.scenario.settle(job.job_id, 1)
+    renting.advance()
+    renting.scenario.run_scheduling_cycle()
+    renting.advance()
 
 
 def test_recovery_rental_is_temporary_capacity_on_team_quota() -> None:
-    town = market()
-    _, second = lent(town)
+    renting = scenario_with_temporary_capacity()
+    _, second = lent(renting)
 
-    rental = town.rental(second.job_id)
+    rental = renting.rental(second.job_id)
     temporary = temporary_capacity_of(rental)
 
     assert temporary
     assert (temporary.incident_id, temporary.due_at) == ("inc-1", rental.begun_at + timedelta(hours=2))
     rate = temporary.micros_per_node_hour * temporary.nodes
     assert rate == sum(bill.micros_per_hour for bill in rental.bills())
-    shown = read_jobs.show_job(second.job_id, Reader(), town.world.context())["rentals"][0]
+    shown = read_jobs.show_job(second.job_id, Reader(), renting.world.context())["rentals"][0]
     assert (shown["incidentId"], shown["dueAt"]) == ("inc-1", rfc3339(temporary.due_at))
-    assert town.scenario.usage() == 32  # both jobs, wherever they run
-    texts = [row.doc["text"] for row in town.world.ledger.rows.values() if row.key.sk.startswith("EVENT#")]
+    assert renting.scenario.usage() == 32  # both jobs, wherever they run
+    texts = [row.doc["text"] for row in renting.world.ledger.rows.values() if row.key.sk.startswith("EVENT#")]
     assert [text for text in texts if "The nodes are temporary capacity for inc-1, until 03 Nov 12:" in text]
 
 
 def test_rental_without_a_lost_node_is_no_temporary_capacity() -> None:
-    town = market()
-    _, second = town.rented()
+    renting = scenario_with_temporary_capacity()
+    _, second = renting.rented()
 
-    assert temporary_capacity_of(town.rental(second.job_id)) is None
+    assert temporary_capacity_of(renting.rental(second.job_id)) is None
 
 
 def test_temporary_capacity_is_returned_once_the_lost_node_is_back() -> None:
-    borrowed, rented = market(), market()
+    borrowed, rented = scenario_with_temporary_capacity(), scenario_with_temporary_capacity()
     first, second = lent(borrowed)
     free(borrowed, first)
     first, candidate = rented.rented()
@@ -103,71 +103,71 @@ def test_temporary_capacity_is_returned_once_the_lost_node_is_back() -> None:
 
 
 def test_temporary_capacity_is_kept_until_the_lost_node_is_back() -> None:
-    town = market()
-    _, second = lent(town)
-    town.world.clock.advance(3600)
+    renting = scenario_with_temporary_capacity()
+    _, second = lent(renting)
+    renting.world.clock.advance(3600)
 
-    town.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()
 
-    assert town.scenario.job(second.job_id).stop_request is None
+    assert renting.scenario.job(second.job_id).stop_request is None
 
 
 def test_temporary_capacity_always_ends_with_its_time() -> None:
-    town = market(rentals_per_cycle=1)
-    _, second = lent(town)
-    due_at = town.rental(second.job_id).due_at
+    renting = scenario_with_temporary_capacity(rentals_per_cycle=1)
+    _, second = lent(renting)
+    due_at = renting.rental(second.job_id).due_at
     assert due_at
-    town.world.clock.advance((due_at - town.world.clock.now()).total_seconds() - second.spec.grace_seconds)
+    renting.world.clock.advance((due_at - renting.world.clock.now()).total_seconds() - second.spec.grace_seconds)
 
-    town.scenario.run_scheduling_cycle()
-    town.scenario.run_scheduling_cycle()  # asked once
+    renting.scenario.run_scheduling_cycle()
+    renting.scenario.run_scheduling_cycle()  # asked once
 
-    job = town.scenario.job(second.job_id)
+    job = renting.scenario.job(second.job_id)
     assert job.stop_request
     assert job.stop_request.reason.startswith("The job's nodes were temporary capacity. The time limit is 03 Nov 12:")
-    leave(town, second)
-    assert town.rental(second.job_id).state is RentalState.ENDED
-    assert town.scenario.job(second.job_id).state is JobState.PENDING
+    leave(renting, second)
+    assert renting.rental(second.job_id).state is RentalState.ENDED
+    assert renting.scenario.job(second.job_id).state is JobState.PENDING
 
 
 def test_temporary_capacity_decisions_replay() -> None:
-    town = market()
-    first, _ = lent(town)
-    free(town, first)
-    town.scenario.run_scheduling_cycle()
+    renting = scenario_with_temporary_capacity()
+    first, _ = lent(renting)
+    free(renting, first)
+    renting.scenario.run_scheduling_cycle()
 
-    records = town.records("TEMPORARY_CAPACITY")
+    records = renting.records("TEMPORARY_CAPACITY")
 
     assert [record.action for record in records] == ["RETURN"]
-    assert [replay(record, town.policy).differs_from(record) for record in records] == [""]
+    assert [replay(record, renting.policy).differs_from(record) for record in records] == [""]
 
 
 @settings(max_examples=20, deadline=None)
 @given(temporary_seconds=st.integers(120, 20_000), looks=st.lists(st.integers(1, 4000), min_size=1, max_size=8))
 def test_expired_temporary_capacity_is_always_reported(temporary_seconds: int, looks: list[int]) -> None:
-    town = market(temporary_seconds=temporary_seconds)
-    _, second = lent(town)
-    due_at = town.rental(second.job_id).due_at
+    renting = scenario_with_temporary_capacity(temporary_seconds=temporary_seconds)
+    _, second = lent(renting)
+    due_at = renting.rental(second.job_id).due_at
     assert due_at
     for seconds in looks:
-        town.world.clock.advance(seconds)
-        town.scenario.run_scheduling_cycle()
-        is_due = town.world.clock.now() + timedelta(seconds=second.spec.grace_seconds) >= due_at
-        assert (town.scenario.job(second.job_id).stop_request is not None) == is_due
+        renting.world.clock.advance(seconds)
+        renting.scenario.run_scheduling_cycle()
+        is_due = renting.world.clock.now() + timedelta(seconds=second.spec.grace_seconds) >= due_at
+        assert (renting.scenario.job(second.job_id).stop_request is not None) == is_due
         if is_due:
             break
 
 
 @pytest.mark.parametrize("hours", [1, 2])
 def test_temporary_capacity_is_billed_like_any_rental(hours: int) -> None:
-    town = market()
-    first, second = lent(town)
-    town.world.clock.advance(hours * 1800)
-    free(town, first)
-    town.scenario.run_scheduling_cycle()
-    leave(town, second)
+    renting = scenario_with_temporary_capacity()
+    first, second = lent(renting)
+    renting.world.clock.advance(hours * 1800)
+    free(renting, first)
+    renting.scenario.run_scheduling_cycle()
+    leave(renting, second)
 
-    rental = town.rental(second.job_id)
+    rental = renting.rental(second.job_id)
     temporary = temporary_capacity_of(rental)
 
     assert temporary

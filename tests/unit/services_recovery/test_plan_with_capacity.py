@@ -213,16 +213,16 @@ def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
 
 def test_job_resumes_elsewhere_during_the_repair() -> None:
     recovery = planned(burst())
-    market = RentalScenario(policy=recovery.policy)
-    recovery.world.cluster.limits = dict(market.world.cluster.limits)
-    market.scenario, market.world = recovery.scenario, recovery.world
+    renting = RentalScenario(policy=recovery.policy)
+    recovery.world.cluster.limits = dict(renting.world.cluster.limits)
+    renting.scenario, renting.world = recovery.scenario, recovery.world
     recovery.state("", repair_node)
     stop(recovery)
 
     recovery.scenario.run_scheduling_cycle()
-    market.advance()
-    market.karpenter()
-    market.advance()
+    renting.advance()
+    renting.karpenter()
+    renting.advance()
     recovery.scenario.run_scheduling_cycle()
     recovery.scenario.run_attempt(recovery.job_id, 2)
 

@@ -127,67 +127,67 @@ def test_pods_of_unknown_job_keep_their_nodes() -> None:
 
 def a_rental_that_the_ledger_forgot() -> tuple[RentalScenario, str]:
     """Restore the ledger to before a job was submitted that runs on rented nodes."""
-    market = RentalScenario()
-    first = market.scenario.submit("first")
-    market.scenario.run_scheduling_cycle()
-    market.run(first.job_id, 1)
-    market.world.clock.advance(60)
-    saved = backup(market.world)
-    unknown = market.scenario.submit("unknown")
-    market.rent()
-    market.run(unknown.job_id, 1)
-    restore(market.world, saved)
-    market.states.clear()
-    return market, unknown.job_id
+    renting = RentalScenario()
+    first = renting.scenario.submit("first")
+    renting.scenario.run_scheduling_cycle()
+    renting.run(first.job_id, 1)
+    renting.world.clock.advance(60)
+    saved = backup(renting.world)
+    unknown = renting.scenario.submit("unknown")
+    renting.rent()
+    renting.run(unknown.job_id, 1)
+    restore(renting.world, saved)
+    renting.states.clear()
+    return renting, unknown.job_id
 
 
-def sweep_three_times(market: RentalScenario) -> None:
+def sweep_three_times(renting: RentalScenario) -> None:
     for _ in range(3):
-        market.scenario.sweep()
-        market.scenario.watch()
-        market.scenario.run_scheduling_cycle()
-        market.advance()
-        market.world.clock.advance(120)
+        renting.scenario.sweep()
+        renting.scenario.watch()
+        renting.scenario.run_scheduling_cycle()
+        renting.advance()
+        renting.world.clock.advance(120)
 
 
 def test_sweep_leaves_unknown_rented_nodes_alone() -> None:
-    market, unknown = a_rental_that_the_ledger_forgot()
-    before, limits = running_pods(market.world), dict(market.world.cluster.limits)
+    renting, unknown = a_rental_that_the_ledger_forgot()
+    before, limits = running_pods(renting.world), dict(renting.world.cluster.limits)
 
-    sweep_three_times(market)
+    sweep_three_times(renting)
 
     assert len(before[unknown, 1]) == 2
-    assert running_pods(market.world) == before
-    assert market.world.cluster.limits == limits
-    assert effects(market.world) == []
+    assert running_pods(renting.world) == before
+    assert renting.world.cluster.limits == limits
+    assert effects(renting.world) == []
 
 
 def test_next_rental_neither_uses_nor_ends_unknown_busy_nodes() -> None:
-    market, unknown = a_rental_that_the_ledger_forgot()
-    nodes = running_pods(market.world)[unknown, 1]
-    later = market.scenario.submit("later")
-    market.rent()
-    market.world.clock.advance(3600)
+    renting, unknown = a_rental_that_the_ledger_forgot()
+    nodes = running_pods(renting.world)[unknown, 1]
+    later = renting.scenario.submit("later")
+    renting.rent()
+    renting.world.clock.advance(3600)
     for _ in range(3):
-        market.rent()
+        renting.rent()
 
-    job = market.scenario.job(later.job_id)
-    assert running_pods(market.world)[unknown, 1] == nodes
-    assert market.scenario.attempt(job.job_id, 1).pool == ON_DEMAND
-    assert "delete_claim" not in effects(market.world)
+    job = renting.scenario.job(later.job_id)
+    assert running_pods(renting.world)[unknown, 1] == nodes
+    assert renting.scenario.attempt(job.job_id, 1).pool == ON_DEMAND
+    assert "delete_claim" not in effects(renting.world)
 
 
 def test_next_rental_returns_unknown_nodes_that_are_idle() -> None:
-    market, unknown = a_rental_that_the_ledger_forgot()
-    market.world.cluster.finish_pods(unknown, 1)
-    idle = {claim.node_name for _, claim in market.world.cluster.claimed.values()}
-    later = market.scenario.submit("later", nodes=1)
-    market.rent()
-    market.run(later.job_id, 1)
+    renting, unknown = a_rental_that_the_ledger_forgot()
+    renting.world.cluster.finish_pods(unknown, 1)
+    idle = {claim.node_name for _, claim in renting.world.cluster.claimed.values()}
+    later = renting.scenario.submit("later", nodes=1)
+    renting.rent()
+    renting.run(later.job_id, 1)
 
-    left = {claim.node_name for _, claim in market.world.cluster.claimed.values()}
+    left = {claim.node_name for _, claim in renting.world.cluster.claimed.values()}
     assert len(idle) == 2
-    assert left == set(market.scenario.attempt(later.job_id, 1).node_names)
+    assert left == set(renting.scenario.attempt(later.job_id, 1).node_names)
 
 
 def test_attempt_that_ended_meanwhile_is_settled_once() -> None:

@@ -61,9 +61,10 @@ from evenkeel.domain.renting.candidates import jobs_to_place
 from evenkeel.domain.renting.displacement import DisplacementDecision
 from evenkeel.domain.renting.placement import PlacementAction, PlacementDecision
 
-_PROGRESS = frozenset({Action.ADMIT, Action.PREEMPT})
-"""Without teams a cycle reads further if no job makes progress: a waiting job blocks only jobs for the same nodes."""
-_NOT_BLOCKING = frozenset(
+_PROGRESS_ACTIONS = frozenset({Action.ADMIT, Action.PREEMPT})
+"""Without teams, a cycle reads further if no job got one of these actions: a waiting job blocks only jobs for the same
+nodes."""
+_PARKED_ACTIONS = frozenset(
     {
         Action.NO_QUOTA,
         Action.WAIT,
@@ -74,7 +75,7 @@ _NOT_BLOCKING = frozenset(
         Action.NEVER_FITS,
     }
 )
-"""With teams a cycle reads a queue further if its head consists of such jobs alone."""
+"""With teams, a cycle reads a queue further if all jobs of its head got one of these actions."""
 
 
 def decide_cycle(
@@ -159,6 +160,7 @@ def _plan_queue(
     if cursors is not None and not snapshot.setup.has_teams:
         rewound = cursors.rewound(decisions)
         if rewound is not None:
+            # A barrier waits no more, so the jobs behind it come first. Decide again without the jobs of this page.
             cursors = rewound
             snapshot = snapshot._replace(
                 pending={name: job for name, job in snapshot.pending.items() if name not in rewound.page_jobs}
@@ -229,7 +231,10 @@ def _queues_to_read_further(snapshot: CycleSnapshot, decisions: Iterable[Admissi
         if team == ALL_JOBS and has_teams:
             continue  # the queue of each team is read by itself
         queue_actions = actions.get(team, set())
-        is_parked = not queue_actions & _PROGRESS if team == ALL_JOBS else not queue_actions - _NOT_BLOCKING
+        if team == ALL_JOBS:
+            is_parked = queue_actions.isdisjoint(_PROGRESS_ACTIONS)
+        else:
+            is_parked = queue_actions <= _PARKED_ACTIONS
         if is_parked and not is_strict(team, snapshot.setup):
             teams.append(team)
     return tuple(teams)

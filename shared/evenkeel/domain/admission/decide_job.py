@@ -263,29 +263,29 @@ def _closeness_text(request: AdmissionRequest, chosen: PoolFit) -> str:
     return f" They share {chosen.level} domain {chosen.domain}.{wider}"
 
 
-def from_quota_decision(facts: AdmissionFacts, cycle_decision: CycleDecision) -> AdmissionDecision:
+def from_quota_decision(facts: AdmissionFacts, kueue_decision: CycleDecision) -> AdmissionDecision:
     """Translate the result of a Kueue cycle into the decision for a job."""
-    considered = tuple(_rejected_flavors(cycle_decision))
-    match cycle_decision.result:
+    considered = tuple(_rejected_flavors(kueue_decision))
+    match kueue_decision.result:
         case Result.ADMITTED:
             use: dict[str, dict[str, int]] = {}
-            for (flavor, resource), amount in cycle_decision.assignment.use.items():
+            for (flavor, resource), amount in kueue_decision.assignment.use.items():
                 use.setdefault(flavor, {})[resource] = amount
-            admitted = _admission(facts, f"{cycle_decision.reason} ", use)
+            admitted = _admission(facts, f"{kueue_decision.reason} ", use)
             return admitted.replace_unchecked(alternatives=(*admitted.alternatives, *considered))
         case Result.PREEMPTING:
             victims = tuple(
-                JobToPreempt(job_id=victim.workload_id, reason=victim.reason) for victim in cycle_decision.victims
+                JobToPreempt(job_id=victim.workload_id, reason=victim.reason) for victim in kueue_decision.victims
             )
-            return _decision(facts, Action.PREEMPT, cycle_decision.reason, considered).replace_unchecked(
+            return _decision(facts, Action.PREEMPT, kueue_decision.reason, considered).replace_unchecked(
                 victims=victims
             )
         case Result.NO_NODES:
-            reason = f"The job's quota is available. {cycle_decision.reason}"
+            reason = f"The job's quota is available. {kueue_decision.reason}"
             return _decision(facts, Action.WAIT, reason, (*_rejected_fits(facts, None), *considered))
         case _:
             return _decision(
-                facts, Action.NO_QUOTA, f"{cycle_decision.reason}{_shortage_text(cycle_decision)}", considered
+                facts, Action.NO_QUOTA, f"{kueue_decision.reason}{_shortage_text(kueue_decision)}", considered
             )
 
 
@@ -303,9 +303,9 @@ def with_preemption(decision: AdmissionDecision) -> AdmissionDecision:
     return decision.replace_unchecked(action=Action.PREEMPT, reason=reason, victims=preemption_plan.victims)
 
 
-def _shortage_text(cycle_decision: CycleDecision) -> str:
+def _shortage_text(kueue_decision: CycleDecision) -> str:
     """Return which amounts the last evaluated flavor was short of."""
-    for attempts in cycle_decision.assignment.attempts:
+    for attempts in kueue_decision.assignment.attempts:
         for attempt in reversed(attempts):
             for inequality in attempt.compared:
                 if inequality.mode is not FlavorMode.FIT:
@@ -321,9 +321,9 @@ def _shortage_text(cycle_decision: CycleDecision) -> str:
     return ""
 
 
-def _rejected_flavors(cycle_decision: CycleDecision) -> Iterator[Alternative]:
-    assigned_flavors = {flavor for flavors in cycle_decision.assignment.flavors for flavor in flavors.values()}
-    for attempts in cycle_decision.assignment.attempts:
+def _rejected_flavors(kueue_decision: CycleDecision) -> Iterator[Alternative]:
+    assigned_flavors = {flavor for flavors in kueue_decision.assignment.flavors for flavor in flavors.values()}
+    for attempts in kueue_decision.assignment.attempts:
         for attempt in attempts:
             if attempt.flavor in assigned_flavors:
                 continue

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.offers import (
     PoolFit,
     SharedFits,
@@ -12,6 +11,7 @@ from evenkeel.domain.admission.offers import (
 )
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity import network_topology
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_freed
 from evenkeel.domain.jobs.charge import charged_resources

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity import compatibility, efa, instance_types, network_topology
 from evenkeel.domain.capacity.compatibility import Requirements, differences
 from evenkeel.domain.capacity.network_topology import NetworkLevel

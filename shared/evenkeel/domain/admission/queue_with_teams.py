@@ -16,7 +16,6 @@ from datetime import datetime
 from enum import IntEnum
 from typing import NamedTuple
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.decide_job import (
     Action,
     AdmissionDecision,
@@ -36,6 +35,7 @@ from evenkeel.domain.admission.offers import (
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import FifoBarrier
 from evenkeel.domain.admission.request import AdmissionRequest
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.admission.team_queues import TeamQueues
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
 from evenkeel.domain.kueue import short_form
@@ -58,7 +58,7 @@ class DecisionGroup(IntEnum):
     """Jobs that had nodes before."""
     NEW = 1
     LAST = 2
-    """Jobs that would start and be preempted in the same cycle."""
+    """Jobs that would start and be preempted in the same scheduling cycle."""
 
 
 class _QuotaDecision(NamedTuple):
@@ -95,17 +95,17 @@ def run_team_cycle(
     """
     decided_last: frozenset[str] = frozenset()
     while True:
-        decisions = _TeamCycle(snapshot, policy, economy, now, decided_last).run()
+        decisions = _TeamAdmission(snapshot, policy, economy, now, decided_last).run()
         started = {decision.job_id for decision in decisions if decision.action is Action.ADMIT}
-        # A job that would start and be preempted in the same cycle is decided last. It takes the remaining nodes.
+        # A job that would start and be preempted in the same scheduling cycle is decided last, on the remaining nodes.
         preempted_at_once = started & {victim.job_id for decision in decisions for victim in decision.victims}
         if preempted_at_once <= decided_last:
             return decisions
         decided_last |= preempted_at_once
 
 
-class _TeamCycle:
-    """A scheduling cycle of a fleet with teams. The queue engine decides quota, and this class decides nodes."""
+class _TeamAdmission:
+    """The admissions of one scheduling cycle with teams. Kueue cycles decide quota, and this class decides nodes."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class _TeamCycle:
         self.final_decisions: dict[str, AdmissionDecision] = {}
         """Final decisions, in the order of commits."""
         self.queue_heads: dict[str, tuple[str, Mapping[str, str]]] = {}
-        """Queue → its first decided job, and the first job of each parked shape. Filled after the last cycle."""
+        """Queue → its first decided job, and the first job of each parked shape. Filled after the last Kueue cycle."""
         self.barriers: dict[str, FifoBarrier] = {}
         self.reserved_quota: dict[str, tuple[str, Amounts]] = {}
         """Job that has quota but no nodes → (queue, quota that is reserved for it)."""
@@ -228,10 +228,10 @@ class _TeamCycle:
             self._reserve(request, workload, assignment)
         return shortage
 
-    # ------------------------------------------------------------ cycles
+    # ------------------------------------------------------------ Kueue cycles
 
     def _run_until_stable(self) -> None:
-        """Run cycles until one more could change nothing."""
+        """Run Kueue cycles until one more could change nothing."""
         states: set[str] = set()
         for _ in range(_MAX_KUEUE_CYCLES):
             state_before = CycleState.of(self.scheduler, self.reserved_quota.values())
@@ -273,16 +273,17 @@ class _TeamCycle:
             decision.assignment
         ):
             return False
-        unplaced, job.without_nodes = job.without_nodes, None
-        if unplaced is None:
+        kept_decision = job.without_nodes
+        job.without_nodes = None
+        if kept_decision is None:
             return False
         # No other flavor has quota either, so the reason is that nodes are missing.
-        job.latest = unplaced
+        job.latest = kept_decision
         is_strict = self.queues.is_strict(workload.queue)
         if not is_strict and not request.reserves_nodes:
             return False  # parked: later jobs of the queue are decided
         self.scheduler.withdraw(workload)
-        self._reserve(request, workload, unplaced.decision.assignment)
+        self._reserve(request, workload, kept_decision.decision.assignment)
         if request.job_id in self.reserved_quota:
             self.scheduler.snapshot.queue_of(workload).quota_node.add_all(self.reserved_quota[request.job_id][1])
         if is_strict:
@@ -464,5 +465,5 @@ class _TeamCycle:
 
 
 def _tries_next_flavor(assignment: Assignment) -> bool:
-    """Whether another flavor is tried in the next cycle."""
+    """Whether another flavor is tried in the next Kueue cycle."""
     return assignment.progress is not None and assignment.progress.has_more

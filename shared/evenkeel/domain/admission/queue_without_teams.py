@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from datetime import datetime
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.offers import PoolFit, SharedFits, pool_instance_types
 from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 
 
 def decide_in_queue_order(

@@ -50,7 +50,10 @@ class EvictionRecord(Value):
 
 
 class SchedulerState(Value):
-    """The state that the rules need from earlier cycles. A scan of flavors ends within its cycle, so it is not kept."""
+    """The state that the rules need from earlier scheduling cycles.
+
+    How far a job's flavors were scanned is not stored: a scan ends within one scheduling cycle.
+    """
 
     sticky: dict[str, str] = {}
     """queue → the job that waits there until its victims stop, and stays the head of the queue."""

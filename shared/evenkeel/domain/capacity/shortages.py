@@ -1,4 +1,7 @@
-"""Shortages: markets that recently refused capacity. All jobs share them, so a refusal is not requested again."""
+"""Shortages: offerings that recently refused capacity. All jobs share them, so no job asks for the same again.
+
+An offering is an instance type in one zone and of one market, as in Karpenter.
+"""
 
 from datetime import datetime, timedelta
 
@@ -14,7 +17,7 @@ MIN_WEIGHT = 0.1
 
 
 class Shortage(Value):
-    """The last refusals of one market."""
+    """The last refusals of one offering."""
 
     instance_type: str
     zone: str
@@ -26,12 +29,12 @@ class Shortage(Value):
 
     @property
     def key(self) -> tuple[str, str, Market]:
-        """The market."""
+        """The offering."""
         return (self.instance_type, self.zone, self.market)
 
     @property
     def until(self) -> datetime:
-        """When the market may be asked again: the hold time doubles with each refusal that still counts."""
+        """When the offering may be requested again: the hold time doubles with each refusal that still counts."""
         hold_seconds = min(MAX_HOLD_SECONDS, HOLD_SECONDS * 2 ** (self.weight - 1))
         return self.refused_at + timedelta(seconds=round(hold_seconds))
 
@@ -42,15 +45,15 @@ class Shortage(Value):
 
 
 class Shortages(Value):
-    """The shortages of a fleet: one entry for each market, without entries that have decayed."""
+    """The shortages of a fleet: one entry for each offering, without entries that have decayed."""
 
     entries: tuple[Shortage, ...] = ()
 
     def with_refusal(self, instance_type: str, zone: str, market: Market, now: datetime) -> "Shortages":
-        """Return the shortages after a refusal, or after a spot node of this market was interrupted.
+        """Return the shortages after a refusal, or after a spot node of this offering was interrupted.
 
-        Idempotent: no, because each refusal counts; guarded by the caller, which reports each request's answer once. A
-        refusal older than the stored one changes nothing.
+        Idempotent: no, because each refusal counts. The caller passes each refusal once. A refusal older than the
+        stored one changes nothing.
         """
         key = (instance_type, zone, market)
         shortage = self._of(key)
@@ -70,7 +73,7 @@ class Shortages(Value):
         )
 
     def unavailable_until(self, instance_type: str, zone: str, market: Market, now: datetime) -> datetime | None:
-        """Return when this market may be asked again; None if it may be asked now."""
+        """Return when this offering may be requested again; None if it may be requested now."""
         shortage = self._of((instance_type, zone, market))
         return shortage.until if shortage and shortage.until > now else None
 

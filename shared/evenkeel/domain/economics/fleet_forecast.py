@@ -14,11 +14,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics import checkpoint_interval, spares
 from evenkeel.domain.economics.downtime import DowntimeModel, time_factor
 from evenkeel.domain.economics.failure_rates import FailureRate
 from evenkeel.domain.economics.figure_checks import WrongFigure
-from evenkeel.domain.economics.fleet_request import CapacityMarket, FleetRequest, ForecastGroup, RecoveryTimes
+from evenkeel.domain.economics.fleet_request import FleetRequest, ForecastGroup, RecoveryTimes
 from evenkeel.domain.economics.published_tables import TABLE_2, TABLE_3
 from evenkeel.domain.values import Value
 from evenkeel.domain.words import count_of
@@ -185,7 +186,7 @@ def _with_best_spares(
     request: FleetRequest, group: ForecastGroup, rate: float, strategy: RecoveryStrategy
 ) -> RecoveryStrategy:
     """Return a strategy with the number of spares that costs the fewest GPU-hours, lost and spare together."""
-    if group.market is CapacityMarket.ON_DEMAND:
+    if group.market is Market.ON_DEMAND:
         return strategy._replace(spares=0)
 
     def cost(count: int) -> float:
@@ -341,7 +342,7 @@ def _difference(before: list[GroupForecast], after: list[GroupForecast], end: st
 
 def _one_more_spare(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
     strategy = _configured(request, group, rate)
-    return strategy._replace(spares=strategy.spares + (group.market is CapacityMarket.COMMITTED))
+    return strategy._replace(spares=strategy.spares + (group.market is Market.COMMITTED))
 
 
 def _cheapest_spares(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:

@@ -1,28 +1,21 @@
 """The file of `evenkeel economics forecast`: node groups, their failures and prices, and how the fleet recovers."""
 
-from enum import StrEnum
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from evenkeel.domain.capacity.pools import Market
 from evenkeel.domain.economics.downtime import DowntimeModel
 from evenkeel.domain.economics.failure_rates import FailureRate, failure_rate, stated_rate
 from evenkeel.domain.economics.figure_checks import FigureDocument, Name
 from evenkeel.domain.words import count_of
 
 
-class CapacityMarket(StrEnum):
-    """How the nodes are paid."""
-
-    COMMITTED = "committed"
-    ON_DEMAND = "on-demand"
-
-
 class ForecastGroup(FigureDocument):
     """Nodes of one type that run jobs of one size."""
 
     name: Name
-    market: CapacityMarket = CapacityMarket.COMMITTED
+    market: Literal[Market.COMMITTED, Market.ON_DEMAND] = Market.COMMITTED
     instance_type: Name = ""
     nodes: int = Field(ge=1, le=1_000_000)
     """Nodes that run jobs, without spares."""
@@ -52,7 +45,7 @@ class ForecastGroup(FigureDocument):
             raise ValueError("needs failures and nodeHours together")
         if self.failures is not None and self.failures_per_node_hour is not None:
             raise ValueError("has failures and failuresPerNodeHour; give only one of them")
-        if self.spares and self.market is CapacityMarket.ON_DEMAND:
+        if self.spares and self.market is Market.ON_DEMAND:
             raise ValueError("has spares, but an on-demand group keeps none")
         low, rate, high = self._stated
         if rate is None and not low == high is None:

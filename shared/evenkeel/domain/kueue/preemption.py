@@ -237,7 +237,7 @@ def classical_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
         _Candidate(candidate, _Kind.WITHIN, None) for candidate in candidates_in(queue, demand, within, snapshot)
     ]
     hierarchical, by_priority = _outside(demand, snapshot)
-    ordered = list(_in_order(candidates, hierarchical, by_priority, queue.spec.name, snapshot))
+    ordered = list(_candidates_in_order(candidates, hierarchical, by_priority, queue.spec.name, snapshot))
     may_not_borrow = queue.spec.preemption.borrow_within is None
     if not (hierarchical or by_priority) or (may_not_borrow and not _is_under_nominal(demand)):
         attempts: tuple[bool, ...] = (True,)
@@ -266,7 +266,9 @@ def preemptable_victims(demand: QuotaDemand, snapshot: Snapshot, *, may_borrow: 
     if snapshot.rules.fair_sharing:
         hierarchical, by_priority = ([] if may_borrow else hierarchical), []
     victims: list[Victim] = []
-    for candidate in list(_in_order(candidates, hierarchical, by_priority, demand.queue.spec.name, snapshot)):
+    for candidate in list(
+        _candidates_in_order(candidates, hierarchical, by_priority, demand.queue.spec.name, snapshot)
+    ):
         if _is_usable(candidate, demand, snapshot, may_borrow=may_borrow):
             snapshot.release(candidate.admitted)
             victims.append(Victim(candidate.admitted, _REASONS[candidate.kind]))
@@ -279,7 +281,7 @@ def _is_under_nominal(demand: QuotaDemand) -> bool:
     return all(slot.nominal > slot.use for slot in map(quota_node.at, demand.contested))
 
 
-def _in_order(
+def _candidates_in_order(
     own_queue: list[_Candidate],
     hierarchical: list[_Candidate],
     by_priority: list[_Candidate],

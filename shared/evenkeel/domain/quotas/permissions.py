@@ -69,7 +69,7 @@ def _team_errors(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
     if not spec.checkpoint_uri:
         return
     other_teams = (other_team for other_team in setup.teams if other_team.name != team.name)
-    owner = next((other_team.name for other_team in other_teams if _overlaps_folder(spec, other_team)), "")
+    owner = next((other_team.name for other_team in other_teams if _overlaps_folder_of_team(spec, other_team)), "")
     if team.checkpoints and not team.has_checkpoints(spec.checkpoint_uri):
         allowed_text = ", ".join(team.checkpoints[:10])
         yield SpecError("checkpoint.uri", f"Team {team.name} keeps checkpoints under {allowed_text}.")
@@ -77,7 +77,7 @@ def _team_errors(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
         yield SpecError("checkpoint.uri", f"The path is inside a folder of team {owner}.")
 
 
-def _overlaps_folder(spec: JobSpec, team: Team) -> bool:
+def _overlaps_folder_of_team(spec: JobSpec, team: Team) -> bool:
     # Checkpoints on a claim are in the namespace of the job's own team, whatever their path.
     uri = spec.checkpoint_uri
     if spec.keeps_checkpoints_in_cluster:

@@ -78,6 +78,11 @@ class BurstPolicy(Section):
     capacity_pod_namespace: Word = "evenkeel-jobs"
     """Namespace of the capacity pods for a Deployment: Evenkeel may create none in the Deployment's own namespace."""
 
+    @property
+    def rented_pools(self) -> frozenset[tuple[str, str]]:
+        """Cluster and name of each pool to rent from. All other pools are committed."""
+        return frozenset((pool.cluster, pool.name) for pool in self.pools)
+
     def delay_of(self, priority_class: str) -> int:
         """Return the price of one hour's delay of a class, in micro-dollars."""
         return self.delay_micros_per_hour.get(priority_class, self.other_delay_micros_per_hour)

@@ -211,13 +211,13 @@ class Rental(Value):
 # ---------------------------------------------------------------- transitions
 
 
-class MarketReport(StrEnum):
-    """Report of a transition about the market of the current offer."""
+class CapacityAnswer(StrEnum):
+    """Whether the nodes of the current offer could be had."""
 
     REFUSED = "REFUSED"
-    """The market refused nodes, or took spot nodes back."""
+    """Nodes were refused, or spot nodes were taken back."""
     SUPPLIED = "SUPPLIED"
-    """The market supplied all nodes."""
+    """All nodes were supplied."""
 
 
 class RentalChange(NamedTuple):
@@ -233,7 +233,8 @@ class RentalChange(NamedTuple):
     """Whether its allocation must be written."""
     changes_capacity: bool = False
     """Whether the nodes or caps that admissions rest on change, so that the quota tree's version must be raised."""
-    market: MarketReport | None = None
+    capacity_answer: CapacityAnswer | None = None
+    """Recorded as a shortage, or as the end of one; None changes no shortage."""
 
 
 def _in_state(rental: Rental, state: RentalState, **changes: Any) -> Rental:
@@ -343,7 +344,7 @@ def assign_nodes(rental: Rental, names: Collection[str], now: datetime) -> Renta
         text,
         f"handed-over-{rental.number}",
         changes_capacity=True,
-        market=MarketReport.SUPPLIED,
+        capacity_answer=CapacityAnswer.SUPPLIED,
     )
 
 
@@ -352,7 +353,7 @@ def refuse_offer(rental: Rental, reason: str) -> RentalChange:
     reason = reason or f"{rental.offer.pool} did not provide {count_of(rental.nodes, 'node')} in time."
     reopened = _in_state(rental, RentalState.OPENING, reason=reason).with_offer(refused=reason)
     event = f"offer-refused-{rental.number}-{len(rental.offers)}"
-    return RentalChange(reopened, "refused", reason, event, market=MarketReport.REFUSED)
+    return RentalChange(reopened, "refused", reason, event, capacity_answer=CapacityAnswer.REFUSED)
 
 
 def next_offer(
@@ -394,7 +395,7 @@ def release_rental(rental: Rental, reason: str, usable: Collection[str]) -> Rent
     """
     ending = _in_state(rental, RentalState.ENDING, reason=(reason or rental.reason)[:1000])
     is_reclaimed = rental.offer.market is Market.SPOT and not set(rental.node_names) <= set(usable)
-    return RentalChange(ending, changes_capacity=True, market=MarketReport.REFUSED if is_reclaimed else None)
+    return RentalChange(ending, changes_capacity=True, capacity_answer=CapacityAnswer.REFUSED if is_reclaimed else None)
 
 
 def end_rental(rental: Rental, now: datetime) -> RentalChange:

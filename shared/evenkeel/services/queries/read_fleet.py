@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
 from operator import itemgetter
@@ -145,7 +145,7 @@ def status(sources: Sequence[SourceAge], context: Context) -> Json:
         },
         "outages": blocked,
         "next": _next(incidents, unhealthy),
-        "nodes": _pools(nodes, states, sources) | {"isLowerBound": has_more_nodes},
+        "nodes": _pools(nodes, states, sources, context.policy.burst.rented_pools) | {"isLowerBound": has_more_nodes},
         "unhealthy": [
             {"instanceId": node.life.instance_id, "name": node.node_name or None, "pool": node.pool}
             | {"marks": list(node.marks), **_why_unhealthy(unhealthy.get(node.life.key))}
@@ -548,7 +548,12 @@ def _incident(incident: Incident, context: Context, *, needs_you: bool) -> Json:
     }
 
 
-def _pools(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: Iterable[SourceAge]) -> Json:
+def _pools(
+    nodes: Sequence[FleetNode],
+    states: Mapping[str, NodeState],
+    sources: Iterable[SourceAge],
+    rented_pools: Collection[tuple[str, str]],
+) -> Json:
     pools: dict[tuple[str, str], list[FleetNode]] = defaultdict(list)
     for node in nodes:
         pools[node.life.cluster, node.pool].append(node)
@@ -559,7 +564,7 @@ def _pools(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources:
             {
                 "cluster": cluster,
                 "pool": pool,
-                "kind": "committed" if any(node.provider_status for node in members) else "burst",
+                "kind": "burst" if (cluster, pool) in rented_pools else "committed",
                 "total": len(members),
                 "states": {state: counts[state] for state in NodeState if counts[state]},
                 **_sight(cluster, sources),

@@ -248,11 +248,10 @@ def _lost_time(
 def nodes_of(context: Context) -> tuple[tuple[NodeLifetime, ...], bool]:
     """Return the nodes with GPUs whose records are kept, and whether there are more of them than were read."""
     stored, is_cut = pagination.everything(context.ledger, Table.FLEET, "NODE", at_most=_MAX_NODES)
-    rented = {(pool.cluster, pool.name) for pool in context.policy.burst.pools}
     return tuple(
         NodeLifetime(
             node,
-            (node.life.cluster, node.pool) in rented,
+            (node.life.cluster, node.pool) in context.policy.burst.rented_pools,
             node.life.launched_at,
             node.changed_at if node.is_gone else None,
         )

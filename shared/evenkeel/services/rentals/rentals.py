@@ -22,7 +22,7 @@ from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.renting.book import RentalAllocation, RentalBook
 from evenkeel.domain.renting.migration import DepartureDecision
 from evenkeel.domain.renting.placement import NotPlaced, PlacementDecision, must_avoid_spot
-from evenkeel.domain.renting.rental import MarketReport, Rental, RentalChange, RentalHolder, RentalState, open_rental
+from evenkeel.domain.renting.rental import CapacityAnswer, Rental, RentalChange, RentalHolder, RentalState, open_rental
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.ports import Add, Delete, Ledger, Put, Refused, TransientError, WorkflowName, Write, get_all
@@ -146,7 +146,7 @@ def writes_of(
         *_allocation_writes(change, version, context.ledger),
         *_timeline_writes(change, context.now, writer, record),
         *([Put(subject_rows.decision_row(record))] if record else ()),
-        *(_market_writes(change.market, rental, context) if change.market else ()),
+        *(_shortage_writes(change.capacity_answer, rental, context) if change.capacity_answer else ()),
         # The final state is written once, so its cost is added to the team's budgets once.
         *(
             Add(quota_rows.spent_key(rental.team, period_rent.key), period_rent.spent.to_json())
@@ -175,14 +175,14 @@ def _timeline_writes(change: RentalChange, now: datetime, writer: str, record: D
     return (Put(subject_rows.timeline_row(change.rental.job_id, entry, change.event)),)
 
 
-def _market_writes(report: MarketReport, rental: Rental, context: Context) -> tuple[Write, ...]:
+def _shortage_writes(answer: CapacityAnswer, rental: Rental, context: Context) -> tuple[Write, ...]:
     shortages, version = read_shortages(context.ledger)
     offer = rental.offer
-    market = (offer.instance_type, offer.zone, offer.market)
+    offering = (offer.instance_type, offer.zone, offer.market)
     new_shortages = (
-        shortages.with_refusal(*market, context.now)
-        if report is MarketReport.REFUSED
-        else shortages.with_success(*market)
+        shortages.with_refusal(*offering, context.now)
+        if answer is CapacityAnswer.REFUSED
+        else shortages.with_success(*offering)
     )
     return () if new_shortages == shortages else (Put(fleet_rows.shortages_row(new_shortages, version)),)
 

@@ -2,6 +2,7 @@
 
     admissions ─ rentals for replicas ─ preemptions, rentals and reasons ─ resizes ─ departures ─ reservations ─ drains
 
+A departure is the stop of a job that leaves its rented nodes.
 The next version of the tree is part of each commit that changes quota. So the commit fails if another cycle changed the
 tree in between. Jobs that start are committed first: the other decisions count on them. A crash after the commit of an
 attempt leaves it without its workflow, which the sweep starts. A stopping job keeps its charge until its pods are

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import MissingFacts
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
@@ -21,6 +20,7 @@ from evenkeel.domain.admission.decide_cycle import draining_teams, is_strict
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS, QueueCursors, queues_to_read
 from evenkeel.domain.admission.request_facts import with_reservation_ends
 from evenkeel.domain.admission.scheduler_state import ElasticState
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.node_capacity import node_capacity
 from evenkeel.domain.external.unmanaged_workloads import UnmanagedPod
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload

@@ -41,8 +41,8 @@ class ScheduleJobsResult(Value):
     """Pending jobs that were examined and stay pending."""
     is_complete: bool = True
     """False if other writers kept changing the queue. The next cycle continues."""
-    is_answered: bool = False
-    """Whether an earlier cycle had answered the requests, so that no cycle ran."""
+    was_skipped: bool = False
+    """An earlier cycle began after the newest request, so none ran."""
 
 
 def run(context: Context, *, requested_at: datetime | None = None) -> ScheduleJobsResult:
@@ -50,14 +50,14 @@ def run(context: Context, *, requested_at: datetime | None = None) -> ScheduleJo
 
     Args:
         context: The ports and the policy.
-        requested_at: When the newest request for this cycle was sent. No cycle runs if an earlier one answered it. None
-            for a run by the clock, or if the time is unknown.
+        requested_at: When the newest request for this cycle was sent. No cycle runs if an earlier cycle began after it.
+            None for a run by the clock, or if the time is unknown.
 
     Idempotent: yes, every admission is conditional on the version of the tree and of the job, so cycles may overlap.
     """
     finished = context.ledger.get(quota_rows.finished_cycle_key()) if requested_at else None
     if requested_at and finished and is_answered(requested_at, datetime.fromisoformat(finished.doc["startedAt"])):
-        return ScheduleJobsResult(is_answered=True)
+        return ScheduleJobsResult(was_skipped=True)
     cycle = Source(kind=SourceKind.SCHEDULING_CYCLE)
     results = heartbeats.SourceResults()
     try:

@@ -4,7 +4,7 @@ A job is open from its submission until it has ended. Its counters change in the
 writes each counter at the version that it read, so if two submissions compete for the last place, one is refused.
 """
 
-from evenkeel.domain.admission.admission_policy import SchedulingPolicy
+from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.words import count_of
 from evenkeel.ports import Add, Ledger, Put, Refused, Row

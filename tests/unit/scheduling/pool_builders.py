@@ -38,8 +38,8 @@ def a_pool(market: Market = Market.COMMITTED, **changes: Any) -> Pool:
 def a_candidate_pool(
     market: Market = Market.COMMITTED, *, pool: dict[str, Any] | None = None, **changes: Any
 ) -> CandidatePool:
-    place = a_pool(market, **(pool or {}))
-    facts: dict[str, Any] = {"pool": place, "accelerators_left": 8 * place.max_nodes if market.is_rented else 0}
+    candidate = a_pool(market, **(pool or {}))
+    facts: dict[str, Any] = {"pool": candidate, "accelerators_left": 8 * candidate.max_nodes if market.is_rented else 0}
     return CandidatePool.model_validate({**facts, **changes})
 
 
