@@ -282,7 +282,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "settling.outgrown": settling.why_replan,
     "settling.runs_again_at": settling.next_run_at,
     "settling.settle": settling.choose_incident_end,
-    "sharing.share": queue_with_teams.run_team_cycle,
+    "sharing.share": queue_with_teams.decide_with_teams,
     "spending.limits_of": spending.usage_limits,
     "starts.expected_starts": start_estimates.expected_starts,
     "starts.expected_wait": start_estimates.expected_wait,

@@ -12,7 +12,7 @@ from evenkeel.domain.external.unmanaged_workloads import ManagedKind, OwnershipC
 from evenkeel.domain.jobs.attempt import Attempt, ObservedPod, ObservedWorkload, PodPhase
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
-from evenkeel.domain.resources import Resources, sum_by_place
+from evenkeel.domain.resources import Resources, sum_by_node
 from evenkeel.ports import (
     CheckSpec,
     CordonResult,
@@ -268,7 +268,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         self._answer(cluster, "resources_in_use")
         bound = self.bound_requests if pods is not PodGroup.MOVABLE else {}
         movable = self.requested(cluster) if pods is not PodGroup.BOUND else {}
-        return sum_by_place(itertools.chain(bound.items(), movable.items()))
+        return sum_by_node(itertools.chain(bound.items(), movable.items()))
 
     def requested(self, cluster: str) -> dict[str, Resources]:
         """Return the requests of live pods, by node name."""
@@ -280,7 +280,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
             if pod.node_name and pod.phase in _ALIVE
         )
         foreign = ((name, Resources(accelerators=count)) for name, count in self.foreign_accelerators.items())
-        return sum_by_place(itertools.chain(foreign, unmanaged, own))
+        return sum_by_node(itertools.chain(foreign, unmanaged, own))
 
     def accelerators_in_use(self, cluster: str) -> dict[str, int]:
         """Return the accelerators that live pods request, by node name."""

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, recorded_reason
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import node_capacity
@@ -875,7 +875,7 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
     setup = world.sharing.setup if world.sharing else TeamSetup()
     # No job waits for a spare any more, so each may start at any of its sizes.
     requests = tuple(request.model_copy(update={"shrinks_at": None}) for request in pending)
-    queue = QueueSnapshot(capacities=capacities, pending=requests, setup=setup)
+    queue = AdmissionInput(capacities=capacities, pending=requests, setup=setup)
     if setup.has_teams:
         tree = world.ledger.rows[quota_rows.tree_key()]
         holders = {

@@ -18,7 +18,7 @@ from evenkeel.domain.jobs.attempt import PodPhase
 from evenkeel.domain.nodes import KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.policy import Policy
 from evenkeel.domain.renting.burst_policy import BurstPolicy, RentedPool
-from evenkeel.domain.resources import Resources, sum_by_place
+from evenkeel.domain.resources import Resources, sum_by_node
 from evenkeel.ports import CapacitySpec, LaunchResult, LaunchSpec, LimitResult, NodeClaim, RepairAnswer
 from tests.fakes.cluster import CLUSTER, GPUS, FakeCluster, a_node
 from tests.simulator.data_centre import SimulatedCluster
@@ -356,7 +356,7 @@ class RentingCluster(SimulatedCluster):
         capacity_pods = (
             (node, Resources(accelerators=self.capacity[name].accelerators)) for (name, _), node in self.stands.items()
         )
-        return sum_by_place(itertools.chain(super().requested(cluster).items(), capacity_pods))
+        return sum_by_node(itertools.chain(super().requested(cluster).items(), capacity_pods))
 
     def launch(self, spec: LaunchSpec) -> tuple[LaunchResult, str]:
         result = FakeCluster.launch(self, spec)

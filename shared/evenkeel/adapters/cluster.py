@@ -37,7 +37,7 @@ from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.nodes import AWAITING_VALIDATION_TAINT, INCIDENT_ANNOTATION, KARPENTER_LABEL, KubernetesNode
 from evenkeel.domain.recovery.validation import CheckResult
-from evenkeel.domain.resources import Resources, sum_by_place
+from evenkeel.domain.resources import Resources, sum_by_node
 from evenkeel.ports import (
     CheckSpec,
     Conflict,
@@ -194,7 +194,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
     def resources_in_use(self, cluster: str, pods: PodGroup = PodGroup.ALL) -> Mapping[str, Resources]:
         query = {"fieldSelector": _LIVE_PODS_SELECTOR, **({"labelSelector": str(pods)} if pods else {})}
         listed = filter(None, self._listed(cluster, _PODS, unmanaged_pods.read_placed_pod, query))
-        return sum_by_place(listed)
+        return sum_by_node(listed)
 
     def delete_node(self, cluster: str, name: str, instance_id: str) -> RepairAnswer:
         api = self._api(cluster)
@@ -288,7 +288,7 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         own = self._listed(cluster, _PODS, unmanaged_pods.read_own_pod, own_query)
         unmanaged = self._listed(cluster, _PODS, unmanaged_pods.read_placed_pod, others_query)
         pods = sorted((pod for pod, _ in own if pod is not None), key=_namespaced_name)
-        in_use = sum_by_place(filter(None, itertools.chain((placed for _, placed in own), unmanaged)))
+        in_use = sum_by_node(filter(None, itertools.chain((placed for _, placed in own), unmanaged)))
         return PodsInUse(workloads.read_workloads(jobs, pods, {}), in_use)
 
     @property
@@ -354,8 +354,8 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         pods = sorted((pod.unmanaged for pod in read if pod.unmanaged is not None), key=_namespaced_name)
         controllers = self._controllers(cluster, pods)
         return LivePods(
-            movable=sum_by_place(pod.placed for pod in read if pod.placed and not pod.is_bound),
-            bound=sum_by_place(pod.placed for pod in read if pod.placed and pod.is_bound),
+            movable=sum_by_node(pod.placed for pod in read if pod.placed and not pod.is_bound),
+            bound=sum_by_node(pod.placed for pod in read if pod.placed and pod.is_bound),
             pods=tuple(unmanaged_pods.read_unmanaged_pod(pod, controllers, self._fleet) for pod in pods),
         )
 

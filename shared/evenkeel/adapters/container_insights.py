@@ -104,7 +104,7 @@ def _attempt(nodes: Sequence[FleetNode]) -> str:
 
 def _metrics_of(node: FleetNode) -> Mapping[Measure, str]:
     """Return the metrics that the agent publishes for a node. A type outside the catalogue may have GPUs."""
-    kind = instance_types.shipped_instance_types().of(node.instance_type)
+    kind = instance_types.shipped_instance_types().find(node.instance_type)
     if kind and kind.neuron:
         return _NEURON | _HOST
     return _HOST if kind and not kind.accelerators else _GPU | _HOST

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from evenkeel.domain.values import Value
 
-_Place = TypeVar("_Place", bound=Hashable)
+_NodeKey = TypeVar("_NodeKey", bound=Hashable)
 
 
 class Resources(Value):
@@ -79,9 +79,9 @@ def why_too_small(wanted: Resources, free: Resources, offered: Resources) -> str
     return ""
 
 
-def sum_by_place(parts: Iterable[tuple[_Place, Resources]]) -> dict[_Place, Resources]:
-    """Return the sum of the amounts at each place."""
-    totals: dict[_Place, Resources] = {}
-    for place, amounts in parts:
-        totals[place] = totals[place] + amounts if place in totals else amounts
+def sum_by_node(parts: Iterable[tuple[_NodeKey, Resources]]) -> dict[_NodeKey, Resources]:
+    """Return the sum of the amounts on each node."""
+    totals: dict[_NodeKey, Resources] = {}
+    for node, amounts in parts:
+        totals[node] = totals[node] + amounts if node in totals else amounts
     return totals

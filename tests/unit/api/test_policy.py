@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.decisions import Decision
@@ -173,7 +173,7 @@ def test_proposed_policy_is_replayed_on_recorded_decisions(site: Gateway) -> Non
 def test_admission_is_replayed_under_another_number_of_spare_nodes(site: Gateway) -> None:
     request, capacities = a_request(), (a_node_capacity(1), a_node_capacity(2))
     (decided,) = decide_in_queue_order(
-        QueueSnapshot(capacities=capacities, pending=(request,)), SchedulingPolicy(), ago()
+        AdmissionInput(capacities=capacities, pending=(request,)), SchedulingPolicy(), ago()
     )
     record = a_decision(
         1,

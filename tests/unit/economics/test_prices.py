@@ -45,7 +45,7 @@ def test_hyperpod_price_is_a_column_of_its_own() -> None:
     source = PriceSource(link="https://example.com", read_at=date(2026, 1, 1), description="d")
     prices = ListPrices(region="r", sources={"s": source}, ec2={"p5.48xlarge": row}, hyperpod={"p5.48xlarge": dearer})
 
-    list_prices = [prices.of(name, NOW) for name in ("p5.48xlarge", "ml.p5.48xlarge")]
+    list_prices = [prices.price_of(name, NOW) for name in ("p5.48xlarge", "ml.p5.48xlarge")]
 
     assert [list_price and list_price.micros_per_node_hour for list_price in list_prices] == [2, 3]
     assert list_prices[1] is not None
@@ -166,10 +166,10 @@ def test_new_type_has_the_prices_of_the_site() -> None:
 def test_new_type_is_found_with_and_without_the_prefix() -> None:
     hardware = with_new_type().hardware
 
-    assert hardware.of("p9.96xlarge")
-    assert hardware.of("p9.96xlarge") == hardware.of("ml.p9.96xlarge")
-    assert hardware.of("ml.p5.48xlarge") == shipped_instance_types().of("ml.p5.48xlarge")
-    assert shipped_instance_types().of("p9.96xlarge") is None
+    assert hardware.find("p9.96xlarge")
+    assert hardware.find("p9.96xlarge") == hardware.find("ml.p9.96xlarge")
+    assert hardware.find("ml.p5.48xlarge") == shipped_instance_types().find("ml.p5.48xlarge")
+    assert shipped_instance_types().find("p9.96xlarge") is None
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_wrong_new_type_names_the_field(types: dict[str, Any], message: str) -> 
 
 
 def test_check_warns_of_unpriced_and_catalogued_types() -> None:
-    known = shipped_instance_types().of("p5.48xlarge")
+    known = shipped_instance_types().find("p5.48xlarge")
     assert known is not None
     same = {name: known.to_json()[name] for name in NEW}
     policy = changed(

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, decide
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
@@ -35,7 +35,7 @@ POLICY = SchedulingPolicy()
 def decided(
     capacities: list[NodeCapacity], *pending: AdmissionRequest, policy: SchedulingPolicy = POLICY
 ) -> dict[str, AdmissionDecision]:
-    answers = decide_in_queue_order(QueueSnapshot(capacities=tuple(capacities), pending=pending), policy, at(1000))
+    answers = decide_in_queue_order(AdmissionInput(capacities=tuple(capacities), pending=pending), policy, at(1000))
     return {answer.job_id: answer for answer in answers}
 
 
@@ -299,7 +299,7 @@ def test_preempted_interrupted_job_does_not_overtake_its_preemptor() -> None:
 
 # ---------------------------------------------------------------- properties
 
-rooms_strategy = st.lists(
+capacities_strategy = st.lists(
     st.builds(
         lambda pool, accelerators, free, closed: (pool, accelerators, min(free, accelerators), closed),
         st.sampled_from(["a", "b"]),
@@ -330,13 +330,15 @@ requests_strategy = st.lists(
     )
 )
 snapshots = st.builds(
-    lambda capacities, pending: QueueSnapshot(capacities=capacities, pending=pending), rooms_strategy, requests_strategy
+    lambda capacities, pending: AdmissionInput(capacities=capacities, pending=pending),
+    capacities_strategy,
+    requests_strategy,
 )
 policies = st.builds(lambda count: SchedulingPolicy(spare_nodes={"a": count}), st.integers(0, 2))
 
 
 @given(snapshots, policies)
-def test_no_node_is_overcommitted(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
+def test_no_node_is_overcommitted(snapshot: AdmissionInput, policy: SchedulingPolicy) -> None:
     requests = {request.job_id: request for request in snapshot.pending}
     taken: Counter[str] = Counter()
     for answer in decide_in_queue_order(snapshot, policy, at(1000)):
@@ -350,7 +352,7 @@ def test_no_node_is_overcommitted(snapshot: QueueSnapshot, policy: SchedulingPol
 
 
 @given(snapshots, policies)
-def test_no_job_overtakes_a_waiting_job(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
+def test_no_job_overtakes_a_waiting_job(snapshot: AdmissionInput, policy: SchedulingPolicy) -> None:
     answers = decide_in_queue_order(snapshot, policy, at(1000))
     requests = {request.job_id: request for request in snapshot.pending}
 
@@ -369,7 +371,7 @@ def test_no_job_overtakes_a_waiting_job(snapshot: QueueSnapshot, policy: Schedul
 
 
 @given(snapshots, policies)
-def test_ordinary_job_never_uses_spares(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
+def test_ordinary_job_never_uses_spares(snapshot: AdmissionInput, policy: SchedulingPolicy) -> None:
     empty = {capacity.node_name for capacity in snapshot.capacities if capacity.pool == "a" and capacity.is_unused}
     for answer in decide_in_queue_order(snapshot, policy, at(1000)):
         if answer.action is Action.ADMIT and answer.facts.request.accelerators_per_node:
@@ -380,17 +382,17 @@ def test_ordinary_job_never_uses_spares(snapshot: QueueSnapshot, policy: Schedul
 
 
 @given(snapshots, policies, st.randoms(use_true_random=False))
-def test_order_of_the_facts_does_not_matter(snapshot: QueueSnapshot, policy: SchedulingPolicy, random: object) -> None:
+def test_order_of_the_facts_does_not_matter(snapshot: AdmissionInput, policy: SchedulingPolicy, random: object) -> None:
     capacities, pending = list(snapshot.capacities), list(snapshot.pending)
     random.shuffle(capacities)  # type: ignore[attr-defined]  # a random.Random, by hypothesis
     random.shuffle(pending)  # type: ignore[attr-defined]
 
     assert decide_in_queue_order(snapshot, policy, at(1000)) == decide_in_queue_order(
-        QueueSnapshot(capacities=tuple(capacities), pending=tuple(pending)), policy, at(1000)
+        AdmissionInput(capacities=tuple(capacities), pending=tuple(pending)), policy, at(1000)
     )
 
 
 @given(snapshots, policies)
-def test_every_decision_replays_from_its_record(snapshot: QueueSnapshot, policy: SchedulingPolicy) -> None:
+def test_every_decision_replays_from_its_record(snapshot: AdmissionInput, policy: SchedulingPolicy) -> None:
     for answer in decide_in_queue_order(snapshot, policy, at(1000)):
         assert answer == decide(AdmissionFacts.model_validate(answer.facts.to_json()))

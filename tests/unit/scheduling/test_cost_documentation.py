@@ -64,7 +64,7 @@ def test_documented_on_demand_prices_match_the_table() -> None:
 
     assert rented
     for pool in rented:
-        price = PRICES.of(pool.instance_type, the_facts().now)
+        price = PRICES.price_of(pool.instance_type, the_facts().now)
         assert price is not None
         assert price.micros_per_node_hour == pool.micros_per_node_hour
 
@@ -74,6 +74,6 @@ def test_each_price_names_a_known_type_and_source(instance_type: str) -> None:
     for price in (*PRICES.ec2.get(instance_type, ()), *PRICES.hyperpod.get(instance_type, ())):
         source = PRICES.sources[price.source]
 
-        assert shipped_instance_types().of(instance_type) is not None, "Add the instance type to instance_types.json."
+        assert shipped_instance_types().find(instance_type) is not None, "Add the instance type to instance_types.json."
         assert source.link.startswith("https://")
         assert source.read_at >= price.starts_on

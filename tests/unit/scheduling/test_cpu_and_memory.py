@@ -2,9 +2,9 @@
 
 import pytest
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action
 from evenkeel.domain.admission.offers import describe_request
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.resize_plan import shrunk_charge
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
@@ -114,7 +114,7 @@ def test_default_share_never_exceeds_the_amounts_of_a_node() -> None:
 
 
 def test_node_without_enough_free_cpu_is_named_in_the_reason() -> None:
-    snapshot = QueueSnapshot(
+    snapshot = AdmissionInput(
         capacities=(a_node(1, cpu=32, memory_gib=2048), a_node(2, cpu=192, memory_gib=16)),
         pending=(
             a_request(
@@ -132,7 +132,7 @@ def test_node_without_enough_free_cpu_is_named_in_the_reason() -> None:
 
 def test_two_slices_and_a_cpu_job_share_one_node() -> None:
     slice_of = {"accelerators_per_node": 4, "cpu_millis_per_node": 80_000, "memory_mib_per_node": gib(800)}
-    snapshot = QueueSnapshot(
+    snapshot = AdmissionInput(
         capacities=(a_node(1, cpu=191, memory_gib=2000),),
         pending=(
             a_request(1, **slice_of),
@@ -159,7 +159,7 @@ def test_cpu_job_prefers_a_node_without_gpus() -> None:
     request = a_request(1, accelerators_per_node=0, cpu_millis_per_node=4_000, memory_mib_per_node=gib(8))
 
     (decided,) = decide_in_queue_order(
-        QueueSnapshot(capacities=(a_node(1, cpu=192, memory_gib=2000), cpu_node), pending=(request,)),
+        AdmissionInput(capacities=(a_node(1, cpu=192, memory_gib=2000), cpu_node), pending=(request,)),
         SchedulingPolicy(),
         at(1000),
     )

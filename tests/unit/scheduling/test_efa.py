@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
@@ -116,7 +116,7 @@ def decided(
     capacities: list[NodeCapacity], request: AdmissionRequest, policy: SchedulingPolicy | None = None
 ) -> AdmissionDecision:
     (answer,) = decide_in_queue_order(
-        QueueSnapshot(capacities=tuple(capacities), pending=(request,)), policy or SchedulingPolicy(), at(1000)
+        AdmissionInput(capacities=tuple(capacities), pending=(request,)), policy or SchedulingPolicy(), at(1000)
     )
     return answer
 

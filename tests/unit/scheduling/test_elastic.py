@@ -55,7 +55,7 @@ def grow_facts(*jobs: ElasticJob, nodes: int = 8, idle: float = 10**6, **changes
 )
 def test_sizes_follow_a_step_or_a_list(sizes: Sizes, legal: tuple[int, ...]) -> None:
     assert sizes.legal == legal
-    assert [sizes.at_most(n) for n in (legal[0] - 1, legal[0], 99)] == [None, legal[0], legal[-1]]
+    assert [sizes.largest_up_to(n) for n in (legal[0] - 1, legal[0], 99)] == [None, legal[0], legal[-1]]
 
 
 @pytest.mark.parametrize(

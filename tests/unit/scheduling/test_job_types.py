@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action
 from evenkeel.domain.admission.offers import SharedFits, pool_fits
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import admission_request
@@ -130,7 +130,7 @@ ROOMS = (
 
 def decided(request: AdmissionRequest, *capacities: Any) -> Any:
     return decide_in_queue_order(
-        QueueSnapshot(capacities=capacities or ROOMS, pending=(request,)), Policy().scheduling, NOW
+        AdmissionInput(capacities=capacities or ROOMS, pending=(request,)), Policy().scheduling, NOW
     )[0]
 
 
@@ -140,7 +140,7 @@ def test_jobs_of_equal_shape_share_fits_of_labelled_pools() -> None:
     choices = ((DEMAND, HYPERPOD), (HYPERPOD,))
     requests = [a_request(nodes=count, pools=pools) for count in (1, 2, 3, 9) for pools in choices]
 
-    shared = [fits.of(request, ROOMS) for request in requests]
+    shared = [fits.fits_of(request, ROOMS) for request in requests]
 
     assert shared == [pool_fits(request, ROOMS, Policy().scheduling) for request in requests]
     assert len({repr(pool_fits) for pool_fits in shared}) > 2

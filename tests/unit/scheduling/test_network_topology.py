@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, decide
 from evenkeel.domain.admission.offers import pool_fits
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity.network_topology import (
@@ -127,7 +127,7 @@ def test_waiting_job_reserves_nodes_of_domain_large_enough() -> None:
 
 
 def decided(fleet: tuple[NodeCapacity, ...], **changes: Any) -> Any:
-    return decide_in_queue_order(QueueSnapshot(pending=(a_request(**changes),), capacities=fleet), POLICY, at(60))[0]
+    return decide_in_queue_order(AdmissionInput(pending=(a_request(**changes),), capacities=fleet), POLICY, at(60))[0]
 
 
 def test_admission_says_how_close_the_nodes_are() -> None:

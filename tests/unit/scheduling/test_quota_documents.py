@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenkeel.domain.admission import queue_with_teams
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-from evenkeel.domain.admission.queue_with_teams import run_team_cycle
+from evenkeel.domain.admission.admission_input import AdmissionInput
+from evenkeel.domain.admission.queue_with_teams import decide_with_teams
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.decisions import packed_size
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
@@ -81,7 +81,7 @@ def _most_that_fit(quotas: Json, documents: list[Json], most: int) -> int:
     return keep
 
 
-def _compared(snapshot: QueueSnapshot, most: int) -> list[QuotaFacts]:
+def _compared(snapshot: AdmissionInput, most: int) -> list[QuotaFacts]:
     """Run a cycle, compare the facts of each decision with the plain facts, and return them."""
     facts_list: list[QuotaFacts] = []
     fast = quota_facts.quota_facts_of
@@ -100,7 +100,7 @@ def _compared(snapshot: QueueSnapshot, most: int) -> list[QuotaFacts]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queue_with_teams, "quota_facts_of", compared)
         patch.setattr(quota_facts, "MAX_BYTES", most)
-        run_team_cycle(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
+        decide_with_teams(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
     return facts_list
 
 
@@ -116,14 +116,14 @@ def test_victim_of_an_earlier_head_is_listed_singly() -> None:
     charges = tuple(a_charge(number, "blue", number) for number in range(1, 5))
     pending = (a_request(8, team="red", priority=5), a_request(9, team="violet", nodes=2))
 
-    facts_found = _compared(QueueSnapshot(capacities(4, 1, 2, 3, 4), pending, setup, charges), 180_000)
+    facts_found = _compared(AdmissionInput(capacities(4, 1, 2, 3, 4), pending, setup, charges), 180_000)
 
     (facts,) = (facts_of_job for facts_of_job in facts_found if facts_of_job.job["name"] == "job-9")
     assert facts.earlier_victims == ("job-4",)
     assert [job["name"] for job in facts.jobs] == ["job-4", "others-of-blue"]
 
 
-def _snapshot(dice: random.Random) -> QueueSnapshot:
+def _snapshot(dice: random.Random) -> AdmissionInput:
     """Return a random fleet with more holders of quota, which were submitted in another order than admitted."""
     snapshot = random_snapshot(dice)
     charges = [

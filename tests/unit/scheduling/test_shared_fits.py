@@ -57,7 +57,7 @@ def test_cached_fits_after_admissions_equal_a_new_search(seed: int, reserves: bo
     waiting = [_request(dice, number, [capacity.life.key for capacity in capacities]) for number in range(1, 7)]
 
     for request in dice.choices(waiting, k=20):
-        pool_fits_kept = fits.of(request, capacities)
+        pool_fits_kept = fits.fits_of(request, capacities)
 
         assert pool_fits_kept == pool_fits(request, capacities, policy)
         best = next((fit.best for fit in pool_fits_kept if fit.best), ())

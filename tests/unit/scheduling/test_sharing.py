@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.cycle_facts import CycleFacts, cycle_facts
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, decide
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-from evenkeel.domain.admission.queue_with_teams import run_team_cycle
+from evenkeel.domain.admission.queue_with_teams import decide_with_teams
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
@@ -75,8 +75,8 @@ def passed(
     **more: Any,
 ) -> dict[str, AdmissionDecision]:
     charges = tuple(more.pop("charges", ()))
-    snapshot = QueueSnapshot(setup=setup, capacities=capacities, pending=pending, charges=charges, **more)
-    answers = run_team_cycle(snapshot, policy or SchedulingPolicy(), EconomyPolicy(), at(1000))
+    snapshot = AdmissionInput(setup=setup, capacities=capacities, pending=pending, charges=charges, **more)
+    answers = decide_with_teams(snapshot, policy or SchedulingPolicy(), EconomyPolicy(), at(1000))
     for answer in answers:
         replayed = decide(AdmissionFacts.model_validate(answer.facts.to_json()))
         assert replayed == answer
@@ -89,7 +89,7 @@ def check_facts_of_a_cycle(answers: Iterable[AdmissionDecision]) -> None:
     facts = {answer.job_id: answer.facts for answer in answers}
     stored = json.loads(json.dumps(packed(cycle_facts(facts).to_json(), 0)))
     cycle = CycleFacts.model_validate(stored)
-    assert {name: cycle.of(name) for name in facts} == {
+    assert {name: cycle.facts_of(name) for name in facts} == {
         name: cycle_record.to_json() for name, cycle_record in facts.items()
     }
 
@@ -367,11 +367,11 @@ def test_oversized_record_sums_holders_and_is_marked(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(quota_facts, "MAX_BYTES", 500)
     setup = a_setup(a_team("red", gpus=160), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 20)]
-    snapshot = QueueSnapshot(
+    snapshot = AdmissionInput(
         capacities(20, *range(1, 20)), (a_request(99, nodes=12, team="red"),), setup, tuple(charges)
     )
 
-    (answer,) = run_team_cycle(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
+    (answer,) = decide_with_teams(snapshot, SchedulingPolicy(), EconomyPolicy(), at(1000))
 
     quota = answer.facts.quota
     assert quota
@@ -383,11 +383,11 @@ def test_oversized_record_sums_holders_and_is_marked(monkeypatch: pytest.MonkeyP
 def test_record_of_a_thousand_nodes_is_complete_and_replays() -> None:
     setup = a_setup(a_team("red", gpus=8000), a_team("blue", gpus=0))
     charges = [a_charge(number, "blue", number) for number in range(1, 1001)]
-    snapshot = QueueSnapshot(
+    snapshot = AdmissionInput(
         capacities(1000, *range(1, 1001)), (a_request(5000, nodes=900, team="red"),), setup, tuple(charges)
     )
 
-    (answer,) = run_team_cycle(snapshot, SchedulingPolicy(), EconomyPolicy(), at(2000))
+    (answer,) = decide_with_teams(snapshot, SchedulingPolicy(), EconomyPolicy(), at(2000))
 
     quota = answer.facts.quota
     assert quota

@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, AdmissionFacts, decide
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-from evenkeel.domain.admission.queue_with_teams import run_team_cycle
+from evenkeel.domain.admission.queue_with_teams import decide_with_teams
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
@@ -25,7 +25,7 @@ P4 = "ml.p4d.24xlarge"
 TEAMS = ("red", "blue", "green")
 
 
-def random_snapshot(dice: random.Random) -> QueueSnapshot:
+def random_snapshot(dice: random.Random) -> AdmissionInput:
     """Return a fleet that exceeds no limit yet."""
     setup = a_setup(
         *(
@@ -75,7 +75,9 @@ def random_snapshot(dice: random.Random) -> QueueSnapshot:
     if stopping and pending:
         head = dice.choice(pending)
         scheduler_state = scheduler_state.after_preemption(head.team, head.job_id, stopping, at(500))
-    return QueueSnapshot(tuple(capacities), tuple(pending), setup, tuple(charges), frozenset(stopping), scheduler_state)
+    return AdmissionInput(
+        tuple(capacities), tuple(pending), setup, tuple(charges), frozenset(stopping), scheduler_state
+    )
 
 
 def _quota(dice: random.Random) -> Any:
@@ -117,7 +119,7 @@ def _over(setup: TeamSetup, charges: list[Charge]) -> list[str]:
 def test_every_decision_is_safe_and_replays_alone(seed: int) -> None:
     snapshot = random_snapshot(random.Random(seed))
 
-    answers = run_team_cycle(snapshot, SchedulingPolicy(spare_nodes={"p5": seed % 2}), EconomyPolicy(), at(1000))
+    answers = decide_with_teams(snapshot, SchedulingPolicy(spare_nodes={"p5": seed % 2}), EconomyPolicy(), at(1000))
 
     requests = {request.job_id: request for request in snapshot.pending}
     assert {answer.job_id for answer in answers} == set(requests)

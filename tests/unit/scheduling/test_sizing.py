@@ -1,7 +1,7 @@
 """The size at which a pending elastic job starts, with one queue for all jobs."""
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.admission.start_size import decide_with_sizes
@@ -16,7 +16,7 @@ NOW = at(1000)
 def sized(
     capacities: list[NodeCapacity], *pending: AdmissionRequest, whole: frozenset[str] = frozenset()
 ) -> dict[str, AdmissionDecision]:
-    snapshot = QueueSnapshot(capacities=tuple(capacities), pending=pending)
+    snapshot = AdmissionInput(capacities=tuple(capacities), pending=pending)
     return {
         admission_decision.job_id: admission_decision
         for admission_decision in decide_with_sizes(snapshot, POLICY, NOW, whole)

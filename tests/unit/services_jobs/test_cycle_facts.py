@@ -229,4 +229,4 @@ def test_packed_node_ranges_name_the_same_indexes(indexes: list[int]) -> None:
 def test_fields_of_newer_release_are_kept_beside_packed_fields() -> None:
     kept = CycleFacts.model_validate({**packed({"facts": {"dec-1": {"now": "x"}}}, 0), "newer": 1}, extra="allow")
 
-    assert (kept.of("dec-1"), kept.__pydantic_extra__) == ({"now": "x"}, {"newer": 1})
+    assert (kept.facts_of("dec-1"), kept.__pydantic_extra__) == ({"now": "x"}, {"newer": 1})

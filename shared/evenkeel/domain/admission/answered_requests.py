@@ -1,4 +1,4 @@
-"""Which requests for a scheduling cycle a cycle answers that ran already.
+"""Whether an earlier scheduling cycle already answered a request for a cycle.
 
     write ─▶ request ─────── ANSWER_MARGIN ───────▶ start of a cycle ─▶ its reads ─▶ its commit
                  └ the clocks of SQS and Lambda differ by less, and the index of waiting jobs lags by less
@@ -10,8 +10,8 @@ lags longer, the cycle of the next minute sees the write.
 from datetime import datetime, timedelta
 
 ANSWER_MARGIN = timedelta(seconds=5)
-"""How long before the start of a cycle a request must have been sent. The index lags by less than a second as a rule,
-and so do clocks on AWS."""
+"""How long before the start of a cycle a request must have been sent. Usually the index lags by less than a second, and
+clocks on AWS differ by less."""
 
 
 def is_answered(requested_at: datetime, cycle_started_at: datetime) -> bool:

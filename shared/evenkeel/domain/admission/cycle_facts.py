@@ -1,4 +1,4 @@
-"""The facts of the decisions that one scheduling cycle records, with each part that several of them share kept once.
+"""The facts of the decisions that one scheduling cycle records. Parts that several decisions share are stored once.
 
     facts of job-1 ─┐   quotas    the queues and cohorts of each tree, as text
     facts of job-2 ─┼─▶ holders   the holders of quota, by queue, as texts
@@ -30,7 +30,7 @@ class CycleFacts(Value):
     quotas: tuple[str, ...] = ()
     """The quotas of each tree, as the text of a record."""
     holders: tuple[str, ...] = ()
-    """Each holder of quota as text. Holders of one queue are neighbours, in the order of the records."""
+    """Each holder of quota as text. Holders of one queue are adjacent, in the order of the records."""
     facts: dict[str, Json] = {}
     """Decision → its facts. `quota.quotas` is an index of `quotas`, and `quota.jobs` are runs of `holders`."""
 
@@ -42,7 +42,7 @@ class CycleFacts(Value):
         remaining = {name: value for name, value in stored.items() if name != PACKED}
         return {**unpacked({PACKED: stored[PACKED]}), **remaining}
 
-    def of(self, decision_id: str) -> Json | None:
+    def facts_of(self, decision_id: str) -> Json | None:
         """Return the facts of a decision, as its own record would hold them; None if they are not here."""
         own_facts = self.facts.get(decision_id)
         if own_facts is None or own_facts.get("quota") is None:
@@ -54,12 +54,12 @@ class CycleFacts(Value):
 
 
 def pointer_to(digest: str) -> Json:
-    """Return the facts of a record whose facts are with its cycle. A release that cannot read them says so."""
+    """Return a record's pointer to the facts of its cycle. A release that cannot follow it shows the text instead."""
     return {OMITTED: "they are stored with the cycle, and this release does not read them there", POINTER: digest}
 
 
 def without_cycle(reason: str) -> Json:
-    """Return the facts of a record whose cycle cannot be read."""
+    """Return what a record shows if the facts of its cycle cannot be read."""
     return {OMITTED: reason}
 
 
@@ -74,18 +74,18 @@ def cycle_facts(facts_by_decision: Mapping[str, AdmissionFacts]) -> CycleFacts:
         if facts.quota is not None:
             own_facts[decision_id]["quota"]["quotas"] = quotas.index_of(facts.quota.quotas)
             indexes[decision_id] = [holders.index_of(document) for document in facts.quota.jobs]
-    # Records see the holders of a queue in one order, and each saw more of them: runs are longest by queue.
+    # All records list the holders of a queue in the same order, so sorting by queue gives the longest runs.
     order = sorted(range(len(holders.texts)), key=holders.group_of)
-    place = {index: number for number, index in enumerate(order)}
+    positions = {index: position for position, index in enumerate(order)}
     for decision_id, indexes_of_record in indexes.items():
-        own_facts[decision_id]["quota"]["jobs"] = _runs(place[index] for index in indexes_of_record)
+        own_facts[decision_id]["quota"]["jobs"] = _runs(positions[index] for index in indexes_of_record)
     return CycleFacts.model_construct(
         quotas=tuple(quotas.texts), holders=tuple(holders.texts[index] for index in order), facts=own_facts
     )
 
 
 class _Texts:
-    """Distinct documents as texts. The documents of a cycle are shared objects, so most are found by identity."""
+    """The texts of distinct documents. Decisions of a cycle share document objects, so most are found by identity."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -94,18 +94,18 @@ class _Texts:
         self._by_text: dict[str, int] = {}
 
     def index_of(self, document: Json) -> int:
-        place = self._by_identity.get(id(document))
-        if place is None:
+        position = self._by_identity.get(id(document))
+        if position is None:
             text = serialize(document)
-            place = self._by_text.setdefault(text, len(self.texts))
-            if place == len(self.texts):
+            position = self._by_text.setdefault(text, len(self.texts))
+            if position == len(self.texts):
                 self.texts.append(text)
                 self._documents.append(document)
-            self._by_identity[id(document)] = place
-        return place
+            self._by_identity[id(document)] = position
+        return position
 
     def group_of(self, index: int) -> tuple[bool, str]:
-        """Return the place of a holder among the queues: sums come last, as in a record."""
+        """Return the sort key of a holder: its queue. Sums come last, as in a record."""
         document = self._documents[index]
         return is_sum(document["name"]), document["queue"]
 

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.queue_cursors import QueueCursors
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.resize_facts import ResizePlan
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.serving_demand import ServingDemand, ServingRentalPlan
@@ -53,7 +53,7 @@ class PendingStep(NamedTuple):
     decision: AdmissionDecision
     mode: Mode
     placement: Placement | None = None
-    """Where the job could run otherwise; None if that was not examined."""
+    """Where else the job could run; None if that was not examined."""
 
 
 JobStep = AdmissionStep | PreemptionStep | RentStep | DisplacementStep | PendingStep
@@ -70,7 +70,7 @@ class MissingFacts(NamedTuple):
     """Facts that the decisions need and the snapshot does not hold. The cycle reads them and decides again."""
 
     queues: tuple[str, ...] = ()
-    """Teams whose queue needs later pages, since no job of its head can start or blocks the queue."""
+    """Teams whose next page is needed: no job at the head of their queue can start or blocks the queue."""
     jobs: tuple[str, ...] = ()
     """Jobs to read by id."""
     attempts_of: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class MissingFacts(NamedTuple):
 class QueuePlan(NamedTuple):
     """Decisions about the pending jobs and about the sizes of running jobs."""
 
-    queue: QueueSnapshot = QueueSnapshot()
+    queue: AdmissionInput = AdmissionInput()
     """The queue that was decided, without the nodes that serving replicas take."""
     pending: Mapping[str, Job] = {}
     """The pending jobs that were decided, by id."""
@@ -92,7 +92,7 @@ class QueuePlan(NamedTuple):
     """Decisions about all pending jobs, in the order of commits."""
     resizes: ResizePlan = ResizePlan()
     demand: ServingDemand = ServingDemand()
-    """Serving replicas that wait, with the nodes that they find."""
+    """Serving replicas that wait, and the nodes that they will take."""
     next_cursors: QueueCursors | None = None
     """The cursors from which the next cycle continues in long queues."""
 
@@ -102,7 +102,7 @@ class CyclePlan(NamedTuple):
 
     queue_plan: QueuePlan = QueuePlan()
     missing: MissingFacts = MissingFacts()
-    """Facts to read before the plan is complete. While there are any, the plan holds at most decisions of the queue."""
+    """Facts to read before the plan is complete. Until then, the plan holds at most the decisions of the queue."""
     scheduler_state: SchedulerState = SchedulerState()
     """The state of earlier cycles that still matters. Each commit adds to it."""
     steps: tuple[JobStep, ...] = ()
@@ -114,7 +114,7 @@ class CyclePlan(NamedTuple):
     reservation_stops: tuple[MigrationDecision, ...] = ()
     """Jobs that must leave nodes whose reservation ends."""
     queue_stops: tuple[str, ...] = ()
-    """Jobs that must stop since the queue of their team is drained."""
+    """Jobs that must stop because the queue of their team is drained."""
 
     @property
     def is_incomplete(self) -> bool:

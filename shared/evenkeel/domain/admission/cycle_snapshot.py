@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.queue_cursors import QueueCursors
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.admission.scheduler_state import SchedulerState
@@ -39,9 +39,9 @@ class CycleSnapshot(NamedTuple):
     pending: Mapping[str, Job] = {}
     """Pending jobs by id."""
     deferred_jobs: frozenset[str] = frozenset()
-    """Pending jobs that this cycle leaves out, since the ledger refused their admission."""
+    """Pending jobs that this cycle leaves out, because the ledger refused their admission."""
     jobs_with_charge: Mapping[str, Job] = {}
-    """Jobs that hold a charge, by id. Without teams, only the charges that a decision needs."""
+    """Jobs that hold a charge, by id. Without teams, only those that a decision needs."""
     elastic: Mapping[str, Job] = {}
     """Elastic jobs that hold nodes or are changing size, by id."""
     attempts: tuple[Attempt, ...] = ()
@@ -61,7 +61,7 @@ class CycleSnapshot(NamedTuple):
     capacities: tuple[NodeCapacity, ...] = ()
     """All nodes of the readable clusters. Rented nodes are reserved for their jobs."""
     kueue_namespaces: Mapping[tuple[str, str], str] = {}
-    """(cluster, namespace) in which Kueue admits jobs → the object that shows it."""
+    """(cluster, namespace) in which Kueue admits jobs → the object that proves it."""
     unreadable_clusters: frozenset[str] = frozenset()
     """Clusters that could not be read."""
 
@@ -122,9 +122,9 @@ class CycleSnapshot(NamedTuple):
             if not self.is_in_kueue_namespace(job) and not self.is_unreadable(job)
         )
 
-    def queue(self, policy: Policy, now: datetime) -> QueueSnapshot:
+    def queue(self, policy: Policy, now: datetime) -> AdmissionInput:
         """Return the queue for the admission rules, with all nodes of the fleet."""
-        return QueueSnapshot(
+        return AdmissionInput(
             capacities=self.capacities,
             pending=self.requests(policy, now),
             setup=self.setup,

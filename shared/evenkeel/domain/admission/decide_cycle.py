@@ -10,6 +10,7 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from datetime import datetime
 
 from evenkeel.domain.admission import rent_plan
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.cycle_plan import (
     AdmissionStep,
@@ -35,7 +36,6 @@ from evenkeel.domain.admission.decide_job import (
 )
 from evenkeel.domain.admission.decide_queue import decide_queue
 from evenkeel.domain.admission.queue_cursors import ALL_JOBS
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import with_open_amounts
 from evenkeel.domain.admission.resize_facts import ResizePlan
@@ -94,8 +94,12 @@ def decide_cycle(
     if snapshot.automation_hold_reason:
         return _plan_during_hold(snapshot, now)
     if draft is None or draft.missing.queues:
-        queue_plan, further = _plan_queue(snapshot, policy, now, may_read_further=draft is None)
-        missing = MissingFacts(queues=further) if further else _missing_facts(snapshot, queue_plan, policy, mode, now)
+        queue_plan, queues_to_read = _plan_queue(snapshot, policy, now, may_read_further=draft is None)
+        missing = (
+            MissingFacts(queues=queues_to_read)
+            if queues_to_read
+            else _missing_facts(snapshot, queue_plan, policy, mode, now)
+        )
         plan = CyclePlan(queue_plan=queue_plan, missing=missing)
         if plan.is_incomplete:
             return plan
@@ -128,7 +132,7 @@ def _plan_during_hold(snapshot: CycleSnapshot, now: datetime) -> CyclePlan:
         exclude(AdmissionRequest.of(job), snapshot.automation_hold_reason, now) for job in snapshot.eligible_jobs()
     )
     queue_plan = QueuePlan(
-        queue=QueueSnapshot(
+        queue=AdmissionInput(
             setup=snapshot.setup, charges=snapshot.live_charges, scheduler_state=snapshot.scheduler_state
         ),
         pending=snapshot.pending,
@@ -150,29 +154,29 @@ def _plan_queue(
     if snapshot.authority is AdmissionAuthority.KUEUE:
         return _hand_over_to_kueue(snapshot, now), ()
     demand, capacities_left = _serving_demand(snapshot, _without_unreadable_serving(policy, snapshot), now)
-    queue_snapshot = snapshot.queue(policy, now)
-    queue = queue_snapshot._replace(capacities=capacities_left)
+    admission_input = snapshot.queue(policy, now)
+    queue = admission_input._replace(capacities=capacities_left)
     decisions = decide_queue(queue, policy, now)
-    further = _queues_to_read_further(snapshot, decisions) if may_read_further else ()
-    if further:
-        return QueuePlan(), further
+    queues_to_read = _queues_to_read_further(snapshot, decisions) if may_read_further else ()
+    if queues_to_read:
+        return QueuePlan(), queues_to_read
     cursors = snapshot.next_cursors
     if cursors is not None and not snapshot.setup.has_teams:
-        rewound = cursors.rewound(decisions)
+        rewound = cursors.rewound_to_barrier(decisions)
         if rewound is not None:
             # A barrier waits no more, so the jobs behind it come first. Decide again without the jobs of this page.
             cursors = rewound
             snapshot = snapshot._replace(
                 pending={name: job for name, job in snapshot.pending.items() if name not in rewound.page_jobs}
             )
-            queue_snapshot = snapshot.queue(policy, now)
-            queue = queue_snapshot._replace(capacities=capacities_left)
+            admission_input = snapshot.queue(policy, now)
+            queue = admission_input._replace(capacities=capacities_left)
             decisions = decide_queue(queue, policy, now)
         elif ALL_JOBS in snapshot.head_ends:
             cursors = cursors.with_barriers(decisions, snapshot.head_ends[ALL_JOBS])
     decisions = fit_sizes(queue, decisions, policy, now, snapshot.rented.serving)
     decisions = (*_decide_excluded_jobs(snapshot, now), *decisions)
-    resizes = plan_resizes(queue_snapshot, decisions, snapshot.resizable_jobs(), demand.demands, policy, now)
+    resizes = plan_resizes(admission_input, decisions, snapshot.resizable_jobs(), demand.demands, policy, now)
     return QueuePlan(
         queue=queue,
         pending=snapshot.pending,
@@ -190,7 +194,7 @@ def _hand_over_to_kueue(snapshot: CycleSnapshot, now: datetime) -> QueuePlan:
     requests = sorted(admission_requests, key=lambda request: request.queue_order_key)
     delegated = (delegate_to_kueue(request, snapshot.setup.local_queue_of(request.team), now) for request in requests)
     return QueuePlan(
-        queue=QueueSnapshot(
+        queue=AdmissionInput(
             setup=snapshot.setup, charges=snapshot.live_charges, scheduler_state=snapshot.scheduler_state
         ),
         pending=snapshot.pending,
@@ -229,7 +233,7 @@ def _queues_to_read_further(snapshot: CycleSnapshot, decisions: Iterable[Admissi
     teams = []
     for team in snapshot.readable_further:
         if team == ALL_JOBS and has_teams:
-            continue  # the queue of each team is read by itself
+            continue  # the queue of each team is read separately
         queue_actions = actions.get(team, set())
         if team == ALL_JOBS:
             is_parked = queue_actions.isdisjoint(_PROGRESS_ACTIONS)
@@ -263,13 +267,13 @@ def _serving_demand(
 ) -> tuple[ServingDemand, tuple[NodeCapacity, ...]]:
     """Return the replicas that wait, and the node capacities without the nodes that they will take."""
     serving, classes = policy.scheduling.serving, snapshot.setup.fleet.priority_classes
-    short = replica_shortfalls(serving, snapshot.serving_pods)
-    # All replicas take nodes that become free, those too for which a rented node is starting.
-    requests = replica_requests(short, snapshot.capacities, classes, now)
+    shortfalls = replica_shortfalls(serving, snapshot.serving_pods)
+    # All waiting replicas take nodes that become free, even replicas whose rented node is still starting.
+    requests = replica_requests(shortfalls, snapshot.capacities, classes, now)
     node_capacities = reserve_for_replicas(requests, snapshot.capacities, policy.scheduling)
     satisfied = satisfied_replicas(serving, snapshot.rented, snapshot.serving_pods, snapshot.capacities)
-    demands = replica_requests(short, snapshot.capacities, classes, now, satisfied)
-    return ServingDemand(short=short, satisfied_replicas=satisfied, demands=demands), node_capacities
+    demands = replica_requests(shortfalls, snapshot.capacities, classes, now, satisfied)
+    return ServingDemand(shortfalls=shortfalls, satisfied_replicas=satisfied, demands=demands), node_capacities
 
 
 def _plan_serving_rentals(
@@ -289,13 +293,13 @@ def _plan_serving_rentals(
 def _missing_facts(
     snapshot: CycleSnapshot, queue_plan: QueuePlan, policy: Policy, mode: Mode, now: datetime
 ) -> MissingFacts:
-    """Return the facts that the further decisions need and the snapshot does not hold."""
+    """Return the facts that the later decisions need and the snapshot does not hold."""
     queue, decisions = queue_plan.queue, queue_plan.decisions
     holders = tuple(charge.job_id for charge in queue.charges)
     to_place = tuple(
         job.job_id for job in jobs_to_place(rent_plan.jobs_without_nodes(snapshot, decisions), policy, now)
     )
-    has_demand = bool(to_place or queue_plan.demand.short)
+    has_demand = bool(to_place or queue_plan.demand.shortfalls)
     jobs = set(holders if has_demand else ())
     attempts_of = set(to_place)
     if mode is Mode.ACT:
@@ -358,7 +362,7 @@ def _steps(
             yield PendingStep(decision, launch_mode, placement)
 
 
-def _new_victims(snapshot: CycleSnapshot, queue: QueueSnapshot, decision: AdmissionDecision) -> dict[str, str]:
+def _new_victims(snapshot: CycleSnapshot, queue: AdmissionInput, decision: AdmissionDecision) -> dict[str, str]:
     """Return the victims that were not asked to stop yet, each with Kueue's reason."""
     attempts = {charge.job_id: charge.attempt for charge in queue.charges}
     return {
@@ -371,7 +375,7 @@ def _new_victims(snapshot: CycleSnapshot, queue: QueueSnapshot, decision: Admiss
 
 
 def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: datetime) -> CyclePlan:
-    """Return the plan with the jobs that leave their nodes for another reason than a preemption or a resize."""
+    """Add the jobs to a plan that leave their nodes for a reason other than preemption or resize."""
     queue, decisions = plan.queue_plan.queue, plan.decisions
     stopping = {name for step in plan.steps if isinstance(step, PreemptionStep) for name in step.victims}
     stopping |= {
@@ -386,8 +390,8 @@ def _with_stops(plan: CyclePlan, snapshot: CycleSnapshot, policy: Policy, now: d
     return plan._replace(departure=departure, reservation_stops=reservation_stops, queue_stops=queue_stops)
 
 
-def _jobs_of_drained_queues(snapshot: CycleSnapshot, queue: QueueSnapshot, stopping: Container[str]) -> Iterator[str]:
-    """Yield the jobs that must stop since the queue of their team is drained, and that were not asked yet."""
+def _jobs_of_drained_queues(snapshot: CycleSnapshot, queue: AdmissionInput, stopping: Container[str]) -> Iterator[str]:
+    """Yield the jobs that must stop because the queue of their team is drained, and that were not asked yet."""
     teams = draining_teams(snapshot.setup)
     for charge in queue.charges:
         if charge.team not in teams or charge.job_id in stopping:

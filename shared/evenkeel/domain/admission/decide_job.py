@@ -91,7 +91,7 @@ class AdmissionDecision(Value):
     job_id: str
     action: Action
     reason: Sentence
-    """A sentence that an operator could read aloud."""
+    """The reason as a sentence for people."""
     alternatives: tuple[Alternative, ...] = ()
     facts: AdmissionFacts
     pool: str = ""
@@ -105,7 +105,7 @@ class AdmissionDecision(Value):
 
     @property
     def blocks_queue(self) -> bool:
-        """Whether it blocks later jobs: it waits for nodes that exist and that other jobs could take, too."""
+        """Whether the job blocks later jobs: it waits for existing nodes that other jobs could take, too."""
         return self.action is Action.WAIT and bool(pool_instance_types(self.facts.offers))
 
     def to_attempt(self, job: Job, decision_id: str) -> Attempt:
@@ -165,19 +165,21 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
     request, offers = facts.request, facts.offers
     if request.not_before and facts.now < request.not_before:
         reason = f"The job failed and waits until {request.not_before:%H:%M:%S} UTC before it restarts."
-        return _decision(facts, Action.BACK_OFF, reason)
+        return _build_decision(facts, Action.BACK_OFF, reason)
     if facts.local_queue:
-        return _decision(
+        return _build_decision(
             facts, Action.ADMIT, f"Kueue admits jobs here: the job goes to LocalQueue {facts.local_queue}."
         )
     if facts.exclusion_reason:
-        return _decision(facts, Action.EXCLUDED, facts.exclusion_reason)
+        return _build_decision(facts, Action.EXCLUDED, facts.exclusion_reason)
     for limit in facts.limits:
         if limit.is_reached:
-            return _decision(facts, Action.LIMIT_REACHED, f"The job waits because a limit is reached: {limit.text}.")
+            return _build_decision(
+                facts, Action.LIMIT_REACHED, f"The job waits because a limit is reached: {limit.text}."
+            )
     if facts.same_shape_reason:
         # The reason does not name the other job: it changes between cycles, and each change would be a new record.
-        return _decision(
+        return _build_decision(
             facts, Action.SAME_SHAPE, f"A job with the same request waits in its queue: {facts.same_shape_reason}"
         )
     if facts.quota is not None:
@@ -191,17 +193,17 @@ def decide(facts: AdmissionFacts) -> AdmissionDecision:
             f"The job can never start here: it asks for {describe_request(request)}, "
             f"and the largest matching pool has {count_of(largest, 'node')}."
         )
-        return _decision(facts, Action.NEVER_FITS, reason)
+        return _build_decision(facts, Action.NEVER_FITS, reason)
     if facts.blocked_by:
-        return _decision(
+        return _build_decision(
             facts,
             Action.BLOCKED,
             f"The job waits behind {facts.blocked_by}, which waits for {facts.blocker_waits_for}.",
         )
     shortage = why_no_fit(request, offers)
     if shortage:
-        return _decision(facts, Action.WAIT, shortage)
-    return _admission(facts, "", {})
+        return _build_decision(facts, Action.WAIT, shortage)
+    return _admit(facts, "", {})
 
 
 def delegate_to_kueue(request: AdmissionRequest, local_queue: str, now: datetime) -> AdmissionDecision:
@@ -210,7 +212,7 @@ def delegate_to_kueue(request: AdmissionRequest, local_queue: str, now: datetime
 
 
 def exclude(request: AdmissionRequest, reason: str, now: datetime) -> AdmissionDecision:
-    """Exclude a job from a cycle for a reason, such as a hold on automation."""
+    """Exclude a job from the scheduling cycle for a reason, such as a hold on automation."""
     return decide(AdmissionFacts(request=request, offers=(), exclusion_reason=reason, now=now))
 
 
@@ -236,7 +238,7 @@ def exclude_in_other_teams_namespace(
     return exclude(request, reason, now)
 
 
-def _admission(facts: AdmissionFacts, prefix: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:
+def _admit(facts: AdmissionFacts, prefix: str, use: dict[str, dict[str, int]]) -> AdmissionDecision:
     request, chosen = facts.request, best_fit(facts.offers)
     if request.requested_nodes > request.nodes:
         prefix = f"The job starts with {request.nodes} of {count_of(request.requested_nodes, 'node')}. {prefix}"
@@ -255,7 +257,7 @@ def _admission(facts: AdmissionFacts, prefix: str, use: dict[str, dict[str, int]
 
 
 def _closeness_text(request: AdmissionRequest, chosen: PoolFit) -> str:
-    """Return how close the nodes are to each other; empty if their places in the network are unknown."""
+    """Return how close the nodes are to each other; empty if their position in the network is unknown."""
     if chosen.level is None:
         return ""
     preferred = request.network_needs.preferred
@@ -271,20 +273,20 @@ def from_quota_decision(facts: AdmissionFacts, kueue_decision: CycleDecision) ->
             use: dict[str, dict[str, int]] = {}
             for (flavor, resource), amount in kueue_decision.assignment.use.items():
                 use.setdefault(flavor, {})[resource] = amount
-            admitted = _admission(facts, f"{kueue_decision.reason} ", use)
+            admitted = _admit(facts, f"{kueue_decision.reason} ", use)
             return admitted.replace_unchecked(alternatives=(*admitted.alternatives, *considered))
         case Result.PREEMPTING:
             victims = tuple(
                 JobToPreempt(job_id=victim.workload_id, reason=victim.reason) for victim in kueue_decision.victims
             )
-            return _decision(facts, Action.PREEMPT, kueue_decision.reason, considered).replace_unchecked(
+            return _build_decision(facts, Action.PREEMPT, kueue_decision.reason, considered).replace_unchecked(
                 victims=victims
             )
         case Result.NO_NODES:
             reason = f"The job's quota is available. {kueue_decision.reason}"
-            return _decision(facts, Action.WAIT, reason, (*_rejected_fits(facts, None), *considered))
+            return _build_decision(facts, Action.WAIT, reason, (*_rejected_fits(facts, None), *considered))
         case _:
-            return _decision(
+            return _build_decision(
                 facts, Action.NO_QUOTA, f"{kueue_decision.reason}{_shortage_text(kueue_decision)}", considered
             )
 
@@ -304,7 +306,7 @@ def with_preemption(decision: AdmissionDecision) -> AdmissionDecision:
 
 
 def _shortage_text(kueue_decision: CycleDecision) -> str:
-    """Return which amounts the last evaluated flavor was short of."""
+    """Return which amounts the last evaluated flavor lacked."""
     for attempts in kueue_decision.assignment.attempts:
         for attempt in reversed(attempts):
             for inequality in attempt.compared:
@@ -347,7 +349,7 @@ def recorded_reason(decision: AdmissionDecision, mode: Mode) -> str:
     return decision.reason
 
 
-def _decision(
+def _build_decision(
     facts: AdmissionFacts, action: Action, reason: str, alternatives: tuple[Alternative, ...] | None = None
 ) -> AdmissionDecision:
     options = alternatives

@@ -2,15 +2,15 @@
 
 from datetime import datetime
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import AdmissionDecision
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
-from evenkeel.domain.admission.queue_with_teams import run_team_cycle
+from evenkeel.domain.admission.queue_with_teams import decide_with_teams
 from evenkeel.domain.admission.queue_without_teams import decide_in_queue_order
 from evenkeel.domain.policy import Policy
 
 
-def decide_queue(snapshot: QueueSnapshot, policy: Policy, now: datetime) -> tuple[AdmissionDecision, ...]:
+def decide_queue(snapshot: AdmissionInput, policy: Policy, now: datetime) -> tuple[AdmissionDecision, ...]:
     """Decide about every pending job, each at the size that its request names."""
     if not snapshot.setup.has_teams:
         return decide_in_queue_order(snapshot, policy.scheduling, now)
-    return run_team_cycle(snapshot, policy.scheduling, policy.economy, now)
+    return decide_with_teams(snapshot, policy.scheduling, policy.economy, now)

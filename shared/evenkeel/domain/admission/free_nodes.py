@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.offers import (
     PoolFit,
     SharedFits,
@@ -9,7 +10,6 @@ from evenkeel.domain.admission.offers import (
     pool_fits,
     stays_long_enough,
 )
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 from evenkeel.domain.capacity import network_topology
@@ -24,7 +24,7 @@ from evenkeel.domain.quotas import flavor_matching
 class FreeNodes:
     """The nodes that no job of this cycle has taken yet, and how requests fit on them."""
 
-    def __init__(self, snapshot: QueueSnapshot, policy: SchedulingPolicy, flavors: Mapping[str, Flavor]) -> None:
+    def __init__(self, snapshot: AdmissionInput, policy: SchedulingPolicy, flavors: Mapping[str, Flavor]) -> None:
         self.capacities = snapshot.capacities
         self.reserved: dict[str, tuple[NodeLife, ...]] = {}
         """Job that has quota but no nodes → nodes that are reserved for it. They are not free for other jobs."""
@@ -37,14 +37,14 @@ class FreeNodes:
 
     def fits(self, request: AdmissionRequest) -> tuple[PoolFit, ...]:
         """Return the fits of a request on all free nodes."""
-        return self._shared_fits.of(request, self.capacities)
+        return self._shared_fits.fits_of(request, self.capacities)
 
     def fits_in_flavors(
         self, request: AdmissionRequest, assignment: Assignment, capacities: Sequence[NodeCapacity] | None = None
     ) -> tuple[PoolFit, ...]:
-        """Return the fits of a request on the nodes of its assigned flavors: on the free nodes, if none are given."""
+        """Return the fits of a request on the nodes of its assigned flavors. By default, these are the free nodes."""
         names = frozenset(name for flavors in assignment.flavors for name in flavors.values())
-        test = self._test_of(names)
+        test = self._flavor_test(names)
         if capacities is None and test is None:
             return self.fits(request)
         return pool_fits(request, self.capacities if capacities is None else capacities, self._policy, test)
@@ -79,9 +79,9 @@ class FreeNodes:
         self.reserved[request.job_id] = tuple(capacity.life for capacity in reserved)
         self.assign(request, self.reserved[request.job_id])
 
-    def _test_of(self, names: frozenset[str]) -> Callable[[NodeCapacity], bool] | None:
+    def _flavor_test(self, names: frozenset[str]) -> Callable[[NodeCapacity], bool] | None:
         if names not in self._tests:
-            places = frozenset(
+            node_keys = frozenset(
                 (capacity.cluster, capacity.node_name)
                 for capacity in self._snapshot.capacities
                 if all(
@@ -91,6 +91,8 @@ class FreeNodes:
                     for name in names
                 )
             )
-            is_all = len(places) == len(self._snapshot.capacities)
-            self._tests[names] = None if is_all else lambda capacity: (capacity.cluster, capacity.node_name) in places
+            is_all = len(node_keys) == len(self._snapshot.capacities)
+            self._tests[names] = (
+                None if is_all else lambda capacity: (capacity.cluster, capacity.node_name) in node_keys
+            )
         return self._tests[names]

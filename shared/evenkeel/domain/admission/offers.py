@@ -27,7 +27,8 @@ class PoolFit(Value):
     total_nodes: int
     """Nodes of this type, in any state."""
     leaving: int = 0
-    """Number of these nodes that AWS takes before the gang could save a checkpoint. The gang does not wait for them."""
+    """Number of these nodes that AWS takes back before the gang could save a checkpoint. The gang does not wait for
+    them."""
     fitting: int
     """Nodes that can run one pod of the gang now."""
     best: tuple[NodeLife, ...] = ()
@@ -41,9 +42,9 @@ class PoolFit(Value):
     reserved_spares: int = 0
     """Completely free nodes that must stay free: the spares, unless the job is a recovery."""
     closed: dict[str, int] = {}
-    """Reason → number of nodes that it closes to the gang."""
+    """Reason → number of nodes that the gang cannot use for this reason."""
     level: NetworkLevel | None = None
-    """The narrowest network level of which one domain has all nodes that the gang would take; None if unknown."""
+    """The narrowest network level at which one domain holds all nodes of the gang; None if unknown."""
     domain: str = ""
     """Id of that domain."""
     largest_domain: int | None = None
@@ -58,7 +59,7 @@ class PoolFit(Value):
 
     @property
     def most_nodes(self) -> int:
-        """How many usable nodes the gang could have together: those of one domain if it requires a level."""
+        """Maximum usable nodes that the gang could take: those of one domain if it requires a network level."""
         return self.fitting if self.largest_domain is None else self.largest_domain
 
     @property
@@ -172,12 +173,12 @@ class _PoolNodes(NamedTuple):
         changes: Iterable[tuple[NodeCapacity, NodeCapacity]],
         policy: SchedulingPolicy,
     ) -> "_PoolNodes":
-        """Return the nodes after the free amounts of some nodes changed. A new search would return the same.
+        """Update the nodes after the free amounts of some nodes changed. The result equals that of a new search.
 
         Args:
             request: The request of the gang.
             changes: Nodes before and after.
-            policy: See the search.
+            policy: Names the spares of each pool.
         """
         closed, empty = Counter(self.counts.closed), self.counts.empty
         usable = list(self.usable)
@@ -225,7 +226,7 @@ def _pool_nodes(
     policy: SchedulingPolicy,
     counts_node: Callable[[NodeCapacity], bool] | None = None,
 ) -> tuple[_PoolNodes, ...]:
-    """Return the usable nodes of each pool. Two gangs that differ only in their size share them, beyond one node."""
+    """Return the usable nodes of each pool. Gangs of two or more nodes that differ only in their size share them."""
     nodes_by_type: dict[tuple[str, str], list[NodeCapacity]] = defaultdict(list)
     choices: dict[tuple[str, str], int] = {}
     for capacity in _reserved_or_shared(request, capacities):
@@ -269,7 +270,7 @@ class SharedFits:
     """
 
     def __init__(self, capacities: Iterable[NodeCapacity], policy: SchedulingPolicy) -> None:
-        """Take the nodes before the first admission: they name every job with reserved nodes."""
+        """Index the nodes before the first admission. They name each job that has reserved nodes."""
         self._capacities = tuple(capacities)
         self._reservation_holders = frozenset(capacity.reserved_for for capacity in self._capacities)
         self._policy = policy
@@ -279,7 +280,7 @@ class SharedFits:
             self._positions[capacity.life.instance_id].append(index)
         self._searches: dict[tuple[str, bool], tuple[AdmissionRequest, tuple[_PoolNodes, ...]]] = {}
 
-    def of(self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...]) -> tuple[PoolFit, ...]:
+    def fits_of(self, request: AdmissionRequest, capacities: tuple[NodeCapacity, ...]) -> tuple[PoolFit, ...]:
         """Return the fits of a request. Nodes that `subtract` did not return start a new search."""
         if self._capacities is not capacities:
             self._capacities, self._searches = capacities, {}
@@ -451,7 +452,7 @@ def _is_needed_long_enough(request: AdmissionRequest, capacity: NodeCapacity) ->
 def _why_closed(
     request: AdmissionRequest, requested: Resources, capacity: NodeCapacity, policy: SchedulingPolicy
 ) -> str:
-    """Return in a few words why a pod of a job, which requests `wanted`, cannot use a node now; empty if it can."""
+    """Return in a few words why a pod of a job cannot use a node now; empty if it can."""
     if capacity.unschedulable_reason and not is_schedulable_for(request, capacity):
         return capacity.unschedulable_reason
     if not _is_needed_long_enough(request, capacity):

@@ -1,14 +1,14 @@
-"""Positions up to which cycles have read queues that are longer than one page.
+"""How far scheduling cycles have read the queues that are longer than one page.
 
     │ head: each cycle │ barrier │    …     │ page of this cycle │ page of the next cycle │ … │
                        ▲         ▲          ▲                    ▲
                     head end  its cursor  page start         page start of the next cycle
 
 Each cycle reads the first page of every queue, which is its head, and one later page of long queues. The next cycle
-reads the page after that one, and after the last page the second page again. Long queues take turns if there are more
-of them than a cycle can read. So every queued job is examined within as many turns of its queue as the queue has pages.
-A barrier is a job before the page that waits for nodes. Once it waits no more, the next cycle continues behind it,
-since it blocked the jobs there.
+reads the page after that one, and after the last page the second page again. If there are more long queues than a cycle
+can read, they take turns. So every queued job is examined within as many turns of its queue as the queue has pages. A
+barrier is a job before the page that waits for nodes. Once it no longer waits, the next cycle continues behind it,
+because it blocked the jobs there.
 """
 
 import bisect
@@ -18,12 +18,12 @@ from typing import NamedTuple
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 
 ALL_JOBS = ""
-"""In the place of a team: the list of all pending jobs. Without teams it is the only queue. With teams it also holds
+"""Stands for no team: the list of all pending jobs. Without teams it is the only queue. With teams it also holds
 jobs that were submitted before teams were set up, and jobs of removed teams."""
 
 
 def queues_to_read(long_queues: Sequence[str], last_queue: str | None, max_queues: int) -> tuple[str, ...]:
-    """Return the long queues whose turn it is, in the order of their names: those after the last one, then the first.
+    """Return the long queues to read now, by name: the next ones after the last queue that was read.
 
     Args:
         long_queues: The long queues, sorted by name.
@@ -38,7 +38,8 @@ class QueueCursors(NamedTuple):
     """The cursors after the heads of long queues, from which the next cycle continues."""
 
     page_starts: Mapping[str, str]
-    """Team → the cursor where its next page starts. A queue that was read to its end is not listed: it begins anew."""
+    """Team → the cursor where its next page starts. A queue that was read to its end is not listed: its next page is
+    the first."""
     page_jobs: frozenset[str] = frozenset()
     """Jobs that this cycle read behind the head of the list of all pending jobs."""
     page_start: str = ""
@@ -63,8 +64,8 @@ class QueueCursors(NamedTuple):
         added = tuple((name, self.page_start if is_behind else head_end) for is_behind, name in waiting)
         return self._replace(barriers=(*self.barriers, *added))
 
-    def rewound(self, decisions: Iterable[AdmissionDecision]) -> "QueueCursors | None":
-        """Return the cursors at the first barrier that waits no more; None if all of them still wait.
+    def rewound_to_barrier(self, decisions: Iterable[AdmissionDecision]) -> "QueueCursors | None":
+        """Return the cursors at the first barrier that no longer waits; None if all barriers still wait.
 
         The jobs behind that barrier were blocked by it, so they come before the jobs of the present page.
         """

@@ -16,6 +16,7 @@ from datetime import datetime
 from enum import IntEnum
 from typing import NamedTuple
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import (
     Action,
     AdmissionDecision,
@@ -32,7 +33,6 @@ from evenkeel.domain.admission.offers import (
     best_fit,
     why_no_fit,
 )
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.queue_without_teams import FifoBarrier
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
@@ -48,7 +48,7 @@ from evenkeel.domain.quotas.quota_documents import DocumentCache
 from evenkeel.domain.quotas.quota_facts import CycleState, quota_facts_of
 
 _MAX_KUEUE_CYCLES = 2000
-"""Kueue cycles of one group of jobs. After them, the scheduling cycle decides with what it has."""
+"""Maximum Kueue cycles for one group of jobs. Then the decisions so far are final."""
 
 
 class DecisionGroup(IntEnum):
@@ -78,17 +78,17 @@ class _JobProgress:
     kueue_job: short_form.ShortJob
     """The request in Kueue's form."""
     latest: _QuotaDecision | None = None
-    """Its latest decision by quota; None until it was the head of its queue."""
+    """Its latest decision by quota; None if it was not the head of its queue yet."""
     without_nodes: _QuotaDecision | None = None
-    """The decision that found quota but no nodes, while the scan of the flavors goes on."""
+    """The decision that found quota but no nodes, until the scan of the flavors ends."""
     waiting: AdmissionDecision | None = None
     """The decision while it waits; None until a reason needs it."""
 
 
-def run_team_cycle(
-    snapshot: QueueSnapshot, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime
+def decide_with_teams(
+    snapshot: AdmissionInput, policy: SchedulingPolicy, economy: EconomyPolicy, now: datetime
 ) -> tuple[AdmissionDecision, ...]:
-    """Decide about every pending job. Never over a limit, never more on a node than is free there.
+    """Decide about every pending job. No decision exceeds a limit, or the free amounts of a node.
 
     Returns:
         A decision for each job, in the order of commits: each decision takes the earlier decisions into account.
@@ -109,7 +109,7 @@ class _TeamAdmission:
 
     def __init__(
         self,
-        snapshot: QueueSnapshot,
+        snapshot: AdmissionInput,
         policy: SchedulingPolicy,
         economy: EconomyPolicy,
         now: datetime,
@@ -176,7 +176,7 @@ class _TeamAdmission:
         return DecisionGroup.INTERRUPTED if request.has_prior_grant else DecisionGroup.NEW
 
     def _decision_without_quota(self, request: AdmissionRequest) -> AdmissionDecision | None:
-        """Return the decision about a job that takes no part: it backs off, is excluded, or could never start here."""
+        """Return the decision about a job that needs no quota: it backs off, is excluded, or can never start here."""
         if request.not_before and self.now < request.not_before:
             return self._decide(request)
         team = self.snapshot.setup.by_name.get(request.team)
@@ -295,7 +295,7 @@ class _TeamAdmission:
         self.final_decisions[request.job_id] = decision
         team = self.snapshot.setup.by_name[request.team]
         self.queues.started.setdefault(team.name, []).append(decision.to_charge())
-        for waiting in self._waiting_in(request.team):
+        for waiting in self._waiting_requests(request.team):
             limits = self.queues.limits(waiting)
             if any(limit.is_reached for limit in limits):
                 self._withdraw(waiting)
@@ -318,13 +318,13 @@ class _TeamAdmission:
         """Let a job that waits for nodes block the jobs of its queue that could take the same nodes."""
         barrier = self.barriers.setdefault(request.team, FifoBarrier())
         barrier.add(request.job_id, self.nodes.fits(request))
-        for waiting in self._waiting_in(request.team):
+        for waiting in self._waiting_requests(request.team):
             blocker = barrier.blocker_of(self.nodes.fits(waiting))
             if blocker:
                 self._withdraw(waiting)
                 self.final_decisions[waiting.job_id] = self._decide_blocked(waiting, blocker, "free nodes")
 
-    def _waiting_in(self, team: str) -> list[AdmissionRequest]:
+    def _waiting_requests(self, team: str) -> list[AdmissionRequest]:
         return [self.progress[queued.workload.workload_id].request for queued in self.scheduler.pending[team].all()]
 
     def _withdraw(self, request: AdmissionRequest) -> None:

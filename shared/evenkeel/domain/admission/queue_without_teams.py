@@ -3,22 +3,22 @@
 from collections.abc import Iterable
 from datetime import datetime
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, AdmissionFacts, decide
 from evenkeel.domain.admission.offers import PoolFit, SharedFits, pool_instance_types
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy
 
 
 def decide_in_queue_order(
-    snapshot: QueueSnapshot, policy: SchedulingPolicy, now: datetime
+    snapshot: AdmissionInput, policy: SchedulingPolicy, now: datetime
 ) -> tuple[AdmissionDecision, ...]:
-    """Decide about every pending job, in queue order. Never puts more on a node than is free there."""
+    """Decide about every pending job, in queue order. No decision exceeds the free amounts of a node."""
     capacities = snapshot.capacities
     shared_fits = SharedFits(capacities, policy)
     decisions: list[AdmissionDecision] = []
     barrier = FifoBarrier()
     for request in sorted(snapshot.pending, key=lambda request: request.queue_order_key):
-        offers = shared_fits.of(request, capacities)
+        offers = shared_fits.fits_of(request, capacities)
         facts = AdmissionFacts(request=request, offers=offers, blocked_by=barrier.blocker_of(offers), now=now)
         decision = decide(facts)
         if decision.action is Action.WAIT:
@@ -46,7 +46,7 @@ class FifoBarrier:
 
 
 def with_spares(facts: AdmissionFacts, policy: SchedulingPolicy) -> AdmissionFacts:
-    """Return the facts as they would be if pools reserved the spares of this policy. Nodes and quotas stay the same."""
+    """Return the facts with the spares that a policy reserves in each pool. Nodes and quotas stay the same."""
     if facts.request.is_recovery:
         return facts
     offers = tuple(

@@ -8,10 +8,10 @@ committed nodes.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.cycle_plan import Departure, Placement
 from evenkeel.domain.admission.cycle_snapshot import CycleSnapshot
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, with_assigned
@@ -71,7 +71,7 @@ DISPLACER = "schedule_jobs/displace"
 """Prefix of the requester of a stop that displaces a job."""
 _WAITING_FOR_NODES_OF_OTHERS = (Action.WAIT, Action.BLOCKED)
 _LOOKAHEAD = timedelta(seconds=MAX_GRACE_SECONDS + 600)
-"""Time before the end of a reservation from which on jobs there are examined: no job needs longer to save."""
+"""Jobs on a reservation are examined from this long before its end. No job needs longer to save."""
 
 
 # ---------------------------------------------------------------- jobs that wait
@@ -87,7 +87,9 @@ def jobs_without_nodes(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDec
     )
 
 
-def placement_context(snapshot: CycleSnapshot, queue: QueueSnapshot, policy: Policy, now: datetime) -> PlacementContext:
+def placement_context(
+    snapshot: CycleSnapshot, queue: AdmissionInput, policy: Policy, now: datetime
+) -> PlacementContext:
     """Return the facts that all placements of one cycle share, before its admissions. Its queue is empty."""
     jobs = {charge.job_id: snapshot.known_job(charge.job_id) for charge in queue.charges}
     return PlacementContext(
@@ -104,7 +106,7 @@ def placement_context(snapshot: CycleSnapshot, queue: QueueSnapshot, policy: Pol
 
 def plan_placements(
     snapshot: CycleSnapshot,
-    queue: QueueSnapshot,
+    queue: AdmissionInput,
     decisions: Sequence[AdmissionDecision],
     rented: RentalBook,
     policy: Policy,
@@ -175,19 +177,19 @@ def _jobs_being_displaced(job_id: str, snapshot: CycleSnapshot) -> list[str]:
 
 def plan_displacement(
     snapshot: CycleSnapshot,
-    queue: QueueSnapshot,
+    queue: AdmissionInput,
     decisions: Sequence[AdmissionDecision],
     placements: Mapping[str, Placement],
     policy: Policy,
     now: datetime,
 ) -> DisplacementDecision | None:
-    """Return which jobs move to rented nodes for a job that waits for committed nodes; None if it pays for no job.
+    """Return which jobs move to rented nodes for a job that waits for committed nodes; None if no displacement pays.
 
     Args:
         snapshot: The snapshot of the cycle.
         queue: The queue that was decided.
         decisions: Decisions about the pending jobs.
-        placements: Placements of the waiting jobs elsewhere.
+        placements: Where else the waiting jobs could run.
         policy: The whole policy.
         now: The time.
     """
@@ -204,7 +206,7 @@ def plan_displacement(
         if facts is not None:
             displacements.append(decide_displacement(facts))
     displacement_decisions = [decision for decision in displacements if decision.action is DisplacementAction.DISPLACE]
-    # The job that saves most. The others are decided again in the next cycle.
+    # Only the displacement that saves most. The others are decided again in the next cycle.
     return max(displacement_decisions, key=_saving_key, default=None)
 
 
@@ -216,13 +218,13 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
     decision: AdmissionDecision,
     placement: PlacementDecision,
     snapshot: CycleSnapshot,
-    queue: QueueSnapshot,
+    queue: AdmissionInput,
     capacities: Iterable[NodeCapacity],
     movable_by_team: dict[str, tuple[MovableJob, ...]],
     policy: Policy,
     now: datetime,
 ) -> DisplacementFacts | None:
-    """Return the facts for displacing jobs; None if no committed pool could run the job, or nothing else could."""
+    """Return the facts for displacing jobs; None if no committed pool could run the job, or if it needs none."""
     request, job = decision.facts.request, snapshot.pending[decision.job_id]
     if placement.row is None or placement.action not in (PlacementAction.RENT, PlacementAction.WAIT):
         return None
@@ -269,7 +271,7 @@ def _displacement_facts(  # noqa: PLR0913, PLR0917 - the parts of a snapshot
 
 def _movable_jobs(
     snapshot: CycleSnapshot,
-    queue: QueueSnapshot,
+    queue: AdmissionInput,
     nodes: Collection[str],
     team: str,
     context: PlacementContext,
@@ -316,7 +318,7 @@ def _movable_jobs(
 
 
 _NO_LIMITS = SpendLimits(team_cap_micros_per_hour=10**15, fleet_cap_micros_per_hour=10**15)
-"""The caps are compared for all moved jobs together."""
+"""The caps are checked for all moved jobs together."""
 
 
 def _last_ends(attempts: Iterable[Attempt]) -> dict[str, datetime]:
@@ -329,7 +331,7 @@ def _last_ends(attempts: Iterable[Attempt]) -> dict[str, datetime]:
 
 
 def _decisions_on_rental(
-    job: Job, pool: RentedPool, snapshot: CycleSnapshot, queue: QueueSnapshot, policy: Policy, now: datetime
+    job: Job, pool: RentedPool, snapshot: CycleSnapshot, queue: AdmissionInput, policy: Policy, now: datetime
 ) -> tuple[AdmissionDecision, ...]:
     """Return the decisions about the pending jobs if nodes of a pool were rented for one of them."""
     moved = {**snapshot.pending, job.job_id: job.replace(cluster=pool.cluster)}
@@ -343,7 +345,7 @@ def _decisions_on_rental(
 def _requests_of(
     pending: Mapping[str, Job], snapshot: CycleSnapshot, policy: Policy, now: datetime
 ) -> tuple[AdmissionRequest, ...]:
-    """Return the requests of other pending jobs, each in its own cluster, wherever nodes are rented for it."""
+    """Return the requests of other pending jobs, each in its own cluster, even if nodes elsewhere are rented for it."""
     return snapshot._replace(pending=pending, rented=RentalBook()).requests(policy, now)
 
 
@@ -379,7 +381,7 @@ def why_rental_would_not_help(job_id: str, pool: Pool, decisions: Iterable[Admis
 
 
 def jobs_that_may_leave(
-    snapshot: CycleSnapshot, queue: QueueSnapshot, decisions: Sequence[AdmissionDecision]
+    snapshot: CycleSnapshot, queue: AdmissionInput, decisions: Sequence[AdmissionDecision]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the jobs that may leave their rented nodes now, and which of these jobs need a run-time estimate."""
     is_free = _has_free_node(_free_committed_nodes(queue.capacities, decisions))
@@ -389,7 +391,7 @@ def jobs_that_may_leave(
 
 def next_departure(
     snapshot: CycleSnapshot,
-    queue: QueueSnapshot,
+    queue: AdmissionInput,
     decisions: Sequence[AdmissionDecision],
     asked_to_stop: Collection[str],
     policy: Policy,
@@ -435,7 +437,7 @@ def _departure_candidates(snapshot: CycleSnapshot, *, is_free: bool) -> list[Ren
         and rental.offer.cluster not in snapshot.unreadable_clusters
         and (is_free or rental.due_at is not None)
     )
-    # The dearest first: it saves most.
+    # The most expensive rental comes first: its end saves most.
     return sorted(candidates, key=lambda rental: (-rental.offer.micros_per_node_hour * rental.nodes, rental.job_id))
 
 
@@ -470,7 +472,7 @@ def _committed_target(
     rental: Rental,
     capacities: tuple[NodeCapacity, ...],
     snapshot: CycleSnapshot,
-    queue: QueueSnapshot,
+    queue: AdmissionInput,
     policy: Policy,
     now: datetime,
 ) -> Pool | None:
@@ -491,7 +493,7 @@ def _committed_target(
 # ---------------------------------------------------------------- jobs that leave reservations
 
 
-def charges_on_ending_reservations(queue: QueueSnapshot, policy: Policy, now: datetime) -> dict[str, Charge]:
+def charges_on_ending_reservations(queue: AdmissionInput, policy: Policy, now: datetime) -> dict[str, Charge]:
     """Return the charges on reservations that end soon, by job."""
     ending = {
         (reservation.cluster, reservation.pool)
@@ -508,7 +510,7 @@ def charges_on_ending_reservations(queue: QueueSnapshot, policy: Policy, now: da
 
 
 def reservation_stops(
-    snapshot: CycleSnapshot, queue: QueueSnapshot, asked_to_stop: Collection[str], policy: Policy, now: datetime
+    snapshot: CycleSnapshot, queue: AdmissionInput, asked_to_stop: Collection[str], policy: Policy, now: datetime
 ) -> tuple[MigrationDecision, ...]:
     """Return the decision about each job that must leave a reservation now.
 

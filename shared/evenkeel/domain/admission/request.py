@@ -42,17 +42,17 @@ class AdmissionRequest(Value):
     """The principal that submitted the job."""
     priority: int = 0
     queued_at: Instant | None = None
-    """When the job lost its place in its queue; None if it never did."""
+    """When the job lost its position in its queue; None if it never did."""
     requested_nodes: int = 0
-    """Nodes that an elastic job asked for, at whatever size it is decided; 0 if it runs at one size only."""
+    """Full size of an elastic job, even while a smaller size is decided; 0 if the job has one size only."""
     sizes: tuple[int, ...] = ()
-    """Smaller numbers of nodes that are enough, too, ascending."""
+    """Smaller sizes at which the job may start, ascending."""
     shrinks_at: Instant | None = None
-    """Until then the job starts on no fewer nodes than it had: it waits for spares."""
+    """Until then the job waits for spares: it does not start on fewer nodes than before."""
     last_nodes: int = 0
     """Nodes of the last attempt of an elastic job; 0 if there was none."""
     resumes_by_preemption: bool = False
-    """Whether its resume plan is to preempt: if the job has quota but no nodes, other jobs are stopped for it."""
+    """Whether its resume plan is to preempt: if the job has quota but no nodes, other jobs stop for it."""
     is_resize: bool = False
     """Whether the job was stopped to change size. The requested nodes were idle, or the job's own."""
     has_displaced: bool = False
@@ -67,14 +67,14 @@ class AdmissionRequest(Value):
     requires: Requirements = Requirements()
     network_needs: NetworkNeeds = NetworkNeeds()
     needs_node_until: Instant | None = None
-    """Earliest time at which the job could leave a node with a saved checkpoint. Nodes that AWS takes before are of no
-    use to it. None if no node has a known end."""
+    """Earliest time at which the job could leave a node with a saved checkpoint. The job does not use nodes that AWS
+    takes back earlier. None if no node has a known end."""
 
     @classmethod
     def of(cls, job: Job) -> "AdmissionRequest":
         """Return the request of a job."""
         plan, resize = job.live_plan(), job.live_resize()
-        # A preempted job keeps its old place in the queue. If it went first, it would take its nodes back at once.
+        # A preempted job keeps its old position in the queue. If it went first, it would take its nodes back at once.
         comes_back = plan is not None and not job.is_preempted
         nodes = resize.nodes if resize else job.next_node_count
         return cls(

@@ -1,4 +1,4 @@
-"""Requests of jobs for nodes that AWS takes at a known time: a job starts there only if it can save before that.
+"""Requests for nodes that AWS takes back at a known time. A job starts there only if it can save before that time.
 
     ...... work runs ......|-- restart, first checkpoint --|-- save --|- margin -|... AWS takes the nodes ......|
                            └ no job starts any more        └ jobs must save      └ usable until                └ end
@@ -37,7 +37,7 @@ def with_reservation_ends(capacities: Iterable[NodeCapacity], policy: Policy) ->
 
 
 def with_open_amounts(request: AdmissionRequest, shares: NodeShares) -> AdmissionRequest:
-    """Return the request with the CPU and the memory that its job leaves open."""
+    """Return the request with the CPU and the memory that its job does not state."""
     return request.with_per_node(shares.request_of(request.per_node, request.cluster, request.instance_types))
 
 

@@ -14,7 +14,7 @@ MAY_SHRINK, NEEDS_IT = 0, 1
 
 
 class ShrinkFacts(Value):
-    """Facts of a decision which jobs shrink."""
+    """Facts of the decision which jobs shrink."""
 
     jobs: tuple[ElasticJob, ...]
     """Each job with the sizes that it may take. Jobs that may shrink have priority 0, all other jobs 1."""
@@ -44,7 +44,7 @@ class ResizeAnswer(Value):
 
 def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     """Decide about one job's size. A record replays through this function alone."""
-    decision = _decision(facts)
+    decision = _resize_decision(facts)
     own_resize = next((resize for resize in decision.resizes if resize.job_id == facts.job_id), None)
     if own_resize is None:
         return ResizeAnswer(action="KEEP", nodes=0, reason=decision.reason, alternatives=decision.alternatives)
@@ -58,7 +58,7 @@ def resize_answer(facts: ResizeFacts) -> ResizeAnswer:
     )
 
 
-def _decision(facts: ResizeFacts) -> ResizeDecision:
+def _resize_decision(facts: ResizeFacts) -> ResizeDecision:
     if facts.growth is not None:
         return plan_growth(facts.growth)
     assert facts.shrink is not None  # the facts hold either a growth or a shrink

@@ -13,10 +13,10 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.decide_queue import decide_queue
 from evenkeel.domain.admission.offers import pool_fits, subtract_all_assigned
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import admission_request
 from evenkeel.domain.admission.resize_facts import (
@@ -29,7 +29,7 @@ from evenkeel.domain.admission.resize_facts import (
 )
 from evenkeel.domain.admission.scheduler_state import ElasticState
 from evenkeel.domain.admission.serving_demand import reserve_for_replicas
-from evenkeel.domain.capacity.node_capacity import NodePlace, with_freed
+from evenkeel.domain.capacity.node_capacity import NodeKey, with_freed
 from evenkeel.domain.capacity.pod_shares import NodeShares
 from evenkeel.domain.elastic.grow_shrink import GrowFacts, IdleNodes, plan_growth, plan_shrink
 from evenkeel.domain.elastic.sizes import ElasticJob, Sizes
@@ -37,14 +37,14 @@ from evenkeel.domain.jobs.charge import Charge
 from evenkeel.domain.jobs.job import Job, JobState
 from evenkeel.domain.kueue.objects import PreemptionPolicy
 from evenkeel.domain.policy import Policy
-from evenkeel.domain.resources import Resources, sum_by_place
+from evenkeel.domain.resources import Resources, sum_by_node
 
 _MAX_HELPED = 3
 """Waiting jobs, each with another request, for which one cycle frees nodes. Each costs several queue decisions."""
 _MAX_TRIED = 12
 """Waiting jobs for which one cycle checks whether shrinking helps. Each costs one queue decision."""
 _MAX_IDLE_NODES = 256
-"""Maximum number of idle nodes that are remembered: the longest idle nodes."""
+"""Maximum number of idle nodes that are remembered: those that were idle for longest."""
 _MAX_SIZES_TRIED = 12
 """Maximum number of sizes that one growth tries."""
 
@@ -53,7 +53,7 @@ NodeKind = tuple[str, str, str]
 
 
 def plan_resizes(
-    queue: QueueSnapshot,
+    queue: AdmissionInput,
     decisions: tuple[AdmissionDecision, ...],
     jobs: Mapping[str, Job],
     demands: tuple[AdmissionRequest, ...],
@@ -70,15 +70,15 @@ def plan_resizes(
         policy: The whole policy.
         now: The time.
     """
-    return _Planner(queue, decisions, jobs, demands, policy, now).plan()
+    return _ResizePlanner(queue, decisions, jobs, demands, policy, now).plan()
 
 
-class _Planner:
+class _ResizePlanner:
     """Plans the resizes of one cycle."""
 
     def __init__(
         self,
-        queue: QueueSnapshot,
+        queue: AdmissionInput,
         decisions: tuple[AdmissionDecision, ...],
         jobs: Mapping[str, Job],
         demands: tuple[AdmissionRequest, ...],
@@ -103,7 +103,7 @@ class _Planner:
     def plan(self) -> ResizePlan:
         idle = self._idle_since()
         shrinks_by_waiter = self._plan_shrinks()
-        growth = None if shrinks_by_waiter else self._growth(idle)
+        growth = None if shrinks_by_waiter else self._plan_growth(idle)
         elastic_state = ElasticState(
             jobs=tuple(sorted(charge.job_id for charge in self.queue.charges if charge.is_elastic)),
             resizing=self._resizing_jobs(),
@@ -241,7 +241,7 @@ class _Planner:
         for size in _acceptable_sizes(request):
             resized = request.with_nodes(size)
             if self._would_start(resized, {}):
-                return ()  # the nodes that are already being freed are enough
+                return ()  # the jobs that already stop free enough nodes
             for group in tried:
                 planned = self._fewest_nodes(resized, group, functools.partial(self._would_start, resized))
                 if planned:
@@ -252,7 +252,7 @@ class _Planner:
         """Choose the jobs that shrink so that replicas of a Deployment find nodes. Replicas use no quota."""
 
         def fits(sizes_left: Mapping[str, int]) -> bool:
-            capacities = self._fleet_after(sizes_left).capacities
+            capacities = self._fleet_after_shrinks(sizes_left).capacities
             return any(offer.fitting >= demand.nodes for offer in pool_fits(demand, capacities, self.scheduling))
 
         candidates = self._candidates(demand, set(), running_jobs)
@@ -262,7 +262,7 @@ class _Planner:
 
     def _satisfied_demands(self) -> dict[str, int]:
         """Return how many nodes each demand of replicas finds, now or after the planned stops. Urgent demands first."""
-        capacities = self._fleet_after({}).capacities
+        capacities = self._fleet_after_shrinks({}).capacities
         satisfied: dict[str, int] = {}
         for demand in self.demands:
             fitting = sum(offer.fitting for offer in pool_fits(demand, capacities, self.scheduling))
@@ -278,7 +278,7 @@ class _Planner:
     ) -> tuple[PlannedResize, ...]:
         """Free as few nodes as are enough, of the kind of node where the jobs lose least."""
         cheapest: tuple[float, tuple[PlannedResize, ...]] | None = None
-        for offer in pool_fits(request, self._fleet_after({}).capacities, self.scheduling):
+        for offer in pool_fits(request, self._fleet_after_shrinks({}).capacities, self.scheduling):
             kind = (request.cluster, offer.pool, offer.instance_type)
             jobs = tuple(job for name, job in sorted(candidates.items()) if self._kind_of(name) == kind)
             useless = sum(len(self._unschedulable_nodes(self.charges[job.job_id])) for job in jobs)
@@ -371,7 +371,7 @@ class _Planner:
             request: The request that waits.
             nodes_kept: Job → the number of nodes that it keeps.
         """
-        fleet = self._fleet_after(nodes_kept)
+        fleet = self._fleet_after_shrinks(nodes_kept)
         pending = tuple(
             request if pending_request.job_id == request.job_id else pending_request
             for pending_request in fleet.pending
@@ -380,13 +380,13 @@ class _Planner:
         decisions = self._decide(fleet._replace(capacities=capacities, pending=pending))
         return any(decision.job_id == request.job_id and decision.action is Action.ADMIT for decision in decisions)
 
-    def _decide(self, queue: QueueSnapshot) -> tuple[AdmissionDecision, ...]:
+    def _decide(self, queue: AdmissionInput) -> tuple[AdmissionDecision, ...]:
         return decide_queue(queue, self.policy, self.now)
 
-    def _fleet_after(self, nodes_kept: Mapping[str, int]) -> QueueSnapshot:
-        """Return the queue after all jobs freed the nodes that they do not keep."""
+    def _fleet_after_shrinks(self, nodes_kept: Mapping[str, int]) -> AdmissionInput:
+        """Return the fleet after all jobs freed the nodes that they do not keep."""
         keeps, fleet = {**self.nodes_kept, **nodes_kept}, self.fleet
-        freed: list[tuple[NodePlace, Resources]] = []
+        freed: list[tuple[NodeKey, Resources]] = []
         charges: list[Charge] = []
         for charge in fleet.charges:
             count = keeps.get(charge.job_id, len(charge.node_names))
@@ -394,7 +394,7 @@ class _Planner:
             freed += [((charge.cluster, name), charge.per_node) for name in ordered.node_names[count:]]
             if count or not charge.node_names:
                 charges.append(shrunk_charge(ordered, count))
-        capacities = with_freed(fleet.capacities, sum_by_place(freed))
+        capacities = with_freed(fleet.capacities, sum_by_node(freed))
         return fleet._replace(capacities=capacities, charges=tuple(charges), stopping=fleet.stopping - keeps.keys())
 
     def _unschedulable_nodes(self, charge: Charge) -> set[str]:
@@ -402,7 +402,7 @@ class _Planner:
         return {name for name in charge.node_names if (charge.cluster, name) in self.closed_nodes}
 
     def _schedulable_first(self, charge: Charge) -> Charge:
-        """Return a charge with its closed nodes last: the job frees those first, since it cannot start there again."""
+        """Return a charge with its unschedulable nodes last. The job frees these first: it cannot start there again."""
         closed = self._unschedulable_nodes(charge)
         return charge.replace_unchecked(node_names=tuple(sorted(charge.node_names, key=closed.__contains__)))
 
@@ -421,7 +421,7 @@ class _Planner:
         }
         return dict(sorted(idle_since.items(), key=lambda gain: (gain[1], gain[0]))[:_MAX_IDLE_NODES])
 
-    def _growth(self, idle: Mapping[str, datetime]) -> PlannedResize | None:
+    def _plan_growth(self, idle: Mapping[str, datetime]) -> PlannedResize | None:
         by_kind: dict[NodeKind, list[Job]] = {}
         for job in self._running_jobs():
             if job.state is JobState.RUNNING:
@@ -429,12 +429,12 @@ class _Planner:
         for kind, jobs in sorted(by_kind.items()):
             if kind in self.changing_kinds or self._has_waiting_jobs(kind):
                 continue
-            planned = self._growth_of(kind, jobs, idle)
+            planned = self._plan_growth_on(kind, jobs, idle)
             if planned is not None:
                 return planned
         return None
 
-    def _growth_of(self, kind: NodeKind, jobs: list[Job], idle: Mapping[str, datetime]) -> PlannedResize | None:
+    def _plan_growth_on(self, kind: NodeKind, jobs: list[Job], idle: Mapping[str, datetime]) -> PlannedResize | None:
         now, policy = self.now, self.scheduling
         keys = {
             capacity.life.key
@@ -462,7 +462,7 @@ class _Planner:
             # Quota or a limit allows less. The job's next smaller size is compared with all other jobs again.
             elastic_job = elastic_jobs[resize.job_id]
             assert elastic_job.sizes is not None  # a job without sizes does not grow
-            max_size = elastic_job.sizes.at_most(resize.to_nodes - 1) or elastic_job.sizes.least
+            max_size = elastic_job.sizes.largest_up_to(resize.to_nodes - 1) or elastic_job.sizes.least
             legal = tuple(size for size in elastic_job.sizes.legal if size <= max_size)
             elastic_jobs[resize.job_id] = elastic_job.replace(
                 sizes=Sizes(least=legal[0], most=max_size, discrete=legal)
@@ -471,7 +471,7 @@ class _Planner:
 
     def _would_start_at(self, job: Job, nodes: int) -> bool:
         """Whether the rules would start a running job at another size if it waited instead."""
-        fleet = self._fleet_after({job.job_id: 0})
+        fleet = self._fleet_after_shrinks({job.job_id: 0})
         request = admission_request(job, self.shares, self.policy, self.now).replace_unchecked(
             nodes=nodes, requested_nodes=0, sizes=(), is_resize=True, queued_at=job.queued_at
         )
@@ -496,8 +496,8 @@ class _Planner:
         ) or any(demand.cluster == kind[0] for demand in self.demands)
 
 
-def _after_admissions(queue: QueueSnapshot, decisions: Iterable[AdmissionDecision]) -> QueueSnapshot:
-    """Return the queue after this cycle's admissions: those jobs hold their nodes and wait no more."""
+def _after_admissions(queue: AdmissionInput, decisions: Iterable[AdmissionDecision]) -> AdmissionInput:
+    """Return the queue after this cycle's admissions: those jobs hold their nodes and no longer wait."""
     started = {
         decision.job_id: decision for decision in decisions if decision.action is Action.ADMIT and decision.nodes
     }

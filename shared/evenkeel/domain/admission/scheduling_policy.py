@@ -25,15 +25,15 @@ class SchedulingPolicy(Section):
     """Maximum pending jobs that one scheduling cycle examines in all queues together. Half of them are at the heads, at
     least one in each queue. The others are behind the heads of long queues, which take turns."""
     max_open_jobs_per_principal: int = Field(default=500, ge=1, le=100_000)
-    """Maximum open jobs of one submitter: jobs that have not ended. Further submissions are refused."""
+    """Maximum number of jobs of one submitter that have not ended. Further submissions are refused."""
     max_open_jobs_per_team: int = Field(default=2000, ge=1, le=100_000)
-    """Maximum open jobs of one team; without teams, of all jobs together."""
+    """The same limit for one team; without teams, for all jobs together."""
     elastic: ElasticPolicy = ElasticPolicy()
     """When elastic jobs grow, and how long they wait for a spare node."""
     serving: tuple[ServingWorkload, ...] = ()
     """Deployments for which elastic jobs shrink."""
     reservations: tuple[ReservedPool, ...] = ()
-    """Pools whose nodes AWS takes at a known time. Jobs leave them before."""
+    """Pools whose nodes AWS takes back at a known time. Jobs leave these nodes before that time."""
 
     def jobs_per_head(self, queues: int) -> int:
         """Return how many jobs a cycle examines at the head of each queue: a page, or less if there are many queues."""
@@ -41,16 +41,16 @@ class SchedulingPolicy(Section):
 
     @property
     def long_queues_per_cycle(self) -> int:
-        """How many long queues a cycle reads behind their heads, a page each."""
+        """Number of long queues of which a cycle reads one page behind the head."""
         return self.examined_jobs_limit // 2 // self.jobs_per_page
 
     @property
     def examined_jobs_limit(self) -> int:
-        """Pending jobs that a cycle examines: the maximum of the policy, but at least six pages."""
+        """Maximum pending jobs that a cycle examines: the policy's maximum, but at least six pages."""
         return max(self.max_jobs_per_cycle, 6 * self.jobs_per_page)
 
     def reservation_of(self, cluster: str, pool: str) -> Reservation | None:
-        """Return the reservation of a pool; None if no end of it is known."""
+        """Return the reservation of a pool; None if the policy lists none."""
         return next(
             (
                 reservation.reservation
@@ -61,8 +61,8 @@ class SchedulingPolicy(Section):
         )
 
     @model_validator(mode="after")
-    def _pools_end_once(self) -> Self:
-        places = [(reservation.cluster, reservation.pool) for reservation in self.reservations]
-        if len({*places}) < len(places):
+    def _lists_each_pool_once(self) -> Self:
+        pools = [(reservation.cluster, reservation.pool) for reservation in self.reservations]
+        if len({*pools}) < len(pools):
             raise ValueError("two reservations of the same pool")
         return self

@@ -28,7 +28,7 @@ from evenkeel.domain.renting.serving import ServingState, decide_serving_rentals
 
 
 def replica_requests(
-    short: Iterable[ReplicaShortfall],
+    shortfalls: Iterable[ReplicaShortfall],
     capacities: Sequence[NodeCapacity],
     priorities: Mapping[str, int],
     now: datetime,
@@ -37,14 +37,14 @@ def replica_requests(
     """Return the requests of the replicas that have no node, most urgent first.
 
     Args:
-        short: The Deployments with waiting replicas.
+        shortfalls: The Deployments with waiting replicas.
         capacities: The nodes. Their size decides how many replicas share a node.
         priorities: Priority class → priority.
         now: The time.
-        satisfied_replicas: Id of the Deployment → its replicas for which nodes are rented already.
+        satisfied_replicas: Id of the Deployment → number of its replicas for which nodes are already rented.
     """
     requests = []
-    for registered, _, waiting in short:
+    for registered, _, waiting in shortfalls:
         pods = waiting[(satisfied_replicas or {}).get(holder_id(registered), 0) :]
         if not pods:
             continue
@@ -100,7 +100,7 @@ def satisfied_replicas(
     pods: Mapping[str, Sequence[UnmanagedPod]],
     capacities: Iterable[NodeCapacity],
 ) -> dict[str, int]:
-    """Return, by the id of a Deployment, how many waiting replicas the nodes that are rented or starting will take."""
+    """Return how many waiting replicas the rented or starting nodes will take, by the id of the Deployment."""
     unassigned = {
         (capacity.cluster, capacity.node_name): capacity.pool
         for capacity in capacities
@@ -121,16 +121,16 @@ def satisfied_replicas(
 
 
 class ServingDemand(NamedTuple):
-    """The replicas that wait in one scheduling cycle."""
+    """The replicas that wait for nodes in one scheduling cycle."""
 
-    short: tuple[ReplicaShortfall, ...] = ()
+    shortfalls: tuple[ReplicaShortfall, ...] = ()
     """Deployments with waiting replicas."""
     satisfied_replicas: Mapping[str, int] = {}
-    """By the Deployment's id: waiting replicas that rented nodes will take."""
+    """Waiting replicas that rented nodes will take, by the Deployment's id."""
     demands: tuple[AdmissionRequest, ...] = ()
     """Requests of the other replicas, most urgent first."""
     satisfied_demands: Mapping[str, int] = {}
-    """By `cluster/demand`: committed nodes that it gets."""
+    """Committed nodes that each demand gets, by `cluster/demand`."""
 
 
 class ServingRentalPlan(NamedTuple):
@@ -144,7 +144,7 @@ class ServingRentalPlan(NamedTuple):
     decisions: tuple[PlacementDecision, ...] = ()
     """A decision for each node to rent, or a single decision with the reason why Evenkeel rents no node."""
     fits_committed: bool = False
-    """Whether committed nodes can run its replicas, so that there is nothing to decide."""
+    """Whether committed nodes can run its replicas. Then no rental is decided."""
 
     @property
     def to_rent(self) -> tuple[PlacementDecision, ...]:
@@ -164,7 +164,7 @@ def plan_serving_rentals(
         policy: Prices and caps.
     """
     registered = {holder_id(workload): workload for workload in policy.scheduling.serving if workload.rents_from}
-    short = {holder_id(shortfall.registered): shortfall for shortfall in demand.short}
+    shortfalls = {holder_id(shortfall.registered): shortfall for shortfall in demand.shortfalls}
     places = {f"{request.cluster}/{request.job_id}": place for place, request in enumerate(demand.demands)}
     labels = {name: f"{workload.cluster}/{workload.label}" for name, workload in registered.items()}
     context, rentals_left, plans = context._replace(queue=()), policy.burst.rentals_per_cycle, []
@@ -172,19 +172,19 @@ def plan_serving_rentals(
         registered, key=lambda registered_name: (places.get(labels[registered_name], len(places)), registered_name)
     ):
         plan = ServingRentalPlan(registered[name], *states.get(name, (ServingState.of(registered[name]), 0)))
-        waiting = len(short[name].waiting) - demand.satisfied_replicas.get(name, 0) if name in short else 0
+        waiting = len(shortfalls[name].waiting) - demand.satisfied_replicas.get(name, 0) if name in shortfalls else 0
         if waiting > 0:
             per_node = demand.demands[places[labels[name]]].accelerators_per_node
-            waiting -= max(1, per_node // short[name].per_replica) * demand.satisfied_demands.get(labels[name], 0)
+            waiting -= max(1, per_node // shortfalls[name].per_replica) * demand.satisfied_demands.get(labels[name], 0)
         if waiting > 0:
             decisions = decide_serving_rentals(
-                short[name], waiting, context, plan.state, policy, max_rentals=rentals_left
+                shortfalls[name], waiting, context, plan.state, policy, max_rentals=rentals_left
             )
-            plan = plan._replace(decisions=decisions, per_replica=short[name].per_replica)
+            plan = plan._replace(decisions=decisions, per_replica=shortfalls[name].per_replica)
             rentals_left -= len(plan.to_rent)
             context = context._replace(rented=context.rented.with_planned(plan.to_rent, policy.burst.pools))
-        elif name in short and not demand.satisfied_replicas.get(name):
+        elif name in shortfalls and not demand.satisfied_replicas.get(name):
             plan = plan._replace(fits_committed=True)
-        if plan.decisions or plan.fits_committed or (plan.state.last_note and name not in short):
+        if plan.decisions or plan.fits_committed or (plan.state.last_note and name not in shortfalls):
             plans.append(plan)
     return tuple(plans)

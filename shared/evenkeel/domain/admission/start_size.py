@@ -10,35 +10,35 @@ from collections.abc import Container, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
 from evenkeel.domain.admission.decide_queue import decide_queue
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.elastic.sizes import ElasticPolicy
 from evenkeel.domain.policy import Policy
 
 _MAX_ENLARGED = 4
-"""Jobs of one cycle whose largest size is sought: each one costs several decisions about the whole queue. The other
+"""Maximum jobs of one cycle whose largest size is searched: each costs several decisions about the whole queue. Other
 jobs start at their smallest size and may grow later."""
 _KEEPS_SIZE = frozenset({Action.ADMIT, Action.BACK_OFF})
 
 
 def with_spare_wait(request: AdmissionRequest, lost_at: datetime | None, policy: ElasticPolicy) -> AdmissionRequest:
-    """Return the request of a job that waits for spares before it shrinks, if it lost nodes and has no plan yet."""
+    """Return the request with a wait for spares, if the job lost nodes and has no resume plan yet."""
     if lost_at is None or not request.sizes or request.is_recovery:
         return request
     return request.replace_unchecked(shrinks_at=lost_at + timedelta(seconds=policy.spare_wait_seconds))
 
 
 def decide_with_sizes(
-    snapshot: QueueSnapshot, policy: Policy, now: datetime, full_size_only: Container[str] = ()
+    snapshot: AdmissionInput, policy: Policy, now: datetime, full_size_only: Container[str] = ()
 ) -> tuple[AdmissionDecision, ...]:
     """Decide about every pending job. An elastic job starts with fewer nodes if its full size does not fit."""
     return fit_sizes(snapshot, decide_queue(snapshot, policy, now), policy, now, full_size_only)
 
 
 def fit_sizes(
-    snapshot: QueueSnapshot,
+    snapshot: AdmissionInput,
     decisions: tuple[AdmissionDecision, ...],
     policy: Policy,
     now: datetime,
@@ -46,7 +46,8 @@ def fit_sizes(
 ) -> tuple[AdmissionDecision, ...]:
     """Return the decisions after elastic jobs took smaller sizes where their full size does not fit.
 
-    The order of the queue stays the same. No job gets more than its smallest size if that keeps another from starting.
+    The order of the queue stays the same. No job gets more than its smallest size if that keeps another job from
+    starting.
 
     Args:
         snapshot: The queue.
@@ -72,7 +73,7 @@ def fit_sizes(
         starting = {name: size for name, size in sizes.items() if decisions_by_job[name].action is Action.ADMIT}
         if len(starting) == len(sizes):
             break
-        sizes = starting  # the other jobs ask for their full size again, which may change what fits
+        sizes = starting  # the other jobs ask for their full size again, so other sizes may fit
     if not sizes:
         return decisions
     for request in [admission_request for admission_request in tried if admission_request.job_id in sizes][
@@ -100,7 +101,7 @@ def _needs_smaller_size(request: AdmissionRequest, action: Action) -> bool:
 class _SizeSearch(NamedTuple):
     """Decisions about the same queue with some jobs at other sizes."""
 
-    snapshot: QueueSnapshot
+    snapshot: AdmissionInput
     policy: Policy
     now: datetime
 

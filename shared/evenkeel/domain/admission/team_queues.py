@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime
 
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.capacity import instance_types
 from evenkeel.domain.economics.economy_policy import EconomyPolicy
@@ -20,7 +20,7 @@ from evenkeel.domain.quotas.spending import UsageLimit, usage_limits
 class TeamQueues:
     """The queues of one cycle, by team. Admissions of the cycle count towards the limits of their team."""
 
-    def __init__(self, snapshot: QueueSnapshot, economy: EconomyPolicy, now: datetime) -> None:
+    def __init__(self, snapshot: AdmissionInput, economy: EconomyPolicy, now: datetime) -> None:
         setup = snapshot.setup.scheduler_declarations
         self.by_name = {queue.name: queue for queue in setup.queues}
         self.flavors = {flavor.name: flavor_matching.with_labels(flavor) for flavor in setup.flavors}
@@ -32,7 +32,7 @@ class TeamQueues:
         self._documents.queues = dict(self.by_name)
 
     def load_use(self, scheduler: Scheduler) -> None:
-        """Tell Kueue's scheduler the time, the past use, the admitted jobs and the recent evictions."""
+        """Pass the time, the past use, the admitted jobs and the recent evictions to Kueue's scheduler."""
         scheduler.snapshot.now = self._now.timestamp()
         for name, submitters in self._snapshot.used.items():
             resource = flavor_matching.resource_of((), self.by_name[name], self._catalogue)

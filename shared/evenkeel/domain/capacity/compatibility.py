@@ -92,30 +92,31 @@ def needs_of(requires: Requirements, claim: str, cluster: str, storage: Storage)
     return EnvironmentNeeds(**{name: getattr(requires, name) for name in Requirements.model_fields}, storage=behind)
 
 
-def differences(needs: EnvironmentNeeds, place: PoolEnvironment) -> tuple[str, ...]:
+def differences(needs: EnvironmentNeeds, environment: PoolEnvironment) -> tuple[str, ...]:
     """Return why a job could not run in an environment, one sentence for each reason; empty if it could.
 
     A needed but unknown property counts as a difference: a move to find out could lose the job.
     """
-    return tuple(_differences(needs, place))
+    return tuple(_differences(needs, environment))
 
 
-def _differences(needs: EnvironmentNeeds, place: PoolEnvironment) -> Iterator[str]:
-    if needs.architectures and place.architecture not in needs.architectures:
-        architecture = place.architecture or "an unknown architecture"
+def _differences(needs: EnvironmentNeeds, environment: PoolEnvironment) -> Iterator[str]:
+    if needs.architectures and environment.architecture not in needs.architectures:
+        architecture = environment.architecture or "an unknown architecture"
         yield f"The job's image is for {' and '.join(needs.architectures)}, but the nodes have {architecture}."
-    if needs.accelerators and place.accelerator not in needs.accelerators:
-        model = place.accelerator or "an unknown model"
+    if needs.accelerators and environment.accelerator not in needs.accelerators:
+        model = environment.accelerator or "an unknown model"
         yield f"The job runs on {' or '.join(needs.accelerators)}, but the nodes have {model}."
-    needed, offered = needs.accelerator_memory_gib, place.accelerator_memory_gib
+    needed, offered = needs.accelerator_memory_gib, environment.accelerator_memory_gib
     if needed and not offered:
         yield f"The job needs {needed:g} GiB on each accelerator, but the memory of the nodes' accelerators is unknown."
     elif needed > offered:
         yield f"The job needs {needed:g} GiB on each accelerator, but the nodes have {round(offered, 2):g}."
-    if needs.fabric and place.fabric != needs.fabric:
-        yield f"The job needs the network {needs.fabric}, but the nodes have {place.fabric or 'an ordinary network'}."
+    if needs.fabric and environment.fabric != needs.fabric:
+        network = environment.fabric or "an ordinary network"
+        yield f"The job needs the network {needs.fabric}, but the nodes have {network}."
     for claim, behind in sorted(needs.storage.items()):
-        storage_class = place.storage.get(claim)
+        storage_class = environment.storage.get(claim)
         if storage_class is None:
             yield f"No storage is known for claim {claim} in that cluster."
         elif storage_class != behind:
@@ -132,7 +133,7 @@ def environment_on(
         catalogue: The catalogue of instance types.
         storage: The storage behind the claims of its cluster.
     """
-    hardware = catalogue.of(instance_type)
+    hardware = catalogue.find(instance_type)
     if hardware is None:
         return PoolEnvironment(architecture="", storage=dict(storage or {}))
     return PoolEnvironment(

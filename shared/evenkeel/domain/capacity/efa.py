@@ -56,7 +56,7 @@ def expected_interfaces(node: EfaNode, by_pool: Mapping[str, int]) -> int:
     """
     if node.pool in by_pool:
         return by_pool[node.pool]
-    instance_type = shipped_instance_types().of(node.instance_type)
+    instance_type = shipped_instance_types().find(node.instance_type)
     if instance_type is None or (instance_type.efa_varies and node.offered):
         return node.offered
     return instance_type.efa
@@ -71,7 +71,7 @@ def interfaces_per_pod(node: EfaNode, nodes: int, accelerators: int, by_pool: Ma
         accelerators: Accelerators of each pod.
         by_pool: Expected interfaces by pool, as in `expected_interfaces`.
     """
-    instance_type = shipped_instance_types().of(node.instance_type)
+    instance_type = shipped_instance_types().find(node.instance_type)
     total = instance_type.accelerators if instance_type else node.accelerators
     if nodes < 2 or not total:
         return 0

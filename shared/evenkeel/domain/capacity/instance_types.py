@@ -71,7 +71,7 @@ class InstanceTypes(Value):
         }
         return InstanceTypes(source=self.source, types={**unchanged, **types})
 
-    def of(self, name: str) -> InstanceType | None:
+    def find(self, name: str) -> InstanceType | None:
         """Return an instance type by its name, with or without `ml.`."""
         plain = name.removeprefix(HYPERPOD_PREFIX)
         return self.types.get(f"{HYPERPOD_PREFIX}{plain}") or self.types.get(plain)

@@ -51,7 +51,7 @@ class ListPrices(Value):
     hyperpod: Mapping[str, tuple[DatedPrice, ...]]
     """SageMaker's prices of HyperPod nodes by the same names, without `ml.`."""
 
-    def of(self, instance_type: str, at: datetime) -> ListPrice | None:
+    def price_of(self, instance_type: str, at: datetime) -> ListPrice | None:
         """Return the list price of an instance type; None if there is none.
 
         A HyperPod node (`ml.`) without a HyperPod price has EC2's price of the same hardware. The origin says so.
@@ -68,7 +68,7 @@ class ListPrices(Value):
         columns = (*self.ec2.values(), *self.hyperpod.values())
         return {price.starts_on for prices in columns for price in prices}
 
-    def has(self, instance_type: str) -> bool:
+    def has_price_of(self, instance_type: str) -> bool:
         """Whether an instance type has a list price on any day."""
         plain = instance_type.removeprefix(HYPERPOD_PREFIX)
         return plain in self.ec2 or (instance_type != plain and plain in self.hyperpod)

@@ -17,7 +17,7 @@ TAINTED = "tainted"
 UNHEALTHY = "unhealthy"
 """Why a node accepts no pods: it needs a repair that is not under way, whether it is cordoned or not."""
 
-NodePlace = tuple[str, str]
+NodeKey = tuple[str, str]
 """Cluster and node name."""
 
 
@@ -56,7 +56,7 @@ class NodeCapacity(Value):
         return self.offered.accelerators
 
     @property
-    def place(self) -> NodePlace:
+    def node_key(self) -> NodeKey:
         return (self.cluster, self.node_name)
 
     def why_too_small(self, requested: Resources) -> str:
@@ -82,7 +82,7 @@ class NodeCapacity(Value):
 
 
 def node_capacity(
-    nodes: Iterable[Node], used: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace] = ()
+    nodes: Iterable[Node], used: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey] = ()
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacity of the nodes as the control planes show them, ordered by node life.
 
@@ -95,7 +95,7 @@ def node_capacity(
 
 
 def stored_capacity(
-    nodes: Iterable[FleetNode], charged: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace] = ()
+    nodes: Iterable[FleetNode], charged: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey] = ()
 ) -> tuple[NodeCapacity, ...]:
     """Return the capacity of the nodes as the last sweep stored them, ordered by node life.
 
@@ -105,7 +105,7 @@ def stored_capacity(
         unhealthy: Nodes that need a repair and get none.
     """
     listed = sorted(nodes, key=lambda node: node.life.key)
-    resources_used = taken_resources({_place(node): node.in_use for node in listed}, charged)
+    resources_used = taken_resources({_node_key(node): node.in_use for node in listed}, charged)
     return tuple(_stored_capacity_of(node, resources_used, unhealthy) for node in listed)
 
 
@@ -126,10 +126,10 @@ def idle_capacity(node: FleetNode, offered: Resources) -> NodeCapacity:
 
 
 def taken_resources(
-    in_use: Mapping[NodePlace, Resources],
-    charged: Mapping[NodePlace, Resources],
-    not_started: Mapping[NodePlace, Resources] | None = None,
-) -> dict[NodePlace, Resources]:
+    in_use: Mapping[NodeKey, Resources],
+    charged: Mapping[NodeKey, Resources],
+    not_started: Mapping[NodeKey, Resources] | None = None,
+) -> dict[NodeKey, Resources]:
     """Return the amounts of each node that are not free.
 
     Args:
@@ -139,16 +139,16 @@ def taken_resources(
     """
     starting = not_started or {}
     return {
-        place: (in_use.get(place, NONE) + starting.get(place, NONE)).at_least(charged.get(place, NONE))
-        for place in {*in_use, *charged, *starting}
+        node_key: (in_use.get(node_key, NONE) + starting.get(node_key, NONE)).at_least(charged.get(node_key, NONE))
+        for node_key in {*in_use, *charged, *starting}
     }
 
 
-def with_freed(capacities: Iterable[NodeCapacity], freed: Mapping[NodePlace, Resources]) -> tuple[NodeCapacity, ...]:
+def with_freed(capacities: Iterable[NodeCapacity], freed: Mapping[NodeKey, Resources]) -> tuple[NodeCapacity, ...]:
     """Return the capacities once these amounts are free."""
     return tuple(
         capacity.with_free((capacity.free + amount).at_most(capacity.offered))
-        if (amount := freed.get(capacity.place))
+        if (amount := freed.get(capacity.node_key))
         else capacity
         for capacity in capacities
     )
@@ -162,10 +162,10 @@ def with_assigned(capacities: Iterable[NodeCapacity], assigned: Mapping[str, Res
     )
 
 
-def _capacity_of(node: Node, used: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace]) -> NodeCapacity:
+def _capacity_of(node: Node, used: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey]) -> NodeCapacity:
     kubernetes = node.kubernetes
     name = kubernetes.name if kubernetes else ""
-    place = (node.life.cluster, name)
+    node_key = (node.life.cluster, name)
     offered = kubernetes.allocatable if kubernetes else NONE
     return NodeCapacity(
         life=node.life,
@@ -176,10 +176,10 @@ def _capacity_of(node: Node, used: Mapping[NodePlace, Resources], unhealthy: Col
         if node.provider
         else (kubernetes.instance_type if kubernetes else ""),
         offered=offered,
-        free=offered.minus(used.get(place, NONE)),
+        free=offered.minus(used.get(node_key, NONE)),
         efa=kubernetes.efa if kubernetes else None,
-        unschedulable_reason=_why_closed(
-            kubernetes, kubernetes.blocking_taints if kubernetes else (), place in unhealthy
+        unschedulable_reason=_why_unschedulable(
+            kubernetes, kubernetes.blocking_taints if kubernetes else (), node_key in unhealthy
         ),
         labels=kubernetes.labels if kubernetes else {},
         taints=kubernetes.blocking_taints if kubernetes else (),
@@ -189,23 +189,23 @@ def _capacity_of(node: Node, used: Mapping[NodePlace, Resources], unhealthy: Col
 
 
 def _stored_capacity_of(
-    node: FleetNode, used: Mapping[NodePlace, Resources], unhealthy: Collection[NodePlace]
+    node: FleetNode, used: Mapping[NodeKey, Resources], unhealthy: Collection[NodeKey]
 ) -> NodeCapacity:
-    place = _place(node)
-    reason = _why_closed(node if node.node_name else None, node.taints, place in unhealthy)
+    node_key = _node_key(node)
+    reason = _why_unschedulable(node if node.node_name else None, node.taints, node_key in unhealthy)
     return idle_capacity(node, node.allocatable).replace_unchecked(
         node_name=node.node_name,
-        free=node.allocatable.minus(used.get(place, NONE)),
+        free=node.allocatable.minus(used.get(node_key, NONE)),
         unschedulable_reason=reason,
         taints=node.taints,
     )
 
 
-def _place(node: FleetNode) -> NodePlace:
+def _node_key(node: FleetNode) -> NodeKey:
     return (node.life.cluster, node.node_name)
 
 
-def _why_closed(node: KubernetesNode | FleetNode | None, taints: Collection[str], is_unhealthy: bool) -> str:
+def _why_unschedulable(node: KubernetesNode | FleetNode | None, taints: Collection[str], is_unhealthy: bool) -> str:
     if node is None:
         return "not joined yet"
     if not node.is_ready:

@@ -173,12 +173,12 @@ def amounts_of(instance_type: str, stated: Resources) -> Resources:
         instance_type: The instance type, with or without `ml.`.
         stated: The allocatable amounts of its node object.
     """
-    hardware = shipped_instance_types().of(instance_type)
+    hardware = shipped_instance_types().find(instance_type)
     return whole_machine(hardware) if hardware else stated
 
 
 def expected_offer(instance_type: str, accelerators: int) -> Resources:
     """Return the amounts that a future node will offer to pods. CPU and memory of an unknown type are left open."""
-    hardware = shipped_instance_types().of(instance_type)
+    hardware = shipped_instance_types().find(instance_type)
     usable = available_to_pods(whole_machine(hardware)) if hardware else NONE
     return usable.replace_unchecked(accelerators=accelerators)

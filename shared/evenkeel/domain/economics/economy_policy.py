@@ -48,7 +48,7 @@ class SitePrice(Section):
             raise ValueError(f"{name}: state either usdPerNodeHour or percentOffList")
         if self.ends_on is not None and self.ends_on < self.starts_on:
             raise ValueError(f"{name}: until must not be before from")
-        if self.percent_off_list is not None and not shipped_prices().has(name):
+        if self.percent_off_list is not None and not shipped_prices().has_price_of(name):
             raise ValueError(f"{name}: has no list price, so state usdPerNodeHour")
         return self
 
@@ -134,7 +134,7 @@ NEW_TYPE = "Describe a type that is new on AWS in the policy's section instanceT
 
 def _unknown_type(name: str, types: InstanceTypes) -> str:
     """Return why a name is no instance type with accelerators, with similar names; empty if it is one."""
-    instance_type = types.of(name)
+    instance_type = types.find(name)
     if instance_type is not None and instance_type.accelerators:
         return ""
     prefix = HYPERPOD_PREFIX if name.startswith(HYPERPOD_PREFIX) else ""
@@ -144,7 +144,7 @@ def _unknown_type(name: str, types: InstanceTypes) -> str:
 
 def list_price_of(instance_type: str, at: datetime) -> AcceleratorPrice | None:
     """Return the list price of an accelerator-hour; None if there is none."""
-    price, kind = shipped_prices().of(instance_type, at), shipped_instance_types().of(instance_type)
+    price, kind = shipped_prices().price_of(instance_type, at), shipped_instance_types().find(instance_type)
     if price is None or kind is None or not kind.accelerators:
         return None
     return AcceleratorPrice(price.usd_per_node_hour / kind.accelerators, price.origin)
@@ -153,7 +153,7 @@ def list_price_of(instance_type: str, at: datetime) -> AcceleratorPrice | None:
 def _per_accelerator(
     instance_type: str, at: datetime, price: SitePrice, types: InstanceTypes
 ) -> AcceleratorPrice | None:
-    kind = types.of(instance_type)
+    kind = types.find(instance_type)
     text = f"{price.basis} of the site from {price.starts_on}"
     if price.usd_per_node_hour is not None:
         return (

@@ -52,7 +52,7 @@ def type_warnings(
     """
     problems = []
     for name, stated in types.items():
-        field, listed = f"instanceTypes.{name}", shipped_instance_types().of(name)
+        field, listed = f"instanceTypes.{name}", shipped_instance_types().find(name)
         if listed == stated.to_instance_type:
             problems.append((field, "the shipped catalogue has this type now; remove it"))
         elif listed is not None:
@@ -61,7 +61,7 @@ def type_warnings(
         if stated.to_instance_type.accelerators and economy.price_of(name, at) is None:
             problems.append((field, "has no list price, so its time has no price; state one in economy.prices"))
     for place, pool in enumerate(pools):
-        if economy.types.of(pool.instance_type) is None:
+        if economy.types.find(pool.instance_type) is None:
             message = unknown_name("instance type", pool.instance_type, economy.types.types)
             problems.append((f"burst.pools[{place}].instanceType", f"{message} {NEW_TYPE}"))
     return tuple(PolicyWarning(field=field, message=message) for field, message in problems)
@@ -91,12 +91,12 @@ def _site_prices(economy: EconomyPolicy, at: datetime) -> Iterator[tuple[str, st
 def _pool_prices(economy: EconomyPolicy, pools: Iterable[Pool], at: datetime) -> Iterator[tuple[str, str]]:
     for place, pool in enumerate(pools):
         field, name = f"burst.pools[{place}]", pool.instance_type
-        usd, kind = pool.micros_per_node_hour / money.MICROS_PER_USD, economy.types.of(name)
+        usd, kind = pool.micros_per_node_hour / money.MICROS_PER_USD, economy.types.find(name)
         if kind and kind.accelerators != pool.accelerators_per_node:
             text = f"{name} has {count_of(kind.accelerators, 'accelerator')}, not {pool.accelerators_per_node}"
             yield f"{field}.acceleratorsPerNode", text
         if pool.market is Market.SPOT:
-            listed = shipped_prices().of(name, at)
+            listed = shipped_prices().price_of(name, at)
             if listed and usd > listed.usd_per_node_hour:
                 text = f"${usd:,.2f} on Spot is above the {listed.origin}, ${listed.usd_per_node_hour:,.2f}"
                 yield f"{field}.microsPerNodeHour", text
@@ -115,7 +115,7 @@ def _pool_prices(economy: EconomyPolicy, pools: Iterable[Pool], at: datetime) ->
 
 
 def _far(field: str, usd_per_node: float, instance_type: str, at: datetime) -> Iterator[tuple[str, str]]:
-    listed = shipped_prices().of(instance_type, at)
+    listed = shipped_prices().price_of(instance_type, at)
     if listed:
         yield from _compared(field, usd_per_node, listed.usd_per_node_hour, listed.origin)
 

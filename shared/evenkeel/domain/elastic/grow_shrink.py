@@ -237,7 +237,7 @@ def _cheapest_set(
         if missing <= 0:
             break
         assert job.sizes is not None  # a job without sizes frees no nodes
-        size = job.sizes.at_most(job.nodes - missing) or job.sizes.legal[0]
+        size = job.sizes.largest_up_to(job.nodes - missing) or job.sizes.legal[0]
         shrinks.append((job, job.nodes - size))
         missing -= job.nodes - size
     return shrinks
@@ -322,7 +322,7 @@ def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
         reason = f"{count_of(facts.spares, 'node')} kept as spares: the job continues at its size."
         return NodeLossDecision(action=NodeLossAction.REPLACE, nodes=job.nodes, reason=reason, facts=facts)
     until = facts.lost_at + timedelta(seconds=facts.policy.spare_wait_seconds)
-    size = job.sizes.at_most(job.nodes - lost + facts.spares) if job.sizes else None
+    size = job.sizes.largest_up_to(job.nodes - lost + facts.spares) if job.sizes else None
     if facts.now < until:
         reason = f"The job waits for a spare until {until:%H:%M:%S} UTC."
         return NodeLossDecision(action=NodeLossAction.WAIT, nodes=0, reason=reason, recheck_at=until, facts=facts)

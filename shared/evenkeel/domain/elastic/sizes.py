@@ -35,7 +35,7 @@ class Sizes(Value):
             return tuple(sorted({size for size in self.discrete if self.least <= size <= self.most}))
         return tuple(range(self.least, self.most + 1, self.step or 1))
 
-    def at_most(self, nodes: int) -> int | None:
+    def largest_up_to(self, nodes: int) -> int | None:
         """Return the largest size of at most this many nodes; None if there is none."""
         return max((size for size in self.legal if size <= nodes), default=None)
 
@@ -69,7 +69,7 @@ class ElasticJob(Value):
 
     def effective_nodes(self, nodes: int) -> float:
         """Return the work of the job at a size, as a number of nodes without loss by scaling."""
-        return self.throughput.in_nodes(nodes) if self.throughput else float(nodes)
+        return self.throughput.equivalent_nodes(nodes) if self.throughput else float(nodes)
 
     def lost_gpu_seconds(self, usual_seconds: float, *, is_killed: bool = False) -> float:
         """Return the accelerator-seconds that the job loses by a resize, or by its stop."""

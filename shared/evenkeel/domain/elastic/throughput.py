@@ -48,7 +48,7 @@ class Throughput(Value):
         slope = (high.per_second - low.per_second) / (high.nodes - low.nodes)
         return max(0.0, low.per_second + slope * (nodes - low.nodes))
 
-    def in_nodes(self, nodes: int) -> float:
+    def equivalent_nodes(self, nodes: int) -> float:
         """Estimate the throughput at a size, as the number of nodes that do this work at the smallest known size."""
         smallest = self.points[0]
         return self.per_second(nodes) * smallest.nodes / smallest.per_second

@@ -2,10 +2,10 @@
 
 from collections.abc import Container, Iterable, Mapping
 
-from evenkeel.domain.capacity.node_capacity import NodePlace, taken_resources
+from evenkeel.domain.capacity.node_capacity import NodeKey, taken_resources
 from evenkeel.domain.jobs.attempt import Attempt, ObservedWorkload
 from evenkeel.domain.jobs.job import Job
-from evenkeel.domain.resources import Resources, sum_by_place
+from evenkeel.domain.resources import Resources, sum_by_node
 from evenkeel.domain.values import Instant, Value
 
 
@@ -92,14 +92,14 @@ class Charge(Value):
 
 def charged_resources(
     charges: Iterable[Charge], started: Container[tuple[str, str, str, int]] = ()
-) -> dict[NodePlace, Resources]:
+) -> dict[NodeKey, Resources]:
     """Return the amounts of each node that attempts are charged for.
 
     Args:
         charges: Charges of the attempts.
         started: Pods to leave out, by cluster, node name, job and attempt.
     """
-    return sum_by_place(
+    return sum_by_node(
         ((charge.cluster, name), charge.per_node)
         for charge in charges
         for name in charge.node_names
@@ -108,8 +108,8 @@ def charged_resources(
 
 
 def resources_taken(
-    in_use: Mapping[NodePlace, Resources], charges: Iterable[Charge], workloads: Iterable[tuple[str, ObservedWorkload]]
-) -> dict[NodePlace, Resources]:
+    in_use: Mapping[NodeKey, Resources], charges: Iterable[Charge], workloads: Iterable[tuple[str, ObservedWorkload]]
+) -> dict[NodeKey, Resources]:
     """Return the amounts of each node that are not free, while pods of some attempts are not there yet.
 
     Args:

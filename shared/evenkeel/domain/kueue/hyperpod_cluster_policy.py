@@ -246,7 +246,7 @@ def _sum_by_type(resources: Iterable[QuotaResources], types: InstanceTypes, wher
     """Add up the amounts of each instance type. A quota may combine whole instances and granular amounts."""
     amounts_by_type: dict[str, dict[str, int]] = {}
     for quota_resources in resources:
-        instance = types.of(quota_resources.instance_type)
+        instance = types.find(quota_resources.instance_type)
         if instance is None:
             raise DocumentError(
                 where, "InstanceType", f"{quota_resources.instance_type} is not in the catalogue of instance types"
@@ -304,7 +304,7 @@ def quota_of(queue: Queue, types: InstanceTypes) -> tuple[ComputeQuota, list[str
 
     resources, limits = [], []
     for quotas in (flavor for group in queue.groups for flavor in group.flavors):
-        instance = types.of(quotas.flavor)
+        instance = types.find(quotas.flavor)
         if instance is None:
             note_loss(f"flavor {quotas.flavor} is not an instance type of the catalogue")
             continue

@@ -44,7 +44,7 @@ def matches_node(flavor: Flavor, instance_type: str, pool: str, labels: Mapping[
 @functools.lru_cache(maxsize=1024)
 def labels_of_type(instance_type: str) -> Mapping[str, str]:
     """Return the labels with which flavors can name an instance type: the type, its family and its accelerator."""
-    known_type = shipped_instance_types().of(instance_type)
+    known_type = shipped_instance_types().find(instance_type)
     return {
         INSTANCE_TYPE_LABEL: instance_type,
         FAMILY_LABEL: instance_type.removeprefix("ml.").partition(".")[0],
@@ -90,7 +90,7 @@ def requests_of(per_node: Resources, accelerator: str, queue: Queue) -> dict[str
 def resource_of(instance_types: Iterable[str], queue: Queue, catalogue: InstanceTypes) -> str:
     """Return the resource name of a job's accelerators: by its instance types, else the first that its queue covers."""
     for name in instance_types:
-        instance_type = catalogue.of(name)
+        instance_type = catalogue.find(name)
         if instance_type is not None and instance_type.accelerator:
             return instance_type.accelerator
     covered = [resource for group in queue.groups for resource in group.resources]

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import NamedTuple
 
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.request_facts import with_open_amounts
 from evenkeel.domain.admission.start_size import decide_with_sizes
@@ -146,5 +146,5 @@ def _decide_on_configured_fleet(
 def _decide_alone(
     request: AdmissionRequest, capacities: tuple[NodeCapacity, ...], setup: TeamSetup, policy: Policy, now: datetime
 ) -> AdmissionDecision:
-    queue = QueueSnapshot(capacities=capacities, pending=(request,), setup=setup)
+    queue = AdmissionInput(capacities=capacities, pending=(request,), setup=setup)
     return decide_with_sizes(queue, policy, now)[0]

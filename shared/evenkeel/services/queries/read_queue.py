@@ -5,9 +5,9 @@ from datetime import timedelta
 from typing import Any
 
 from evenkeel.domain.admission import request_facts
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.authority import AdmissionAuthority
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision, delegate_to_kueue
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.request import AdmissionRequest
 from evenkeel.domain.admission.scheduler_state import SchedulerState
 from evenkeel.domain.admission.start_size import decide_with_sizes
@@ -170,7 +170,7 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
     rented = rentals.load(context.ledger).rentals if own.teams else ()
     spent = rentals.spent_by_period(own, context, rented)
     left = remaining_by_team(own, spent, charges, rented, context.policy.economy, context.now)
-    queue = QueueSnapshot(
+    queue = AdmissionInput(
         capacities=capacities,
         pending=pending,
         setup=setup,

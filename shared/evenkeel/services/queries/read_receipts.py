@@ -59,7 +59,7 @@ def of_incident(incident: Incident, reader: Reader, context: Context, *, may_see
         attempts, prices = _public(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
         named = [*_incidents_of(job, context.ledger), *_named_by(incident, job.job_id)]
         lost += interruptions(reader.view(job), attempts, named, prices, context.now)
-    kind = context.policy.hardware.of(incident.instance_type)
+    kind = context.policy.hardware.find(incident.instance_type)
     decisions = _decisions_about(incident.incident_id, context.ledger) if may_see_all else ()
     return incident_receipt(
         incident,

@@ -97,7 +97,7 @@ def show(by: GroupBy, context: Context, *, cluster: str = "", pool: str = "") ->
     machines = [
         _Machine(
             node,
-            catalogue.of(node.instance_type),
+            catalogue.find(node.instance_type),
             states[node.life.key],
             NodeUtilization.of(metrics.samples.get(node.life.key, {}), node.life.launched_at),
         )

@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.admission import request_facts
+from evenkeel.domain.admission.admission_input import AdmissionInput
 from evenkeel.domain.admission.decide_job import Action, AdmissionDecision
-from evenkeel.domain.admission.queue_snapshot import QueueSnapshot
 from evenkeel.domain.admission.rent_plan import why_rental_would_not_help
 from evenkeel.domain.admission.start_size import decide_with_sizes
 from evenkeel.domain.capacity.node_capacity import NodeCapacity, node_capacity, taken_resources
@@ -105,7 +105,7 @@ def _unavailable(option: ResumeOption, why_not: str) -> ResumeOffer:
 class _Fleet(NamedTuple):
     """The fleet after the interrupted attempt has freed its nodes."""
 
-    queue: QueueSnapshot
+    queue: AdmissionInput
     """The input of the admission rules, without the interrupted attempt's charge and without pending requests."""
     holders: Mapping[str, Job]
     """Jobs that hold a charge, by id."""
@@ -114,7 +114,7 @@ class _Fleet(NamedTuple):
     rented: RentalBook
 
 
-def _decide(jobs: Iterable[Job], queue: QueueSnapshot, policy: Policy, now: datetime) -> tuple[AdmissionDecision, ...]:
+def _decide(jobs: Iterable[Job], queue: AdmissionInput, policy: Policy, now: datetime) -> tuple[AdmissionDecision, ...]:
     """Decide about these pending jobs as a scheduling cycle does."""
     shares = NodeShares(queue.capacities, policy.burst.pools)
     pending = tuple(request_facts.admission_request(job, shares, policy, now) for job in jobs)
@@ -156,7 +156,7 @@ def _load_fleet(
         [interrupted.job],
         context.policy.burst.pools,
     )
-    queue = QueueSnapshot(
+    queue = AdmissionInput(
         capacities=request_facts.with_reservation_ends(capacities, context.policy),
         setup=setup,
         charges=charges,

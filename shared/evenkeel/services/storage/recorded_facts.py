@@ -41,7 +41,7 @@ def _cycle_facts(digest: str, ledger: Ledger) -> CycleFacts | str:
 
 
 def _resolved(record: Decision, cycle: CycleFacts | str) -> Decision:
-    facts = cycle if isinstance(cycle, str) else cycle.of(record.decision_id)
+    facts = cycle if isinstance(cycle, str) else cycle.facts_of(record.decision_id)
     if facts is None:
         facts = f"the row of their cycle, FACTS#{record.facts[POINTER]}, does not name this decision"
     return record.replace(facts=without_cycle(facts) if isinstance(facts, str) else facts)

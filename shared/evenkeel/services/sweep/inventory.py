@@ -9,7 +9,7 @@ from evenkeel.domain.external.unmanaged_workloads import unmanaged_workloads
 from evenkeel.domain.nodes import FleetNode, Node
 from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.other_controllers import describe_controller
-from evenkeel.domain.resources import NONE, sum_by_place
+from evenkeel.domain.resources import NONE, sum_by_node
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
@@ -31,7 +31,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
     sweep.read_lists()
     movable = {(name, node): used for name, live in sweep.live_pods.items() for node, used in live.movable.items()}
     bound = {(name, node): used for name, live in sweep.live_pods.items() for node, used in live.bound.items()}
-    in_use = sum_by_place(itertools.chain(movable.items(), bound.items()))
+    in_use = sum_by_node(itertools.chain(movable.items(), bound.items()))
     unmanaged_by_node, jobs = _record_unmanaged_workloads(sweep), _jobs_on_nodes(sweep)
     read = _complete_clusters(sweep)
     stored_nodes = {

@@ -11,7 +11,7 @@ from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import TeamSetup
 
 
-class QueueSnapshot(NamedTuple):
+class AdmissionInput(NamedTuple):
     """The input of the admission rules. Without teams they read the nodes and the pending requests only."""
 
     capacities: tuple[NodeCapacity, ...] = ()
