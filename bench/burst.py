@@ -128,9 +128,9 @@ def jobs_of(setup: Json, seed: int, sigma: float) -> list[TraceJob]:
         offset = rng.random() * span
         for at, gpus in arrivals[vc]:
             moment = (at - offset) % span
-            place_in = rng.random() * (len(lengths) - 1)
-            low = int(place_in)
-            run = lengths[low] + (place_in - low) * (lengths[low + 1] - lengths[low])
+            position = rng.random() * (len(lengths) - 1)
+            low = int(position)
+            run = lengths[low] + (position - low) * (lengths[low + 1] - lengths[low])
             run = min(max(run, 1.0), law["maxRunSeconds"])
             kind = rng.choices(kinds, weights)[0]
             wrong = math.exp(rng.gauss(0, 1) * sigma)
@@ -364,7 +364,7 @@ class BurstSimulation:
     def _fill(self, now: float) -> None:
         queue_left = []
         free_nodes, most = self.free.count(8), max(self.free)
-        for place_in, entry in enumerate(self.queue):
+        for index, entry in enumerate(self.queue):
             job = entry[1]
             fits = job.nodes <= free_nodes if job.nodes > 1 else job.per_node <= most
             if fits and self._take_slots(job, now):
@@ -372,7 +372,7 @@ class BurstSimulation:
                 continue
             queue_left.append(entry)
             if self.policy.order == "arrival" or not most:
-                queue_left += self.queue[place_in + 1 :]
+                queue_left += self.queue[index + 1 :]
                 break
         self.queue = queue_left
 

@@ -332,9 +332,9 @@ class CycleSimulation(BurstSimulation):
         )
         launch = 0.0
         if not is_rented:
-            for place in decided.node_names:
-                node = self.nodes[place]
-                self.nodes[place] = node.with_free(node.free.minus(charge.per_node))
+            for node_name in decided.node_names:
+                node = self.nodes[node_name]
+                self.nodes[node_name] = node.with_free(node.free.minus(charge.per_node))
             launch = self.setup["committed"]["launchSeconds"]
             if grant:
                 self._end_rental(name, now)
@@ -353,9 +353,9 @@ class CycleSimulation(BurstSimulation):
         ended = self._attempt(name, run, state, now)
         charge, job = self.charges.pop(name), self.holders.pop(name)
         if not charge.is_rented:
-            for place in charge.node_names:
-                node = self.nodes[place]
-                self.nodes[place] = node.with_free(node.free + charge.per_node)
+            for node_name in charge.node_names:
+                node = self.nodes[node_name]
+                self.nodes[node_name] = node.with_free(node.free + charge.per_node)
             window = self.setup["jobs"]["days"] * 86_400
             self.busy_gpu_seconds += trace.gpus * max(0.0, min(now, window) - min(run.began, window))
         self._end_rental(name, now)
@@ -382,19 +382,19 @@ class CycleSimulation(BurstSimulation):
         rental = open_rental(holder, step.placement, f"dec-{name}", self.site.burst, instant(now)).rental
         self._ask(rental, step.placement, now)
 
-    def _ask(self, rental: Rental, placed: PlacementDecision, now: float) -> None:
+    def _ask(self, rental: Rental, placement: PlacementDecision, now: float) -> None:
         """Ask the pool of the current offer for the nodes."""
-        name, pool, trace = rental.job_id, self.by_pool[placed.pool], self.trace[rental.job_id]
+        name, pool, trace = rental.job_id, self.by_pool[placement.pool], self.trace[rental.job_id]
         grant = _Grant(rental, next(self.numbers), now, float("inf"), float("inf"), pool)
         self.rentals[name] = grant
         self._note_rates()
         if not self.provider.is_open(pool.instance_type, pool.zone, pool.market, now):
             answer = now + self.setup["market"]["refusalAnswerSeconds"]
-            self.at(answer, _REFUSAL, (name, grant.token, placed))
+            self.at(answer, _REFUSAL, (name, grant.token, placement))
             return
         if pool.market is Market.SPOT:
             grant.reclaimed_at = now + self.provider.interrupted_after(trace)
-            self.at(grant.reclaimed_at, _RECLAIM, (name, grant.token, placed))
+            self.at(grant.reclaimed_at, _RECLAIM, (name, grant.token, placement))
         grant.ready_at = now + self.provider.launch_seconds(trace)
         self.at(grant.ready_at, _READY, (name, grant.token))
         self.out.rentals += 1
@@ -415,7 +415,7 @@ class CycleSimulation(BurstSimulation):
         names = tuple(f"{grant.rental.name}-{number}" for number in range(grant.rental.nodes))
         grant.rental = grant.rental.replace(state=RentalState.READY, node_names=names)
 
-    def _next_offer(self, name: str, token: int, placed: PlacementDecision, now: float) -> None:
+    def _next_offer(self, name: str, token: int, placement: PlacementDecision, now: float) -> None:
         """Ask the next pool after a refusal, as the workflow of the rental does; else the job waits again."""
         grant = self.rentals.get(name)
         if grant is None or grant.token != token:
@@ -426,7 +426,7 @@ class CycleSimulation(BurstSimulation):
         if len(rental.offers) >= self.site.burst.max_offers:
             return
         allocations = [RentalAllocation.of(other.rental) for other in self.rentals.values()]
-        facts = facts_for_next_offer(placed.facts, rental, allocations, self.shortages, self.site.burst, moment)
+        facts = facts_for_next_offer(placement.facts, rental, allocations, self.shortages, self.site.burst, moment)
         again = choose_pool(facts)
         if again.action is PlacementAction.RENT:
             offer = RentalOffer.of(self.by_pool[again.pool], moment)
@@ -449,13 +449,13 @@ class CycleSimulation(BurstSimulation):
         )
         self.out.rent_parts += bill.parts(instant(now))
 
-    def _reclaimed(self, name: str, token: int, placed: PlacementDecision, now: float) -> None:
+    def _reclaimed(self, name: str, token: int, placement: PlacementDecision, now: float) -> None:
         grant = self.rentals.get(name)
         if grant is None or grant.token != token:
             return
         self.out.interruptions += 1
         if grant.rental.state is RentalState.OPENING:
-            self._next_offer(name, token, placed, now)
+            self._next_offer(name, token, placement, now)
             return
         pool = grant.pool
         self.shortages = self.shortages.with_refusal(pool.instance_type, pool.zone, pool.market, instant(now))

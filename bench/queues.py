@@ -307,9 +307,9 @@ def philly(*, shares: bool, load: float = 0.85, seed: int = 1) -> tuple[Schedule
         rows = [(row["vc"], float(row["submit_s"]), int(row["gpus"])) for row in csv.DictReader(file)]
     arrivals, work, span = [], dict.fromkeys(sorted({vc for vc, _, _ in rows}), 0.0), dict[str, float]()
     for number, (vc, at, gpus) in enumerate(rows):
-        place = rng.random() * (len(lengths) - 1)
-        low = int(place)
-        seconds = max(1.0, lengths[low] + (place - low) * (lengths[low + 1] - lengths[low]))
+        position = rng.random() * (len(lengths) - 1)
+        low = int(position)
+        seconds = max(1.0, lengths[low] + (position - low) * (lengths[low + 1] - lengths[low]))
         workload = Workload(f"job-{number:05}", vc, (PodSet("main", 1, {GPU: gpus}),), created_at=at)
         arrivals.append(Arrival(at, workload, seconds, vc))
         work[vc] += gpus * seconds

@@ -56,12 +56,12 @@ def _lines(figures: Sequence[dict[str, Any]], most: int, style: str) -> Iterator
         ]
         if not points:
             continue
-        places = [(_x(queued), _y(speed, most)) for queued, speed in points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        coordinates = [(_x(queued), _y(speed, most)) for queued, speed in points]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in coordinates)
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{style}/>'
-        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places)
+        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in coordinates)
         label = f"{name}, before" if style else name
-        x, y = places[-1][0] + 8, places[-1][1] + (15 if style else -1)
+        x, y = coordinates[-1][0] + 8, coordinates[-1][1] + (15 if style else -1)
         yield f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}">{label}</text>'
 
 

@@ -65,11 +65,11 @@ def _lines(figures: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         points = [(figure["nodes"], figure["p99Seconds"]) for figure in figures if figure["case"] == name]
         if not points:
             continue
-        places = [(_x(nodes), _y(seconds)) for nodes, seconds in points]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+        coordinates = [(_x(nodes), _y(seconds)) for nodes, seconds in points]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in coordinates)
         yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
-        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places)
-        x, y = places[-1][0] + 8, max(places[-1][1] + 4, labels[-1] + 14 if labels else 0)
+        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in coordinates)
+        x, y = coordinates[-1][0] + 8, max(coordinates[-1][1] + 4, labels[-1] + 14 if labels else 0)
         labels.append(y)
         yield f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}">{name}</text>'
 

@@ -52,16 +52,16 @@ def problems(value: Any, shape: Shape | None, *, is_partial: bool = False) -> li
     )
 
 
-def _beyond(value: Any, shape: Shape, place: str) -> Iterator[str]:
+def _beyond(value: Any, shape: Shape, path: str) -> Iterator[str]:
     """Yield unknown fields of answers, and values that an enumeration does not have: botocore checks neither."""
     if isinstance(shape, StructureShape) and isinstance(value, dict):
         for name, inner in value.items():
             if name not in shape.members:
-                yield f"{place}.{name} does not exist"
+                yield f"{path}.{name} does not exist"
             else:
-                yield from _beyond(inner, shape.members[name], f"{place}.{name}")
+                yield from _beyond(inner, shape.members[name], f"{path}.{name}")
     elif isinstance(shape, ListShape) and isinstance(value, (list, tuple)):
         for item in value:
-            yield from _beyond(item, shape.member, place)
+            yield from _beyond(item, shape.member, path)
     elif isinstance(shape, StringShape) and shape.enum and value not in shape.enum:
-        yield f"{place} is {value!r}, not one of {', '.join(shape.enum)}"
+        yield f"{path} is {value!r}, not one of {', '.join(shape.enum)}"

@@ -552,7 +552,7 @@ def _short(document: Json) -> str:
 
 
 class Rename(NamedTuple):
-    """Renames for some records, or for some places in them."""
+    """Renames for some records, or for some fields in them."""
 
     kind: str
     path: str

@@ -128,6 +128,6 @@ def _free_port() -> int:
 
 
 def state_of(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the checksum of each rank's file: DCP's `.metadata` also holds its own time and place."""
+    """Return the checksum of each rank's file: DCP's `.metadata` also holds its own time and path."""
     named = {shard["key"].rpartition("/")[2]: shard["sha256"] for shard in manifest["shards"]}
     return {name: sha256 for name, sha256 in named.items() if name != ".metadata"}

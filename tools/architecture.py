@@ -182,10 +182,10 @@ def drawn(page: str, pictures: Mapping[str, Iterable[str]]) -> str:
     """
     for name, lines in pictures.items():
         block = f"<!-- picture: {name} -->\n```mermaid\n" + "\n".join(lines) + "\n```\n<!-- end -->"
-        places = re.findall(rf"<!-- picture: {name} -->\n.*?<!-- end -->", page, flags=re.DOTALL)
-        if len(places) != 1:
-            raise ValueError(f"docs/architecture.md needs one place for the picture {name}, it has {len(places)}")
-        page = page.replace(places[0], block)
+        blocks = re.findall(rf"<!-- picture: {name} -->\n.*?<!-- end -->", page, flags=re.DOTALL)
+        if len(blocks) != 1:
+            raise ValueError(f"docs/architecture.md needs one place for the picture {name}, it has {len(blocks)}")
+        page = page.replace(blocks[0], block)
     return page
 
 

@@ -138,7 +138,7 @@ def widget(title: str, metrics: list[Any], axis: str) -> Json:
 
 
 def widgets() -> Iterator[Json]:
-    """Yield the widgets in order, without their places."""
+    """Yield the widgets in order, without their positions."""
     resources = template()
 
     def named(kind: str) -> list[str]:
@@ -178,8 +178,8 @@ def widgets() -> Iterator[Json]:
     yield widget("Failed workflows", ended, "in 5 minutes")
 
 
-def placed() -> Iterator[Json]:
-    """Yield the widgets with their places: alarms over the whole width, three graphs in a row."""
+def widgets_with_positions() -> Iterator[Json]:
+    """Yield the widgets with their positions: alarms over the whole width, three graphs in a row."""
     x = y = 0
     for document in widgets():
         width = _COLUMNS if document["type"] == "alarm" else _WIDTH
@@ -191,7 +191,7 @@ def placed() -> Iterator[Json]:
 
 def resource() -> str:
     """Return the dashboard as a resource of the template."""
-    rows = ",\n".join(f"            {json.dumps(document)}" for document in placed())
+    rows = ",\n".join(f"            {json.dumps(document)}" for document in widgets_with_positions())
     return f"""  FleetDashboard:
     Type: AWS::CloudWatch::Dashboard
     Condition: EvaluatesMetricMath # it shows the alarms that have this condition
@@ -214,7 +214,7 @@ def files() -> dict[Path, str]:
         ValueError: the template has not exactly one place for it.
     """
     text = TEMPLATE.read_text(encoding="utf-8")
-    places = re.findall(f"{re.escape(BEGIN)}.*?{re.escape(END)}", text, flags=re.DOTALL)
-    if len(places) != 1:
-        raise ValueError(f"template.yaml needs one place for the dashboard, it has {len(places)}")
-    return {TEMPLATE: text.replace(places[0], BEGIN + resource() + END)}
+    blocks = re.findall(f"{re.escape(BEGIN)}.*?{re.escape(END)}", text, flags=re.DOTALL)
+    if len(blocks) != 1:
+        raise ValueError(f"template.yaml needs one place for the dashboard, it has {len(blocks)}")
+    return {TEMPLATE: text.replace(blocks[0], BEGIN + resource() + END)}

@@ -13,8 +13,8 @@ def with_tables(page: Path, tables: Mapping[str, Callable[[], Iterable[str]]]) -
     """
     text = page.read_text(encoding="utf-8")
     for name, rows in tables.items():
-        places = re.findall(rf"<!-- table: {name} -->\n.*?<!-- end -->", text, flags=re.DOTALL)
-        if len(places) != 1:
-            raise ValueError(f"{page.name} needs one place for the table {name}, it has {len(places)}")
-        text = text.replace(places[0], "\n".join([f"<!-- table: {name} -->", *rows(), "<!-- end -->"]))
+        blocks = re.findall(rf"<!-- table: {name} -->\n.*?<!-- end -->", text, flags=re.DOTALL)
+        if len(blocks) != 1:
+            raise ValueError(f"{page.name} needs one place for the table {name}, it has {len(blocks)}")
+        text = text.replace(blocks[0], "\n".join([f"<!-- table: {name} -->", *rows(), "<!-- end -->"]))
     return text

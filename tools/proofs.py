@@ -21,7 +21,7 @@ def proofs() -> set[str]:
     return set(_PROOF.findall(SAFETY.read_text(encoding="utf-8")))
 
 
-def places() -> dict[str, Path]:
+def proof_files() -> dict[str, Path]:
     """Return each possible proof, with the file that shows it: tests and invariants."""
     tests = {
         name: path
@@ -33,7 +33,7 @@ def places() -> dict[str, Path]:
 
 def links() -> Iterator[str]:
     """Yield the link of each proof. A proof that does not exist has none: `tests/unit/test_docs.py` reports it."""
-    known = places()
+    known = proof_files()
     for name in sorted(proofs() & set(known)):
         yield f"[{name}]: {_link(known[name])}"
 

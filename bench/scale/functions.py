@@ -181,7 +181,7 @@ class Deployment:
 
     def _start(self, function: str, slots: Slots) -> None:
         """Wait for a new environment, if all that exist are busy."""
-        busy = slots.places - slots.free
+        busy = slots.limit - slots.free
         if self.is_warm or busy <= self._warm.get(function, 0):
             return
         self._warm[function] = busy

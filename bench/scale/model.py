@@ -226,9 +226,9 @@ class Model:
     def _limits_of(self, call: ApiCall) -> Iterator[tuple[str, float]]:
         if call.api in self.setup["limits"]:
             yield call.api, 1
-        if call.place:
+        if call.partition:
             kind = "write" if "Write" in call.api else "read"
-            yield f"dynamodb partition {kind} units@{call.place}", call.units
+            yield f"dynamodb partition {kind} units@{call.partition}", call.units
 
     def _serve(self, call: ApiCall, seconds: float) -> None:
         """Wait for an answer. A list of the API server takes more of its concurrency than another call."""

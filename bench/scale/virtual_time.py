@@ -107,16 +107,16 @@ class VirtualTime:
 
 
 class Slots:
-    """A number of places. A process that finds none free waits in order of arrival."""
+    """A number of slots. A process that finds none free waits in order of arrival."""
 
-    def __init__(self, time: VirtualTime, places: int) -> None:
-        self._time, self.free = time, places
-        self.places = places
+    def __init__(self, time: VirtualTime, limit: int) -> None:
+        self._time, self.free = time, limit
+        self.limit = limit
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def take(self, count: int = 1) -> float:
-        """Take places; return the seconds of waiting for them."""
-        count, began = min(count, self.places), self._time.seconds
+        """Take slots; return the seconds of waiting for them."""
+        count, began = min(count, self.limit), self._time.seconds
         if self._waiting or self.free < count:
             self._waiting.append((count, self._time.park()))
             self._time.pause()
@@ -125,8 +125,8 @@ class Slots:
         return self._time.seconds - began
 
     def give(self, count: int = 1) -> None:
-        """Release places."""
-        self.free += min(count, self.places)
+        """Release slots."""
+        self.free += min(count, self.limit)
         while self._waiting and self._waiting[0][0] <= self.free:
             needed, wake = self._waiting.popleft()
             self.free -= needed

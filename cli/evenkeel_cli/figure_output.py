@@ -91,8 +91,8 @@ def markdown(document: Json) -> str:
 def _csv(parts: list[_Part]) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    for place, table in enumerate(parts):
-        if place:
+    for index, table in enumerate(parts):
+        if index:
             writer.writerow([])
         writer.writerow(table.columns)
         writer.writerows([[_csv_value(cell) for cell in row] for row in table.rows])
@@ -104,8 +104,8 @@ def _csv_value(cell: Any) -> Any:
 
 
 def _draw(out: Printer, document: Json) -> None:
-    for place, table in enumerate(_tables_of(document)):
-        if place:
+    for index, table in enumerate(_tables_of(document)):
+        if index:
             out.line()
         if table.name:
             out.line(out.bold(name_in_words(table.name)))
@@ -135,8 +135,8 @@ def _draw_folded(out: Printer, part: _Part) -> None:
         # A key column gets at most a third of the width, and a text column the rest.
         most = width if not column.wraps else width // 3 if index in keys else max(free_width, _NARROWEST)
         widths.append(max(*map(visible_width, column.title.split()), 1, min(max(map(visible_width, cells)), most)))
-    for place, block in enumerate(_column_blocks(widths, keys, width)):
-        if place:
+    for index, block in enumerate(_column_blocks(widths, keys, width)):
+        if index:
             out.line()
         lines = _row_lines([_wrapped(columns[index].title, widths[index]) for index in block], at_bottom=True)
         lines = [list(map(out.bold, line)) for line in lines]

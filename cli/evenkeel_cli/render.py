@@ -395,7 +395,7 @@ def age_text(seconds: float) -> str:
 
 
 def escape_control_characters(text: str) -> str:
-    """Return a text with `?` in the place of each character that a terminal would act on."""
+    """Return a text with `?` for each character that a terminal would act on."""
     return _CONTROL_CHARACTERS.sub("?", text)
 
 
@@ -409,7 +409,7 @@ def _with_styles(text: str) -> str:
     """Return a text with our styles as escape sequences, and all other control characters replaced."""
     parts = _STYLED.split(text)
     return "".join(
-        f"\x1b[{text}m" if place % 2 else escape_control_characters(text) for place, text in enumerate(parts)
+        f"\x1b[{text}m" if index % 2 else escape_control_characters(text) for index, text in enumerate(parts)
     )
 
 

@@ -108,11 +108,11 @@ def sections(report: Json) -> Iterator[ReportSection]:
 def _improvements_section(improvements: list[Json]) -> ReportSection:
     rows = [
         (
-            f"{place}. {improvement['change']}",
+            f"{index}. {improvement['change']}",
             gpu_hours(improvement["worthGpuHours"]),
             dollars(improvement["worthUsdMicros"]),
         )
-        for place, improvement in enumerate(improvements, 1)
+        for index, improvement in enumerate(improvements, 1)
     ]
     return ReportSection("What to change first", ("CHANGE", "GPU-HOURS", "WORTH AT MOST"), rows, wraps=True)
 
@@ -192,12 +192,12 @@ def draw_fleet_report(out: Printer, report: Json, *, is_wide: bool) -> None:
         columns = [
             Column(
                 title,
-                place,
-                is_right=place >= section.left,
-                wraps=section.wraps and not place,
-                may_shrink=not section.wraps and not place,
+                index,
+                is_right=index >= section.left,
+                wraps=section.wraps and not index,
+                may_shrink=not section.wraps and not index,
             )
-            for place, title in enumerate(section.columns)
+            for index, title in enumerate(section.columns)
         ]
         out.table(columns, section.rows, indent="  ", is_wide=is_wide)
     out.line()
@@ -251,7 +251,7 @@ def _html_section(section: ReportSection, report: Json) -> str:
 
 def _html_table(section: ReportSection) -> str:
     def cells(tag: str, row: Sequence[str]) -> str:
-        kinds = [' class="text"' if place < section.left else "" for place in range(len(row))]
+        kinds = [' class="text"' if index < section.left else "" for index in range(len(row))]
         return "".join(f"<{tag}{kind}>{escape(text)}</{tag}>" for kind, text in zip(kinds, row, strict=True))
 
     rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in section.rows)
@@ -279,10 +279,10 @@ def _bars(rows: Sequence[tuple[str, float]], label: str) -> str:
     if not longest:
         return ""
     bars = [
-        f'<text x="150" y="{22 * place + 14}" font-size="12" text-anchor="end">{escape(name)}</text>'
-        f'<rect x="158" y="{22 * place + 2}" width="{500 * value / longest:.2f}" height="16" fill="#b3201f"/>'
-        f'<text x="{164 + 500 * value / longest:.2f}" y="{22 * place + 14}" font-size="12">{gpu_hours(value)}</text>'
-        for place, (name, value) in enumerate(rows)
+        f'<text x="150" y="{22 * index + 14}" font-size="12" text-anchor="end">{escape(name)}</text>'
+        f'<rect x="158" y="{22 * index + 2}" width="{500 * value / longest:.2f}" height="16" fill="#b3201f"/>'
+        f'<text x="{164 + 500 * value / longest:.2f}" y="{22 * index + 14}" font-size="12">{gpu_hours(value)}</text>'
+        for index, (name, value) in enumerate(rows)
     ]
     return f'<svg viewBox="0 0 800 {22 * len(rows)}" role="img" aria-label="{escape(label)}">{"".join(bars)}</svg>'
 

@@ -118,8 +118,8 @@ def _check_owner(file: Path) -> None:
         CommandFailed: the file or a folder of it is not safe. It belongs to another user, is a symbolic link, or is
             writable by every user or by a group other than the user's own.
     """
-    for place in (file.parent.parent, file.parent, file):
-        status = place.lstat()
+    for checked_path in (file.parent.parent, file.parent, file):
+        status = checked_path.lstat()
         why = ""
         if status.st_uid != os.geteuid():
             why = "belongs to another user"
@@ -132,7 +132,7 @@ def _check_owner(file: Path) -> None:
         if why:
             raise CommandFailed(
                 Exit.USAGE,
-                f"The context {file} is not used: {place} {why}.",
+                f"The context {file} is not used: {checked_path} {why}.",
                 code="UNSAFE_CONTEXT",
                 hint=f"If you trust the file, set EVENKEEL_CONTEXT={file}",
             )

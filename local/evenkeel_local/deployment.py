@@ -113,10 +113,10 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
 
     Idempotent: yes, by a digest of the inputs; a build is moved into place atomically.
     """
-    place = BUILDS / _inputs_digest(template, runtime, architecture)
-    built = place / "template.yaml"
+    build_folder = BUILDS / _inputs_digest(template, runtime, architecture)
+    built = build_folder / "template.yaml"
     if built.exists():
-        os.utime(place)
+        os.utime(build_folder)
         return built
     (progress or _no_progress)("building the functions and their layer")
     BUILDS.mkdir(parents=True, exist_ok=True)
@@ -133,7 +133,7 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
         _as_json(draft / "template.yaml")
         draft.chmod(0o755)
         with contextlib.suppress(OSError):  # another process has made the same build
-            draft.rename(place)
+            draft.rename(build_folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     finished = [path for path in BUILDS.iterdir() if not path.name.startswith(_DRAFT)]

@@ -118,9 +118,7 @@ def run_supervised(root: Path) -> int:
         except KeyboardInterrupt:
             say("stopping all processes")
         except RestartLimitReached as error:
-            say(
-                f"{error}. All processes are stopped. Read the logs in {kept.places.run_dir}, then run: evenkeel dev up"
-            )
+            say(f"{error}. All processes are stopped. Read the logs in {kept.paths.run_dir}, then run: evenkeel dev up")
             code = 1
         finally:
             kept.stop()
@@ -130,24 +128,24 @@ def run_supervised(root: Path) -> int:
 class _DevDataCentre:
     """The current data centre; a new one replaces it if the engine dies."""
 
-    def __init__(self, places: DevPaths, say: Say) -> None:
-        self.places = places
+    def __init__(self, paths: DevPaths, say: Say) -> None:
+        self.paths = paths
         self._say = say
         self._centre: DataCentre | None = None
         self._cluster_silence = HangDetector(self._ask_cluster)
 
     def start(self) -> None:
-        self._centre = DataCentre.start(self.places.run_dir, keeps_cluster=True, say=self._say)
+        self._centre = DataCentre.start(self.paths.run_dir, keeps_cluster=True, say=self._say)
         self.publish([])
         mark = ProcessMark.of(os.getpid())
         if mark is not None:
-            mark.write(self.places.pid)
+            mark.write(self.paths.pid)
         self._say(f"up: {self._centre.api_url}")
 
     def stop(self) -> None:
         if self._centre is not None:
             self._centre.stop()
-        self.places.remove()
+        self.paths.remove()
 
     def parts(self) -> tuple[SupervisedPart, ...]:
         """Return the parts; a part comes before the parts that depend on it."""
@@ -167,20 +165,20 @@ class _DevDataCentre:
         """Write the files with the addresses and the restarts."""
         if self._centre is None:
             return
-        _write_private(self.places.context, self._centre.context())
-        _write_private(self.places.kubeconfig, self._centre.cluster.kubeconfig())
+        _write_private(self.paths.context, self._centre.context())
+        _write_private(self.paths.kubeconfig, self._centre.cluster.kubeconfig())
         document = self._centre.state() | {"restarts": [asdict(restart) for restart in restarts]}
-        _write_private(self.places.state, document)
+        _write_private(self.paths.state, document)
 
     def _rebuild(self) -> tuple[str, str]:
         if self._centre is not None:
             self._centre.stop()
             self._centre = None
-            shutil.rmtree(self.places.previous_run_dir, ignore_errors=True)
-            self.places.run_dir.rename(self.places.previous_run_dir)
-        self._centre = DataCentre.start(self.places.run_dir, keeps_cluster=True, say=self._say)
+            shutil.rmtree(self.paths.previous_run_dir, ignore_errors=True)
+            self.paths.run_dir.rename(self.paths.previous_run_dir)
+        self._centre = DataCentre.start(self.paths.run_dir, keeps_cluster=True, say=self._say)
         lost = "all jobs, incidents, decisions, teams and checkpoints, the node history, and all addresses."
-        return f"the logs of the previous data centre, in {self.places.previous_run_dir}.", lost
+        return f"the logs of the previous data centre, in {self.paths.previous_run_dir}.", lost
 
     def _ask_cluster(self) -> None:
         assert self._centre is not None
@@ -269,15 +267,15 @@ def environment(root: Path) -> dict[str, str]:
 
 def status(root: Path) -> Json:
     """Probe each part of the data centre; return which parts answer, and their addresses."""
-    places = DevPaths(root)
+    paths = DevPaths(root)
     if _supervisor(root) is None:
-        detail = "its supervisor process has ended" if places.pid.exists() else "no data centre was started here"
+        detail = "its supervisor process has ended" if paths.pid.exists() else "no data centre was started here"
         return _down_status(detail)
-    if not places.state.exists():
-        detail = f"it is starting or restarting. See {places.log}"
+    if not paths.state.exists():
+        detail = f"it is starting or restarting. See {paths.log}"
         return _down_status(detail)
-    state = _read_json(places.state)
-    probe_results = probes.probe(state, _read_json(places.context), _read_json(places.kubeconfig))
+    state = _read_json(paths.state)
+    probe_results = probes.probe(state, _read_json(paths.context), _read_json(paths.kubeconfig))
     return {
         "isUp": all(result.is_up for result in probe_results),
         "parts": [_probe_document(result) for result in probe_results],

@@ -18,7 +18,7 @@ Put = Callable[[str, bytes], None]
 URI = "s3://research-checkpoints/teams/vision/job-1"
 
 
-class CheckpointPlace:
+class CheckpointFolder:
     """A store, and how training code puts an object there."""
 
     def __init__(self, store: CheckpointStore, uri: str, put: Put) -> None:
@@ -27,7 +27,7 @@ class CheckpointPlace:
         self.put = put
 
 
-def on_s3(client: Any, bucket: str) -> CheckpointPlace:
+def on_s3(client: Any, bucket: str) -> CheckpointFolder:
     client.create_bucket(Bucket=bucket, CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
 
     def put(key: str, body: bytes) -> None:
@@ -35,73 +35,75 @@ def on_s3(client: Any, bucket: str) -> CheckpointPlace:
         checksum_headers = {"ChecksumAlgorithm": "SHA256", "ChecksumSHA256": checksum}
         client.put_object(Bucket=bucket, Key=f"teams/job-1/{key}", Body=body, **checksum_headers)
 
-    return CheckpointPlace(S3Checkpoints(client), f"s3://{bucket}/teams/job-1", put)
+    return CheckpointFolder(S3Checkpoints(client), f"s3://{bucket}/teams/job-1", put)
 
 
 @pytest.fixture(params=["memory", "moto", "engine"])
-def place(request: pytest.FixtureRequest, unique: str) -> Iterator[CheckpointPlace]:
+def folder(request: pytest.FixtureRequest, unique: str) -> Iterator[CheckpointFolder]:
     if request.param == "memory":
         twin = InMemoryCheckpoints()
-        yield CheckpointPlace(twin, URI, lambda key, body: twin.put(URI, key, body))
+        yield CheckpointFolder(twin, URI, lambda key, body: twin.put(URI, key, body))
     elif request.param == "moto":
         yield on_s3(request.getfixturevalue("moto_client")("s3"), unique)
     else:
         yield on_s3(request.getfixturevalue("engine_user").client("s3"), unique)
 
 
-def test_finished_and_unfinished_checkpoint_folders_are_listed(place: CheckpointPlace) -> None:
-    place.put("attempt=1/step=000000010/shard-0-of-1.bin", b"a")
-    place.put("attempt=1/step=000000010/manifest.json", b"{}")
-    place.put("attempt=2/step=000000020/shard-0-of-1.bin", b"b")
-    place.put("result/attempt=1.json", b"{}")
-    place.put("_fence", b"{}")
+def test_finished_and_unfinished_checkpoint_folders_are_listed(folder: CheckpointFolder) -> None:
+    folder.put("attempt=1/step=000000010/shard-0-of-1.bin", b"a")
+    folder.put("attempt=1/step=000000010/manifest.json", b"{}")
+    folder.put("attempt=2/step=000000020/shard-0-of-1.bin", b"b")
+    folder.put("result/attempt=1.json", b"{}")
+    folder.put("_fence", b"{}")
 
-    assert place.store.folders(place.uri) == ("attempt=1/step=000000010", "attempt=2/step=000000020")
-    assert place.store.folders(f"{place.uri}/") == place.store.folders(place.uri)
-
-
-def test_checkpoints_of_another_job_are_not_listed(place: CheckpointPlace) -> None:
-    place.put("attempt=1/step=000000010/manifest.json", b"{}")
-    assert place.store.folders(place.uri.replace("job-1", "job-10")) == ()
-    assert place.store.folders(place.uri.rpartition("-")[0]) == ()
+    assert folder.store.folders(folder.uri) == ("attempt=1/step=000000010", "attempt=2/step=000000020")
+    assert folder.store.folders(f"{folder.uri}/") == folder.store.folders(folder.uri)
 
 
-def test_many_folders_are_listed_over_all_pages(place: CheckpointPlace) -> None:
+def test_checkpoints_of_another_job_are_not_listed(folder: CheckpointFolder) -> None:
+    folder.put("attempt=1/step=000000010/manifest.json", b"{}")
+    assert folder.store.folders(folder.uri.replace("job-1", "job-10")) == ()
+    assert folder.store.folders(folder.uri.rpartition("-")[0]) == ()
+
+
+def test_many_folders_are_listed_over_all_pages(folder: CheckpointFolder) -> None:
     for step in range(25):
-        place.put(f"attempt=1/step={step:09d}/manifest.json", b"{}")
+        folder.put(f"attempt=1/step={step:09d}/manifest.json", b"{}")
 
-    assert len(place.store.folders(place.uri)) == 25
+    assert len(folder.store.folders(folder.uri)) == 25
 
 
-def test_object_is_read_completely_or_not_found(place: CheckpointPlace) -> None:
-    place.put("attempt=1/step=000000010/manifest.json", b'{"a": 1}')
+def test_object_is_read_completely_or_not_found(folder: CheckpointFolder) -> None:
+    folder.put("attempt=1/step=000000010/manifest.json", b'{"a": 1}')
 
-    assert place.store.read(place.uri, "attempt=1/step=000000010/manifest.json") == b'{"a": 1}'
+    assert folder.store.read(folder.uri, "attempt=1/step=000000010/manifest.json") == b'{"a": 1}'
     with pytest.raises(NotFound):
-        place.store.read(place.uri, "attempt=1/step=000000020/manifest.json")
+        folder.store.read(folder.uri, "attempt=1/step=000000020/manifest.json")
 
 
-def test_sizes_and_checksums_come_from_the_store(place: CheckpointPlace) -> None:
+def test_sizes_and_checksums_come_from_the_store(folder: CheckpointFolder) -> None:
     key = "attempt=1/step=000000010/shard-0-of-2.bin"
-    place.put(key, b"weights")
+    folder.put(key, b"weights")
 
-    (stored_shard,) = place.store.contents(place.uri, "attempt=1/step=000000010", checksums_of=[key, "other"]).values()
+    (stored_shard,) = folder.store.contents(
+        folder.uri, "attempt=1/step=000000010", checksums_of=[key, "other"]
+    ).values()
 
     assert (stored_shard.size_bytes, stored_shard.sha256) == (7, hashlib.sha256(b"weights").hexdigest())
     assert stored_shard.modified_at is not None
-    assert place.store.contents(place.uri, "attempt=1/step=000000020") == {}
-    (listed,) = place.store.contents(place.uri, "attempt=1/step=000000010").values()
+    assert folder.store.contents(folder.uri, "attempt=1/step=000000020") == {}
+    (listed,) = folder.store.contents(folder.uri, "attempt=1/step=000000010").values()
     assert (listed.size_bytes, listed.sha256) == (7, None)
     assert listed.modified_at is not None
     assert abs(listed.modified_at - stored_shard.modified_at) < timedelta(seconds=1)
 
 
-def test_only_files_of_the_named_checkpoint_folder_are_listed(place: CheckpointPlace) -> None:
-    place.put("attempt=1/step=000000010/shard-0-of-1.bin", b"weights")
-    place.put("attempt=1/step=000000010/manifest.json", b"{}")
-    place.put("attempt=1/step=0000000100/manifest.json", b"{}")
+def test_only_files_of_the_named_checkpoint_folder_are_listed(folder: CheckpointFolder) -> None:
+    folder.put("attempt=1/step=000000010/shard-0-of-1.bin", b"weights")
+    folder.put("attempt=1/step=000000010/manifest.json", b"{}")
+    folder.put("attempt=1/step=0000000100/manifest.json", b"{}")
 
-    contents = place.store.contents(place.uri, "attempt=1/step=000000010")
+    contents = folder.store.contents(folder.uri, "attempt=1/step=000000010")
 
     assert {key: shard.size_bytes for key, shard in contents.items()} == {
         "attempt=1/step=000000010/shard-0-of-1.bin": 7,
@@ -109,37 +111,37 @@ def test_only_files_of_the_named_checkpoint_folder_are_listed(place: CheckpointP
     }
 
 
-def test_fence_is_created_once_then_raised_at_the_read_version(place: CheckpointPlace) -> None:
-    assert place.store.fence(place.uri) == (None, "")
+def test_fence_is_created_once_then_raised_at_the_read_version(folder: CheckpointFolder) -> None:
+    assert folder.store.fence(folder.uri) == (None, "")
 
-    place.store.raise_fence(place.uri, {"attempt": 1}, "")
-    first, tag = place.store.fence(place.uri)
-    place.store.raise_fence(place.uri, {"attempt": 2}, tag)
+    folder.store.raise_fence(folder.uri, {"attempt": 1}, "")
+    first, tag = folder.store.fence(folder.uri)
+    folder.store.raise_fence(folder.uri, {"attempt": 2}, tag)
 
     assert first == {"attempt": 1}
-    assert place.store.fence(place.uri)[0] == {"attempt": 2}
+    assert folder.store.fence(folder.uri)[0] == {"attempt": 2}
 
 
-def test_fence_raised_since_the_read_is_not_overwritten(place: CheckpointPlace) -> None:
-    place.store.raise_fence(place.uri, {"attempt": 1}, "")
-    _, tag = place.store.fence(place.uri)
-    place.store.raise_fence(place.uri, {"attempt": 2}, tag)
+def test_fence_raised_since_the_read_is_not_overwritten(folder: CheckpointFolder) -> None:
+    folder.store.raise_fence(folder.uri, {"attempt": 1}, "")
+    _, tag = folder.store.fence(folder.uri)
+    folder.store.raise_fence(folder.uri, {"attempt": 2}, tag)
 
     for stale in ("", tag):
         with pytest.raises(Conflict):
-            place.store.raise_fence(place.uri, {"attempt": 3}, stale)
+            folder.store.raise_fence(folder.uri, {"attempt": 3}, stale)
 
-    assert place.store.fence(place.uri)[0] == {"attempt": 2}
+    assert folder.store.fence(folder.uri)[0] == {"attempt": 2}
 
 
 # moto checks and writes without a lock: two concurrent writers of a process may both succeed.
-@pytest.mark.parametrize("place", ["memory", "engine"], indirect=True)
-def test_one_of_many_concurrent_launches_raises_the_first_fence(place: CheckpointPlace) -> None:
+@pytest.mark.parametrize("folder", ["memory", "engine"], indirect=True)
+def test_one_of_many_concurrent_launches_raises_the_first_fence(folder: CheckpointFolder) -> None:
     won: list[int] = []
 
     def raise_it(number: int) -> None:
         try:
-            place.store.raise_fence(place.uri, {"attempt": number}, "")
+            folder.store.raise_fence(folder.uri, {"attempt": number}, "")
         except Conflict:
             return
         won.append(number)
@@ -150,14 +152,14 @@ def test_one_of_many_concurrent_launches_raises_the_first_fence(place: Checkpoin
     for thread in threads:
         thread.join(30)
 
-    assert [{"attempt": number} for number in won] == [place.store.fence(place.uri)[0]]
+    assert [{"attempt": number} for number in won] == [folder.store.fence(folder.uri)[0]]
 
 
-def test_unreadable_fence_is_an_error(place: CheckpointPlace) -> None:
+def test_unreadable_fence_is_an_error(folder: CheckpointFolder) -> None:
     for content in (b"\x00not json", b"[1]", b""):
-        place.put("_fence", content)
+        folder.put("_fence", content)
         with pytest.raises(Refused):
-            place.store.fence(place.uri)
+            folder.store.fence(folder.uri)
 
 
 # ---------------------------------------------------------------- what only S3 answers

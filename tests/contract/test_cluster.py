@@ -294,10 +294,10 @@ def test_gang_with_efa_runs_on_nodes_with_efa(bench: ClusterUnderTest) -> None:
 
     bench.cluster.launch(spec)
 
-    def placed() -> bool:
+    def pods_have_nodes() -> bool:
         return {pod.node_name for pod in seen(bench, spec).pods} == {node.name for node in nodes}
 
-    bench.eventually(placed, "the pods to have nodes")
+    bench.eventually(pods_have_nodes, "the pods to have nodes")
 
 
 def test_no_namespace_is_managed_without_kueue(bench: ClusterUnderTest) -> None:

@@ -253,11 +253,11 @@ def without_key_identifiers(folder: Path) -> tuple[ssl.SSLContext, str]:
         return builder.sign(keys[0], hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
     authority = signed(0, (x509.BasicConstraints(ca=True, path_length=None), True))
-    place = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    alternative_name = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
     secret = keys[1].private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    (folder / "server.pem").write_bytes(signed(1, (place, False)) + secret)
+    (folder / "server.pem").write_bytes(signed(1, (alternative_name, False)) + secret)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem")
     return context, authority.decode()

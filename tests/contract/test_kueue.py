@@ -80,14 +80,14 @@ def test_pending_job_shows_its_position_by_priority_then_age(bench: LocalCluster
         bench.cluster.launch(spec)
         until(lambda spec=spec: seen(bench, spec).kueue, "its Workload")  # type: ignore[misc]  # bound now
 
-    def places() -> list[int | None]:
+    def read_positions() -> list[int | None]:
         positions = {
             workload.job_id: workload.kueue.position if workload.kueue else None
             for workload in bench.cluster.workloads(CLUSTER)
         }
         return [positions[spec.attempt.job_id] for spec in specs]
 
-    assert until(lambda: (positions := places()) == [2, 3, 1] and positions, "the places")
+    assert until(lambda: (positions := read_positions()) == [2, 3, 1] and positions, "the positions")
     assert [workload.kueue.position for spec in specs if (workload := seen(bench, spec)).kueue] == [2, 3, 1]
 
 

@@ -42,7 +42,7 @@ writes: st.SearchStrategy[Write] = st.one_of(
 commits = st.lists(st.lists(writes, min_size=1, max_size=3), max_size=10)
 
 
-def placed(write: Write, prefix: str) -> Write:
+def with_prefix(write: Write, prefix: str) -> Write:
     """Move a write into the partitions of one example."""
     if isinstance(write, Put):
         key, state = write.row.key, write.row.state
@@ -82,7 +82,7 @@ def test_fake_and_dynamodb_agree_on_every_history(dynamo: DynamoLedger, commits:
     twin, prefix = InMemoryLedger(), f"{next(_examples)}/"
 
     for commit in commits:
-        moved = [placed(write, prefix) for write in commit]
+        moved = [with_prefix(write, prefix) for write in commit]
         assert answer(twin, moved) == answer(dynamo, moved)
 
     assert held(twin, prefix) == held(dynamo, prefix)

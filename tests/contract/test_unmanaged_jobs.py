@@ -79,11 +79,11 @@ def submitted(request: pytest.FixtureRequest, bench: ClusterUnderTest) -> Submit
         )
         bench.cluster.submit(CLUSTER, job)
 
-    def placed() -> UnmanagedJob | None:
+    def job_with_pods() -> UnmanagedJob | None:
         unmanaged_job = bench.cluster.unmanaged_job(CLUSTER, NAMESPACE, kind, name)
         return unmanaged_job if unmanaged_job and unmanaged_job.live_nodes and all(unmanaged_job.live_nodes) else None
 
-    return Submitted(bench, bench.eventually(placed, "the pods of a user's job"))
+    return Submitted(bench, bench.eventually(job_with_pods, "the pods of a user's job"))
 
 
 def test_job_is_found_by_the_node_of_a_pod(submitted: Submitted) -> None:

@@ -76,8 +76,8 @@ class FakeCapacity:
         """Remove the machines of ended rentals."""
         for name in self.going:
             _, claim = self.claimed.pop(name, ("", NodeClaim(name="")))
-            for place in [place for place in self.by_name if place[1] == claim.node_name]:
-                self.remove_node(claim.node_name, place[0])
+            for node_ref in [node_ref for node_ref in self.by_name if node_ref[1] == claim.node_name]:
+                self.remove_node(claim.node_name, node_ref[0])
         self.going.clear()
 
     def remove_node(self, name: str, cluster: str) -> None:

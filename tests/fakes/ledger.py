@@ -71,12 +71,14 @@ class InMemoryLedger:
                 return Page(())
             matching = [self.rows[key] for key in indexed or ()]
             if prefix:
-                matching = [row for row in matching if _place(row)[0].startswith(prefix)]
+                matching = [row for row in matching if _sort_key(row)[0].startswith(prefix)]
             if len(matching) > 1:
-                matching.sort(key=_place, reverse=newest_first)
+                matching.sort(key=_sort_key, reverse=newest_first)
             if cursor is not None:
                 last = _read_cursor(cursor)
-                matching = [row for row in matching if (_place(row) < last if newest_first else _place(row) > last)]
+                matching = [
+                    row for row in matching if (_sort_key(row) < last if newest_first else _sort_key(row) > last)
+                ]
             page = tuple(self._copy(row.key) for row in matching[:limit])
             return Page(page, _cursor(page[-1]) if len(matching) > limit else None)
 
@@ -188,12 +190,12 @@ def _key(write: Write) -> Key:
     return write.row.key if isinstance(write, Put) else write.key
 
 
-def _place(row: Row) -> tuple[str, str, str]:
+def _sort_key(row: Row) -> tuple[str, str, str]:
     return (row.state[1] if row.state else "", row.key.pk, row.key.sk)
 
 
 def _cursor(row: Row) -> str:
-    return base64.urlsafe_b64encode(json.dumps(_place(row)).encode()).decode()
+    return base64.urlsafe_b64encode(json.dumps(_sort_key(row)).encode()).decode()
 
 
 def _read_cursor(cursor: str) -> tuple[str, str, str]:

@@ -49,7 +49,7 @@ class ApiCall(NamedTuple):
     """Rows or objects in the answer or the request."""
     units: float = 0.0
     """Capacity units of DynamoDB: read units of a read, write units of a write."""
-    place: str = ""
+    partition: str = ""
     """Partition that the call reads or writes, where the service limits a partition."""
 
 
@@ -109,7 +109,7 @@ class MeteredLedger:
         with self._meter.outside():
             row = self._inner.get(key)
             size = self._size(row)
-        self._meter.call(ApiCall("dynamodb:GetItem", size, 0, 1, _read_units(size), _place(key)))
+        self._meter.call(ApiCall("dynamodb:GetItem", size, 0, 1, _read_units(size), _partition(key)))
         return row
 
     def batch_get(self, *keys: Key) -> tuple[Row | None, ...]:
@@ -156,7 +156,9 @@ class MeteredLedger:
                 2 * math.ceil(size / _WRITE_UNIT) + _index_units(write, before[_key_of(write)], size)
                 for write, size in zip(writes, sizes, strict=True)
             )
-        call = ApiCall("dynamodb:TransactWriteItems", 100, sum(sizes), len(writes), units, _place(_key_of(writes[0])))
+        call = ApiCall(
+            "dynamodb:TransactWriteItems", 100, sum(sizes), len(writes), units, _partition(_key_of(writes[0]))
+        )
         self._meter.call(call)
         # The conditions are checked when the call arrives, so after its wait.
         with self._meter.outside():
@@ -396,7 +398,7 @@ def _key_of(write: Write) -> Key:
     return write.row.key if isinstance(write, Put) else write.key
 
 
-def _place(key: Key) -> str:
+def _partition(key: Key) -> str:
     return f"{key.table} {key.pk}"
 
 

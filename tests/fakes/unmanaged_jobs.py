@@ -42,8 +42,8 @@ class FakeUnmanagedJobs:
     def unmanaged_jobs(self, cluster: str, node_name: str) -> tuple[UnmanagedJob, ...]:
         return tuple(
             job
-            for (place, *_), job in self.users_jobs.items()
-            if place == cluster and node_name in (*job.live_nodes, *(pod.node_name for pod in job.failed_pods))
+            for (job_cluster, *_), job in self.users_jobs.items()
+            if job_cluster == cluster and node_name in (*job.live_nodes, *(pod.node_name for pod in job.failed_pods))
         )
 
     def unmanaged_job(self, cluster: str, namespace: str, kind: WorkloadKind, name: str) -> UnmanagedJob | None:

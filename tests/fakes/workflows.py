@@ -31,7 +31,7 @@ class RecordingWorkflows:
         return self.traces.get((machine, name))
 
     def running(self, machine: WorkflowName) -> frozenset[str]:
-        under_way = (place for place, state in self.states.items() if state is ExecutionState.RUNNING)
+        under_way = (execution_arn for execution_arn, state in self.states.items() if state is ExecutionState.RUNNING)
         return frozenset(name for kind, name in under_way if kind is machine)
 
     # ------------------------------------------------------------ for tests

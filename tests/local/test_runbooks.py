@@ -142,9 +142,9 @@ def runbook_shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunbookS
 
 
 def _environment(root: Path, centre: DataCentre) -> dict[str, str]:
-    places = dev_data_centre.DevPaths(root)
-    places.context.write_text(json.dumps(centre.context()), encoding="utf-8")
-    places.kubeconfig.write_text(json.dumps(centre.cluster.kubeconfig()), encoding="utf-8")
+    paths = dev_data_centre.DevPaths(root)
+    paths.context.write_text(json.dumps(centre.context()), encoding="utf-8")
+    paths.kubeconfig.write_text(json.dumps(centre.cluster.kubeconfig()), encoding="utf-8")
     tools = root / "bin"
     tools.mkdir()
     for name, command in (

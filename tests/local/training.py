@@ -83,11 +83,11 @@ class TrainingJob:
 
     def spoil_shard(self, attempt: int, step: int, rank: int, *, has_checksum: bool = True) -> None:
         """Flip one bit of a shard; the store knows the new bytes' SHA-256, or none."""
-        place = self._shard(attempt, step, rank)
-        content = bytearray(self._s3.get_object(**place)["Body"].read())
+        shard_object = self._shard(attempt, step, rank)
+        content = bytearray(self._s3.get_object(**shard_object)["Body"].read())
         content[len(content) // 2] ^= 1
         vouched = {"ChecksumAlgorithm": "SHA256"} if has_checksum else {}
-        self._s3.put_object(**place, Body=bytes(content), **vouched)
+        self._s3.put_object(**shard_object, Body=bytes(content), **vouched)
 
     def _shard(self, attempt: int, step: int, rank: int) -> dict[str, str]:
         name = f"shard-{rank}-of-{self.work.nodes}.bin"

@@ -214,8 +214,8 @@ def _waiting(world: "Simulation", pool: tuple[str, str]) -> list[str]:
             waiting.append(job.job_id)
     replicas = [pod for pod in world.cluster.unmanaged_pods(CLUSTER) if pod.namespace == "serving"]
     most = sum(workload.max_replicas for workload in world.policy.scheduling.serving)
-    placed = sum(bool(pod.node_name) for pod in replicas)
-    return waiting + [pod.name for pod in replicas if not pod.node_name][: max(0, most - placed)]
+    pods_with_nodes = sum(bool(pod.node_name) for pod in replicas)
+    return waiting + [pod.name for pod in replicas if not pod.node_name][: max(0, most - pods_with_nodes)]
 
 
 # ---------------------------------------------------------------- no endless resizing
@@ -268,7 +268,7 @@ def _is_from_outside(change: tuple[object, Row | None, Row | None]) -> bool:
 
 @invariant_check(
     "resize-keeps-progress",
-    "A resize resumes from the newest valid checkpoint, and costs neither a restart nor the job's place.",
+    "A resize resumes from the newest valid checkpoint, and costs neither a restart nor the job's queue position.",
     CheckTrigger.COMMIT,
     needs_elastic_jobs=True,
 )
@@ -291,7 +291,7 @@ def resize_is_no_failure(world: "Simulation", changes: Changes) -> Iterator[str]
         if after.state is not waits or not after.reason:
             yield f"{after.job_id} resizes and must be {waits}, not {after.state}"
         if (after.queued_at, after.submitted_at) != (before.queued_at, before.submitted_at):
-            yield f"{after.job_id} resizes and must keep its place in the queue"
+            yield f"{after.job_id} resizes and must keep its queue position"
         if (after.application_failures, after.launch_failures) != (before.application_failures, 0) or after.not_before:
             yield f"{after.job_id} resizes, which must not count as a failure"
 

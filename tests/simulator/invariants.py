@@ -817,7 +817,7 @@ def _unfinished_work(world: "Simulation") -> Iterator[str]:
 
 def _unfinished_recoveries(world: "Simulation") -> Iterator[str]:
     """Yield the incidents, workflows and waits that have not ended, except those that wait for a person."""
-    blocked = {doc["incidentId"] for doc in _incidents(world) if _is_out_of_places(world, doc)}
+    blocked = {doc["incidentId"] for doc in _incidents(world) if _cordon_limit_is_used_up(world, doc)}
     for doc in _incidents(world):
         if _is_open(doc) and doc["incidentId"] not in blocked:
             yield f"{doc['incidentId']} is still {doc['state']}; it must be settled"
@@ -846,7 +846,7 @@ def _leftover_rentals(world: "Simulation") -> Iterator[str]:
     yield from getattr(world.cluster, "left", tuple)()
 
 
-def _is_out_of_places(world: "Simulation", doc: "Json") -> bool:
+def _cordon_limit_is_used_up(world: "Simulation", doc: "Json") -> bool:
     """Return whether a recovery rightly waits: nodes that need a person use the whole cordon limit of its pool."""
     if not doc.get("block") or doc["block"]["guardrail"] not in ("POOL_CORDONS", "FLEET_CORDONS"):
         return False
@@ -893,8 +893,10 @@ def cycle_decisions(world: "Simulation") -> Iterator[Any]:
 
 def _spent(world: "Simulation", setup: TeamSetup) -> dict[tuple[str, str], Spending]:
     periods = [(team.name, budget.period.key_at(world.loop.now())) for team in setup.teams for budget in team.budgets]
-    rows = {place: world.ledger.rows.get(quota_rows.spent_key(*place)) for place in periods}
-    return {place: Spending.model_validate(row.doc) for place, row in rows.items() if row}
+    rows = {
+        team_and_period: world.ledger.rows.get(quota_rows.spent_key(*team_and_period)) for team_and_period in periods
+    }
+    return {team_and_period: Spending.model_validate(row.doc) for team_and_period, row in rows.items() if row}
 
 
 def _untrue_reasons(world: "Simulation") -> Iterator[str]:
@@ -918,7 +920,7 @@ def no_leftovers(world: "Simulation") -> Iterator[str]:
     for key, row in world.ledger.rows.items():
         if key.pk.removeprefix("DRILL-").startswith("OPEN#"):
             incident = world.ledger.rows.get(incident_rows.incident_key(row.doc["incidentId"]))
-            if incident is None or not _is_out_of_places(world, incident.doc):
+            if incident is None or not _cordon_limit_is_used_up(world, incident.doc):
                 yield key.pk
         elif key.pk.removeprefix("DRILL-").startswith("LEASE#") and row.doc.get("incidentId"):
             yield f"{key.pk} is still leased by {row.doc['incidentId']}; no lease must remain"

@@ -415,7 +415,7 @@ class WatchedTests:
                 if record.policy_hash in self.known:
                     self.recording.decisions.add(self._test, record, self.known[record.policy_hash])
 
-        setattr(Policy, "hash", property(known_hash))  # noqa: B010 - in the place of a cached property
+        setattr(Policy, "hash", property(known_hash))  # noqa: B010 - instead of a cached property
         setattr(InMemoryLedger, "_store", watched_store)  # noqa: B010 - the same
 
 

@@ -135,9 +135,9 @@ def asks_are_bounded(world: Simulation, changes: Changes) -> Iterator[str]:
         return
     requests, now = world.renting.requests_by_offer, world.loop.seconds
     for _, doc in _changed(changes):
-        for place, offer in enumerate(doc["offers"], 1):
-            request = requests.setdefault((_name(doc), place), CapacityRequest(offer["pool"], doc["nodes"], now))
-            is_over = offer["refused"] or place < len(doc["offers"]) or not _serves(doc)
+        for index, offer in enumerate(doc["offers"], 1):
+            request = requests.setdefault((_name(doc), index), CapacityRequest(offer["pool"], doc["nodes"], now))
+            is_over = offer["refused"] or index < len(doc["offers"]) or not _serves(doc)
             request.until = min(request.until, now) if is_over else math.inf
         pool = world.renting.by_name[doc["offers"][-1]["pool"]]
         held = sum(
@@ -159,8 +159,8 @@ def rentals_end(world: Simulation, changes: Changes) -> Iterator[str]:
         if before is None or before["state"] == "ENDED" or doc["state"] != "ENDED":
             continue
         parts = 0
-        for place, offer in enumerate(doc["offers"], 1):
-            name = _name(doc) if place == 1 else f"{_name(doc)}-{place}"
+        for index, offer in enumerate(doc["offers"], 1):
+            name = _name(doc) if index == 1 else f"{_name(doc)}-{index}"
             if name in world.cluster.capacity:
                 yield f"{_name(doc)} has ended, but its capacity pods exist"
             closed = _seconds(offer["closedAt"])
@@ -264,8 +264,8 @@ def asked_for_once(world: Simulation, spec: CapacitySpec) -> Iterator[str]:
             return
     # It may have ended between the read and this write.
     assert world.renting is not None
-    for (name, place), request in world.renting.requests_by_offer.items():
-        if spec.name == (name if place == 1 else f"{name}-{place}") and request.until >= began:
+    for (name, index), request in world.renting.requests_by_offer.items():
+        if spec.name == (name if index == 1 else f"{name}-{index}") and request.until >= began:
             return
     yield f"{spec.nodes} nodes of {spec.pool} are requested by {spec.name} without a rental"
 

@@ -187,14 +187,14 @@ class RentingScenario:
 
     def _remove_pool_limit(self) -> None:
         """Remove the limit of a pool, or the pool, before a node of it is rented."""
-        limits, place = self.world.cluster.limits, (CLUSTER, self.rng.choice(self.pools).name)
+        limits, pool_key = self.world.cluster.limits, (CLUSTER, self.rng.choice(self.pools).name)
         draw = self.rng.random()
         if draw < 0.04:
             self.world.seen[f"renting {KINDS[0]}"] += 1
-            limits[place] = None
+            limits[pool_key] = None
         elif draw < 0.08:
             self.world.seen[f"renting {KINDS[1]}"] += 1
-            del limits[place]
+            del limits[pool_key]
 
     def _lower_caps(self) -> None:
         burst = self.policies[-1][1]

@@ -180,7 +180,7 @@ def no_preempt_cycle(world: "Simulation", changes: Changes) -> Iterator[str]:
 
 @invariant_check(
     "preempted-keeps-queue-position",
-    "A preempted job waits again in its old place, and keeps its restarts.",
+    "A preempted job waits again at its old queue position, and keeps its restarts.",
     CheckTrigger.COMMIT,
     needs_teams=True,
 )
@@ -200,7 +200,7 @@ def preempted_job_keeps_its_place(world: "Simulation", changes: Changes) -> Iter
         if after.state is not waits or not after.reason:
             yield f"{after.job_id} was preempted and must be {waits}, not {after.state}"
         if (after.queued_at, after.submitted_at) != (before.queued_at, before.submitted_at):
-            yield f"{after.job_id} was preempted and must keep its place in the queue"
+            yield f"{after.job_id} was preempted and must keep its queue position"
         if (after.application_failures, after.launch_failures) != (before.application_failures, 0):
             yield f"{after.job_id} was preempted, which must not count as a failure"
 
@@ -221,8 +221,8 @@ def charge_is_held_until_pods_end(world: "Simulation", changes: Changes) -> Iter
         has_failed = run.entered[-1:] == ["SettleAttempt"] and run.entered[-2] in _CAUGHT
         if attempt.state is not AttemptState.STOPPED or has_failed:
             continue
-        place = (attempt.namespace, charge.job_id, charge.attempt)
-        workload = world.cluster.jobs.get(CLUSTER, {}).get(place)
+        job_key = (attempt.namespace, charge.job_id, charge.attempt)
+        workload = world.cluster.jobs.get(CLUSTER, {}).get(job_key)
         seconds = world.policy.jobs.lost_node_seconds
         for pod in workload.pods if workload else ():
             # A node may return between the read that its pods are unreachable and the act on that read.

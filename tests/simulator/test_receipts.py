@@ -58,8 +58,11 @@ def test_one_incident_owns_the_loss_of_an_attempt(worlds: list[Simulation]) -> N
         context = world.observer_context()
         for incident in incidents_of(world):
             for interruption in read_receipts.of_incident(incident, Reader(), context, may_see_all=True).jobs:
-                place = (interruption.job_id, interruption.attempt)
-                assert owners.setdefault(place, incident.incident_id) == incident.incident_id, (world.seed, place)
+                attempt_key = (interruption.job_id, interruption.attempt)
+                assert owners.setdefault(attempt_key, incident.incident_id) == incident.incident_id, (
+                    world.seed,
+                    attempt_key,
+                )
                 owned += 1
     assert owned >= 4
 

@@ -345,7 +345,7 @@ def test_every_kind_of_data_source_has_a_staleness_alarm() -> None:
 class Emission(NamedTuple):
     """A call in the code that emits a metric."""
 
-    place: str
+    location: str
     name: re.Pattern[str]
     unit: str
     dimensions: frozenset[str]
@@ -394,9 +394,9 @@ def test_every_emitted_metric_is_declared() -> None:
     assert len(all_emissions) > 50
     for emission in all_emissions:
         declared = [metric for metric in METRICS.values() if emission.name.fullmatch(metric.name)]
-        assert declared, f"{emission.place} emits {emission.name.pattern}, which is not declared"
+        assert declared, f"{emission.location} emits {emission.name.pattern}, which is not declared"
         alike = [m for m in declared if m.unit == emission.unit and frozenset(m.dimensions) == emission.dimensions]
-        assert alike, f"{emission.place} emits {emission.name.pattern} with {sorted(emission.dimensions)}"
+        assert alike, f"{emission.location} emits {emission.name.pattern} with {sorted(emission.dimensions)}"
 
 
 def test_every_declared_metric_is_emitted() -> None:

@@ -31,10 +31,10 @@ WAIVERS: Final = {
     "ReadExecutions": "Executions of this stack's machines, whose names all begin alike.",
     "ReadAccountLimits": "Account settings and metrics have no resource level.",
     "ReadRawEvents": "Objects of the one bucket.",
-    "Read": "In the place of one id. Behind `jobs/*` and `incidents/*` it opens every read route of that id.",
-    "Operate": "In the place of one id within a route that is written out.",
-    "Administer": "In the place of one team within a route that is written out.",
-    "Submit": "In the place of one id within a route that is written out.",
+    "Read": "Stands for one id. Behind `jobs/*` and `incidents/*` it opens every read route of that id.",
+    "Operate": "Stands for one id within a route that is written out.",
+    "Administer": "Stands for one team within a route that is written out.",
+    "Submit": "Stands for one id within a route that is written out.",
 }
 
 _DEAD_LETTERS = [name for name, queue in resources("AWS::SQS::Queue").items() if "RedrivePolicy" not in queue]

@@ -124,7 +124,9 @@ def test_each_namespace_gets_the_same_rights(tmp_path: Path) -> None:
     objects = rendered(tmp_path, **TEAMS)
 
     def rights(namespace: str) -> Iterator[tuple[str, str]]:
-        return ((kind, name) for kind, place, name in objects if place == namespace and "Role" in kind)
+        return (
+            (kind, name) for kind, object_namespace, name in objects if object_namespace == namespace and "Role" in kind
+        )
 
     assert set(rights("nlp")) == set(rights("evenkeel-jobs")) != set()
     quota = objects["ResourceQuota", "nlp", "evenkeel"]

@@ -30,7 +30,7 @@ class LayerRule:
     """Where some files are, and what they may import besides the standard library."""
 
     name: str
-    places: tuple[str, ...]
+    paths: tuple[str, ...]
     ours: tuple[str, ...] = ()
     third_party: frozenset[str] = frozenset()
     only_late: frozenset[str] = frozenset()  # allowed inside a function, so that the file loads without them
@@ -197,10 +197,10 @@ def offences(layer: LayerRule, source: str) -> list[str]:
 def layer_of(path: str) -> LayerRule | None:
     """Return the layer with the most specific folder for the path."""
     inside = [
-        (len(place), layer)
+        (len(folder), layer)
         for layer in LAYER_RULES
-        for place in layer.places
-        if path == place or path.startswith(f"{place}/")
+        for folder in layer.paths
+        if path == folder or path.startswith(f"{folder}/")
     ]
     return max(inside, key=lambda pair: pair[0])[1] if inside else None
 
@@ -224,7 +224,7 @@ def test_file_imports_only_allowed_layers(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "source", "why"),
+    ("file", "source", "why"),
     [
         ("shared/evenkeel/domain/x.py", "import boto3", "may not use boto3"),
         ("shared/evenkeel/domain/x.py", "from evenkeel.services import plan", "may not reach evenkeel.services"),
@@ -260,8 +260,8 @@ def test_file_imports_only_allowed_layers(path: str) -> None:
         ("examples/trainer/evenkeel_trainer/x.py", "import numpy", "may not use numpy"),
     ],
 )
-def test_forbidden_import_is_found(place: str, source: str, why: str) -> None:
-    layer = layer_of(place)
+def test_forbidden_import_is_found(file: str, source: str, why: str) -> None:
+    layer = layer_of(file)
 
     assert layer is not None
     assert len(offences(layer, source)) == 1
@@ -269,7 +269,7 @@ def test_forbidden_import_is_found(place: str, source: str, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("place", "source"),
+    ("file", "source"),
     [
         ("shared/evenkeel/domain/x.py", "import json\nfrom pydantic import Field\nfrom evenkeel.domain import values"),
         ("shared/evenkeel/services/x.py", "from evenkeel import ports\nfrom evenkeel.domain.health import faults"),
@@ -280,8 +280,8 @@ def test_forbidden_import_is_found(place: str, source: str, why: str) -> None:
         ("cli/evenkeel_cli/offline/plan.py", "from evenkeel.domain.recovery import resume"),
     ],
 )
-def test_allowed_import_is_accepted(place: str, source: str) -> None:
-    layer = layer_of(place)
+def test_allowed_import_is_accepted(file: str, source: str) -> None:
+    layer = layer_of(file)
 
     assert layer is not None
     assert offences(layer, source) == []

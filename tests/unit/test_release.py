@@ -27,15 +27,15 @@ def a_build(folder: Path) -> Path:
         if resource["Type"] not in package._URIS:
             continue
         key, kind = package._URIS[resource["Type"]]
-        place = folder / name
+        path = folder / name
         if kind == "workflows":
-            place = folder / f"{name}.asl.json"
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(json.dumps({"Comment": name}))
+            path = folder / f"{name}.asl.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"Comment": name}))
         else:
-            place.mkdir(parents=True)
-            (place / "handler.py").write_text(f"NAME = {name!r}\n")
-        resource["Properties"][key] = place.name
+            path.mkdir(parents=True)
+            (path / "handler.py").write_text(f"NAME = {name!r}\n")
+        resource["Properties"][key] = path.name
     (folder / "template.yaml").write_text(json.dumps(document))
     return folder
 
@@ -104,7 +104,7 @@ def test_sam_translates_the_packaged_template(packaged: Json) -> None:
     document["Parameters"][package.PREFIX]["Default"] = "v1/"
     resources = translate(document)["Resources"]
 
-    # SAM writes the parameters into the code of a function with versions, since another place means another version.
+    # SAM writes the parameters into the code of a function with versions, since another path means another version.
     code = resources["CordonNode"]["Properties"]["Code"]
     assert code["S3Bucket"] == "releases"
     assert code["S3Key"]["Fn::Sub"].startswith("v1/functions/CordonNode-")

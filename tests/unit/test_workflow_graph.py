@@ -43,8 +43,8 @@ def test_graph_has_every_state_once_and_no_dangling_arrow(path: Path) -> None:
     graph = graph_of(definition, (), is_running=True)
 
     assert sorted(state.name for state in graph) == sorted(names(definition))
-    places = {state.name: (state.inside, state.branch) for state in graph}
-    assert all(places[name] == places[state.name] for state in graph for name in state.next), "within one branch"
+    branches = {state.name: (state.inside, state.branch) for state in graph}
+    assert all(branches[name] == branches[state.name] for state in graph for name in state.next), "within one branch"
     assert graph[0].name == definition["StartAt"]
     assert {state.progress for state in graph} == {StateProgress.NOT_REACHED}
 

@@ -121,8 +121,8 @@ def draw_plan(out: Printer, job_plan: Json, arguments: str) -> None:
     status = "ok" if would_start else "working" if decision["action"] == "PREEMPT" else "next"
     starts = "would be submitted to Kueue" if is_handed_over else "would start"
     outcome = starts if would_start else f"would wait: {plain(decision['action'])}"
-    place = "" if is_handed_over else f", position {job_plan['position']} in its queue"
-    out.line(f"{out.with_glyph(status, outcome)}, team {job_plan['team']}{place}")
+    position_text = "" if is_handed_over else f", position {job_plan['position']} in its queue"
+    out.line(f"{out.with_glyph(status, outcome)}, team {job_plan['team']}{position_text}")
     out.paragraph(decision["reason"], indent="  ")
     out.pairs(
         [

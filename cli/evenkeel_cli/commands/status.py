@@ -164,7 +164,7 @@ def _print_nodes(out: Printer, nodes: Json) -> None:
 def _print_section(out: Printer, title: str, rows: Sequence[Sequence[str]]) -> None:
     """Print rows beside the title of their section."""
     titles = [f"{out.bold(title)}{' ' * (6 - len(title))}", *[""] * (len(rows) - 1)]
-    columns = [Column("", place, is_right=place > 1 and len(rows[0]) > 2) for place in range(len(rows[0]) + 1)]
+    columns = [Column("", index, is_right=index > 1 and len(rows[0]) > 2) for index in range(len(rows[0]) + 1)]
     out.table(columns, [(head, *row) for head, row in zip(titles, rows, strict=True)], is_wide=True)
 
 

@@ -24,7 +24,7 @@ def judge_credentials(arn: str) -> list[DoctorFinding]:
 
 
 def judge_api(problem: str, fix: str, status: Json) -> list[DoctorFinding]:
-    """Judge the API's answer to `GET /status`, or the problem in its place."""
+    """Judge the API's answer to `GET /status`, or the problem that it returned instead."""
     if problem:
         return [failed(problem, fix)]
     automation = status["automation"]

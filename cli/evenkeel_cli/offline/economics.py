@@ -294,15 +294,15 @@ def goodput_from_options(elapsed: str, productive: str, buckets: Sequence[str]) 
     return goodput_of(spent, "")
 
 
-def goodput_of(spent: goodput.TimeSpent, place: str) -> Json:
+def goodput_of(spent: goodput.TimeSpent, document_name: str) -> Json:
     """Return goodput; an error names the field of the file, or the option."""
-    if not place:
+    if not document_name:
         with name_options(elapsed_seconds="--elapsed", productive_seconds="--productive"):
             return goodput.goodput(spent).to_json()
     try:
         return goodput.goodput(spent).to_json()
     except WrongFigure as error:
-        raise usage_error(f"{place}: {error.field}", error.problem) from error
+        raise usage_error(f"{document_name}: {error.field}", error.problem) from error
 
 
 def tables(seed: int, failures: int) -> Json:

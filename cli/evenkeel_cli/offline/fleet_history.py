@@ -42,8 +42,8 @@ def read_history(nodes: Iterable[Json], incidents: Iterable[Json], end: datetime
     counted = {incident["incidentId"]: incident for incident in counted_incidents(incidents, end, days)}.values()
     spans: dict[tuple[str, str], float] = {}
     for node in lives:
-        place = (node["pool"], node["instanceType"])
-        spans[place] = spans.get(place, 0.0) + _node_hours(node, begin, end)
+        pool_and_type = (node["pool"], node["instanceType"])
+        spans[pool_and_type] = spans.get(pool_and_type, 0.0) + _node_hours(node, begin, end)
     observations = {
         "failures": [
             {

@@ -39,12 +39,12 @@ def read_request(file: Path) -> Json:
     return dict(documents[0])
 
 
-def forecast(request: Mapping[str, Any], place: str, notes: Iterable[str] = ()) -> Json:
+def forecast(request: Mapping[str, Any], document_name: str, notes: Iterable[str] = ()) -> Json:
     """Return the cost of the fleet's failures.
 
     Args:
         request: The document.
-        place: Name of the document in messages.
+        document_name: Name of the document in messages.
         notes: Further assumptions.
 
     Raises:
@@ -53,7 +53,7 @@ def forecast(request: Mapping[str, Any], place: str, notes: Iterable[str] = ()) 
     try:
         document = forecast_fleet(FleetRequest.read(dict(request))).to_json()
     except WrongFigure as error:
-        raise usage_error(f"{place}: {error.field}", error.problem) from error
+        raise usage_error(f"{document_name}: {error.field}", error.problem) from error
     document["assumptions"] += notes
     return document
 
@@ -95,11 +95,11 @@ def read_demand(file: Path) -> commitment.HourlyDemand:
     try:
         if all(at is not None for at, _ in rows):
             return commitment.hourly(
-                commitment.DemandHour(at=_parse_instant(file, place, str(at)), units=_parse_units(file, place, figure))
-                for place, (at, figure) in enumerate(rows)
+                commitment.DemandHour(at=_parse_instant(file, index, str(at)), units=_parse_units(file, index, figure))
+                for index, (at, figure) in enumerate(rows)
             )
         return commitment.HourlyDemand(
-            hours=tuple(_parse_units(file, place, figure) for place, (_, figure) in enumerate(rows))
+            hours=tuple(_parse_units(file, index, figure) for index, (_, figure) in enumerate(rows))
         )
     except WrongFigure as error:
         raise usage_error(f"{file}: {error.field}", error.problem) from error
@@ -135,8 +135,8 @@ def _instant_and_figure(row: Any) -> tuple[Any, Any]:
     return next((fields[name] for name in _INSTANTS if name in fields), None), fields.get(figure)
 
 
-def _parse_units(file: Path, place: int, figure: Any) -> float:
-    where = f"{file}: demand[{place}]"
+def _parse_units(file: Path, index: int, figure: Any) -> float:
+    where = f"{file}: demand[{index}]"
     if figure is None or isinstance(figure, bool | list | dict) or not str(figure).strip():
         raise usage_error(where, f"must have a figure, not {json.dumps(figure)}; leave out hours that are unknown")
     value = parse_number(where, str(figure))
@@ -145,14 +145,14 @@ def _parse_units(file: Path, place: int, figure: Any) -> float:
     return value
 
 
-def _parse_instant(file: Path, place: int, text: str) -> datetime:
+def _parse_instant(file: Path, index: int, text: str) -> datetime:
     if text.strip().isdigit() and len(text.strip()) <= _LONGEST_INDEX:
         return datetime.fromtimestamp(3600 * int(text), UTC)
     try:
         at = datetime.fromisoformat(text.strip())
     except ValueError as error:
         problem = f"must have an instant such as 2026-11-03T10:00:00Z, not {text!r}"
-        raise usage_error(f"{file}: demand[{place}]", problem) from error
+        raise usage_error(f"{file}: demand[{index}]", problem) from error
     return at if at.tzinfo else at.replace(tzinfo=UTC)
 
 

@@ -64,8 +64,8 @@ def read_planned_stack(folder: Path, environment: str) -> PlannedStack:
 
 def read_sam_versions(folder: Path) -> tuple[str, str]:
     """Return the version of sam that `make setup` installed, empty if there is none, and the locked version."""
-    places = folder.glob(".tools/sam/lib/python*/site-packages/aws_sam_cli-*.dist-info")
-    installed = [path.name.removeprefix("aws_sam_cli-").removesuffix(".dist-info") for path in places]
+    metadata_folders = folder.glob(".tools/sam/lib/python*/site-packages/aws_sam_cli-*.dist-info")
+    installed = [path.name.removeprefix("aws_sam_cli-").removesuffix(".dist-info") for path in metadata_folders]
     locked = re.search(r"^aws-sam-cli==(\S+)", _read_text(folder / "requirements" / "sam.txt"), re.MULTILINE)
     return (installed[0] if installed else "", locked[1] if locked else "")
 

@@ -131,8 +131,8 @@ def _in_order(received: Sequence[bytes], world_size: int) -> bytes:
     return (_STOP if any(message[:1] == _STOP for message in received) else _GO_ON) + b"".join(pieces)
 
 
-def _cut(message: bytes, place: int) -> bytes:
-    return message[1 + place * PIECE_BYTES : 1 + (place + 1) * PIECE_BYTES]
+def _cut(message: bytes, index: int) -> bytes:
+    return message[1 + index * PIECE_BYTES : 1 + (index + 1) * PIECE_BYTES]
 
 
 def _pace(run: training.Run, until: float) -> None:

@@ -290,10 +290,10 @@ def _corrupt_shard(drill: DrillRun, step: int) -> None:
     """Flip one bit of a shard; the store accepts it."""
     store = drill.centre.deployer.client("s3")
     prefix = drill.uri.removeprefix(f"s3://{CHECKPOINTS_BUCKET}/")
-    place = {"Bucket": CHECKPOINTS_BUCKET, "Key": f"{prefix}/attempt=1/step={step:09d}/shard-0-of-2.bin"}
-    content = bytearray(store.get_object(**place)["Body"].read())
+    shard_object = {"Bucket": CHECKPOINTS_BUCKET, "Key": f"{prefix}/attempt=1/step={step:09d}/shard-0-of-2.bin"}
+    content = bytearray(store.get_object(**shard_object)["Body"].read())
     content[len(content) // 2] ^= 1
-    store.put_object(**place, Body=bytes(content), ChecksumAlgorithm="SHA256")
+    store.put_object(**shard_object, Body=bytes(content), ChecksumAlgorithm="SHA256")
 
 
 # ---------------------------------------------------------------- nodes that end

@@ -76,7 +76,7 @@ def constraints(pod: Obj) -> list[Obj]:
 
 
 def has_topology_rules(pod: Obj) -> bool:
-    """Whether the place of other pods decides where a pod fits."""
+    """Whether the nodes of other pods decide where a pod fits."""
     return bool(terms(pod, "podAffinity") or terms(pod, "podAntiAffinity") or constraints(pod))
 
 

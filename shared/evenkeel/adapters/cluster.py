@@ -354,8 +354,8 @@ class KubernetesCluster(KubernetesCapacity, KubernetesUnmanagedJobs):
         pods = sorted((pod.unmanaged for pod in read if pod.unmanaged is not None), key=_namespaced_name)
         controllers = self._controllers(cluster, pods)
         return LivePods(
-            movable=sum_by_node(pod.placed for pod in read if pod.placed and not pod.is_bound),
-            bound=sum_by_node(pod.placed for pod in read if pod.placed and pod.is_bound),
+            movable=sum_by_node(pod.node_requests for pod in read if pod.node_requests and not pod.is_bound),
+            bound=sum_by_node(pod.node_requests for pod in read if pod.node_requests and pod.is_bound),
             pods=tuple(unmanaged_pods.read_unmanaged_pod(pod, controllers, self._fleet) for pod in pods),
         )
 

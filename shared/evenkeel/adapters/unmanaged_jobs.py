@@ -213,7 +213,7 @@ def read_job(item: Mapping[str, Any], pods: Iterable[Json], controllers: Control
             if (pod.get("status") or {}).get("phase") == "Failed"
         ),
         failed_at=_failed_at(item),
-        checkpoints=checkpoint_place(item),
+        checkpoints=checkpoint_location(item),
     )
 
 
@@ -268,15 +268,15 @@ def manifest_of(item: Mapping[str, Any]) -> Json:
     return manifest
 
 
-def checkpoint_place(item: Mapping[str, Any]) -> str:
+def checkpoint_location(item: Mapping[str, Any]) -> str:
     """Return where a job's manifest says that checkpoints are, and which field says so; empty if none does.
 
     The training contract has a variable for it. Other scripts use one of a few common variables or options.
     """
     for template in _pod_templates(item):
         for container in (template.get("spec") or {}).get("containers") or ():
-            if place := _place_in_variables(container) or _place_in_options(container):
-                return place
+            if location := _location_in_variables(container) or _location_in_options(container):
+                return location
     return ""
 
 
@@ -289,19 +289,19 @@ def _pod_templates(item: Mapping[str, Any]) -> Iterator[Json]:
         yield replica_spec.get("template") or {}
 
 
-def _place_in_variables(container: Mapping[str, Any]) -> str:
+def _location_in_variables(container: Mapping[str, Any]) -> str:
     values = {variable.get("name"): variable.get("value") for variable in container.get("env") or ()}
     return next((f"{values[name]} (variable {name})" for name in _CHECKPOINT_VARIABLES if values.get(name)), "")
 
 
-def _place_in_options(container: Mapping[str, Any]) -> str:
+def _location_in_options(container: Mapping[str, Any]) -> str:
     words = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
     words = [fragment for word in words for fragment in word.split()]
-    named_places: dict[str, tuple[str, str]] = {}
+    named_values: dict[str, tuple[str, str]] = {}
     for word, after in itertools.pairwise([*words, ""]):
         option, equals, value = word.partition("=")
         name = option.lstrip("-").replace("_", "-")
         if name in _CHECKPOINT_OPTIONS and (equals or option.startswith("--")):
-            named_places.setdefault(name, (option, value if equals else after))
-    places = (named_places[name] for name in _CHECKPOINT_OPTIONS if name in named_places)
-    return next((f"{value} (option {option})" for option, value in places if value), "")
+            named_values.setdefault(name, (option, value if equals else after))
+    values = (named_values[name] for name in _CHECKPOINT_OPTIONS if name in named_values)
+    return next((f"{value} (option {option})" for option, value in values if value), "")

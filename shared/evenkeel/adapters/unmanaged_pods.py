@@ -95,7 +95,7 @@ class LivePod(NamedTuple):
 
     is_bound: bool
     """Whether it has the label of DaemonSets' pods."""
-    placed: tuple[str, Resources] | None
+    node_requests: tuple[str, Resources] | None
     """Its node and its requests; None if it is on no node."""
     unmanaged: Json | None
     """As `read_unmanaged_pod` needs it; None if it belongs to no workload."""

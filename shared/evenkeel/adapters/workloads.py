@@ -149,7 +149,7 @@ def _workload(
     """Read a workload.
 
     Args:
-        group: Its place and its attempt.
+        group: Its namespace and its attempt.
         item: The object; None if it is gone.
         jobs: The Jobs that it controls.
         pods: Its pods.

@@ -233,7 +233,7 @@ def changed(base: Policy, changes: Mapping[str, Any]) -> Policy:
     Raises:
         PolicyError: A field is unknown, or its value is not valid.
     """
-    wrong = [f"{_where(place)}{NOT_A_NUMBER}" for place in booleans_for_numbers(Policy, changes)]
+    wrong = [f"{_where(path)}{NOT_A_NUMBER}" for path in booleans_for_numbers(Policy, changes)]
     if wrong:
         raise PolicyError("; ".join(wrong))
     try:

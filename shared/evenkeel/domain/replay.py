@@ -179,9 +179,11 @@ def _resize(record: Decision, _policy: Policy) -> Replayed:
 
 
 def _placement(record: Decision, _policy: Policy) -> Replayed:
-    placed = choose_pool(_facts(PlacementFacts, record))
+    placement = choose_pool(_facts(PlacementFacts, record))
     return Replayed(
-        action=placed.action, reason=placed.recorded_reason(Mode(record.mode)), alternatives=placed.alternatives
+        action=placement.action,
+        reason=placement.recorded_reason(Mode(record.mode)),
+        alternatives=placement.alternatives,
     )
 
 

@@ -96,11 +96,11 @@ def from_request(kind: type[BaseModel], document: Mapping[str, Any]) -> dict[str
     values: dict[str, Any] = {}
     for field in submitted_fields(kind):
         *groups, own = field.path
-        place: Mapping[str, Any] = document
+        group_document: Mapping[str, Any] = document
         for group in groups:
-            place = place.get(group) or {}
-        if own in place:
-            value, model = place[own], field.model
+            group_document = group_document.get(group) or {}
+        if own in group_document:
+            value, model = group_document[own], field.model
             values[field.name] = value if model is None or value is None else from_request(model, value)
     return values
 
@@ -118,9 +118,9 @@ def shown_fields(value: Value, *, only_public: bool = False) -> dict[str, Any]:
         if field.rules.is_withheld or (only_public and not field.rules.is_public):
             continue
         *groups, own = field.path
-        place = shown
+        shown_group = shown
         for group in groups:
-            place = place.setdefault(group, {})
+            shown_group = shown_group.setdefault(group, {})
         inner = getattr(value, field.name)
-        place[own] = shown_fields(inner) if isinstance(inner, Value) else document[to_camel(field.name)]
+        shown_group[own] = shown_fields(inner) if isinstance(inner, Value) else document[to_camel(field.name)]
     return shown

@@ -154,12 +154,12 @@ class StrictValue(Value):
         return {**document, **self.__pydantic_extra__} if self.__pydantic_extra__ else document
 
 
-Place = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 """Path of a value in a document: names of fields, and indexes of lists."""
 NOT_A_NUMBER = "must be a number, not a boolean"
 
 
-def booleans_for_numbers(kind: Any, document: Any, place: Place = ()) -> Iterator[Place]:
+def booleans_for_numbers(kind: Any, document: Any, path: FieldPath = ()) -> Iterator[FieldPath]:
     """Yield the path of each boolean in a document where its type is a number.
 
     Pydantic accepts `true` as 1, but a request with `nodes: true` is a mistake.
@@ -167,21 +167,21 @@ def booleans_for_numbers(kind: Any, document: Any, place: Place = ()) -> Iterato
     Args:
         kind: The type of the document: a model, or the annotation of a field.
         document: The document before its validation.
-        place: Path of the document inside a larger one.
+        path: Path of the document inside a larger one.
     """
     if isinstance(document, bool):
         parts = {kind, *alternatives(kind)}
         if parts & {int, float} and bool not in parts:
-            yield place
+            yield path
     elif isinstance(document, Mapping):
-        yield from _in_mapping(kind, document, place)
+        yield from _in_mapping(kind, document, path)
     elif isinstance(document, list | tuple):
         inner = next((get_args(part)[0] for part in alternatives(kind) if get_origin(part) in _LISTS), None)
         for index, item in enumerate(document):
-            yield from booleans_for_numbers(inner, item, (*place, index))
+            yield from booleans_for_numbers(inner, item, (*path, index))
 
 
-def _in_mapping(kind: Any, document: Mapping[Any, Any], place: Place) -> Iterator[Place]:
+def _in_mapping(kind: Any, document: Mapping[Any, Any], path: FieldPath) -> Iterator[FieldPath]:
     models = [part for part in alternatives(kind) if isinstance(part, type) and issubclass(part, BaseModel)]
     values = next((get_args(part)[1] for part in alternatives(kind) if get_origin(part) in (dict, Mapping)), None)
     fields = {
@@ -190,7 +190,7 @@ def _in_mapping(kind: Any, document: Mapping[Any, Any], place: Place) -> Iterato
         for name in (known, field.alias or known)
     }
     for name, item in document.items():
-        yield from booleans_for_numbers(fields.get(name, values), item, (*place, str(name)))
+        yield from booleans_for_numbers(fields.get(name, values), item, (*path, str(name)))
 
 
 _LISTS = (tuple, list, set, frozenset, Sequence)

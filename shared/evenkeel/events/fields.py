@@ -107,9 +107,9 @@ def _check_text(text: str) -> str:
     """Refuse text that could mislead a person, a terminal or a log: surrogates, controls, bidi, zero-width."""
     if len(text) > _TEXT_LIMIT:
         raise BadField("EVENT_TOO_LARGE", f"{count_of(len(text), 'character')}, at most {_TEXT_LIMIT} are read")
-    for place, character in enumerate(text):
+    for index, character in enumerate(text):
         if unicodedata.category(character)[0] == "C" and character not in "\t\n\r":
-            raise BadField("EVENT_BAD_TEXT", f"U+{ord(character):04X} at {place} is not printable text")
+            raise BadField("EVENT_BAD_TEXT", f"U+{ord(character):04X} at {index} is not printable text")
     return text
 
 

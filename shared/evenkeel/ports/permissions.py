@@ -18,5 +18,5 @@ class KubernetesPermission:
     @property
     def refusal(self) -> str:
         """The words with which an API server refuses it, with Evenkeel as the user."""
-        place = f' in the namespace "{self.namespace}"' if self.namespace else " at the cluster scope"
-        return f'Evenkeel cannot {self.verb} resource "{self.resource}" in API group "{self.group}"{place}'
+        scope = f' in the namespace "{self.namespace}"' if self.namespace else " at the cluster scope"
+        return f'Evenkeel cannot {self.verb} resource "{self.resource}" in API group "{self.group}"{scope}'

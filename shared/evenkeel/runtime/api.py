@@ -428,7 +428,7 @@ def read_caller(arn: str, *, own_account: str) -> ApiCaller:
 
 
 def _validated(model: type[B], document: Json) -> B:
-    wrong = tuple(FieldError(_field(place), NOT_A_NUMBER) for place in booleans_for_numbers(model, document))[:20]
+    wrong = tuple(FieldError(_field(path), NOT_A_NUMBER) for path in booleans_for_numbers(model, document))[:20]
     if wrong:
         raise ApiProblem("VALIDATION_FAILED", f"{wrong[0].field}: {wrong[0].message}", wrong)
     try:
@@ -460,16 +460,16 @@ def _field(location: tuple[int | str, ...]) -> str:
 
 def _message(fault: Any, model: type[BaseModel]) -> str:
     if fault["type"] == "extra_forbidden":
-        *place, name = fault["loc"]
-        near = similar_names(str(name), _field_names(model, place))
+        *path, name = fault["loc"]
+        near = similar_names(str(name), _field_names(model, path))
         return f"is not a known field; did you mean {near}?" if near else "is not a known field"
     text = str(fault["msg"]).removeprefix("Value error, ").replace("Field required", "is required")
     return text[:1].lower() + text[1:]
 
 
-def _field_names(model: type[BaseModel], place: Iterable[int | str]) -> tuple[str, ...]:
+def _field_names(model: type[BaseModel], path: Iterable[int | str]) -> tuple[str, ...]:
     """Return the field names of the model at a path in a document."""
-    for part in place:
+    for part in path:
         # An index of a list or a key of a map is not a field. All objects inside have the same type.
         field = next((field for name, field in model.model_fields.items() if part in (name, field.alias)), None)
         model = next(_models_in(field.annotation), model) if field else model

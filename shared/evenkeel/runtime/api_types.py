@@ -52,7 +52,7 @@ JobBody = request_model(
     JobSpec,
     JobRequest,
     groups={
-        "checkpoint": "The place of the job's checkpoints.",
+        "checkpoint": "Where the job stores its checkpoints.",
         "network": "How close the nodes must be to each other in AWS's network.",
         "securityContext": "The ids that the job's processes run with.",
         "recovery": "How the job recovers from failures of the application and of nodes.",

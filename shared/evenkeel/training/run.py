@@ -86,7 +86,7 @@ class DamagedError(Exception):
 class NotInCheckpointError(LookupError):
     """The checkpoint is valid, but does not have the requested part, for example a shard of this rank.
 
-    Do not exit with `EXIT_DAMAGED`: the message names the place to read from instead.
+    Do not exit with `EXIT_DAMAGED`: the message names the step or folder to read from instead.
     """
 
 

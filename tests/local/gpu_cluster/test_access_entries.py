@@ -68,8 +68,8 @@ def entries(cluster: ClusterHandle) -> dict[str, tuple[str, ...]]:
     return {entry["principalArn"]: tuple(entry["kubernetesGroups"]) for entry in listed}
 
 
-def actions(document: Json, place: int = 0) -> list[str]:
-    return [entry["action"] for entry in document["clusters"][place]["entries"]]
+def actions(document: Json, index: int = 0) -> list[str]:
+    return [entry["action"] for entry in document["clusters"][index]["entries"]]
 
 
 def test_apply_creates_every_entry_and_the_second_run_none(cluster: ClusterHandle, run: Command) -> None:
@@ -171,8 +171,8 @@ def test_printed_commands_name_cluster_role_groups_and_tag(stack: StackAws, caps
 
     assert len(lines) == len(access.functions_with_access())
     first = access.functions_with_access()[0]
-    place = lines[0].index("--kubernetes-groups")
+    index = lines[0].index("--kubernetes-groups")
     assert lines[0][:3] == ["aws", "eks", "create-access-entry"]
-    assert lines[0][place + 1 : -2] == sorted(access.groups_of(first))
+    assert lines[0][index + 1 : -2] == sorted(access.groups_of(first))
     assert lines[0][-1] == f"evenkeel:stack={STACK}"
     assert role_of(first) in lines[0]

@@ -268,11 +268,11 @@ def test_gpu_is_allocated_to_one_pod(kube: KubeClient) -> None:
     for number in range(4):
         kube.create(PODS, a_pod(f"p{number}", *SLEEPS, gpus=8))
 
-    def placed() -> list[str] | None:
+    def three_pods_with_nodes() -> list[str] | None:
         nodes = [pod["spec"].get("nodeName", "") for pod in kube.items(PODS)]
         return nodes if sum(1 for node in nodes if node) == 3 else None
 
-    nodes = eventually(placed, "three of four pods to be placed")
+    nodes = eventually(three_pods_with_nodes, "three of four pods to be placed")
     assert len({node for node in nodes if node}) == 3
     waiting = next(pod for pod in kube.items(PODS) if not pod["spec"].get("nodeName"))
     document = next(pod for pod in kube.items(PODS) if pod["spec"].get("nodeName"))
@@ -530,12 +530,12 @@ def test_pods_with_anti_affinity_share_no_node(kube: KubeClient) -> None:
     affinity = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [rule]}}
     kube.create(JOBS, a_job("apart", completions=4, affinity=affinity))
 
-    def placed() -> list[Json] | None:
+    def three_pods_with_nodes() -> list[Json] | None:
         pods = kube.items(f"{PODS}?labelSelector=app=apart")
         documents = [pod for pod in pods if condition(pod, "PodScheduled") == "False"]
         return pods if len(pods) == 4 and len(documents) == 1 else None
 
-    pods = eventually(placed, "three to be placed and one to wait")
+    pods = eventually(three_pods_with_nodes, "three to be placed and one to wait")
 
     nodes = [pod["spec"]["nodeName"] for pod in pods if "nodeName" in pod["spec"]]
     assert len(set(nodes)) == 3

@@ -171,8 +171,8 @@ class PermissionBench:
         centre.cluster.apply([fake_kueue.local_queues(), fake_kueue.workloads()])
         self.nodes = self._machines()
         """The nodes. Probes refer to them by their index in this list."""
-        for place in range(len(self.nodes)):
-            self.free(place)
+        for index in range(len(self.nodes)):
+            self.free(index)
 
     @classmethod
     @contextmanager
@@ -268,11 +268,11 @@ class PermissionBench:
             self._put(owner, whole)
 
     def _put(self, owner: str, document: Json) -> None:
-        place = {"RoleName": self.role(owner), "PolicyName": self._documents[owner]["name"]}
+        policy_of_role = {"RoleName": self.role(owner), "PolicyName": self._documents[owner]["name"]}
         if document["Statement"]:
-            self.iam.put_role_policy(**place, PolicyDocument=json.dumps(document))
+            self.iam.put_role_policy(**policy_of_role, PolicyDocument=json.dumps(document))
         else:
-            self.iam.delete_role_policy(**place)
+            self.iam.delete_role_policy(**policy_of_role)
 
     @contextmanager
     def without_verbs(self, role: str, *verbs: tuple[str, str]) -> Iterator[None]:
@@ -315,9 +315,9 @@ class PermissionBench:
         """Return the API server as the admin, in place of an adapter's connections."""
         return self.kubernetes
 
-    def await_machine(self, place: int) -> None:
+    def await_machine(self, index: int) -> None:
         """Wait until a node slot has a node in service and no repair runs there, and put the node at its index."""
-        slot = self.nodes[place].slot
+        slot = self.nodes[index].slot
 
         def found() -> Node | None:
             ready = [
@@ -332,7 +332,7 @@ class PermissionBench:
             gone = {ask["life"]["instanceId"] for ask in told_to_go}
             return next((node for node in ready if node.slot == slot and node.life.instance_id not in gone), None)
 
-        self.nodes[place] = until(found, f"a machine in the node slot {slot}")  # type: ignore[assignment]  # until it is one
+        self.nodes[index] = until(found, f"a machine in the node slot {slot}")  # type: ignore[assignment]  # until it is one
 
     def _machines(self) -> list[Node]:
         """Return HyperPod's nodes, both control planes' views joined."""
@@ -394,33 +394,33 @@ class PermissionBench:
         assert machine.kubernetes
         return machine.kubernetes.name
 
-    def patch_node(self, place: int, patch: Json) -> None:
+    def patch_node(self, index: int, patch: Json) -> None:
         """Change a node object as the admin."""
-        self.kubernetes.patch(f"/api/v1/nodes/{self.name_of(self.nodes[place])}", patch)
+        self.kubernetes.patch(f"/api/v1/nodes/{self.name_of(self.nodes[index])}", patch)
 
-    def free(self, place: int) -> None:
+    def free(self, index: int) -> None:
         """Let a node be in service: no cordon, no mark, no taint."""
         metadata = {"annotations": {INCIDENT_ANNOTATION: None}, "labels": {FAULT_TYPES[0]: None}}
-        self.patch_node(place, {"metadata": metadata, "spec": {"unschedulable": None, "taints": None}})
+        self.patch_node(index, {"metadata": metadata, "spec": {"unschedulable": None, "taints": None}})
 
-    def cordon(self, place: int, incident_id: str) -> None:
+    def cordon(self, index: int, incident_id: str) -> None:
         """Cordon a node for an incident."""
-        self.free(place)
-        self.cluster.cordon(self.cluster_name, self.name_of(self.nodes[place]), incident_id)
+        self.free(index)
+        self.cluster.cordon(self.cluster_name, self.name_of(self.nodes[index]), incident_id)
 
     @contextmanager
-    def marked(self, place: int) -> Iterator[None]:
+    def marked(self, index: int) -> Iterator[None]:
         """Set the health agent's mark on a node for a while, as an event that was not ingested yet."""
-        self.patch_node(place, {"metadata": {"labels": {FAULT_TYPES[0]: "NvidiaErrorReboot"}}})
-        self.forget(*(incident_rows.fact_key(fact.fact_key) for fact in self.facts_of(place)))
+        self.patch_node(index, {"metadata": {"labels": {FAULT_TYPES[0]: "NvidiaErrorReboot"}}})
+        self.forget(*(incident_rows.fact_key(fact.fact_key) for fact in self.facts_of(index)))
         try:
             yield
         finally:
-            self.free(place)
+            self.free(index)
 
-    def facts_of(self, place: int) -> tuple[NodeFact, ...]:
+    def facts_of(self, index: int) -> tuple[NodeFact, ...]:
         """Return the fact of a node's present marks."""
-        node = self.cluster.node(self.cluster_name, self.name_of(self.nodes[place]))
+        node = self.cluster.node(self.cluster_name, self.name_of(self.nodes[index]))
         assert node
         return kubernetes_node.facts_of(node, WatchPolicy(), datetime.now(UTC))
 

@@ -199,9 +199,9 @@ def a_run(
 def launch(stage: PermissionBench, job: Job, attempt: Attempt) -> None:
     """Create an attempt's Kubernetes Job and wait for its pods, as the admin."""
     stage.clear_workloads()
-    for place, machine in enumerate(stage.nodes):
+    for index, machine in enumerate(stage.nodes):
         if stage.name_of(machine) in attempt.node_names:
-            stage.free(place)
+            stage.free(index)
     spec = LaunchSpec(job=job.spec, attempt=attempt, resume_from="", service_account=SERVICE_ACCOUNT)
     stage.cluster.launch(spec)
     until(lambda: any(pod.node_name for pod in pods_of(stage, attempt)), "the probe's pod has a node")
@@ -586,11 +586,11 @@ def plans_a_drill(stage: PermissionBench) -> Json:
     return of_incident(an_incident(stage, IncidentState.OPEN, is_drill=True))
 
 
-def registered(stage: PermissionBench, which: RegisterName, *places: int) -> None:
+def registered(stage: PermissionBench, which: RegisterName, *indexes: int) -> None:
     """Let exactly these nodes be in repair or have our cordon."""
     entries = tuple(
         RegisterEntry(life=machine.life.key, incident_id="inc-probe", pool=machine.pool, since=now())
-        for machine in (stage.nodes[place] for place in places)
+        for machine in (stage.nodes[index] for index in indexes)
     )
     stage.put(Row(fleet_rows.register_key(which), Register(entries=entries).to_json()))
 
@@ -656,12 +656,12 @@ def a_users_job(stage: PermissionBench, node_name: str, kind: WorkloadKind, **la
     item = {**example.manifest({"spec": pods}), "kind": str(kind), "metadata": metadata}
     stage.kubernetes.create(RESOURCES[kind].path(USERS_NAMESPACE), json.loads(json.dumps(item)))
 
-    def placed() -> UnmanagedJob | None:
+    def found_job() -> UnmanagedJob | None:
         job = stage.cluster.unmanaged_job(stage.cluster_name, USERS_NAMESPACE, kind, name)
         is_there = job is not None and (job.failed_pods and job.failed_at if fails else job.live_nodes)
         return job if is_there else None
 
-    unmanaged_job = until(placed, f"a {kind} on {node_name}")
+    unmanaged_job = until(found_job, f"a {kind} on {node_name}")
     assert unmanaged_job
     return unmanaged_job
 
@@ -770,7 +770,7 @@ def _wave(stage: PermissionBench) -> Iterator[None]:
     zone = next(node.kubernetes.zone for node in stage.nodes if node.kubernetes)
     pool = stage.nodes[0].pool
     stage.forget(fleet_rows.cause_key(f"zone/{zone}"), fleet_rows.cause_key(f"image/{pool}"))
-    faulty = [an_incident(stage, IncidentState.RECOVERING, place, opened_at=now()) for place in range(4)]
+    faulty = [an_incident(stage, IncidentState.RECOVERING, index, opened_at=now()) for index in range(4)]
     try:
         yield
     finally:
@@ -1271,10 +1271,10 @@ def doubts_a_failure(stage: PermissionBench) -> Json:
     return {}
 
 
-def leave_unresolved(stage: PermissionBench, place: int) -> None:
+def leave_unresolved(stage: PermissionBench, index: int) -> None:
     """Store the marks of a node as an unresolved fact about its node."""
-    with stage.marked(place):
-        facts = stage.facts_of(place)
+    with stage.marked(index):
+        facts = stage.facts_of(index)
     stage.put(*(incident_rows.unresolved_row(fact.to_json(), fact.fact_key, now()) for fact in facts))
 
 

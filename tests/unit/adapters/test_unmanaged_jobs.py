@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from evenkeel.adapters.unmanaged_jobs import checkpoint_place, manifest_of
+from evenkeel.adapters.unmanaged_jobs import checkpoint_location, manifest_of
 
 
 def a_container(**fields: Any) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def variable(name: str, value: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("container", "place"),
+    ("container", "location"),
     [
         (
             {"env": [variable("EVENKEEL_CHECKPOINT_URI", "s3://b/llama")]},
@@ -42,8 +42,8 @@ def variable(name: str, value: str) -> dict[str, str]:
         ({}, ""),
     ],
 )
-def test_checkpoint_folder_is_read_from_the_manifest(container: dict[str, Any], place: str) -> None:
-    assert checkpoint_place(a_job(a_container(**container))) == place
+def test_checkpoint_folder_is_read_from_the_manifest(container: dict[str, Any], location: str) -> None:
+    assert checkpoint_location(a_job(a_container(**container))) == location
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_checkpoint_folder_is_found_in_every_workload_kind(spec: dict[str, Any])
             return [filled(item) for item in value]
         return pod if value == "POD" else value
 
-    assert checkpoint_place({"spec": filled(spec)}) == "/fsx (variable CKPT_DIR)"
+    assert checkpoint_location({"spec": filled(spec)}) == "/fsx (variable CKPT_DIR)"
 
 
 def test_manifest_has_no_field_that_the_server_set() -> None:

@@ -56,22 +56,22 @@ def test_boolean_in_a_policy_is_refused() -> None:
         changed(Policy(), {"scheduling": {"jobsPerPage": True, "spareNodes": {"p5": True}}})
 
 
-def numbers(model: type[BaseModel], document: Any, place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Return the place of each number in a document that a model has written."""
+def numbers(model: type[BaseModel], document: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the path of each number in a document that a model has written."""
     if isinstance(document, dict):
-        return [number for name, value in document.items() for number in numbers(model, value, (*place, name))]
-    return [place] if isinstance(document, int | float) and not isinstance(document, bool) else []
+        return [number for name, value in document.items() for number in numbers(model, value, (*path, name))]
+    return [path] if isinstance(document, int | float) and not isinstance(document, bool) else []
 
 
 def test_boolean_for_any_number_of_the_policy_is_found() -> None:
-    places = numbers(Policy, Policy().to_json())
-    assert len(places) > 80
+    paths = numbers(Policy, Policy().to_json())
+    assert len(paths) > 80
 
-    for place in places:
+    for path in paths:
         changes: Any = True
-        for name in reversed(place):
+        for name in reversed(path):
             changes = {name: changes}
-        assert list(booleans_for_numbers(Policy, changes)) == [place]
+        assert list(booleans_for_numbers(Policy, changes)) == [path]
 
 
 def bodies(kind: type[Body] = Body) -> Iterator[type[Body]]:

@@ -1,4 +1,4 @@
-"""The table of places: every pool in dollars, with its times and its risk, before anything is spent."""
+"""The table of pools: the price of every pool in dollars, with its times and its risk, before anything is spent."""
 
 from datetime import timedelta
 from typing import Any
@@ -53,7 +53,7 @@ def at_work(gateway: Gateway, **burst: Any) -> Gateway:
     return gateway
 
 
-def placed(gateway: Gateway, **fields: Any) -> dict[str, Any]:
+def placement_of(gateway: Gateway, **fields: Any) -> dict[str, Any]:
     answer = gateway.post("/v1/jobs/plan", BODY | fields)
     assert answer.status == 200, answer.text
     document: dict[str, Any] = answer.document["placement"]
@@ -64,7 +64,7 @@ def test_plan_of_an_urgent_job_explains_every_pool(gateway: Gateway) -> None:
     site = at_work(gateway)
     commits = len(site.fakes.ledger.commits)
 
-    document = placed(site)
+    document = placement_of(site)
 
     assert (document["action"], document["pool"]) == ("RENT", "burst-od")
     chosen, *other_rows = document["pools"]
@@ -84,13 +84,13 @@ def test_free_committed_nodes_are_chosen(gateway: Gateway) -> None:
     site = at_work(gateway)
     stored(site.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in (3, 4)))
 
-    document = placed(site)
+    document = placement_of(site)
 
     assert (document["action"], document["pool"], document["pools"][0]["usd"]["rent"]) == ("START", "p5-workers", 0)
 
 
 def test_exceeded_cap_is_shown_in_dollars(gateway: Gateway) -> None:
-    document = placed(at_work(gateway, fleetCapMicrosPerHour=60_000_000))
+    document = placement_of(at_work(gateway, fleetCapMicrosPerHour=60_000_000))
 
     why = next(row["whyNot"] for row in document["pools"] if row["pool"] == "burst-od")
     assert document["action"] == "WAIT"
@@ -98,7 +98,7 @@ def test_exceeded_cap_is_shown_in_dollars(gateway: Gateway) -> None:
 
 
 def test_class_without_delay_cost_rents_nothing(gateway: Gateway) -> None:
-    document = placed(at_work(gateway, otherDelayMicrosPerHour=0))
+    document = placement_of(at_work(gateway, otherDelayMicrosPerHour=0))
 
     assert document["action"] == "WAIT"
     assert {row["whyNot"] for row in document["pools"] if row["market"] != "committed"} >= {
@@ -108,7 +108,7 @@ def test_class_without_delay_cost_rents_nothing(gateway: Gateway) -> None:
 
 def test_incompatible_pools_are_explained_before_placement(gateway: Gateway) -> None:
     small = DEMAND | {"name": "small", "instanceType": "p4d.24xlarge"}
-    document = placed(at_work(gateway, pools=[small]), requires={"gpuMemoryGib": 80})
+    document = placement_of(at_work(gateway, pools=[small]), requires={"gpuMemoryGib": 80})
 
     row = next(row for row in document["pools"] if row["pool"] == "small")
     assert row["differences"] == ["The job needs 80 GiB on each accelerator, but the nodes have 40."]
@@ -118,7 +118,7 @@ def test_incompatible_pools_are_explained_before_placement(gateway: Gateway) -> 
 def test_table_without_rental_pools_shows_committed_nodes(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
 
-    document = placed(gateway)
+    document = placement_of(gateway)
 
     assert [(row["pool"], row["market"]) for row in document["pools"]] == [("p5-workers", "committed")]
 
@@ -130,12 +130,12 @@ def test_deadline_is_shown_in_plan_and_job(gateway: Gateway) -> None:
     site = at_work(gateway, otherDelayMicrosPerHour=0)
     deadline = rfc3339(site.fakes.clock.now() + timedelta(hours=3))
 
-    document = placed(site, deadline=deadline)
+    document = placement_of(site, deadline=deadline)
     response = site.post("/v1/jobs", BODY | {"deadline": deadline.replace("Z", "+00:00")}, key="k1")
 
     assert (document["action"], document["pool"]) == ("RENT", "burst-od")
     assert "p5-workers would be cheaper but would miss the job's deadline" in document["reason"]
-    assert placed(site)["action"] == "WAIT"
+    assert placement_of(site)["action"] == "WAIT"
     assert site.get(f"/v1/jobs/{response.document['jobId']}").document["deadline"] == deadline
 
 

@@ -112,7 +112,7 @@ def test_order_is_part_of_the_page_token(gateway: Gateway) -> None:
 
 def test_forged_list_cursor_is_refused(gateway: Gateway) -> None:
     jobs(gateway)
-    token = pagination.write_place((7, "job-0000000001"), "jobId:name:False")
+    token = pagination.write_cursor((7, "job-0000000001"), "jobId:name:False")
 
     answer = gateway.get(f"/v1/jobs?sort=name&nextPageToken={token}")
 

@@ -296,7 +296,7 @@ def charged(site: Gateway, job_id: str, team: str, accelerators: int) -> None:
     site.fakes.ledger.commit(Put(quota_rows.charge_row(attempt)))
 
 
-# ---------------------------------------------------------------- plans, places in the queue
+# ---------------------------------------------------------------- plans, queue positions
 
 
 def machines(site: Gateway, count: int = 2) -> None:
@@ -346,14 +346,14 @@ def test_plan_without_teams_follows_the_nodes(gateway: Gateway) -> None:
 
 def test_plan_shows_the_starting_size_of_an_elastic_job(gateway: Gateway) -> None:
     machines(gateway)
-    place = {"uri": "s3://checkpoints/elastic"}
+    checkpoint = {"uri": "s3://checkpoints/elastic"}
     sizes = {"minNodes": 1, "maxNodes": 4}
 
-    decision = planned(gateway, nodes=4, elastic=sizes, checkpoint=place).document["decision"]
+    decision = planned(gateway, nodes=4, elastic=sizes, checkpoint=checkpoint).document["decision"]
 
     assert (decision["action"], len(decision["nodes"])) == ("ADMIT", 2)
     assert decision["reason"].startswith("The job starts with 2 of 4 nodes.")
-    refused = planned(gateway, nodes=4, elastic=sizes | {"step": 0}, checkpoint=place).document
+    refused = planned(gateway, nodes=4, elastic=sizes | {"step": 0}, checkpoint=checkpoint).document
     assert refused["errors"][0]["field"] == "elastic.step"
 
 
@@ -366,14 +366,18 @@ def test_pending_job_shows_its_position_and_estimated_start(site: Gateway) -> No
     first = submitted(site, key="1", nodes=2).document["jobId"]
     second = submitted(site, key="2", nodes=2).document["jobId"]
 
-    places = [site.get(f"/v1/jobs/{job_id}").document["queue"] for job_id in (first, second)]
+    positions = [site.get(f"/v1/jobs/{job_id}").document["queue"] for job_id in (first, second)]
 
-    assert [place["position"] for place in places] == [1, 2]
+    assert [position["position"] for position in positions] == [1, 2]
     now = site.fakes.clock.now()
-    starts = [datetime.fromisoformat(place["estimate"]["startsAt"]) - now for place in places]
+    starts = [datetime.fromisoformat(position["estimate"]["startsAt"]) - now for position in positions]
     assert starts == [timedelta(0), timedelta(minutes=30)]
-    assert places[1]["estimate"]["earliestAt"] < places[1]["estimate"]["startsAt"] < places[1]["estimate"]["latestAt"]
-    assert places[1]["estimate"]["samples"] == 5
+    assert (
+        positions[1]["estimate"]["earliestAt"]
+        < positions[1]["estimate"]["startsAt"]
+        < positions[1]["estimate"]["latestAt"]
+    )
+    assert positions[1]["estimate"]["samples"] == 5
 
 
 def test_position_is_shown_without_an_estimate_at_first(site: Gateway) -> None:

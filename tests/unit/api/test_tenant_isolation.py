@@ -310,8 +310,8 @@ def test_pending_reason_is_public_without_the_failure(site: Gateway, reason: str
 @pytest.mark.parametrize(("caller", "named"), [("Nlp", True), ("Vision", False)])
 def test_checkpoint_conflict_does_not_name_another_teams_job(site: Gateway, caller: str, named: bool) -> None:
     site.fakes.ids.new("job")  # the first id is taken by the job that every test has
-    place = {"checkpoint": {"uri": "s3://checkpoints/shared"}}
-    body = {"name": "a", "image": "registry/a:1", "command": ["a"]} | place
+    checkpoint = {"checkpoint": {"uri": "s3://checkpoints/shared"}}
+    body = {"name": "a", "image": "registry/a:1", "command": ["a"]} | checkpoint
     first = site.post("/v1/jobs", body, caller=session("NlpLead"), key="1").document["jobId"]
 
     refused = site.post("/v1/jobs", body, caller=session(caller), key="2")

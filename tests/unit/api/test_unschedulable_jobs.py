@@ -107,7 +107,7 @@ NETWORK = {"nodes": 3, "network": {"requiredLevel": "layer-3"}}
     [
         ("one leaf has three nodes", ("a", "a", "a", "b"), True),
         ("no leaf has three nodes", ("a", "a", "b", "b"), False),
-        ("no node shows its place", ("", "", "", ""), False),
+        ("no node shows its location", ("", "", "", ""), False),
         ("a node has not joined, and may be in either leaf", ("a", "a", "b", ""), True),
     ],
 )

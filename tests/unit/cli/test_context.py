@@ -52,22 +52,22 @@ def test_users_context_applies_despite_context_in_parent_folder(tmp_path: Path) 
     assert context.find_context({"HOME": str(home)}, below).name == "prod"
 
 
-@pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
-def test_world_writable_context_is_refused(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("checked_path", ["", ".evenkeel", ".evenkeel/context.json"])
+def test_world_writable_context_is_refused(tmp_path: Path, checked_path: str) -> None:
     put(tmp_path)
-    (tmp_path / place).chmod(0o777)
+    (tmp_path / checked_path).chmod(0o777)
 
     assert refused(tmp_path) == "UNSAFE_CONTEXT"
 
 
-@pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
+@pytest.mark.parametrize("checked_path", ["", ".evenkeel", ".evenkeel/context.json"])
 @pytest.mark.parametrize(("group", "code"), [(1, "UNSAFE_CONTEXT"), (0, "")])
 def test_context_writable_by_another_group_is_refused(
-    tmp_path: Path, place: str, group: int, code: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, checked_path: str, group: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path)
-    (tmp_path / place).chmod(0o775)
-    monkeypatch.setattr(os, "getegid", lambda: (tmp_path / place).lstat().st_gid + group)
+    (tmp_path / checked_path).chmod(0o775)
+    monkeypatch.setattr(os, "getegid", lambda: (tmp_path / checked_path).lstat().st_gid + group)
 
     if code:
         assert refused(tmp_path) == code
@@ -75,10 +75,10 @@ def test_context_writable_by_another_group_is_refused(
         assert context.find_context({"HOME": "/nonexistent"}, tmp_path).name == "prod"
 
 
-@pytest.mark.parametrize("place", ["", ".evenkeel", ".evenkeel/context.json"])
-def test_context_of_another_user_is_refused(tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("checked_path", ["", ".evenkeel", ".evenkeel/context.json"])
+def test_context_of_another_user_is_refused(tmp_path: Path, checked_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path)
-    other_path, own = tmp_path / place, Path.lstat
+    other_path, own = tmp_path / checked_path, Path.lstat
 
     def lstat(path: Path) -> os.stat_result:
         result = own(path)
@@ -90,14 +90,14 @@ def test_context_of_another_user_is_refused(tmp_path: Path, place: str, monkeypa
     assert refused(tmp_path) == "UNSAFE_CONTEXT"
 
 
-@pytest.mark.parametrize("place", [".evenkeel", ".evenkeel/context.json"])
-def test_context_behind_a_link_is_refused(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("checked_path", [".evenkeel", ".evenkeel/context.json"])
+def test_context_behind_a_link_is_refused(tmp_path: Path, checked_path: str) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     put(here)
     put(elsewhere)
-    target = here / place
+    target = here / checked_path
     target.rename(here / "moved")
-    target.symlink_to(elsewhere / place)
+    target.symlink_to(elsewhere / checked_path)
 
     assert refused(here) == "UNSAFE_CONTEXT"
 

@@ -87,10 +87,10 @@ class FakeAws:
 
     def _answer_or_fault(self, name: str, parameters: Json) -> Json | Exception:
         strings = (value.removesuffix(":live") for value in parameters.values() if isinstance(value, str))
-        places = [f"{name}:{value}" for value in strings]
-        for place in (*places, name):
-            if place in self.planted:
-                planted = self.planted[place]
+        found = [f"{name}:{value}" for value in strings]
+        for planted_name in (*found, name):
+            if planted_name in self.planted:
+                planted = self.planted[planted_name]
                 return planted if isinstance(planted, Exception) else dict(planted)
         return self._answer(name, parameters)
 

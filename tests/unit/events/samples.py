@@ -15,24 +15,24 @@ Json = dict[str, Any]
 
 
 def sample(name: str, **changes: Any) -> Json:
-    """Return a sample event; each change replaces a place of its `detail` (`__` between names)."""
+    """Return a sample event; each change replaces a field of its `detail` (`__` between names)."""
     event: Json = json.loads((EVENTS / f"{name}.json").read_text(encoding="utf-8"))
     for path, value in changes.items():
         *parents, last = path.split("__")
-        place = event["detail"]
+        section = event["detail"]
         for part in parents:
-            place = place[part]
-        place[last] = value
+            section = section[part]
+        section[last] = value
     return event
 
 
 def without(event: Json, *path: str) -> Json:
-    """Return an event without one place of its `detail`."""
+    """Return an event without one field of its `detail`."""
     changed = copy.deepcopy(event)
-    place = changed["detail"]
+    section = changed["detail"]
     for part in path[:-1]:
-        place = place[part]
-    del place[path[-1]]
+        section = section[part]
+    del section[path[-1]]
     return changed
 
 

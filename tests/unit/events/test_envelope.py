@@ -29,10 +29,10 @@ def an_event(**changes: Any) -> dict[str, Any]:
     event: dict[str, Any] = json.loads(body(UNHEALTHY))
     for path, value in changes.items():
         *parents, last = path.split("__")
-        place = event
+        section = event
         for name in parents:
-            place = place[name]
-        place[last] = value
+            section = section[name]
+        section[last] = value
     return event
 
 
@@ -234,19 +234,19 @@ JSON = st.recursive(
 SAMPLES = tuple(json.loads(path.read_text(encoding="utf-8")) for path in sorted(EVENTS.glob("*.json")))
 
 
-def places(document: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Every place of a document that has a name."""
+def paths(document: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Every path of a document that has a name."""
     if not isinstance(document, dict):
         return [before]
-    return [before, *(place for name, value in document.items() for place in places(value, (*before, name)))]
+    return [before, *(path for name, value in document.items() for path in paths(value, (*before, name)))]
 
 
 @st.composite
 def altered_events(draw: st.DrawFn) -> Any:
-    """A sample event with one or two places taken away, or replaced by anything."""
+    """A sample event with one or two fields taken away, or replaced by anything."""
     event = copy.deepcopy(draw(st.sampled_from(SAMPLES)))
     for _ in range(draw(st.integers(1, 2))):
-        *parents, last = draw(st.sampled_from(places(event)[1:] or [("id",)]))
+        *parents, last = draw(st.sampled_from(paths(event)[1:] or [("id",)]))
         parent = functools.reduce(lambda document, name: document[name], parents, event)
         parent[last] = draw(JSON)
         if draw(st.booleans()):
@@ -286,7 +286,7 @@ def test_parsing_time_is_linear_in_the_text_length(name: str, text: str) -> None
     event = json.loads(body(name))
     long = (text * 100_000)[:100_000]
     variants = []
-    for *parents, last in places(event)[1:]:
+    for *parents, last in paths(event)[1:]:
         variant = copy.deepcopy(event)
         parent = functools.reduce(lambda document, part: document[part], parents, variant)
         if isinstance(parent[last], str):

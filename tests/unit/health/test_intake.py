@@ -313,14 +313,14 @@ def test_each_site_detector_is_a_separate_source() -> None:
 
 def test_second_source_finds_the_first_in_a_settled_incident() -> None:
     doubtful = a_fact(fault_key="gpu:driver_hang")
-    place = f"slot/{AFFECTED.slot}"
-    before = decide(doubtful).histories[place]
+    location = f"slot/{AFFECTED.slot}"
+    before = decide(doubtful).histories[location]
     second = a_fact(300, fault_key="gpu:driver_hang", source="site:prober")
 
-    soon = decide(second, histories={place: before})
-    much_later = decide(a_fact(700, fault_key="gpu:driver_hang", source="site:prober"), histories={place: before})
+    soon = decide(second, histories={location: before})
+    much_later = decide(a_fact(700, fault_key="gpu:driver_hang", source="site:prober"), histories={location: before})
     returned = decide(
-        second, histories={place: before}, last_incident=LastIncident(incident_id="i", returned_at=A_MOMENT)
+        second, histories={location: before}, last_incident=LastIncident(incident_id="i", returned_at=A_MOMENT)
     )
 
     assert soon.incident

@@ -21,7 +21,7 @@ LIFE = NodeLife(cluster=CLUSTER, instance_id=instance_id(1), launched_at=A_MOMEN
 NEXT = NodeLife(cluster=CLUSTER, instance_id=instance_id(2), launched_at=A_MOMENT - timedelta(days=1))
 CATALOGUE = default_catalogue()
 AFFECTED = AffectedNode(life=LIFE, slot=f"{CLUSTER}/seat-1", pool="p5-workers")
-PLACE = f"slot/{AFFECTED.slot}"
+LOCATION = f"slot/{AFFECTED.slot}"
 
 
 def a_fact(hours: float = 0, **changes: Any) -> NodeFact:
@@ -53,7 +53,7 @@ def repeated(
 def decide(
     fact: NodeFact, history: FaultHistory | None = None, affected: AffectedNode = AFFECTED, **records: Any
 ) -> IntakeDecision:
-    histories = {PLACE: history} if history else {}
+    histories = {LOCATION: history} if history else {}
     report = ClassifiedFact.of(fact, affected, CATALOGUE)
     return decide_intake(
         report, IntakeRecords(histories=histories, **records), CATALOGUE, new_id="inc-new", now=A_MOMENT
@@ -202,7 +202,7 @@ def test_new_incident_starts_on_the_last_rung() -> None:
     assert decision.incident
     assert rungs_of(decision.incident) == ("replace",)
     assert "occurred 2 times" in decision.incident.min_rung_reason
-    assert len(decision.histories[PLACE].occurrences) == 2
+    assert len(decision.histories[LOCATION].occurrences) == 2
 
 
 def test_repeated_minor_fault_does_not_block_a_major_repair() -> None:
@@ -211,7 +211,7 @@ def test_repeated_minor_fault_does_not_block_a_major_repair() -> None:
     unknown = a_history(*range(-5, 0), fault_key="xid:4711")
 
     report = ClassifiedFact.of(a_fact(1, fault_key="xid:4711"), AFFECTED, CATALOGUE)
-    after = with_fact(incident, report, {PLACE: unknown}, CATALOGUE)
+    after = with_fact(incident, report, {LOCATION: unknown}, CATALOGUE)
 
     assert after.recurrences
     assert rungs_of(after) == ("replace",)
@@ -242,7 +242,7 @@ def test_repeatedly_reported_code_is_one_incident_and_one_occurrence() -> None:
     for minute in range(2, 60, 2):
         decision = with_signals(a_fact(minute / 60, fault_key=sticky), history)
         assert decision.action is IntakeAction.IGNORED
-        history = decision.histories[PLACE]
+        history = decision.histories[LOCATION]
 
     assert [occurrence.incident_id for occurrence in history.occurrences] == ["inc-0"]
     assert history.occurrences[0].last_at == A_MOMENT + timedelta(minutes=58)

@@ -138,15 +138,15 @@ def test_status_exits_1_when_the_supervisor_is_gone(project: Path, capsys: pytes
 def test_status_exits_1_and_names_the_part_that_is_down(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = dev_data_centre.DevPaths(project)
+    paths = dev_data_centre.DevPaths(project)
     mark = ProcessMark.of(os.getpid())
     assert mark is not None
-    mark.write(places.pid)
-    places.run_dir.mkdir()
+    mark.write(paths.pid)
+    paths.run_dir.mkdir()
     restart = {"part": "engine", "at": "2026-11-23T01:00:00+00:00", "kept": "the logs.", "lost": "all jobs."}
-    places.state.write_text(json.dumps({"runDir": "x", "restarts": [restart]}))
-    places.context.write_text("{}")
-    places.kubeconfig.write_text("{}")
+    paths.state.write_text(json.dumps({"runDir": "x", "restarts": [restart]}))
+    paths.context.write_text("{}")
+    paths.kubeconfig.write_text("{}")
     results = [
         probes.ProbeResult("engine", is_up=True, detail="x"),
         probes.ProbeResult("GPU cluster", is_up=False, detail="refused"),

@@ -292,7 +292,7 @@ def test_free_nodes_are_used_before_shrinking() -> None:
     assert (decided.option, decided.nodes) == (ResumeOption.FREE_NODE, 4)
 
 
-# ---------------------------------------------------------------- rented nodes, the place of others
+# ---------------------------------------------------------------- rented nodes, preemption of other jobs
 
 
 def renting(

@@ -26,7 +26,7 @@ LIMITED_AS_A_WHOLE: dict[str, str] = {
     "PolicyBody.changes keys": "the policy model refuses unknown fields",
     "PolicyTestBody.changes keys": "the policy model refuses unknown fields",
 }
-"""Texts without a limit of their own, by place, and what limits them."""
+"""Texts without a limit of their own, by path, and what limits them."""
 REQUESTS = [
     model
     for _, model in inspect.getmembers(api_types, inspect.isclass)
@@ -39,31 +39,31 @@ def unlimited(model: type[BaseModel]) -> list[str]:
     """Return the paths of a model whose texts have no length limit."""
     schema = model.model_json_schema()
     texts = _texts(schema, model.__name__, schema.get("$defs", {}), frozenset())
-    return sorted({place for place in texts if not any(place.startswith(known) for known in LIMITED_AS_A_WHOLE)})
+    return sorted({path for path in texts if not any(path.startswith(known) for known in LIMITED_AS_A_WHOLE)})
 
 
-def _texts(schema: Any, place: str, models: dict[str, Any], above: frozenset[str]) -> Iterator[str]:
+def _texts(schema: Any, path: str, models: dict[str, Any], above: frozenset[str]) -> Iterator[str]:
     if not isinstance(schema, dict):
         return
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         if name not in above:
-            yield from _texts(models[name], place, models, above | {name})
+            yield from _texts(models[name], path, models, above | {name})
         return
     for choice in (part for word in ("anyOf", "oneOf", "allOf") for part in schema.get(word, ())):
-        yield from _texts(choice, place, models, above)
+        yield from _texts(choice, path, models, above)
     if schema.get("type") == "string" and not _is_limited(schema):
-        yield place
+        yield path
     for item_schema in (*schema.get("prefixItems", ()), schema.get("items")):
-        yield from _texts(item_schema, f"{place}[]", models, above)
+        yield from _texts(item_schema, f"{path}[]", models, above)
     for name, property_schema in schema.get("properties", {}).items():
-        yield from _texts(property_schema, f"{place}.{name}", models, above)
+        yield from _texts(property_schema, f"{path}.{name}", models, above)
     if schema.get("type") == "object" and "properties" not in schema:
         values = [schema.get("additionalProperties"), *schema.get("patternProperties", {}).values()]
         if not _is_limited(schema.get("propertyNames", {})) and schema.get("additionalProperties") is not False:
-            yield f"{place} keys"
+            yield f"{path} keys"
         for inner in values:
-            yield from _texts(inner, f"{place}{{}}", models, above)
+            yield from _texts(inner, f"{path}{{}}", models, above)
 
 
 def _is_limited(schema: dict[str, Any]) -> bool:
@@ -94,9 +94,7 @@ def test_text_without_a_limit_is_found() -> None:
 
 def test_every_exception_is_needed() -> None:
     needed = {
-        place
-        for place in LIMITED_AS_A_WHOLE
-        if any(place.startswith(request_type.__name__) for request_type in REQUESTS)
+        path for path in LIMITED_AS_A_WHOLE if any(path.startswith(request_type.__name__) for request_type in REQUESTS)
     }
     assert needed == set(LIMITED_AS_A_WHOLE)
     assert {Team, FleetQuotas} <= {

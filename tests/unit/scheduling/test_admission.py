@@ -356,8 +356,8 @@ def test_no_job_overtakes_a_waiting_job(snapshot: AdmissionInput, policy: Schedu
     answers = decide_in_queue_order(snapshot, policy, at(1000))
     requests = {request.job_id: request for request in snapshot.pending}
 
-    places = [requests[answer.job_id].queue_order_key for answer in answers]
-    assert sorted(places) == places
+    keys = [requests[answer.job_id].queue_order_key for answer in answers]
+    assert sorted(keys) == keys
     assert len(answers) == len(snapshot.pending)
     held: dict[tuple[str, str], str] = {}
     for answer in answers:

@@ -356,7 +356,7 @@ def test_job_may_allow_no_restart() -> None:
 
 
 def test_attempt_that_never_ran_backs_off_longer_each_time() -> None:
-    never = AttemptEnd(state=AttemptState.NEVER_RAN, reason="No place.")
+    never = AttemptEnd(state=AttemptState.NEVER_RAN, reason="No node.")
 
     pauses = [settled(never, launch_failures=count)[1].not_before for count in range(4)]
 

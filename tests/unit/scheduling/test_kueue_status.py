@@ -135,9 +135,9 @@ def test_local_queue_positions_follow_priority_then_age() -> None:
         a_workload("elsewhere", at=40, queue="vision"),
     ]
 
-    places = {uid: workload.position for (_, uid), workload in read_queue(listed).items()}
+    positions = {uid: workload.position for (_, uid), workload in read_queue(listed).items()}
 
-    assert places == {
+    assert positions == {
         "uid-urgent": 1,
         "uid-old": 2,
         "uid-young": 3,

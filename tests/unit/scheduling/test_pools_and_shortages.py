@@ -92,7 +92,7 @@ HERE = PoolEnvironment(accelerator="a100", accelerator_memory_gib=80, fabric="ef
 
 
 @pytest.mark.parametrize(
-    ("needs", "place", "message"),
+    ("needs", "environment", "message"),
     [
         (EnvironmentNeeds(architectures=("arm64",)), HERE, "image is for arm64"),
         (EnvironmentNeeds(accelerator_memory_gib=60), HERE.replace(accelerator_memory_gib=40), "needs 60 GiB on each"),
@@ -113,9 +113,9 @@ HERE = PoolEnvironment(accelerator="a100", accelerator_memory_gib=80, fabric="ef
     ],
 )
 def test_environment_needs_that_a_pool_lacks_are_reported(
-    needs: EnvironmentNeeds, place: PoolEnvironment, message: str
+    needs: EnvironmentNeeds, environment: PoolEnvironment, message: str
 ) -> None:
-    texts = differences(needs, place)
+    texts = differences(needs, environment)
 
     assert len(texts) == 1
     assert message in texts[0]

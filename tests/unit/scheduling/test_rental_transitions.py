@@ -82,10 +82,10 @@ def test_every_rental_state_is_reachable_and_the_end_is_final() -> None:
 
 
 def test_rental_opens_with_the_terms_of_its_decision() -> None:
-    placed = a_placement(nodes=3)
+    placement = a_placement(nodes=3)
     holder = RentalHolder("job-a", 4, "vision", "jobs", due_at=LATER, incident_id="inc-1")
 
-    change = open_rental(holder, placed, "dec-7", POLICY.burst, START)
+    change = open_rental(holder, placement, "dec-7", POLICY.burst, START)
 
     rental = change.rental
     assert (rental.name, rental.state, rental.nodes, rental.decision_id) == (
@@ -96,8 +96,8 @@ def test_rental_opens_with_the_terms_of_its_decision() -> None:
     )
     assert (rental.offer.pool, rental.begun_at) == (POOL.name, START)
     assert rental.ready_by == START + timedelta(seconds=POLICY.burst.ready_seconds)
-    assert placed.row
-    assert rental.expected_parts == placed.row.rent_parts
+    assert placement.row
+    assert rental.expected_parts == placement.row.rent_parts
     assert (change.kind, change.event, change.has_new_offer, change.changes_capacity) == (
         "rented",
         "rented-4",

@@ -67,10 +67,10 @@ def test_all_fourteen_traps_of_values_files_are_found() -> None:
 def drop(path: str) -> dict[str, Any]:
     file = the_file()
     *parents, last = path.split(".")
-    place: Any = file
+    section: Any = file
     for parent in parents:
-        place = place[parent]
-    del place[last]
+        section = section[parent]
+    del section[last]
     return file
 
 
@@ -78,10 +78,10 @@ def put(**changes: Any) -> dict[str, Any]:
     file = the_file()
     for path, value in changes.items():
         *parents, last = path.split("__")
-        place: Any = file
+        section: Any = file
         for parent in parents:
-            place = place[parent]
-        place[last] = value
+            section = section[parent]
+        section[last] = value
     return file
 
 

@@ -55,8 +55,8 @@ def test_gang_waits_for_the_efa_device_plugin() -> None:
     scenario = JobScenario(size=2)
     cluster = scenario.world.cluster
     offers = dict(cluster.by_name)
-    for place, node in offers.items():
-        cluster.by_name[place] = node.replace(efa=0)
+    for node_ref, node in offers.items():
+        cluster.by_name[node_ref] = node.replace(efa=0)
     job = scenario.submit(nodes=2)
 
     assert scenario.run_scheduling_cycle().admitted == ()

@@ -235,7 +235,7 @@ class RentalScenario:
 
     def left(self) -> list[Any]:
         cluster = self.world.cluster
-        limits = [place for place, limit in cluster.limits.items() if limit not in (None, (0, 0))]
+        limits = [pool_key for pool_key, limit in cluster.limits.items() if limit not in (None, (0, 0))]
         return [*cluster.capacity, *cluster.claimed, *limits] + ["a hold"] * self.holds()
 
     def full_fleet(self, **changes: Any) -> tuple[Job, Job]:

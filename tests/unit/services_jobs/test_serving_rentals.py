@@ -108,13 +108,13 @@ class ServingSpike(RentalScenario):
             }
             cluster.unmanaged.append(UnmanagedPod.model_validate({**facts, **changes}))
 
-    def placed(self) -> list[str]:
+    def nodes_of_pods(self) -> list[str]:
         return [pod.node_name for pod in self.world.cluster.unmanaged if pod.node_name]
 
     def bind(self) -> None:
         """Put each replica on the first node that has room for it and whose taints it tolerates."""
         cluster = self.world.cluster
-        for place, pod in enumerate(cluster.unmanaged):
+        for index, pod in enumerate(cluster.unmanaged):
             if pod.node_name:
                 continue
             used = cluster.accelerators_in_use(CLUSTER)
@@ -123,7 +123,7 @@ class ServingSpike(RentalScenario):
                 has_room = node.accelerators - used.get(node.name, 0) >= pod.accelerators
                 tolerates = all_tolerated(node.blocking_taints, pod.tolerations)
                 if has_room and tolerates and node.is_ready and node.name not in held:
-                    cluster.unmanaged[place] = pod.replace(node_name=node.name)
+                    cluster.unmanaged[index] = pod.replace(node_name=node.name)
                     break
 
     def karpenter(self) -> None:
@@ -212,7 +212,7 @@ def test_spike_beyond_committed_nodes_rents_and_returns_nodes() -> None:
         (RentalState.READY, 1, SERVING),
         (RentalState.READY, 1, SERVING),
     ]
-    assert sorted(renting.placed()) == sorted(name for rental in renting.rentals() for name in rental.node_names)
+    assert sorted(renting.nodes_of_pods()) == sorted(name for rental in renting.rentals() for name in rental.node_names)
     assert renting.world.cluster.limits[CLUSTER, SERVING] == (2, 16)
     assert renting.world.cluster.capacity == {}
     renting.turns(10)
@@ -233,7 +233,7 @@ def test_each_node_is_returned_once_no_replica_runs_there() -> None:
     renting.turns(6)
 
     (serves,) = (rental for rental in renting.rentals() if rental.state is RentalState.READY)
-    assert list(serves.node_names) == renting.placed()
+    assert list(serves.node_names) == renting.nodes_of_pods()
     assert renting.holds() == 1
     assert renting.world.cluster.limits[CLUSTER, SERVING] == (1, 8)
 
@@ -250,7 +250,7 @@ def test_node_waits_for_a_returning_replica_in_the_quiet_period() -> None:
 
     (rental,) = renting.rentals()
     assert rental.state is RentalState.READY
-    assert renting.placed() == list(rental.node_names)
+    assert renting.nodes_of_pods() == list(rental.node_names)
     assert rental.idle_since is None
 
 
@@ -261,7 +261,7 @@ def test_replicas_share_a_rented_node() -> None:
     renting.turns(3)
 
     assert len(renting.rentals()) == 2
-    assert len(renting.placed()) == 3
+    assert len(renting.nodes_of_pods()) == 3
 
 
 def test_nothing_is_rented_without_a_pool_for_the_deployment() -> None:
@@ -374,7 +374,7 @@ def test_team_and_fleet_caps_limit_serving_rentals() -> None:
 
         assert renting.holds() == 1, caps
         assert renting.left()[1:] != []
-        assert len(renting.placed()) == 1
+        assert len(renting.nodes_of_pods()) == 1
 
 
 def test_jobs_and_replicas_share_the_rental_limit_of_a_cycle() -> None:
@@ -457,7 +457,7 @@ def test_refused_pool_is_skipped_for_every_deployment() -> None:
 
     (rental,) = renting.rentals()
     assert [offer.pool for offer in rental.offers] == [SERVING, DEARER]
-    assert renting.placed() == list(rental.node_names)
+    assert renting.nodes_of_pods() == list(rental.node_names)
     row = renting.world.ledger.get(fleet_rows.shortages_key())
     assert row is not None
     assert [entry.zone for entry in rows.decode(row, Shortages).entries] == ["us-west-2a"]
@@ -499,7 +499,7 @@ def test_surplus_node_is_returned_on_arrival() -> None:
     renting.turns(4)
 
     assert sorted(rental.state for rental in renting.rentals()) == [RentalState.ENDED, RentalState.READY]
-    assert len(renting.placed()) == 1
+    assert len(renting.nodes_of_pods()) == 1
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -514,7 +514,7 @@ def test_node_with_a_replica_is_handed_over(replicas: int) -> None:
     renting.turns(4)
 
     assert [rental.state for rental in renting.rentals()] == [RentalState.READY] * replicas
-    assert sorted(renting.placed()) == sorted(name for rental in renting.rentals() for name in rental.node_names)
+    assert sorted(renting.nodes_of_pods()) == sorted(name for rental in renting.rentals() for name in rental.node_names)
     renting.scale(0)
     renting.turns(6)
     assert renting.left() == []
@@ -533,7 +533,7 @@ def test_reclaimed_node_ends_its_rental_and_is_replaced() -> None:
     renting.turns(8)
 
     assert [rental.state for rental in renting.rentals()] == [RentalState.ENDED, RentalState.READY]
-    assert len(renting.placed()) == 1
+    assert len(renting.nodes_of_pods()) == 1
 
 
 def test_node_with_a_replica_is_returned_only_after_its_time() -> None:
@@ -617,7 +617,7 @@ def test_repeated_steps_rent_and_return_once() -> None:
     renting = ServingSpike(does_twice=True)
     renting.spike(replicas=2)
     renting.turns(3)
-    served = sorted(renting.placed())
+    served = sorted(renting.nodes_of_pods())
     renting.scale(0)
     renting.turns(6)
 
@@ -666,7 +666,7 @@ def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
         renting.karpenter()
         again(renting.advance)
         renting.bind()
-        renting.most = max(renting.most, len(renting.placed()))
+        renting.most = max(renting.most, len(renting.nodes_of_pods()))
         if turn == 7:
             renting.scale(0)
         renting.world.clock.advance(20)

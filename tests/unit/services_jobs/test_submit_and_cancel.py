@@ -173,7 +173,7 @@ def test_checkpoint_path_belongs_to_one_job(first: dict[str, Any], second: dict[
 
 
 class QueuePositionRaceLedger:
-    """Lets another submission commit right before the first commit that claims a place."""
+    """Lets another submission commit right before the first commit that claims a checkpoint folder."""
 
     def __init__(self, inner: Ledger, meanwhile: Callable[[], object]) -> None:
         self.inner, self.meanwhile = inner, [meanwhile]
@@ -191,12 +191,12 @@ def test_second_job_of_a_checkpoint_path_is_refused() -> None:
     scenario, other = JobScenario(), JobScenario()
     other.ledger = scenario.ledger
     other.world.ids = scenario.world.ids
-    place = {"checkpoint_uri": "s3://bucket/llama"}
-    meeting = QueuePositionRaceLedger(scenario.ledger, lambda: other.submit("key-2", **place))
+    checkpoint = {"checkpoint_uri": "s3://bucket/llama"}
+    meeting = QueuePositionRaceLedger(scenario.ledger, lambda: other.submit("key-2", **checkpoint))
     scenario.ledger = meeting  # type: ignore[assignment]
 
     with pytest.raises(Invalid) as refused:
-        scenario.submit("key-1", **place)
+        scenario.submit("key-1", **checkpoint)
 
     assert [field for field, _ in refused.value.faults] == ["checkpoint.uri"]
     assert len(scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows) == 1
@@ -204,36 +204,36 @@ def test_second_job_of_a_checkpoint_path_is_refused() -> None:
 
 def test_checkpoint_path_is_free_if_its_job_never_ran() -> None:
     scenario = JobScenario()
-    place = {"checkpoint_uri": "s3://bucket/llama"}
-    scenario.cancel(scenario.submit("key-1", **place).job_id)
+    checkpoint = {"checkpoint_uri": "s3://bucket/llama"}
+    scenario.cancel(scenario.submit("key-1", **checkpoint).job_id)
 
-    second = scenario.submit("key-2", **place)
+    second = scenario.submit("key-2", **checkpoint)
     with pytest.raises(Invalid):
-        scenario.submit("key-3", **place)
+        scenario.submit("key-3", **checkpoint)
 
     assert scenario.job(second.job_id).spec.checkpoint_uri == "s3://bucket/llama"
 
 
 def test_checkpoint_path_is_free_once_its_job_expired() -> None:
     scenario = JobScenario()
-    place = {"checkpoint_uri": "s3://bucket/llama"}
-    row = scenario.world.ledger.get(job_rows.job_key(scenario.submit("key-1", **place).job_id))
+    checkpoint = {"checkpoint_uri": "s3://bucket/llama"}
+    row = scenario.world.ledger.get(job_rows.job_key(scenario.submit("key-1", **checkpoint).job_id))
     assert row
     scenario.world.ledger.commit(Delete(row.key, row.version))
 
-    assert scenario.submit("key-2", **place).state is JobState.PENDING
+    assert scenario.submit("key-2", **checkpoint).state is JobState.PENDING
 
 
 def test_checkpoint_path_stays_reserved_once_its_job_ran() -> None:
     scenario = JobScenario()
-    place = {"checkpoint_uri": "s3://bucket/llama"}
-    job = scenario.running(**place)
+    checkpoint = {"checkpoint_uri": "s3://bucket/llama"}
+    job = scenario.running(**checkpoint)
     scenario.world.cluster.finish_pods(job.job_id, 1)
     scenario.settle(job.job_id)
     assert scenario.job(job.job_id).state is JobState.SUCCEEDED
 
     with pytest.raises(Invalid):
-        scenario.submit("another", **place)
+        scenario.submit("another", **checkpoint)
 
 
 @pytest.mark.parametrize("part", ["attempt=1", "step=000000001", "_fence", "manifest.json"])

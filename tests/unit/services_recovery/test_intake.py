@@ -38,7 +38,7 @@ COPIES = [
 def test_three_copies_of_a_signal_open_one_incident(order: tuple[int, ...]) -> None:
     world = FakeWorld()
 
-    outcomes = [ingest(world, COPIES[place]).outcome for place in order]
+    outcomes = [ingest(world, COPIES[index]).outcome for index in order]
 
     assert outcomes == ["OPEN", "DUPLICATE", "DUPLICATE"]
     assert len(incidents(world)) == len(world.workflows.executions) == 1

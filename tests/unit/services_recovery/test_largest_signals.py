@@ -46,25 +46,25 @@ MAX_JOBS_OF_A_NODE = 737
 """Pods that EKS runs on one node at most."""
 
 
-def places(part: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def paths(part: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Yield where the texts of a document stand."""
     match part:
         case dict():
             for name, item in part.items():
-                yield from places(item, (*above, name))
+                yield from paths(item, (*above, name))
         case list():
             for index, element in enumerate(part):
-                yield from places(element, (*above, index))
+                yield from paths(element, (*above, index))
         case str():
             yield above
 
 
-def with_text(document: Any, place: tuple[Any, ...], text: str) -> Any:
+def with_text(document: Any, path: tuple[Any, ...], text: str) -> Any:
     changed = json.loads(json.dumps(document))
     part = changed
-    for step in place[:-1]:
+    for step in path[:-1]:
         part = part[step]
-    part[place[-1]] = text
+    part[path[-1]] = text
     return changed
 
 
@@ -74,11 +74,11 @@ def read(document: Any) -> ParsedEvent | Ignored | Unknown | Malformed:
 
 def largest(document: Any, character: str) -> Any:
     """Return a document in which every text is as long as its parser takes it, as far as one event goes."""
-    for place in sorted(places(document), key=str):
-        if not isinstance(read(with_text(document, place, character * min(LENGTHS))), ParsedEvent):
+    for path in sorted(paths(document), key=str):
+        if not isinstance(read(with_text(document, path, character * min(LENGTHS))), ParsedEvent):
             continue  # a word of a fixed list, or a number: a longer text is invalid here
         texts = (character * length for length in reversed(LENGTHS))
-        longer = (with_text(document, place, text) for text in texts)
+        longer = (with_text(document, path, text) for text in texts)
         document = next((candidate for candidate in longer if isinstance(read(candidate), ParsedEvent)), document)
     return document
 

@@ -125,7 +125,7 @@ def test_free_node_without_efa_does_not_resume_a_gang(offered: int, option: str)
     recovery = RecoveryScenario(size=3)
     recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
     used, by_name = recovery.scenario.attempt(recovery.job_id).node_names, recovery.world.cluster.by_name
-    (spare,) = (place for place in by_name if place[1] not in used)
+    (spare,) = (node_ref for node_ref in by_name if node_ref[1] not in used)
     by_name[spare] = by_name[spare].replace(efa=offered)
     for service in (plan_recovery, drain_node, plan_resume):
         recovery.state("", service)

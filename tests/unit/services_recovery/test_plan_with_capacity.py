@@ -131,8 +131,8 @@ def test_recovery_and_cycle_compute_the_same_rent() -> None:
     stop(recovery)
     recovery.scenario.run_scheduling_cycle()
 
-    placed = next(decision for decision in decisions(recovery) if decision.kind == "PLACEMENT")
-    cycle = PlacementFacts.model_validate(placed.facts)
+    placement_record = next(decision for decision in decisions(recovery) if decision.kind == "PLACEMENT")
+    cycle = PlacementFacts.model_validate(placement_record.facts)
     assert _rents(cycle) == _rents(facts.renting.placement)
     assert cycle.job.replace(max_rent_parts=None) == facts.renting.placement.job
 
@@ -177,8 +177,8 @@ def test_recovery_and_cycle_use_the_same_past_runs() -> None:
     assert facts.renting.placement.job.run_seconds == pytest.approx(9 * HOUR, abs=60)
     stop(recovery)
     recovery.scenario.run_scheduling_cycle()
-    placed = next(decision for decision in decisions(recovery) if decision.kind == "PLACEMENT")
-    assert _rents(PlacementFacts.model_validate(placed.facts)) == _rents(facts.renting.placement)
+    placement_record = next(decision for decision in decisions(recovery) if decision.kind == "PLACEMENT")
+    assert _rents(PlacementFacts.model_validate(placement_record.facts)) == _rents(facts.renting.placement)
 
 
 def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
@@ -435,7 +435,7 @@ def test_least_expected_loss_is_chosen_within_the_caps(
         assert recovery.job.rentals == 1
 
 
-# ---------------------------------------------------------------- the place of others
+# ---------------------------------------------------------------- preemption of other jobs
 
 
 def teams(*, blue_borrows: bool, **blue: Any) -> tuple[RecoveryScenario, str]:

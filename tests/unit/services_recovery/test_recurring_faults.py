@@ -29,8 +29,8 @@ def incident_of(recovery: RecoveryScenario) -> Incident:
 
 
 def history(recovery: RecoveryScenario) -> FaultHistory:
-    place = f"slot/{incident_of(recovery).slot}"
-    row = recovery.world.ledger.get(incident_rows.history_key(place))
+    location = f"slot/{incident_of(recovery).slot}"
+    row = recovery.world.ledger.get(incident_rows.history_key(location))
     assert row
     return rows.decode(row, FaultHistory)
 

@@ -37,33 +37,33 @@ def a_fleet_in_mid_flight() -> RecoveryScenario:
     return scenario
 
 
-def enum_places(value: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def enum_paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the path of each value of an enumeration in a document."""
     if isinstance(value, BaseModel):
         for name, field in type(value).model_fields.items():
-            yield from enum_places(getattr(value, name), (*place, field.alias or name))
+            yield from enum_paths(getattr(value, name), (*path, field.alias or name))
     elif isinstance(value, Enum):
-        yield place
+        yield path
 
 
 def poisonable() -> list[tuple[str, Key, tuple[str, ...]]]:
-    places: dict[str, tuple[str, Key, tuple[str, ...]]] = {}
+    cases: dict[str, tuple[str, Key, tuple[str, ...]]] = {}
     for key, row in a_fleet_in_mid_flight().world.ledger.rows.items():
         row_type = type_of(key)
         value = None if row_type.text else row_type.kind.model_validate(row.doc)
-        for place in enum_places(value):
-            name = f"{row_type.kind.__name__}.{'.'.join(place)}"
-            places.setdefault(name, (name, key, place))
-    return list(places.values())
+        for path in enum_paths(value):
+            name = f"{row_type.kind.__name__}.{'.'.join(path)}"
+            cases.setdefault(name, (name, key, path))
+    return list(cases.values())
 
 
-def poison(scenario: RecoveryScenario, key: Key, place: tuple[str, ...]) -> str:
+def poison(scenario: RecoveryScenario, key: Key, path: tuple[str, ...]) -> str:
     """Write a value of a newer release into a row, and return the stored document."""
     ledger = scenario.world.ledger
     row = ledger.get(key)
     assert row is not None
     document = row.doc
-    *outer, last = place
+    *outer, last = path
     for name in outer:
         document = document[name]
     document[last] = NEW_VALUE
@@ -78,10 +78,10 @@ def test_busy_test_fleet_has_enumeration_values_in_main_rows() -> None:
     assert {"Job.state", "Attempt.state", "Incident.state", "Wait.state"} <= {name for name, _, _ in CASES}
 
 
-@pytest.mark.parametrize(("name", "key", "place"), CASES, ids=[name for name, _, _ in CASES])
-def test_row_with_an_unknown_value_stops_no_other_row(name: str, key: Key, place: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("name", "key", "path"), CASES, ids=[name for name, _, _ in CASES])
+def test_row_with_an_unknown_value_stops_no_other_row(name: str, key: Key, path: tuple[str, ...]) -> None:
     scenario = a_fleet_in_mid_flight()
-    before = poison(scenario, key, place)
+    before = poison(scenario, key, path)
     calls: list[Callable[[], Any]] = [
         lambda: sweep_fleet.run(scenario.context()),
         lambda: watch_cluster.run(scenario.context()),

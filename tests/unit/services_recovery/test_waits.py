@@ -41,8 +41,8 @@ class Waits:
         result = evaluate_waits.run(self.context(), **more)
         return [line.rpartition(": ")[2] for line in result.answered]
 
-    def resolve(self, place: int = -1, ledger: Ledger | None = None, **changes: Any) -> str:
-        request = self.world.wait_answers.requests[place]
+    def resolve(self, index: int = -1, ledger: Ledger | None = None, **changes: Any) -> str:
+        request = self.world.wait_answers.requests[index]
         document = {
             "subject": request.subject,
             "name": request.name,
@@ -120,8 +120,8 @@ def test_retried_state_takes_over_the_wait(waits: Waits) -> None:
     waits.look()
     waits.open(token="token-2")
 
-    assert waits.resolve(place=0) == "STALE"
-    assert waits.resolve(place=1) == "ANSWERED"
+    assert waits.resolve(index=0) == "STALE"
+    assert waits.resolve(index=1) == "ANSWERED"
     assert waits.answers == {"token-2": "ENDED"}
 
 
@@ -131,22 +131,22 @@ def test_answer_to_an_ended_wait_never_ends_the_next(waits: Waits) -> None:
     waits.world.clock.advance(1)
     waits.open(K.ATTEMPT_RUNNING, token="token-2")
 
-    assert waits.resolve(place=0) == "STALE"
-    assert waits.resolve(place=1) == "ANSWERED"
+    assert waits.resolve(index=0) == "STALE"
+    assert waits.resolve(index=1) == "ANSWERED"
 
 
 def test_delayed_answer_keeps_a_newer_wait_open(waits: Waits) -> None:
     waits.open(K.ATTEMPT_RUNNING, token="token-1")
 
     def meanwhile() -> None:
-        waits.resolve(place=0)
+        waits.resolve(index=0)
         waits.world.clock.advance(1)
         waits.open(K.ATTEMPT_RUNNING, token="token-2")
 
     slow: Any = SlowLedger(waits.world.ledger, meanwhile)
 
-    assert waits.resolve(place=0, ledger=slow) == "STALE"
-    assert waits.resolve(place=1) == "ANSWERED"
+    assert waits.resolve(index=0, ledger=slow) == "STALE"
+    assert waits.resolve(index=1) == "ANSWERED"
     assert waits.answers == {"token-1": "RUNNING", "token-2": "RUNNING"}
 
 

@@ -801,7 +801,7 @@ ELASTIC = {"LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", 
 
 
 @pytest.mark.parametrize(
-    ("environ", "place"),
+    ("environ", "rank_and_world"),
     [
         pytest.param({}, (0, 1), id="a laptop"),
         pytest.param(POD, (1, 2), id="a pod"),
@@ -826,11 +826,11 @@ ELASTIC = {"LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", 
 )  # fmt: skip
 @pytest.mark.usefixtures("sigterm")
 def test_rank_is_that_of_the_launcher_if_present(
-    environ: dict[str, str], place: tuple[int, int], tmp_path: Path
+    environ: dict[str, str], rank_and_world: tuple[int, int], tmp_path: Path
 ) -> None:
     run = training.attach({"EVENKEEL_CHECKPOINT_URI": str(tmp_path), "EVENKEEL_ATTEMPT": "1"} | environ)
 
-    assert (run.rank, run.world_size) == place
+    assert (run.rank, run.world_size) == rank_and_world
 
 
 @pytest.mark.usefixtures("sigterm")

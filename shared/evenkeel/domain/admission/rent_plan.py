@@ -133,7 +133,7 @@ def plan_placements(
     ran = run_seconds(snapshot.attempts)
     ended = _last_ends(snapshot.attempts)
     forecasts = QueueForecasts(context, policy)
-    placed = place_in_queue_order(
+    placement_decisions = place_in_queue_order(
         [
             placement_facts(job, context, policy, ran.get(job.job_id, 0.0), forecasts, ended.get(job.job_id))
             for job in jobs
@@ -141,7 +141,7 @@ def plan_placements(
     )
     placements: dict[str, Placement] = {}
     begun = len(rented.allocations) - len(snapshot.rented.allocations)
-    for job, placement in zip(jobs, placed, strict=True):
+    for job, placement in zip(jobs, placement_decisions, strict=True):
         placements[job.job_id] = placement
         if placement.action is not PlacementAction.RENT:
             continue

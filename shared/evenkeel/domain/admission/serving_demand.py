@@ -165,16 +165,17 @@ def plan_serving_rentals(
     """
     registered = {holder_id(workload): workload for workload in policy.scheduling.serving if workload.rents_from}
     shortfalls = {holder_id(shortfall.registered): shortfall for shortfall in demand.shortfalls}
-    places = {f"{request.cluster}/{request.job_id}": place for place, request in enumerate(demand.demands)}
+    demand_indexes = {f"{request.cluster}/{request.job_id}": index for index, request in enumerate(demand.demands)}
     labels = {name: f"{workload.cluster}/{workload.label}" for name, workload in registered.items()}
     context, rentals_left, plans = context._replace(queue=()), policy.burst.rentals_per_cycle, []
     for name in sorted(
-        registered, key=lambda registered_name: (places.get(labels[registered_name], len(places)), registered_name)
+        registered,
+        key=lambda registered_name: (demand_indexes.get(labels[registered_name], len(demand_indexes)), registered_name),
     ):
         plan = ServingRentalPlan(registered[name], *states.get(name, (ServingState.of(registered[name]), 0)))
         waiting = len(shortfalls[name].waiting) - demand.satisfied_replicas.get(name, 0) if name in shortfalls else 0
         if waiting > 0:
-            per_node = demand.demands[places[labels[name]]].accelerators_per_node
+            per_node = demand.demands[demand_indexes[labels[name]]].accelerators_per_node
             waiting -= max(1, per_node // shortfalls[name].per_replica) * demand.satisfied_demands.get(labels[name], 0)
         if waiting > 0:
             decisions = decide_serving_rentals(

@@ -66,7 +66,7 @@ class ClosestNodes(NamedTuple):
 
 
 def has_position(capacity: NodeCapacity) -> bool:
-    """Whether the place of a node in the network is known."""
+    """Whether the network location of a node is known."""
     return bool(capacity.network_layers or capacity.ultra_server)
 
 

@@ -156,9 +156,9 @@ class NodeShares:
         key = (cluster, instance_types, requested)
         if key not in self._found:
             nodes = [
-                (node, self._stated.get((place, instance_type), NONE))
-                for (place, instance_type), node in self._amounts.items()
-                if place == cluster and (not instance_types or instance_type in instance_types)
+                (node, self._stated.get((node_cluster, instance_type), NONE))
+                for (node_cluster, instance_type), node in self._amounts.items()
+                if node_cluster == cluster and (not instance_types or instance_type in instance_types)
             ]
             # A job may name types of which the fleet shows no node yet, for example where Kueue admits.
             named = nodes or [(amounts_of(instance_type, NONE), NONE) for instance_type in instance_types]

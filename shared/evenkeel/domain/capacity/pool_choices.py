@@ -32,7 +32,7 @@ def preference_rank(choices: Iterable[PoolChoice], pool: str, labels: Mapping[st
     listed = tuple(choices)
     if not listed:
         return 0
-    return next((place for place, choice in enumerate(listed) if choice.matches(pool, labels)), None)
+    return next((index for index, choice in enumerate(listed) if choice.matches(pool, labels)), None)
 
 
 class Operator(StrEnum):

@@ -101,8 +101,8 @@ def parse_manifest(ref: CheckpointRef, content: bytes) -> Manifest:
         manifest = Manifest.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(field) for field in first["loc"])
-        raise ManifestUnreadableError(f"{place}: {first['msg']}") from error
+        field = ".".join(str(field) for field in first["loc"])
+        raise ManifestUnreadableError(f"{field}: {first['msg']}") from error
     _require_consistent(ref, manifest)
     return manifest
 

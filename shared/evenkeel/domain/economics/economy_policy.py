@@ -104,9 +104,9 @@ class EconomyPolicy(Section):
 
     def unknown_types(self) -> Iterator[str]:
         """Yield each instance type with a price that is not in the catalogue: its field, and why."""
-        for place, price in enumerate(self.prices):
+        for index, price in enumerate(self.prices):
             if problem := _unknown_type(price.instance_type, self.types):
-                yield f"prices[{place}].instanceType: {problem}"
+                yield f"prices[{index}].instanceType: {problem}"
         for name in self.usd_per_accelerator_hour:
             if problem := _unknown_type(name, self.types):
                 yield f"usdPerAcceleratorHour.{name}: {problem}"

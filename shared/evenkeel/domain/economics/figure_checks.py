@@ -35,8 +35,8 @@ class FigureDocument(Value):
         Raises:
             WrongFigure: a field is missing, unknown or wrong; names its path.
         """
-        for place in booleans_for_numbers(cls, document):
-            raise WrongFigure(".".join(map(str, place)), "must be a number, not a boolean")
+        for path in booleans_for_numbers(cls, document):
+            raise WrongFigure(".".join(map(str, path)), "must be a number, not a boolean")
         try:
             return cls.model_validate(document)
         except ValidationError as error:

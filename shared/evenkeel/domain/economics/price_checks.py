@@ -60,10 +60,10 @@ def type_warnings(
             problems.append((field, f"replaces the type of the shipped catalogue, which differs in {differs}"))
         if stated.to_instance_type.accelerators and economy.price_of(name, at) is None:
             problems.append((field, "has no list price, so its time has no price; state one in economy.prices"))
-    for place, pool in enumerate(pools):
+    for index, pool in enumerate(pools):
         if economy.types.find(pool.instance_type) is None:
             message = unknown_name("instance type", pool.instance_type, economy.types.types)
-            problems.append((f"burst.pools[{place}].instanceType", f"{message} {NEW_TYPE}"))
+            problems.append((f"burst.pools[{index}].instanceType", f"{message} {NEW_TYPE}"))
     return tuple(PolicyWarning(field=field, message=message) for field, message in problems)
 
 
@@ -75,8 +75,8 @@ def _fields(first: InstanceType, other: InstanceType) -> str:
 
 
 def _site_prices(economy: EconomyPolicy, at: datetime) -> Iterator[tuple[str, str]]:
-    for place, price in enumerate(economy.prices):
-        field = f"economy.prices[{place}]"
+    for index, price in enumerate(economy.prices):
+        field = f"economy.prices[{index}]"
         if price.percent_off_list is not None and price.percent_off_list > 100 * _FAR:
             yield (
                 f"{field}.percentOffList",
@@ -89,8 +89,8 @@ def _site_prices(economy: EconomyPolicy, at: datetime) -> Iterator[tuple[str, st
 
 
 def _pool_prices(economy: EconomyPolicy, pools: Iterable[Pool], at: datetime) -> Iterator[tuple[str, str]]:
-    for place, pool in enumerate(pools):
-        field, name = f"burst.pools[{place}]", pool.instance_type
+    for index, pool in enumerate(pools):
+        field, name = f"burst.pools[{index}]", pool.instance_type
         usd, kind = pool.micros_per_node_hour / money.MICROS_PER_USD, economy.types.find(name)
         if kind and kind.accelerators != pool.accelerators_per_node:
             text = f"{name} has {count_of(kind.accelerators, 'accelerator')}, not {pool.accelerators_per_node}"

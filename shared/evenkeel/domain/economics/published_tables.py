@@ -111,7 +111,7 @@ _TENTHS = _Rule(CellCheck.ROUNDED, partial(_half_up, digits=1))
 _EXACT = _Rule(CellCheck.EXACT, float)
 
 
-class _Place(NamedTuple):
+class _CellLabels(NamedTuple):
     """A cell of a published table."""
 
     table: str
@@ -121,7 +121,7 @@ class _Place(NamedTuple):
 
 
 def _cell(
-    place: _Place,
+    labels: _CellLabels,
     printed: float | None,
     exact: float,
     second: simulation.Estimate,
@@ -135,7 +135,7 @@ def _cell(
         note = f"Printed {printed:g}, should say {right:g} ({exact:.2f})."
     allowed = 4 * second.standard_error + 1e-6 * max(1.0, abs(exact))
     return Cell(
-        **place._asdict(),
+        **labels._asdict(),
         printed=printed,
         correct=right if printed is not None else exact,
         exact=exact,
@@ -171,9 +171,9 @@ def table_1() -> Iterator[Cell]:
     for percent, row in TABLE_1.items():
         for nodes, printed in zip(NODES, row, strict=True):
             rate = percent / 100
-            place = _Place("1", f"{percent:.2f} % per hour", f"{nodes} instances", "hours")
+            labels = _CellLabels("1", f"{percent:.2f} % per hour", f"{nodes} instances", "hours")
             second = simulation.Estimate(integrated_mtbf(nodes, rate), 0.0)
-            yield _cell(place, printed, 1 / (nodes * rate), second, _UP)
+            yield _cell(labels, printed, 1 / (nodes * rate), second, _UP)
 
 
 def integrated_mtbf(nodes: int, rate: float) -> float:
@@ -194,7 +194,9 @@ def table_2() -> Iterator[Cell]:
     for nodes, (detect, replace, resume, printed) in TABLE_2.items():
         other_stages = math.fsum(sum(row[:3]) for size, row in TABLE_2.items() if size != nodes)
         second = simulation.Estimate(math.fsum(all_stages) - other_stages, 0.0)
-        yield _cell(_Place("2", f"{nodes} instances", "total", "seconds"), printed, detect + replace + resume, second)
+        yield _cell(
+            _CellLabels("2", f"{nodes} instances", "total", "seconds"), printed, detect + replace + resume, second
+        )
 
 
 def table_3() -> Iterator[Cell]:
@@ -203,7 +205,7 @@ def table_3() -> Iterator[Cell]:
     for name, (cause, replace, resume, printed) in TABLE_3.items():
         other_stages = math.fsum(sum(row[:3]) for other, row in TABLE_3.items() if other != name)
         second = simulation.Estimate(math.fsum(all_stages) - other_stages, 0.0)
-        yield _cell(_Place("3", name, "total", "minutes"), printed, cause + replace + resume, second)
+        yield _cell(_CellLabels("3", name, "total", "minutes"), printed, cause + replace + resume, second)
 
 
 # ---------------------------------------------------------------- Table 4
@@ -234,10 +236,10 @@ def table_4(random_for: Callable[[str], Uniform], failures: int) -> Iterator[Cel
     for percent, row in TABLE_4.items():
         for nodes, printed in zip(NODES, row, strict=True):
             per_hour = nodes * percent / 100
-            place = _Place("4", f"{percent:.2f} % per hour", f"{nodes} instances", "percent")
+            labels = _CellLabels("4", f"{percent:.2f} % per hour", f"{nodes} instances", "percent")
             runs = _SimulatedRuns(per_hour, failures, random_for(f"4/{percent}/{nodes}"))
             second = runs.estimate(lambda fast, slow: 100 * (1 - fast / slow))
-            yield _cell(place, printed, 100 * saved_share(per_hour, WITH_HOURS, WITHOUT_HOURS), second, _HALF_UP)
+            yield _cell(labels, printed, 100 * saved_share(per_hour, WITH_HOURS, WITHOUT_HOURS), second, _HALF_UP)
 
 
 # ---------------------------------------------------------------- Tables 5 and 6
@@ -279,14 +281,14 @@ def tables_5_and_6(random_for: Callable[[str], Uniform], failures: int) -> Itera
     per_hour = RUN_NODES * RUN_PERCENT / 100
     closed = tuple(time_factor(per_hour, hours, DowntimeModel.RENEWAL) for hours in (WITH_HOURS, WITHOUT_HOURS))
     days, run = failure_free_days(), f"{RUN_NODES} instances"
-    yield _cell(_Place("5", "time without failures", run, "days"), None, days, simulation.Estimate(days, 0.0))
+    yield _cell(_CellLabels("5", "time without failures", run, "days"), None, days, simulation.Estimate(days, 0.0))
     expected = per_hour * days * 24
     counted = simulation.Estimate(expected, 0.0)
-    yield _cell(_Place("5", "failures in that time", run, "failures"), None, expected, counted)
+    yield _cell(_CellLabels("5", "failures in that time", run, "failures"), None, expected, counted)
     runs = _SimulatedRuns(per_hour, failures, random_for("5"))
     for row, unit, printed, rule, figure, note in _run_figures():
-        place = _Place("5", row, run, unit)
-        yield _cell(place, printed, figure(*closed), runs.estimate(figure), rule, note)
+        labels = _CellLabels("5", row, run, unit)
+        yield _cell(labels, printed, figure(*closed), runs.estimate(figure), rule, note)
 
     def usd(fast: float, slow: float) -> float:
         return days * (slow - fast) * 24 * RUN_NODES * GPUS_PER_NODE * USD_PER_GPU_HOUR
@@ -294,7 +296,7 @@ def tables_5_and_6(random_for: Callable[[str], Uniform], failures: int) -> Itera
     printed = 104 * 24 * RUN_NODES * GPUS_PER_NODE * USD_PER_GPU_HOUR
     rule = _Rule(CellCheck.FROM_ROUNDED, lambda _: float(printed))
     note = f"104 days times 24 h; unrounded ${usd(*closed):,.0f}."
-    yield _cell(_Place("6", "cost saved", run, "USD"), printed, usd(*closed), runs.estimate(usd), rule, note)
+    yield _cell(_CellLabels("6", "cost saved", run, "USD"), printed, usd(*closed), runs.estimate(usd), rule, note)
 
 
 # ---------------------------------------------------------------- outside the cells

@@ -33,9 +33,9 @@ def time_factors(
         gaps = [-math.log(1 - uniform()) / failures_per_hour for _ in range(size)]
         pairs = [_batch(gaps, downtime_hour, model) for downtime_hour in downtime_hours]
         batches.append(tuple(simulated_seconds / done for done, simulated_seconds in pairs))
-        for place, (done, simulated_seconds) in enumerate(pairs):
-            worked[place] += done
-            elapsed[place] += simulated_seconds
+        for index, (done, simulated_seconds) in enumerate(pairs):
+            worked[index] += done
+            elapsed[index] += simulated_seconds
     return batches, tuple(simulated_seconds / done for done, simulated_seconds in zip(worked, elapsed, strict=True))
 
 

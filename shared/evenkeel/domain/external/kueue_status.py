@@ -127,20 +127,20 @@ def describe_status(workload: KueueStatus | None, queue: str, now: datetime) -> 
     if workload.is_true(QUOTA_RESERVED):
         return f"Kueue reserved quota for the job{_queue_position(workload)} and waits for {_open_checks(workload)}."
     condition = workload.condition(QUOTA_RESERVED)
-    place = f", {_ordinal(workload.position)} of its LocalQueue" if workload.position else ""
+    position_text = f", {_ordinal(workload.position)} of its LocalQueue" if workload.position else ""
     if workload.requeue_at is not None and workload.requeue_at > now:
         again = f"Kueue tries again after {workload.requeue_at:%H:%M:%S} UTC"
-        return f"The job waits in Kueue's queue {workload.queue}{place}: {again}."
+        return f"The job waits in Kueue's queue {workload.queue}{position_text}: {again}."
     evicted = workload.condition(EVICTED)
     if condition is None:
-        return f"The job waits in Kueue's queue {workload.queue}{place}: Kueue has not evaluated the job yet."
+        return f"The job waits in Kueue's queue {workload.queue}{position_text}: Kueue has not evaluated the job yet."
     reason = _WHY_PENDING.get(condition.reason, "")
     message = _as_sentence(condition.message)
     text = ": ".join(part for part in (reason, message) if part) or "Kueue gives no reason."
     eviction_text = (
         f" Kueue evicted the job before ({evicted.reason})." if evicted is not None and evicted.is_true else ""
     )
-    return f"The job waits in Kueue's queue {workload.queue}{place}. {text[0].upper()}{text[1:]}{eviction_text}"
+    return f"The job waits in Kueue's queue {workload.queue}{position_text}. {text[0].upper()}{text[1:]}{eviction_text}"
 
 
 def status_step(workload: KueueStatus | None) -> str:

@@ -33,9 +33,9 @@ class ReplicaShortfall(NamedTuple):
 
 def holder_id(registered: ServingWorkload) -> str:
     """Return the id under which nodes are rented for a Deployment: `srv-chat-0123abcd`."""
-    place = f"{registered.cluster}/{registered.namespace}/{registered.name}"
+    full_name = f"{registered.cluster}/{registered.namespace}/{registered.name}"
     short_name = re.sub("[^a-z0-9]+", "-", registered.name.lower())[:_MAX_NAME].strip("-")
-    return f"srv-{short_name}-{hashlib.sha256(place.encode()).hexdigest()[:8]}"
+    return f"srv-{short_name}-{hashlib.sha256(full_name.encode()).hexdigest()[:8]}"
 
 
 def replicas_of(namespace: str, name: str, pods: Iterable[UnmanagedPod]) -> tuple[UnmanagedPod, ...]:

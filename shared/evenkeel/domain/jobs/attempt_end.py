@@ -239,7 +239,7 @@ def _exit_text(pod: ObservedPod) -> str:
 def without_blame(ending: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]) -> AttemptEnd:
     """Return the end without blame for the job if one of its nodes is lost or faulty, because the whole gang then ends.
 
-    An attempt that never ran for this reason counts as LOST, so its job keeps its place and does not pause.
+    An attempt that never ran for this reason counts as LOST, so its job keeps its queue position and does not pause.
     """
     faulty_used = sorted(faulty_nodes & set(attempt.node_names))
     if ending.state not in (A.FAILED, A.NEVER_RAN) or not faulty_used or ending.is_final:

@@ -35,7 +35,7 @@ class Charge(Value):
     """The queue whose quota it uses; empty if there were no teams."""
     priority: int = 0
     queued_at: Instant | None = None
-    """The time that decided its place in the queue."""
+    """The time that decided its queue position."""
     use: dict[str, dict[str, int]] = {}
     """The quota that the job uses: flavor → resource → amount."""
     is_rented: bool = False

@@ -133,8 +133,8 @@ def _tolerations_of_later_pools(template: JobTemplate, read: JobTemplates) -> li
     own_tolerations = [_toleration_fields(toleration) for toleration in template.tolerations]
     return [
         toleration
-        for place, toleration in enumerate(tolerations)
-        if toleration not in own_tolerations and toleration not in tolerations[:place]
+        for index, toleration in enumerate(tolerations)
+        if toleration not in own_tolerations and toleration not in tolerations[:index]
     ]
 
 

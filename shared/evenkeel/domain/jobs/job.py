@@ -105,7 +105,7 @@ class ResumePlan(Value):
     capacity_at: Instant | None = None
     """When its recovery expects committed nodes for the job. Until then, scheduling cycles expect the same."""
     lost_committed: bool = False
-    """Whether the faulty node is committed capacity. Nodes rented meanwhile are temporary capacity in its place."""
+    """Whether the faulty node is committed capacity. Nodes rented meanwhile replace it as temporary capacity."""
     decision_id: str = ""
     planned_at: Instant
 
@@ -186,7 +186,7 @@ class Job(Value):
     priority: int = 0
     """Priority of its class when it was submitted or got another class."""
     queued_at: Instant | None = None
-    """When it lost its place in the queue; None if its submission decides its place."""
+    """When it lost its queue position; None if its submission decides the position."""
     current_attempt: int = 0
     local_queue: str = ""
     """Kueue's LocalQueue of its current attempt; empty if Evenkeel admitted it."""

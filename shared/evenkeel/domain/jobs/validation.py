@@ -102,19 +102,19 @@ def _errors(spec: JobSpec) -> Iterator[SpecError]:
 def _declared_errors(value: Value, prefix: str = "") -> Iterator[SpecError]:
     """Compare the fields of a value with what `Submitted` declares for them, except the length of texts."""
     for field in submitted_fields(type(value)):
-        field_value, rules, place = getattr(value, field.name), field.rules, prefix + ".".join(field.path)
+        field_value, rules, field_path = getattr(value, field.name), field.rules, prefix + ".".join(field.path)
         if rules.limits and field_value is not None and not rules.limits[0] <= field_value <= rules.limits[1]:
-            yield SpecError(place, f"Choose {rules.limits[0]} to {rules.limits[1]} {rules.unit}.")
+            yield SpecError(field_path, f"Choose {rules.limits[0]} to {rules.limits[1]} {rules.unit}.")
         elif rules.max_items and len(field_value) > rules.max_items:
-            yield SpecError(place, f"Give at most {rules.max_items} {rules.unit}.")
+            yield SpecError(field_path, f"Give at most {rules.max_items} {rules.unit}.")
         elif isinstance(field_value, str) and field_value != field.field.default and not rules.allows(field_value):
-            yield SpecError(place, rules.advice)
+            yield SpecError(field_path, rules.advice)
         elif isinstance(field_value, tuple):
             for index, item in enumerate(field_value):
                 if isinstance(item, Value):
-                    yield from _declared_errors(item, f"{place}.{index}.")
+                    yield from _declared_errors(item, f"{field_path}.{index}.")
                 elif isinstance(item, str) and not rules.allows(item):
-                    yield SpecError(f"{place}.{index}", rules.advice)
+                    yield SpecError(f"{field_path}.{index}", rules.advice)
 
 
 def mount_errors(
@@ -198,12 +198,12 @@ def _network_errors(spec: JobSpec) -> Iterator[SpecError]:
 def _throughput_errors(points: Sequence[SizeThroughput]) -> Iterator[SpecError]:
     if points and len({point.nodes for point in points}) < max(MIN_POINTS, len(points)):
         yield SpecError("elastic.throughput", "Give the throughput at two or more sizes, each size once.")
-    for place, throughput in enumerate(points):
+    for index, throughput in enumerate(points):
         if not 1 <= throughput.nodes <= MAX_NODES:
-            yield SpecError(f"elastic.throughput.{place}.nodes", f"Allow 1 to {MAX_NODES} nodes.")
+            yield SpecError(f"elastic.throughput.{index}.nodes", f"Allow 1 to {MAX_NODES} nodes.")
         if not MIN_PER_SECOND <= throughput.per_second <= MAX_PER_SECOND:
             range_text = f"Allow {MIN_PER_SECOND:g} to {MAX_PER_SECOND:g}."
-            yield SpecError(f"elastic.throughput.{place}.perSecond", range_text)
+            yield SpecError(f"elastic.throughput.{index}.perSecond", range_text)
 
 
 def _program_errors(spec: JobSpec) -> Iterator[SpecError]:

@@ -283,7 +283,7 @@ class SchedulingCycle:
         return quota_node.fits(entry.use) and (topology is None or topology.fits(entry.domain_use))
 
     def _lacks_only_domains(self, entry: Entry, quota_node: QuotaNode, preempted: Mapping[str, Admitted]) -> bool:
-        """Whether the head still has its quota, but an earlier head of this cycle took its place in a domain."""
+        """Whether the head still has its quota, but an earlier head of this cycle took its nodes in a domain."""
         if not self._snapshot.rules.recomputes_domains:
             return False
         gone = {**preempted, **{victim.workload_id: victim.admitted for victim in entry.victims}}

@@ -330,9 +330,9 @@ class Workload:
     created_at: float = 0.0
     """Seconds since the epoch. Only the order matters."""
     requeued_at: float | None = None
-    """When it lost its place in the queue: evicted for its ready timeout, or by an admission check.
+    """When it lost its queue position: evicted for its ready timeout, or by an admission check.
 
-    None otherwise. A preempted workload keeps its place.
+    None otherwise. A preempted workload keeps its position.
     """
     replaces: str = ""
     """The admitted workload slice that this larger slice replaces."""
@@ -351,7 +351,7 @@ class Workload:
 
     @property
     def queued_at(self) -> float:
-        """The time that decides its place in the queue."""
+        """The time that decides its queue position."""
         return self.created_at if self.requeued_at is None else self.requeued_at
 
     @property

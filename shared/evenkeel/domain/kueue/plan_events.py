@@ -51,7 +51,7 @@ class PodsGone(TimedEvent):
     type: Literal["podsGone", "evictionDone"]
     job: str
     reason: Literal["Preempted", "PodsReadyTimeout", "AdmissionCheck", "Deactivated"] = "Preempted"
-    """After PodsReadyTimeout and AdmissionCheck the job loses its place in the queue. After Deactivated it is not
+    """After PodsReadyTimeout and AdmissionCheck the job loses its queue position. After Deactivated it is not
     queued again."""
     requeue_after_seconds: Number | None = None
     """Time until the job may be tried again."""
@@ -65,7 +65,7 @@ class PodsReady(TimedEvent):
 
 
 class NotReady(TimedEvent):
-    """A job's pods missed their ready timeout. The job stops, loses its place and backs off, longer each time."""
+    """A job's pods missed their ready timeout. It stops, loses its queue position and backs off longer each time."""
 
     type: Literal["notReady"]
     job: str

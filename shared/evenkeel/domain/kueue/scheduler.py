@@ -96,7 +96,7 @@ class Scheduler:
 
         Args:
             workload_id: The evicted workload.
-            requeued_at: When it lost its place in the queue: evicted for its ready timeout or by an admission check.
+            requeued_at: When it lost its queue position: evicted for its ready timeout or by an admission check.
             not_before: The earliest time of its next try.
         """
         admitted = self.release(workload_id)

@@ -263,7 +263,7 @@ class ShortJob(Document):
     sub_queue: str = ""
     """Its submitter. Queues with `byUse` measure the use of each sub-queue."""
     requeued_at: Instant | None = None
-    """When it lost its place in the queue, if it did."""
+    """When it lost its queue position, if it did."""
     uid: str = ""
     count: WholeNumber = Field(1, ge=0)
     min_count: WholeNumber | None = Field(None, ge=0)

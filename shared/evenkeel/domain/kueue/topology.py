@@ -4,7 +4,7 @@
     level   at the requested level, or for a preferred request above it: the domain that holds all slices, else several
     descend at each lower level, the fewest domains that hold what the level above got
 
-Best fit: of the domains that hold all pods that still have no place, the smallest is chosen. Least free capacity:
+Best fit: of the domains that hold all pods that are not placed yet, the smallest is chosen. Least free capacity:
 unconstrained pods go to small domains first, so that large domains stay free.
 
 Source: Kueue's TopologyAwareScheduling (KEP-2724) and `pkg/cache/scheduler/tas_flavor_snapshot.go` of version 0.20.
@@ -47,7 +47,7 @@ class Domain:
 
 
 class NoPlacementError(Exception):
-    """A pod set has no place in a topology. The message is the reason, in Kueue's words."""
+    """A pod set fits nowhere in a topology. The message is the reason, in Kueue's words."""
 
 
 class TopologyTree:
@@ -266,7 +266,7 @@ def choose_domains(
         least_free_capacity: Whether small domains come first for a request that is unconstrained.
 
     Raises:
-        NoPlacementError: Not all pods have a place.
+        NoPlacementError: Not all pods fit.
     """
     want = _resolve(tree, pod_set, count, leader, least_free_capacity=least_free_capacity)
     return _Choice(tree, want).run(free)
@@ -383,7 +383,7 @@ class _Choice:
     # ------------------------------------------------------------ level
 
     def _find_level(self, level: int) -> tuple[int, list[Domain]]:
-        """Return the level at which all slices have a place, and the domains there that hold them."""
+        """Return the level at which all slices fit, and the domains there that hold them."""
         want, unit = self.request, _slices(self.request.slice_size)
         if not self.tree.domains[level]:
             raise NoPlacementError(f"no topology domains at level: {self.tree.levels[level]}")
@@ -461,7 +461,7 @@ class _Choice:
             capacity.slices, capacity.slices_with_leader = capacity.pods // size, capacity.pods_with_leader // size
 
     def _spread(self, domains: list[Domain], count: int, leaders: int, unit: _Unit) -> list[Domain]:
-        """Give pods and leaders to domains, in their order, until all have a place; return these domains."""
+        """Give pods and leaders to domains, in their order, until all are placed; return these domains."""
         remaining, chosen = count // unit.size, list[Domain]()
         domains = self._with_leader_first(domains, remaining, leaders, unit)
         for position, first in enumerate(domains):

@@ -1,4 +1,4 @@
-"""Which nodes of the flavors with a topology are free, and the pod sets of a workload that need a place on them."""
+"""Which nodes of the flavors with a topology are free, and the pod sets of a workload that must be placed on them."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,14 +35,14 @@ class TopologyDemand:
     """A pod set that needs domains of a flavor."""
 
     index: int
-    """Its place among the pod sets of its workload."""
+    """Its index among the pod sets of its workload."""
     count: int
     flavor: str
     pod_set: PodSet
 
 
 class PlacementResult(NamedTuple):
-    """The domains by pod set, or the first pod set without a place."""
+    """The domains by pod set, or the first pod set that does not fit."""
 
     assignments: Mapping[int, TopologyAssignment]
     failed: TopologyDemand | None = None

@@ -44,7 +44,7 @@ class Why(Output):
     queue: str
     sentence: str
     position: int | None
-    """Its place in the queue, from 1; null if it is not pending."""
+    """Its queue position, from 1; null if it is not pending."""
     before: tuple[str, ...]
     """The first ten jobs before it in the queue."""
     decision: DecisionAnswer
@@ -273,7 +273,7 @@ def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Adm
     """Find the lowest priority that lets the job preempt others."""
     root = scheduler.snapshot.queues[workload.queue].quota_node.root
     queues = {quota_node.name for quota_node in root.queues} | {workload.queue}
-    # A policy compares priorities: the job needs a higher one, or the same one and an earlier place in the queue.
+    # A policy compares priorities: the job needs a higher one, or the same one and an earlier queue position.
     present = {
         admitted_workload.workload.priority
         for admitted_workload in state.admitted

@@ -116,8 +116,8 @@ class WorkloadStatus(Document):
     admission_checks: tuple[CheckState, ...] = ()
 
 
-_LOSE_PLACE = frozenset({"PodsReadyTimeout", "AdmissionCheck"})
-"""Reasons of an eviction that cost a workload its place in the queue. A preemption does not."""
+_LOSES_QUEUE_POSITION = frozenset({"PodsReadyTimeout", "AdmissionCheck"})
+"""Reasons of an eviction after which a workload loses its queue position. A preemption does not."""
 
 
 class WorkloadManifest(KubernetesManifest):
@@ -207,7 +207,7 @@ class WorkloadManifest(KubernetesManifest):
             sub_weight: Fair-sharing weight of its LocalQueue.
         """
         evicted = self.condition("Evicted")
-        lost = evicted is not None and evicted.reason in _LOSE_PLACE
+        lost = evicted is not None and evicted.reason in _LOSES_QUEUE_POSITION
         if lost and evicted and evicted.reason == "PodsReadyTimeout":
             lost = from_eviction
         replaced = self.metadata.annotations.get(REPLACES, "")

@@ -122,7 +122,7 @@ class TeamQueue(ShortQueue):
 
 
 class Team(_SetupPart):
-    """A team: its quota, its members, the place of its pods, and its limits and budgets."""
+    """A team: its quota, its members, the namespace of its pods, its limits and its budgets."""
 
     name: str
     queue: Annotated[TeamQueue, _plan_schema("queue")] = TeamQueue()

@@ -6,7 +6,7 @@
 The limit of repairs per node belongs to the repair ladder, because it ends with a person and not with a wait.
 
 Registers list the actions under way. The commit that records the intent of an action also enters it in its register.
-The register must still have the version of the verdict. So two actions cannot both take the last place.
+The register must still have the version of the verdict. So two actions cannot both use the rest of a limit.
 """
 
 import math

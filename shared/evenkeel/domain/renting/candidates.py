@@ -84,18 +84,18 @@ class QueueForecasts:
         if kind not in self._starts:
             burst = self._policy.burst
             ahead = [job for job in self._context.queue if not self.why_not_portable(job, pool)]
-            waiting = [self._use_of(job, pool, place, len(ahead)) for place, job in enumerate(ahead)]
+            waiting = [self._use_of(job, pool, index, len(ahead)) for index, job in enumerate(ahead)]
             starts = forecast_starts(pool, waiting, self._context, self._policy)
             self._starts[kind] = {job.job_id: start for job, start in zip(ahead, starts, strict=True)}
             self.delays[kind] = sum(burst.delay_of(job.spec.priority_class) for job in ahead)
         return self._starts[kind]
 
-    def _use_of(self, job: Job, pool: Pool, place: int, count: int) -> WaitingUse:
+    def _use_of(self, job: Job, pool: Pool, index: int, count: int) -> WaitingUse:
         spec = job.spec
         remaining = self._context.run_times.remaining(origin_of(job, self._policy), 0.0)
         is_whole = spec.nodes > 1 or spec.accelerators_per_node >= pool.accelerators_per_node
         return WaitingUse(
-            spec.nodes * spec.accelerators_per_node, _one_of(remaining, place, count), spec.nodes * is_whole
+            spec.nodes * spec.accelerators_per_node, _one_of(remaining, index, count), spec.nodes * is_whole
         )
 
 
@@ -110,12 +110,12 @@ def origin_of(job: Job, policy: Policy) -> RunOrigin:
     return RunOrigin(spec.team, job.owner, spec.job_type, spec.expected_seconds, seconds)
 
 
-def _one_of(remaining: RemainingTime, place: int, count: int) -> float:
+def _one_of(remaining: RemainingTime, index: int, count: int) -> float:
     """Return the expected time of one of several runs; of many runs, one of the equally likely times.
 
     So the runs of a forecast end at different times, as they will.
     """
-    return remaining.seconds[place * _STRIDE % len(remaining.seconds)] if count >= _MANY else remaining.mean
+    return remaining.seconds[index * _STRIDE % len(remaining.seconds)] if count >= _MANY else remaining.mean
 
 
 def placement_facts(
@@ -387,12 +387,12 @@ def forecast_starts(
     ]
     running, busy_until = [], dict[str, float]()
     charges = [charge for charge in context.charges if (charge.cluster, charge.pool, charge.instance_type) == kind]
-    for place, charge in enumerate(sorted(charges, key=lambda charge: charge.job_id)):
+    for index, charge in enumerate(sorted(charges, key=lambda charge: charge.job_id)):
         holder = context.holders.get(charge.job_id)
         usual = policy.burst.run_seconds_of(context.classes.get(charge.job_id, ""))
         origin = origin_of(holder, policy) if holder else RunOrigin(charge.team, charge.owner, "", None, usual)
         ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
-        seconds_left = _one_of(context.run_times.remaining(origin, ran), place, len(charges))
+        seconds_left = _one_of(context.run_times.remaining(origin, ran), index, len(charges))
         running.append(RunningUse(charge.accelerators, seconds_left))
         busy_until |= {name: max(seconds_left, busy_until.get(name, 0.0)) for name in charge.node_names}
     # A node that is out of service usually comes back, so a booting node is no reason to rent. Not if HyperPod has just
@@ -451,8 +451,8 @@ def why_not_portable(job: Job, pool: Pool, storage: Storage, hardware: InstanceT
 def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> PoolEnvironment:
     """Return the properties of a pool's nodes: its instance type's properties, with the overrides in `place`."""
     environment = compatibility.environment_on(pool.instance_type, catalogue)
-    place_fields = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
-    return environment.replace(**{**place_fields, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
+    overrides = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
+    return environment.replace(**{**overrides, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})
 
 
 def _differences_of(job: Job, pool: Pool, storage: Storage, hardware: InstanceTypes) -> Iterator[str]:

@@ -105,7 +105,7 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
     If no pool meets the deadline, the choice is the same as without a deadline, and the reason says how late the job
     will be.
     """
-    order = {candidate.pool.name: place for place, candidate in enumerate(facts.candidates)}
+    order = {candidate.pool.name: index for index, candidate in enumerate(facts.candidates)}
     rows = sorted(
         _pool_costs(facts), key=lambda row: (bool(row.why_not), not row.is_available_now, row.parts, order[row.pool])
     )
@@ -141,9 +141,9 @@ def _overdue_seconds(facts: PlacementFacts) -> float:
     return waited if max_wait and waited >= max_wait else 0.0
 
 
-def cheapest_rental_in_time(placed: PlacementDecision) -> PoolCost | None:
+def cheapest_rental_in_time(placement: PlacementDecision) -> PoolCost | None:
     """Return the cheapest rented pool that meets the deadline, or the cheapest of all if no pool meets it."""
-    return cheapest_rented(_meeting_deadline(placed.facts, [row for row in placed.table if not row.why_not]))
+    return cheapest_rented(_meeting_deadline(placement.facts, [row for row in placement.table if not row.why_not]))
 
 
 def place_in_queue_order(queue: Sequence[PlacementFacts]) -> tuple[PlacementDecision, ...]:

@@ -262,7 +262,7 @@ class RentalHolder(NamedTuple):
 
 
 def open_rental(
-    holder: RentalHolder, placed: PlacementDecision, decision_id: str, burst: BurstPolicy, now: datetime
+    holder: RentalHolder, placement: PlacementDecision, decision_id: str, burst: BurstPolicy, now: datetime
 ) -> RentalChange:
     """Open a rental by a decision to rent.
 
@@ -273,7 +273,7 @@ def open_rental(
         burst: Pools and time limits.
         now: The time.
     """
-    pool = _chosen_pool(placed, burst)
+    pool = _chosen_pool(placement, burst)
     rental = Rental(
         job_id=holder.holder_id,
         number=holder.number,
@@ -281,18 +281,18 @@ def open_rental(
         team=holder.team,
         namespace=holder.namespace,
         state=RentalState.OPENING,
-        reason=placed.reason,
-        nodes=placed.facts.job.nodes,
+        reason=placement.reason,
+        nodes=placement.facts.job.nodes,
         offers=(RentalOffer.of(pool, now),),
         begun_at=now,
         ready_by=now + timedelta(seconds=burst.ready_seconds),
         decision_id=decision_id,
         incident_id=holder.incident_id,
         due_at=holder.due_at,
-        expected_parts=placed.row.rent_parts if placed.row else 0,
+        expected_parts=placement.row.rent_parts if placement.row else 0,
     )
     holder_noun = "Deployment" if holder.serving_target else "job"
-    text = f"{nodes_subject(rental.nodes, pool.name)} rented for the {holder_noun}. {placed.reason}"
+    text = f"{nodes_subject(rental.nodes, pool.name)} rented for the {holder_noun}. {placement.reason}"
     if holder.due_at and not holder.serving_target:
         until = f"until {holder.due_at:%d %b %H:%M} UTC at the latest"
         text = f"{text} The nodes are temporary capacity for {holder.incident_id}, {until}."
@@ -357,7 +357,7 @@ def refuse_offer(rental: Rental, reason: str) -> RentalChange:
 
 
 def next_offer(
-    rental: Rental, placed: PlacementDecision, reason: str, decision_id: str, burst: BurstPolicy, now: datetime
+    rental: Rental, placement: PlacementDecision, reason: str, decision_id: str, burst: BurstPolicy, now: datetime
 ) -> RentalChange:
     """Ask the next pool, once nothing of the refused offer is left.
 
@@ -369,7 +369,7 @@ def next_offer(
         burst: Pools and time limits.
         now: The time.
     """
-    pool = _chosen_pool(placed, burst)
+    pool = _chosen_pool(placement, burst)
     closed = rental.with_offer(closed_at=now)
     opening = _in_state(
         rental,
@@ -378,7 +378,7 @@ def next_offer(
         offers=(*closed.offers, RentalOffer.of(pool, now)),
         ready_by=now + timedelta(seconds=burst.ready_seconds),
         decision_id=decision_id,
-        expected_parts=placed.row.rent_parts if placed.row else 0,
+        expected_parts=placement.row.rent_parts if placement.row else 0,
     )
     event = f"offer-{rental.number}-{len(opening.offers)}"
     text = f"Evenkeel asks {pool.name} next. {reason}"
@@ -413,8 +413,8 @@ def with_next_execution(rental: Rental) -> Rental:
     return _in_state(rental, rental.state, run=rental.run + 1)
 
 
-def _chosen_pool(placed: PlacementDecision, burst: BurstPolicy) -> RentedPool:
-    return next(pool for pool in burst.pools if pool.name == placed.pool)
+def _chosen_pool(placement: PlacementDecision, burst: BurstPolicy) -> RentedPool:
+    return next(pool for pool in burst.pools if pool.name == placement.pool)
 
 
 def nodes_subject(nodes: int, pool: str) -> str:

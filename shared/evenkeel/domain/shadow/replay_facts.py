@@ -77,14 +77,14 @@ class FactReplay:
         node = self._node_at(fact.instance_id, now)
         catalogue, life = self._policy.catalogue, node.affected.life.key
         report = ClassifiedFact.of(fact, node.affected, catalogue)
-        places = history_keys(report.fault, node.affected) if fact.kind is FactKind.FAULT else ()
+        keys = history_keys(report.fault, node.affected) if fact.kind is FactKind.FAULT else ()
         current = self._open.get(life)
         known = self._known.get(fact.fact_key)
         records = IntakeRecords(
             known_incident_id=known[0] if known and now - known[1] <= _FACT_KEPT else "",
             last_incident=self._last.get(life),
             open_incident=current.incident if current else None,
-            histories={place: self._histories[place] for place in places if place in self._histories},
+            histories={key: self._histories[key] for key in keys if key in self._histories},
         )
         decision = decide_intake(report, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=now)
         self._histories |= decision.histories

@@ -14,7 +14,7 @@ from evenkeel.services.storage.retries import until_committed
 
 WRITER = "remove_team"
 _BEFORE_TEAMS = "2"
-"""How the queue places of jobs from before teams begin: with the year."""
+"""Prefix of the sort keys of jobs from before teams existed: the first digits of the year."""
 
 
 class TeamInUse(Refused):

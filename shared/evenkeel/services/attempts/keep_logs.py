@@ -1,7 +1,7 @@
 """Keep the end of each rank's log with its attempt, because Kubernetes deletes a log with its pod or its node.
 
 Services call this when they stop an attempt, when its node is lost, and when they settle it. The newest readable text
-stays. If a log does not answer within a few seconds, the reason stays in its place.
+stays. If a log does not answer within a few seconds, the reason is stored instead.
 """
 
 import contextlib

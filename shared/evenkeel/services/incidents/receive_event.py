@@ -295,7 +295,7 @@ class _FactRows(NamedTuple):
     incident: Row | None
     """The open incident."""
     histories: Mapping[str, Row | None]
-    """Place of the fault (node, slot, job, …) → its history there."""
+    """Fault location (node slot, job or instance group) → its earlier faults."""
 
     def to_records(self) -> IntakeRecords:
         """Return the content of the rows, for the decision."""
@@ -303,7 +303,7 @@ class _FactRows(NamedTuple):
             known_incident_id=self.fact.doc["incidentId"] if self.fact else "",
             last_incident=rows.decode(self.last_incident, LastIncident) if self.last_incident else None,
             open_incident=rows.decode(self.incident, Incident) if self.incident else None,
-            histories={place: rows.decode(row, FaultHistory) for place, row in self.histories.items() if row},
+            histories={key: rows.decode(row, FaultHistory) for key, row in self.histories.items() if row},
         )
 
 
@@ -318,12 +318,10 @@ def _attach_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
         classified_fact, fact_rows.to_records(), context.policy.catalogue, new_id=context.ids.new("inc"), now=now
     )
     writes = [*_decision_writes(decision, classified_fact, affected, fact_rows, context, now)]
-    for place, history in decision.histories.items():
+    for key, history in decision.histories.items():
         writes.append(
             Put(
-                incident_rows.history_row(
-                    place, history, _version(fact_rows.histories[place]), now, is_drill=fact.is_drill
-                )
+                incident_rows.history_row(key, history, _version(fact_rows.histories[key]), now, is_drill=fact.is_drill)
             )
         )
     if decision.action is IntakeAction.OPEN and decision.incident:
@@ -339,17 +337,17 @@ def _read_fact_rows(
     classified_fact: ClassifiedFact, affected: AffectedNode, ledger: Ledger, now: datetime
 ) -> _FactRows:
     fact, is_drill = classified_fact.fact, classified_fact.fact.is_drill
-    places = history_keys(classified_fact.fault, affected) if fact.kind is FactKind.FAULT else ()
+    keys = history_keys(classified_fact.fault, affected) if fact.kind is FactKind.FAULT else ()
     fact_row, last, pointer, unresolved, slot, *histories = ledger.batch_get(
         incident_rows.fact_key(fact.fact_key),
         incident_rows.last_key(affected.life, is_drill=is_drill),
         incident_rows.open_key(affected.life, is_drill=is_drill),
         incident_rows.unresolved_row({}, fact.fact_key, now).key,
         incident_rows.slot_key(affected.slot, is_drill=is_drill),
-        *(incident_rows.history_key(place, is_drill=is_drill) for place in places),
+        *(incident_rows.history_key(key, is_drill=is_drill) for key in keys),
     )
     incident = ledger.get(incident_rows.incident_key(pointer.doc["incidentId"])) if pointer else None
-    return _FactRows(fact_row, last, pointer, unresolved, slot, incident, dict(zip(places, histories, strict=True)))
+    return _FactRows(fact_row, last, pointer, unresolved, slot, incident, dict(zip(keys, histories, strict=True)))
 
 
 def _decision_writes(

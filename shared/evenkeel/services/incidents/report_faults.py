@@ -151,19 +151,19 @@ def _named_faults(request: ReportFaultsRequest, now: datetime) -> list[tuple[Nam
     errors: list[tuple[str, str]] = []
     faults_by_report: list[tuple[NamedFault, ...]] = []
     for index, report in enumerate(request.reports):
-        place = f"faults[{index}]"
+        field = f"faults[{index}]"
         named_faults = reported_faults.readings(report.code, report.line)
         allowed = tuple(fault for fault in named_faults if request.reporter_role.may_report(fault.fault_key))
         faults_by_report.append(allowed)
         if report.code and not named_faults:
-            errors.append((f"{place}.{report.code_field}", unknown_code(report.code)))
+            errors.append((f"{field}.{report.code_field}", unknown_code(report.code)))
         elif named_faults and not allowed:
             code_field = report.code_field if report.code else "line"
-            errors.append((f"{place}.{code_field}", _reserved(named_faults[0].fault_key)))
+            errors.append((f"{field}.{code_field}", _reserved(named_faults[0].fault_key)))
         if report.observed_at > now + _MAX_CLOCK_SKEW:
-            errors.append((f"{place}.observedAt", "lies in the future"))
+            errors.append((f"{field}.observedAt", "lies in the future"))
         if report.observed_at < now - _MAX_AGE:
-            errors.append((f"{place}.observedAt", f"is older than {_MAX_AGE.days} days"))
+            errors.append((f"{field}.observedAt", f"is older than {_MAX_AGE.days} days"))
     if errors:
         raise Invalid("the report is not valid", tuple(errors))
     return faults_by_report

@@ -90,7 +90,7 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
     def decide(spec: JobSpec) -> AdmissionDecision:
         return _decide_on_configured_fleet(job.replace(spec=spec), fleet, setup, policy, now)
 
-    if job.spec.required_network_level and _shows_some_places_only(fleet.capacities):
+    if job.spec.required_network_level and _shows_some_locations_only(fleet.capacities):
         job = job.replace(spec=job.spec.replace(required_network_level=None))
     answer = decide(job.spec)
     if answer.action is Action.ADMIT:
@@ -102,8 +102,8 @@ def why_never(job: Job, fleet: ConfiguredFleet, setup: TeamSetup, policy: Policy
     return SpecError(field, f"The job could never start on the configured fleet. {answer.reason}")
 
 
-def _shows_some_places_only(capacities: Iterable[NodeCapacity]) -> bool:
-    """Whether only some nodes show their place in the network. The others may not have joined yet."""
+def _shows_some_locations_only(capacities: Iterable[NodeCapacity]) -> bool:
+    """Whether only some nodes show their network location. The others may not have joined yet."""
     return len({has_position(capacity) for capacity in capacities}) > 1
 
 

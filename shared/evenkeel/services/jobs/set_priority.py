@@ -26,7 +26,7 @@ class SetPriorityRequest(Value):
 
 
 def run(request: SetPriorityRequest, context: Context) -> Job:
-    """Set a job's priority class, and so its place in the queue and the jobs that it may preempt.
+    """Set a job's priority class, and so its queue position and the jobs that it may preempt.
 
     A running job keeps running. The next scheduling cycle uses the new priority.
 

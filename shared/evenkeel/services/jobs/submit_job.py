@@ -205,7 +205,7 @@ def claim_of(job: Job, requester: check_role.Requester, setup: TeamSetup, ledger
     """
     if not job.spec.checkpoint_uri:
         return ()
-    folder = job_rows.checkpoint_place(job)
+    folder = job_rows.checkpoint_folder(job)
     key = job_rows.checkpoints_key(folder)
     same_folder = ledger.get(key)
     parent_claims = (ledger.get(job_rows.checkpoints_key(parent)) for parent in _parent_folders(folder))

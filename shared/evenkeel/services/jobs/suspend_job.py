@@ -35,7 +35,8 @@ class JobEnded(Refused):
 def suspend(request: JobChangeRequest, context: Context) -> Job:
     """Suspend a job: at once while it is pending, else after its attempt has stopped.
 
-    After it resumes, its place in the queue is again by submission. Works in every mode, because a person decides.
+    After it resumes, its time of submission decides its queue position again. Works in every mode, because a person
+    decides.
 
     Idempotent: yes, by the job's own mark.
 

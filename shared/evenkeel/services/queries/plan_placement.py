@@ -81,25 +81,25 @@ def with_decision(facts: PlacementFacts, decision: AdmissionDecision) -> Placeme
     return facts.replace(candidates=tuple(candidates))
 
 
-def shown(placed: PlacementDecision, now: datetime) -> Json:
+def shown(placement: PlacementDecision, now: datetime) -> Json:
     """Return a placement as the API shows it: dollars to the cent, times, the chosen row first."""
     return {
-        "action": placed.action,
-        "pool": placed.pool or None,
-        "reason": placed.reason,
-        "rentThresholdSeconds": placed.rent_threshold_seconds,
-        "pools": [_row(row, placed, now) for row in placed.table],
+        "action": placement.action,
+        "pool": placement.pool or None,
+        "reason": placement.reason,
+        "rentThresholdSeconds": placement.rent_threshold_seconds,
+        "pools": [_row(row, placement, now) for row in placement.table],
     }
 
 
-def _row(row: PoolCost, placed: PlacementDecision, now: datetime) -> Json:
-    candidate = next(pool for pool in placed.facts.candidates if pool.pool.name == row.pool)
+def _row(row: PoolCost, placement: PlacementDecision, now: datetime) -> Json:
+    candidate = next(pool for pool in placement.facts.candidates if pool.pool.name == row.pool)
     return {
         "pool": row.pool,
         "cluster": candidate.pool.cluster,
         "market": row.market,
         "instanceType": candidate.pool.instance_type,
-        "isChosen": row is placed.row,
+        "isChosen": row is placement.row,
         "whyNot": row.why_not or None,
         "differences": list(candidate.differences),
         "startsAt": rfc3339(now + timedelta(seconds=row.starts_after_seconds)),

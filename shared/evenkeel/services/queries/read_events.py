@@ -45,16 +45,16 @@ def list_events(event_filter: EventFilter, page: pagination.PageRequest, context
     """
     kept_since = context.now - outbound_rows.EVENTS_KEPT
     oldest = max(event_filter.since or kept_since, kept_since)
-    place = rfc3339(oldest)
+    oldest_text = rfc3339(oldest)
     answer = pagination.newest_first(
         context.ledger,
         Table.INCIDENTS,
         tuple(reversed(tuple(outbound_rows.months_between(oldest, context.now)))),
         page,
         # An older row passes the filter, so that it ends the list and not the rows after it.
-        lambda row: row.doc["recordedAt"] < place or event_filter.keeps(row),
+        lambda row: row.doc["recordedAt"] < oldest_text or event_filter.keeps(row),
     )
-    listed = [row for row in answer.rows if row.doc["recordedAt"] >= place]
+    listed = [row for row in answer.rows if row.doc["recordedAt"] >= oldest_text]
     has_ended = len(listed) < len(answer.rows)
     return {
         "asOf": rfc3339(context.now),

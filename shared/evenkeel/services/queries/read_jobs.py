@@ -48,7 +48,7 @@ class JobFilter(NamedTuple):
         return fits_team and self.priority_class in (None, spec.get("priorityClass") or "")
 
 
-_JOB_ORDER = {state: place for place, state in enumerate(JobState)}
+_JOB_ORDER = {state: index for index, state in enumerate(JobState)}
 _SORT_VALUES: dict[str, sorted_list.SortValue] = {
     "state": lambda job: _JOB_ORDER[job["state"]],
     "nodes": lambda job: job["currentNodes"] or job["nodes"],
@@ -123,7 +123,7 @@ def list_unmanaged(context: Context) -> Json:
 
 
 def show_job(job_id: str, reader: Reader, context: Context) -> Json:
-    """Return a job, its place in the queue, and all its attempts, newest first.
+    """Return a job, its queue position, and all its attempts, newest first.
 
     A caller outside its team gets fewer fields, and `isRedacted` is set.
 
@@ -238,9 +238,9 @@ def _note(attempt: Attempt, kept_log: KeptLog) -> str:
 
 
 def _elsewhere(attempt: Attempt, kept_log: KeptLog) -> str:
-    place = f"/var/log/pods/{attempt.namespace}_{kept_log.pod_name}_*"
+    log_path = f"/var/log/pods/{attempt.namespace}_{kept_log.pod_name}_*"
     node = kept_log.node_name or "its node"
-    return f"The rest is on {node} in {place} while the node and the pod exist; afterwards ask your log collector."
+    return f"The rest is on {node} in {log_path} while the node and the pod exist; afterwards ask your log collector."
 
 
 def load_job(ledger: Ledger, job_id: str) -> Job:

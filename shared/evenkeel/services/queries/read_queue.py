@@ -1,4 +1,4 @@
-"""The place of a pending job in its queue, its expected start, and the decision about a job that is not submitted."""
+"""The queue position and expected start of a pending job, and the decision about a job that is not submitted."""
 
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
@@ -60,7 +60,7 @@ def queue_position(job: Job, context: Context) -> Json | None:
     The position is unknown beyond the first thousand. There is no estimate before enough jobs of its team have run.
     """
     if job.state is JobState.STARTING:
-        return _place_with_kueue(job, context.ledger)
+        return _position_with_kueue(job, context.ledger)
     if job.state is not JobState.PENDING:
         return None
     prefix = job_rows.queue_prefix(job.queue) if job.queue else ""
@@ -81,8 +81,8 @@ def waits_with_kueue(job: Job, ledger: Ledger) -> Wait | None:
     return wait if wait and wait.state is WaitState.OPEN and wait.kueue_status else None
 
 
-def _place_with_kueue(job: Job, ledger: Ledger) -> Json | None:
-    """Return its place among the Workloads of its LocalQueue. Only Kueue could know when it starts."""
+def _position_with_kueue(job: Job, ledger: Ledger) -> Json | None:
+    """Return its position among the Workloads of its LocalQueue. Only Kueue could know when it starts."""
     wait = waits_with_kueue(job, ledger)
     return {"position": wait.kueue_position, "estimate": None} if wait else None
 

@@ -204,19 +204,19 @@ def _events_of_row(decision: ShadowDecision, node: _NodeRecords, known: Iterable
 
 
 def _page_of(judged: Iterable[JudgedCase], page: pagination.PageRequest) -> tuple[list[JudgedCase], str]:
-    ordered = sorted(judged, key=_place, reverse=True)
+    ordered = sorted(judged, key=_cursor, reverse=True)
     after = _read_token(page.token)
-    cases = [case for case in ordered if after is None or _place(case) < after]
+    cases = [case for case in ordered if after is None or _cursor(case) < after]
     shown = cases[: page.size]
-    return shown, _write_token(_place(shown[-1])) if len(cases) > len(shown) else ""
+    return shown, _write_token(_cursor(shown[-1])) if len(cases) > len(shown) else ""
 
 
-def _place(case: JudgedCase) -> tuple[str, str]:
+def _cursor(case: JudgedCase) -> tuple[str, str]:
     return rfc3339(case.decision.decided_at), case.decision.incident_id
 
 
-def _write_token(place: tuple[str, str]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+def _write_token(cursor: tuple[str, str]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(cursor).encode()).decode()
 
 
 def _read_token(token: str) -> tuple[str, str] | None:

@@ -97,8 +97,8 @@ class _Charges:
             span = Span(max(start, self._span.start), min(end, self._span.end))
             if span.start >= span.end:
                 continue
-            place = (attempt.pool, attempt.instance_type)
-            key, is_seen = self._key(attempt.job_id, attempt.team, place, ChargeKind.USE)
+            pool_and_type = (attempt.pool, attempt.instance_type)
+            key, is_seen = self._key(attempt.job_id, attempt.team, pool_and_type, ChargeKind.USE)
             gpu_microseconds = attempt.accelerators * microseconds(span.end - span.start)
             yield ChargedTime(
                 key, attempt.job_id, gpu_microseconds, self._cost(attempt, gpu_microseconds) if is_seen else None
@@ -114,13 +114,15 @@ class _Charges:
     def of_rentals(self, rentals: Iterable[Rental]) -> Iterator[ChargedTime]:
         for rental in rentals:
             for hired in rented_times(rental, self._span):
-                place = (hired.pool, hired.instance_type)
-                key, is_seen = self._key(rental.job_id, rental.team, place, ChargeKind.RENT)
+                pool_and_type = (hired.pool, hired.instance_type)
+                key, is_seen = self._key(rental.job_id, rental.team, pool_and_type, ChargeKind.RENT)
                 yield ChargedTime(key, rental.job_id, 0, hired.usd_micros if is_seen else None)
 
-    def _key(self, job_id: str, team: str, place: tuple[str, str], kind: ChargeKind) -> tuple[ShowbackKey, bool]:
+    def _key(
+        self, job_id: str, team: str, pool_and_type: tuple[str, str], kind: ChargeKind
+    ) -> tuple[ShowbackKey, bool]:
         job = self._jobs.get(job_id)
-        pool, instance_type = place
+        pool, instance_type = pool_and_type
         is_seen = self._reader.may_see_job(job) if job else self._reader.may_see_every_team
         if not is_seen:
             return ShowbackKey(team, None, None, pool, instance_type, kind), False
@@ -162,17 +164,17 @@ def _page_of(rows: Iterable[ShowbackRow], page: pagination.PageRequest) -> tuple
     return shown, _write_token(shown[-1].sort_key) if len(remaining_rows) > len(shown) else ""
 
 
-def _write_token(place: tuple[str, ...]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+def _write_token(cursor: tuple[str, ...]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(cursor).encode()).decode()
 
 
 def _read_token(token: str) -> tuple[str, ...] | None:
     if not token:
         return None
     try:
-        place = json.loads(base64.urlsafe_b64decode(token))
+        cursor = json.loads(base64.urlsafe_b64decode(token))
     except (ValueError, RecursionError) as error:
         raise pagination.BadPageToken("The page token cannot be read.") from error
-    if isinstance(place, list) and len(place) == 6 and all(isinstance(part, str) for part in place):
-        return tuple(place)
+    if isinstance(cursor, list) and len(cursor) == 6 and all(isinstance(part, str) for part in cursor):
+        return tuple(cursor)
     raise pagination.BadPageToken("The page token belongs to another list.")

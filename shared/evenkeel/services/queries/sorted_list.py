@@ -53,7 +53,7 @@ def page(
 ) -> tuple[list[Json], str]:
     """Return one page of sorted items, and the token of the next page; empty at the end.
 
-    Items with the same value are in the order of their ids. Items without a value come last. The token holds the place
+    Items with the same value are in the order of their ids. Items without a value come last. The token holds the cursor
     of the last item, so an item that was added between two pages hides no other. An item whose value changed between
     two pages may be missing or returned twice.
 
@@ -68,35 +68,35 @@ def page(
         BadPageToken: this list did not issue the token.
     """
     value_of, list_name = values[sort.field], f"{item_id}:{sort.field}:{sort.is_descending}"
-    after = pagination.read_place(request.token, list_name)
+    after = pagination.read_cursor(request.token, list_name)
     documents: list[Json] = []
-    for place, item in _in_order(items, sort, lambda item: (value_of(item), item[item_id])):
+    for cursor, item in _in_order(items, sort, lambda item: (value_of(item), item[item_id])):
         try:
-            is_on_earlier_page = after is not None and not _is_beyond(place, after, sort)
+            is_on_earlier_page = after is not None and not _is_beyond(cursor, after, sort)
         except TypeError as error:
             raise pagination.BadPageToken("The page token cannot be read.") from error
         if is_on_earlier_page:
             continue
         if len(documents) == request.size:
             last = documents[-1]
-            return documents, pagination.write_place((value_of(last), last[item_id]), list_name)
+            return documents, pagination.write_cursor((value_of(last), last[item_id]), list_name)
         documents.append(item)
     return documents, ""
 
 
 def _in_order(
-    items: Sequence[Json], sort: Sort, place_of: Callable[[Json], tuple[Any, str]]
+    items: Sequence[Json], sort: Sort, cursor_of: Callable[[Json], tuple[Any, str]]
 ) -> Iterator[tuple[tuple[Any, str], Json]]:
-    placed = [(place_of(item), item) for item in items]
-    known_pairs = [pair for pair in placed if pair[0][0] is not None]
-    unknown = [pair for pair in placed if pair[0][0] is None]
+    pairs = [(cursor_of(item), item) for item in items]
+    known_pairs = [pair for pair in pairs if pair[0][0] is not None]
+    unknown = [pair for pair in pairs if pair[0][0] is None]
     yield from sorted(known_pairs, key=lambda pair: pair[0], reverse=sort.is_descending)
     yield from sorted(unknown, key=lambda pair: pair[0][1])
 
 
-def _is_beyond(place: tuple[Any, str], after: tuple[Any, str], sort: Sort) -> bool:
-    if (place[0] is None) != (after[0] is None):
-        return place[0] is None
-    if place[0] is None:
-        return place[1] > after[1]
-    return place < after if sort.is_descending else place > after
+def _is_beyond(cursor: tuple[Any, str], after: tuple[Any, str], sort: Sort) -> bool:
+    if (cursor[0] is None) != (after[0] is None):
+        return cursor[0] is None
+    if cursor[0] is None:
+        return cursor[1] > after[1]
+    return cursor < after if sort.is_descending else cursor > after

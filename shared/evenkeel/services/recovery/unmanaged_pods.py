@@ -78,5 +78,5 @@ def _is_proven(cluster: str, pod: UnmanagedPod, row: Row) -> bool:
         return (cluster, pod.namespace) == (rental.offer.cluster, rental.namespace)
     incident = rows.decode(row, Incident)
     check = incident.check
-    place = (incident.life.cluster, check.namespace, check.name) if check else None
-    return place == (cluster, pod.namespace, claim.name)
+    claimed_by = (incident.life.cluster, check.namespace, check.name) if check else None
+    return claimed_by == (cluster, pod.namespace, claim.name)

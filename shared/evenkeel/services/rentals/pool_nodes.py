@@ -19,9 +19,9 @@ def others_in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
 
 
 def _in_pool(rental: Rental, context: Context) -> tuple[Rental, ...]:
-    place = (rental.offer.cluster, rental.offer.pool)
+    pool_key = (rental.offer.cluster, rental.offer.pool)
     return tuple(
-        other for other in rentals.load(context.ledger).rentals if (other.offer.cluster, other.offer.pool) == place
+        other for other in rentals.load(context.ledger).rentals if (other.offer.cluster, other.offer.pool) == pool_key
     )
 
 

@@ -331,11 +331,11 @@ def _next_offer(case: _StepCase) -> RentCapacityResult:
         context.now,
         rentals.budget_left_beside(rental, context),
     )
-    placed = choose_pool(facts)
-    if placed.action is not PlacementAction.RENT or not _may_rent(case):
-        return RentCapacityResult(outcome=RentOutcome.NONE, reason=placed.reason)
-    record = rentals.record_of(placed, context)
-    change = next_offer(rental, placed, record.reason, record.decision_id, burst, context.now)
+    placement = choose_pool(facts)
+    if placement.action is not PlacementAction.RENT or not _may_rent(case):
+        return RentCapacityResult(outcome=RentOutcome.NONE, reason=placement.reason)
+    record = rentals.record_of(placement, context)
+    change = next_offer(rental, placement, record.reason, record.decision_id, burst, context.now)
     case.commit(change, record=record)
     return RentCapacityResult(outcome=RentOutcome.OPENED, reason=change.text)
 

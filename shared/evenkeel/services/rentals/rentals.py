@@ -100,7 +100,9 @@ def spent_by_period(setup: TeamSetup, context: Context, rented: Iterable[Rental]
     """
     periods = [(team.name, budget.period.key_at(context.now)) for team in setup.teams for budget in team.budgets]
     spent = [context.ledger.get(quota_rows.spent_key(team, period)) for team, period in periods]
-    settled = {place: rows.decode(row, Spending) for place, row in zip(periods, spent, strict=True) if row}
+    settled = {
+        team_and_period: rows.decode(row, Spending) for team_and_period, row in zip(periods, spent, strict=True) if row
+    }
     return add_rent(settled, setup, rented, context.now)
 
 
@@ -122,10 +124,10 @@ def budget_left_beside(rental: Rental, context: Context) -> int | None:
 # ---------------------------------------------------------------- commit
 
 
-def record_of(placed: PlacementDecision, context: Context) -> Decision:
+def record_of(placement: PlacementDecision, context: Context) -> Decision:
     """Return the decision record of a placement."""
-    recorded = placed.replace_unchecked(reason=placed.recorded_reason(context.mode))
-    return decision_of("PLACEMENT", placed.job_id, placed.action, recorded, placed.facts, context)
+    recorded = placement.replace_unchecked(reason=placement.recorded_reason(context.mode))
+    return decision_of("PLACEMENT", placement.job_id, placement.action, recorded, placement.facts, context)
 
 
 def writes_of(
@@ -218,7 +220,7 @@ def delete_capacity_pods_of(job: Job, attempt: Attempt, context: Context) -> Non
 # ---------------------------------------------------------------- begin
 
 
-def begin_for_job(job: Job, version: int, placed: PlacementDecision, tree: QuotaTree, context: Context) -> None:
+def begin_for_job(job: Job, version: int, placement: PlacementDecision, tree: QuotaTree, context: Context) -> None:
     """Begin a rental for a pending job, and start its workflow.
 
     Idempotent: yes, the commit is conditional on the versions of the tree and of the job's row.
@@ -237,17 +239,17 @@ def begin_for_job(job: Job, version: int, placed: PlacementDecision, tree: Quota
         due_at=context.now + timedelta(seconds=context.policy.burst.temporary_seconds) if is_temporary else None,
         incident_id=plan.incident_id if plan and is_temporary else "",
     )
-    record = record_of(placed, context)
-    change = open_rental(holder, placed, record.decision_id, context.policy.burst, context.now)
+    record = record_of(placement, context)
+    change = open_rental(holder, placement, record.decision_id, context.policy.burst, context.now)
     pending = job.replace(
         reason=change.text,
         rentals=holder.number,
         placement=None,
-        avoids_spot=must_avoid_spot(placed.facts),
+        avoids_spot=must_avoid_spot(placement.facts),
         is_migrating_back=False,
     )
     _commit_begun(change, record, Put(job_rows.job_row(pending, version)), tree, context)
-    context.telemetry.info("NodesRented", job_id=job.job_id, rental=change.rental.name, pool=placed.pool)
+    context.telemetry.info("NodesRented", job_id=job.job_id, rental=change.rental.name, pool=placement.pool)
 
 
 def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTree, context: Context) -> None:
@@ -261,25 +263,25 @@ def begin_for_deployments(plans: Sequence[ServingRentalPlan], tree: QuotaTree, c
                 _record_note(plan, context)
                 continue
             begun = plan
-            for placed in plan.to_rent:
-                begun = _begin_for_deployment(begun, placed, tree, context)
+            for placement in plan.to_rent:
+                begun = _begin_for_deployment(begun, placement, tree, context)
         except Refused as refused:
             batches.note_refusal(context.telemetry, plan.state.holder_id, refused)
 
 
 def _begin_for_deployment(
-    plan: ServingRentalPlan, placed: PlacementDecision, tree: QuotaTree, context: Context
+    plan: ServingRentalPlan, placement: PlacementDecision, tree: QuotaTree, context: Context
 ) -> ServingRentalPlan:
     """Begin one rental; return the plan with the Deployment's state after it."""
     burst, state = context.policy.burst, plan.state
     holder = state.next_holder(plan.registered, plan.per_replica, burst.capacity_pod_namespace, context.now)
-    record = record_of(placed, context)
-    change = open_rental(holder, placed, record.decision_id, burst, context.now)
-    note = PlacementNote(key=placed.note_key, text=change.text, decision_id=record.decision_id)
+    record = record_of(placement, context)
+    change = open_rental(holder, placement, record.decision_id, burst, context.now)
+    note = PlacementNote(key=placement.note_key, text=change.text, decision_id=record.decision_id)
     new_state = state.replace(rentals=holder.number, last_note=note)
     _commit_begun(change, record, Put(job_rows.serving_row(new_state, plan.version)), tree, context)
     context.telemetry.info(
-        "DeploymentNodeRented", job_id=plan.registered.label, rental=change.rental.name, pool=placed.pool
+        "DeploymentNodeRented", job_id=plan.registered.label, rental=change.rental.name, pool=placement.pool
     )
     return plan._replace(state=new_state, version=plan.version + 1)
 
@@ -327,11 +329,11 @@ def _record_note(plan: ServingRentalPlan, context: Context) -> None:
 
 
 def _note_of(
-    placed: PlacementDecision, key: str, last_note: PlacementNote | None, context: Context
+    placement: PlacementDecision, key: str, last_note: PlacementNote | None, context: Context
 ) -> tuple[PlacementNote, tuple[Write, ...]]:
     if last_note and last_note.key == key:
         return last_note, ()
-    record = record_of(placed, context)
+    record = record_of(placement, context)
     note = PlacementNote(key=key, text=record.reason, decision_id=record.decision_id)
     return note, (Put(subject_rows.decision_row(record)),)
 

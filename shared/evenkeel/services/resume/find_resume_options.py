@@ -305,15 +305,15 @@ def _find_rental(
     )
     ran = run_seconds(rentals.read_attempts(context.ledger, [job]), context.now)
     waiting_since = interrupted.attempt.ended_at or context.now
-    placement = placement_facts(job, rental_context, context.policy, ran.get(name, 0.0), waiting_since=waiting_since)
-    placed = choose_pool(placement)
-    row = cheapest_rental_in_time(placed)
+    facts = placement_facts(job, rental_context, context.policy, ran.get(name, 0.0), waiting_since=waiting_since)
+    placement = choose_pool(facts)
+    row = cheapest_rental_in_time(placement)
     if row is None:
-        return RentOption(placement=placement), None
-    if not price and placed.action is not PlacementAction.RENT:
+        return RentOption(placement=facts), None
+    if not price and placement.action is not PlacementAction.RENT:
         return None, _unavailable(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
     pool = next(rented_pool for rented_pool in context.policy.burst.pools if rented_pool.name == row.pool)
     with_rented = (*fleet.queue.capacities, *nodes_to_rent(job, pool, context.now))
     jobs = (*fleet.waiting, job.replace(cluster=pool.cluster))
     decisions = _decide(jobs, fleet.queue._replace(capacities=with_rented), context.policy, context.now)
-    return RentOption(placement=placement, barred=why_rental_would_not_help(name, pool, decisions)), None
+    return RentOption(placement=facts, barred=why_rental_would_not_help(name, pool, decisions)), None

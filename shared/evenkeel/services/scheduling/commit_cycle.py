@@ -157,7 +157,7 @@ class _SharedFacts:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._places: dict[str, str] = {}
+        self._digests: dict[str, str] = {}
         """Decision → digest of the row with its facts."""
         self.unwritten: tuple[Put, ...] = ()
         """The row to be written with the next records."""
@@ -170,7 +170,7 @@ class _SharedFacts:
         if len(facts) < 2:
             return
         groups = list(cycle_facts_rows.facts_rows(facts, self._context.now))
-        self._places = {name: digest for digest, _, names in groups for name in names}
+        self._digests = {name: digest for digest, _, names in groups for name in names}
         writes = tuple(Put(row) for _, row, _ in groups)
         if len(writes) == 1:
             self.unwritten = writes
@@ -180,7 +180,7 @@ class _SharedFacts:
 
     def of(self, decision: AdmissionDecision, decision_id: str) -> Json:
         """Return the facts for the record of a decision, or the pointer to the row that holds them."""
-        digest = self._places.get(decision_id)
+        digest = self._digests.get(decision_id)
         return pointer_to(digest) if digest else decision.facts.to_json()
 
 
@@ -544,10 +544,10 @@ def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> 
         return ()  # the job already records the failure
     reason = recorded_reason(decision, step.mode)
     text = f"{reason} {note.text}" if note else reason
-    placed = _with_current_queue(job, loaded.snapshot.setup).replace(reason=text, placement=note)
-    if placed == job:
+    updated = _with_current_queue(job, loaded.snapshot.setup).replace(reason=text, placement=note)
+    if updated == job:
         return ()
-    writes = (Put(job_rows.job_row(placed, version)), *records)
+    writes = (Put(job_rows.job_row(updated, version)), *records)
     if job.queue_reason == reason:
         return writes
     record = _record(decision, context.ids.new("dec"), reason, step.mode, context)

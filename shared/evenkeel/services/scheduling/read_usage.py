@@ -18,12 +18,12 @@ def run(setup: TeamSetup, context: Context) -> dict[str, dict[str, float]]:
 
 
 def _left_in(team: str, context: Context) -> dict[str, float]:
-    place = quota_rows.used_key(team, "", "")
+    usage_key = quota_rows.used_key(team, "", "")
     # All weeks of one decade are one query: `2026-W4`.
     decades = dict.fromkeys(Period.WEEK.key_at(begin)[:-1] for begin in weeks_until(context.now))
     sums: dict[str, Counter[str]] = {}
     for decade in decades:
-        for row in context.ledger.partition(place.table, place.pk, f"{quota_rows.USED}{decade}"):
+        for row in context.ledger.partition(usage_key.table, usage_key.pk, f"{quota_rows.USED}{decade}"):
             # Older releases kept all submitters of a week in the row `USED#week`: such a row counts as well.
             week = row.key.sk.removeprefix(quota_rows.USED).partition("#")[0]
             for submitter, amount in row.doc.items():

@@ -79,14 +79,16 @@ def last_row(life: NodeLife, last: LastIncident, version: int, now: datetime, *,
     return Row(last_key(life, is_drill=is_drill), last.to_json(), version, None, now + rows.FACT_KEPT)
 
 
-def history_key(place: str, *, is_drill: bool = False) -> Key:
-    """Return the key `HISTORY#place / META`: the earlier faults of a node slot, a job or an instance group."""
-    return Key(Table.INCIDENTS, rows.partition(f"HISTORY#{place}", is_drill=is_drill), "META")
+def history_key(fault_location: str, *, is_drill: bool = False) -> Key:
+    """Return the key `HISTORY#fault-location / META`: the earlier faults of a node slot, a job or an instance group."""
+    return Key(Table.INCIDENTS, rows.partition(f"HISTORY#{fault_location}", is_drill=is_drill), "META")
 
 
-def history_row(place: str, history: FaultHistory, version: int, now: datetime, *, is_drill: bool = False) -> Row:
+def history_row(
+    fault_location: str, history: FaultHistory, version: int, now: datetime, *, is_drill: bool = False
+) -> Row:
     """Return the row. It is kept as long as the longest window in which a fault is counted."""
-    return Row(history_key(place, is_drill=is_drill), history.to_json(), version, None, now + HISTORY_WINDOW)
+    return Row(history_key(fault_location, is_drill=is_drill), history.to_json(), version, None, now + HISTORY_WINDOW)
 
 
 def aftermath_key(incident_id: str) -> Key:

@@ -22,17 +22,17 @@ def job_row(job: Job, version: int) -> Row:
     """Return the row; `byState` lists it under `JOB#<state>`, in queue order while the job waits."""
     expires = (job.ended_at or job.submitted_at) + rows.KEPT if job.state.has_ended else None
     waits = job.state is JobState.PENDING
-    place = queue_order(job) if waits else f"{rfc3339(job.submitted_at)}#{job.job_id}"
-    return Row(job_key(job.job_id), job.to_compact_json(), version, (f"JOB#{job.state}", place), expires)
+    sort_key = queue_order(job) if waits else f"{rfc3339(job.submitted_at)}#{job.job_id}"
+    return Row(job_key(job.job_id), job.to_compact_json(), version, (f"JOB#{job.state}", sort_key), expires)
 
 
 def queue_prefix(queue: str) -> str:
-    """Return the prefix of the places in a team's queue."""
+    """Return the common prefix of the sort keys in a team's queue."""
     return f"{queue}#"
 
 
 def queue_order(job: Job) -> str:
-    """Return the place of a pending job: `<team>#<inverted priority>#<queued at>#<id>`. Each queue is read alone.
+    """Return the sort key of a pending job: `<team>#<inverted priority>#<queued at>#<id>`. Each queue is read alone.
 
     Without teams, first come, first served: `<submitted at>#<id>`. The id makes the order total.
     """
@@ -77,37 +77,37 @@ def open_jobs_key(name: str) -> Key:
     return Key(Table.JOBS, f"JOBS-OPEN#{name}", "META")
 
 
-def checkpoint_place(job: Job) -> str:
+def checkpoint_folder(job: Job) -> str:
     """Return the identity of a job's checkpoint folder: its S3 URI, or its path on the claim that holds it.
 
     The first folder of a file URI is only the mount point: `file:///fsx/llama` and `file:///data/llama` are one folder
     of a claim.
     """
-    place = job.spec.checkpoint_uri.rstrip("/")
+    folder = job.spec.checkpoint_uri.rstrip("/")
     if not job.spec.keeps_checkpoints_in_cluster:
-        return place
-    _, _, path = place.removeprefix("file:///").partition("/")
+        return folder
+    _, _, path = folder.removeprefix("file:///").partition("/")
     return f"{job.cluster}/{job.namespace}/{job.spec.checkpoint_claim}#file:///{path}"
 
 
-def checkpoints_key(place: str) -> Key:
-    """Return the key `CHECKPOINTS#place / META`: the owner of a checkpoint folder. Written with the job, never deleted.
+def checkpoints_key(folder: str) -> Key:
+    """Return the key `CHECKPOINTS#folder / META`: the owner of a folder. Written with the job, never deleted.
 
     Attempt numbers begin at one in each job. Two jobs with one folder would use the fences and checkpoints of the other
     job.
     """
-    return Key(Table.JOBS, f"CHECKPOINTS#{place}", "META")
+    return Key(Table.JOBS, f"CHECKPOINTS#{folder}", "META")
 
 
 def checkpoints_row(job: Job, version: int = 0) -> Row:
-    """Record the owner of a checkpoint folder. `byState` lists it under `CHECKPOINTS` by place, for folders inside."""
-    place = checkpoint_place(job)
-    return Row(checkpoints_key(place), {"jobId": job.job_id}, version, checkpoints_entry(place))
+    """Record the owner of a checkpoint folder. `byState` lists it under `CHECKPOINTS` by path, for inner folders."""
+    folder = checkpoint_folder(job)
+    return Row(checkpoints_key(folder), {"jobId": job.job_id}, version, checkpoints_entry(folder))
 
 
-def checkpoints_entry(place: str) -> tuple[str, str]:
+def checkpoints_entry(folder: str) -> tuple[str, str]:
     """Return the index entry of a folder. The entries of folders inside it begin with it."""
-    return ("CHECKPOINTS", f"{place}/")
+    return ("CHECKPOINTS", f"{folder}/")
 
 
 def kept_log_key(job_id: str, attempt: int, rank: int) -> Key:

@@ -1,7 +1,8 @@
 """Counters of open jobs, for each principal and each queue. They enforce the policy's limits on submissions.
 
 A job is open from its submission until it has ended. Its counters change in the same commit as the job. A submission
-writes each counter at the version that it read, so if two submissions compete for the last place, one is refused.
+writes each counter at the version that it read. So of two submissions that compete for the last job of a limit, one
+is refused.
 """
 
 from evenkeel.domain.admission.scheduling_policy import SchedulingPolicy

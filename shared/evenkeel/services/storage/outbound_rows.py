@@ -21,9 +21,9 @@ def event_row(event: OutboundEvent, recorded_at: datetime) -> Row:
 
     A month bounds the size of a partition. Writers of one partition of the index share 1,000 rows a second.
     """
-    place = (month_of(recorded_at), f"{rfc3339(recorded_at)}#{event.event_id}")
+    index_entry = (month_of(recorded_at), f"{rfc3339(recorded_at)}#{event.event_id}")
     doc = {"recordedAt": rfc3339(recorded_at), "event": event.to_json()}
-    return Row(event_key(event.event_id), doc, 0, place, recorded_at + EVENTS_KEPT)
+    return Row(event_key(event.event_id), doc, 0, index_entry, recorded_at + EVENTS_KEPT)
 
 
 def month_of(instant: datetime) -> str:

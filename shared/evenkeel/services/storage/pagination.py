@@ -62,7 +62,7 @@ class _Stream:
                 newest_first=self.is_newest_first,
             )
             for row in page.rows:
-                yield _place(row), row
+                yield _cursor(row), row
             if page.cursor is None:
                 return
             self.page_start = page.cursor
@@ -80,7 +80,7 @@ def newest_first(
     The partitions are read in the given order. A partition may occur twice: its second read finds the rows that moved
     to it meanwhile. Each row is returned once.
 
-    The token holds the place of the last row. So a row that was added, or that moved to another partition between two
+    The token holds the cursor of the last row. So a row that was added, or that moved to another partition between two
     pages, is not returned twice and hides no other row.
 
     Raises:
@@ -125,14 +125,14 @@ def _merged(
     rows: list[Row] = []
     keys: set[Key] = set()
     examined, last = 0, after or ("", "")
-    for place, row in merged:
-        is_on_earlier_page = after is not None and (place >= after if is_newest_first else place <= after)
+    for cursor, row in merged:
+        is_on_earlier_page = after is not None and (cursor >= after if is_newest_first else cursor <= after)
         if is_on_earlier_page or row.key in keys:
             continue
         keys.add(row.key)
         if len(rows) == request.size or examined == _MAX_EXAMINED:
             return PageAnswer(tuple(rows), _write_token(list_name, last, {s.partition: s.page_start for s in streams}))
-        examined, last = examined + 1, place
+        examined, last = examined + 1, cursor
         if keep is None or keep(row):
             rows.append(row)
     return PageAnswer(tuple(rows))
@@ -168,7 +168,7 @@ def everything(
             return tuple(rows), True
 
 
-def _place(row: Row) -> tuple[str, str]:
+def _cursor(row: Row) -> tuple[str, str]:
     return (row.state[1] if row.state else "", row.key.pk)
 
 
@@ -185,13 +185,13 @@ def _read_token(token: str, list_name: str) -> tuple[tuple[str, str] | None, dic
     raise BadPageToken(_OTHER_LIST)
 
 
-def write_place(after: tuple[Any, str], list_name: str) -> str:
+def write_cursor(after: tuple[Any, str], list_name: str) -> str:
     """Return the token of a list that is sorted in memory: the value and the id of the last item."""
     return _encoded({"v": 1, "list": list_name, "after": after})
 
 
-def read_place(token: str, list_name: str) -> tuple[Any, str] | None:
-    """Return the place that a token holds; None for the first page.
+def read_cursor(token: str, list_name: str) -> tuple[Any, str] | None:
+    """Return the cursor in a token; None for the first page.
 
     Raises:
         BadPageToken: this list did not issue the token.

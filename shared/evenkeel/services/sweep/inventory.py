@@ -54,19 +54,19 @@ def refresh_fleet(sweep: SweepRun) -> int:
     }
     stored_keys: set[tuple[str, str]] = set()
     for row, stored in sweep.readable(sweep.listed(Table.FLEET, "NODE"), FleetNode):
-        place = (stored.life.cluster, stored.life.instance_id)
-        stored_keys.add(place)
-        if place in stored_nodes:
-            _store_node(sweep, stored_nodes[place].with_history_of(stored), stored, row.version)
+        key = (stored.life.cluster, stored.life.instance_id)
+        stored_keys.add(key)
+        if key in stored_nodes:
+            _store_node(sweep, stored_nodes[key].with_history_of(stored), stored, row.version)
         elif not stored.is_gone and (
             stored.life.cluster in read or stored.life.cluster not in sweep.context.site.clusters
         ):
             fleet_node = stored.replace(is_gone=True, is_ready=False, changed_at=sweep.context.now)
             _store_node(sweep, fleet_node, stored, row.version, expires_at=sweep.context.now + _GONE_KEPT)
-    for place, node in stored_nodes.items():
-        if place not in stored_keys:
-            with sweep.item("/".join(place)):
-                row_now = ledger.get(fleet_rows.node_key(*place))
+    for key, node in stored_nodes.items():
+        if key not in stored_keys:
+            with sweep.item("/".join(key)):
+                row_now = ledger.get(fleet_rows.node_key(*key))
                 stored_now = rows.decode(row_now, FleetNode) if row_now else None
                 _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
     if read == set(sweep.context.site.clusters):
@@ -136,7 +136,7 @@ def _jobs_on_nodes(sweep: SweepRun) -> dict[tuple[str, str], tuple[str, ...]]:
         for pod in workload.live_pods():
             if pod.node_name:
                 jobs_by_node.setdefault((attempt.cluster, pod.node_name), set()).add(attempt.job_id)
-    return {place: tuple(sorted(jobs)) for place, jobs in jobs_by_node.items()}
+    return {key: tuple(sorted(jobs)) for key, jobs in jobs_by_node.items()}
 
 
 def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -158,7 +158,7 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
                 sweep.context.ledger.commit(
                     Put(Row(fleet_rows.unmanaged_workloads_key(cluster), doc, row.version if row else 0))
                 )
-    return {place: tuple(sorted(labels)) for place, labels in clusters.items()}
+    return {key: tuple(sorted(labels)) for key, labels in clusters.items()}
 
 
 def _store_node(
