@@ -268,7 +268,7 @@ def open_rental(
 
     Args:
         holder: The job or Deployment.
-        placed: The decision. It says RENT.
+        placement: The decision. It says RENT.
         decision_id: Id of its record.
         burst: Pools and time limits.
         now: The time.
@@ -363,7 +363,7 @@ def next_offer(
 
     Args:
         rental: Its current offer was refused.
-        placed: The decision. It says RENT.
+        placement: The decision. It says RENT.
         reason: The reason as it is recorded.
         decision_id: Id of the record.
         burst: Pools and time limits.
