@@ -124,5 +124,5 @@ def test_masking_time_is_linear_in_the_text_length(piece: str) -> None:
     kept, _ = shortened(piece * (4_000_000 // len(piece)), ())
 
     assert len(kept.encode()) <= KEPT_BYTES
-    # A pattern that backtracks needs hours for such a text, others less than a second.
+    # A pattern that backtracks needs hours for such a text; a linear pattern needs less than a second.
     assert time.process_time() - began < 30

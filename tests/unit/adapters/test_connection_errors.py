@@ -1,4 +1,4 @@
-"""Words for failed connections: plain, and without the libraries' objects."""
+"""Messages of failed connections are plain and show no objects of libraries."""
 
 import socket
 import ssl
@@ -25,7 +25,7 @@ def unused_port() -> int:
 
 @pytest.fixture
 def silent_port() -> Iterator[int]:
-    """A stopped server: the kernel accepts the connection, and no answer follows."""
+    """Return the port of a stopped server: the kernel accepts the connection, and no answer follows."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

@@ -1,4 +1,4 @@
-"""Settings of a HyperPod cluster that decide about repairs."""
+"""Settings of a HyperPod cluster that determine who repairs its nodes."""
 
 from typing import Any
 

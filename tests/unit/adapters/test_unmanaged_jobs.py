@@ -1,4 +1,4 @@
-"""Users' jobs: where their checkpoints are, and the manifest from which a job is created again."""
+"""Unmanaged jobs: the checkpoint folder, and the manifest that recreates a job."""
 
 from typing import Any
 

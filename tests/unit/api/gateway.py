@@ -1,4 +1,4 @@
-"""API Gateway in miniature: routes of the template, signed callers, the real API functions on an in-memory world."""
+"""A small API Gateway: it calls the real API functions on in-memory ports, by the routes of the template."""
 
 import functools
 import importlib
@@ -84,7 +84,7 @@ class ApiResponse:
 
 @dataclass
 class Gateway:
-    """One stack's API."""
+    """The API of one stack."""
 
     fakes: FakeWorld = field(default_factory=FakeWorld)
     environment: dict[str, str] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Gateway:
         self.use_ports()
 
     def use_ports(self, **changes: Any) -> None:
-        """Let the functions use the ports of the fakes, apart from others that are given."""
+        """Let the functions use the fakes, except for the given ports."""
         fakes = self.fakes
         ports = {
             "ledger": fakes.ledger,
@@ -183,5 +183,5 @@ class Gateway:
             match = re.fullmatch(pattern, path)
             if match and route.method == method:
                 return route, match.groupdict()
-        # The gateway answers this itself; a function that is asked all the same must say 404.
+        # The gateway itself answers an unknown route. A function that is called anyway must answer 404.
         return Route(method, path, "api_read"), {}

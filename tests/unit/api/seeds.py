@@ -1,4 +1,4 @@
-"""Rows as the other services write them: each builder states only what matters."""
+"""Builders of rows as the services write them. A test states only the fields that matter."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -36,7 +36,7 @@ ASKS = StoredRecoveryPlan(
 
 
 def ago(**parts: float) -> datetime:
-    """An instant before the moment at which tests stand."""
+    """Return a time before `A_MOMENT`, the present of the tests."""
     return A_MOMENT - timedelta(**parts)
 
 
@@ -151,14 +151,14 @@ def affected(job: Job, attempt: int = 1) -> tuple[AffectedJob, ...]:
 
 
 def an_event(ledger: InMemoryLedger, subject: str, *entries: tuple[datetime, str, str]) -> None:
-    """Store a story."""
+    """Store the timeline entries of a subject."""
     for number, (at, kind, text) in enumerate(entries):
         entry = TimelineEntry(at=at, kind=kind, text=text, writer="test")
         ledger.commit(Put(subject_rows.timeline_row(subject, entry, str(number))))
 
 
 def stored(ledger: InMemoryLedger, *things: object) -> None:
-    """Store things under the keys that they have in the ledger."""
+    """Store values under their keys in the ledger."""
     for value in things:
         ledger.commit(Put(_row(value)))
         if isinstance(value, Incident) and not value.state.is_settled:
@@ -175,7 +175,7 @@ def count_fleet(fakes: FakeWorld, *, minutes_ago: float = 0) -> dict[str, Any]:
 
 
 def heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT, **errors: str) -> None:
-    """Have every function report that every source answered; those named by kind failed, since ten minutes before."""
+    """Store heartbeats in which every source answered; the kinds in `errors` fail since ten minutes before."""
     expected = expected_sources([CLUSTER], has_hyperpod=True)
     reports = {}
     for source in expected:

@@ -1,4 +1,4 @@
-"""Incidents of the mode `observe`, and what happened to their nodes."""
+"""Builders of incidents in mode `observe`, and of later events of their nodes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whatever is sent, the API answers, and never that it failed: a problem says what is wrong and what to do."""
+"""The API answers any request without a 5xx. A refusal names the problem and the next step."""
 
 import json
 import re
@@ -59,7 +59,7 @@ SUITABLE = st.sampled_from(
 
 @st.composite
 def bodies(draw: st.DrawFn) -> str:
-    """A body that suits some route, with one field replaced by anything; or any text at all."""
+    """Draw a valid body of some route with one field replaced by any value, or any text."""
     if draw(st.booleans()):
         return draw(
             TEXT | st.sampled_from(["[" * 50_000, "1" * 5000, '{"a":' * 9000, "\ufeff{}", '{"nodes":Infinity}'])
@@ -71,7 +71,7 @@ def bodies(draw: st.DrawFn) -> str:
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[str, str, str | None]:
-    """Method, target and body."""
+    """Draw method, target and body of a request."""
     route = draw(st.sampled_from(template_routes()))
     names = draw(st.sampled_from([SUBMITTED, FLEET]) | TEXT)
     path = re.sub(r"\{\w+\}", quote(names, safe="", errors="replace").replace("\\", ""), route.path)

@@ -1,4 +1,4 @@
-"""Every change is recorded with the role and the session of its caller, in one form."""
+"""Every change is recorded with the role and the session of its caller, in the same format."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -70,7 +70,7 @@ CHANGES: Mapping[tuple[str, str], Change | None] = {
     ("POST", "/v1/nodes/{nodeId}/cordon"): post(f"/v1/nodes/{NODE}/cordon", {}),
     ("POST", "/v1/nodes/{nodeId}/uncordon"): after_our_cordon,
     ("POST", "/v1/nodes/{nodeId}/replace"): post(f"/v1/nodes/{NODE}/replace", {"reason": "x"}),
-    ("POST", "/v1/faults"): None,  # a detector is one witness, whatever its session
+    ("POST", "/v1/faults"): None,  # all sessions of a detector are one source
     ("POST", "/v1/clusters/{cluster}/policy"): post(f"/v1/clusters/{FLEET}/policy", {"changes": {}, "reason": "x"}),
     ("POST", "/v1/clusters/{cluster}/policy/test"): None,  # decides only
     ("PUT", "/v1/teams/{team}/quota"): call("PUT", "/v1/teams/nlp/quota", TEAM, NEW),
@@ -81,7 +81,7 @@ CHANGES: Mapping[tuple[str, str], Change | None] = {
         "PUT", f"/v1/clusters/{FLEET}/quotas", {"quotas": {}, "reason": "x"}, NEW
     ),
 }
-"""Every route that changes something, and a request that does; None where nothing is changed by a person."""
+"""Each changing route with a request that makes a change; None if no person makes this change."""
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ ON_THE_FLEET = [
     for route, change in CHANGES.items()
     if change and not route[1].startswith("/v1/jobs") and route != ("POST", "/v1/nodes/{nodeId}/replace")
 ]
-"""Acts on a job are in its timeline; the replacement of a node is an incident."""
+"""Routes that change the fleet. Changes of a job are in its timeline; the replacement of a node opens an incident."""
 
 
 @pytest.mark.parametrize("route", [route for route in ON_THE_FLEET if "release" not in route[1]], ids=" ".join)

@@ -75,7 +75,7 @@ def test_boolean_for_any_number_of_the_policy_is_found() -> None:
 
 
 def bodies(kind: type[Body] = Body) -> Iterator[type[Body]]:
-    """Yield every body and query of the API, with the objects inside them."""
+    """Yield every model of a body or query of the API, and the models inside it."""
     for subclass in kind.__subclasses__():
         yield subclass
         yield from bodies(subclass)

@@ -184,7 +184,7 @@ def test_loss_of_an_expired_job_is_unknown(gateway: Gateway) -> None:
 def test_node_with_many_failures_is_above_the_fleet(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 60)))
     stored(gateway.fakes.ledger, *(an_incident(9, **{**_settled(1), "incident_id": f"inc-{n:010d}"}) for n in range(4)))
-    # Two failures of one node of 59 are no wonder: in one fleet of five some node has as many.
+    # Two failures of one of 59 nodes are not unusual: in every fifth fleet some node has as many.
     stored(gateway.fakes.ledger, *(an_incident(8, **{**_settled(2), "incident_id": f"inc-{n:010d}"}) for n in (7, 8)))
 
     document = {row["node"]: row["isAboveFleet"] for row in report(gateway)["failures"]["nodes"]}

@@ -1,4 +1,7 @@
-"""Stored figures of days: equal to those of the records, repeated without effect, and never zero for a missing day."""
+"""Stored figures of days equal those of the records.
+
+Folding a day again changes nothing; a missing day is never zero.
+"""
 
 import random
 from dataclasses import replace
@@ -30,7 +33,7 @@ TODAY = begin_of_day(day_of(A_MOMENT))
 
 
 def a_history(seed: int, days: int = 12) -> FakeWorld:
-    """A fleet in which nodes come and go, jobs are interrupted, resume or not, and nodes are rented."""
+    """Store a random history: nodes join and leave, jobs are interrupted, some resume, and nodes are rented."""
     draw = random.Random(seed)
     fakes = FakeWorld()
     ledger = fakes.ledger
@@ -85,7 +88,7 @@ def report(fakes: FakeWorld, since: datetime, until: datetime | None = None, **g
 
 
 def seconds_of(at: datetime) -> float:
-    """Return a time as `a_rental` takes it."""
+    """Return a time in the unit of `a_rental`."""
     return (at - datetime(2026, 11, 3, tzinfo=A_MOMENT.tzinfo)).total_seconds()
 
 
@@ -95,7 +98,7 @@ def rows_of(fakes: FakeWorld) -> dict[str, DayRow]:
 
 
 def forget(fakes: FakeWorld, *prefixes: str) -> None:
-    """Delete rows, as their end of life does."""
+    """Delete rows, as their expiry does."""
     for row in list(fakes.ledger.rows.values()):
         if row.key.pk.startswith(prefixes):
             fakes.ledger.commit(Delete(row.key, row.version))

@@ -1,4 +1,4 @@
-"""`GET /v1/events`: what changed, with filters, and pages that stay whole while events arrive."""
+"""`GET /v1/events`: changes with filters, in pages that stay complete while events arrive."""
 
 from datetime import datetime, timedelta
 from typing import Any

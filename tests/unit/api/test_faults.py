@@ -1,4 +1,4 @@
-"""A site's own detectors: what they may report, and what becomes of it."""
+"""Faults that a site's own detectors report: what they may report, and the effect."""
 
 import json
 from datetime import timedelta
@@ -27,13 +27,13 @@ XID = "NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus."
 
 @pytest.fixture
 def fleet(gateway: Gateway) -> Gateway:
-    """A stack that remembers two nodes, one of them by a name of its own."""
+    """The API of a fleet with two recorded nodes; one has its own node name."""
     stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2, node_name="ip-10-0-0-2.ec2.internal"))
     return gateway
 
 
 def a_fault(number: int = 1, **changes: Any) -> dict[str, Any]:
-    """A fault as a detector sends it; what is None is left out."""
+    """Return a fault as a detector sends it, without the fields that are None."""
     facts = {"instanceId": instance_id(number), "code": "xid:79", "observedAt": rfc3339(A_MOMENT), **changes}
     return {name: value for name, value in facts.items() if value is not None}
 
@@ -43,7 +43,7 @@ def report(gateway: Gateway, *faults: dict[str, Any], **options: Any) -> ApiResp
 
 
 def reported(gateway: Gateway) -> list[NodeFact]:
-    """Return what receive_event reads of the queue."""
+    """Return the events that receive_event reads from the queue."""
     facts: list[NodeFact] = []
     for document in gateway.fakes.inbox.queued:
         heard = envelope.parse(json.dumps(document).encode())
@@ -230,7 +230,7 @@ def test_report_needs_an_idempotency_key(fleet: Gateway) -> None:
 
 @pytest.fixture
 def training(fleet: Gateway) -> Gateway:
-    """A stack with a job on both nodes."""
+    """The same fleet with a job on both nodes."""
     job = a_job(1, state="RUNNING", current_attempt=1)
     stored(fleet.fakes.ledger, job, an_attempt(job, 1, nodes=(1, 2)))
     return fleet

@@ -1,4 +1,4 @@
-"""Submit, cancel, hold, release: once, by whom, and twice the same."""
+"""Submit, cancel, hold and release: the author, one effect, and the same answer to a repeat."""
 
 from datetime import timedelta
 from typing import Any

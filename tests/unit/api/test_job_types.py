@@ -1,4 +1,4 @@
-"""Job types over HTTP: a submission says little, the answer shows all."""
+"""Job types over HTTP: they complete a short submission, and the answer shows all fields."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A function of the API that is killed in the middle of an act: the repeated request completes the act, once."""
+"""An API function is killed during a change: the repeated request completes the change once."""
 
 from collections.abc import Callable, Mapping
 
@@ -30,7 +30,7 @@ PREPARED: Mapping[tuple[str, str], tuple[Callable[[Gateway], object], Change]] =
     ),
     ("POST", "/v1/nodes/{nodeId}/uncordon"): (cordoned_by_a_recovery, post(f"/v1/nodes/{NODE}/uncordon", {})),
 }
-"""Acts that need another state before: what makes it, and the act alone."""
+"""Changes that need a prepared state: the step that prepares it, and the change."""
 ACTS = {
     route: PREPARED.get(route, (lambda _gateway: None, change))
     for route, change in CHANGES.items()
@@ -39,7 +39,7 @@ ACTS = {
 
 
 def kill_at(gateway: Gateway, number: int, when: CrashTiming) -> CrashPlan:
-    """Let the function die at its effect of this number."""
+    """Let the function die at its effect with this number."""
     plan, fakes = CrashPlan(number, when), gateway.fakes
     gateway.use_ports(
         ledger=CrashingLedger(fakes.ledger, plan=plan),
@@ -71,7 +71,7 @@ def test_repeat_after_a_kill_completes_the_act(route: tuple[str, str], when: Cra
 
         answer = change(gateway, OPERATOR)
 
-        # An act on condition of a version finds its own earlier change.
+        # A change at a stated version finds its own earlier write.
         assert answer.status in ((200, 202, 412) if route[0] in ("PUT", "PATCH") else (200, 202)), (number, answer.text)
         assert gateway.fakes.ledger.contents() == expected, number
     raise AssertionError("the act has more effects than the test kills")

@@ -1,4 +1,4 @@
-"""Lists by state while an entity changes its state: any two reads can be separated by a write."""
+"""Lists by state while an entity changes its state between two reads."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -32,7 +32,7 @@ JOB_CHANGES = (
 
 
 def change_before_read(ledger: InMemoryLedger, monkeypatch: pytest.MonkeyPatch, number: int, changed: Row) -> None:
-    """Let a row change before the list read with this number."""
+    """Change a row just before the list read with this number."""
     reads = iter(range(1_000))
     inner = ledger.by_state
 

@@ -1,4 +1,4 @@
-"""Actions of operators on plans and nodes: the author, one effect, and the record."""
+"""Changes by operators to plans and nodes: their author, their single effect, and their record."""
 
 import json
 from datetime import timedelta

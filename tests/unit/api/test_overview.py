@@ -33,7 +33,7 @@ def fill(gateway: Gateway, nodes: int, jobs: int, incidents: int, teams: int = 3
 
 
 def reads_of(size: int) -> tuple[int, int]:
-    """Return the calls and the rows that one request reads, in a fleet of this size."""
+    """Return how many calls and rows one request reads in a fleet of this size."""
     gateway = Gateway()
     fill(gateway, size, size, min(size, 200))
     heartbeats(gateway.fakes.ledger)

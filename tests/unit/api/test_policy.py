@@ -1,4 +1,4 @@
-"""An administrator gives the site's own policy: judged, recorded, in force once, whatever is repeated."""
+"""Changes of the site policy: validated, recorded, and applied once even if the request is repeated."""
 
 import copy
 import math
@@ -37,7 +37,7 @@ OURS = {"faults": {"xid:94": {"ladder": ["replace"], "severity": "critical"}}, "
 
 @pytest.fixture
 def site(gateway: Gateway) -> Gateway:
-    """The API of a site whose policy is read from the table."""
+    """The API of a site with its policy in the table."""
     world = gateway.world
     world.__dict__["policies"] = SitePolicy(gateway.fakes.policy, Table.INCIDENTS, world)
     return gateway
@@ -123,7 +123,7 @@ def test_change_for_an_older_policy_is_refused(site: Gateway) -> None:
 
 
 def a_rollback(taken_back: int) -> Decision:
-    """The record of a job that was taken back, for the fourth time at most."""
+    """Return the record of a rollback, for the fourth time at most."""
     job = a_job(1)
     point = ResumePoint(attempt=1, step=40, manifest="attempt=1/step=000000040/manifest.json")
     ran: dict[str, Any] = {"launched_at": ago(minutes=6), "resumed_work_from": ago(minutes=5)}
@@ -198,7 +198,7 @@ def test_admission_is_replayed_under_another_number_of_spare_nodes(site: Gateway
 
 
 def a_plan(number: int, subject: str, mode: Mode = Mode.ACT) -> Decision:
-    """The record of a plan that was made in a mode."""
+    """Return the record of a recovery plan in a mode."""
     facts = plan_facts(mode=mode)
     plan = plan_recovery(facts, Policy().repair)
     document: dict[str, Any] = {"action": plan.intent, "reason": plan.reason, "alternatives": plan.alternatives}
@@ -300,7 +300,7 @@ def test_trial_start_must_be_a_valid_time(site: Gateway, since: Any) -> None:
 def test_history_lists_every_change_newest_first(site: Gateway, size: int) -> None:
     for number in range(1, 6):
         assert give(site, {"repair": {"maxAttempts": number}}, key=f"k{number}").status == 200
-    give(site, {"repair": {"maxAttempts": 3}}, key="k3")  # a late repeat is no change
+    give(site, {"repair": {"maxAttempts": 3}}, key="k3")  # a late repeat changes nothing
 
     changes, token = [], ""
     while True:
@@ -363,7 +363,7 @@ WHOLE = changed(Policy(), FULL).to_json()
 
 
 def numbers(part: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """The way to every number of a document."""
+    """Yield the path of every number in a document."""
     if isinstance(part, dict | list):
         for name, item in part.items() if isinstance(part, dict) else enumerate(part):
             yield from numbers(item, (*way, name))
@@ -372,7 +372,7 @@ def numbers(part: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str | 
 
 
 def with_number(way: tuple[str | int, ...], value: float) -> dict[str, Any]:
-    """The whole policy with one of its numbers replaced."""
+    """Return the whole policy with one number replaced."""
     document = copy.deepcopy(WHOLE)
     part: Any = document
     for name in way[:-1]:

@@ -1,4 +1,4 @@
-"""The table of pools: the price of every pool in dollars, with its times and its risk, before anything is spent."""
+"""The cost of every pool for a job, with its times and its risk, before Evenkeel rents anything."""
 
 from datetime import timedelta
 from typing import Any
@@ -44,7 +44,7 @@ BODY = {
 
 
 def at_work(gateway: Gateway, **burst: Any) -> Gateway:
-    """Two nodes, both in use for a quarter of an hour; and two pools to rent from."""
+    """Store two nodes that are in use for 15 minutes, and two pools to rent from."""
     policy = changed(gateway.fakes.policy, {"burst": BURST | burst})
     gateway.world.__dict__["policies"] = type("Site", (), {"current": lambda self: policy, "base": policy})()
     stored(gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))

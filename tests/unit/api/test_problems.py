@@ -1,4 +1,4 @@
-"""Bad requests: a problem document that names what is wrong, and nothing changed."""
+"""Invalid requests get a problem document that names the error, and change nothing."""
 
 from typing import Any
 
@@ -173,7 +173,7 @@ def test_a_request_without_an_identity_changes_nothing(gateway: Gateway) -> None
 
 
 class FailingLedger:
-    """A ledger whose every read fails."""
+    """A ledger of which every read fails."""
 
     def __init__(self, error: Exception) -> None:
         self._error = error

@@ -1,4 +1,4 @@
-"""The read models, from the rows that other services write."""
+"""Answers of the read routes, from the rows that services write."""
 
 from datetime import timedelta
 from typing import Any
@@ -366,7 +366,7 @@ def test_stop_of_an_ended_attempt_is_not_shown_later(gateway: Gateway) -> None:
 
 
 def requeued(gateway: Gateway, *decisions: Decision, **changes: Any) -> dict[str, Any]:
-    """Return why a job waits whose first attempt was admitted 20 minutes ago and lost since."""
+    """Return why a job is pending: its first attempt was admitted 20 minutes ago, and was lost."""
     job = a_job(1, state="PENDING", reason="Its node failed. The job waits to run again.", current_attempt=1, **changes)
     lost = an_attempt(job, state="LOST", ended_at=ago(minutes=5), decision_id="dec-0000000002")
     admit = a_decision(2, job.job_id, kind="ADMISSION", action="ADMIT", reason="It fits.", decided_at=ago(minutes=20))
@@ -773,7 +773,7 @@ def test_preempted_held_and_unmanaged_are_distinguished(gateway: Gateway) -> Non
 
 
 def dead_cluster(gateway: Gateway) -> None:
-    """Twelve minutes ago the cluster stopped to answer; everything else is as it should be."""
+    """Store a healthy fleet whose cluster stopped answering twelve minutes ago."""
     ledger = gateway.fakes.ledger
     heartbeats(ledger)
     for function in ("schedule_jobs", "watch_cluster"):

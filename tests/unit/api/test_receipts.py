@@ -35,7 +35,7 @@ PART_SECONDS = {
 
 
 def a_lost_job(number: int = 1, **changes: Any) -> tuple[Job, Attempt, Attempt]:
-    """Two nodes of 8 GPUs each. Attempt 1 was lost 58 minutes ago, attempt 2 runs since 52 minutes."""
+    """Return a job on two nodes of 8 GPUs. Attempt 1 was lost 58 minutes ago; attempt 2 has run for 52 minutes."""
     job = a_job(number, state="RUNNING", current_attempt=2, submitted_at=ago(hours=3), **changes)
     lost = an_attempt(
         job,

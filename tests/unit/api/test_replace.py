@@ -1,4 +1,4 @@
-"""A person asks for a node to be replaced: reported as a fault; in a dry run decided, recorded, and nothing else."""
+"""A person requests the replacement of a node. The request is a fault; a dry run only records the decision."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ NODE = instance_id(1)
 
 @pytest.fixture
 def fleet(gateway: Gateway) -> Gateway:
-    """A stack that remembers two nodes, the first with a job on it."""
+    """The API of a fleet with two recorded nodes; a job runs on the first."""
     stored(gateway.fakes.ledger, a_fleet_node(1, job_ids=("job-0000000001",)), a_fleet_node(2))
     return gateway
 

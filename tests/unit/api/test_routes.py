@@ -1,4 +1,4 @@
-"""The template's routes, the functions' routes and docs/api.md say the same."""
+"""The template, the functions and docs/api.md have the same routes."""
 
 import importlib
 import json

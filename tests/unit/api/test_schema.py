@@ -1,7 +1,7 @@
-"""The API against its own description: requests drawn from openapi.json, right ones and wrong ones, on a lived-in site.
+"""Valid and invalid requests drawn from openapi.json, against the API of a fleet with a history.
 
-Whatever is sent, there is no 5xx, and no answer that the description does not have. The suite draws by one seed;
-`API_SEED=7 API_EXAMPLES=500 pytest tests/unit/api/test_schema.py` draws others, and longer.
+No request gets a 5xx, and every answer is in the description. The suite uses one seed;
+`API_SEED=7 API_EXAMPLES=500 pytest tests/unit/api/test_schema.py` uses another seed and more requests.
 """
 
 import json
@@ -35,7 +35,7 @@ CALLERS = [session("Nlp"), session("NlpLead"), session("Guest"), session("Other"
 
 
 def a_site() -> Gateway:
-    """Return a fleet in which something has happened: most requests would else be about nothing."""
+    """Return the API of a fleet with a history. In an empty fleet most requests would find no data."""
     site = Gateway()
     site.call("PUT", QUOTAS, {"quotas": {"priorityClasses": {"high": 100}}, "reason": "First."}, headers=NEW)
     site.call("PUT", TEAM, a_team(), headers=NEW)
@@ -61,7 +61,7 @@ KNOWN = {
 
 
 def wsgi(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Hand a request to the API as its gateway would."""
+    """Pass a request to the API, as its gateway does."""
     length = int(environ.get("CONTENT_LENGTH") or 0)
     body = environ["wsgi.input"].read(length).decode("utf-8", "replace") if length else None
     headers = {

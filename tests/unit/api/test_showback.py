@@ -63,7 +63,7 @@ def test_use_is_cut_at_the_window(gateway: Gateway) -> None:
     query = f"?since={rfc3339(ago(minutes=60))}&until={rfc3339(ago(minutes=53))}&team=nlp"
     (row,) = showback(gateway, query)["items"]
 
-    # Until its end at 58 minutes, and again from the admission at 54 minutes.
+    # The first attempt ended 58 minutes ago; the second was admitted 54 minutes ago.
     assert row["gpuHours"] == pytest.approx(16 * (2 + 1) / 60)
 
 

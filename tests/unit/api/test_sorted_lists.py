@@ -1,4 +1,4 @@
-"""Lists in the order of any field."""
+"""Lists sorted by any field."""
 
 from collections.abc import Iterator
 from typing import Any

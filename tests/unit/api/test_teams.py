@@ -1,4 +1,4 @@
-"""Teams over HTTP: set up by version, by field, and who may do what in whose name."""
+"""Teams over HTTP: changes by version, invalid fields, and the rights of each caller."""
 
 from datetime import datetime, timedelta
 from typing import Any

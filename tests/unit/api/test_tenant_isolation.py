@@ -1,4 +1,4 @@
-"""Access to the data of a job: every read route, for every kind of caller.
+"""Access to the data of a job, for every read route and every kind of caller.
 
 The rows come from the template: a read route without a row here fails.
 """
@@ -68,14 +68,14 @@ SEES_NOT = {
 
 @dataclass(frozen=True)
 class AccessCase:
-    """The view of a read route for a caller outside of the job's team."""
+    """The answer of a read route for a caller outside the job's team."""
 
     target: str
     status: int = 200
     shows: tuple[str, ...] = ()
     """Parts of the answer that every caller sees."""
     is_private: bool = True
-    """Whether the team's answer holds what others may not see: otherwise this row would prove nothing."""
+    """Whether the team's answer has private data: otherwise this case would prove nothing."""
 
 
 ROWS: Mapping[str, AccessCase] = {
@@ -115,7 +115,7 @@ ROWS: Mapping[str, AccessCase] = {
     "/v1/teams/{team}/quota": AccessCase("/v1/teams/nlp/quota", shows=("nlp",), is_private=False),
     "/v1/clusters/{cluster}/quotas": AccessCase(f"/v1/clusters/{FLEET}/quotas", is_private=False),
 }
-"""By the path of the template. A new read route needs a row that says what others see of it."""
+"""Cases by path of the template. A new read route needs a case with the parts that other callers see."""
 
 
 def a_team(name: str, *members: tuple[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A name that nothing has is an error that says what may have been meant, wherever a name is taken."""
+"""An unknown name in any request is an error that suggests similar names."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A job that could never start on the fleet as it is configured is refused; what may still change is not claimed."""
+"""A job that can never start on the configured fleet is refused. Temporary obstacles refuse no job."""
 
 from typing import Any
 

@@ -21,7 +21,7 @@ def a_burst_node(number: int = 9, **changes: Any) -> FleetNode:
 
 
 def measured(gateway: Gateway, node: FleetNode, minutes: int = 2, **percent: float) -> None:
-    """Publish a sample of each named measure, so many minutes ago."""
+    """Publish a sample of each named measure, taken some minutes ago."""
     for name, value in percent.items():
         start = ago(minutes=minutes).replace(second=0, microsecond=0)
         gateway.fakes.utilization_metrics.put(node, Measure[name.upper()], Sample(start, value))

@@ -1,4 +1,4 @@
-"""Rates of the two lanes; the bare loop sends fixed transactions, each held to the present version of the tree."""
+"""Admission rates of a cycle and of the bare loop, which sends fixed transactions at the current tree version."""
 
 import json
 from typing import Any

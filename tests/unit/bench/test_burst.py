@@ -1,4 +1,4 @@
-"""The world in which policies are compared: nothing is lost in it, and no limit is passed."""
+"""The simulation that compares rental policies: every job ends, and no limit is exceeded."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""`make bench-check` tells a change from noise."""
+"""`make bench-check` separates a regression from noise."""
 
 import json
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ def samples(costs: Sequence[float]) -> Samples:
         (Figure(1.2, 1.1, 1.3), Figure(1.0, 0.95, 1.05), Verdict.SAME),  # the intervals are within the margin
         (Figure(0.6, 0.55, 0.65), Figure(1.0, 0.95, 1.05), Verdict.FASTER),
         (Figure(1.2, 0.8, 1.6), Figure(1.0, 0.95, 1.05), Verdict.CANNOT_TELL),
-        (Figure(2.5, 1.8, 3.2), Figure(1.0, 0.95, 1.05), Verdict.SLOWER),  # noisy, and still surely slower
+        (Figure(2.5, 1.8, 3.2), Figure(1.0, 0.95, 1.05), Verdict.SLOWER),  # noisy, but certainly slower
         (Figure(53, 53, 53), Figure(52, 52, 52), Verdict.SAME),
         (Figure(1.0, 1.0, 1.0), None, Verdict.NEW),
     ],
@@ -44,7 +44,7 @@ def baseline(folder: Path, figure: Figure, others_share: float = 0.0) -> Path:
 
 
 class OnIdleMachine:
-    """Ticks of a machine without other programs."""
+    """Processor ticks of a machine without other programs."""
 
     @classmethod
     def now(cls) -> "OnIdleMachine":

@@ -1,4 +1,4 @@
-"""A run is reported as ratios, a table and a file; a baseline holds only ratios."""
+"""A run is reported as ratios, a table and a file. A baseline contains only ratios."""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Ratios compare lanes round by round; only a rise beyond the tolerance is a regression."""
+"""Ratios compare two measurements round by round. Only a rise beyond the tolerance is a regression."""
 
 import pytest
 from hypothesis import given

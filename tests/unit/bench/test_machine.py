@@ -1,4 +1,4 @@
-"""The load of other programs is the busy time without that of this process and its children."""
+"""The load of other programs excludes the time of this process and its children."""
 
 from bench.cpu_usage import Usage
 

@@ -14,11 +14,11 @@ from tools import benchmark_tables
 FILES = sorted(benchmark_tables.RESULTS.glob("*.json"))
 PAGE = benchmark_tables.PAGE.read_text("utf-8")
 MEASURED = re.compile(r"\d\.\d|\$\d|\d ?%|\d ?×|\d,\d{3}")
-"""A number as figures are written: a decimal, dollars, a percentage, a factor, thousands."""
+"""Pattern of a measured number: a decimal, dollars, a percentage, a factor, or thousands."""
 
 
 def _git(*words: str) -> str:
-    """Return the answer of git; empty if it fails or if this is no working copy."""
+    """Return the output of git; empty if git fails or this is no working copy."""
     return subprocess.run(["git", *words], cwd=PROJECT, capture_output=True, text=True, check=False).stdout.strip()
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of the fleet's size counts what the adapters call, and its modelled time is that of its calls."""
+"""The scale benchmark counts the same API calls as the adapters, and its modelled time follows from these calls."""
 
 import functools
 import json
@@ -82,7 +82,7 @@ def test_fleet_has_the_stated_nodes_and_jobs() -> None:
 
 
 class RecordingApi(KubernetesApi):
-    """Answers each list with pages of so many objects, and counts the requests."""
+    """Answers each list in pages of a fixed size, and counts the requests."""
 
     def __init__(self, objects: int) -> None:
         self.name, self.objects = "recorded", objects

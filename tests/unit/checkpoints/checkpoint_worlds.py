@@ -1,4 +1,4 @@
-"""Checkpoints in a dictionary, and the two readers that must agree on what they see in it."""
+"""Checkpoints in a dictionary, and the two readers that must choose the same checkpoint."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ def at(minutes: float) -> datetime:
 
 
 class ReaderAnswer(NamedTuple):
-    """The choice of a reader, in terms that both readers share."""
+    """The choice of a reader, in the terms of both readers."""
 
     resume: tuple[int, int] | None
     grade: str
@@ -40,7 +40,10 @@ class CheckpointWorld:
     fence: bytes | None = None
 
     def save(self, attempt: int, step: int, world_size: int = 2, *, began: float = 0, **changes: Any) -> str:
-        """Write a whole checkpoint, as training code does; return its folder. `changes` go into the manifest."""
+        """Write a complete checkpoint, as training code does.
+
+        `changes` replace fields of the manifest. Return its folder.
+        """
         folder = f"attempt={attempt}/step={step:09d}"
         shards = []
         for rank in range(world_size):
@@ -88,7 +91,7 @@ def _point(attempt: int, step: int) -> dict[str, Any]:
 
 
 class ServiceSide:
-    """The reader that Evenkeel's functions use."""
+    """The reader in Evenkeel's functions."""
 
     def __repr__(self) -> str:
         return "service"
@@ -160,7 +163,7 @@ def _as_answer(choice: service_side.ResumeChoice) -> ReaderAnswer:
 
 
 class TrainingSide:
-    """The reader that a training script carries with it."""
+    """The reader in the training package."""
 
     def __repr__(self) -> str:
         return "training"
@@ -208,9 +211,8 @@ def _said(choice: training_side.ResumeChoice) -> ReaderAnswer:
 
 
 class WorldStorage:
-    """The training package's port over a `CheckpointWorld`.
-
-    `before_raise` runs once, just before the fence is compared.
+    """The storage port of the training package, on a `CheckpointWorld`. `before_raise` runs once, before the fence is
+    compared.
     """
 
     uri = "memory://rings"

@@ -1,4 +1,4 @@
-"""The fence's own rules, and the property on which no two attempts' work can mix."""
+"""The rules of the fence, and the property that the work of two attempts never mixes."""
 
 import json
 from typing import Any
@@ -91,7 +91,7 @@ def test_attempt_overtaken_during_proof_is_fenced() -> None:
 
 
 def test_distrust_affects_only_attempts_under_suspicion() -> None:
-    """Attempt 2 ran elsewhere after the signal; its checkpoints are good."""
+    """Attempt 2 ran on other nodes after the signal; its checkpoints are sound."""
     world = CheckpointWorld()
     world.save(2, 20, began=9)
     evidence = service_side.CheckpointContents(
@@ -110,15 +110,15 @@ def test_distrust_affects_only_attempts_under_suspicion() -> None:
 
 
 class TwoAttemptsNeverMix(RuleBasedStateMachine):
-    """Attempts start, save, lose their nodes and save on.
+    """Attempts start, save, lose their nodes and continue to save.
 
-    Each launch must resume from the newest checkpoint that is whole and was written before any later fence stood.
+    Each launch must resume from the newest complete checkpoint that was written before any later fence.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.world = CheckpointWorld()
-        self.step_of: dict[int, int] = {}  # where each attempt's process stands, the dead ones included
+        self.step_of: dict[int, int] = {}  # the last step of each attempt's process, dead or alive
         self.written_under: dict[tuple[int, int], int] = {}  # fence at the time of each manifest
         self.damaged: set[tuple[int, int]] = set()
         self.choices: dict[int, ReaderAnswer] = {}
@@ -143,7 +143,7 @@ class TwoAttemptsNeverMix(RuleBasedStateMachine):
 
     @rule(data=st.data(), steps=st.integers(0, 3))
     def save(self, data: st.DataObject, steps: int) -> None:
-        """Any process that ever ran may still be running, behind a partition."""
+        """Let a process save. Any process that ever ran may still run behind a network partition."""
         if not self.step_of:
             return
         attempt = data.draw(st.sampled_from(sorted(self.step_of)))
@@ -178,7 +178,7 @@ class TwoAttemptsNeverMix(RuleBasedStateMachine):
         assert service == training
 
     def _lineage(self) -> set[tuple[int, int]]:
-        """Whatever was written in time, by the newest attempt or by those that it and its forebears were pinned to."""
+        """Return the checkpoints of the newest attempt and its ancestors that were written in time."""
         lineage: set[tuple[int, int]] = set()
         attempt, most = self.highest, None
         while attempt:

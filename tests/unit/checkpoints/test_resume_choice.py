@@ -1,4 +1,7 @@
-"""The checkpoint from which an attempt resumes. Each case runs on both readers: the functions' and the script's."""
+"""The checkpoint from which an attempt resumes.
+
+Each case runs on the readers of the functions and of the training script.
+"""
 
 import json
 from typing import Any, NamedTuple

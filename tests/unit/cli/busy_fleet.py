@@ -1,4 +1,4 @@
-"""A fleet on a busy night, as the pictures of the console show it."""
+"""A busy fleet, for the pictures and tests of the console."""
 
 from datetime import datetime
 
@@ -40,7 +40,7 @@ _WAIT = "Team {} is at its borrowing limit: 16 of 16 GPUs. It needs 16 more."
 
 
 def busy_fleet(gateway: Gateway) -> None:
-    """A recovery works, a plan awaits approval, a node is unhealthy, four teams run and wait."""
+    """Store a running recovery, a plan that awaits approval, an unhealthy node, and jobs of four teams."""
     recovery_at_work(gateway)
     quotas = {"quotas": {"priorityClasses": _CLASSES}, "reason": "The classes of the site."}
     gateway.call("PUT", f"/v1/clusters/{FLEET}/quotas", quotas, headers=_NEW)
@@ -64,7 +64,7 @@ def busy_fleet(gateway: Gateway) -> None:
 
 
 def _holds_and_changes(gateway: Gateway) -> None:
-    """A person holds a pool, and some changes are recorded."""
+    """Store a hold of a pool and some recorded changes."""
     reason = {"reason": "We change the switches of this rack.", "forSeconds": 7200, "pool": "p5-on-demand"}
     key = {"Idempotency-Key": "a-hold"}
     gateway.call("POST", f"/v1/clusters/{FLEET}/automation/hold", reason, headers=key)

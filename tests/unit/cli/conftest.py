@@ -1,4 +1,4 @@
-"""The command against the real API functions, over HTTP on loopback."""
+"""Fixtures that run the command against the real API functions, over HTTP on loopback."""
 
 import contextlib
 import io
@@ -44,7 +44,7 @@ class _Pipe(io.StringIO):
 
 
 class CliFixture:
-    """The API on a port, and the command in a folder whose context names it."""
+    """The API on a port, and the command in a folder with a context for this API."""
 
     def __init__(self, gateway: Gateway, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gateway = gateway

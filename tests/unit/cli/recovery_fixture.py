@@ -1,4 +1,4 @@
-"""A fleet in the middle of a recovery, as the pictures of the command show it."""
+"""A fleet during a recovery, for the exact outputs of the command."""
 
 from evenkeel.domain.decisions import Alternative
 from evenkeel.domain.health.incidents import StageTimes
@@ -20,7 +20,7 @@ from tests.unit.api.seeds import (
 
 
 def recovery_at_work(gateway: Gateway) -> None:
-    """Job 1 runs again on attempt 2 while node 1 is being replaced; job 2 waits; job 3 is over."""
+    """Store job 1, which runs attempt 2 while node 1 is replaced, the pending job 2, and the ended job 3."""
     ledger = gateway.fakes.ledger
     plan = ResumePlan(
         incident_id="inc-0000000001",

@@ -1,4 +1,4 @@
-"""Which access entries change, for any state of a cluster."""
+"""The changes of access entries for any state of a cluster."""
 
 from hypothesis import given
 from hypothesis import strategies as st

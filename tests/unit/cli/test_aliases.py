@@ -1,4 +1,4 @@
-"""Words of kubectl stand for commands of ours."""
+"""Commands in the style of kubectl expand to Evenkeel's commands."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Acknowledge an incident, list who changed what, and stop everything."""
+"""Acknowledge an incident, list the audit, and hold everything."""
 
 import csv
 import io

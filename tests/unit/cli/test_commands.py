@@ -521,7 +521,7 @@ def test_why_of_an_unknown_name_is_refused(served: CliFixture) -> None:
 
 
 def namesakes(served: CliFixture, *states: str) -> None:
-    """Store jobs of one name, the oldest first; job 1 waits in the queue of a team, which is listed before all."""
+    """Store jobs with the same name, oldest first. Job 1 waits in a team's queue, which is listed before all jobs."""
     jobs = [a_job(number, state=state, queue="research") for number, state in enumerate(states, 1)]
     stored(served.gateway.fakes.ledger, *(job.replace(spec=job.spec.replace(name="llama")) for job in jobs))
 
@@ -947,7 +947,7 @@ def test_help_takes_less_than_twice_the_time_of_its_library() -> None:
     ]
     own_seconds, library = (min(taken) for taken in zip(*rounds, strict=True))
 
-    # Alternately, and the shortest of each: a busy machine must not affect the result.
+    # The runs alternate, and the shortest of each counts: a busy machine must not affect the result.
     assert own_seconds < 2 * library, rounds
 
 
@@ -1047,7 +1047,7 @@ def test_job_of_another_team_is_shown_partly(served: CliFixture) -> None:
 
 
 def cluster_dies(served: CliFixture) -> None:
-    """Twelve minutes ago the cluster stopped to answer."""
+    """Store a fleet whose cluster stopped answering twelve minutes ago."""
     ledger = served.gateway.fakes.ledger
     for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
         row = ledger.rows[fleet_rows.heartbeat_key(function)]

@@ -1,4 +1,7 @@
-"""Completion: commands, options, values and live ids; never an error, never a word that a shell would act on."""
+"""Completion of commands, options, values and ids.
+
+It never fails, and never prints a word that a shell would interpret.
+"""
 
 import subprocess
 from pathlib import Path

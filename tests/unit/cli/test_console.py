@@ -1,4 +1,4 @@
-"""The server of the console: who may use it, and what it forwards."""
+"""The server of the console: its sessions, and the requests that it forwards."""
 
 import contextlib
 import gzip
@@ -50,7 +50,7 @@ class Address(NamedTuple):
 
 
 class Browser:
-    """A client of the console that sends what a page of it would send."""
+    """A client that sends the same requests as the console's own page."""
 
     def __init__(self, server: "ConsoleServer | Address") -> None:
         self.server = server
@@ -59,7 +59,7 @@ class Browser:
         self.key = ""
 
     def send(self, method: str, path: str, *, body: str | None = None, **headers: str) -> Reply:
-        """Send a request; a header given as an empty text is left out."""
+        """Send a request. An empty header is not sent."""
         sent = {"Host": self.host} | ({"Cookie": self.cookie} if self.cookie else {})
         sent |= {name.replace("_", "-"): value for name, value in headers.items()}
         connection = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=10)
@@ -313,7 +313,7 @@ def test_change_interrupted_by_a_proxy_takes_effect_once(browser: Browser, serve
 
 
 def test_console_killed_during_a_change_loses_no_change(served: CliFixture) -> None:
-    """The API goes on without the console; the next console shows the change."""
+    """The API completes the change without the console, and the next console shows it."""
     hold = {"reason": "a test", "forSeconds": 3600}
     path = f"/v1/clusters/{FLEET}/automation/hold"
     arrived, killed = threading.Event(), threading.Event()
@@ -354,7 +354,7 @@ def test_console_killed_during_a_change_loses_no_change(served: CliFixture) -> N
 
 @contextlib.contextmanager
 def a_console_process() -> Iterator[tuple[subprocess.Popen[str], Browser]]:
-    """`evenkeel console` in a process of its own, and a browser with a session."""
+    """Run `evenkeel console` in its own process; yield it with a browser that has a session."""
     command = [sys.executable, "-m", "evenkeel_cli.main", "console", "--no-open"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -51,7 +51,7 @@ def console(served: CliFixture) -> Iterator[ConsoleServer]:
 
 @pytest.fixture
 def page(chromium: Browser, console: ConsoleServer) -> Iterator[Page]:
-    """A signed-in page. The test fails for an error of a script, and for a request to another address."""
+    """A signed-in page. The test fails after a script error or a request to another address."""
     context = chromium.new_context(viewport={"width": 1280, "height": 800})
     opened = context.new_page()
     opened.set_default_timeout(10_000)
@@ -67,7 +67,7 @@ def page(chromium: Browser, console: ConsoleServer) -> Iterator[Page]:
 
 
 def show(page: Page, words: str) -> None:
-    """Open a page of the console, and wait until each of its panels has an answer."""
+    """Open a page of the console, and wait until every panel has loaded."""
     page.evaluate("words => { location.hash = `#/${words}`; }", words)
     expect(page.locator("main .loading")).to_have_count(0)
 

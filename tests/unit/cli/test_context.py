@@ -1,4 +1,4 @@
-"""The API of a command: only the API that the caller chose, at exactly the named host."""
+"""A command uses only the API that the caller chose, at exactly the named host."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_context_of_another_user_is_refused(tmp_path: Path, checked_path: str, m
 
     def lstat(path: Path) -> os.stat_result:
         result = own(path)
-        # A test may not give files away: only root can.
+        # Only root can change the owner of a file.
         return os.stat_result((*result[:4], result.st_uid + 1, *result[5:10])) if path == other_path else result
 
     monkeypatch.setattr(Path, "lstat", lstat)

@@ -32,7 +32,7 @@ def written(items: list[dict[str, Any]], *fields: str) -> str:
 
 
 def cell(value: Any) -> str:
-    """Return a value after it was written and read again."""
+    """Write a value as CSV, and return it as read back."""
     return next(csv.DictReader(io.StringIO(written([{"first": 1, "cell": value}], "first", "cell"), newline="")))[
         "cell"
     ]

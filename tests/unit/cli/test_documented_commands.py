@@ -23,12 +23,12 @@ SOURCES = sorted(
 _COMMAND = re.compile(r"(?<![\w.-])evenkeel ([a-z][a-z-]*)((?:[^`|;&\"\n]|\|(?! ))*)")
 _IN_CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 _NO_COMMANDS = {"resume-point", "import", "and", "is"}
-"""Words after the name in texts that show no command to type."""
+"""Words after `evenkeel` in texts that are no commands."""
 
 
 @cache
 def verbs_of(noun: str) -> dict[str, frozenset[str]]:
-    """Return the options of each verb of a noun; under no name those of a noun that has no verbs."""
+    """Return the options of each verb of a noun. A noun without verbs has its options under the empty name."""
     app: typer.Typer = importlib.import_module(f"evenkeel_cli.commands.{NOUNS[noun].module}").app
     command = typer.main.get_command(app)
     verbs = getattr(command, "commands", {"": command})
@@ -39,14 +39,14 @@ def verbs_of(noun: str) -> dict[str, frozenset[str]]:
 
 
 def named_in(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each noun that follows the program's name, with the rest of its line."""
+    """Yield each noun after `evenkeel` in a text, with the rest of the line."""
     for match in _COMMAND.finditer(text):
         if match[1] not in _NO_COMMANDS:
             yield match[1], match[2].split(" -- ")[0]
 
 
 def wrong_in(text: str) -> list[str]:
-    """Return the commands and options that a text names and that are not there."""
+    """Return the commands and options in a text that do not exist."""
     wrong = []
     for typed_noun, typed_rest in named_in(text):
         noun, *words = expand_aliases([typed_noun, *typed_rest.split()])

@@ -1,4 +1,4 @@
-"""`evenkeel economics`: the formulas on the command line, in each form of output, and wrong input."""
+"""`evenkeel economics`: the formulas on the command line, every output format, and invalid input."""
 
 import contextlib
 import csv

@@ -79,7 +79,7 @@ def test_forecast_without_a_fleet_is_refused() -> None:
 
 @pytest.fixture
 def with_history(served: CliFixture) -> CliFixture:
-    """Four nodes that run for three days, a node that went yesterday, and incidents that count and that do not."""
+    """Four nodes that ran for three days, a node removed yesterday, and incidents of which some count as failures."""
     ledger = served.gateway.fakes.ledger
     nodes = [a_fleet_node(number) for number in (1, 2, 3, 4)]
     node = a_fleet_node(5, is_gone=True, changed_at=ago(days=1))

@@ -1,4 +1,4 @@
-"""Connections that are cut, expired credentials and wrong clocks: a clear sentence, and each act once."""
+"""Broken connections, expired credentials and wrong clocks: a clear message, and one effect of each change."""
 
 import json
 import socket
@@ -49,7 +49,7 @@ def site(served: CliFixture) -> CliFixture:
 
 
 def begin(served: CliFixture) -> None:
-    """Set up the same fleet anew."""
+    """Set up the same fleet again."""
     served.gateway = Gateway(FakeWorld(policy=Policy(jobs=JobPolicy(priority_classes=("high",)))))
     ledger = served.gateway.fakes.ledger
     heartbeats(ledger)
@@ -80,14 +80,14 @@ def test_change_whose_response_is_lost_takes_effect_once(
     assert let_through.was_cut
     assert len(changes(site)) > number
     if result.exit_code:
-        # An act on condition of a version cannot tell its own earlier try from another change.
+        # A change at a stated version cannot tell its own earlier try from another change.
         assert (result.exit_code, act) == (5, "teams")
         assert "An earlier try was cut off and may have made the change" in result.err
     assert site.gateway.fakes.ledger.contents() == expected
 
 
 class Cut:
-    """Cuts the answer to the first request that changes something, after the API has carried it out."""
+    """Cuts off the answer to the first change, after the API has made the change."""
 
     def __init__(self, served: CliFixture, after: int) -> None:
         self.was_cut = False

@@ -1,4 +1,4 @@
-"""Reporting a fault by hand, as a detector does."""
+"""A person reports a fault with the command, as a detector does."""
 
 import pytest
 

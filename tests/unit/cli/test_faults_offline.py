@@ -1,4 +1,4 @@
-"""The catalogue and a policy, looked at without a fleet."""
+"""Commands that show the fault catalogue and check a policy without a fleet."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`evenkeel plan` on files: the worked examples, every kind of document, and what is said of bad ones."""
+"""`evenkeel plan` on files: the worked examples, every kind of document, and the messages for invalid ones."""
 
 import contextlib
 import io
@@ -63,7 +63,7 @@ def workload(name: str, spec: Json | None = None, status: Json | None = None, **
 
 
 class Files:
-    """Files in a folder, and the command run on them."""
+    """Writes files into a folder, and runs the command on them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -287,7 +287,7 @@ def test_simulated_time_starts_at_the_latest_admission(files: Files) -> None:
     )
     plan = files.plan(*jobs, quota=quota)
 
-    # Both count as admitted at 50; the name decides.
+    # Both count as admitted at 50; their names decide the order.
     assert (plan["cycles"][0]["at"], list(victims(first(plan)["new"]))) == (50, ["known"])
     assert list(victims(first(files.plan(*jobs, quota=quota, options="--now 60"))["new"])) == ["unknown"]
 
@@ -323,7 +323,7 @@ def test_pods_ready_timeout_requeues_with_backoff(files: Files) -> None:
     [
         ({}, None),  # the end is unknown
         ({"requeueAt": "2026-11-03T13:00:00Z", "count": 1}, "2026-11-03T13:00:00Z"),
-        ({"requeueAt": "2026-11-03T11:00:00Z"}, "2026-11-03T12:00:00Z"),  # it is over when time begins
+        ({"requeueAt": "2026-11-03T11:00:00Z"}, "2026-11-03T12:00:00Z"),  # ended before the start
     ],
 )
 def test_workload_is_retried_after_its_backoff(files: Files, state: Json, told_again_at: str | None) -> None:
@@ -646,7 +646,7 @@ def test_converted_quota_file_reports_lost_settings(files: Files, tmp_path: Path
 
 
 def reserved(name: str, *conditions: Json) -> Json:
-    """Return a Workload that holds quota, with what else is said of it."""
+    """Return a Workload that holds quota, with further conditions."""
     flavors, usage = {"cpu": "p5", "nvidia.com/gpu": "p5"}, {"cpu": "2", "nvidia.com/gpu": "0"}
     assignment = {"name": "main", "flavors": flavors, "resourceUsage": usage, "count": 4}
     admission = {"clusterQueue": "research", "podSetAssignments": [assignment]}

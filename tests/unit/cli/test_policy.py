@@ -1,4 +1,4 @@
-"""A site's policy, put in force and shown."""
+"""The site policy: apply it, and show it."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A postmortem holds what the records state, names no person, and is Markdown that external text cannot break."""
+"""A postmortem contains recorded facts, names no person, and is Markdown that external text cannot break."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Step, loss and time left, as the log of a job states them."""
+"""Step, loss and remaining time, read from the log of a job."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""`evenkeel incidents receipt` and `evenkeel jobs receipt`: pages of 80 columns, and the API's object."""
+"""`evenkeel incidents receipt` and `evenkeel jobs receipt`: text of 80 columns, and JSON as from the API."""
 
 import json
 

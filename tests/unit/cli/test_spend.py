@@ -1,4 +1,4 @@
-"""`evenkeel teams spend`: groups on a page, and FOCUS columns in CSV."""
+"""`evenkeel teams spend`: a table of groups, and CSV with FOCUS columns."""
 
 import csv
 from io import StringIO

@@ -1,4 +1,4 @@
-"""Teams from the command line: set up from any spelling, seen in tables, and their jobs held back and re-ranked."""
+"""Teams on the command line: set-up from every file format, tables, and changes to their jobs."""
 
 import json
 from pathlib import Path

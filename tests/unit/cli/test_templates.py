@@ -1,4 +1,4 @@
-"""Files to begin with: valid as they are, and with the shipped values."""
+"""Template files are valid as written, and have the shipped values."""
 
 import json
 from pathlib import Path

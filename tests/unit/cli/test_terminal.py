@@ -1,4 +1,4 @@
-"""Text from jobs, detectors and providers cannot act on a terminal, whatever command prints it."""
+"""Text from jobs, detectors and providers cannot control the terminal, whichever command prints it."""
 
 import ast
 import io
@@ -29,7 +29,7 @@ class Terminal(io.StringIO):
 
 
 def test_only_the_printer_class_writes_to_the_terminal() -> None:
-    """Every other way to print would pass the one function that neutralises text."""
+    """Any other way to print would bypass the function that escapes control characters."""
     writes = []
     for path in sorted(CLI.rglob("*.py")):
         if path.name == "render.py":
@@ -42,7 +42,7 @@ def test_only_the_printer_class_writes_to_the_terminal() -> None:
                 if is_print or is_write or called == "os.write":
                     writes.append(f"{path.name}:{node.lineno} {called}")
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"typer.confirm", "typer.prompt"}:
-                # The question is a word of ours; `note` printed its subject before.
+                # The question has only fixed words; `note` printed the subject before.
                 assert not any(isinstance(part, ast.Subscript) for part in ast.walk(node.args[0]))
 
     assert writes == []

@@ -1,4 +1,4 @@
-"""`evenkeel utilization ls`: exact tables at 80 columns, and what scripts read."""
+"""`evenkeel utilization ls`: exact tables of 80 columns, JSON and CSV."""
 
 import csv
 import json
@@ -44,7 +44,7 @@ PROBLEM = (
 
 @pytest.fixture
 def fleet(served: CliFixture) -> CliFixture:
-    """Three nodes of which two are measured, and a cluster without the add-on."""
+    """Three nodes, of which two have measurements, and a cluster without the CloudWatch add-on."""
     life = NodeLife(cluster="burst-eks", instance_id=instance_id(4), launched_at=ago(hours=1))
     busy, idle = a_fleet_node(1, accelerators_in_use=8), a_fleet_node(2, accelerators_in_use=8)
     faulty = a_fleet_node(3, is_cordoned=True, incident_id="inc-0000000009")

@@ -1,4 +1,4 @@
-"""A chart's values file, linted and imported without a fleet."""
+"""A values file of a Helm chart: linted and imported without a fleet."""
 
 import copy
 import json
@@ -103,7 +103,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def other_value(value: Any) -> Any:
-    """Return a value of the same kind that the field may have."""
+    """Return another valid value of the same kind."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""Commands that go on for long: credentials that end, an API that is away for a while, jobs that move meanwhile."""
+"""Commands that run for a long time: credentials expire, the API is unreachable for a while, jobs change state."""
 
 import json
 import re
@@ -14,11 +14,11 @@ from tests.unit.api.seeds import a_job, an_attempt, heartbeats, stored
 from tests.unit.cli.conftest import CliFixture
 
 NOT_NOW = [ApiResponse(503, {}, '{"code": "UNAVAILABLE", "detail": "Not now."}')] * 3
-"""A look that fails, with all its tries."""
+"""Answers that make one poll fail, with all its retries."""
 
 
 def there_is(served: CliFixture, state: str, attempt: int = 1, *, ended: int = 0, log: str = "") -> None:
-    """Let the API know one job in this state, whose first attempts have ended, and a log of its latest attempt."""
+    """Store a job in this state with ended attempts, and the log of its latest attempt."""
     served.gateway = Gateway()
     heartbeats(served.gateway.fakes.ledger)
     job = a_job(1, state=state, current_attempt=attempt, reason="So it is.")
@@ -31,7 +31,7 @@ def there_is(served: CliFixture, state: str, attempt: int = 1, *, ended: int = 0
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
-    """Let things happen between one look and the next, in place of the time that passes."""
+    """Run one step between two polls, in place of the pause."""
     ahead = iter(steps)
     monkeypatch.setattr("time.sleep", lambda _seconds: next(ahead)())
 
@@ -40,7 +40,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> 
 
 
 def signed_by_leases(served: CliFixture, monkeypatch: pytest.MonkeyPatch, *, at_most: int) -> None:
-    """Sign with keys that end in five minutes: so soon that botocore fetches another each time it is asked."""
+    """Sign with keys that expire in five minutes, so that botocore refreshes them at each request."""
     served.write_context({name: value for name, value in served.context.items() if name != "credentials"})
     ends = f"{datetime.now(UTC) + timedelta(minutes=5):%Y-%m-%dT%H:%M:%SZ}"
     script, config = served.folder / "lease.sh", served.folder / "aws.ini"

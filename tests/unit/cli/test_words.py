@@ -1,4 +1,4 @@
-"""Words for states: the mode in force."""
+"""The text for the mode in force."""
 
 import pytest
 

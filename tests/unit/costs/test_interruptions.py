@@ -1,4 +1,4 @@
-"""The receipt of interruptions: properties over whole lives of jobs, late records, and missing records."""
+"""The cost of interruptions: properties of complete job histories, late records, and missing records."""
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -100,7 +100,7 @@ Life = tuple[Job, list[Attempt], list[tuple[int, Incident]], dict[int, GpuPrice 
 
 @st.composite
 def lives(draw: st.DrawFn) -> Life:
-    """A job with up to five attempts in order, each record present or not, and incidents at any time."""
+    """Draw a job with up to five attempts, of which some records are missing, and incidents at any time."""
     clock, attempts, incidents = 0.0, list[Attempt](), list[tuple[int, Incident]]()
     prices: dict[int, GpuPrice | None] = {}
     count = draw(st.integers(1, 5))

@@ -1,4 +1,4 @@
-"""Node time: every GPU-second has one use, and prices change at their dates."""
+"""Node time: every GPU-second has one use, and prices apply from their dates."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

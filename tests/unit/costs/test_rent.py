@@ -1,4 +1,4 @@
-"""Rent in a window: bills are cut at its borders, and compared with the cap."""
+"""Rent in a window: bills are split at its start and end, and compared with the cap."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

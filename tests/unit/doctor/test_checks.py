@@ -1,4 +1,4 @@
-"""Each check: once with everything in order, and once for each fault that it must find."""
+"""Each check runs on a healthy stack, and with each fault that it must find."""
 
 import io
 import json
@@ -43,7 +43,7 @@ DENIED = CouldNotCheck("Your identity may not call it.", "Use another identity."
 
 
 def self_test(function: str, **changes: Any) -> Json:
-    """Answer of a healthy function."""
+    """Return the answer of a healthy function to its self test."""
     reads = function == "schedule_jobs"
     cluster: Json = {
         "cluster": CLUSTER,
@@ -67,12 +67,12 @@ def self_test(function: str, **changes: Any) -> Json:
 
 @dataclass
 class FakeAws:
-    """An account in which all is well. A test plants faults: another answer to one call, or an error."""
+    """A healthy account. A test plants faults: another answer to one call, or an error."""
 
     planted: dict[str, Any] = field(default_factory=dict)
-    """By `service:operation`, or `service:operation:ARGUMENT` where the argument is any of the call's values."""
+    """Faults by `service:operation`, or by `service:operation:ARGUMENT` for one value of any argument."""
     tests: dict[str, Any] = field(default_factory=dict)
-    """Self-tests that are not in order, by function."""
+    """Answers of functions to a self test that differ from a healthy answer."""
     calls: list[tuple[str, Json]] = field(default_factory=list)
 
     def call(self, service: str, operation: str, **parameters: Any) -> Json:
@@ -110,7 +110,7 @@ class FakeAws:
 
 
 def _healthy_answers() -> dict[str, Json]:
-    """Return the answers to those calls whose answer does not depend on their arguments."""
+    """Return the answers to the calls that depend on no argument."""
     ids = [{"LogicalResourceId": rule, "PhysicalResourceId": f"evenkeel-{rule}-1X"} for rule in checks.RULES]
     return {
         "sts:get_caller_identity": {"Arn": "arn:aws:sts::111122223333:assumed-role/OnCall/ana"},
@@ -186,7 +186,7 @@ def sources(*states: str) -> Callable[["FakeSite"], None]:
 
 
 class FakeApi:
-    """The API, where all is well."""
+    """A healthy API."""
 
     def __init__(self) -> None:
         self.problem: CommandFailed | None = None
@@ -214,7 +214,7 @@ class FakeApi:
 
 @dataclass
 class FakeSite:
-    """Where a fault is planted."""
+    """The AWS account and the API in which a test plants a fault."""
 
     aws: FakeAws = field(default_factory=FakeAws)
     api: FakeApi = field(default_factory=FakeApi)
@@ -251,7 +251,7 @@ def fleet_parameter(name: str, **record: str) -> Json:
 
 
 def other_fleet(**record: str) -> Callable[[FakeSite], None]:
-    """Record a second fleet beside the own fleet, which has the same clusters as itself."""
+    """Return a plant: AWS records this fleet, and a second one with these facts."""
     document = fleet_parameter("research", clusters=CLUSTER, hyperPod=HYPERPOD)
     return plant("ssm:get_parameters_by_path", {"Parameters": [document, fleet_parameter("other", **record)]})
 
@@ -759,7 +759,7 @@ def test_failing_check_does_not_stop_other_checks() -> None:
 
 
 class Silent:
-    """A part that does not answer until the test is over."""
+    """A dependency that does not answer until the test is over."""
 
     def __init__(self) -> None:
         self.has_begun, self.is_over = threading.Event(), threading.Event()

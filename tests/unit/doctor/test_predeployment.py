@@ -1,4 +1,4 @@
-"""Each check before a deployment: once with everything in order, and once for each fault that it must find."""
+"""Each check before a deployment runs on a prepared account, and with each fault that it must find."""
 
 import json
 import subprocess
@@ -76,7 +76,7 @@ def routes(**target: str) -> Json:
 
 NAT = routes(NatGatewayId="nat-1")
 CLOSED = routes(GatewayId="igw-1")
-"""An internet gateway is no use to a function, which has no public address."""
+"""Routes without a way to the internet. A function cannot use an internet gateway: it has no public address."""
 
 
 def made_endpoints(*names: str, state: str = "Available") -> Json:
@@ -109,7 +109,7 @@ def limits(total: int, unreserved: int) -> Json:
 
 
 class FakeAws:
-    """An account in which all is well. Requests and answers have the shapes of botocore's service models."""
+    """A correctly prepared account. Requests and answers have the shapes of botocore's service models."""
 
     def __init__(self) -> None:
         self.planted: dict[str, Any] = {}
@@ -125,7 +125,7 @@ class FakeAws:
 
 @dataclass
 class Bench:
-    """Where a fault is planted: in AWS, or in the environment."""
+    """The account and the environment in which a test plants a fault."""
 
     aws: FakeAws = field(default_factory=FakeAws)
     parameters: dict[str, str] = field(default_factory=dict)

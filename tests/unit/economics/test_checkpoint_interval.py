@@ -1,4 +1,4 @@
-"""Checkpoint intervals: the exact form agrees with a simulation, and the optimum is one."""
+"""Checkpoint intervals: the exact formula agrees with a simulation, and no interval is better than the optimum."""
 
 import math
 import random
@@ -14,7 +14,7 @@ W, R, M = 60.0, 2390.0, 28_125.0
 
 
 def simulated_ettr(interval: float, write: float, restart: float, mtbf: float, *, can_fail: bool, cycles: int) -> float:
-    """Run a job second by second from failure to failure until it has saved some intervals."""
+    """Simulate a job from failure to failure, and return its effective training time ratio."""
     uniform = random.Random(f"{interval}/{can_fail}")
     elapsed = 0.0
 
@@ -94,7 +94,7 @@ def test_lost_work_is_the_mean_of_the_simulation() -> None:
 
     assert math.fsum(within) / len(within) == pytest.approx(ci.lost_work_seconds(2900, 100, mtbf), rel=0.01)
     assert ci.lost_work_seconds(1799, 1, 1e9) == pytest.approx(900, rel=1e-5)
-    # The two branches meet.
+    # Both branches of the formula give the same value here.
     assert ci.lost_work_seconds(0.99e-4, 0, 1) == pytest.approx(ci.lost_work_seconds(1.01e-4, 0, 1) * 0.99 / 1.01)
 
 

@@ -43,7 +43,7 @@ def test_no_other_number_of_committed_units_costs_less(
 
 
 def test_unit_is_committed_if_used_beyond_its_break_even_share() -> None:
-    # 6 of 10 hours want a second unit: exactly the share of 3/5, which does not pay.
+    # 6 of 10 hours need a second unit: exactly the share of 3/5, which does not pay.
     advice = advise_commitment(hours(*[2] * 6, *[1] * 4), TERMS)
 
     assert advice.break_even_share == 0.6

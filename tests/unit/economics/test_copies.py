@@ -1,4 +1,4 @@
-"""Copies in memory: the counts agree with listing every set of lost machines."""
+"""In-memory copies of checkpoints: the formulas agree with an enumeration of all sets of lost machines."""
 
 from itertools import combinations
 
@@ -11,7 +11,7 @@ CASES = [(n, m, k) for n in range(1, 11) for m in range(1, n + 1) if n % m == 0 
 
 
 def listed(machines: int, size: int, lost: int) -> tuple[int, int]:
-    """Count the harmless sets, for groups and for neighbours on a ring, one by one."""
+    """Count, one by one, the sets of lost machines that lose no data: with copies in groups, and on a ring."""
     grouped = ring = 0
     for lost_machines in map(frozenset, combinations(range(machines), lost)):
         grouped += not any(set(range(at, at + size)) <= lost_machines for at in range(0, machines, size))

@@ -1,4 +1,4 @@
-"""Expected durations: measured where there is enough to go by, else the policy's."""
+"""Expected durations are measured if there are enough cases; otherwise they come from the policy."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""Failure rates by group, and what they mean for a job."""
+"""Failure rates by group, and their effect on a job."""
 
 import math
 

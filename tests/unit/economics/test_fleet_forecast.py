@@ -61,7 +61,7 @@ def test_monthly_forecast_agrees_with_the_simulation() -> None:
     def gap() -> float:
         return -math.log(1 - uniform.random()) / rate
 
-    # The share of failures without a spare, with failures at any time as the stock formula counts them.
+    # The share of failures without a free spare. Failures happen at any time, as in the stock formula.
     now, orders, missed, count = 0.0, list[float](), 0, 40_000
     for _ in range(count):
         now += gap()

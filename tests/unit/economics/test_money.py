@@ -1,4 +1,4 @@
-"""Money is whole numbers until it is shown."""
+"""Amounts of money are whole numbers until they are displayed."""
 
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction

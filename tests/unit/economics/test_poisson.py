@@ -11,7 +11,7 @@ from evenkeel.domain.economics.figure_checks import WrongFigure
 
 
 def sum_at_most(count: int, mean: float) -> float:
-    """The definition, term by term."""
+    """Return the probability of at most `count` events by summing the terms of the definition."""
     return math.fsum(math.exp(-mean) * mean**k / math.factorial(k) for k in range(count + 1))
 
 

@@ -1,4 +1,4 @@
-"""Prices of accelerator time: the list, the site's dated prices, and types without a price."""
+"""Prices of accelerator time: list prices, dated prices of the site, and types without a price."""
 
 from datetime import UTC, date, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""The article's tables: every printed cell, the three misprints, and both derivations."""
+"""The tables of the article: every printed cell, its two derivations, and the three misprints."""
 
 import math
 import random

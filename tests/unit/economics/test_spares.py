@@ -43,7 +43,7 @@ def test_cost_of_spares_in_a_known_case_is_reproduced(
 
 @pytest.mark.parametrize("takes_from_stock_only", [True, False])
 def test_probability_of_no_free_spare_agrees_with_the_simulation(*, takes_from_stock_only: bool) -> None:
-    """Orders with a lead time that is not constant: only its mean matters."""
+    """The lead time of an order varies: only its mean matters."""
     uniform, stock, load = random.Random(5), 3, 2.0
     now, orders, missed, failures = 0.0, list[float](), 0, 60_000
     for _ in range(failures):
@@ -79,7 +79,7 @@ def test_next_spare_pays_off_exactly_by_the_marginal_rule() -> None:
 
 
 def test_broken_nodes_are_poisson_distributed_with_unlimited_repairers() -> None:
-    """With a repairer each, and nodes that fail while the job waits, broken machines are almost Poisson."""
+    """With a repairer for each machine, the number of broken machines is almost Poisson."""
     shop = spares.repair_shop(5000, 6, 0.0004, 1.0, None, fails_while_stopped=True)
 
     assert shop.no_spare_probability < 1

@@ -1,4 +1,4 @@
-"""The sample events, and variations of them."""
+"""The sample events and their variations."""
 
 import copy
 import json
@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 
 def sample(name: str, **changes: Any) -> Json:
-    """Return a sample event; each change replaces a field of its `detail` (`__` between names)."""
+    """Return a sample event. Each change replaces a field of its `detail` (`__` between names)."""
     event: Json = json.loads((EVENTS / f"{name}.json").read_text(encoding="utf-8"))
     for path, value in changes.items():
         *parents, last = path.split("__")

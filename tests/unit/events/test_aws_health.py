@@ -1,4 +1,4 @@
-"""Planned work and trouble as AWS Health tells it: one event, many nodes."""
+"""AWS Health events: one event about planned work or problems of many nodes."""
 
 from datetime import UTC, datetime
 from typing import Any

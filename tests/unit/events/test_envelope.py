@@ -1,4 +1,4 @@
-"""Every event as AWS sends it, every hostile one, and what each comes out as."""
+"""The result of parsing every sample event and every hostile event."""
 
 import copy
 import functools
@@ -25,7 +25,7 @@ def body(name: str) -> bytes:
 
 
 def an_event(**changes: Any) -> dict[str, Any]:
-    """The unhealthy event with some of `detail` (a dotted path, `__` between names) or of the envelope changed."""
+    """Return the event of an unhealthy node with changes of the envelope or of `detail` (`__` between names)."""
     event: dict[str, Any] = json.loads(body(UNHEALTHY))
     for path, value in changes.items():
         *parents, last = path.split("__")
@@ -41,7 +41,7 @@ def parsed(event: dict[str, Any]) -> Any:
 
 
 def only(answer: Any) -> NodeFact:
-    """Return the one fact of an answer."""
+    """Return the only fact of a parsed event."""
     assert isinstance(answer, ParsedEvent), answer
     [fact] = answer.facts
     assert isinstance(fact, NodeFact)
@@ -243,7 +243,7 @@ def paths(document: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
 
 @st.composite
 def altered_events(draw: st.DrawFn) -> Any:
-    """A sample event with one or two fields taken away, or replaced by anything."""
+    """Draw a sample event with one or two fields removed or replaced by any value."""
     event = copy.deepcopy(draw(st.sampled_from(SAMPLES)))
     for _ in range(draw(st.integers(1, 2))):
         *parents, last = draw(st.sampled_from(paths(event)[1:] or [("id",)]))
@@ -297,7 +297,7 @@ def test_parsing_time_is_linear_in_the_text_length(name: str, text: str) -> None
     for raw in variants:
         envelope.parse(raw)
 
-    # A pattern that backtracks needs minutes for such a text, others a few milliseconds.
+    # A pattern that backtracks needs minutes for such a text; a linear pattern needs milliseconds.
     assert time.process_time() - began < 10
 
 

@@ -212,5 +212,5 @@ def test_reading_time_is_linear_in_the_text_length(part: str) -> None:
     agent_log.readings(text)
     eks_conditions.reading(text, text)
 
-    # A pattern that backtracks needs minutes for such a text, others a few milliseconds.
+    # A pattern that backtracks needs minutes for such a text; a linear pattern needs milliseconds.
     assert time.process_time() - began < 10

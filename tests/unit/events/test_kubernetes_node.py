@@ -1,4 +1,4 @@
-"""Facts in node objects about their machines."""
+"""Facts about machines in Kubernetes node objects."""
 
 import json
 from datetime import UTC, timedelta

@@ -1,4 +1,4 @@
-"""Node objects as API servers give them, read down to what is told of their machines."""
+"""Node objects from an API server, parsed into facts about their machines."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Bursts, and how far a set of signals lets checkpoints be trusted."""
+"""Series of signals, and the trust in checkpoints that follows from a set of signals."""
 
 from datetime import timedelta
 from random import Random

@@ -1,4 +1,4 @@
-"""The catalogue as data: every row is checked where it is read, and a site's changes likewise."""
+"""The fault catalogue: every row is validated when it is read, and so are the changes of a site."""
 
 import csv
 import importlib.resources
@@ -22,7 +22,7 @@ TEXT = importlib.resources.files("evenkeel.domain.health").joinpath("faults.csv"
 
 
 def written(key: str, /, **columns: str) -> str:
-    """The shipped catalogue with some columns of one row changed."""
+    """Return the shipped catalogue as text, with some columns of one row changed."""
     rows = list(csv.DictReader(TEXT.splitlines()))
     for row in rows:
         if row["key"] == key:

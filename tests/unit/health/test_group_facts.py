@@ -1,4 +1,4 @@
-"""A fact about a group of nodes is stored once, until it expires, under the nodes that it concerns."""
+"""A fact about a group of nodes is stored once, under its pool or cluster, until it expires."""
 
 from datetime import timedelta
 from typing import Any

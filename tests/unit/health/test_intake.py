@@ -388,7 +388,7 @@ _JUDGED = (
 
 
 def judged(facts: list[NodeFact]) -> dict[str, Any]:
-    """Result for an incident whose first fact is the first that opens one."""
+    """Return the incident after all facts; the first fact that opens an incident creates it."""
     evidence = [fact for fact in facts if fact.kind is FactKind.FAULT and decide(fact).action is IntakeAction.OPEN]
     incident = an_incident(evidence[0])
     for fact in (fact for fact in facts if fact is not evidence[0]):

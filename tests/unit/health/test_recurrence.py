@@ -1,4 +1,4 @@
-"""Earlier faults count by key, inside their window, and once per incident and burst."""
+"""Earlier faults count by key, within their window, once for each incident and each series of signals."""
 
 from datetime import timedelta
 from typing import Any
@@ -37,7 +37,7 @@ def a_fact(hours: float = 0, **changes: Any) -> NodeFact:
 
 
 def a_history(*hours: float, affected: AffectedNode = AFFECTED, **changes: Any) -> FaultHistory:
-    """An incident at each of these hours."""
+    """Return a history with an incident at each of these hours."""
     history = FaultHistory()
     for number, hour in enumerate(hours):
         history = with_occurrence(history, a_fact(hour, **changes), affected, f"inc-{number}")
@@ -252,7 +252,7 @@ def test_repeatedly_reported_code_is_one_incident_and_one_occurrence() -> None:
     ("fact", "affected"),
     [
         (a_fact(0.1, fault_key="sxid:11012"), AFFECTED),  # after six minutes of silence
-        (a_fact(0.01, fault_key="sxid:11012", source="site:prober"), AFFECTED),  # another witness
+        (a_fact(0.01, fault_key="sxid:11012", source="site:prober"), AFFECTED),  # another source
         (a_fact(0.01, fault_key="sxid:11012", link="9"), AFFECTED),  # another link
         (a_fact(0.01, fault_key="sxid:11012"), AFFECTED.replace(job_ids=("job-9",))),  # another job on it
         (a_fact(0.01, fault_key="xid:79"), AFFECTED),  # another fault

@@ -1,4 +1,4 @@
-"""Each source that a parser names has its row in the table of sources."""
+"""Each source in a parser has a row in the table of signal sources."""
 
 import importlib
 import pkgutil
@@ -8,7 +8,10 @@ from evenkeel.domain.health.signal_sources import SIGNAL_SOURCES, signal_source
 from evenkeel.events import fields, reported_faults
 
 NO_SIGNAL_SOURCES = {fields.DRILL_SOURCE, reported_faults.SOURCE}
-"""Sources of EventBridge events. Their facts keep the source of the event that they copy, or name their reporter."""
+"""Sources of EventBridge events that are no sources of signals.
+
+Their facts have the source of the copied event, or their reporter.
+"""
 
 
 def sources_of_parsers() -> set[str]:

@@ -1,4 +1,4 @@
-"""How old each source of facts is, and when its facts may no longer be trusted."""
+"""The age of each source of facts, and the age from which its facts are stale."""
 
 from datetime import timedelta
 
@@ -156,7 +156,7 @@ CYCLE = Source(kind=SourceKind.SCHEDULING_CYCLE)
 
 
 def beside(list_age: float) -> tuple[SourceAge, ...]:
-    """Judge a cycle of three seconds ago beside a cluster that answered so long ago."""
+    """Judge a cycle that ran three seconds ago, and a cluster that answered `list_age` ago."""
     cluster = SourceReport.after(None, "", A_MOMENT - seconds(list_age))
     reports = {LIST.name: SourceReport.after(cluster, "Unreachable: no answer", A_MOMENT)}
     reports[CYCLE.name] = SourceReport.after(None, "", A_MOMENT - seconds(3))

@@ -1,4 +1,4 @@
-"""The engine's own interpreter runs `engine_program.py`, so no type checker sees what it loads from the project."""
+"""Another interpreter runs `engine_program.py`, so no type checker checks the names that it loads from the project."""
 
 import re
 

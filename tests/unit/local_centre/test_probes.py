@@ -23,7 +23,7 @@ KUBECONFIG: Json = {
 
 
 class Server:
-    """Engine, control address and API of a data centre; a part answers unless it is named as broken."""
+    """Engine, control address and API of a data centre. Every part answers, except the broken ones."""
 
     def __init__(self) -> None:
         self.broken: set[str] = set()

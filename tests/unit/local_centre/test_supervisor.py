@@ -18,7 +18,7 @@ from evenkeel_local.supervisor import (
 
 
 class Stopping(threading.Event):
-    """An event that never waits in fact, and says that it is over after some waits."""
+    """An event that never waits, and is set after some waits."""
 
     def __init__(self, after: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Stopping(threading.Event):
 
 @dataclass
 class FakePart:
-    """A part that dies as often as its list of states says."""
+    """A part that is running or dead according to a list of states."""
 
     name: str
     states: list[bool]
@@ -92,7 +92,7 @@ def test_part_that_answers_no_probe_restarts() -> None:
 
 
 class Probe:
-    """Answers or fails as told, and tells the time."""
+    """A probe with prepared answers and failures, and a clock."""
 
     def __init__(self) -> None:
         self.now, self.is_answering, self.calls = 0.0, True, 0

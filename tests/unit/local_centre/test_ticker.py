@@ -1,4 +1,4 @@
-"""How long the ticker rests between two invocations of a function."""
+"""The pause of the ticker between two invocations of a function."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Acts of people that are in the audit: the published ones, and the name in them."""
+"""Changes by people in the audit: which of them are published, and the author in the event."""
 
 import pytest
 

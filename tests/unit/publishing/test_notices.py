@@ -1,4 +1,4 @@
-"""Pages and chat messages: five answers in 500 characters, and the format of Amazon Q Developer."""
+"""Alerts and chat messages: five answers in 500 characters, in the format of Amazon Q Developer."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ AMAZON_Q: dict[str, Any] = {
         },
     },
 }
-"""The fields of https://docs.aws.amazon.com/chatbot/latest/adminguide/custom-notifs.html, with our own strictness."""
+"""The fields of https://docs.aws.amazon.com/chatbot/latest/adminguide/custom-notifs.html, and no others."""
 
 TEXT = st.text(max_size=LONGEST_SENTENCE)
 

@@ -1,4 +1,4 @@
-"""Published events: which changes make one, their ids, their schema, and what a crash or a repeat does."""
+"""Published events: the changes that cause them, their ids and schema, and the effect of crashes and repeats."""
 
 import json
 from collections.abc import Iterator
@@ -371,7 +371,7 @@ def test_transient_failure_returns_the_batch_to_the_stream(streamed: FakeWorld) 
 
 
 def test_denied_publication_is_tried_again(streamed: FakeWorld) -> None:
-    """A role without its permission is a fault of the deployment, so the events wait in the stream."""
+    """A missing permission is a fault of the deployment, so the events wait in the stream."""
     job = a_job(state="STARTING", current_attempt=1)
     ports = {name: getattr(streamed, name) for name in ("ledger", "chat", "telemetry", "clock")}
 

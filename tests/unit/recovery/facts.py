@@ -1,4 +1,4 @@
-"""Facts for decisions that state only what matters."""
+"""Builders of facts for decisions. A test states only the facts that matter."""
 
 from datetime import datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which node a fault seen in a job is laid on."""
+"""The node to which a fault of a job is attributed."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""The grace of pods before their node is removed, and the workloads that are evicted first."""
+"""The grace of pods before their node is removed, and the unmanaged workloads that are evicted."""
 
 from datetime import datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""Guardrails: each rule by itself, their order, and who goes when they clear."""
+"""Guardrails: each rule alone, their order, and the order in which blocked incidents proceed."""
 
 import itertools
 from collections.abc import Sequence

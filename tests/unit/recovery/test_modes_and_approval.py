@@ -1,4 +1,4 @@
-"""How far automation may go, and what an approval is worth."""
+"""The permission to act by mode, and the effect of an approval."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which step follows for a faulty node of an Auto Scaling group."""
+"""The next step of the repair of a faulty node in an Auto Scaling group."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""The instance in a node slot, whether it may run jobs, and the answers of the waits."""
+"""The instance in a node slot, its validation, and the answers to waits."""
 
 from typing import Any
 

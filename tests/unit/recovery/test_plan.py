@@ -1,4 +1,4 @@
-"""The plan of a recovery, and its permission to act."""
+"""The plan of a recovery, and the permission to act on it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Two signals of one fault: HyperPod asks for a replacement, the Xid behind it would begin with a reboot."""
+"""Two signals of one fault: HyperPod requests a replacement, but the ladder of the Xid begins with a reboot."""
 
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.plan import PlanFacts, PlanOutcome, plan_recovery

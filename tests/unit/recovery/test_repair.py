@@ -355,7 +355,7 @@ def test_hyperpod_repairs_a_node_that_failed_its_deep_check(
     ],
 )
 def test_node_that_booted_since_its_fault_is_not_rebooted(why: str, changes: dict[str, Any], action: Repair) -> None:
-    """A person rebooted it, or Evenkeel did before the tables were restored."""
+    """A person rebooted it, or Evenkeel did so before the tables were restored."""
     decision = choose(**{"slot_state": BOOTED, "last_fault_at": at(-5), **changes})
 
     assert decision.action is action, (why, decision.reason)

@@ -1,4 +1,4 @@
-"""Restarts of jobs that Evenkeel did not create: which jobs, and which step comes next."""
+"""Restarts of unmanaged jobs: the decision about each job, and the next step of its restart."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""The way back of a job: what each option is expected to cost, and which is taken."""
+"""The resumption of an interrupted job: the expected loss of each option, and the choice."""
 
 import re
 from pathlib import Path
@@ -242,7 +242,7 @@ def test_first_documented_example_matches_the_decision() -> None:
 
 
 def a_fault(left: int, seconds: float = 300, **changes: Any) -> NodeLossFacts:
-    """A job of 4 nodes, 2 to 4 legal, that has so many left, some seconds after the fault."""
+    """Return the offers for a job of 4 nodes (2 to 4 allowed) with `left` nodes, some seconds after the fault."""
     facts: dict[str, Any] = {
         "job": ElasticJob(job_id="job-1", nodes=4, sizes=Sizes(least=2, most=4), started_at=at(0)),
         "lost_nodes": 4 - left,
@@ -298,7 +298,7 @@ def test_free_nodes_are_used_before_shrinking() -> None:
 def renting(
     *, micros: int = 55_040_000, cap: int = 10**10, nodes: int = 16, barred: str = "", run: float = 7200
 ) -> RentOption:
-    """A gang that may be rented for in one on-demand pool; nothing committed is left."""
+    """Return the decision for a gang without free committed nodes and with one on-demand pool."""
     pool = Pool(
         name="on-demand-p5",
         cluster="burst",
@@ -340,7 +340,7 @@ SMALL = PreemptionCandidate(
 
 
 def large(**changes: Any) -> ResumeDecision:
-    """Sixteen nodes of which one is out for six hours; an hour's delay is worth $150."""
+    """Return the decision for a job on 16 nodes. One node is out for six hours; an hour of delay costs $150."""
     known = {
         "nodes": 16,
         "offers": REFUSED[:1],

@@ -1,4 +1,4 @@
-"""Whether what a job resumed from is in doubt now, and whether it is taken back."""
+"""The rollback of a job that resumed from a checkpoint which is now distrusted."""
 
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,7 @@ POLICY = JobPolicy(max_rollbacks=2)
 
 
 def an_attempt(number: int, source: int | None, began: datetime | None, **changes: Any) -> Attempt:
-    """An attempt that resumed from a checkpoint of `source`, whose write began then."""
+    """Return an attempt that resumed from a checkpoint of attempt `source`, written at `began`."""
     point = None if source is None else ResumePoint(attempt=source, step=30, manifest="m")
     facts: dict[str, Any] = {
         "job_id": "job-1",

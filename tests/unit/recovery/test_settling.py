@@ -1,4 +1,4 @@
-"""The end of an incident."""
+"""The final state of an incident."""
 
 from typing import Any
 

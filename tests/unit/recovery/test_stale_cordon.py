@@ -1,4 +1,4 @@
-"""A node that waits to be cordoned and is well again by itself does not wait for ever."""
+"""A node that recovers while it waits for a cordon stops waiting."""
 
 from datetime import timedelta
 

@@ -1,4 +1,4 @@
-"""The outermost wrappers: names of failures, tokens, dead letters, batches, one log line each."""
+"""The wrappers around all functions: names of failures, task tokens, dead letters, batches, and log lines."""
 
 import json
 from collections.abc import Iterator
@@ -162,7 +162,7 @@ def parse(body: bytes) -> Any:
 
 
 def on_events(*outcomes: Any) -> tuple[entry.Handler, list[Fact]]:
-    """Return an event handler that gives these answers or errors in order, and the list of its facts."""
+    """Return an event handler with these results or errors in order, and the list of facts that it received."""
     facts: list[Fact] = []
     left = list(outcomes)
 

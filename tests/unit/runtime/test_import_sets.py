@@ -14,7 +14,7 @@ ON_THE_WAY_TO_A_CORDON = ("receive_event", "plan_recovery", "cordon_node")
 LATE = {"boto3", "botocore.session", "botocore.client", "urllib3", "s3transfer"}
 """Modules that only adapters need. A function loads it with its first call. Powertools loads `botocore` itself."""
 LARGE = ("evenkeel.domain.kueue", "evenkeel.domain.quotas", "evenkeel.domain.admission", "evenkeel.services.scheduling")
-"""Packages that only scheduling needs, besides the section of the policy."""
+"""Packages that only scheduling needs, apart from the policy section."""
 SECTIONS = {
     "evenkeel.domain.admission",
     "evenkeel.domain.admission.authority",

@@ -1,4 +1,7 @@
-"""The site's own policy: found within half a minute, never a reason to stop, never silently dropped."""
+"""The site policy is applied within half a minute.
+
+A failure to read it never stops a function, and is always reported.
+"""
 
 from datetime import timedelta
 
@@ -86,7 +89,7 @@ def test_shipped_policy_applies_if_no_stored_policy_is_usable() -> None:
 
 
 class _Silent:
-    """A ledger that does not answer for a while."""
+    """A ledger that can be unreachable for a while."""
 
     def __init__(self, world: FakeWorld) -> None:
         self.ledger = self

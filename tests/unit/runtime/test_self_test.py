@@ -1,4 +1,4 @@
-"""The self test of a function: it answers without running the function's work."""
+"""The self test of a function answers without running the handler."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""The environment, read and misread."""
+"""Settings from the environment: valid, missing and invalid variables."""
 
 import pytest
 

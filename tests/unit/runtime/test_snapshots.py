@@ -1,4 +1,4 @@
-"""A SnapStart snapshot contains code, and nothing that must be unique, fresh or connected."""
+"""A SnapStart snapshot contains no client, credential, connection or random state."""
 
 import json
 import random

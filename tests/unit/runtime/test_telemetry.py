@@ -12,7 +12,10 @@ from evenkeel.runtime.telemetry import LambdaTelemetry
 
 
 def made() -> LambdaTelemetry:
-    """Made inside a test: the logger keeps the stream that it finds, and pytest changes it between set-up and call."""
+    """Return a telemetry.
+
+    Call it inside the test: the logger keeps the current stream, which pytest replaces after set-up.
+    """
     variables = {"EVENKEEL_FLEET": "research", "POWERTOOLS_SERVICE_NAME": uuid.uuid4().hex}
     return LambdaTelemetry(Settings.from_environment(variables))
 

@@ -1,4 +1,4 @@
-"""Every text that comes from outside has a limit: requests, what parsers make of events, and the policy."""
+"""Every external text has a length limit: in requests, in parsed events, and in the policy."""
 
 import inspect
 import re
@@ -26,7 +26,7 @@ LIMITED_AS_A_WHOLE: dict[str, str] = {
     "PolicyBody.changes keys": "the policy model refuses unknown fields",
     "PolicyTestBody.changes keys": "the policy model refuses unknown fields",
 }
-"""Texts without a limit of their own, by path, and what limits them."""
+"""Texts without their own limit, by path, each with the rule that limits them."""
 REQUESTS = [
     model
     for _, model in inspect.getmembers(api_types, inspect.isclass)

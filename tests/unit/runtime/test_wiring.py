@@ -1,4 +1,4 @@
-"""The composition root and the policies that the layer carries."""
+"""The composition root, and the policies in the layer."""
 
 import importlib.resources
 import json

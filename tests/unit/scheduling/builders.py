@@ -1,4 +1,4 @@
-"""Builders of jobs, attempts, node capacities and workloads. Tests state only what matters."""
+"""Builders of jobs, attempts, node capacities and workloads. A test states only the fields that matter."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

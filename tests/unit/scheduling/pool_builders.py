@@ -1,4 +1,4 @@
-"""Builders of pools and pending jobs. Tests state only what matters."""
+"""Builders of pools and pending jobs. A test states only the fields that matter."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

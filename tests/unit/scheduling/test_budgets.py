@@ -1,4 +1,4 @@
-"""Budgets in dollars: rent counts in the periods in which it was billed, and expected rent is set aside."""
+"""Budgets in dollars: rent counts in the period in which it was billed, and expected rent is reserved."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Jobs migrate back to committed capacity when it pays, and temporary capacity is returned."""
+"""Jobs migrate back to committed capacity if that saves money, and temporary capacity is returned."""
 
 import math
 from typing import Any

@@ -34,7 +34,7 @@ def gib(count: float) -> int:
 def a_node(
     number: int, *, cpu: int = 0, memory_gib: int = 0, free_gpus: int = 8, instance_type: str = P5
 ) -> NodeCapacity:
-    """Return a node with eight GPUs, of whose CPU and memory everything is free."""
+    """Return a node with eight GPUs whose CPU and memory are completely free."""
     host = {"cpu_millis": cpu * 1000, "memory_mib": gib(memory_gib)}
     return a_node_capacity(
         number,

@@ -1,4 +1,4 @@
-"""Everything that one scheduling cycle decides, from a snapshot alone."""
+"""All decisions of one scheduling cycle, from a snapshot."""
 
 from datetime import timedelta
 from typing import Any
@@ -120,7 +120,7 @@ def test_all_jobs_are_handed_over_where_kueue_admits() -> None:
 
 
 def preempting(**more: Any) -> CycleSnapshot:
-    """An urgent job of the team, and a running one of lower priority that holds the only node."""
+    """Return a snapshot with an urgent pending job, and a running job of lower priority on the only node."""
     urgent = waiting(2, spec={"team": "red"}, priority=100, namespace="red")
     return a_snapshot(
         urgent,

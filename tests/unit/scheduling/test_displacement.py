@@ -1,4 +1,4 @@
-"""Displacement: which jobs move to rented nodes so that another job starts on committed nodes."""
+"""Displacement: jobs move to rented nodes, so that another job starts on committed nodes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Elastic jobs grow when idle nodes justify it, shrink before others are preempted, and do not oscillate."""
+"""Elastic jobs grow if idle nodes justify it, shrink before jobs are preempted, and do not oscillate."""
 
 import itertools
 import math
@@ -293,7 +293,7 @@ def test_lower_priorities_shrink_first_at_the_least_loss(fleet, nodes, priority)
                 if sum(gives[name] for name in chosen) >= nodes
             )
             assert math.isclose(sum(resize.lost_gpu_seconds for resize in decision.resizes), least)
-    # No job is resized in vain.
+    # A job is resized only if that frees enough nodes.
     for resize in decision.resizes:
         assert freed - (resize.from_nodes - resize.to_nodes) < nodes
 
@@ -313,7 +313,7 @@ def test_no_more_jobs_shrink_than_needed(nodes: int) -> None:
 @settings(max_examples=40, deadline=None)
 @given(fleets, st.integers(0, 40))
 def test_resizes_end_without_outside_changes(fleet, idle) -> None:  # type: ignore[no-untyped-def]
-    """Without arrivals and departures, sizes only rise, and at some point nothing changes any more."""
+    """While no job arrives or ends, sizes only rise, and finally no size changes."""
     jobs, seconds, stood = list(fleet), 0, 0.0
     states: set[tuple[tuple[str, int], ...]] = set()
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Kueue's status of a job in plain words, from conditions as Kueue's source writes them."""
+"""The status of a job in Kueue as text, from the conditions that Kueue writes."""
 
 from datetime import timedelta
 from typing import Any

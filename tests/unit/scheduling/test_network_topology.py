@@ -1,4 +1,4 @@
-"""Gangs start on nodes that are close to each other in the network."""
+"""A gang starts on nodes that are close to each other in the network."""
 
 from itertools import combinations
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whether the controller of an unmanaged pod starts it again after an eviction."""
+"""Whether the controller of an unmanaged pod recreates it after an eviction."""
 
 from typing import Any
 

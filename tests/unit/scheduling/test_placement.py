@@ -1,4 +1,4 @@
-"""Placement of pending jobs: committed capacity first, rented if it pays, never beyond a limit."""
+"""Placement of pending jobs: on committed capacity first, on rented nodes if that pays, never beyond a limit."""
 
 import math
 import random
@@ -43,7 +43,10 @@ def why_not(facts: PlacementFacts, pool: str) -> str:
 
 
 def the_sample(wait_hours: float, *, value: int = 40) -> PlacementFacts:
-    """8 GPUs for 3 h; burst at $4 a GPU-hour after 0.25 h of start-up, committed worth $1.5 to other jobs."""
+    """Return the placement of a job with 8 GPUs for 3 h.
+
+    Rented GPUs cost $4 an hour; committed ones are worth $1.50.
+    """
     job = a_waiting(micros_per_hour_of_delay=value * MICROS_PER_USD)
     committed = a_candidate_pool(C, wait_seconds=wait_hours * HOUR, opportunity_micros_per_accelerator_hour=1_500_000)
     rented = a_candidate_pool(O, pool={"launch": a_delay(0.25 * HOUR)})
@@ -109,7 +112,7 @@ def test_recovery_rents_up_to_the_planned_value() -> None:
     ],
 )
 def test_cost_of_renting_ends_when_the_job_would_migrate(changes: dict[str, Any], moves: bool) -> None:
-    """Committed nodes are free after an hour. A restart takes half an hour."""
+    """Committed nodes become free after an hour. A restart takes half an hour."""
     job = a_waiting(**{"left_seconds": (3 * HOUR,), "restart_seconds": 0.25 * HOUR, **changes})
     committed = a_candidate_pool(C, wait_seconds=HOUR, pool={"launch": a_delay(0.25 * HOUR)})
 

@@ -1,4 +1,4 @@
-"""The claims, Secrets, ids and folders of a job: valid values, and what its team allows."""
+"""The claims, Secrets, ids and folders of a job: valid values, and the permissions of its team."""
 
 from typing import Any
 

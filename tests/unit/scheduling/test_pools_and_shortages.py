@@ -1,4 +1,4 @@
-"""Validation of pools, shortages that decay, and differences between pools."""
+"""Validation of pools, decaying shortages, and environments of pools that do not suit a job."""
 
 import pytest
 from hypothesis import given

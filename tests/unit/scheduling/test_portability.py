@@ -1,4 +1,4 @@
-"""Jobs are not placed where they could not run identically."""
+"""A job is placed only in a pool whose environment suits it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""An interrupted job with quota and no free nodes preempts the jobs that its queue may preempt, and no more."""
+"""An interrupted job with quota but without free nodes preempts only jobs that its queue may preempt."""
 
 from typing import Any
 

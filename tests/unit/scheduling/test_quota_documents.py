@@ -1,4 +1,4 @@
-"""The facts of quota decisions are made from shared documents, and equal the facts that are made one by one."""
+"""The facts of quota decisions share documents, and equal facts that are made for each decision alone."""
 
 import random
 from collections.abc import Iterable

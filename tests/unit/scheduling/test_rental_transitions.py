@@ -1,4 +1,4 @@
-"""Every change of a rental is a named transition: which ones are legal, and what each of them records."""
+"""Every change of a rental is a named transition: the legal transitions, and their records."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -53,7 +53,7 @@ STEPS: dict[str, tuple[RentalState | None, Callable[[Rental], Rental]]] = {
     "replicas_seen": (None, lambda rental: with_replicas_observed(rental, has_replicas=True, now=LATER)),
     "restarted": (None, with_next_execution),
 }
-"""By name: the state that each transition leads to, None for the same state; and the transition."""
+"""Transitions by name: the state after each (None if it keeps the state), and its function."""
 
 
 @pytest.mark.parametrize("name", STEPS)

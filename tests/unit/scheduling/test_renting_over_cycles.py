@@ -1,4 +1,4 @@
-"""Rentals over many scheduling cycles: no limit is exceeded, and no job stays rented beside idle committed nodes."""
+"""Rentals over many scheduling cycles: no limit is exceeded, and jobs return to idle committed nodes."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -184,7 +184,7 @@ class RentedJob:
     job: Job
     pool: RentedPool
     total_seconds: int
-    """Length of its whole run. Evenkeel does not know it."""
+    """Duration of its whole run, which Evenkeel does not know."""
     ran_seconds: int = 0
     is_back: bool = False
     avoidable_rent_parts: int = 0

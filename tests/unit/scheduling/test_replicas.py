@@ -1,4 +1,4 @@
-"""Replicas without a node: the value of a rented node, where they may run, and when a node is returned."""
+"""Pending replicas: the value of a rented node, the pools that fit, and the return of nodes."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Expected run times: stated, learned from past runs, or from the policy."""
+"""Expected run times: stated by the submitter, estimated from past runs, or from the policy."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""After an admission the fits of waiting jobs are brought up to date. They equal those of a new search."""
+"""After an admission, the updated fits of pending jobs equal those of a new search."""
 
 import random
 

@@ -85,7 +85,7 @@ def passed(
 
 
 def check_facts_of_a_cycle(answers: Iterable[AdmissionDecision]) -> None:
-    """Check that decisions which share the facts of their cycle get back what their own records would hold."""
+    """Check that decisions with shared facts read back the same facts as from separate records."""
     facts = {answer.job_id: answer.facts for answer in answers}
     stored = json.loads(json.dumps(packed(cycle_facts(facts).to_json(), 0)))
     cycle = CycleFacts.model_validate(stored)

@@ -1,4 +1,4 @@
-"""Random fleets that teams share: every decision replays alone, no limit is broken, no node is given twice."""
+"""Random fleets with several teams: every decision replays, no limit is broken, and no node is assigned twice."""
 
 import random
 from collections import Counter

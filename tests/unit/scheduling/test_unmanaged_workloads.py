@@ -1,4 +1,4 @@
-"""Unmanaged workloads: their owner, how their pods are recreated, and the consequence of a fault."""
+"""Unmanaged workloads: their owner, the recreation of their pods, and the consequence of a fault."""
 
 from datetime import UTC, datetime
 from typing import Any

@@ -1,4 +1,4 @@
-"""Averages of measured utilization, of one node and of a group."""
+"""Averages of the measured utilization of a node and of a group."""
 
 import math
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ LAUNCHED = datetime(2026, 11, 3, 10, 0, tzinfo=UTC)
 
 
 def samples(*percent: float, after: int = 0) -> list[Sample]:
-    """Return a sample a minute, the first so many minutes after the launch."""
+    """Return one sample for each minute; the first is `after` minutes after the launch."""
     return [Sample(LAUNCHED + timedelta(minutes=after + index), value) for index, value in enumerate(percent)]
 
 

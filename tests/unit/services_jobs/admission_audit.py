@@ -1,4 +1,4 @@
-"""Everything that was ever admitted, replayed commit by commit, and held against the limits of its time."""
+"""A replay of all commits that compares every admission with the limits at its time."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from tests.kueue_checker import overcommitted
 
 
 def faults(commits: Iterable[tuple[Write, ...]], setup: TeamSetup, seats_per_node: int) -> Iterator[str]:
-    """Yield what was wrong at any version of the tree: a limit that was broken, a node that was given twice."""
+    """Yield each broken limit, and each node that was assigned twice, at any version of the quota tree."""
     held: dict[str, Charge] = {}
     last = 0
     for writes in commits:

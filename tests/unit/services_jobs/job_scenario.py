@@ -1,4 +1,4 @@
-"""A job's life in memory: the services in the order in which the workflow calls them, on the twins of every port."""
+"""The services of a job in the order of its workflow, on the fakes of all ports."""
 
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -38,7 +38,7 @@ def a_spec(**changes: Any) -> JobSpec:
 
 @dataclass
 class JobScenario:
-    """A fleet, and the services on it. `plan` crashes one effect; see `tests.fakes.crashes`."""
+    """A fleet and its services. `plan` crashes at one effect; see `tests.fakes.crashes`."""
 
     size: int = 4
     runs_at_once: bool = False
@@ -160,11 +160,11 @@ class JobScenario:
         return [f"CHARGE#{charge.job_id}-a{charge.attempt}" for charge in read_charges.held(self.world.ledger)]
 
     def set_job(self, job: Job) -> None:
-        """Write a job as another service would."""
+        """Store a job, as another service would."""
         self.put(job_rows.job_row(job, 0))
 
     def put(self, *written: Row) -> None:
-        """Write rows as other services would, whatever version they are at."""
+        """Store rows, as other services would, at any version."""
         for row in written:
             stored = self.world.ledger.get(row.key)
             self.world.ledger.commit(Put(replace(row, version=stored.version if stored else 0)))

@@ -1,4 +1,4 @@
-"""Budgets in dollars and rents: a rental stays within the remaining budget, and counts with its bill."""
+"""Budgets and rentals: a rental stays within the remaining budget, and its bill counts against the budget."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ QUOTA = {"ml.p5.48xlarge": {"nvidia.com/gpu": 32}, "p5.48xlarge": {"nvidia.com/g
 
 
 def sharing(*budgets: dict[str, Any], **changes: Any) -> RentalScenario:
-    """A team with enough quota, whose only priced nodes are rented nodes."""
+    """A team with enough quota. Only its rented nodes have a price."""
     policy = a_policy(**changes)
     renting = RentalScenario(policy=policy.replace(economy=policy.economy.replace(other_usd_per_accelerator_hour=0)))
     members = [{"principal": "arn:aws:iam::111122223333:role/ana"}]

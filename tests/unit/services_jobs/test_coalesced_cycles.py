@@ -1,4 +1,4 @@
-"""Requests for scheduling cycles: one cycle answers those that were sent before it, and none is lost."""
+"""Requests for scheduling cycles: one cycle answers all earlier requests, and no request is lost."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta

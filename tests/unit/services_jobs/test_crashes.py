@@ -1,4 +1,4 @@
-"""A crash between any two writes of a job: the next call always leads to the same end.
+"""A crash between any two writes of a job does not change its end.
 
 Each scenario first runs without a crash, which counts its effects (commits, fences, calls to the cluster, starts and
 requests). It then runs again for every effect, and the process dies right before it, or right after it.
@@ -43,10 +43,9 @@ class RunningExecution:
 
 @dataclass
 class CrashReplay:
-    """Runs cycles, workflows and sweeps alternately until the job has ended.
-
-    The workflow retries a task that crashed. With `aborts` the whole execution ends instead, and only the sweep is
-    left. A crashed cycle or sweep is not repeated: the next run follows on schedule.
+    """Runs cycles, workflows and sweeps alternately until the job has ended. The workflow retries a crashed task. With
+    `aborts` the whole execution ends instead, and only the sweep is left. A crashed cycle or sweep is not repeated: the
+    next run follows on schedule.
     """
 
     plan: CrashPlan
@@ -87,7 +86,7 @@ class CrashReplay:
             step()
         except Crash:
             self.crashes += 1
-            # A dead sweep's lock runs out; here that is not waited for.
+            # The lock of a dead sweep expires; this test does not wait for that.
             self.scenario.world.clock.advance(61)
 
     def _tell(self, job_id: str) -> None:
@@ -112,7 +111,7 @@ class CrashReplay:
                 self.executions[name] = RunningExecution(document["jobId"], document["attempt"])
 
     def _advance(self, name: str, execution: RunningExecution) -> None:
-        """Go through states until a wait holds, or the execution is over."""
+        """Run states until the execution waits or has ended."""
         workflows = self.scenario.world.workflows
         while workflows.state(WorkflowName.RUN_JOB, name) is ExecutionState.RUNNING:
             before = execution.state
@@ -187,7 +186,7 @@ def is_cancelled(scenario: JobScenario, job_id: str, _attempt: int) -> None:
 
 
 def loses_its_node(scenario: JobScenario, job_id: str, attempt: int) -> None:
-    """A node is cut off, and its recovery asks the attempt to stop and plans where the job resumes."""
+    """Disconnect a node. Its recovery requests the stop of the attempt, and plans where the job resumes."""
     scenario.save(job_id, attempt, 10)
     affected = scenario.attempt(job_id, attempt)
     scenario.world.cluster.lose_node(affected.node_names[0])
@@ -214,7 +213,7 @@ TALES = {"succeeds": succeeds, "fails_once": fails_once, "is_cancelled": is_canc
 
 
 def end_of(play: CrashReplay, job_id: str) -> dict[str, Any]:
-    """Return what must come out the same: not when, and not how often it was asked for."""
+    """Return the state that must be the same after any crash, without times and numbers of requests."""
     scenario = play.scenario
     job = scenario.job(job_id)
     attempts = [scenario.attempt(job_id, number) for number in range(1, job.current_attempt + 1)]
@@ -235,7 +234,7 @@ def end_of(play: CrashReplay, job_id: str) -> dict[str, Any]:
         "fence": (fence or {}).get("attempt"),
         "usage": scenario.usage(),
         "charges": scenario.charges(),
-        # A request that crashed before its commit took a number with it.
+        # A request that crashed before its commit used up an id.
         "launches": [call[1].removeprefix(job_id) for call in scenario.world.cluster.calls if call[0] == "launch"],
         "executions": [name.removeprefix(job_id) for name in scenario.world.workflows.names(WorkflowName.RUN_JOB)],
         "at work": [

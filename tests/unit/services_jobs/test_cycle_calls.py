@@ -1,6 +1,6 @@
 """A scheduling cycle asks HyperPod, and lists the pods of DaemonSets, only for nodes that no sweep has seen.
 
-Cycles and sweeps list each pod once, and long lists side by side.
+Cycles and sweeps list each pod once, and read long lists concurrently.
 """
 
 import threading
@@ -73,7 +73,7 @@ def test_pods_of_daemonsets_take_resources_of_a_node(is_swept: bool) -> None:
 
     scenario.run_scheduling_cycle()
 
-    # A job in front of another one blocks it, so the larger one leaves first.
+    # A pending job blocks later jobs, so the larger job is removed first.
     scenario.cancel(whole.job_id)
     scenario.run_scheduling_cycle()
     assert scenario.job(whole.job_id).state is JobState.CANCELLED
@@ -133,7 +133,7 @@ def test_sweep_lists_live_pods_once() -> None:
 
 
 def meet(patch: pytest.MonkeyPatch, *methods: tuple[object, str]) -> None:
-    """Let the first call of each of these methods wait until all of them were called. It fails after ten seconds."""
+    """Make the first call of each method wait until all were called. A call fails after ten seconds."""
     barrier = threading.Barrier(len(methods))
     for port, name in methods:
         patch.setitem(vars(port), name, _meeting(getattr(port, name), barrier))

@@ -1,4 +1,4 @@
-"""The records of a cycle's admissions point at facts that are stored once."""
+"""The records of a cycle's admissions refer to facts that are stored once."""
 
 from datetime import timedelta
 from typing import Any
@@ -25,11 +25,11 @@ from tests.unit.services_jobs.test_teams import shared
 
 CLASSES = ("low", "high")
 BYTES = 4_000
-"""Maximum bytes of one of many admissions, in all rows together."""
+"""Maximum bytes of one of many admissions, summed over its rows."""
 
 
 def queued(jobs: int, **more: Any) -> tuple[JobScenario, list[str]]:
-    """A fleet with room for all jobs of two teams, which wait."""
+    """Return a fleet with enough free nodes, and the pending jobs of two teams."""
     scenario = shared(size=2 * jobs, red=16 * jobs, blue=16 * jobs, **more)
     names = [
         scenario.submit(

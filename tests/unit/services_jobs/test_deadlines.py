@@ -1,4 +1,4 @@
-"""Deadlines in a scheduling pass: what they have rented, within the caps, and what a job is told that misses it."""
+"""Deadlines in scheduling cycles: rentals within the caps, and the reason of a job that misses its deadline."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -16,9 +16,9 @@ from tests.unit.services_jobs.test_rentals import ON_DEMAND, SPOT, RentalScenari
 
 HOUR = 3600
 FIRST = "job-0000000001"
-"""Has every node."""
+"""The job that holds every node."""
 RUN = 2 * HOUR
-"""How long a job is expected to run."""
+"""Expected run time of a job."""
 
 
 def unpriced(**changes: Any) -> RentalScenario:
@@ -108,7 +108,7 @@ def test_late_job_rents_on_demand_until_it_is_well_ahead() -> None:
 
 def test_job_does_not_migrate_if_that_misses_its_deadline() -> None:
     went = {}
-    # The way home takes longer than the two minutes that the first has to spare when room frees.
+    # The migration takes longer than the two minutes that the first job can lose when nodes become free.
     for hours in (RUN / HOUR + 0.05, 9):
         renting = RentalScenario()
         job = waiting(renting, hours)

@@ -15,7 +15,7 @@ NO_CHECKPOINTS: dict[str, Any] = {"checkpoint_uri": ""}
 
 
 def waiting(**changes: Any) -> tuple[RentalScenario, Job, Job]:
-    """Return a job that holds both nodes and keeps checkpoints, and a pending job without checkpoints."""
+    """Return a job with checkpoints on both nodes, and a pending job without checkpoints."""
     mode = changes.pop("mode", Mode.ACT)
     renting = RentalScenario(policy=a_policy(**{"max_moves": 3, **changes}))
     first = renting.scenario.submit("first")

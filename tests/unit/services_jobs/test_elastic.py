@@ -50,7 +50,7 @@ def node_name(number: int) -> str:
 
 
 def follow(scenario: JobScenario, job_id: str) -> None:
-    """Do what run_job does once its attempt is asked to stop: end the pods, settle, and let the next pass look."""
+    """Stop an attempt as run_job does: end its pods, settle it, and run the next cycle."""
     number = scenario.job(job_id).current_attempt
     scenario.save(job_id, number, 10 * number)
     scenario.stop(job_id, number)
@@ -58,7 +58,7 @@ def follow(scenario: JobScenario, job_id: str) -> None:
 
 
 def resized(scenario: JobScenario, job_id: str) -> Job:
-    """Let a job that was asked to change size do so; return it at work again."""
+    """Carry out a requested resize, and return the running job."""
     for step in (
         lambda: follow(scenario, job_id),
         scenario.run_scheduling_cycle,
@@ -255,7 +255,7 @@ def test_growth_without_its_nodes_falls_back_and_backs_off() -> None:
 
 
 def assert_shrinks_for(scenario: JobScenario, job_id: str, nodes: int, for_job: str) -> None:
-    """Check that a job is asked to shrink to this size for another job, and is not preempted."""
+    """Check that a job gets a request to shrink to this size for another job, and is not preempted."""
     wish = scenario.job(job_id).live_resize()
     assert wish
     assert (wish.nodes, wish.for_job) == (nodes, for_job)
@@ -505,7 +505,7 @@ def test_sizes_stay_legal_and_an_unchanged_fleet_settles(
 
 
 def loses_a_node(scenario: JobScenario, job_id: str, waits_seconds: float) -> None:
-    """A node of a job is gone for good, and a recovery planned what becomes of the job."""
+    """Remove a node of a job permanently, and plan the recovery of the job."""
     affected = scenario.attempt(job_id, scenario.job(job_id).current_attempt)
     scenario.world.cluster.remove_node(affected.node_names[0])
     now = scenario.world.clock.now()

@@ -1,4 +1,4 @@
-"""Kubernetes Jobs and pods that carry an attempt's labels and are not the attempt's."""
+"""Kubernetes Jobs and pods with the labels of an attempt that do not belong to it."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ ANYWHERE = "other-team"
 
 
 def a_forgery(attempt: Attempt, phase: PodPhase, **changes: Any) -> ObservedWorkload:
-    """A Job of another namespace with the labels of this attempt, and a pod for each of its ranks."""
+    """Return a Job in another namespace with the labels of this attempt, and a pod for each of its ranks."""
     code = 0 if phase is PodPhase.SUCCEEDED else None
     pods = tuple(
         ObservedPod(name=f"forged-{rank}", node_name=name, phase=phase, exit_code=code)
@@ -42,7 +42,7 @@ def a_forgery(attempt: Attempt, phase: PodPhase, **changes: Any) -> ObservedWork
 
 
 def as_recreated(attempt: Attempt, phase: PodPhase) -> ObservedWorkload:
-    """A Job that a person created under the attempt's own name in its own namespace."""
+    """Return a Job that a person created with the name and namespace of the attempt's Job."""
     return a_forgery(attempt, phase, namespace=attempt.namespace)
 
 
@@ -159,7 +159,7 @@ def test_completed_job_with_a_live_pod_has_not_succeeded() -> None:
 
 
 def a_pod_with_labels_of(attempt: Attempt, /, **changes: Any) -> UnmanagedPod:
-    """A pod with the attempt's labels; by default everything but its namespace is as the attempt's own."""
+    """Return a pod with the attempt's labels. By default it differs from the attempt's pods only in its namespace."""
     claim: dict[str, Any] = {
         "kind": ManagedKind.ATTEMPT,
         "name": attempt.workload_name,
@@ -213,7 +213,7 @@ def test_own_pods_are_managed_before_and_after_launch_record() -> None:
     scenario.run_attempt(job.job_id, 1)
     recorded = unmanaged_pods.pods(CLUSTER, scenario.context())
 
-    scenario.put(job_rows.attempt_row(before_launch, 0))  # as if the launch had died before it was recorded
+    scenario.put(job_rows.attempt_row(before_launch, 0))  # as if the function had died before it recorded the launch
 
     assert recorded == ()
     assert unmanaged_pods.pods(CLUSTER, scenario.context()) == ()

@@ -1,4 +1,4 @@
-"""A heartbeat records what a run learned from each source."""
+"""A heartbeat records the result of each source that a run read."""
 
 from datetime import timedelta
 
@@ -15,7 +15,7 @@ HYPERPOD = Source(kind=SourceKind.HYPERPOD)
 
 
 def beat(ledger: InMemoryLedger, function: str = "sweep_fleet", after: float = 0, **results: str) -> None:
-    """Record a run in which `home` or `hyperpod` failed with a text, or answered where that is empty."""
+    """Record a run in which `home` or `hyperpod` failed with this text, or answered if the text is empty."""
     source_results = SourceResults()
     for name, error in results.items():
         source = LIST if name == "home" else HYPERPOD

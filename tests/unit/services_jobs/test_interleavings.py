@@ -1,4 +1,4 @@
-"""Another writer between any two ledger calls of a scheduling cycle: quota passes on by the rules alone."""
+"""Another service writes between any two ledger calls of a scheduling cycle: quota still follows the rules."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

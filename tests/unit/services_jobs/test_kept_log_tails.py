@@ -1,4 +1,4 @@
-"""The end of each rank's log stays with its attempt when its pod goes."""
+"""The end of each rank's log is kept with its attempt after its pod is deleted."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The largest documents that are accepted, on a ledger that holds rows and commits to DynamoDB's sizes."""
+"""The largest accepted documents, on a ledger with DynamoDB's limits for rows and commits."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -37,7 +37,7 @@ LONG_MODELS = tuple(f"{n:02d}{'m' * 38}" for n in range(19))
 
 
 def largest_spec(character: str, key: str, **more: Any) -> JobSpec:
-    """Return a job that is accepted, and that one more secret variable or argument would have refused."""
+    """Return the largest accepted job: one more secret variable or argument would make it too large."""
     text = character * (MAX_TEXT // len(character.encode()) - 40)
     escaped = 2 if character in '"\\\n' else 1
     program = text[: len(text) // escaped]
@@ -94,7 +94,7 @@ def test_every_accepted_job_fits_its_rows(args: list[str], env: dict[str, str], 
 
 @pytest.mark.parametrize(
     "character",
-    # The longest character in UTF-8. The others take more room in other encodings.
+    # The longest character in UTF-8. The other characters are longer in other encodings.
     ["\U0001f600", *(pytest.param(character, marks=pytest.mark.exhaustive) for character in ("x", '"'))],
 )
 @pytest.mark.parametrize("has_teams", [False, True])

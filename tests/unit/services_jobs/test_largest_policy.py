@@ -1,4 +1,4 @@
-"""The largest policies that are accepted: jobs are still taken, admitted, recovered and settled under them."""
+"""With the largest accepted policies, jobs are still submitted, admitted, recovered and settled."""
 
 import bisect
 import json
@@ -110,7 +110,7 @@ def size(changes: dict[str, Any]) -> int:
 
 
 def largest(build: Build) -> dict[str, Any]:
-    """Return the largest changes that one request holds and that the policy takes."""
+    """Return the largest changes that fit one request and that the policy accepts."""
     count = bisect.bisect_right(range(1, 20_000), LARGEST_BODY, key=lambda number: size(build(number)))
     while count > 1:
         try:

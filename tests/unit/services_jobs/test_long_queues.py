@@ -1,4 +1,4 @@
-"""Queues longer than one cycle reads: every job is examined in the end."""
+"""Queues that are too long for one cycle: every job is examined within some cycles."""
 
 import contextlib
 import math
@@ -23,13 +23,14 @@ from tests.unit.services_jobs.test_teams import MEMBERS, set_up
 
 
 def crowded(parked: int, **more: Any) -> tuple[JobScenario, Job]:
-    """A small job behind many that ask for what there is not, each in a way of its own."""
+    """A small job behind many jobs that cannot start, each for a different reason."""
     policy = Policy(scheduling=SchedulingPolicy(jobs_per_page=5))
     scenario = JobScenario(size=2, policy=policy)
     set_up(scenario, a_team("red", 8, members=MEMBERS, queue=more))
     for number in range(parked):
         scenario.world.clock.advance(1)
-        # A shape of its own: a job of an equal shape would be parked with the first, without a decision of its own.
+        # Each job has a different shape: a job of an equal shape would be parked with the first, without its own
+        # decision.
         scenario.submit(f"large-{number}", team="red", nodes=2 + number, accelerators_per_node=8)
     scenario.world.clock.advance(1)
     return scenario, scenario.submit("small", team="red", nodes=1, accelerators_per_node=8)
@@ -164,7 +165,7 @@ def test_reading_restarts_after_the_end_of_a_queue() -> None:
 
 
 def crowded_without_teams(parked: int, **parameters: Any) -> tuple[JobScenario, Job]:
-    """A small job behind many that cannot start, in the one queue that there is without teams."""
+    """A small job behind many jobs that cannot start, in the only queue of a fleet without teams."""
     scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=5)))
     for number in range(parked):
         scenario.world.clock.advance(1)
@@ -262,7 +263,7 @@ def test_jobs_without_a_matching_node_are_not_remembered_as_barriers() -> None:
     scenario, small = crowded_without_teams(60, nodes=1, instance_types=("ml.p9.xlarge",))
     for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING", limit=60).rows:
         job = rows.decode(row, Job)
-        scenario.set_job(job.replace(current_attempt=1))  # the nodes that they ran on are gone for good
+        scenario.set_job(job.replace(current_attempt=1))  # their former nodes were removed permanently
 
     for _ in range(10):
         scenario.run_scheduling_cycle()

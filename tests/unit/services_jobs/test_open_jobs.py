@@ -1,4 +1,4 @@
-"""Open jobs have a limit for each principal and for each team, also where submissions race."""
+"""The number of open jobs is limited for each principal and each team, even if submissions race."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -101,7 +101,7 @@ def test_job_submitted_before_the_limits_is_not_subtracted() -> None:
 
 @dataclass
 class BarrierLedger:
-    """Lets all rivals read a counter before any of them commits."""
+    """A ledger that lets all concurrent callers read a counter before any of them commits."""
 
     ledger: Ledger
     barrier: Barrier = field(default_factory=lambda: Barrier(4))

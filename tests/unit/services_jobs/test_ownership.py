@@ -1,4 +1,4 @@
-"""The owner of each change: the table in the docs, the table in the code, and the code agree."""
+"""The writers of each row: the table in the docs, the table in the code, and the code agree."""
 
 import ast
 import sys
@@ -25,11 +25,11 @@ DOCUMENT = PROJECT / "docs" / "ownership.md"
 
 
 STEPS = {"commit_cycle": "schedule_jobs", "measure_restore": "launch_job"}
-"""Modules that are one step of a service: they write in its name, and no other service calls them."""
+"""Modules that are one step of a service: they write on its behalf, and no other service calls them."""
 
 
 def writers_of(row: str) -> set[str]:
-    """Return the services that build this kind of row, in order to write it."""
+    """Return the services that build this kind of row to write it."""
     writers = set()
     for file in SERVICES.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -70,7 +70,7 @@ def test_only_resolve_wait_answers_a_token() -> None:
 
 
 class AuditedLedger:
-    """Refuses a change of a job's or an attempt's state that is not the calling service's to make."""
+    """A ledger that refuses a change of a job's or attempt's state by a service that is not its writer."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -101,7 +101,7 @@ class AuditedLedger:
 
 
 def calling_service() -> str:
-    """Return the service nearest to the write that is a writer at all."""
+    """Return the innermost calling service that is a listed writer."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
@@ -142,7 +142,7 @@ def test_unlisted_writer_is_refused() -> None:
 
 
 def drawn(table: Mapping[str, Any]) -> Iterator[str]:
-    """Draw the table as the docs have it: a line for each change, its writers behind it."""
+    """Return the table in the format of the docs: a line for each change, followed by its writers."""
     states = [None, *(AttemptState if table is ATTEMPT_WRITERS else JobState)]
     writers = attempt_writers if table is ATTEMPT_WRITERS else job_writers
     for before in states:
@@ -153,7 +153,7 @@ def drawn(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 _ANY_STATE = ("drain_node", "plan_resume")
-"""They write their requests on a job in whatever state, and never change it: one sentence instead of eight lines."""
+"""Services that add requests to a job in any state without changing the state. One sentence replaces eight lines."""
 
 
 @pytest.mark.parametrize("table", [ATTEMPT_WRITERS, JOB_WRITERS], ids=["attempts", "jobs"])

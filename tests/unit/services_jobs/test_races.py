@@ -1,4 +1,4 @@
-"""Two of the same at once: one takes effect, the other finds it done."""
+"""Two equal concurrent calls: one takes effect, and the other finds its effect."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -72,7 +72,7 @@ def test_concurrent_cancel_and_settlement_have_one_result() -> None:
 
     at_once(scenario, "/META", lambda: next(acts)(job.job_id))
 
-    # In any order, the attempt is settled, and a cancelled job does not stay in the queue. A settlement after
+    # In any order, the attempt is settled, and a cancelled job leaves the queue. A settlement after
     # the cancel finds pods that ended on request.
     assert scenario.attempt(job.job_id).state in {AttemptState.FAILED, AttemptState.STOPPED}
     assert scenario.job(job.job_id).state is JobState.CANCELLED

@@ -35,7 +35,7 @@ REPORT = report(
 
 
 def mounted(log: str, plan: CrashPlan | None = None, **fields: Any) -> tuple[JobScenario, str]:
-    """A job on mounted storage whose second attempt runs, and what its rank 0 has said."""
+    """Return a job on mounted storage whose second attempt runs, with this log of rank 0."""
     scenario = JobScenario(plan=plan or CrashPlan())
     job_id = scenario.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx", **fields).job_id
     scenario.world.cluster.fail_pods(job_id, 1, exit_code=2)

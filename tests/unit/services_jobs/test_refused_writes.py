@@ -12,7 +12,7 @@ from tests.unit.services_jobs.test_elastic import a_shared_scenario
 
 
 class RefusingLedger:
-    """Refuses every commit that holds a row of one of these jobs in this state, and no other commit."""
+    """A ledger that refuses each commit with a row of one of these jobs in this state."""
 
     def __init__(self, inner: Ledger, *jobs: str, states: tuple[str, ...] = ("STARTING",)) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""A team is removed from the set-up that was looked at, or not at all."""
+"""A team is removed only from the set-up that the caller read."""
 
 from typing import Any
 

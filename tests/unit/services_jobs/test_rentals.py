@@ -1,4 +1,4 @@
-"""Nodes by the hour, in memory: the cycle rents, the tasks hand over and release, a crash changes nothing."""
+"""Rentals in memory: the cycle rents, tasks assign and release nodes, and a crash does not change the end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -67,7 +67,7 @@ def a_policy(**changes: Any) -> Policy:
 
 @dataclass
 class RentalScenario:
-    """A full fleet of two nodes, a job that waits, and Karpenter, which brings what the limit allows."""
+    """A full fleet of two nodes, a pending job, and Karpenter, which launches nodes within the limits."""
 
     policy: Policy = field(default_factory=a_policy)
     mode: Mode = Mode.ACT
@@ -85,7 +85,7 @@ class RentalScenario:
     # ------------------------------------------------------------ the world
 
     def karpenter(self) -> None:
-        """Launch a node for each capacity pod that has none, within the limits; refuse where there is no capacity."""
+        """Launch a node for each capacity pod without one, within the limits. Refuse if the pool has no capacity."""
         cluster = self.world.cluster
         for spec in list(cluster.capacity.values()):
             limit = cluster.limits[spec.cluster, spec.pool]
@@ -118,7 +118,7 @@ class RentalScenario:
         )
 
     def wait(self, rental: Rental, kind: ConditionKind) -> Any:
-        """Open a wait where there is none, and return its answer; None while it has none."""
+        """Open a wait unless it is open, and return its answer; None before it has one."""
         name = wait_name(kind, rental.number)
         row = self.world.ledger.get(subject_rows.wait_key(rental.job_id, name))
         context = self.world.context(cluster=self.scenario.cluster, policy=self.policy)
@@ -148,7 +148,7 @@ class RentalScenario:
     # ------------------------------------------------------------ its workflow
 
     def advance(self) -> None:
-        """Take every execution of burst_capacity as far as it goes."""
+        """Run every execution of burst_capacity until it waits or ends."""
         for name, document in list(self.executions().items()):
             if self.world.workflows.state(WorkflowName.BURST_CAPACITY, name) is not ExecutionState.RUNNING:
                 continue
@@ -156,7 +156,7 @@ class RentalScenario:
             for _ in range(12):
                 after = self.step(state, self.rental(document["jobId"], document["rental"]))
                 self.states[name] = after
-                pauses = after in ("NextOffer", "ReleasePool")  # it looks again at what is still to go
+                pauses = after in ("NextOffer", "ReleasePool")  # it checks again which nodes remain
                 if after == "Done" or (after == state and not pauses):
                     break
                 state = after
@@ -259,7 +259,7 @@ class RentalScenario:
         self.scenario.run_scheduling_cycle()
 
     def rented(self, **changes: Any) -> tuple[Job, Job]:
-        """Return the same two, the second running on rented nodes."""
+        """Return both jobs, the second running on rented nodes."""
         first, second = self.full_fleet(**changes)
         self.rent()
         self.run(second.job_id, 1)

@@ -1,4 +1,4 @@
-"""Nodes that go at a time that is known: work leaves them in time, and nothing is put there that would not last."""
+"""Nodes of an expiring reservation: jobs leave them in time, and no job that would not finish starts on them."""
 
 from datetime import timedelta
 from typing import Any
@@ -22,13 +22,13 @@ from tests.unit.services_jobs.test_rentals import SPOT, RentalScenario, a_policy
 from tests.unit.services_jobs.test_teams import MEMBERS, set_up
 
 HELD_SECONDS = 3600
-"""From the beginning on, for work."""
+"""Seconds from the start in which jobs may use the reservation."""
 GRACE_SECONDS, MARGIN_SECONDS = 30, 60
 SAVES_AT = HELD_SECONDS - GRACE_SECONDS - MARGIN_SECONDS
-"""When the last save begins."""
+"""Second at which the last save begins."""
 CHECKPOINT_SECONDS, LAUNCH_SECONDS, RESUME_SECONDS = 300, 60, 60
 LAST_START = SAVES_AT - CHECKPOINT_SECONDS - LAUNCH_SECONDS - RESUME_SECONDS
-"""Until when a job that saves is let on."""
+"""Last second at which a job with checkpoints may start."""
 TERMS = ElasticPolicy(resize_seconds=10, snooze_seconds=0)
 
 

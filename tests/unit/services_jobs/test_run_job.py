@@ -30,7 +30,7 @@ def fence(scenario: JobScenario, job: Job) -> dict[str, Any] | None:
 
 
 def lost(scenario: JobScenario, job: Job, number: int = 1) -> str:
-    """Cut off the first node of an attempt, settle the attempt, and admit the next."""
+    """Disconnect the first node of an attempt, settle the attempt, and admit the next one."""
     name = scenario.attempt(job.job_id, number).node_names[0]
     scenario.world.cluster.lose_node(name)
     scenario.world.clock.advance(61)
@@ -491,7 +491,7 @@ def test_unstarted_attempt_does_not_hide_pods_of_the_previous_attempt() -> None:
     scenario.world.cluster.lose_node(scenario.attempt(job.job_id).node_names[0])
     scenario.settle(job.job_id, failure={"Error": "States.Timeout"})
     scenario.run_scheduling_cycle()
-    scenario.settle(job.job_id, 2)  # given up before it was launched
+    scenario.settle(job.job_id, 2)  # its launch was given up
     scenario.world.clock.advance(30)
     scenario.run_scheduling_cycle()
 
@@ -840,7 +840,7 @@ def test_timeline_shows_the_whole_life_of_a_job() -> None:
 
 
 def resumed_twice(saved: dict[int, float]) -> tuple[JobScenario, str]:
-    """Run attempt 2 from step 10, let it save these steps so many seconds after its pods ran, and launch attempt 3."""
+    """Run attempt 2 from step 10, save these steps some seconds after its pods started, and launch attempt 3."""
     scenario = JobScenario()
     job = scenario.running()
     scenario.save(job.job_id, 1, 10)
@@ -873,7 +873,7 @@ def test_restore_is_measured_from_the_checkpoints_of_the_attempt() -> None:
         ({110: 800.0}, None),
         ({110: 800.0, 210: 700.0}, None),  # clocks of two ranks
         ({110: -5.0, 210: 700.0}, None),  # a clock that is behind
-        ({110: 400.0, 210: 1300.0}, 0),  # steps that became slower: never before the pods ran
+        ({110: 400.0, 210: 1300.0}, 0),  # steps became slower: never before the pods ran
         ({210: 1300.0, 110: 800.0, 310: 1800.0}, 300),
     ],
 )

@@ -114,7 +114,7 @@ def test_no_job_starts_in_a_namespace_that_kueue_admits() -> None:
     assert waiting.reason == (
         "Kueue admits jobs in namespace evenkeel-jobs (its LocalQueue default), so Evenkeel starts no jobs there."
     )
-    assert len(scenario.world.ledger.commits) == commits + 1  # what was said is not said again
+    assert len(scenario.world.ledger.commits) == commits + 1  # an unchanged reason is not written again
     assert result.admitted == (f"{job.job_id}-a1",)
 
 

@@ -1,4 +1,4 @@
-"""A person holds all scheduling: no job starts, stops, changes size or gets rented nodes until the hold ends."""
+"""While a person holds scheduling, no job starts, stops, changes size or gets rented nodes."""
 
 from datetime import timedelta
 

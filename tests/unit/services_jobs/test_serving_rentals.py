@@ -1,4 +1,4 @@
-"""A spike of a Deployment on a full fleet: nodes are rented for its replicas, and go back when none stands there."""
+"""A spike of a Deployment on a full fleet: nodes are rented for replicas, and returned once no replica uses them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ class ServingSpike(RentalScenario):
     has_capacity: set[str] = field(default_factory=lambda: {ON_DEMAND, SERVING, DEARER})
     per_replica: int = 8
     lands_first: bool = False
-    """Whether replicas stand on a node before the capacity pod that it was launched for does."""
+    """Whether replicas are placed on a node before its capacity pod."""
     does_twice: bool = False
     """Whether each step is repeated, as after a lost reply."""
 
@@ -88,7 +88,7 @@ class ServingSpike(RentalScenario):
     # ------------------------------------------------------------ the Deployment
 
     def scale(self, replicas: int, **changes: Any) -> None:
-        """Have so many replicas be wanted: the newest go first."""
+        """Set the number of replicas. The newest replicas are removed first."""
         cluster = self.world.cluster
         pods = [pod for pod in cluster.unmanaged if pod.namespace == "serving"]
         for pod in pods[replicas:]:
@@ -112,7 +112,7 @@ class ServingSpike(RentalScenario):
         return [pod.node_name for pod in self.world.cluster.unmanaged if pod.node_name]
 
     def bind(self) -> None:
-        """Put each replica on the first node that has room for it and whose taints it tolerates."""
+        """Place each replica on the first node with enough free GPUs and tolerated taints."""
         cluster = self.world.cluster
         for index, pod in enumerate(cluster.unmanaged):
             if pod.node_name:

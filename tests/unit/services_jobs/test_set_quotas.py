@@ -154,6 +154,6 @@ def test_flavors_keep_their_declared_order() -> None:
 
     row = world.ledger.get(quota_rows.team_key("nlp"))
     assert row
-    # A stored map is read back in any order.
+    # A stored map may be read back in another order.
     assert not any(isinstance(value, dict) for value in row.doc.values())
     assert list(team_setup.load(world.ledger).setup.by_name["nlp"].queue.groups[0]) == list(group)

@@ -173,7 +173,7 @@ def test_checkpoint_path_belongs_to_one_job(first: dict[str, Any], second: dict[
 
 
 class QueuePositionRaceLedger:
-    """Lets another submission commit right before the first commit that claims a checkpoint folder."""
+    """A ledger in which another submission commits just before the first commit that takes a queue position."""
 
     def __init__(self, inner: Ledger, meanwhile: Callable[[], object]) -> None:
         self.inner, self.meanwhile = inner, [meanwhile]

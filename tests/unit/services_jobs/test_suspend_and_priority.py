@@ -1,4 +1,4 @@
-"""Holding a job back, letting it go on, and giving it another class: once, by whom, and in every state."""
+"""Suspending, resuming and reprioritising a job: one effect, the author, and every state of the job."""
 
 from typing import Any
 

@@ -430,7 +430,7 @@ def test_recorded_answer_is_delivered_by_the_sweep() -> None:
 
 
 def arrive(scenario: JobScenario, number: int = 9, **changes: Any) -> str:
-    """Let a node boot for the first time, behind its taint."""
+    """Add a new node with the taint of a node that awaits validation."""
     node = a_node(number, is_awaiting_validation=True, taints=(TAINT_TEXT,), **changes)
     scenario.world.cluster.add_node(node)
     record = a_provider_node(number)
@@ -667,7 +667,7 @@ def test_unmanaged_workloads_are_recorded_while_they_run() -> None:
 
 
 def answer_too_early(scenario: JobScenario) -> None:
-    """Tell of a node that no sweep has seen yet."""
+    """Ingest a notice about a node that no sweep has recorded yet."""
     world = scenario.world
     fact = a_fact(
         1, source="ec2.notice", fault_key="ec2:spot_interruption", code="terminate", observed_at=world.clock.now()
@@ -733,7 +733,7 @@ BURST = "burst-eks"
 
 
 def a_burst_node(number: int = 9, **changes: Any) -> KubernetesNode:
-    """A node of a second cluster, which HyperPod knows nothing of."""
+    """Return a node of a second cluster without HyperPod."""
     facts = {"cluster": BURST, "name": f"burst-{number}", "hyperpod_cluster_id": "", "created_at": A_MOMENT}
     return a_node(number, **{**facts, **changes})
 

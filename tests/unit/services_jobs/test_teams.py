@@ -45,7 +45,7 @@ def set_up(scenario: JobScenario, *parts: Team | FleetQuotas) -> None:
 
 
 def shared(size: int = 4, red: int = 16, blue: int = 16, **more: Any) -> JobScenario:
-    """A fleet of two teams, half of it each."""
+    """A fleet of two teams; each has half of the quota."""
     scenario = JobScenario(size=size, **more)
     set_up(
         scenario,
@@ -155,7 +155,7 @@ def test_team_in_a_kueue_namespace_starts_and_preempts_nothing() -> None:
     assert scenario.job(held.job_id).reason.startswith("Kueue admits jobs in namespace red (its LocalQueue default)")
     assert [record.action for record in records(scenario, held.job_id)] == ["EXCLUDED"]
     assert scenario.job(low.job_id).stop_request is None
-    assert scenario.job(other.job_id).state is JobState.STARTING  # it borrows what the held team does not use
+    assert scenario.job(other.job_id).state is JobState.STARTING  # it borrows the unused quota of the held team
 
 
 def test_only_classes_of_the_policy_reach_kubernetes() -> None:
@@ -385,7 +385,7 @@ def test_team_without_budget_starts_no_job() -> None:
 
 
 def worked_off(scenario: JobScenario, job_id: str, seconds: float) -> None:
-    """Let a job run so long, and end; its workflow may say so twice."""
+    """Run a job for `seconds`, and settle it. The settlement is delivered twice."""
     scenario.run_attempt(job_id, 1)
     scenario.world.clock.advance(seconds)
     scenario.world.cluster.finish_pods(job_id, 1)
@@ -419,7 +419,7 @@ def test_recent_use_is_counted_once_and_decays() -> None:
         setup_of(scenario), scenario.world.context(now=scenario.world.clock.now() + timedelta(weeks=1))
     )
 
-    assert used["red"]["role/ana"] == pytest.approx(8)  # half of the 16 that it held for one half-life
+    assert used["red"]["role/ana"] == pytest.approx(8)  # half of the 16 GPUs that it held for one half-life
     assert week_later["red"]["role/ana"] == pytest.approx(4)
 
 
@@ -471,7 +471,7 @@ def crowd(scenario: JobScenario, name: str, count: int = 6) -> list[str]:
 
 
 def work_off(scenario: JobScenario) -> None:
-    """Let every stopping job stop and every running job end."""
+    """End the pods of all stopping and running jobs, and settle them."""
     for _ in range(200):
         scenario.run_scheduling_cycle()
         live = scenario.world.ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=1000).rows
@@ -494,7 +494,7 @@ def two_cycles(scenario: JobScenario) -> None:
 
 
 def busy(plan: CrashPlan) -> tuple[JobScenario, list[str]]:
-    """Low classes run, on more than is their own; higher ones wait for their room."""
+    """Jobs of low classes run and borrow quota; jobs of higher classes wait."""
     scenario = shared(plan=plan)
     jobs = crowd(scenario, "low")
     scenario.run_scheduling_cycle()

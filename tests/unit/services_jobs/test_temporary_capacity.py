@@ -1,4 +1,4 @@
-"""Rented nodes that stand in for failed ones: on the team's quota, until those are back, never beyond their time."""
+"""Rented nodes that replace failed ones use the team's quota, until the failed nodes are back or the term ends."""
 
 import math
 from datetime import timedelta
@@ -18,7 +18,7 @@ from evenkeel.services.queries.disclosure import Reader
 from tests.unit.services_jobs.test_rentals import SPOT, RentalScenario, a_policy
 
 DEAR = 100_000_000_000
-"""Price of an hour of delay at which no migration ever pays for itself, in micro-dollars."""
+"""Price of an hour of delay at which no migration pays, in micro-dollars."""
 
 
 def scenario_with_temporary_capacity(**changes: Any) -> RentalScenario:

@@ -1,4 +1,4 @@
-"""No job starts on a node that needs a repair and gets none, cordoned or not."""
+"""No job starts on an unhealthy node without a permitted repair, cordoned or not."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def mark(scenario: JobScenario, number: int = 1, fault: str = "NvidiaErrorReboot
 
 
 def leave(scenario: JobScenario, number: int = 1) -> Row:
-    """Leave a node unhealthy, as a recovery without an approval does."""
+    """Record a node as unhealthy, as a recovery without an approval does."""
     scenario.sweep()
     row = scenario.world.ledger.get(fleet_rows.node_key(CLUSTER, instance_id(number)))
     assert row

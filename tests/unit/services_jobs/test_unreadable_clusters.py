@@ -1,4 +1,4 @@
-"""A cluster that cannot be read stops admissions on itself alone, and nothing of it is given away."""
+"""A cluster that cannot be read stops only its own admissions; its nodes and quota stay reserved."""
 
 from typing import Any
 

@@ -50,7 +50,7 @@ def test_cluster_change_answers_a_due_wait() -> None:
 
 
 class CountedNodes(tuple[KubernetesNode, ...]):
-    """A list of nodes that counts how often it is read from end to end."""
+    """A list of nodes that counts its iterations."""
 
     reads = 0
 
@@ -60,7 +60,7 @@ class CountedNodes(tuple[KubernetesNode, ...]):
 
 
 def reads_of_node_list(waits: int, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Return how often one round goes through the list of nodes, for a number of open waits."""
+    """Return how often one watch round iterates over the list of nodes, with this number of open waits."""
     scenario = JobScenario(policy=LOCAL, size=waits)
     for _ in range(waits):
         a_wait(scenario, scenario.running(nodes=1).job_id, ConditionKind.ATTEMPT_ENDED)
@@ -86,7 +86,7 @@ def test_missing_answer_is_requested_again_after_a_pause() -> None:
     outcome = scenario.watch()
 
     assert outcome.snapshots > 8
-    assert outcome.answered == len(scenario.world.wait_answers.requests) == 2  # 20 s, and one ask lasts 10 s
+    assert outcome.answered == len(scenario.world.wait_answers.requests) == 2  # each request lasts 10 s
 
 
 def test_cancel_is_noticed_without_a_cluster_change() -> None:
@@ -208,7 +208,7 @@ def test_watch_writes_a_heartbeat() -> None:
 
 
 def reports(scenario: JobScenario) -> dict[str, str]:
-    """Return the last error of each source that has reported; empty where it answered."""
+    """Return the last error of each recorded source; empty if it answered."""
     return {name: report.error for name, report in heartbeats.load(scenario.world.ledger).items()}
 
 

@@ -1,4 +1,4 @@
-"""Where Kueue admits: Evenkeel hands each job over, follows what Kueue says, and never starts one by itself."""
+"""Admission by Kueue: Evenkeel hands each job over, follows Kueue's status, and starts no job itself."""
 
 import contextlib
 from datetime import timedelta
@@ -41,7 +41,7 @@ def handed_over(scenario: JobScenario, **changes: Any) -> Job:
 
 
 def await_(scenario: JobScenario, kind: ConditionKind, job_id: str, attempt: int = 1) -> str:
-    """Open a wait as the workflow does; return what was answered at once, or nothing."""
+    """Open a wait, as the workflow does; return its immediate answer, or None."""
     world = scenario.world
     request = open_wait.OpenWaitRequest(kind=kind, token="token", job_id=job_id, attempt=attempt)
     before = len(world.wait_answers.requests)

@@ -1,4 +1,7 @@
-"""The engine leaves out repeated work and caches figures. A plain engine decides the same in random histories."""
+"""The queue engine caches figures and skips repeated work.
+
+In random histories it decides like an engine without caches.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -46,7 +46,7 @@ def test_workload_without_risk_figure_gets_the_median() -> None:
         risking("unlucky", 2, 900.0),
     )
     scheduler = preempting(SchedulerRules(spares_work=True), without_risk, high_risk)
-    assert list(victims(scheduler.cycle(10)[0])) == ["silent"]  # the median of one; then who came last
+    assert list(victims(scheduler.cycle(10)[0])) == ["silent"]  # the median of one; then the latest job
     scheduler = preempting(SchedulerRules(spares_work=True), without_risk, low_risk)
     assert list(victims(scheduler.cycle(10)[0])) == ["silent"]
 

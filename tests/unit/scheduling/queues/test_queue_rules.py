@@ -1,4 +1,4 @@
-"""The rules of the scheduler, one by one, and faults seen in other schedulers."""
+"""Each rule of the scheduler, and known bugs of other schedulers."""
 
 import random
 from dataclasses import replace

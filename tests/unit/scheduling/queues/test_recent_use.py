@@ -1,4 +1,4 @@
-"""Decayed use: in a queue that orders by recent use, the sub-queue with the least use goes first."""
+"""In a queue that is ordered by recent use, the sub-queue with the least decayed use goes first."""
 
 import math
 from dataclasses import replace

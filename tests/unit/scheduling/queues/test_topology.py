@@ -35,7 +35,7 @@ LEVELS = ("block", "rack", HOSTNAME)
 
 
 def a_tree(nodes: Json, levels: tuple[str, ...] = LEVELS, name: str = "f") -> Flavor:
-    """Return a flavor of nodes: by name the path of the node, and what it has."""
+    """Return a flavor with these nodes: each name with the topology path and the capacity of the node."""
     members = tuple(a_node(node, facts, levels) for node, facts in nodes.items())
     return Flavor(name, topology=NodeTopology("default", levels, members))
 

@@ -1,4 +1,4 @@
-"""One cycle with topologies: assignment, preemption, reservation and cohorts, with the facts of Kueue's own cases."""
+"""One cycle with topologies: assignment, preemption, reservation and cohorts, as in Kueue's own test cases."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The search for victims leaves out repeated work. It finds the victims that the plain search finds."""
+"""The optimised search for victims finds the same victims as a plain search."""
 
 import random
 
@@ -75,7 +75,7 @@ def _workload(dice: random.Random, number: int, queue: str, gpus: int) -> Worklo
 
 
 class _Forgetful(dict[tuple[object, ...], list[Victim]]):
-    """Claims to hold nothing, so that each search is made again."""
+    """A cache that is always empty, so that each search is repeated."""
 
     def __contains__(self, name: object) -> bool:
         return False
