@@ -70,7 +70,7 @@ STORED: Final = {
 
 
 class Fill(StrEnum):
-    """How much an answer holds."""
+    """How many optional fields an answer has."""
 
     REQUIRED = "required members alone"
     EMPTY = "empty lists"

@@ -1,4 +1,4 @@
-"""The shapes of AWS: whether a request or an answer fits botocore's service models, enumerations included."""
+"""Checks whether a request or an answer fits botocore's service models, enumerations included."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The headless browser of the tests: the pinned one of `make setup`, or the machine's own."""
+"""The headless browser of the tests: from `make setup`, or else from the machine."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ def program() -> str | None:
 
 @contextmanager
 def running() -> Iterator[Browser]:
-    """Start the browser; skip the test, and say why, if there is none."""
+    """Start the browser. Skip the test with the reason if there is none."""
     path = program()
     if path is None:
         pytest.skip(_NO_BROWSER)

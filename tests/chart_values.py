@@ -28,7 +28,7 @@ TEAMS: Final[dict[str, Any]] = {
 
 
 def helm() -> Path:
-    """Return the helm program; skip the test on machines for which no package has one."""
+    """Return the helm program. Skip the test if the machine has none."""
     program = chart.helm()
     if program is None and (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip("the wheel has helm for x86_64 Linux alone; EVENKEEL_HELM can name another")

@@ -14,12 +14,12 @@ from evenkeel_local.engine import Engine
 from evenkeel_local.identities import Credentials, bootstrap
 from tests import torch_gang
 
-# On busy cores a single example may be slow, which is no failure. `ci` uses the same examples each time.
+# A slow example on a busy machine is no failure. `ci` uses the same examples each time.
 settings.register_profile("developer", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("developer"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "developer")
 
-# Collection only allocates objects that stay: without garbage collection it takes half the time.
+# Test collection allocates only objects that stay: without garbage collection it takes half the time.
 gc.disable()
 
 
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say which tests were not selected for lack of a program."""
+    """Report the tests that were not selected because a program is missing."""
     for note in config.stash.get(_NOTES, []):
         terminalreporter.write_line(note)
 
@@ -50,7 +50,7 @@ _AWS_VARIABLES = ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN", "AWS_R
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_real_credentials() -> Iterator[None]:
-    """Keep every test away from the developer's own AWS account, whatever the shell that runs them holds."""
+    """Keep every test away from the developer's AWS account, whatever the environment of the shell."""
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name in _AWS_VARIABLES or name.startswith("AWS_ENDPOINT_URL_")]:
             patch.delenv(name)
@@ -66,7 +66,7 @@ def _no_real_credentials() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _service_models_are_read_once() -> Iterator[None]:
-    """Share the models of AWS services between all boto3 sessions of a process. Each session would parse its own."""
+    """Share the parsed models of AWS services between all boto3 sessions of a process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(botocore.session, "create_loader", functools.cache(create_loader))
         yield

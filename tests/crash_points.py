@@ -1,8 +1,8 @@
-"""The sides of an effect on which a test lets a process die.
+"""Parameters of crash tests: the effect at which a process dies, before or after it.
 
-A crash before an effect finds the rows that a crash after the previous effect leaves. `make test` plays only the side
-after an effect: after every second effect, and in long plays after every fourth. `make test-all` plays both sides of
-all effects.
+A crash before an effect leaves the same rows as a crash after the previous effect. `make test` crashes only after an
+effect: after every second one, and in long scenarios after every fourth. `make test-all` crashes before and after every
+effect.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ SIDES_AND_STEPS = [
     pytest.param(CrashTiming.AFTER, 4),
     *(pytest.param(when, 1, marks=pytest.mark.exhaustive) for when in CrashTiming),
 ]
-"""Parametrizes a test of a long play with the arguments `when` and `step`."""
+"""Parametrizes a test of a long scenario with the arguments `when` and `step`."""
 
 
 def marks_at(number: int, when: CrashTiming) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Recorded decisions and function calls: how they are written down, translated to the present names and compared.
+"""Recorded decisions and function calls: their encoding, their translation to the current names, and their comparison.
 
 Names change; answers must not. `tests/simulator/record_decisions.py` records the corpus below
 `tests/fixtures/decisions`, and `tests/unit/test_decision_corpus.py` replays it.
@@ -139,7 +139,7 @@ def choose_resume_point(  # noqa: PLR0913 - the arguments that the corpus record
 
 
 class _NamedAmounts(NodeShares):
-    """Leaves CPU and memory open: the corpus is older than these amounts."""
+    """Leaves CPU and memory unset: the corpus is older than these amounts."""
 
     def request_of(self, wanted: Resources, cluster: str, instance_types: tuple[str, ...] = ()) -> Resources:
         return wanted
@@ -190,7 +190,7 @@ def _why_healthy(incident: Incident, observed: ObservedNode, expected: int) -> s
 
 
 def _why_not_portable(job: Job, pool: Pool, storage: Storage) -> tuple[str, ...]:
-    """Decide with the shipped catalogue: the corpus knows no policy with further instance types."""
+    """Decide with the shipped catalogue: no policy of the corpus has further instance types."""
     return candidates.why_not_portable(job, pool, storage, instance_types.shipped_instance_types())
 
 
@@ -561,7 +561,7 @@ class Rename(NamedTuple):
 
 
 class Translation:
-    """From the names that were recorded to the present ones: the rules of `translation.json`, see README.md there."""
+    """Translates recorded names to the current ones by the rules of `translation.json`; see README.md there."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         unknown = table.keys() - {"sentences", "keys", "values", "scoped"}
@@ -617,7 +617,7 @@ def _translated(renames: list[Rename], document: Json, path: str) -> Json:
 
 
 def _reshaped(document: dict[str, Json]) -> dict[str, Json]:
-    """Return an object in its present shape, if the corpus holds it in an older shape than a rename can express."""
+    """Return an object in its current shape, if renames alone cannot translate its recorded shape."""
     document.pop("invoiceMicrosPerNodeHour", None)
     if document.get("action") == "HELD":
         is_limit = document["reason"].startswith("Waits, whatever is free")
@@ -646,7 +646,7 @@ def _translated_json(renames: list[Rename], text: str, path: str) -> str | None:
 
 
 _SLOT_HISTORY = "seat/"
-"""How the corpus begins the history key of a node slot."""
+"""Prefix of the history key of a node slot in the corpus."""
 
 
 def _renamed(renames: list[Rename], name: str, path: str, *, of_keys: bool) -> str:

@@ -1,7 +1,7 @@
-"""Remove the rule of each drill in a copy of the tree, and check that the drill fails: `make drill-mutants`.
+"""Remove the rule that each drill covers from a copy of the tree, and check that the drill fails: `make drill-mutants`.
 
 The patch of a drill is `tests/mutants/drills/<drill>.patch`. It begins with `Fails: <text>`; a failing check must
-contain this text. A drill that passes without its rule proves nothing, which is an error here.
+contain this text. A drill that passes without its rule proves nothing, so that is an error.
 """
 
 import argparse

@@ -128,7 +128,7 @@ class FakeKueue:
         self._thread.join(timeout=10)
 
     def evict(self, job_name: str, reason: str, message: str, room: int | None = None) -> None:
-        """Have a Job evicted, and let no more in than this from then on."""
+        """Evict a Job, and set the number of free accelerators from then on."""
         if room is not None:
             self.room = room
         self._doomed[job_name] = (reason, message)
@@ -164,7 +164,7 @@ class FakeKueue:
     def _look(self) -> None:
         jobs = {job["metadata"]["uid"]: job for job in self._jobs() if "deletionTimestamp" not in job["metadata"]}
         kept = {workload["metadata"]["labels"][_UID]: workload for workload in self._workloads()}
-        for uid in kept.keys() - jobs.keys():  # its owner was deleted
+        for uid in kept.keys() - jobs.keys():  # the owner was deleted
             self._api.delete(self._path(kept.pop(uid)))
         for uid in jobs.keys() - kept.keys():
             workload = workload_of(jobs[uid], self.priorities)
@@ -225,13 +225,13 @@ class FakeKueue:
         )
 
     def _start(self, job: Json) -> None:
-        """Let a Job have pods, on the nodes of its flavor."""
+        """Start the pods of a Job on the nodes of its flavor."""
         selector = {"node.kubernetes.io/instance-type": FLAVOR}
         pods = {"spec": {"nodeSelector": selector}}
         self._api.patch(self._job_path(job), {"spec": {"suspend": False, "template": pods}})
 
     def _take_back(self, job: Json, workload: Json) -> None:
-        """Stop a Job that was evicted; once it has no active pods, release its quota."""
+        """Stop an evicted Job. Release its quota once it has no active pods."""
         status = job.get("status") or {}
         if not job["spec"].get("suspend"):
             self._api.patch(self._job_path(job), {"spec": {"suspend": True}})
@@ -293,7 +293,7 @@ class FakeKueue:
 
 
 def condition(workload: Json, kind: str) -> Json:
-    """Return a condition of a Workload; empty where it was never set."""
+    """Return a condition of a Workload; empty if it was never set."""
     return next(
         (
             dict(condition)
@@ -310,16 +310,16 @@ def holds(workload: Json, kind: str) -> bool:
 
 
 def is_active(workload: Json) -> bool:
-    """Whether a Workload may be admitted: `active` of its spec, which is true if it is missing."""
+    """Whether a Workload may be admitted: `spec.active`, which is true by default."""
     return workload["spec"].get("active", True) is not False
 
 
 def ended(workload: Json) -> bool:
-    """Whether a Workload is over."""
+    """Whether a Workload has finished."""
     return holds(workload, "Finished")
 
 
 def in_order(workload: Json) -> tuple[int, str, str]:
-    """Higher priority first, then age."""
+    """Sort key of a Workload: higher priority first, then age."""
     metadata = workload["metadata"]
     return (-int(workload["spec"].get("priority") or 0), metadata["creationTimestamp"], metadata["name"])

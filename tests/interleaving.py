@@ -1,4 +1,4 @@
-"""Run another writer between any two ledger calls of a service, with an index that lags behind or not."""
+"""Run another writer between any two ledger calls of a service, with a current or a late index."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -56,7 +56,7 @@ class InterleavedLedger:
 
 
 def at_every_point(run: Callable[[int], int]) -> Iterator[int]:
-    """Call `run` for each point until the service makes fewer calls; yield each point once it has been run."""
+    """Call `run` for each call number until the service makes fewer calls. Yield each number after its run."""
     at = 1
     while run(at) >= at:
         yield at

@@ -499,7 +499,7 @@ KINDS: Final = {
 }
 """Kinds of Kubernetes itself, by group and plural."""
 DISCOVERY: Final = re.compile(r"/version|/apis|/apis/[a-z0-9.-]+(/v[0-9a-z]+)?")
-"""Paths that name no resource: what the server offers."""
+"""Paths of the discovery API, which name no resource."""
 
 
 def resource_of(path: str) -> Resource | None:

@@ -1,7 +1,7 @@
 """An independent check that a decision follows from its recorded facts, and that a state is within its limits.
 
-It shares no code with the scheduler. It computes quota and usage again, in the simplest way, from declarations and
-jobs.
+It shares no code with the scheduler. It computes quota and usage again, in the simplest way, from the declared queues
+and the jobs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

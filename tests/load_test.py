@@ -35,7 +35,7 @@ TEAMS = ("red", "blue", "green")
 CLASSES = ("low", "high", "")
 GPUS = 8
 _RUNS_ON = 0.8
-"""How likely it is that an attempt runs on when it is looked at."""
+"""Probability that an attempt continues to run when a worker examines it."""
 
 
 @dataclass
@@ -100,11 +100,11 @@ class LoadTestResult:
     faults: list[str]
     errors: list[BaseException]
     attempts: int
-    """As the jobs count them."""
+    """The number of attempts in the job rows."""
     preempted: int
     died: int
     admissions: int
-    """Commits in the order of the ledger."""
+    """Number of admissions in the recorded commits."""
     seconds: float
 
 
@@ -258,7 +258,7 @@ class _LoadTest:
         return {job.job_id: job for job in (rows.decode(row, Job) for row in stored)}
 
     def _move(self, job: Job, attempt_read: Attempt, dice: random.Random) -> None:
-        """Take an attempt one step further, or let it run on for a while."""
+        """Advance an attempt by one step, or let it run for a while."""
         scenario, job_id, attempt = self.scenario, job.job_id, attempt_read.attempt
         if job.stop_of(attempt):
             scenario.stop(job_id, attempt)
@@ -279,7 +279,7 @@ class _LoadTest:
 
 
 def _once(step: Callable[[], Any]) -> None:
-    """Run work that may die or come too late; run it again then."""
+    """Run a step once. After a crash or a conflict, the caller's next round runs it again."""
     try:
         step()
     except (Crash, Conflict, Throttled, Unreachable):
@@ -287,7 +287,7 @@ def _once(step: Callable[[], Any]) -> None:
 
 
 def _again(step: Callable[[], Any]) -> Any:
-    """Ask until there is an answer, as a caller does."""
+    """Repeat a step until it succeeds, as a caller does."""
     while True:
         try:
             return step()
@@ -305,7 +305,7 @@ def ledger_of(engine: "Engine") -> Ledger:
 
 
 def main() -> int:
-    """Run a crowd on an engine of its own; return 0 if everything held."""
+    """Run a load test on its own engine. Return 0 if every check passed."""
     from evenkeel_local.engine import Engine  # the crowd itself runs without one
 
     options = argparse.ArgumentParser(description=__doc__)

@@ -1,4 +1,4 @@
-"""The schema of every row, in a short form, and the changes of it that a release may not make (docs/release.md).
+"""The schema of every row in a short form, and the changes that a release must not make (docs/release.md).
 
 `python -m tests.row_schemas` writes the present schemas to `tests/fixtures/row_schemas.json`.
 """

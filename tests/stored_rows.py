@@ -1,4 +1,4 @@
-"""Every kind of row in the four tables, and rows as a newer release would write them."""
+"""Every kind of row in the four tables, and the rows that a newer release would write."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -50,7 +50,7 @@ class Pointer(Value):
 
 
 class NoticesBeforeListing(Value):
-    """Facts about an instance that the fleet does not know yet."""
+    """Facts about an instance that no sweep has recorded yet."""
 
     instance_id: str
     facts: tuple[NodeFact, ...]
@@ -71,7 +71,7 @@ class Answered(Value):
 
 
 class Submitted(Value):
-    """The job that an idempotency key made."""
+    """The job that was submitted with an idempotency key."""
 
     job_id: str
     fingerprint: str
@@ -90,7 +90,7 @@ class OpenJobs(Value):
 
 
 class UnmanagedList(Value):
-    """Workloads that Evenkeel did not start."""
+    """The unmanaged workloads of a cluster."""
 
     workloads: tuple[UnmanagedWorkload, ...]
 
@@ -121,7 +121,7 @@ class EndedCause(Value):
 
 
 class EndedCauses(Value):
-    """Shared causes that people ended."""
+    """Shared causes that people have ended."""
 
     causes: dict[str, EndedCause]
 
@@ -175,9 +175,9 @@ class RowType(NamedTuple):
     text: str = ""
     """Field that holds the value as JSON text; empty if the document is the value."""
     subject: str = ""
-    """Field that says what the row is about. A row about something else is a new row, and keeps nothing."""
+    """Field with the subject of the row. A row about another subject is a new row, and keeps no fields."""
     is_replaced: bool = False
-    """Whether each write is a new document: a person's, or a counter."""
+    """Whether each write replaces the document, as a change by a person or of a counter does."""
 
 
 _D = "(DRILL-)?"
@@ -259,7 +259,7 @@ def type_of(key: Key) -> RowType:
 
 
 def classes_in(kind: Any) -> Iterator[type]:
-    """Yield each class of values and each enumeration in a type, itself first; a class may come twice."""
+    """Yield each value class and each enumeration in a type, including the type. A class may be repeated."""
     classes: set[Any] = set()
     waiting = [kind]
     while waiting:
@@ -278,7 +278,7 @@ NEW_FIELD = "fieldOfANewerRelease"
 
 
 def values_in(value: Any, path: str = "") -> Iterator[tuple[str, BaseModel]]:
-    """Yield each value inside a value, itself first, with its path."""
+    """Yield a value and each value inside it, with its path."""
     if isinstance(value, BaseModel):
         yield path, value
         for name in type(value).model_fields:
@@ -294,16 +294,16 @@ def values_in(value: Any, path: str = "") -> Iterator[tuple[str, BaseModel]]:
 def as_newer_release(key: Key, doc: dict[str, Any]) -> dict[str, Any]:
     """Return a document as a newer release would write it: each value in it has a field that this release lacks."""
     row_type = type_of(key)
-    if row_type.kind is CycleFacts:  # written once, and its key is the digest of its document
+    if row_type.kind is CycleFacts:  # written once, under the digest of its document
         return doc
     if row_type.text or row_type.kind is Decision:  # a decision is written once
         return {**doc, NEW_FIELD: "kept"}
     value = row_type.kind.model_validate(doc, extra="allow")
     for path, item in values_in(value):
-        if row_type.kind is not Wait or not path.startswith(".answer"):  # an answer leaves the ledger
+        if row_type.kind is not Wait or not path.startswith(".answer"):  # an answer is sent outside the ledger
             object.__setattr__(item, "__pydantic_extra__", {NEW_FIELD: "kept", **(item.__pydantic_extra__ or {})})
     document: dict[str, Any] = value.model_dump(mode="json", by_alias=True)
-    if isinstance(doc.get("schedulerState"), dict) and row_type.kind is TreeRow:  # its packed form is one text
+    if isinstance(doc.get("schedulerState"), dict) and row_type.kind is TreeRow:  # its packed format is one text
         document["schedulerState"] = doc["schedulerState"]
     return document
 

@@ -1,4 +1,4 @@
-"""Runs of the PyTorch example. PyTorch is too large for the project's own environment, so it has an interpreter."""
+"""Runs of the PyTorch example. PyTorch is too large for the project's environment, so it has its own interpreter."""
 
 import contextlib
 import functools
@@ -24,7 +24,7 @@ _NEEDS = "import boto3, numpy, torch.distributed.checkpoint; from torch.distribu
 
 @functools.cache
 def find() -> Path | None:
-    """Return the interpreter: EVENKEEL_TORCH_PYTHON, that of `make torch`, or `python3`; None if none has PyTorch."""
+    """Return an interpreter with PyTorch (EVENKEEL_TORCH_PYTHON, `make torch`, or `python3`); None without one."""
     named = os.environ.get("EVENKEEL_TORCH_PYTHON")
     candidates = [named] if named else [str(ROOT / ".tools" / "torch" / "bin" / "python"), shutil.which("python3")]
     return next((Path(candidate) for candidate in candidates if candidate and _can_run(candidate)), None)
@@ -128,6 +128,6 @@ def _free_port() -> int:
 
 
 def state_of(manifest: Mapping[str, Any]) -> dict[str, str]:
-    """Return the checksum of each rank's file: DCP's `.metadata` also holds its own time and path."""
+    """Return the checksum of each rank's file: DCP's `.metadata` also contains its time and path."""
     named = {shard["key"].rpartition("/")[2]: shard["sha256"] for shard in manifest["shards"]}
     return {name: sha256 for name, sha256 in named.items() if name != ".metadata"}

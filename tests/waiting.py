@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, in place of sleeps."""
+"""Waits for a condition with a deadline, instead of sleeping."""
 
 import time
 from collections.abc import Callable

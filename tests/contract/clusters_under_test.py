@@ -71,63 +71,63 @@ class ClusterUnderTest(Protocol):
         ...
 
     def ends(self, spec: LaunchSpec, exit_code: int) -> None:
-        """Have the processes of an attempt end; where they are real, they do so by themselves."""
+        """End the processes of an attempt. Real processes end by themselves."""
         ...
 
     def holds(self, name: str, node_name: str, *, owner: str = "", allows_eviction: bool = True, **notes: str) -> None:
-        """Have a pod that is not ours hold two GPUs of a node; `notes` are labels in snake case."""
+        """Create an unmanaged pod that uses two GPUs of a node. `notes` are labels in snake case."""
         ...
 
     def is_running(self, pod: UnmanagedPod) -> bool:
-        """Return whether an unmanaged pod runs: the eviction of a pod that does not run ignores its budget."""
+        """Return whether an unmanaged pod runs. A disruption budget protects only running pods."""
         ...
 
     def budgets(self, name: str, count: int) -> None:
-        """Have so many disruption budgets cover a pod that is not ours, each allowing one eviction."""
+        """Create this many disruption budgets for an unmanaged pod; each allows one eviction."""
         ...
 
     def ends_namespace(self, name: str) -> None:
-        """Have the namespace of a pod that is not ours be deleted, with the pod still in it."""
+        """Delete the namespace of an unmanaged pod, with the pod still in it."""
         ...
 
     def forges_job(self, spec: LaunchSpec, namespace: str) -> None:
-        """Let a person create a Job with an attempt's name, labels and annotations; its pod succeeds at once."""
+        """Create a Job with an attempt's name, labels and annotations, as a person could. Its pod succeeds at once."""
         ...
 
     def forges_pod(self, spec: LaunchSpec, node_name: str) -> None:
-        """Let a person create a bare pod with an attempt's labels and annotations in its namespace."""
+        """Create a bare pod with an attempt's labels and annotations in its namespace, as a person could."""
         ...
 
     def deletes_job(self, spec: LaunchSpec) -> None:
-        """Let a person delete an attempt's Job with its pods."""
+        """Delete an attempt's Job with its pods, as a person could."""
         ...
 
     def says_of(self, spec: LaunchSpec, status: dict[str, Any], **more: Any) -> None:
-        """Have Kueue keep a Workload with this status for a Job that was launched."""
+        """Create Kueue's Workload of a launched Job with this status."""
         ...
 
     def installs_kueue(self, *, queue: str = "", labels: bool = False) -> None:
-        """Have Kueue there; the jobs' namespace is its own by a LocalQueue of this name, or by its label."""
+        """Install Kueue. It manages the jobs' namespace by a LocalQueue of this name, or by a label."""
         ...
 
     def suspends(self, spec: LaunchSpec) -> None:
-        """Have the attempt's Job suspended as it is created."""
+        """Suspend the attempt's Job when it is created, as a webhook does."""
         ...
 
     def loses(self, name: str) -> None:
-        """Cut a node off the network."""
+        """Disconnect a node from the network."""
         ...
 
     def repaired(self, instance_id: str) -> None:
-        """Complete the running repair, if it takes no time of its own."""
+        """Complete the running repair. The local cluster completes it by itself."""
         ...
 
     def examined(self, instance_id: str) -> None:
-        """Let the running deep health check pass, if it takes no time of its own."""
+        """Let the running deep health check pass. The local cluster completes it by itself."""
         ...
 
     def tested(self, name: str, *, passes: bool) -> None:
-        """Have a node's test job end; where its process is real, it does so by itself."""
+        """End the validation job of a node. A real process ends by itself."""
         ...
 
     def eventually(self, condition: Callable[[], Any], what: str) -> Any:
@@ -136,7 +136,7 @@ class ClusterUnderTest(Protocol):
 
 
 class FakeClusterUnderTest:
-    """The fakes."""
+    """The fakes as a fleet for the contract tests."""
 
     def __init__(self) -> None:
         clock = FixedClock()
@@ -280,7 +280,7 @@ class LocalClusterUnderTest:
         self.provider = HyperPodProvider(handle.cluster_arn, sagemaker, sagemaker)
 
     def api(self, cluster: str) -> KubernetesApi:
-        """Every connection is the admin's here; how Evenkeel really gets in is `test_eks`."""
+        """Return the API server with the admin's credentials. `test_eks` tests Evenkeel's own access."""
         assert cluster == CLUSTER
         return self.admin
 
@@ -430,7 +430,7 @@ class LocalClusterUnderTest:
         return until(condition, what)
 
     def restore(self) -> None:
-        """Free every node and end every job, so that the next test finds the fleet as it was."""
+        """Free every node and end every job for the next test."""
         for fault in self._faults:
             self.handle.clear(fault)
         self._remove_kueue()
@@ -536,7 +536,7 @@ def seen(bench: ClusterUnderTest, spec: LaunchSpec) -> ObservedWorkload:
 
 
 def on_both(local: ClusterHandle, kind: str) -> Iterator[ClusterUnderTest]:
-    """Yield the bench of this kind and tidy it up."""
+    """Yield the fleet of this kind, and restore it afterwards."""
     if kind == "twin":
         yield FakeClusterUnderTest()
         return
@@ -546,7 +546,7 @@ def on_both(local: ClusterHandle, kind: str) -> Iterator[ClusterUnderTest]:
 
 
 def _log(api: KubernetesApi, path: str) -> str:
-    """Return a pod's log; nothing before it has begun."""
+    """Return a pod's log; empty before the pod started."""
     with contextlib.suppress(EvenkeelError):
         return api.text(path)
     return ""

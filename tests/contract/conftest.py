@@ -27,7 +27,7 @@ def moto_client() -> Iterator[ClientOf]:
 
 @pytest.fixture(scope="session")
 def engine_user(deployer: Credentials) -> Credentials:
-    """An identity that may use the services the adapters speak to."""
+    """An identity that may use the services of the adapters."""
     actions = ["dynamodb:*", "s3:*", "sqs:*", "sns:*", "states:*", "lambda:*", "iam:*", "cloudwatch:*"]
     statement = {"Sid": "Contract", "Effect": "Allow", "Action": actions, "Resource": "*"}
     return make_user(deployer, "contract", [statement])
@@ -35,7 +35,7 @@ def engine_user(deployer: Credentials) -> Credentials:
 
 @pytest.fixture
 def unique() -> str:
-    """A name that no other test uses, because all tests share one engine."""
+    """A unique name: all tests share one engine."""
     return f"contract-{uuid.uuid4().hex[:10]}"
 
 

@@ -17,7 +17,7 @@ NAMESPACE = "default"
 
 @dataclass(frozen=True)
 class Example:
-    """A manifest shape, and the published examples that have it."""
+    """A kind of manifest, with the published examples of this kind."""
 
     name: str
     kind: WorkloadKind

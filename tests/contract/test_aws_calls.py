@@ -1,4 +1,4 @@
-"""Every AWS call of the adapters: its request, and what an adapter makes of each answer that the models allow."""
+"""Every AWS call of the adapters: its request, and the handling of each answer that the service models allow."""
 
 import contextlib
 import json
@@ -21,14 +21,14 @@ from tests.aws_calls import ADAPTERS, CASES, Case, Fill, Recorder, name_of
 
 NOT_FOR_EVENKEEL = {
     "lambda:Invoke": (
-        *("EFS", "S3Files", "CodeArtifact", "Durable", "Runtime"),  # functions have no file system and no such feature
-        *("ModeNotSupported", "NoPublishedVersion", "UnsupportedMediaType"),  # the adapter fixes what these are about
+        *("EFS", "S3Files", "CodeArtifact", "Durable", "Runtime"),  # features that the functions do not use
+        *("ModeNotSupported", "NoPublishedVersion", "UnsupportedMediaType"),  # the adapter fixes these parameters
     ),
-    "s3:PutObject": ("EncryptionTypeMismatch", "InvalidWriteOffset", "TooManyParts"),  # appends and uploads in parts
-    "sns:Publish": ("EndpointDisabled", "PlatformApplicationDisabled"),  # pushes to telephones
+    "s3:PutObject": ("EncryptionTypeMismatch", "InvalidWriteOffset", "TooManyParts"),  # appending and multipart uploads
+    "sns:Publish": ("EndpointDisabled", "PlatformApplicationDisabled"),  # push notifications
     "stepfunctions:ListExecutions": ("StateMachineTypeNotSupported",),  # express workflows
 }
-"""First letters of error codes that belong to features which the adapters do not use."""
+"""Prefixes of error codes of features that the adapters do not use."""
 SOURCES = Path(__file__).resolve().parents[2] / "shared" / "evenkeel" / "adapters"
 
 
@@ -47,7 +47,7 @@ def test_request_fits_the_model_of_its_service(case: Case) -> None:
     assert recorder.requests
     for model, request in recorder.requests:
         assert aws_shapes.problems(request, model.input_shape) == []
-        aws_model.check_input(model, _as_sent(request))  # patterns and limits, which botocore does not check
+        aws_model.check_input(model, _as_sent(request))  # patterns and limits that botocore does not check
 
 
 @pytest.mark.parametrize("fill", Fill)

@@ -1,4 +1,4 @@
-"""Renting in a cluster: one body for the fake and the adapter, and a simulated Karpenter."""
+"""Renting in a cluster: the same tests for the fake and the adapter, with a simulated Karpenter."""
 
 import contextlib
 from collections.abc import Iterator
@@ -252,7 +252,7 @@ def test_deployment_spike_rents_and_returns_nodes_on_real_pods(untouched: Cluste
     cluster = adapter(untouched)
     renting.scenario.cluster = cluster  # type: ignore[assignment] # the real one in place of its twin
     limits = {"nvidia.com/gpu": "0", "cpu": "1000"}
-    # Karpenter would launch a node of any pool that is open to the replicas, and of that one first.
+    # Karpenter launches a node of any pool that is open to the replicas, and prefers this pool.
     untouched.apply([node_pool(OPEN, limits=limits), node_pool(name, CHAT_TAINT, limits=limits)])
 
     def turn() -> None:

@@ -1,4 +1,4 @@
-"""The port CheckpointStore: one body for the fake, S3 in moto, and S3 on the engine; and the training code's writes."""
+"""The port CheckpointStore: the same tests for the fake, S3 in moto, and S3 on the engine."""
 
 import base64
 import hashlib
@@ -166,7 +166,7 @@ def test_unreadable_fence_is_an_error(folder: CheckpointFolder) -> None:
 
 
 class StubS3Client:
-    """Answers every call with one thing."""
+    """A client that answers every call with the same value or error."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer

@@ -28,7 +28,7 @@ URI = "s3://checkpoints/research/job-rings"
 
 @pytest.fixture
 def calls() -> list[str]:
-    """Every call that the service makes on the store, by name."""
+    """The names of the service's calls to the store."""
     return []
 
 
@@ -64,7 +64,7 @@ def an_attempt(number: int) -> Attempt:
 
 
 def pinned_by_service(store: S3Checkpoints, attempt: int) -> service_side.ResumeChoice:
-    """Pin as a launch does."""
+    """Choose and pin the resume point, as a launch does."""
     answer = pin_resume_point.run(a_job(), an_attempt(attempt), store, policy=JobPolicy())
     assert answer.kind is pin_resume_point.PinOutcome.PINNED
     return answer.choice

@@ -1,4 +1,4 @@
-"""The port Cluster: one body for the fake and for the adapter on the local GPU cluster."""
+"""The port Cluster: the same tests for the fake and for the adapter on the local GPU cluster."""
 
 import re
 import threading

@@ -48,7 +48,7 @@ def guarded(engine: Engine, deployer: Credentials, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="module")
 def caller(deployer: Credentials) -> Credentials:
-    """Credentials that may find the cluster; access entries decide about their Kubernetes permissions."""
+    """Credentials that may describe the cluster. Access entries give them Kubernetes permissions."""
     return make_user(
         deployer, "contract-caller", [{"Effect": "Allow", "Action": "eks:DescribeCluster", "Resource": "*"}]
     )
@@ -223,7 +223,7 @@ def test_cluster_without_an_endpoint_shows_its_status() -> None:
 
 
 def test_access_manifest_binds_every_group_of_the_access_entries() -> None:
-    """A namespace whose jobs Evenkeel may restart binds the last group itself."""
+    """The last group is bound only in namespaces whose jobs Evenkeel may restart."""
     entries = json.loads((ACCESS.parent / "access-entries.json").read_text(encoding="utf-8"))
     bound = {
         subject["name"]

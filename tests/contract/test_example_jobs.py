@@ -1,4 +1,4 @@
-"""Published example jobs come back on healthy nodes after a fault, as users submitted them."""
+"""Published example jobs recover on healthy nodes after a fault, without changes to their manifests."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ from tests.unit.services_recovery.test_draining import SAVES
 NUMBERS = itertools.count(1)
 
 LONG_ENOUGH = 5
-"""Turns after which a job that still runs on the node is left there."""
+"""Rounds after which a job that still runs on the node counts as left there."""
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def recovery_of(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str) -> R
 
 
 def recovered(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: int) -> str:
-    """Work as DrainNode and the sweep do, until the job runs elsewhere. Return what brought it back."""
+    """Run the drain and the sweep until the job runs on other nodes. Return the controller that restarted it."""
     recovery = recovery_of(bench, job, node)
     context = recovery.context(cluster=bench.cluster)
     evicted: list[str] = []
@@ -133,7 +133,7 @@ def test_example_job_recovers_as_documented_after_crash_or_drain(
 ) -> None:
     job = submitted(bench, example, tmp_path)
     node = job.live_nodes[0]
-    bench.cordon_as_a_person(node)  # first: the restarts of its operator must not run out on the node
+    bench.cordon_as_a_person(node)  # first, so that the job's operator does not use up its restarts on this node
     if fault == "crash":
         before = {pod["metadata"]["uid"] for pod in pods_of(bench, job)}
         (tmp_path / node).touch()
@@ -150,7 +150,7 @@ def pods_of(bench: LocalClusterUnderTest, job: UnmanagedJob) -> list[Json]:
 
 
 def is_hurt(pods: list[Json], before: set[str]) -> bool:
-    """Whether a pod has failed, was restarted, or was replaced."""
+    """Return whether a pod has failed, was restarted, or was replaced."""
     restarts = [
         container.get("restartCount") for pod in pods for container in pod["status"].get("containerStatuses") or ()
     ]

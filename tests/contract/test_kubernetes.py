@@ -76,7 +76,7 @@ class Script:
 
 
 class QuietServer(ThreadingHTTPServer):
-    """Suppress the log: connections break on purpose here."""
+    """A server without a log, because connections break on purpose."""
 
     def handle_error(self, *_: Any) -> None:
         pass
@@ -119,7 +119,7 @@ def serving(script: Script, context: ssl.SSLContext, authority: str) -> Iterator
             self.wfile.write(payload)
 
         def stream(self, chunks: "queue.Queue[bytes]") -> None:
-            """Send a chunk at a time; an empty one ends the stream, as an API server does after its timeout."""
+            """Send one chunk at a time. An empty chunk ends the stream, as an API server does after its timeout."""
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
@@ -235,7 +235,7 @@ def test_only_reads_are_retried_after_a_broken_connection(script: Script, api: K
 
 
 def without_key_identifiers(folder: Path) -> tuple[ssl.SSLContext, str]:
-    """Return a server's context, and its authority, as old EKS clusters have them: neither names a key."""
+    """Return TLS context and authority of an old EKS cluster: certificates without key identifiers."""
     names = [x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]) for name in ("kubernetes", "server")]
     now, keys = datetime.now(UTC), [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
 

@@ -18,7 +18,7 @@ CUSTOM = {
     *(("karpenter.sh", plural) for plural in ("nodepools", "nodeclaims")),
     *(("kueue.x-k8s.io", plural) for plural in ("localqueues", "workloads")),
 }
-"""Custom resources, which Kubernetes publishes no schema for. tests/contract/test_operator_manifests.py and
+"""Custom resources, for which Kubernetes publishes no schema. tests/contract/test_operator_manifests.py and
 tests/contract/test_kueue.py check them against their own definitions."""
 LIST = {"labelSelector", "fieldSelector", "limit", "continue"}
 WATCH = {"labelSelector", "fieldSelector", "watch", "allowWatchBookmarks", "resourceVersion", "timeoutSeconds"}

@@ -1,4 +1,4 @@
-"""The port Ledger: one body for the in-memory fake, DynamoDB in moto, and DynamoDB on the engine."""
+"""The port Ledger: the same tests for the in-memory fake, DynamoDB in moto, and DynamoDB on the engine."""
 
 import threading
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ JOB = Key(Table.JOBS, "JOB#job-1", "META")
 OTHER = Key(Table.INCIDENTS, "INC#inc-1", "META")
 USAGE = Key(Table.QUOTAS, "TEAM#default", "USAGE")
 
-# moto writes without a lock: of two transactions at once, in one process, it may lose one. DynamoDB does not.
+# moto writes without a lock, and may lose one of two concurrent transactions. DynamoDB does not.
 where_writers_race = pytest.mark.parametrize("ledger", ["memory", "engine"], indirect=True)
 
 
@@ -443,7 +443,7 @@ def test_invalid_cursor_is_refused(ledger: Ledger) -> None:
             ledger.by_state(Table.JOBS, "S", cursor=cursor)
 
 
-# moto keeps no client tokens.
+# moto does not remember client tokens.
 @pytest.mark.parametrize("ledger", ["memory", "engine"], indirect=True)
 @pytest.mark.parametrize("length", [20, 60])
 def test_a_commit_repeated_under_its_token_has_no_second_effect(ledger: Ledger, unique: str, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Manifests for Kubernetes: valid for the real API, restricted, bound to their nodes, with the training contract."""
+"""Manifests for Kubernetes: valid, restricted, bound to their nodes, and with the training contract."""
 
 from dataclasses import replace
 from typing import Any

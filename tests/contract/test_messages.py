@@ -1,4 +1,4 @@
-"""Queues, pages, the archive and the call to resolve_wait, against the engine, with text at its worst."""
+"""Queues, alerts, the archive and the call of resolve_wait on the engine, with the worst texts."""
 
 import json
 from typing import Any
@@ -156,7 +156,7 @@ def test_raw_event_is_archived_unchanged_under_its_id(engine_user: Credentials, 
 
 
 class StubMessagingClient:
-    """Records calls, or fails them."""
+    """A client that records calls, or fails them."""
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error

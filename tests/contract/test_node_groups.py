@@ -1,4 +1,4 @@
-"""The port NodeGroups: one body for the fake and the adapter on moto, and stubs for answers that only AWS gives."""
+"""The port NodeGroups: the same tests for the fake and the adapter on moto, and stubs for answers of AWS alone."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

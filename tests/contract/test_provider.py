@@ -1,4 +1,4 @@
-"""The port Provider: the fake and the adapter on the local GPU cluster, and stubs for answers that only AWS gives."""
+"""The port Provider: the same tests for the fake and the adapter, and stubs for answers of AWS alone."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -142,7 +142,7 @@ def running(bench: ClusterUnderTest, instance_id: str) -> ProviderNode | None:
 
 
 class StubSageMakerClient:
-    """Answers every call with the given answer."""
+    """A client that gives the prepared answers."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)

@@ -1,6 +1,5 @@
-"""Freed quota and its owner: an attempt is settled between any two ledger calls of a scheduling cycle.
-
-The same body serves the in-memory ledger, DynamoDB in moto, and DynamoDB on the engine.
+"""Freed quota goes to its owner, even if an attempt is settled between any two ledger calls of a scheduling cycle. The
+same tests run on the in-memory ledger, DynamoDB in moto, and DynamoDB on the engine.
 """
 
 import itertools
@@ -26,7 +25,7 @@ ledger = three_beds
 def a_fleet(ledger: Ledger, run: str, *, teams: bool, size: int) -> JobScenario:
     scenario = JobScenario(size=size)
     scenario.world.ledger = scenario.ledger = ledger  # type: ignore[assignment]
-    # DynamoDB remembers the tokens of commits: no two runs in one account may use one id.
+    # DynamoDB remembers the tokens of commits, so two runs in one account need different ids.
     scenario.world.ids._numbers = itertools.count(1000 * zlib.crc32(run.encode()))
     if teams:
         set_up(scenario, a_team("red", 16, members=MEMBERS))
@@ -74,7 +73,7 @@ RACES = {
 }
 """The ledger, the team, the job's accelerators and its interruption, by name."""
 IN_ALL_TESTS = ("moto-lost-node-index-current", "moto-lost-node-index-lags", "engine-lost-node-index-current")
-"""The contract of the ledger holds moto and the engine to the same answers, and an index that lags is harder."""
+"""Cases of `make test`. The contract tests show that all ledgers answer alike, and a late index is the harder case."""
 
 
 def races() -> Iterator[Any]:
@@ -119,7 +118,7 @@ def test_interrupted_job_keeps_quota_from_younger_job(
 
 
 def fresh_ledgers(ledger: Ledger, request: pytest.FixtureRequest) -> Any:
-    """Yield a ledger without rows for each run: in memory a new one, else the same tables emptied."""
+    """Yield an empty ledger for each run: a new one in memory, or the same tables emptied."""
     while True:
         if isinstance(ledger, InMemoryLedger):
             yield InMemoryLedger()
@@ -166,7 +165,7 @@ def test_cycle_reads_again_if_a_settlement_is_partly_visible() -> None:
 
 
 class HalfVisible:
-    """Returns an old version of a row once: a read may see a transaction item by item."""
+    """A ledger that returns an old version of one row once: a read may see only a part of a transaction."""
 
     def __init__(self, ledger: Ledger, row: Any) -> None:
         self._ledger, self._row = ledger, row

@@ -1,4 +1,4 @@
-"""The port UtilizationMetrics: one body for fake, moto and engine, and answers that only AWS gives."""
+"""The port UtilizationMetrics: the same tests for fake, moto and engine, and stubs for answers of AWS alone."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -16,7 +16,7 @@ from evenkeel.ports import NotAllowed, Throttled, Unreachable, UtilizationMetric
 from tests.fakes.utilization import InMemoryUtilization
 
 NOW = datetime.now(UTC)
-"""The engine keeps samples of two weeks."""
+"""The present: the engine keeps samples for two weeks."""
 MINUTE = NOW.replace(second=0, microsecond=0)
 NAMES = {
     Measure.GPU: "node_gpu_utilization",

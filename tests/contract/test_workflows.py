@@ -90,14 +90,14 @@ def test_unconfigured_workflow_is_refused_by_name() -> None:
 
 
 class StubStarter:
-    """Starts nothing."""
+    """A client that starts nothing."""
 
     def start_execution(self, **_: Any) -> None:
         raise AssertionError
 
 
 class StubStepFunctionsClient:
-    """Accepts or refuses every answer."""
+    """A client that accepts or refuses every answer."""
 
     def __init__(self, code: str = "") -> None:
         self.code = code

@@ -1,4 +1,4 @@
-"""Every kind of workload on the local GPU cluster: launch, ranks, logs, end, stop, and proof of the owner."""
+"""Every kind of workload on the local GPU cluster: launch, ranks, logs, end, stop, and ownership."""
 
 import threading
 from collections.abc import Iterator

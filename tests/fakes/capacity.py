@@ -1,4 +1,4 @@
-"""Karpenter, as renting sees it: pools with limits, capacity pods, and machines."""
+"""The part of Karpenter that renting uses: pools with limits, capacity pods, and nodes."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -67,13 +67,13 @@ class FakeCapacity:
     # ------------------------------------------------------------ for tests
 
     def launch_rented(self, node: KubernetesNode) -> None:
-        """Have a machine of a pool join."""
+        """Add a node of a pool."""
         self.by_name[node.cluster, node.name] = node
         name = f"{node.pool}-{len(self.claimed):05d}"
         self.claimed[name] = (node.pool, NodeClaim(name=name, node_name=node.name))
 
     def go(self) -> None:
-        """Remove the machines of ended rentals."""
+        """Remove the nodes of ended rentals."""
         for name in self.going:
             _, claim = self.claimed.pop(name, ("", NodeClaim(name="")))
             for node_ref in [node_ref for node_ref in self.by_name if node_ref[1] == claim.node_name]:

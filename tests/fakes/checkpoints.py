@@ -76,7 +76,7 @@ class InMemoryCheckpoints:
         shards: int = 2,
         metrics: Mapping[str, float] | None = None,
     ) -> str:
-        """Store a whole checkpoint as training code does, and return its manifest's key."""
+        """Store a complete checkpoint, as training code does. Return the key of its manifest."""
         folder = f"attempt={attempt}/step={step:09d}"
         records = []
         for rank in range(shards):

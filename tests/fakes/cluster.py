@@ -1,4 +1,4 @@
-"""Kubernetes in a dictionary: the test sets the health of nodes; pods start and end with their nodes."""
+"""Kubernetes in a dictionary. A test sets the health of nodes; pods start and end with their nodes."""
 
 import itertools
 import re
@@ -44,12 +44,12 @@ _ALIVE = (PodPhase.PENDING, PodPhase.RUNNING, PodPhase.UNKNOWN)
 
 
 def instance_id(number: int) -> str:
-    """`i-0000000000000000<n>`, valid for every parser."""
+    """Return a valid instance id that ends in this number."""
     return f"i-{number:017x}"
 
 
 def a_node(number: int = 1, **changes: Any) -> KubernetesNode:
-    """A healthy HyperPod node with eight GPUs."""
+    """Return a healthy HyperPod node with eight GPUs."""
     machine = instance_id(number)
     facts: dict[str, Any] = {
         "cluster": CLUSTER,
@@ -82,7 +82,7 @@ class FakeWorkload:
     """Whether the Job object exists; pods may outlive it."""
     is_suspended: bool = False
     kueue: KueueStatus | None = None
-    """The Kueue status of the attempt, set by a test."""
+    """Status of the attempt in Kueue, set by a test."""
 
 
 Name = tuple[str, str, int]
@@ -146,7 +146,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         return tuple(right for right in rights if right in self.refused_rights)
 
     def _answer(self, cluster: str, what: str) -> None:
-        """Raise where a test has this cluster, or this list of it, give no answer."""
+        """Raise if a test made this cluster, or this list, unreachable."""
         lists = self.blind.get(cluster, set())
         if what in lists or "*" in lists:
             raise Unreachable(f"{what} of {cluster}: no answer")
@@ -395,7 +395,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         self._changed("job")
 
     def kueue_admits(self, job_id: str, attempt: int, *node_names: str, **facts: Any) -> None:
-        """Let an attempt have its pods, as Kueue does: running, on these nodes."""
+        """Admit an attempt, as Kueue does: its pods run on these nodes."""
         now = self.clock.now()
         conditions = tuple(
             KueueCondition(type=kind, is_true=True, changed_at=now) for kind in ("QuotaReserved", "Admitted")
@@ -410,7 +410,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         self._changed("pod")
 
     def kueue_evicts(self, job_id: str, attempt: int, reason: str = "Preempted", message: str = "for another") -> None:
-        """Take an attempt's pods, as Kueue does."""
+        """Evict an attempt, as Kueue does."""
         now = self.clock.now()
         workload = self.launched(job_id, attempt)
         workload.pods, workload.is_suspended = [], True
@@ -433,11 +433,11 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         return node
 
     def lose_node(self, name: str, cluster: str = CLUSTER) -> None:
-        """Disconnect a node: it is NotReady from now, and its pods run on unseen."""
+        """Disconnect a node: it is NotReady from now, and its pods continue to run."""
         self.set_node(name, cluster, is_ready=False, not_ready_since=self.clock.now(), ready_since=None)
 
     def kill_node(self, name: str, cluster: str = CLUSTER) -> None:
-        """Stop a machine: NotReady from now, its processes are dead; their pods show it as failed."""
+        """Stop a machine: it is NotReady from now, and its pods have failed."""
         self.lose_node(name, cluster)
         self._end_pods_on(cluster, name)
 
@@ -446,7 +446,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         self.set_node(name, cluster, is_ready=True, not_ready_since=None, ready_since=self.clock.now(), **changes)
 
     def remove_node(self, name: str, cluster: str = CLUSTER) -> None:
-        """Take a machine out of the cluster; the pod collector forgets its pods."""
+        """Remove a machine from the cluster, with its pods."""
         self.by_name.pop((cluster, name), None)
         for workload in self.jobs.get(cluster, {}).values():
             workload.pods = [pod for pod in workload.pods if pod.node_name != name]
@@ -474,7 +474,7 @@ class FakeCluster(FakeCapacity, FakeUnmanagedJobs):
         self.set_pods(job_id, attempt, PodPhase.FAILED, *ranks, exit_code=exit_code, reason=reason)
 
     def launched(self, job_id: str, attempt: int) -> FakeWorkload:
-        """Return the workload of an attempt, in whatever cluster and namespace."""
+        """Return the workload of an attempt in any cluster and namespace."""
         for cluster_jobs in self.jobs.values():
             for (_, job, number), workload in cluster_jobs.items():
                 if (job, number) == (job_id, attempt):
@@ -519,14 +519,14 @@ def _seen(workload: FakeWorkload) -> ObservedWorkload:
         and bool(pods)
         and has_pods
         and all(pod.phase is PodPhase.SUCCEEDED for pod in pods),
-        # A pod whose node was deleted counts as failed: Kubernetes starts no other pod.
+        # A pod whose node was deleted counts as failed: Kubernetes creates no new pod.
         has_failed=workload.is_there and (not has_pods or any(pod.phase is PodPhase.FAILED for pod in pods)),
         pods=tuple(pods),
     )
 
 
 def _as_listed(workload: FakeWorkload) -> Iterator[UnmanagedPod]:
-    """An attempt's live pods as a list of all pods has them."""
+    """Return an attempt's live pods, as in a list of all pods."""
     attempt = workload.spec.attempt
     claim = OwnershipClaim(
         kind=ManagedKind.ATTEMPT,

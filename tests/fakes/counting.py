@@ -9,7 +9,7 @@ from evenkeel.ports import Page
 from tests.fakes.world import FakeWorld
 
 PAGES = {"provider.nodes": 100, "cluster.nodes": 500, "cluster.pods": 500, "cluster.workloads": 500}
-"""Objects of one answer of the API, by the method that reads all of its pages."""
+"""Objects in one page of the API, by the method that reads all pages."""
 COUNTED = ("ledger", "cluster", "provider", "node_groups", "workflows", "wait_answers", "cycle_requests", "inbox")
 
 

@@ -1,4 +1,4 @@
-"""A process that dies between any two effects, wherever a test wants it to."""
+"""A process that dies before or after an effect that a test chooses."""
 
 import functools
 from collections.abc import Callable

@@ -27,7 +27,7 @@ from evenkeel.ports import (
 
 
 class InMemoryLedger:
-    """Rows by key under one lock. Documents go through JSON, so that nothing is shared and nothing richer is kept."""
+    """Rows by key under one lock. Documents are stored as JSON, so that callers share no objects."""
 
     def __init__(self) -> None:
         self.rows: dict[Key, Row] = {}
@@ -164,7 +164,7 @@ class InMemoryLedger:
     # ------------------------------------------------------------ for tests
 
     def contents(self) -> dict[str, dict[str, Any]]:
-        """Return every document by `TABLE pk sk`: the whole state, to compare two ends."""
+        """Return every document by `TABLE pk sk`, to compare two final states."""
         with self._lock:
             return {
                 f"{key.table} {key.pk} {key.sk}": marshal.loads(self._stored[key])
@@ -213,7 +213,7 @@ def _stored(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _expect_sizes(changed: Mapping[Key, Row | None], before: Mapping[Key, Row], packed: Mapping[Key, bytes]) -> None:
-    """Refuse what DynamoDB refuses: keys, items and transactions are counted in bytes of UTF-8.
+    """Refuse keys, items and transactions that are too large for DynamoDB, in bytes of UTF-8.
 
     The stored size of an item that is deleted, checked or added to counts. Small documents are not written as text:
     their packed size shows that they are far below each limit.

@@ -1,4 +1,4 @@
-"""Queues, topics and archives that remember."""
+"""Queues, topics and archives that record what they get."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class RecordingCycleRequests:
 
 @dataclass(frozen=True)
 class PageSent:
-    """A page to a person."""
+    """An alert to the on-call."""
 
     subject: str
     message: str

@@ -139,7 +139,7 @@ class MeteredLedger:
         pages = _pages(total, _QUERY_PAGE_BYTES)
         for size in pages:
             items = math.ceil(len(page.rows) / len(pages))
-            # The index is read with eventual consistency, which costs half.
+            # The index is read with eventual consistency, at half the cost.
             self._meter.call(
                 ApiCall("dynamodb:Query byState", size, 0, items, _read_units(size) / 2, f"{table} byState {state}")
             )

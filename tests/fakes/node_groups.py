@@ -6,9 +6,8 @@ from evenkeel.ports import Refused, RepairAnswer
 
 
 class InMemoryNodeGroups:
-    """Groups and their members, by name and instance id.
-
-    A group launches another instance as soon as one is terminated. If `is_slow`, it waits for `finish`.
+    """Groups and their members, by name and instance id. A group replaces a terminated instance at once. If `is_slow`,
+    it waits for `finish`.
     """
 
     def __init__(self, *, is_slow: bool = False) -> None:

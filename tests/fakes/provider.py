@@ -1,4 +1,4 @@
-"""The HyperPod control plane: machines with node lives and slots, and a count of every accepted call."""
+"""The HyperPod control plane: machines with node lives and slots, and a record of every accepted call."""
 
 import itertools
 from collections import Counter, deque
@@ -15,7 +15,7 @@ REBOOT, REPLACE = "reboot", "replace"
 
 
 def a_provider_node(number: int = 1, **changes: Any) -> ProviderNode:
-    """The provider's view of `a_node(number)`."""
+    """Return the provider's record of `a_node(number)`."""
     facts: dict[str, Any] = {
         "instance_id": instance_id(number),
         "logical_id": f"seat-{number}",
@@ -131,7 +131,7 @@ class FakeProvider:
             self.finish(machine)
 
     def accepted_calls(self, rung: str) -> Counter[str]:
-        """How often each machine had this rung accepted."""
+        """Return the number of accepted calls of this rung for each machine."""
         return Counter(machine for kind, machine in self.accepted if kind == rung)
 
     def _ask(self, rung: str, machine: str) -> RepairAnswer:

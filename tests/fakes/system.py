@@ -1,4 +1,4 @@
-"""The time, new ids and telemetry, as a test wants them."""
+"""Clock, ids and telemetry under the control of a test."""
 
 import itertools
 from collections import Counter
@@ -25,13 +25,13 @@ class FixedClock:
         self._now = now
 
     def advance(self, seconds: float) -> datetime:
-        """Move on and return the new present."""
+        """Advance the clock, and return the new time."""
         self._now += timedelta(seconds=seconds)
         return self._now
 
 
 class SequenceIds:
-    """`inc-0000000001`, `job-0000000002`, …: one count over all prefixes."""
+    """Ids such as `inc-0000000001` and `job-0000000002`, with one counter for all prefixes."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)

@@ -1,4 +1,4 @@
-"""Step Functions, as far as services see it."""
+"""The part of Step Functions that services use."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from evenkeel.ports import ExecutionState, ExecutionTrace, WorkflowName
 
 @dataclass
 class RecordingWorkflows:
-    """Executions by machine and name. A name is never free again; on AWS it is after 90 days."""
+    """Executions by machine and name. A name is never reused; AWS allows that after 90 days."""
 
     executions: dict[tuple[WorkflowName, str], dict[str, Any]] = field(default_factory=dict)
-    """The input of each."""
+    """The input of each execution."""
     states: dict[tuple[WorkflowName, str], ExecutionState] = field(default_factory=dict)
     traces: dict[tuple[WorkflowName, str], ExecutionTrace] = field(default_factory=dict)
     """The states of an execution that a test sets."""
@@ -47,7 +47,7 @@ class RecordingWorkflows:
 
 @dataclass
 class RecordingTokens:
-    """Task tokens: each accepts one answer; a token in `over` accepts none (timed out or stopped)."""
+    """Task tokens. Each accepts one answer; a token in `over` accepts none (timed out or stopped)."""
 
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     over: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""All fakes together, under the names of the real ports."""
+"""All fakes, under the names of the ports."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ def a_context(ports: Any = None, **given: Any) -> Context:
 
 @dataclass
 class FakeWorld:
-    """A fleet, by default of four healthy nodes, without any event yet."""
+    """A fleet with fakes of all ports; by default four healthy nodes without any event."""
 
     size: int = 4
     runs_at_once: bool = False

@@ -1,7 +1,8 @@
-"""As much of the AWS CLI as the runbooks use, on botocore: `python aws_command.py sqs receive-message --queue-url …`.
+"""The part of the AWS CLI that the runbooks use, on botocore: `python aws_command.py sqs receive-message --queue-url
+…`.
 
-The real one is no dependency of the project. Options are checked against the service's own model, so a misspelled one
-fails here as it does there.
+The project does not depend on the real AWS CLI. Options are checked against the service's own model, so a misspelled
+option fails as in the real CLI.
 """
 
 import json
@@ -22,7 +23,7 @@ _SPANS = {"m": 60, "h": 3600}
 
 
 def main(words: Sequence[str]) -> int:
-    """Run one command; return 0, or 254 as the AWS CLI does where the service refuses."""
+    """Run one command. Return 0, or 254 if the service refuses the call, as the AWS CLI does."""
     try:
         return _run(words[0], words[1], list(words[2:]))
     except (BotoCoreError, ClientError) as error:

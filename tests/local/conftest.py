@@ -1,4 +1,4 @@
-"""A shared data centre for the tests that need the whole of it: engine, GPU cluster and the real template, deployed."""
+"""A shared data centre for tests that need engine, GPU cluster and the deployed template."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ def data_centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator["DataCentr
 
     At the end, every recorded decision must replay to the same answer from its own facts.
     """
-    from evenkeel_local.data_centre import DataCentre  # the tests of its parts run without it
+    from evenkeel_local.data_centre import DataCentre  # tests of single parts run without it
     from evenkeel_local.drills.decision_replay import replay_mismatches
 
     with DataCentre.start(tmp_path_factory.mktemp("data-centre"), keeps_cluster=True) as running:
@@ -27,7 +27,7 @@ def data_centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator["DataCentr
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Function) -> Any:
-    """Show what the shared data centre said at a failure: its status, and the newest incidents with their outcome."""
+    """Add the state of the shared data centre to a failure: its status, and the newest incidents with their outcome."""
     report = yield
     centre: Any = item.funcargs.get("data_centre")
     if report.when == "call" and report.failed and centre is not None:

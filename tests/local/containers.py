@@ -1,4 +1,4 @@
-"""The processes of the deployed functions, and their caches."""
+"""Processes of the deployed functions."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Signals about nodes as a test sends them, and the traces that they leave: archive, dead letters, log, incidents."""
+"""Sends signals about nodes, and reads their effects: archive, dead letters, log and incidents."""
 
 import json
 import secrets
@@ -60,7 +60,7 @@ def health_event(
 
 
 def queue(centre: DataCentre, event: Json | str) -> None:
-    """Put an envelope on the queue behind the rules, as it is."""
+    """Put an envelope unchanged on the queue behind the rules."""
     body = event if isinstance(event, str) else json.dumps(event)
     centre.deployer.client("sqs").send_message(QueueUrl=centre.outputs["EventsQueueUrl"], MessageBody=body)
 
@@ -74,9 +74,8 @@ def put_on_bus(centre: DataCentre, detail_type: str, detail: Json) -> str:
 
 
 def await_handled(centre: DataCentre, *envelope_ids: str) -> None:
-    """Wait until receive_event is done with these envelopes, every copy of them.
-
-    By the archive and the queue: of a busy engine's function logs a line may get lost.
+    """Wait until receive_event has handled every copy of these envelopes. It checks archive and queue, because a busy
+    engine may lose log lines.
     """
     sqs, names = centre.deployer.client("sqs"), ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
 

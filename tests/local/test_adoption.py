@@ -19,7 +19,7 @@ TABLES = ("JobsTable", "IncidentsTable", "FleetTable", "QuotasTable")
 
 
 def restore(dynamodb: Any, source: str, target: str) -> None:
-    """Restore a table, and turn on what a restored table lacks, as docs/backup.md says."""
+    """Restore a table, and enable the settings that a restored table lacks (docs/backup.md)."""
     dynamodb.restore_table_to_point_in_time(
         SourceTableName=source, TargetTableName=target, UseLatestRestorableTime=True
     )

@@ -1,4 +1,4 @@
-"""The deployed API with IAM on: the signer decides about the answer, and every refusal is a problem document."""
+"""The deployed API with IAM: the rights of each caller, and problem documents for every refusal."""
 
 import contextlib
 import json
@@ -97,7 +97,7 @@ def _context(centre: DataCentre, user: Credentials) -> context.ApiContext:
 
 
 def asked(call: Callable[[], Any]) -> str:
-    """Return the code of the problem that a call ends with; `OK` where it is answered."""
+    """Return the problem code of a call; `OK` if the call succeeds."""
     try:
         call()
     except ApiRequestFailed as problem:
@@ -184,7 +184,7 @@ def test_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
     assert jobs[1]["jobId"] == job_id
     assert reused == "IDEMPOTENCY_KEY_REUSED"
     assert shown["submittedBy"] == "user/person-submitter"
-    assert cancelled["state"] in ("CANCELLED", "STOPPING")  # it may have been admitted by then
+    assert cancelled["state"] in ("CANCELLED", "STOPPING")  # it may already be admitted
     assert "seen enough" in listed[0]["reason"]
 
 
@@ -214,7 +214,10 @@ def workers(engine: int) -> list[int]:
 
 
 def test_request_to_a_killed_function_takes_effect_once(people: People, data_centre: DataCentre) -> None:
-    """Each act is sent until it is answered, with one key. It happens once, however often its function is killed."""
+    """Each change is sent with one key until it is answered.
+
+    It takes effect once, however often its function is killed.
+    """
     operator, fleet = people["Operator"], data_centre.context()["name"]
     over, killed = threading.Event(), []
 

@@ -1,4 +1,4 @@
-"""Nodes by the hour, with IAM enforced: rented for a job that cannot wait, released, and billed."""
+"""Rentals with IAM enforced: nodes are rented for an urgent job, returned, and billed."""
 
 import time
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ SPOT, ON_DEMAND = "burst-spot", "burst-on-demand"
 MICROS = {SPOT: 22_000_000, ON_DEMAND: 55_040_000}
 LONG = TrainingWork(nodes=1, steps=400, checkpoint_every=4, step_seconds=0.15)
 HOLDS = TrainingWork(nodes=1, steps=3000, checkpoint_every=4, step_seconds=0.15)
-"""Holds the baseline until it is cancelled."""
+"""Work of a job that keeps the committed nodes until it is cancelled."""
 SHORT = TrainingWork(nodes=1, steps=160, checkpoint_every=4, step_seconds=0.15)
 
 
@@ -86,7 +86,7 @@ def has_ended(centre: DataCentre) -> Iterator[None]:
 
 
 def left_of(centre: DataCentre) -> list[str]:
-    """Return what remains of renting: nodes, capacity pods, limits, and rows that count against the caps."""
+    """Return the remains of rentals: nodes, capacity pods, limits, and rows that count against the caps."""
     get = centre.cluster.get
     claims = [claim["metadata"]["name"] for claim in get("/apis/karpenter.sh/v1/nodeclaims")["items"]]
     pods = get("/api/v1/pods?labelSelector=evenkeel.io%2Frental")["items"]

@@ -1,4 +1,4 @@
-"""Combined faults: each is a drill of its own, and the recovery from one must not block the recovery from another."""
+"""Combined faults: the recovery from one fault must not block the recovery from another."""
 
 import json
 import os
@@ -56,7 +56,7 @@ class FaultCombination:
         wait_for(f"step {step}", JOB_SECONDS, lambda: last_step(self.client, self.job_id) >= step)
 
     def strike(self, fault: str, *ranks: int) -> None:
-        """Break the nodes of these ranks, one right after the other."""
+        """Inject the fault on the nodes of these ranks, one immediately after the other."""
         job = self.job()
         for node in [node_of_rank(self.centre, job, rank) for rank in ranks]:
             self.faults.append(self.centre.cluster.inject(fault, node=node)["faultId"])
@@ -93,7 +93,7 @@ def test_job_survives_three_consecutive_node_faults(data_centre: DataCentre) -> 
 
 def test_partitioned_attempt_trains_until_its_next_save_is_fenced(data_centre: DataCentre) -> None:
     trouble = FaultCombination(data_centre, "alone", TrainingWork(nodes=1, steps=120, paced_attempts=1))
-    # The reboot would end the old process: it is put off until that has ended by itself.
+    # The reboot would kill the old process, so it is delayed until the process has ended by itself.
     trouble.call_fault(
         effect="throttle", api="hyperpod", operation="BatchRebootClusterNodes", times=6, code="ThrottlingException"
     )
@@ -121,7 +121,7 @@ def test_recovery_survives_function_deaths_and_a_lost_repair_reply(data_centre: 
 
 
 def kill(centre: DataCentre, function: str) -> int:
-    """Kill the processes that serve a function, by their working folder; return how many there were."""
+    """Kill the processes of a function, found by their working folder. Return their number."""
     killed = 0
     for entry in Path("/proc").iterdir():
         try:

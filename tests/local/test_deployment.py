@@ -64,7 +64,7 @@ def handler(event, context):
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with one function, and the real layer's recipe around an empty package."""
+    """A project with one function, and a layer built like the real one from an empty package."""
     project = tmp_path_factory.mktemp("project")
     (project / "functions" / "greet").mkdir(parents=True)
     (project / "functions" / "greet" / "handler.py").write_text(HANDLER)

@@ -1,4 +1,4 @@
-"""`evenkeel doctor` in the running data centre: in good order, and with faults planted in its real parts."""
+"""`evenkeel doctor` in the running data centre: healthy, and with faults planted in its real parts."""
 
 import json
 import os
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
 
 Json = dict[str, Any]
 UNKNOWN_HERE = {("hyperpod", "patch level"), ("events", ""), ("fleets", "")}
-"""Checks for which the local HyperPod and the local engine have no answer.
+"""Checks that the local HyperPod and the local engine cannot answer.
 
 The engine allows GetParametersByPath only on `*`; AWS allows it on the path of the parameters.
 """

@@ -1,4 +1,4 @@
-"""Something real is broken in a running data centre, and the job ends with the weights of an undisturbed run."""
+"""Each drill injects a real fault into a running data centre. The job ends with the weights of an undisturbed run."""
 
 import pytest
 
@@ -11,7 +11,7 @@ EACH_TIME = ("app-crash", "gpu-xid79", "node-lost")
 """
 
 
-@pytest.mark.timeout(420)  # one of them deploys a release, which takes long on a busy machine
+@pytest.mark.timeout(420)  # one drill deploys a release, which takes long on a busy machine
 @pytest.mark.parametrize(
     "name", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.drills) for name in sorted(SHARED)]
 )

@@ -79,7 +79,7 @@ def serving(centre: DataCentre) -> int:
 
 
 def at_size(job: TrainingJob, nodes: int) -> Json:
-    """Wait until a job runs on so many nodes."""
+    """Wait until a job runs on this number of nodes."""
 
     def look() -> Json:
         document = job.show()

@@ -1,4 +1,4 @@
-"""The engine listens on loopback alone, enforces IAM, keeps the caller's environment out, and leaves nothing behind."""
+"""The engine listens only on loopback, enforces IAM, ignores the caller's environment, and leaves no process behind."""
 
 import base64
 import io
@@ -30,7 +30,7 @@ MakeFunction = Callable[[str, str], str]
 
 @pytest.fixture(scope="module")
 def make_function(deployer: Credentials) -> MakeFunction:
-    """Make a function from source text, with a role that may do nothing. Returns its name."""
+    """Create a function from source text, with a role without permissions. Returns its name."""
 
     def make(name: str, source: str) -> str:
         archive = io.BytesIO()
@@ -79,7 +79,7 @@ def test_engine_refuses_web_pages_and_other_hosts(engine: Engine, name: str, val
 
 @pytest.fixture
 def taken_port() -> Iterator[int]:
-    """A port that something else, which answers nothing, listens on."""
+    """A port of another listener that never answers."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

@@ -74,7 +74,7 @@ def test_hold_reaches_the_rule_and_the_chat(data_centre: DataCentre, receiver: R
 
 
 def test_event_waits_in_the_stream_while_the_bus_refuses_it(data_centre: DataCentre, receiver: Receiver) -> None:
-    """The function fails between the write and the bus, as long as its role lacks the permission."""
+    """The function fails after the write and before the bus as long as its role lacks the permission."""
     iam = data_centre.deployer.client("iam")
     function = f"{STACK_NAME}-publish_events"
     arn = data_centre.deployer.client("lambda").get_function_configuration(FunctionName=function)["Role"]

@@ -1,4 +1,4 @@
-"""Events on the running data centre: hostile ones, copies at once, late ones, and some in the wrong order."""
+"""Events on the running data centre: hostile events, concurrent copies, late events, and events in the wrong order."""
 
 import json
 import random
@@ -29,7 +29,7 @@ CODES = {
     "unknown-status": "EVENT_UNKNOWN_STATUS",
     "wrong-types": "EVENT_BAD_TYPE",
 }
-"""The malformed samples, and the one code that each ends with."""
+"""The malformed samples, each with its error code."""
 UNKNOWN = "unknown-detail-type"
 RECOVERY_SECONDS = 90.0
 
@@ -51,7 +51,7 @@ class IntakeResults:
     began_at: datetime
     good_instance: str
     sent: dict[str, str] = field(default_factory=dict)
-    """Body by envelope id; the archive holds the form that the bus gave it."""
+    """Body by envelope id, as delivered by the bus: the archive must contain the same."""
     ids: dict[tuple[str, str], str] = field(default_factory=dict)
     """Envelope id by sample and route."""
     raw: dict[str, bytes | None] = field(default_factory=dict)
@@ -67,12 +67,12 @@ WAYS = [
     for way in ("bus", "queue")
     if (sample, way) != ("missing-detail", "bus")
 ]
-"""EventBridge accepts every sample except the sample without a detail, if its source is that of drills."""
+"""Routes of each sample. EventBridge accepts every sample with the source of drills, except one without a detail."""
 
 
 @pytest.fixture(scope="module")
 def intake_results(data_centre: DataCentre) -> IntakeResults:
-    """Send every hostile sample by every possible route, with a good event among them."""
+    """Send every hostile sample by every possible route, with one valid event among them."""
     results = IntakeResults(good_instance=signals.untouched_machine(data_centre), began_at=datetime.now(UTC))
     signals.take_dead_letters(data_centre)
     before = signals.incident_rows(data_centre)
@@ -204,7 +204,7 @@ class DuplicateStorm:
 
 @pytest.fixture(scope="module")
 def storm(data_centre: DataCentre) -> DuplicateStorm:
-    """Three copies of one event, and three events with other ids for the same state change, all at once."""
+    """Send at once three copies of an event, and three events with other ids for the same state change."""
     machine = signals.untouched_machine(data_centre)
     event = signals.health_event(machine)
     documents = [signals.health_event(machine) | {"time": event["time"]} for _ in range(3)]
@@ -226,7 +226,7 @@ def test_concurrent_copies_of_an_event_open_one_incident(data_centre: DataCentre
 def test_copies_of_an_event_are_one_evidence_entry(data_centre: DataCentre, storm: DuplicateStorm) -> None:
     shown = data_centre.client().get(f"/incidents/{storm.incident['incidentId']}")
 
-    # The reboot takes the node away for a while, which its node object shows as well.
+    # The reboot makes the node NotReady for a while, which is a signal of its own.
     [evidence] = [entry for entry in shown["evidence"] if entry["source"] == "hyperpod.node-health"]
     other_faults = {entry["faultKey"] for entry in shown["evidence"] if entry != evidence}
     assert (evidence["opened"], evidence["rawEvent"] in storm.ids) == (True, True)

@@ -1,4 +1,4 @@
-"""Jobs in a fleet with admission by Kueue: real processes, IAM enforced, and a stand-in for Kueue.
+"""Jobs in a fleet with admission by Kueue: real processes, IAM, and a stand-in for Kueue.
 
 These tests do not run the real Kueue: `tests/fake_kueue.py` lists what the stand-in does.
 """

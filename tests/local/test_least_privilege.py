@@ -36,7 +36,7 @@ ROUTES = {
     "Report": "POST /v1/faults",
     "Administer": f"GET /v1/clusters/{FLEET}/policy",
 }
-"""A route of each statement of the callers' policies."""
+"""For each statement of the caller policies, a route that it opens."""
 
 MISSED: Final[Counter[str]] = Counter()
 """Number of refusals found by each probe. Productive probes run first, which only saves time."""
@@ -59,7 +59,7 @@ GROUPS_EACH_TIME = ("launch_job", "repair_node")
 
 
 def some_each_time(names: Iterable[str], each_time: tuple[str, ...]) -> list[Any]:
-    """Return the parameters of a test, of which `make test-all` alone runs those that are not named."""
+    """Return the parameters of a test. `make test` runs only those in `each_time`."""
     return [
         name if name in each_time else pytest.param(name, marks=pytest.mark.exhaustive) for name in sorted(set(names))
     ]
@@ -82,7 +82,7 @@ def refused(stage: PermissionBench, function: str, permission: Permission) -> In
 
 
 def is_missed(stage: PermissionBench, permission: Permission) -> bool:
-    """Take a permission away alone; return whether a probe is refused for it."""
+    """Remove one permission, and return whether a probe is then refused."""
     function = FUNCTIONS[permission.owner]
     with stage.without(permission):
         if permission.action == "eks:DescribeCluster":
@@ -257,7 +257,7 @@ def likely_first(functions: list[str], grants: Iterable[tuple[str, str]]) -> lis
 
 
 def is_verb_missed(stage: PermissionBench, role: str, resource: str, verb: str) -> bool:
-    """Take a verb away alone; return whether a probe is refused it."""
+    """Remove one verb, and return whether a probe is refused this verb."""
     members = likely_first(members_of(role), [(resource, verb)])
     with stage.without_verbs(role, (resource, verb)):
         # A refused watch ends without another refusal.
@@ -294,7 +294,7 @@ def test_each_kubernetes_verb_removed_alone_breaks_a_probe(
 
 
 def is_group_missed(stage: PermissionBench, function: str, group: str) -> bool:
-    """Take a group out of a function's access entry alone; return whether a probe is refused anything."""
+    """Remove one group from a function's access entry, and return whether a probe is then refused."""
     with stage.without_groups(function, group):
         return any(" cannot " in probe.run(stage).error_text for probe in probes_of(function))
 

@@ -1,4 +1,4 @@
-"""Four cycles, many submitters and three workers on the engine's DynamoDB; sometimes one of them dies.
+"""Four threads of cycles, many submitters and three workers on the engine's DynamoDB. Sometimes one of them dies.
 
 The tables and their transactions are the engine's; nodes and workflows are in-memory fakes (`tests/load_test.py`).
 """

@@ -1,4 +1,4 @@
-"""Claims of a job: checkpoints that no function can mount, and data that each attempt reads.
+"""Jobs with claims: for checkpoints that no function can mount, and for training data.
 
 Rank 0 proves and pins the checkpoints in the cluster, and the job resumes.
 """
@@ -27,7 +27,7 @@ WORK = TrainingWork(nodes=2, steps=200, checkpoint_every=4, step_seconds=0.15, s
 
 
 READS_FOLDERS = "import os, runpy; os.listdir(os.environ['DATA']); open(os.environ['NOTES'], 'w').close(); "
-"""Program of each rank before the trainer: it fails if the claim or the scratch folder is not mounted."""
+"""Program that each rank runs before the trainer. It fails unless the claim and the scratch folder are mounted."""
 ALLOWED = {"claims": [{"name": "fsx", "maxMode": "read-write"}, {"name": "datasets"}], "maxScratchGib": 1}
 
 

@@ -1,4 +1,4 @@
-"""People control the running data centre: they approve plans, remove cordons, and opt nodes out."""
+"""People approve plans, remove cordons, and opt nodes out in the running data centre."""
 
 import re
 import threading
@@ -28,7 +28,7 @@ SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def centre(data_centre: DataCentre) -> Iterator[DataCentre]:
-    """The data centre, in which faults of the network ask before anything is done."""
+    """The data centre with a policy that requires an approval for faults of the network."""
     client = data_centre.client()
     path = f"/clusters/{client.fleet}/policy"
     rule = {"faultClass": "network", "mode": "recommend"}
@@ -133,7 +133,7 @@ def test_node_with_an_opt_out_label_is_left_alone(centre: DataCentre) -> None:
 
 
 def label(centre: DataCentre, name: str, value: str) -> None:
-    """Set or remove the opt-out of a node, as a person with kubectl does."""
+    """Set or remove the opt-out label of a node, as a person with kubectl does."""
     labels = {"evenkeel.io/automation": value}
     centre.cluster.apply([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}])
 

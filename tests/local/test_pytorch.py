@@ -29,7 +29,7 @@ def batch(step, rank):
 train.batch = batch
 train.end(train.main())
 """
-"""The example; steps of the first attempt are slow enough for a fault to hit one."""
+"""The example with slow steps in the first attempt, so that a fault hits one of them."""
 
 
 def test_pytorch_job_reaches_the_same_state_after_a_node_fault(data_centre: DataCentre, tmp_path: Path) -> None:

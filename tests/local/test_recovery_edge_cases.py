@@ -1,4 +1,4 @@
-"""Effects of people, providers and broken checkpoints on a recovery, on the running data centre."""
+"""Recoveries with manual changes, provider repairs and broken checkpoints, on the running data centre."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 SHORT = TrainingWork(nodes=2, steps=160, checkpoint_every=4, step_seconds=0.15, paced_attempts=1)
 LONG = TrainingWork(nodes=1, steps=4000, checkpoint_every=10, step_seconds=0.2)
-"""Never ends by itself within a test."""
+"""Work that does not end within a test."""
 SECONDS = 60.0
 
 
@@ -59,7 +59,7 @@ def test_hold_allows_only_the_cordon_until_its_release(data_centre: DataCentre) 
     job = TrainingJob.submit(data_centre, "held", LONG).reach(5)
     node = job.node()
     before = signals.accepted_calls(data_centre, machine(data_centre, node)["instanceId"])
-    earlier = incident_of(data_centre, node).get("incidentId")  # of another test, and perhaps held, too
+    earlier = incident_of(data_centre, node).get("incidentId")  # it may belong to another test, and may be held
     client.post(f"{automation}/hold", {"reason": "the auditors are here", "forSeconds": 600})
     try:
         # No other test reports this fault: a report in the same minute as an equal report is a copy of it.
@@ -84,7 +84,7 @@ def test_hold_allows_only_the_cordon_until_its_release(data_centre: DataCentre) 
     )
     assert (running["state"], running["currentAttempt"]) == ("RUNNING", 1)
     assert "the auditors are here" in _timeline_text(data_centre, incident, "held")
-    # One repair. Its rung depends on earlier faults of the node, which the scheduler chose, not this test.
+    # One repair. Its rung depends on earlier faults of the node, and the scheduler chose the node.
     assert (incident["state"], len(incident["repairs"])) == ("RECOVERED", 1)
     assert (after["currentAttempt"], after["attempts"][-1]["state"]) == (2, "LOST")
     assert job.attempt(2)["resumeFrom"]["step"] >= at_step
@@ -165,7 +165,7 @@ def test_unusable_checkpoints_are_rejected_with_reasons(data_centre: DataCentre)
 
 
 def _passed_over(attempt: Json, last_saved: int) -> dict[int, str]:
-    """Return why each finished checkpoint was rejected, without checkpoints that were being saved at the end."""
+    """Return why each finished checkpoint was rejected, except those that were incomplete at the end."""
     return {out["step"]: out["code"] for out in attempt["rejectedCheckpoints"] if out["step"] <= last_saved}
 
 
@@ -273,7 +273,7 @@ def switch(centre: DataCentre, **parameters: str) -> None:
 
 
 def untouched(centre: DataCentre, job: TrainingJob, node: str) -> list[Any]:
-    """Return all that an act would change: the node, the job's attempts and processes, and the provider's calls."""
+    """Return everything that an action would change: node, attempts, processes and provider calls."""
     node_state, shown = machine(centre, node), job.show()
     return [
         (node_state["instanceId"], node_state["bootId"], node_state["unschedulable"], node_state["taints"]),

@@ -1,4 +1,4 @@
-"""Every command of the runbooks, run as the local operator where there are a job, an incident and dead letters."""
+"""Every command of the runbooks, run by the local operator in a fleet with a job, an incident and dead letters."""
 
 import json
 import os
@@ -58,14 +58,14 @@ NOT_RUN = {
     "aws ssm get-parameters-by-path": "The operator reads one stack; an administrator of the account lists all.",
     "evenkeel policy": "Needs a site's policy file; tests/unit/cli/test_policy.py has some.",
 }
-"""Beginnings of commands that cannot be run here, and why."""
+"""Beginnings of commands that cannot run locally, with the reason."""
 _RUN_ALL_THE_SAME = ("evenkeel policy show",)
 _FRAGMENT = re.compile(
     r"\b(FILE|FILES|NODE|TEAM|JOB|DECISION)\b|drill (run|inject)|<(fault|key|incident)>|\[--"
     r"|jobs (plan|submit|show)$|nodes cordon$|incidents timeline$|why$|quota (import|export)|evenkeel plan|automation$"
     r"|faults report|ours\.json|incidents approve|mail -s|teams apply|decision\.json|\| jq"
 )
-"""Commands named without their arguments, or about files: `test_documented_commands` reads them."""
+"""Commands without arguments, or with files: `test_documented_commands` checks them."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def typed_on(page: Path) -> Iterator[RunbookCommand]:
 
 
 COMMANDS = list({typed.command: typed for page in reversed(RUNBOOKS) for typed in typed_on(page)}.values())
-"""Each command once, from the first page that has it."""
+"""Each command once, with the first page that contains it."""
 
 
 @dataclass
@@ -207,7 +207,7 @@ def test_runbook_command_runs_as_the_operator(runbook_shell: RunbookShell, typed
 
     completed = runbook_shell.run(typed.text)
 
-    # The doctor's own 1 and 2 are its findings.
+    # Exit codes 1 and 2 of the doctor are findings.
     bad = {code: why for code, why in _BAD_EXITS.items() if code > 2 or not typed.text.startswith("evenkeel doctor")}
     output = f"{completed.stdout[-500:]}\n{completed.stderr[-2000:]}"
     assert completed.returncode not in bad, f"{bad[completed.returncode]}:\n{output}"

@@ -1,4 +1,4 @@
-"""Each narrated scenario, with IAM enforced: several jobs compete for nodes, and every check passes."""
+"""Each scenario with IAM enforced: several jobs compete for nodes, and every check passes."""
 
 import pytest
 

@@ -25,7 +25,7 @@ _UP_SECONDS = 240.0
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The folder of a data centre that is kept up by a process of its own, as `evenkeel dev up` leaves one behind."""
+    """Folder of a data centre with its own supervisor process, as after `evenkeel dev up`."""
     folder = tmp_path_factory.mktemp("kept-up")
     (folder / "template.yaml").touch()
     (folder / "local").mkdir()
@@ -66,7 +66,7 @@ def machines(root: Path) -> set[str]:
 
 
 def command_of_engine(root: Path) -> int:
-    """The engine itself; the process that leads its group is only the guard."""
+    """Return the pid of the engine, not of the guard process that leads its group."""
     leader = state(root)["pids"]["engine"]
     children = Path(f"/proc/{leader}/task/{leader}/children").read_text(encoding="utf-8").split()
     return int(children[0])

@@ -46,20 +46,20 @@ def centre(data_centre: DataCentre) -> Iterator[DataCentre]:
 
 
 def set_fleet_quotas(centre: DataCentre, quotas: Json) -> None:
-    """Set the quotas of the whole fleet, in place of the present quotas."""
+    """Replace the quotas of the whole fleet."""
     client = centre.client()
     path = f"/clusters/{client.fleet}/quotas"
     client.change("PUT", path, {"quotas": quotas, "reason": "two teams"}, version=client.get(path)["version"])
 
 
 def remove_team(centre: DataCentre, name: str) -> None:
-    """Remove a team that has no jobs left."""
+    """Remove a team without jobs."""
     client = centre.client()
     client.change("DELETE", f"/teams/{name}?reason=over", {}, version=client.get(f"/teams/{name}/quota")["version"])
 
 
 def by_curl(centre: DataCentre, name: str, work: TrainingWork, **changes: Any) -> TrainingJob:
-    """Submit a job as the README does: with nothing but curl and a signature."""
+    """Submit a job with curl, as in the README."""
     uri = f"s3://{CHECKPOINTS_BUCKET}/tests/{name}-{time.time_ns()}"
     key = centre.operator
     command = ["curl", "--silent", "--show-error", "--fail-with-body", "--noproxy", "*"]

@@ -1,4 +1,4 @@
-"""The training contract on the engine's S3, under an identity that may only read, write and list its bucket."""
+"""The training contract on the engine's S3, with an identity that may only read, write and list its bucket."""
 
 import hashlib
 import json
@@ -87,7 +87,7 @@ def test_killed_job_on_other_ranks_ends_with_the_same_weights(trainer: Credentia
 
 
 class _Ranks:
-    """The ranks of one attempt as processes; the remaining ones are killed at the end."""
+    """The ranks of one attempt as processes. At the end, running ones are killed."""
 
     def __init__(
         self,

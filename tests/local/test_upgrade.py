@@ -1,7 +1,7 @@
-"""An upgrade and a rollback in mid-flight: jobs and recoveries go on, and each ends on the release that it began on.
+"""An upgrade and a rollback during jobs and recoveries: each execution ends on the release on which it began.
 
-The next release is made from this tree by two changes: a field of a job's row, and a state of each workflow. A release
-of the past would be a commit, which a shallow clone lacks, and which the names of rows and files would soon contradict.
+The next release is made from this tree by two changes: a field of a job's row, and a state of each workflow. An earlier
+release would need its commit, which a shallow clone lacks.
 """
 
 import json
@@ -41,9 +41,8 @@ def _all_nodes_in_service(data_centre: DataCentre) -> Iterator[None]:
 
 @pytest.fixture
 def next_release() -> Path:
-    """The template of the next release: jobs have one more field, and each workflow begins with one more state.
-
-    Its folder is always the same: a kept build names the folder of its source.
+    """Template of the next release: jobs have one more field, and each workflow begins with one more state. Its folder
+    is always the same, because a cached build contains the name of its source folder.
     """
     folder = PROJECT / ".evenkeel" / "next-release"
     shutil.rmtree(folder, ignore_errors=True)
@@ -110,7 +109,7 @@ def upgrade(centre: DataCentre, template: Path) -> None:
 
 
 def roll_back(centre: DataCentre) -> None:
-    """Return to the deployment before, as `make rollback` does."""
+    """Roll back to the previous deployment, as `make rollback` does."""
     client = centre.deployer.client
     functions = list(rollback.read_functions(STACK_NAME, client))
     plan = rollback.plan(functions, list(rollback.read_workflows(STACK_NAME, client)))
@@ -174,7 +173,7 @@ def test_work_goes_on_through_an_upgrade_and_a_rollback(data_centre: DataCentre,
         *(("RunJobArn", job.job_id) for job in (first, second, third)),
     ):
         until(lambda output=output, name=name: executions.states(output, name) == {"SUCCEEDED"}, name, SECONDS)  # type: ignore[misc]  # job=job binds the loop variable
-    # Both recoveries ended well. A node was repaired at most once: not at all, if it looked healthy after the hold.
+    # Both recoveries succeeded. A node was repaired at most once; it needed no repair if it was healthy after the hold.
     assert [end["state"] for end in ends] == ["RECOVERED", "RECOVERED"]
     assert max(len(end["repairs"]) for end in ends) <= 1
     calls = [signals.accepted_calls(data_centre, end["node"]["instanceId"]) for end in ends]

@@ -209,7 +209,7 @@ def test_template_process_has_no_threads_sockets_sessions_or_settings(layer: Pat
         check=True,
     )
 
-    # The platform sets this variable, and only in an environment that it makes a snapshot of.
+    # Lambda sets this variable, only in an environment of which it makes a snapshot.
     assert done.stdout == "1 [] ['AWS_LAMBDA_INITIALIZATION_TYPE'] [] 0 None\n"
 
 
@@ -218,7 +218,7 @@ def test_template_process_has_no_threads_sockets_sessions_or_settings(layer: Pat
     [name if name == PLAIN_START else pytest.param(name, marks=pytest.mark.exhaustive) for name in FUNCTIONS],
 )
 def test_function_starts_in_plain_process(function: str) -> None:
-    """A preloaded module would hide that a function does not import it."""
+    """With a preloaded module, a missing import in a function would stay hidden."""
     path = [str(PROJECT / "functions" / function), str(PROJECT / "shared")]
 
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A job of the example trainer on the running data centre, as a test follows it."""
+"""Submits and follows a job of the example trainer on the running data centre."""
 
 import json
 import time
@@ -129,7 +129,7 @@ class TrainingJob:
 
 
 def with_all_nodes_in_service(centre: DataCentre) -> Iterator[None]:
-    """Begin with every node in service, and leave it so: whatever still trains is cancelled."""
+    """Start with every node in service. At the end, cancel running jobs and restore every node."""
     client = centre.client()
     await_all_nodes_ready(client, centre)
     yield

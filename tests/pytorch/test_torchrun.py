@@ -1,6 +1,6 @@
 """The PyTorch example under the real torchrun: proven DCP checkpoints, lost ranks, stops and fences.
 
-`tests/torch_gang.py` finds the interpreter. Without one, these tests are not selected.
+`tests/torch_gang.py` finds the interpreter. Without it, these tests are not selected.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ def batch(step, rank):
 train.training.attach, train.batch = remember, batch
 train.end(train.main())
 """
-"""The example, but rank 1 sends a signal to itself or to torchrun in the middle of a step, and waits for it."""
+"""The example with a fault: rank 1 sends a signal to itself or to torchrun during a step, and waits for it."""
 KILL, TERM = {"FAULT": str(int(signal.SIGKILL))}, {"FAULT": str(int(signal.SIGTERM))}
 
 

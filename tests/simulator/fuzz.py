@@ -1,4 +1,5 @@
-"""Run many seeds in parallel (`make fuzz`). It can be resumed, and prints the timeline of each failed seed.
+"""Run many seeds in parallel (`make fuzz`). An interrupted run can be resumed. It prints the timeline of each failed
+seed.
 
 `python -m tests.simulator.fuzz 1..500`, from the project's root. A single seed (`7..7`) always prints its timeline.
 """
@@ -46,7 +47,7 @@ def run_seed(seed: int, *, is_strict: bool = False) -> SimulationResult:
 
 
 def run_chunk(bounds: tuple[int, int]) -> Chunk:
-    """Run the seeds from the first to the last, both included."""
+    """Run the seeds from the first to the last, inclusive."""
     chunk = Chunk(*bounds)
     gc.disable()  # the temporary files of the seeds are deleted with their chunk
     try:
@@ -67,7 +68,7 @@ def run_chunk(bounds: tuple[int, int]) -> Chunk:
 def run_all(first: int, last: int, processes: int) -> Iterator[Chunk]:
     """Run the seeds in chunks, and yield the chunks in their order."""
     bounds = [(start, min(start + _CHUNK - 1, last)) for start in range(first, last + 1, _CHUNK)]
-    gc.freeze()  # loaded modules stay: no garbage collection has to visit them
+    gc.freeze()  # loaded modules stay, so garbage collection skips them
     if processes == 1 or len(bounds) == 1:
         yield from map(run_chunk, bounds)
         return
@@ -87,7 +88,7 @@ def fingerprint() -> str:
 
 
 def print_trace(result: SimulationResult) -> str:
-    """Print what happened in a seed."""
+    """Print the events of a seed."""
     lines = [f"{at:9.2f}  {text}" for at, text in result.event_log]
     texts = [
         f"seed {result.seed}: {violation.invariant} does not hold: {violation.text}" for violation in result.violations
@@ -152,7 +153,7 @@ def _fuzz(first: int, last: int, processes: int, *, is_quiet: bool, tells_all: b
 
 
 def _resumed(seeds: str, code: str) -> dict[str, Any]:
-    """Return how far the same seeds came with the same code."""
+    """Return the last completed seed of an interrupted run with the same seeds and code."""
     first = int(seeds.partition("..")[0])
     fresh = {"next": first, "seconds": 0.0, "incidents": 0, "decisions": 0, "virtualHours": 0.0, "seen": {}}
     key = {"seeds": seeds, "code": code}

@@ -51,7 +51,7 @@ Changes = list[tuple[Key, Row | None, Row | None]]
 
 
 class CheckTrigger(StrEnum):
-    """When a check is made."""
+    """The event that triggers a check."""
 
     COMMIT = "at every commit"
     REPAIR = "at every repair call"
@@ -73,7 +73,7 @@ class CheckTrigger(StrEnum):
 
 @dataclass(frozen=True)
 class Invariant:
-    """A sentence that always holds, and its check."""
+    """A statement that always holds, and its check."""
 
     name: str
     sentence: str
@@ -82,7 +82,7 @@ class Invariant:
     needs_teams: bool
     """Whether the check needs a seed with teams."""
     needs_elastic_jobs: bool
-    """Whether the check needs a seed with jobs of several sizes."""
+    """Whether the check needs a seed with elastic jobs."""
 
 
 TABLE: list[Invariant] = []
@@ -99,11 +99,11 @@ def invariant_check(
 
 
 _UNCHECKED_PREFIXES = ("LOCK#", "HEARTBEAT#")
-"""Rows that no check of a commit reads, and half of all commits."""
+"""Rows that no check of a commit reads. They are half of all commits."""
 
 
 class InvariantChecker:
-    """Makes the checks of each moment."""
+    """Runs the checks of each trigger."""
 
     def __init__(self, *without: str) -> None:
         self.by_moment = {
@@ -169,7 +169,7 @@ class InvariantChecker:
         self._make(CheckTrigger.END, world)
 
     def is_at_rest(self, world: "Simulation") -> bool:
-        """Whether nothing is left to be done."""
+        """Return whether no work is left."""
         return (
             world.loop.seconds > world.rests_from
             and not any(_unfinished_work(world))
@@ -209,7 +209,7 @@ def _live_attempts(world: "Simulation") -> list["Json"]:
 
 
 def _began(world: "Simulation") -> float:
-    """Return when the current call began: it cannot know later changes."""
+    """Return the start of the current call, which may not see later changes."""
     return world.calls[-1].began if world.calls else world.loop.seconds
 
 
@@ -398,7 +398,7 @@ def limit_of_repairs_holds(world: "Simulation", rung: str, instance_id: str) -> 
             for ask in row.doc["requests"]
             if ask["incidentId"] == row.doc["incidentId"] and ask["rung"] in NODE_RUNGS
         ]
-        # After its node branch, a node is in service again, or a person owns it. In a later run it is in service
+        # After its node branch, a node is in service, or a person owns it. In a later run it is in service
         # until its next repair call.
         returned_at = (owner.doc["stages"]["returnedAt"] if owner else "") or ""
         is_called = any(ask["requestedAt"] > returned_at for ask in called)
@@ -425,7 +425,7 @@ def limit_of_cordons_holds(world: "Simulation", name: str) -> Iterator[str]:
     cordoned = [node for node in world.cluster.by_name.values() if node.is_cordoned and node.incident_id]
     node = world.cluster.node(CLUSTER, name)
     if node is None:
-        return  # the node was deleted, so it is not cordoned
+        return  # the node was deleted, so it has no cordon
     pool = node.pool
     most = pool_limit(rails.pool_cordons, rails.pool_cordon_share, world.pool_sizes.get(pool, world.size))
     names = [node.name for node in cordoned if node.pool == pool]
@@ -524,7 +524,7 @@ def shared_cause_bars_repairs(world: "Simulation", rung: str, instance_id: str) 
 
 
 def _asked_at(world: "Simulation", rung: str, instance_id: str) -> datetime:
-    """Return when the repair that is called now was decided; without a record, when the call began."""
+    """Return the time of the decision for the current repair call; without a record, the start of the call."""
     asks = [
         ask
         for row in world.ledger.of("META", "LEASE#")
@@ -640,7 +640,7 @@ def unhealthy_is_not_free(world: "Simulation") -> Iterator[str]:
 
 
 _INDEXED_WITHIN = 30.0
-"""Seconds after which every reader finds a new row by its index."""
+"""Seconds after which every index shows a new row."""
 
 
 def _left_unhealthy(world: "Simulation", *, before: float) -> dict[str, str]:
@@ -765,7 +765,7 @@ def one_page_per_incident(world: "Simulation", key: str) -> Iterator[str]:
     incident = "-".join(key.split("-")[:2]) if key.startswith("inc-") else key  # a shared cause is its own
     injected_failures = world.chaos.injected_failures
     before = world.watched.pages.get(incident)
-    # A call that dies between the page and its record pages again, under the same key: Lambda cannot do better.
+    # A call that dies between the alert and its record sends the alert again under the same key.
     if before and (before[0] != key or before[1] == injected_failures):
         yield f"{incident} was paged under {before[0]} and is paged again under {key}"
     world.watched.pages[incident] = (key, injected_failures)
@@ -900,7 +900,7 @@ def _spent(world: "Simulation", setup: TeamSetup) -> dict[tuple[str, str], Spend
 
 
 def _untrue_reasons(world: "Simulation") -> Iterator[str]:
-    """Yield the waiting jobs that say something else than the rules say by now."""
+    """Yield the pending jobs whose stored reason differs from the current decision."""
     jobs = {job.job_id: job for job in _jobs(world)}
     for decision in cycle_decisions(world):
         reason = recorded_reason(decision, Mode(world.mode))

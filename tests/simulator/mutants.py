@@ -1,7 +1,7 @@
 """Apply each bug of `tests/mutants/` to a copy of the tree, and check that the seeds find it: `make mutants`.
 
 A patch begins with `Breaks: <invariant>`, followed by a description of the bug. It must fail that invariant, and may
-fail more. A patch that no longer applies is an error: the guard that it removes has moved.
+fail more. A patch that no longer applies is an error: the rule that it removes has moved.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class MutantDetection:
     """Results of the seeds on a mutant."""
 
     seed: int = 0
-    """0: no seed broke the invariant."""
+    """0 if no seed broke the invariant."""
     text: str = ""
 
 
@@ -76,7 +76,7 @@ def copy_and_apply(patch: Path, folder: Path, names: Sequence[str]) -> str:
 
 
 def why_not_applicable(patch: Path) -> str:
-    """Return why a patch would not apply to this tree; empty where it would."""
+    """Return why a patch does not apply to this tree; empty if it applies."""
     return _git_apply(patch, ROOT, "--check")
 
 

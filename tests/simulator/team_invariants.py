@@ -1,4 +1,4 @@
-"""Invariants of teams that share a fleet: more rows of the same table."""
+"""Invariants of teams that share a fleet, in the same table."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ _JUST_NOW_SECONDS = 60
 _CAUGHT = ("LaunchJob", "AwaitRunning", "MarkRunning", "AwaitEnd", "StopAttempt")
 """States of run_job that lead to SettleAttempt by their Catch alone."""
 _MAX_TURNS = 3
-"""Largest number of preemptions between two starts: faults may take the freed nodes this often."""
+"""Maximum number of preemptions between two starts: faults may take the freed nodes this often."""
 
 
 def _admitted_in(changes: Changes) -> list[Charge]:
@@ -117,7 +117,7 @@ def budgets_hold(world: "Simulation", changes: Changes) -> Iterator[str]:
 
 
 def _spent(world: "Simulation", team: str, period: str, now: datetime, *, but: str = "") -> int:
-    """Compute what a team held in the day or month of `now`, from its attempts, in accelerator-seconds."""
+    """Compute the accelerator-seconds of a team in the day or month of `now`, from its attempts."""
     begin = now.replace(hour=0, minute=0, second=0, microsecond=0)
     begin = begin if period.count("-") == 2 else begin.replace(day=1)
     total = 0

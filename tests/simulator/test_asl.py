@@ -1,4 +1,4 @@
-"""The small interpreter of workflows agrees with the engine: the same rows, the same ends."""
+"""The simulated Step Functions ends the cases of the workflow tests in the same states as the engine."""
 
 import random
 from collections import deque
@@ -17,7 +17,7 @@ A_YEAR = 31_600_000
 
 
 def run(case: WorkflowCase) -> tuple[WorkflowEngine, list[str]]:
-    """Let a case run with the answers that its row gives."""
+    """Run a case with its prepared answers."""
     loop = VirtualTimeLoop()
     queues = {
         state: deque([answers] if isinstance(answers, Mapping | TaskError) else answers)

@@ -1,4 +1,4 @@
-"""The planted bugs still apply, and each names an invariant. `make mutants` proves that the seeds find them."""
+"""Every planted bug still applies and names an invariant. `make mutants` proves that the seeds find it."""
 
 import pytest
 

@@ -13,9 +13,9 @@ from tests.simulator.invariants import TABLE, CheckTrigger
 
 FEW, ALL = 60, 500
 OUTCOMES = ("end ", "recover_node: ", "run_job: ", "burst_capacity: ")
-"""All seeds together try every disturbance and trip every guardrail. They need not reach every outcome."""
+"""The outcomes that need not all occur. All seeds together must try every disturbance and every guardrail."""
 MAX_UNTRIED = 20
-"""Kinds of disturbance that the first sixty seeds may leave untried."""
+"""Number of kinds of disturbance that the first sixty seeds may miss."""
 
 
 @pytest.mark.timeout(600)
@@ -43,7 +43,7 @@ def test_same_seed_gives_the_same_run_in_every_process() -> None:
     completed = subprocess.run(
         [sys.executable, "-c", program],
         cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": "1"},  # this process has another, unless its caller chose the same
+        env={**os.environ, "PYTHONHASHSEED": "1"},  # usually another hash seed than here
         capture_output=True,
         text=True,
         check=True,

@@ -1,4 +1,4 @@
-"""The deployment as data: the SAM template as written and as CloudFormation sees it, and the two workflows."""
+"""The deployment as data: the SAM template, its translation for CloudFormation, and the workflows."""
 
 import copy
 import functools
@@ -22,7 +22,8 @@ _ELSEWHERE = "s3://bucket/key"
 
 @functools.cache
 def _template() -> Json:
-    # Through JSON, so that each resource has its own copy of a block that YAML anchors share, as after `sam build`.
+    # Converted through JSON, so that each resource has its own copy of blocks that YAML anchors share, as after `sam
+    # build`.
     parsed: Json = json.loads(json.dumps(yaml_parse(TEMPLATE.read_text(encoding="utf-8"))))
     return parsed
 
@@ -48,7 +49,7 @@ def translate(document: Json) -> Json:
     """Return a SAM template as CloudFormation receives it, with its default parameters."""
     defaults = {name: spec.get("Default", "") for name, spec in document["Parameters"].items()}
     defaults |= {"AWS::Region": "us-west-2"}
-    session = boto3.Session(region_name="us-west-2")  # tests are collected before any region is set
+    session = boto3.Session(region_name="us-west-2")  # test collection runs before a region is set
     result: Json = Translator({}, Parser(), boto_session=session).translate(document, defaults)
     return result
 
@@ -70,7 +71,7 @@ def _workflow(name: str) -> Json:
 
 
 def workflow_text(name: str) -> str:
-    """Return a state machine's definition as it is written."""
+    """Return the text of a state machine's definition."""
     return (ROOT / "statemachines" / f"{name}.asl.json").read_text(encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The IAM actions of the templates, beside the service authorization reference of AWS.
+"""Compares the IAM actions of the templates with the service authorization reference of AWS.
 
 python -m tests.template.iam_reference        write tests/fixtures/iam_actions.json again
 """

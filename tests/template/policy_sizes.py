@@ -10,7 +10,7 @@ from tests.template.test_first_deployment import LONGEST_NAMES, MAX_STACK_NAME
 RESOURCES = translated()["Resources"]
 PARAMETERS = template()["Parameters"]
 _ACCOUNT, _RANDOM = "1" * 12, 14
-"""CloudFormation ends the names that it makes in a hyphen and up to 13 characters."""
+"""Names that CloudFormation makes end with a hyphen and up to 13 characters."""
 LONGEST: dict[str, Any] = {
     "AWS::Partition": "aws-us-gov",
     "AWS::Region": "ap-southeast-1",
@@ -40,7 +40,7 @@ KINDS = {
 
 
 def name_of(logical: str) -> str:
-    """Return a name as long as the longest of a resource."""
+    """Return a name with the maximum length for a resource."""
     kind = RESOURCES[logical]["Type"]
     own = next(
         (
@@ -55,7 +55,7 @@ def name_of(logical: str) -> str:
 
 
 def arn_of(logical: str) -> str:
-    """Return an ARN as long as the longest of a resource."""
+    """Return an ARN with the maximum length for a resource."""
     kind = RESOURCES[logical]["Type"]
     if kind == "AWS::S3::Bucket":
         return f"arn:aws-us-gov:s3:::{name_of(logical)}"

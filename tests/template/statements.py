@@ -1,4 +1,4 @@
-"""Every permission of the template; the removal tests are generated from them."""
+"""Every permission of the template, as input of the removal tests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ class Statement:
     resources: tuple[Any, ...]
     """As written, intrinsic functions included."""
     condition: str = ""
-    """The template condition under which the statement exists; empty where it always does."""
+    """The template condition under which the statement exists; empty if it always exists."""
 
     def __str__(self) -> str:
         return f"{self.owner}.{self.sid}"
@@ -44,7 +44,7 @@ class Permission:
 
 
 def of_document(owner: str, document: Json) -> Iterator[Statement]:
-    """Yield the statements of one policy document, those under a condition included."""
+    """Yield the statements of a policy document, including those under a condition."""
     for written in document["Statement"]:
         condition, statement = "", written
         if "Fn::If" in written:
@@ -60,7 +60,7 @@ def of_document(owner: str, document: Json) -> Iterator[Statement]:
 
 
 def of_roles() -> tuple[Statement, ...]:
-    """Return the statements of every role of the template, those of a managed policy that it attaches included."""
+    """Return the statements of every role, including those of its attached managed policies."""
     inline = (
         statement
         for role, properties in resources("AWS::IAM::Role").items()
@@ -91,7 +91,7 @@ ON_CALL: Final = "EvenkeelOnCall"
 
 
 def of_callers() -> tuple[Statement, ...]:
-    """Return the statements of the managed policies that open routes of the API to people's identities."""
+    """Return the statements of the managed policies with which people may call routes of the API."""
     return tuple(statement for statement in _managed() if statement.owner != ON_CALL)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark's empty lane is the product's workflow, and its empty answers lead to the cordon that it times."""
+"""The baseline of the cordon benchmark uses the product's workflow, and its stub answers lead to the timed cordon."""
 
 import json
 import random

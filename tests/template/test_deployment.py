@@ -1,4 +1,4 @@
-"""The parts of the stack: no message is lost silently, no access is open, and every failure has an alarm."""
+"""The resources of the stack: no message is lost silently, no access is open, and every failure has an alarm."""
 
 import ast
 import json
@@ -29,7 +29,7 @@ ENDPOINTS = {
     "AWS_ENDPOINT_URL_EKS": "EksEndpoint",
     "AWS_ENDPOINT_URL_AUTO_SCALING": "AutoScalingEndpoint",
 }
-"""Variable of the endpoint of an emulator → the parameter that gives it."""
+"""Variable with the endpoint of an emulator → its parameter."""
 
 
 def arn_of(value: Any) -> str:
@@ -41,7 +41,7 @@ def arn_of(value: Any) -> str:
 
 
 def watched(namespace: str, metric: str, dimension: str) -> dict[str, Json]:
-    """Return logical id → alarm for one metric."""
+    """Return the alarms of one metric, by logical id of the watched resource."""
     alarms = {}
     for alarm in ALARMS.values():
         if (alarm.get("Namespace"), alarm.get("MetricName")) == (namespace, metric):
@@ -120,7 +120,7 @@ def test_rule_sends_undelivered_events_to_a_dead_letter_queue(name: str) -> None
 
 
 def matches(pattern: Json, event: Json) -> bool:
-    """Match an event as EventBridge does, for the operators that the rules use."""
+    """Return whether a pattern matches an event, for the EventBridge operators in the rules."""
     for field, wanted in pattern.items():
         value = event.get(field)
         exact = value in [pattern for pattern in wanted if isinstance(pattern, str)]
@@ -234,7 +234,7 @@ def test_failed_scheduled_run_leaves_no_message(name: str) -> None:
 
 
 def clocked() -> set[str]:
-    """Return the functions that a clock invokes."""
+    """Return the functions that a schedule invokes."""
     return {arn_of(schedule["Target"]["Arn"]) for schedule in SCHEDULES.values()}
 
 
@@ -307,7 +307,7 @@ def test_alarm_has_a_severity_and_a_runbook(name: str) -> None:
 
 
 def named_in_code() -> set[str]:
-    """Return the runbooks that log lines name: a literal, or a constant of the module."""
+    """Return the runbooks in calls of the logger, as literals or constants of the module."""
     names: set[str] = set()
     for path in (ROOT / "shared" / "evenkeel").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
@@ -352,7 +352,7 @@ def test_tables_are_protected_by_default_once_the_schedules_run() -> None:
     document = template()
 
     assert document["Parameters"]["TableProtection"]["Default"] == "on"
-    # A first deployment that fails removes its tables, which are still empty: the schedules are off.
+    # A failed first deployment deletes its tables. They are empty, because the schedules are off.
     assert document["Conditions"]["ProtectsTables"] == {
         "Fn::And": [{"Fn::Equals": [{"Ref": name}, "on"]} for name in ("TableProtection", "Schedules")]
     }

@@ -1,4 +1,4 @@
-"""A first deployment works in a fresh account, in every partition and with the longest names, or says why it cannot."""
+"""A first deployment works in a new account, in every partition and with the longest names, or fails with a reason."""
 
 import json
 import re
@@ -28,7 +28,7 @@ LONGEST_NAMES = {
     # https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/API_Dimension.html
     ("AWS::ApiGateway::RestApi", "Name"): 1024,
 }
-"""Every property that holds the stack's name, and the limit of the service. CloudFormation makes all other names."""
+"""Every property with the stack's name, and its limit. CloudFormation makes all other names."""
 MAX_STACK_NAME = 48
 A_FLEET = {"KubernetesClusters": "research-eks"}
 A_VPC = {"SubnetIds": "subnet-1,subnet-2", "SecurityGroupIds": "sg-1"}
@@ -64,9 +64,8 @@ def evaluated(node: Any, known: Mapping[str, str | list[str]]) -> Any:
 
 
 def refusals(**parameters: str) -> list[str]:
-    """Return the texts with which CloudFormation refuses these parameters.
-
-    AWS does not say whether an empty list has one empty member or none in a rule, so both must give the same answer.
+    """Return the messages with which CloudFormation refuses these parameters. AWS does not document whether an empty
+    list in a rule has one empty member or none, so both must give the same result.
     """
     refused, none = (_refusals(values(parameters, empty)) for empty in ([""], []))
     assert refused == none
@@ -126,7 +125,7 @@ def test_local_data_centre_may_use_emulators() -> None:
 
 
 def named_after_the_stack() -> list[tuple[str, str, str]]:
-    """Return (type, property, name) of each resource whose own name holds the stack's name."""
+    """Return (type, property, name) of each resource whose name contains the stack's name."""
     names = []
     for resource in translated()["Resources"].values():
         for field, value in resource.get("Properties", {}).items():
@@ -164,7 +163,7 @@ def test_fleet_name_fits_a_kubernetes_label(name: str, fits: bool) -> None:
 
 
 def fixed_partitions(document: Json) -> list[str]:
-    """Return each ARN and domain that holds only in one partition."""
+    """Return each ARN and domain that is valid in only one partition."""
     return [
         f"{path}: {text}"
         for path, text in strings(document)

@@ -1,4 +1,4 @@
-"""Least privilege, as far as it can be read off the template."""
+"""Least privilege, as far as the template shows it."""
 
 import json
 import re
@@ -20,7 +20,7 @@ ENVIRONMENT_OF_TABLE = {f"{table}Table": f"{table.upper()}_TABLE" for table in (
 
 
 def has_wildcard(statement: Statement) -> bool:
-    # A log group's own ARN ends in `:*` by itself; written out here it never does.
+    # The ARN of a log group ends in `:*`. The template never writes such an ARN.
     return any("*" in json.dumps(resource) for resource in statement.resources)
 
 
@@ -199,7 +199,7 @@ def test_function_writes_only_its_own_log(name: str) -> None:
 
 
 ON_MACHINES = {"states:SendTaskSuccess", "states:SendTaskFailure"}
-"""The reference names no resource for these, but AWS decides by the ARN of the state machine.
+"""Actions without a resource in the reference, for which AWS checks the ARN of the state machine.
 
 The error of AWS names it: https://github.com/NOAA-OWP/hydrovis/issues/837. The AWS CDK grants them on it, after a test:
 https://github.com/aws/aws-cdk/pull/8486

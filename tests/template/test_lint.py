@@ -1,4 +1,4 @@
-"""The linters accept the template as CloudFormation sees it, and each workflow on its own.
+"""The linters accept the translated template, and each workflow.
 
 `make lint` runs this module. `sam validate --lint` translates and lints the template once more, with fewer rules.
 """
@@ -20,7 +20,7 @@ Finding = tuple[tuple[str, str], str]
 
 @pytest.fixture(scope="module")
 def of_template() -> list[Finding]:
-    """Every finding of the template, which is long: it is looked at once."""
+    """Return every finding of the template. The result is cached, because the template is long."""
     return every_finding(translated())
 
 

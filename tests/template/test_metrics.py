@@ -28,20 +28,20 @@ DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 LIST = ROOT / "docs" / "operate" / "metrics.md"
 _MAX_DIMENSIONS = 3
 SAID = {"FleetName": "research", "KubernetesClusters": ["research-eks", "burst-eks"]}
-"""Parameters of a deployment; all others have their defaults."""
+"""Parameters of the tested deployment. All others have their defaults."""
 LAMBDA = {"AWS_REGION": "us-west-2", "AWS_LAMBDA_FUNCTION_NAME": "evenkeel-main-x", "_X_AMZN_TRACE_ID": "Root=1"}
 """Environment variables that Lambda sets."""
 VALUES = {
     ("Heartbeat", "function"): (schedule_jobs.WRITER, watch_cluster.WRITER, sweep_round.WRITER),
     ("SourcesStale", "source"): tuple(SourceKind),
 }
-"""The values of dimensions that an alarm may choose one of."""
+"""Possible values of the dimensions for which an alarm chooses one value."""
 OF_AWS = {
     # https://docs.aws.amazon.com/lambda/latest/dg/monitoring-metrics-types.html
     ("AWS/Lambda", "Errors"): {"FunctionName"},
     ("AWS/Lambda", "Throttles"): {"FunctionName"},
     ("AWS/Lambda", "IteratorAge"): {"FunctionName"},
-    # One for the whole account: https://docs.aws.amazon.com/lambda/latest/dg/monitoring-concurrency.html
+    # One metric for the whole account: https://docs.aws.amazon.com/lambda/latest/dg/monitoring-concurrency.html
     ("AWS/Lambda", "ClaimedAccountConcurrency"): set(),
     # https://docs.aws.amazon.com/amazondynamodb/latest/developerguide/metrics-dimensions.html
     ("AWS/DynamoDB", "ReadThrottleEvents"): {"TableName"},

@@ -37,7 +37,7 @@ BROKEN: dict[str, Json] = {
 }
 SETTLING = {"recover_node": "SettleIncident", "run_job": "SettleAttempt", "burst_capacity": "SettleRental"}
 RENTING_CHOICES = [name for name, state in states(workflow("burst_capacity")) if state["Type"] == "Choice"][1:]
-"""All states but the input check."""
+"""All Choice states except the input check."""
 CONTEXT = {"Execution": {"Id": "arn:aws:states:us-west-2:000000000000:execution:m:e"}, "Task": {"Token": "t" * 600}}
 TASKS = [
     pytest.param(machine, name, state, id=f"{machine}.{name}")
@@ -59,7 +59,7 @@ def evaluated(template: Any, variables: Json) -> Any:
 
 
 def request_of(state: Json) -> Any:
-    """Return the class that the called service reads its request with."""
+    """Return the request class of the called service."""
     words = re.findall(r"[A-Z][a-z]+", state["Arguments"]["FunctionName"].removesuffix("Arn}"))
     (path,) = (ROOT / "shared" / "evenkeel" / "services").rglob(f"{'_'.join(words).lower()}.py")
     service = importlib.import_module(f"evenkeel.services.{path.parent.name}.{path.stem}")
@@ -75,7 +75,7 @@ def test_service_reads_every_field_of_the_payload(machine: str, name: str, state
 
     read = request.model_validate(payload).to_json()
 
-    # The wrapper uses the ARN for its log lines; everything else must have a field.
+    # The wrapper uses the ARN in its log lines. Every other key must be a field of the request.
     sent = {key: value for key, value in payload.items() if key != "executionArn"}
     assert set(sent) <= set(read)
     assert {key: read[key] for key in sent} == sent
@@ -100,7 +100,7 @@ def outcomes_in(machine: str, choice: str) -> set[str]:
 
 def test_each_settled_incident_state_has_its_own_workflow_end() -> None:
     settled = {state.value for state in IncidentState if state.is_settled}
-    # FAILED is also the outcome of a failed branch; it ends like every unknown outcome.
+    # FAILED is also the outcome of a failed branch, which ends like an unknown outcome.
     assert outcomes_in("recover_node", "HowDidItEnd") == settled
 
 

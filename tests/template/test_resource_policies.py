@@ -21,9 +21,9 @@ SERVICES = {
     "UndeliveredPagesQueue": "sns.amazonaws.com",
     "PageTopic": "cloudwatch.amazonaws.com",
 }
-"""The service of AWS that may send, besides the stack's own roles."""
+"""AWS services that may send, apart from the roles of the stack."""
 FOR_OPERATORS = {"EventsQueue", "PageTopic"}
-"""Queues that operators send to by hand, as in the runbooks."""
+"""Queues to which operators send messages, as in the runbooks."""
 
 
 def document_of(name: str, kind: str) -> list[Json]:

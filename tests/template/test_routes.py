@@ -1,4 +1,4 @@
-"""The API: routes, the functions behind them and the policies that open them keep step."""
+"""The routes of the API, their functions, and the caller policies agree."""
 
 import json
 import re
@@ -101,7 +101,7 @@ def test_gateway_requires_a_signature_on_every_route() -> None:
     assert {(method.upper(), shape(path)) for path, method, _ in methods} == written
     for path, method, spec in methods:
         assert spec["security"] == [{"AWS_IAM": []}], f"{method} {path}"
-        # The function is called by the gateway's permission, not with the caller's own credentials.
+        # The gateway's permission invokes the function, not the caller's credentials.
         assert "credentials" not in spec["x-amazon-apigateway-integration"], f"{method} {path}"
 
 

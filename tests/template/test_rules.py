@@ -1,4 +1,4 @@
-"""Which events the rules bring in: each sample by exactly one, and nothing that would drown them."""
+"""The events that the rules match: each sample matches exactly one rule, and unrelated events match none."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,10 @@ SAMPLES = sorted(EVENTS.glob("*.json"))
 
 
 def is_matched(pattern: Any, value: Any) -> bool:
-    """Whether a pattern matches, as far as the template uses patterns: lists of values and of prefixes, in objects."""
+    """Return whether a pattern matches.
+
+    Supports the patterns in the template: objects with lists of values and prefixes.
+    """
     if isinstance(pattern, dict):
         return isinstance(value, dict) and all(
             name in value and is_matched(part, value[name]) for name, part in pattern.items()
@@ -29,7 +32,7 @@ def is_matched(pattern: Any, value: Any) -> bool:
 
 
 REFERENCES: list[Json] = json.loads((ROOT / "tests" / "fixtures" / "event_references.json").read_text(encoding="utf-8"))
-"""Each detail type of AWS: where AWS documents it, a sample that its rule matches, and changes with which none does."""
+"""Each detail type of AWS: its documentation, a sample that its rule matches, and changes that no rule matches."""
 
 
 def rules_for(event: Json) -> list[str]:

@@ -22,7 +22,7 @@ SERVICE_OF_CLIENT = {"stepfunctions": "states"}
 """Names of boto3 clients that differ from the prefix of the IAM actions."""
 
 OUTSIDE = {"events"}
-"""Services that only functions outside the VPC call: `publish_events` reaches no cluster."""
+"""Services that only functions outside the VPC call, such as `publish_events`."""
 
 
 def clients() -> set[str]:

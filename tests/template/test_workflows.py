@@ -1,4 +1,4 @@
-"""Checks of the two state machines that no linter makes."""
+"""Checks of the state machines beyond the linters."""
 
 import builtins
 import re
@@ -52,7 +52,7 @@ OF_LAMBDA = {
     "Lambda.SnapStartNotReadyException",
     "Lambda.SnapStartTimeoutException",
     "Lambda.TooManyRequestsException",
-    # A sandbox that died, ran out of memory or timed out during a call: every task is idempotent, so it is retried.
+    # An environment that died, ran out of memory or timed out: every task is idempotent, so it is retried.
     "Lambda.Unknown",
     "Runtime.ExitError",
     "Sandbox.Timedout",

@@ -1,4 +1,4 @@
-"""Every execution of the workflow tests, as rows. A transition that no row takes fails a test."""
+"""The executions of the workflow tests, as a table. A test fails if no execution takes some transition."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""An engine for workflows alone: it skips Wait states and retry delays, and tasks answer as each test sets."""
+"""An engine for workflows: it skips Wait states and retry delays, and a test sets the answers of tasks."""
 
 from collections.abc import Iterator
 

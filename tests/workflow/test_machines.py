@@ -1,4 +1,4 @@
-"""Both workflows on the engine: every branch, every Catch, every end."""
+"""The workflows on the engine: every branch, every Catch, and every end."""
 
 import json
 from collections import Counter
@@ -17,7 +17,7 @@ EVENTS_THAT_AWS_TAKES = 25_000
 
 @pytest.fixture(scope="module")
 def endings(bench: WorkflowBench) -> Iterator[dict[str, ExecutionResult]]:
-    """Every case, run once, side by side."""
+    """Results of all cases, which run once and concurrently."""
     yield bench.run_all(CASES)
     bench.engine.mock_workflows({})
 
@@ -98,8 +98,8 @@ def test_second_start_of_the_same_name_starts_nothing(
 def history_size(machine: str, entered: tuple[str, ...], *, tries: int) -> int:
     """Return how many events AWS would write for a path.
 
-    A state is entered and left. A task is scheduled, started and answered at each try, and submitted if it waits.
-    Source: the event types of GetExecutionHistory.
+    A state has an event for its start and its end. Each try of a task has events for its schedule, start and answer,
+    and for its submission if it waits. Source: the event types of GetExecutionHistory.
     """
     kinds = dict(states(workflow(machine)))
     size = 2  # ExecutionStarted, and the last event

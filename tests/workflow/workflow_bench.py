@@ -1,4 +1,4 @@
-"""The two state machines as they are written, on the engine, with answers that a test chooses."""
+"""The state machines of the product on the engine, with task answers from the test."""
 
 import itertools
 import json
@@ -40,9 +40,9 @@ class WorkflowCase:
     visits: tuple[str, ...] = ()
     """States that must have been entered."""
     never: tuple[str, ...] = ()
-    """States that must not have been."""
+    """States that must not have been entered."""
     document: Mapping[str, Any] | None = None
-    """The input, where it is not the usual one."""
+    """The input, if it differs from the usual input."""
 
     def __str__(self) -> str:
         return self.name
@@ -57,7 +57,7 @@ class ExecutionResult:
     cause: str
     events: tuple[Json, ...]
     entered: tuple[str, ...] = field(init=False)
-    """States in the order in which they were entered, those of both branches mixed as they came."""
+    """States in the order in which they were entered, over all branches."""
 
     def __post_init__(self) -> None:
         names = (
@@ -66,7 +66,7 @@ class ExecutionResult:
         object.__setattr__(self, "entered", tuple(names))
 
     def inputs_of(self, state: str) -> list[Any]:
-        """Return the inputs of a state, one for each time it was entered."""
+        """Return the input of each entry into a state."""
         details = [event.get("stateEnteredEventDetails", {}) for event in self.events]
         return [json.loads(detail["input"]) for detail in details if detail.get("name") == state]
 
@@ -137,7 +137,7 @@ def make_role(deployer: Credentials, name: str, service: str) -> str:
 
 
 def usual_input(machine: str) -> Json:
-    """Return an input that the machine takes."""
+    """Return a valid input of the machine."""
     subjects: dict[str, Json] = {
         "recover_node": {"incidentId": "inc-7qk2", "run": 1},
         "run_job": {"jobId": "job-llm", "attempt": 2},

@@ -1,4 +1,4 @@
-"""A local GPU cluster for these tests, with all durations shortened."""
+"""A local GPU cluster with short durations."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluste
 
 @pytest.fixture
 def cluster(running_cluster: ClusterHandle) -> ClusterHandle:
-    """The module's cluster, as new."""
+    """The module's cluster, reset."""
     running_cluster.control("POST", "reset")
     eventually(lambda: all(node["ready"] == "True" for node in running_cluster.nodes()), "the nodes to be ready")
     return running_cluster
@@ -80,7 +80,7 @@ def sagemaker(cluster: ClusterHandle) -> Any:
 
 @pytest.fixture(scope="module")
 def api(request: pytest.FixtureRequest) -> Iterator[KubeClient]:
-    """A client of the API under test, as a member of `system:masters`: a real server's where one is named."""
+    """A client of the API under test, as a member of `system:masters`: the real server if one is given."""
     if REAL:
         ca = Path(os.environ["EVENKEEL_KUBE_CA"]).read_text()
         client = KubeClient(REAL, ca, os.environ["EVENKEEL_KUBE_TOKEN"])
@@ -93,7 +93,7 @@ def api(request: pytest.FixtureRequest) -> Iterator[KubeClient]:
 
 @pytest.fixture
 def space(api: KubeClient) -> Iterator[str]:
-    """A namespace of the test's own, with the service account that its pods need; the path to it."""
+    """Path of a new namespace with the service account that pods need."""
     name = f"contract-{uuid.uuid4().hex[:8]}"
     path = f"/api/v1/namespaces/{name}"
     api.create("/api/v1/namespaces", {"metadata": {"name": name}})
@@ -102,7 +102,7 @@ def space(api: KubeClient) -> Iterator[str]:
     except KubeApiError as refused:
         assert refused.reason == "AlreadyExists"  # noqa: PT017 (a controller was quicker, where there is one)
     yield path
-    with contextlib.suppress(KubeApiError):  # a test may have ended it itself
+    with contextlib.suppress(KubeApiError):  # a test may have deleted it
         api.delete(path)
     if REAL:
         empty(api, path)

@@ -1,4 +1,4 @@
-"""Shared parts of the API suites: the optional real server, paths, and the end of a namespace."""
+"""Shared parts of the API suites: the optional real server, paths, and the deletion of a namespace."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def budgets_of(space: str) -> str:
 
 
 def empty(api: KubeClient, space: str) -> None:
-    """Take everything out of a namespace and end it, as the namespace controller does where there is one."""
+    """Delete a namespace with everything in it, as a namespace controller does."""
     for collection in (
         f"{space}/pods",
         f"{space}/configmaps",
@@ -43,7 +43,7 @@ def empty(api: KubeClient, space: str) -> None:
 
 
 def finalize(api: KubeClient, space: str) -> Json:
-    """Let a namespace go as far as its content is concerned."""
+    """Remove the finalizers from the spec of a namespace."""
     name = space.rsplit("/", 1)[1]
     body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}, "spec": {"finalizers": []}}
     return dict(api.call("PUT", f"{space}/finalize", body))

@@ -29,7 +29,7 @@ def eventually(look: Callable[[], T | None], what: str, seconds: float = 15.0) -
 
 
 class KubeApiError(Exception):
-    """The API answered with a Status that is a failure."""
+    """The API answered with a failed Status."""
 
     def __init__(self, code: int, status: Json, headers: dict[str, str]) -> None:
         super().__init__(f"{code} {status.get('reason')}: {status.get('message')}")
@@ -63,7 +63,7 @@ class KubeClient:
 
     @contextmanager
     def accepting(self, media: str) -> Iterator[None]:
-        """Ask for the answers that follow in another form."""
+        """Request the following answers in another media type."""
         self._headers = {"Accept": media}
         try:
             yield
@@ -96,7 +96,7 @@ class KubeClient:
     def status_of(
         self, method: str, path: str, body: Any = None, content_type: str = "application/json"
     ) -> KubeApiError:
-        """Return the refusal of a call that must be refused."""
+        """Make a call that must be refused, and return the refusal."""
         try:
             answer = self.call(method, path, body, content_type)
         except KubeApiError as refused:
@@ -129,11 +129,11 @@ class KubeClient:
         return list(self.get(path)["items"])
 
     def until(self, path: str, test: Callable[[Json], Any], what: str, seconds: float = 15.0) -> Json:
-        """Wait until an object is as wanted; return it."""
+        """Wait until an object passes the test, and return it."""
         return eventually(lambda: obj if test(obj := self.get(path)) else None, what, seconds)
 
     def until_gone(self, path: str, seconds: float = 15.0) -> None:
-        """Wait until an object is not there."""
+        """Wait until an object is deleted."""
 
         def gone() -> bool:
             try:
@@ -167,7 +167,7 @@ def a_claim(name: str) -> Json:
 
 
 def a_job(name: str, *command: str, completions: int = 1, gpus: int = 0, spec: Json | None = None, **pod: Any) -> Json:
-    """Return an Indexed Job as Evenkeel makes them: no retries, replaced only when failed."""
+    """Return an Indexed Job as Evenkeel makes it: no retries, and only failed pods are replaced."""
     template = a_pod(name, *command, gpus=gpus, **pod)
     return {
         "apiVersion": "batch/v1",
@@ -186,7 +186,7 @@ def a_job(name: str, *command: str, completions: int = 1, gpus: int = 0, spec: J
 
 
 def condition(obj: Json, kind: str) -> str | None:
-    """Return the value of an object's condition."""
+    """Return the status of an object's condition."""
     for entry in obj.get("status", {}).get("conditions") or ():
         if entry["type"] == kind:
             return str(entry["status"])

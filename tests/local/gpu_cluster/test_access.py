@@ -76,7 +76,7 @@ def guarded(engine: Engine, deployer: Credentials, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="module")
 def reader(deployer: Credentials, guarded: ClusterHandle) -> Credentials:
-    """Credentials that may list nodes and read the EKS cluster, and have no other right."""
+    """Credentials that may only list nodes and read the EKS cluster."""
     actions = ["sagemaker:ListClusterNodes", "eks:DescribeCluster"]
     resources = [guarded.cluster_arn, guarded.state["eksClusterArn"]]
     return make_user(deployer, "gpu-cluster-reader", [{"Effect": "Allow", "Action": actions, "Resource": resources}])

@@ -1,4 +1,4 @@
-"""The pieces that read and merge: patches, selectors, quantities, field ownership, schemas, protobuf, ages."""
+"""Building blocks of the API server: patches, selectors, quantities, field ownership, schemas, protobuf, ages."""
 
 import contextlib
 from typing import Any
@@ -289,7 +289,7 @@ def test_valid_object_passes_its_schema_unchanged() -> None:
     assert list(schemas.check(SCHEMA, {"spec": spec})) == []
 
 
-# Evictions, at moments that only last until the disruption controller has looked
+# Evictions before the disruption controller has counted the pods
 
 
 def a_budget(**status: int) -> Registry:
@@ -353,7 +353,7 @@ def a_node_capacity(name: str, zone: str, *pods: Json) -> NodeCapacityView:
 
 
 def a_neighbour(app: str, *, together: str = "", apart: str = "", key: str = "zone", **spec: Any) -> Json:
-    """Return a pod that wants to be with, or away from, the pods of another app."""
+    """Return a pod with affinity, or anti-affinity, to the pods of another app."""
     affinity = {
         kind: {
             "requiredDuringSchedulingIgnoredDuringExecution": [
@@ -368,7 +368,7 @@ def a_neighbour(app: str, *, together: str = "", apart: str = "", key: str = "zo
 
 
 def fitting(pod: Json, *capacities: NodeCapacityView) -> str:
-    """Return the names of the nodes that a pod may go to."""
+    """Return the names of the nodes on which a pod may be scheduled."""
     neighbours = PodAffinityRules(pod, capacities, lambda _: True)
     return "".join(room.node["metadata"]["name"] for room in capacities if neighbours.refusal(room) is None)
 
@@ -513,12 +513,12 @@ def test_printer_columns_follow_paths_and_filters() -> None:
     assert printers.at_path(obj, ".status.none[0].v") is None
 
 
-# Bodies that make no sense
+# Invalid bodies
 
 
 @st.composite
 def broken_objects(draw: st.DrawFn) -> tuple[Any, Json]:
-    """Draw a type and a body that is like one of its kind, with one part replaced by anything."""
+    """Draw a type and a body of its kind with one field replaced by any value."""
     rt = draw(st.sampled_from(catalogue.BUILT_IN))
     pod = {"containers": [{"name": "m", "image": "i", "resources": {"limits": {"nvidia.com/gpu": 1}}}]}
     body: Json = {

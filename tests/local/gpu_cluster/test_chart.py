@@ -65,7 +65,7 @@ def limit_of(kube: KubeClient, pool: str) -> str:
 def test_upgrade_keeps_rented_limits_and_uninstall_keeps_pools(
     running: ClusterHandle, kube: KubeClient, run_helm: Helm, tmp_path: Path
 ) -> None:
-    """With helm's defaults, which apply on the server's side and refuse conflicts of managers."""
+    """Uses helm's defaults: server-side apply, which refuses conflicts of field managers."""
     values = ("-f", tmp_path / "values.yaml")
     installed = run_helm("install", "evenkeel", CHART, *values)
     assert "STATUS: deployed" in installed

@@ -1,4 +1,4 @@
-"""The lifecycle of nodes and of the process itself, which leaves nothing behind."""
+"""The lifecycle of nodes and of the cluster's process, which leaves no child processes."""
 
 import os
 import signal
@@ -81,7 +81,7 @@ def test_invalid_configuration_is_refused_with_a_reason(tmp_path: Path) -> None:
 
 
 def as_a_program(*arguments: str) -> tuple[int, str]:
-    """Run the cluster from the command line until it ends; return its exit code and its error output."""
+    """Run the cluster as a program until it ends. Return its exit code and its error output."""
     command = [sys.executable, "-m", "evenkeel_local.gpu_cluster", "--no-auth", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     return done.returncode, done.stderr

@@ -1,4 +1,4 @@
-"""The control address: faults of calls, events as AWS sends them, history, reset."""
+"""The control address: faults of calls, AWS events, the watch history, and resets."""
 
 import time
 from pathlib import Path

@@ -71,7 +71,7 @@ def names(kube: KubeClient, path: str) -> set[str]:
 
 
 class Followed:
-    """The pods as a watch showed them after each event."""
+    """The pods after each event of a watch."""
 
     def __init__(self, kube: KubeClient) -> None:
         start = kube.get(PODS + OF_WEB)
@@ -165,7 +165,7 @@ def test_rolling_update_stays_within_its_bounds(kube: KubeClient) -> None:
 
 
 def test_recreate_waits_for_the_end_of_every_old_pod(kube: KubeClient) -> None:
-    # A process that ends slowly: its pod must have ended, not only be terminating.
+    # A process that ends slowly: the test needs pods that have ended, not terminating ones.
     command = ["python", "-c", "import signal, time; signal.signal(15, lambda *_: 0); time.sleep(9); time.sleep(9)"]
     slow = {"containers": [{"name": "main", "image": "registry.invalid/main:1", "command": command}]}
     kube.create(DEPLOYMENTS, a_deployment(replicas=2, pod=slow, strategy={"type": "Recreate"}))
@@ -335,11 +335,11 @@ def test_unready_pod_is_listed_separately_unless_published() -> None:
     assert subsets_of(service, [ending]) == []
 
 
-# The controllers alone: a test chooses the state between two reconciliations
+# Controllers without the cluster: a test sets the state between two reconciliations
 
 
 class Apart:
-    """Both controllers without their queues and without anything that runs pods."""
+    """Both controllers without queues, scheduler and kubelet."""
 
     def __init__(self) -> None:
         self.store = Store()

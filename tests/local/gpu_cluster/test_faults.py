@@ -1,4 +1,4 @@
-"""The rows of the fault table, on pods that are real processes."""
+"""The faults of the documented table, on pods with real processes."""
 
 import json
 import os
@@ -196,7 +196,7 @@ def test_xid_has_the_effect_of_its_code(
         assert f"): {code}," in node["metadata"]["annotations"][mark]
         assert node["metadata"]["labels"][f"{PREFIX}fault-types"] == fault_type
     else:
-        # The mark of a node without work takes as long, so this node's mark would be present too.
+        # Marking a node without pods takes equally long, so a mark of this node would be visible by now.
         other = next(node["name"] for node in cluster.nodes() if not node["pods"])
         cluster.inject("gpu-xid79", node=other)
         eventually(lambda: node_of(cluster, name=other, unhealthy=["NvidiaErrorTerminate", "XidHardwareFailure"]), "it")

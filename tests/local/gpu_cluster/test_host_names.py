@@ -1,4 +1,4 @@
-"""Every listener of the cluster answers for loopback alone, and to no web page."""
+"""Every listener of the cluster accepts only loopback host names, and no request of a web page."""
 
 import http.client
 import ssl
@@ -19,7 +19,7 @@ OTHERS = (
 
 
 def status(cluster: ClusterHandle, listener: str, *, origin_of_target: str = "", **headers: str) -> int:
-    """Ask a listener, with a Host and an Origin of our choice; perhaps by a target with a host of its own."""
+    """Return the status of a request with this Host and Origin, and optionally an absolute target."""
     url = urlsplit(getattr(cluster, listener))
     assert url.hostname
     assert url.port

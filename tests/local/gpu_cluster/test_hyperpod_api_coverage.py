@@ -1,4 +1,4 @@
-"""A table of HyperPod's possible answers, and scenarios in which the local cluster gives them over boto3.
+"""A table of HyperPod's possible answers, and scenarios that get each of them from the local cluster over boto3.
 
 A scenario declares its facts. The test fails if a fact was not in an answer (or, for marks, on a node) during the
 scenario. All scenarios together must cover the table, and the table must match botocore.
@@ -157,7 +157,7 @@ OTHER_MARKS = ("taint Unschedulable", "annotation fault-details", "condition Tru
 
 
 def of(kind: str, values: str = "") -> list[str]:
-    """Return facts about an enum, a mark or another kind; all of an enum's or a mark's without values."""
+    """Return the facts of a kind with these values; without values, all facts of an enum or a mark."""
     return [f"{kind} {value}" for value in (values or ENUMS.get(kind) or MARKS[kind]).split()]
 
 
@@ -173,7 +173,7 @@ EVERYTHING = {
 
 
 class ApiCoverage:
-    """A cluster, its clients, and everything that was seen in answers."""
+    """A cluster, its clients, and the facts in their answers so far."""
 
     def __init__(self, handle: ClusterHandle) -> None:
         self.cluster = handle
@@ -217,7 +217,7 @@ class ApiCoverage:
     # Doing
 
     def call(self, operation: str, **arguments: Any) -> Json:
-        """Call an operation on the cluster; an error is an answer too."""
+        """Call an operation of the client. An error counts as an answer."""
         try:
             return dict(getattr(self.sagemaker, operation)(**arguments))
         except ClientError as refused:
@@ -228,7 +228,7 @@ class ApiCoverage:
         return self.call(operation, ClusterName=self.name, **arguments)
 
     def look(self) -> set[str]:
-        """Read everything once: cluster, nodes, operations, events, marks."""
+        """Read cluster, nodes, operations, events and marks once."""
         self.on_cluster("describe_cluster")
         for summary in self.on_cluster("list_cluster_operations").get("ClusterOperationSummaries", ()):
             self.on_cluster("describe_cluster_operation", OperationId=summary["OperationId"])
@@ -253,7 +253,7 @@ class ApiCoverage:
                 self.seen.add(f"condition {condition['status']}")
 
     def until(self, *facts: str) -> None:
-        """Poll until all of these facts were seen."""
+        """Poll until all of these facts were in answers."""
         eventually(lambda: set(facts) <= self.look(), " and ".join(facts))
 
     def nodes(self, group: str = WORKERS) -> list[str]:
@@ -261,13 +261,13 @@ class ApiCoverage:
         return [node["instanceId"] for node in self.cluster.nodes() if node["instanceGroup"] == group]
 
     def idle(self) -> None:
-        """Wait until no machine is launching."""
+        """Wait until no node is launching."""
         eventually(
             lambda: all(n["ready"] == "True" and not n["operation"] for n in self.cluster.nodes()), "all to be well"
         )
 
     def add(self, count: int = 1, token: str = "", **wish: Any) -> Json:
-        """Ask for more nodes."""
+        """Request more nodes."""
         wish = {"InstanceGroupName": WORKERS, "IncrementTargetCountBy": count, **wish}
         named = {"ClientToken": token} if token else {}
         return self.on_cluster("batch_add_cluster_nodes", NodesToAdd=[wish], **named)
@@ -282,7 +282,7 @@ class ApiCoverage:
         return self.on_cluster("start_cluster_health_check", DeepHealthCheckConfigurations=[wish])
 
     def update(self, count: int, **more: Any) -> Json:
-        """Set the count of the workers by UpdateCluster."""
+        """Set the number of workers with UpdateCluster."""
         role = "arn:aws:iam::000000000000:role/research-train-exec"
         wish = {"InstanceGroupName": WORKERS, "InstanceCount": count, "ExecutionRole": role, **more}
         return self.on_cluster("update_cluster", InstanceGroups=[wish])
@@ -621,12 +621,12 @@ def refusals(stage: ApiCoverage) -> None:
     stage.on_cluster("describe_cluster")
 
 
-# Holding them to it
+# Checks of the scenarios
 
 
 @pytest.fixture(scope="module")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
-    """The cluster of all scenarios: workers, a group on a training plan in a zone of its own, plans of all kinds."""
+    """The cluster of all scenarios: workers, a group on a training plan in another zone, and plans of all kinds."""
     health = ENUMS["UltraServerHealthStatus"].split()
     plans = [
         {

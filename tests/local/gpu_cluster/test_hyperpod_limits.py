@@ -1,4 +1,4 @@
-"""Requests at the limits of the model: accepted values, and values that only the service refuses, not botocore."""
+"""Requests at the limits of the model: accepted values, and values that the service refuses but botocore does not."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ def outcome(client: Any, operation: str, arguments: Json) -> str:
 
 @pytest.fixture(scope="module")
 def unchecked(running_cluster: ClusterHandle) -> Any:
-    """A client without validation, like clients of other languages."""
+    """A client without validation of requests, like those of other languages."""
     return boto3.client(
         "sagemaker",
         endpoint_url=running_cluster.sagemaker_url,

@@ -1,4 +1,4 @@
-"""HyperPod beyond repairs: recovery by itself, launches, operations, checks, updates, governance, capacity."""
+"""Other HyperPod operations: automatic recovery, launches, health checks, updates, governance and capacity."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_hyperpod_may_reboot_a_node_that_fails_its_check(
     assert after["metadata"]["labels"][CHECK] == "Failed"
 
 
-# Recovery by itself
+# Automatic recovery
 
 
 def health(node: Json) -> str:

@@ -1,4 +1,4 @@
-"""Jobs and pods on the local cluster: real processes, their ends, and the reactions of the controllers."""
+"""Jobs and pods on the local cluster: real processes, their exits, and the reactions of the controllers."""
 
 import json
 import os
@@ -483,7 +483,7 @@ def test_deleted_namespace_deletes_its_objects(kube: KubeClient) -> None:
     assert refused.status["details"]["causes"][0]["reason"] == "NamespaceTerminating"
 
 
-# Volumes, last words, company
+# Volumes, termination messages, anti-affinity
 
 
 def test_claim_is_shared_at_its_mount_path(kube: KubeClient) -> None:

@@ -1,4 +1,4 @@
-"""Karpenter as an observer of NodePools, NodeClaims and nodes sees it."""
+"""The simulated Karpenter, observed through NodePools, NodeClaims and nodes."""
 
 import time
 from collections.abc import Iterator
@@ -388,13 +388,13 @@ def test_on_demand_node_gets_no_spot_notice(burst: ClusterHandle, kube: KubeClie
 # Node repair
 
 
-# Conditions tell their time in whole seconds: a wait below two may be over at once.
+# Conditions have whole seconds, so a delay below two seconds may end immediately.
 REPAIR: Json = {"nodeRepair": {"AcceleratedHardwareReady": 2.0, "Ready": 2.0}, "repairDrain": 0.3}
 
 
 @pytest.fixture(scope="module")
 def running_repair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterHandle]:
-    """As `running_burst`, with node repair switched on."""
+    """As `running_burst`, with node repair enabled."""
     groups = [{"name": "none", "count": 0}]
     config = {**QUICK, "instanceGroups": groups, "karpenter": {**KARPENTER, **REPAIR}}
     with gpu_cluster.start(config, tmp_path_factory.mktemp("repair")) as handle:

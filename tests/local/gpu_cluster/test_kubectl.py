@@ -148,7 +148,7 @@ def test_kubectl_gets_describes_cordons_and_drains_nodes(kubectl: Run, cluster: 
 
 @contextmanager
 def watching_pods(output: Path, environment: dict[str, str]) -> Iterator[Path]:
-    """`kubectl get pods -w` with its output in a file; it ends with the test."""
+    """Run `kubectl get pods -w` with its output in a file until the test ends."""
     with (
         output.open("wb") as telling,
         subprocess.Popen([binary("kubectl"), "get", "pods", "-w"], stdout=telling, env=environment) as watching,

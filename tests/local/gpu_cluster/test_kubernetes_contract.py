@@ -86,7 +86,7 @@ def maps(space: str) -> str:
 
 @pytest.fixture(scope="module")
 def widgets(api: KubeClient) -> Iterator[str]:
-    """The definition of a custom resource; the last part of the path to its objects."""
+    """A custom resource definition; returns the plural name of its objects."""
     path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     api.create(path, WIDGETS)
     api.until(
@@ -719,7 +719,7 @@ def test_every_pod_tolerates_a_lost_node_for_five_minutes(api: KubeClient, space
 
 @pytest.fixture
 def priority(api: KubeClient) -> Iterator[str]:
-    """A priority class of 700; its name."""
+    """Name of a priority class with value 700."""
     name = f"contract-{uuid.uuid4().hex[:8]}"
     api.create("/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": name}, "value": 700})
     yield name
@@ -1071,7 +1071,7 @@ def test_invalid_token_is_401(api: KubeClient, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def nobody(api: KubeClient) -> str:
-    """The name of a user that nothing is granted to."""
+    """Name of a user without any permission."""
     name = f"contract-{RUN}"
     document: Json = {"spec": {"user": name, "resourceAttributes": {"verb": "list", "resource": "nodes"}}}
     if api.create("/apis/authorization.k8s.io/v1/subjectaccessreviews", document)["status"]["allowed"]:

@@ -42,7 +42,7 @@ def put_at(body: Json, path: str, value: Any) -> Json:
 
 
 def a_suspended_job(api: KubeClient, space: str) -> Json:
-    """Create a suspended Job; return it without a version, so that a controller's writes do not matter."""
+    """Create a suspended Job. Return it without a version, so that writes of controllers cause no conflict."""
     job = api.create(jobs_of(space), a_job("one", "true", spec={"suspend": True}))
     del job["metadata"]["resourceVersion"]
     return job

@@ -1,4 +1,4 @@
-"""Auto Scaling groups of EKS nodes, as boto3 and a watcher of nodes see them."""
+"""Auto Scaling groups of EKS nodes, through boto3 and the Kubernetes API."""
 
 from collections.abc import Iterator
 from typing import Any

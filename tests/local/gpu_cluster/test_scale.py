@@ -47,7 +47,7 @@ def a_pod_like(like: Json, number: int) -> Json:
 
 @pytest.mark.exhaustive
 def test_large_cluster_is_listed_in_one_page_loop(tmp_path: Path) -> None:
-    # Nothing recurs within the loops: the longer they wait for a processor, the more of it would be counted in.
+    # No periodic work runs during the loops: it would count more, the longer they wait for a processor.
     delays = {**QUICK["delays"], "heartbeat": 600.0, "nodeMonitorGrace": 1800.0, "podGc": 600.0}
     config = {"instanceGroups": [{"name": "p5-workers", "count": NODE_COUNT}], "delays": delays}
     with gpu_cluster.start(config, tmp_path / "run") as handle:

@@ -130,7 +130,7 @@ def test_killed_cluster_returns_to_its_last_snapshot(tmp_path: Path) -> None:
         path = data / "snapshot.json"
         eventually(lambda: path.exists() and json.loads(path.read_text())["revision"] >= revision, "a snapshot")
         pids = [process["pid"] for process in first.control("GET", "processes?running=true")["processes"]]
-        for number in range(20):  # some of these are in no snapshot
+        for number in range(20):  # some of these pods are in no snapshot
             last = kube.create(MAPS, {"metadata": {"name": f"late-{number}"}})["metadata"]["resourceVersion"]
         os.kill(first.pid, signal.SIGKILL)
         kube.close()

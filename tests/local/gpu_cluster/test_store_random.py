@@ -1,4 +1,4 @@
-"""Random histories of nodes and pods against a simple model: nothing lost, nothing resurrected, watch equals list."""
+"""Random histories of nodes and pods against a simple model: no object is lost, and a watch agrees with a list."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def is_ending(obj: Json) -> bool:
 
 
 class Objects(RuleBasedStateMachine):
-    """Nodes and pods under every kind of write; the model is the state that a reader must see."""
+    """Nodes and pods under every kind of write. The model holds the state that a reader must see."""
 
     read = Bundle("read")
 
@@ -184,7 +184,7 @@ class Objects(RuleBasedStateMachine):
 
     @rule(name=NAMES, phase=st.sampled_from(["Running", "Succeeded"]))
     def report(self, name: str, phase: str) -> None:
-        """Tell how a pod is, as its kubelet does."""
+        """Report the status of a pod, as its kubelet does."""
         stored = self.registry.mutate(POD, "default", name, lambda obj: obj["status"].update(phase=phase))
         assert (stored is None) == (self._current(POD, name) is None)
         if stored is not None:
@@ -256,7 +256,7 @@ class Objects(RuleBasedStateMachine):
 
     @rule(name=NAMES)
     def let_go(self, name: str) -> None:
-        """Remove the finalizers: an object that only waited for them is deleted now."""
+        """Remove the finalizers. An object whose deletion waited only for them is deleted."""
         current = self._current(POD, name)
         if current is None or not current["metadata"].get("finalizers"):
             return

@@ -68,7 +68,7 @@ _REFUSED_ACTION: Final = re.compile(
 )
 _REFUSED_VERB: Final = re.compile(r'cannot (?P<verb>[a-z]+) resource "(?P<resource>[^"]+)"')
 _NO_BODY: Final = re.compile(r"\bNotAllowed: .*\b(403|Forbidden)\b")
-"""S3 answers HEAD without a body: the refusal has a status, and no words."""
+"""S3 answers HEAD without a body: a refusal has only a status."""
 
 
 NODE_GROUP: Final = "workers"
@@ -77,11 +77,11 @@ NODE_GROUP: Final = "workers"
 
 @dataclass(frozen=True)
 class QuietFleetShape(FleetShape):
-    """Nodes that authorize every request again, and start quickly."""
+    """Configuration of nodes that authorize every request again and start quickly."""
 
     def config(self) -> dict[str, Any]:
         quick = {"boot": 0.2, "reboot": 0.5, "replace": 0.5}
-        # The probes that rent ask for another type: no job of theirs may start on this node.
+        # The probes of renting request another type: none of their jobs may start on this node.
         groups = [{"name": NODE_GROUP, "count": 1, "launch": 0.2, "instanceType": "p4d.24xlarge"}]
         return {**super().config(), "authCacheSeconds": 0, "delays": {**self.delays, **quick}, "nodeGroups": groups}
 
@@ -101,7 +101,7 @@ class InvocationResult:
         return f"{json.dumps(self.answer)}\n{self.error}\n{self.log}"
 
     def refuses(self, action: str) -> bool:
-        """Whether it met a refusal of this action. Not every service names the resource as well."""
+        """Return whether the invocation met a refusal of this action. Not every service names the resource."""
         if re.search(rf"not authorized to perform: {re.escape(action)}(?![A-Za-z])", self.error_text):
             return True
         return action == "s3:GetObject" and _NO_BODY.search(self.error_text) is not None
@@ -112,12 +112,12 @@ class InvocationResult:
         return {(match["resource"], match["verb"]) for match in _REFUSED_VERB.finditer(text)}
 
     def refuses_verb(self, verb: str, resource: str) -> bool:
-        """Whether Kubernetes refused it a verb."""
+        """Return whether Kubernetes refused this verb."""
         return (resource, verb) in self.refused_verbs()
 
     @property
     def is_refused(self) -> bool:
-        """Whether anything was refused."""
+        """Return whether any request was refused."""
         text = self.error_text.replace('\\"', '"')
         return any(word in text for word in ("not authorized to perform", "NotAllowed", " cannot "))
 
@@ -135,7 +135,7 @@ class ApiReply(NamedTuple):
 
 
 class PermissionBench:
-    """The stack, with helpers that prepare the situation of a probe."""
+    """The deployed stack, with helpers that prepare the situation of a probe."""
 
     def __init__(self, centre: DataCentre) -> None:
         self.centre = centre
@@ -177,7 +177,7 @@ class PermissionBench:
     @classmethod
     @contextmanager
     def standing(cls, run_dir: Path) -> Iterator["PermissionBench"]:
-        """Bring a data centre up and keep it still."""
+        """Start a data centre in which only the invocations of tests run."""
         with DataCentre.start(run_dir, fleet=QuietFleetShape(), ticks=False) as centre:
             yield cls(centre)
 
@@ -225,7 +225,7 @@ class PermissionBench:
     # ------------------------------------------------------------ what a role used
 
     def used_permissions(self, owner: str) -> set[Permission]:
-        """Return the permissions of a role that a request needed so far: no other statement allowed the request."""
+        """Return the permissions of a role that were needed so far: each alone allowed some request."""
         used = set()
         for action, resource in self.centre.engine.allowed_requests(self.role(owner)):
             allowing = [
@@ -241,7 +241,7 @@ class PermissionBench:
     # ------------------------------------------------------------ taking away
 
     def deployed(self, owner: str) -> Json:
-        """Return a role's policy as it was deployed, everything resolved."""
+        """Return a role's deployed policy, with all references resolved."""
         if owner not in self._documents:
             role = self.role(owner)
             (name,) = self.iam.list_role_policies(RoleName=role)["PolicyNames"]
@@ -251,12 +251,12 @@ class PermissionBench:
         return stored_document
 
     def role(self, owner: str) -> str:
-        """Return a role's own name by its logical id."""
+        """Return the physical name of a role by its logical id."""
         return self._physical[owner]
 
     @contextmanager
     def without(self, *permissions: Permission) -> Iterator[None]:
-        """Take permissions of one role away for a while."""
+        """Remove permissions of one role in this context."""
         (owner,) = {permission.owner for permission in permissions}
         less = whole = self.deployed(owner)
         for permission in permissions:
@@ -276,7 +276,7 @@ class PermissionBench:
 
     @contextmanager
     def without_verbs(self, role: str, *verbs: tuple[str, str]) -> Iterator[None]:
-        """Take verbs out of a role of the access manifest for a while, each with its Kubernetes resource before it."""
+        """Remove verbs, as pairs (resource, verb), from a role of the access manifest in this context."""
         before = self._lacking
         self._apply_without(role, [*before, *((role, resource, verb) for resource, verb in verbs)])
         try:
@@ -295,7 +295,7 @@ class PermissionBench:
 
     @contextmanager
     def without_groups(self, function: str, *lacking: str) -> Iterator[None]:
-        """Take groups out of a function's access entry for a while."""
+        """Remove groups from a function's access entry in this context."""
         groups = access_entries()[function]
         arn = self.centre.roles[function]
         self.centre.cluster.put_access_entry(arn, [group for group in groups if group not in lacking])
@@ -308,7 +308,7 @@ class PermissionBench:
 
     @property
     def cluster_name(self) -> str:
-        """The EKS cluster."""
+        """Return the name of the EKS cluster."""
         return self.centre.cluster.eks_cluster_name
 
     def api(self, _cluster: str) -> KubernetesApi:
@@ -335,7 +335,7 @@ class PermissionBench:
         self.nodes[index] = until(found, f"a machine in the node slot {slot}")  # type: ignore[assignment]  # until it is one
 
     def _machines(self) -> list[Node]:
-        """Return HyperPod's nodes, both control planes' views joined."""
+        """Return the nodes of HyperPod, joined with their Kubernetes nodes."""
         nodes = join_nodes(self.cluster.nodes(self.cluster_name), self.provider.nodes(), self.cluster_name)
         return [node for node in nodes if node.provider]
 
@@ -349,7 +349,7 @@ class PermissionBench:
         return until(found, f"a node of group {NODE_GROUP}")  # type: ignore[return-value]  # until it is one
 
     def put(self, *rows: Row) -> None:
-        """Store rows as they are, whatever was there."""
+        """Store rows, whatever version they have."""
 
         def write(row: Row) -> None:
             stored = self.ledger.get(row.key)
@@ -359,7 +359,7 @@ class PermissionBench:
             until_committed(partial(write, row), f"{row.key} changed on every try")
 
     def forget(self, *keys: RowKey) -> None:
-        """Remove rows, also while a function that still runs writes them."""
+        """Delete rows, even while a running function writes them."""
 
         def delete(key: RowKey) -> None:
             row = self.ledger.get(key)
@@ -425,12 +425,12 @@ class PermissionBench:
         return kubernetes_node.facts_of(node, WatchPolicy(), datetime.now(UTC))
 
     def end_run(self, name: str) -> None:
-        """Let the workflow of an attempt have run, and be over."""
+        """Start and end the workflow of an attempt."""
         arn = f"{self.centre.outputs['RunJobArn']}:live"
         self._ended(self._workflows.start_execution(stateMachineArn=arn, name=name, input="{}")["executionArn"])
 
     def call_by_workflow(self, output: str, function: str, payload: Json) -> Json:
-        """Let a state machine, under its own role, call a function once; return how its execution ended."""
+        """Call a function once from a state machine under its own role. Return the status of its execution."""
         arn = self.centre.outputs[output]
         name = f"{STACK_NAME}-{function}"
         task = {"Type": "Task", "Resource": "arn:aws:states:::lambda:invoke", "End": True}
@@ -453,7 +453,7 @@ class PermissionBench:
 
     @contextmanager
     def polled(self, function: str) -> Iterator[None]:
-        """Let a function's queue be polled for a while."""
+        """Poll the queue of a function in this context."""
         name = f"{STACK_NAME}-{function}"
         (mapping,) = self._lambda.list_event_source_mappings(FunctionName=name)["EventSourceMappings"]
         self._lambda.update_event_source_mapping(UUID=mapping["UUID"], Enabled=True)
@@ -463,7 +463,7 @@ class PermissionBench:
             self._lambda.update_event_source_mapping(UUID=mapping["UUID"], Enabled=False)
 
     def takes(self, output: str, body: str) -> bool:
-        """Return whether a queue holds this message; receives its messages."""
+        """Receive the messages of a queue, and return whether this message is one of them."""
         url = self.centre.outputs[output]
         messages = self.sqs.receive_message(QueueUrl=url, MaxNumberOfMessages=10).get("Messages", ())
         for message in messages:
@@ -496,7 +496,7 @@ class PermissionBench:
     # ------------------------------------------------------------ calling the API
 
     def granted(self, policy: str) -> list[Json]:
-        """Return the statements of a callers' policy as they were deployed."""
+        """Return the deployed statements of a caller policy."""
         arn = self.centre.outputs[f"{policy}Policy"]
         version = self.iam.get_policy(PolicyArn=arn)["Policy"]["DefaultVersionId"]
         document = self.iam.get_policy_version(PolicyArn=arn, VersionId=version)["PolicyVersion"]["Document"]
@@ -572,7 +572,7 @@ def access_entries() -> dict[str, list[str]]:
 
 
 def verbs() -> list[tuple[str, str, str]]:
-    """Return every (role, resource, verb) that the manifest grants."""
+    """Return every (role, resource, verb) in the access manifest."""
     return [
         (name, resource, verb)
         for name, role in access_roles().items()

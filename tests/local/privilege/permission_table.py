@@ -10,7 +10,7 @@ _ROW = re.compile(r"^\| `(?P<sid>[A-Z]\w+)` \| (?P<why>.+\.) \|$", re.MULTILINE)
 
 
 def unproven() -> dict[str, str]:
-    """Return Sid → why it cannot be proved here, as documented."""
+    """Return each documented Sid with the reason why no local test proves it."""
     text = (ROOT / "docs" / "iam.md").read_text(encoding="utf-8")
     section = text.partition("\n## What is tested, and what is not\n")[2]
     return {row["sid"]: row["why"] for row in _ROW.finditer(section)}
@@ -34,7 +34,7 @@ def proved_of_roles() -> list[Permission]:
 
 
 def unproven_of_roles(owner: str) -> list[Permission]:
-    """Return the permissions of a role that no test can miss, as far as they are deployed."""
+    """Return the deployed permissions of a role that no test proves."""
     conditions = {"HasVpc", "HasCheckpointEncryption"}
     undeployed = {statement.sid for statement in of_roles() if statement.condition in conditions}
     listed = (

@@ -282,7 +282,7 @@ def planned(stage: PermissionBench, node: int = 1, **changes: Any) -> Incident:
 
 
 def one_faulty_node(stage: PermissionBench, node: int, **changes: Any) -> Incident:
-    """Store such an incident without other faulty nodes: consecutive probes would look like a wave.
+    """Store such an incident without other faulty nodes: consecutive probes would look like a shared cause.
 
     The repair of an earlier probe ends first. Else the node would look rebooted since its fault.
     """
@@ -332,7 +332,7 @@ MARKET: Final = ("p5.48xlarge", "us-west-2a", Market.SPOT)
 
 
 def a_rental(stage: PermissionBench, *, pool: str = TO_RENT, **changes: Any) -> Rental:
-    """Store a rental, and nothing else that would be worked on."""
+    """Store a rental, and no other row that a function would process."""
     stage.settle_everything()
     return a_rental_beside(stage, pool=pool, **changes)
 
@@ -370,7 +370,7 @@ def a_rental_beside(stage: PermissionBench, *, pool: str = TO_RENT, **changes: A
 
 
 def a_pool_to_rent(stage: PermissionBench, accelerators: int = 0) -> None:
-    """Have a NodePool with this limit, and nothing of it."""
+    """Create a NodePool with this limit and without nodes."""
     term = {"key": "node.kubernetes.io/instance-type", "operator": "In", "values": ["none.48xlarge"]}
     spec = {"limits": {"nvidia.com/gpu": str(accelerators)}, "template": {"spec": {"requirements": [term]}}}
     pool = {"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": TO_RENT}, "spec": spec}
@@ -378,12 +378,12 @@ def a_pool_to_rent(stage: PermissionBench, accelerators: int = 0) -> None:
 
 
 def refused_lately(stage: PermissionBench) -> None:
-    """Remember a refusal of the market that the rental's pool is of."""
+    """Store a recent refusal of the market of the rental's pool."""
     stage.put(fleet_rows.shortages_row(Shortages().with_refusal(*MARKET, now()), 0))
 
 
 def _policy_that_rents(stage: PermissionBench, function: str) -> Iterator[None]:
-    """Let the site's policy rent from that pool for a while; the function restarts and so reads the policy."""
+    """Allow renting from that pool in this context. The function restarts to read the policy."""
     pool = {
         "name": TO_RENT,
         "cluster": stage.cluster_name,
@@ -460,12 +460,12 @@ def an_envelope(stage: PermissionBench, node: int = 0, instance_id: str = "", **
 
 
 def taken_in(result: InvocationResult) -> bool:
-    """Whether no record of the batch is returned as failed."""
+    """Return whether no record of the batch failed."""
     return result.answer == {"batchItemFailures": []} and not result.is_refused
 
 
 def forget_facts(stage: PermissionBench, node: int = 0) -> None:
-    """Let a node have no recorded signal."""
+    """Delete the recorded signals of a node."""
     life = stage.nodes[node].life
     stage.forget(
         incident_rows.open_key(life), incident_rows.last_key(life), fleet_rows.node_key(life.cluster, life.instance_id)
@@ -647,7 +647,7 @@ def a_users_job(stage: PermissionBench, node_name: str, kind: WorkloadKind, **la
     """Create a job of a user on a node, which its operator does not restart and Evenkeel may restart."""
     stage.clear_workloads()
     example = next(example for example in EXAMPLES if example.kind is kind and example.after_crash == RESTARTED)
-    fails = kind is WorkloadKind.HYPERPOD_PYTORCH_JOB  # while it runs, it is left to HyperPod
+    fails = kind is WorkloadKind.HYPERPOD_PYTORCH_JOB  # HyperPod restarts it while it runs
     script = "exit 1" if fails else "exec sleep 60"
     container = {"name": "main", "image": "any", "command": ["sh", "-c", script]}
     pods = {"terminationGracePeriodSeconds": 1, "nodeName": node_name, "containers": [container]}
@@ -766,7 +766,7 @@ def replaces_a_node_of_a_group(stage: PermissionBench) -> Json:
 
 @contextmanager
 def _wave(stage: PermissionBench) -> Iterator[None]:
-    """Let four nodes of one zone fail at once, without a page so far."""
+    """Store incidents of four nodes in one zone, before any alert about their shared cause."""
     zone = next(node.kubernetes.zone for node in stage.nodes if node.kubernetes)
     pool = stage.nodes[0].pool
     stage.forget(fleet_rows.cause_key(f"zone/{zone}"), fleet_rows.cause_key(f"image/{pool}"))
@@ -835,7 +835,7 @@ def plans_the_migration_back(stage: PermissionBench) -> Json:
 
 @probe("plan_resume", under=_a_plan_that_rents)
 def weighs_rented_nodes(stage: PermissionBench) -> Json:
-    """More nodes than there are: nothing else can be had at once."""
+    """The job needs more nodes than the fleet has, so only rented nodes are available."""
     job, attempt = a_run(stage, AttemptState.RUNNING, node=1)
     stage.put(job_rows.job_row(job.replace(spec=job.spec.replace(nodes=99)), 0))
     return of_incident(planned(stage, affected_jobs=(AffectedJob(job_id=job.job_id, attempt=attempt.attempt),)))
@@ -1185,7 +1185,7 @@ def admits(stage: PermissionBench) -> Json:
 
 
 def looked(result: InvocationResult) -> bool:
-    """Return whether a whole poll succeeded before the watch was refused."""
+    """Return whether a complete poll succeeded before the watch was refused."""
     failed = ("WatchSnapshotFailed", "WaitNotEvaluated")
     return result.refuses_verb("watch", "jobs") and not any(word in result.error_text for word in failed)
 
@@ -1279,7 +1279,7 @@ def leave_unresolved(stage: PermissionBench, index: int) -> None:
 
 
 def swept(result: InvocationResult) -> bool:
-    """Return whether every step succeeded. Events of other probes may remain: the queue was read."""
+    """Return whether every step succeeded, apart from the step that reports events of other probes."""
     if not result.answer or result.answer["outcome"] != "SWEPT":
         return False
     return all(failure.startswith("event-queue: ") for failure in result.answer["failed"])
@@ -1421,7 +1421,7 @@ def answered(result: InvocationResult) -> bool:
 
 
 def things_to_read(stage: PermissionBench) -> dict[str, str]:
-    """Store one of each kind of thing that can be read, once; return their ids."""
+    """Store one row of each kind that can be read, and return the ids."""
     if stage.readable and stage.ledger.get(incident_rows.incident_key(stage.readable["incident"])):
         return stage.readable
     job, attempt = a_run(stage, AttemptState.RUNNING, launched=True)
@@ -1585,7 +1585,7 @@ def plans_a_replacement(stage: PermissionBench) -> Json:
     machine = stage.nodes[1]
     node = FleetNode.seen(machine, NONE, now())
     stage.put(fleet_rows.node_row(machine.life.cluster, machine.life.instance_id, node.to_json(), 0, None))
-    # A fault that can wait for the work on its node has that looked for.
+    # For a fault that can wait, the plan looks for jobs on the node.
     body = {"reason": "A probe.", "code": "health:instance_retirement", "dryRun": True}
     return a_request("POST", f"/v1/nodes/{machine.life.instance_id}/replace", body)
 
@@ -1637,7 +1637,7 @@ _TEAM = "probe-team"
 
 @contextmanager
 def _is_gone_afterwards(stage: PermissionBench) -> Iterator[None]:
-    """Delete the team after any refusal: with a team, jobs of other probes would need a team, too."""
+    """Delete the team even after a refusal: otherwise jobs of other probes would need a team."""
     try:
         yield
     finally:
