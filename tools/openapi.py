@@ -397,14 +397,17 @@ _ANSWERS: dict[str, Json] = {
         "type": "object",
         "required": [
             *("asOf", "fleet", "health", "reasons", "stale", "sources", "automation", "silent", "outages"),
-            *("changedAt", "incidents", "counts"),
+            *("isRunning", "sourceAges", "heartbeats", "changedAt", "next", "incidents", "cordons", "counts"),
         ],
         "properties": {
             **_MAY_BE_STALE["properties"],
             "health": {"enum": [*map(str, Health)]},
             "reasons": {"type": "array", "items": {"type": "string"}},
             "silent": {"type": "array", "items": {"type": "string"}, "description": "Functions without a heartbeat."},
+            "isRunning": {"type": "boolean"},
             "sources": {"type": "object", "description": "Number of sources of facts by state."},
+            "sourceAges": {"type": "array", "items": {"$ref": "#/components/schemas/SourceAge"}},
+            "next": {"type": ["string", "null"], "description": "The command that helps most now."},
             "changedAt": {
                 "type": ["string", "null"],
                 "format": "date-time",
@@ -412,7 +415,7 @@ _ANSWERS: dict[str, Json] = {
             },
             "incidents": {
                 "type": "object",
-                "required": ["open", "working", "needYou", "isLowerBound", "leftForPerson", "items"],
+                "required": ["open", "working", "needYou", "isLowerBound", "items"],
                 "properties": {"open": _NODES, "needYou": _NODES, "isLowerBound": {"type": "boolean"}},
             },
             "counts": {
@@ -422,7 +425,7 @@ _ANSWERS: dict[str, Json] = {
                         "type": "object",
                         "required": [
                             *("at", "isStale", "nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy"),
-                            *("cordons", "rent", "budgets"),
+                            *("rent", "budgets", "serving"),
                         ],
                         "properties": {"at": {"type": "string", "format": "date-time"}, "isStale": {"type": "boolean"}},
                     },

@@ -69,7 +69,7 @@ class ApiClient:
     @cached_property
     def fleet(self) -> str:
         """The fleet's name, as paths spell it."""
-        return self.context.name or str(self.get("/status")["fleet"])
+        return self.context.name or str(self.get("/overview")["fleet"])
 
     def get(self, path: str, **query: str | int | None) -> Json:
         """Send a GET request; `path` is relative to the base URL.

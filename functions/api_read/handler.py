@@ -58,7 +58,7 @@ def status() -> api.Reply:
 def overview() -> api.Reply:
     app.query(api_types.NoQuery)
     context = wiring.context()
-    return app.answer(read_overview.show(_ages(), context))
+    return app.answer(read_overview.show(_ages(), context), undated=read_overview.UNDATED)
 
 
 @app.get("/v1/clusters/<cluster>/automation")

@@ -280,12 +280,15 @@ def test_hold_is_visible_to_every_role_and_released(people: People, data_centre:
 
 
 def test_overview_shows_the_whole_fleet(people: People) -> None:
-    status = until(
-        lambda: (document := people["Viewer"].get("/status"))["nodes"]["total"] and document, "nodes in the overview"
+    counts = until(
+        lambda: (counts := people["Viewer"].get("/overview")["counts"]) and counts["nodes"]["total"] and counts,
+        "nodes in the overview",
     )
+    status = people["Viewer"].get("/status")
 
-    assert status["nodes"]["pools"][0]["kind"] == "committed"
-    assert status["gpus"]["total"] == 8 * status["nodes"]["total"]
+    assert counts["nodes"]["pools"][0]["kind"] == "committed"
+    assert counts["gpus"]["total"] == 8 * counts["nodes"]["total"]
+    assert status["nodes"]["total"] == counts["nodes"]["total"]
 
 
 def test_fleet_without_metrics_says_that_its_utilization_is_unknown(people: People) -> None:

@@ -173,14 +173,17 @@ def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -
     if node.get("next"):
         latest = f"; at the latest by {out.clocks([node['latestAt']])[0]}" if node.get("latestAt") else ""
         out.line(f"{indent}next  {out.dim(node['next'] + latest)}")
-    for job in incident["jobLanes"]:
+    for job in incident["jobLanes"] or ():
         name = f" ({job['name']})" if job["name"] else ""
         attempt = f", attempt {job['attempt']}" if job.get("attempt") else ""
         out.line(f"{indent}job   {out.with_glyph(job['status'], job['jobId'])}{name} {job['phase']}{attempt}")
     if not incident["jobLanes"]:
         is_early = node["status"] == "working" and node["phase"] in ("detected", "planned", "cordoned")
+        is_unknown = is_early or incident["jobLanes"] is None
         text = (
-            out.with_glyph("next", "not checked yet") if is_early else out.with_glyph("idle", "no job ran on this node")
+            out.with_glyph("next", "not checked yet")
+            if is_unknown
+            else out.with_glyph("idle", "no job ran on this node")
         )
         out.line(f"{indent}job   {text}")
 

@@ -1,7 +1,6 @@
 """`evenkeel status`."""
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -49,10 +48,10 @@ def status(
             draw_status(printer, fleet, is_wide=form is OutputFormat.WIDE)
 
     if check:
-        fleet = client.get("/status")
+        fleet = client.get("/overview")
         _print_check(printer, fleet, form)
         raise typer.Exit({"OK": Exit.DONE, "DEGRADED": Exit.DEGRADED}.get(fleet["health"], Exit.CRITICAL))
-    print_or_watch(lambda: client.get("/status"), draw, form, watch=watch)
+    print_or_watch(lambda: client.get("/overview"), draw, form, watch=watch)
 
 
 def _print_check(out: Printer, status: Json, form: OutputFormat) -> None:
@@ -60,7 +59,7 @@ def _print_check(out: Printer, status: Json, form: OutputFormat) -> None:
         out.document(status, form)
     else:
         out.line(
-            f"{out.with_glyph(HEALTH[status['health']], status['health'])}  {'; '.join(status['reasons'])}".rstrip()
+            f"{out.with_glyph(HEALTH[status['health']], status['health'])}  {'; '.join(_reasons(status))}".rstrip()
         )
 
 
@@ -72,29 +71,23 @@ def draw_status(out: Printer, status: Json, *, is_wide: bool = False) -> None:
     held = "  HELD" if automation["isHeld"] else ""
     _print_left_right(out, out.bold(f"fleet {status['fleet']}"), f"mode: {mode_text(automation)}{held}  {shown_at}")
     head = out.with_glyph(HEALTH[status["health"]], out.bold(status["health"]))
-    more = "+" if incidents.get("isLowerBound") else ""
+    more = "+" if incidents["isLowerBound"] else ""
     working = count_of(incidents["working"], "incident").replace(" ", f"{more} ", 1)
     counts = f"{working} working, {_attention_text(incidents['needYou'], more)}"
     out.line(f"{head}  {counts}")
-    for reason in _other_reasons(status["reasons"]):
+    for reason in _other_reasons(_reasons(status)):
         out.line(f"  {reason}")
-    _print_sources(out, status.get("sources", []), is_wide=is_wide)
-    _print_nodes(out, status["nodes"])
-    _print_gpus(out, status["gpus"])
-    if is_wide:
-        _print_amount(out, "CPU", status["cpu"], "vCPU")
-        _print_amount(out, "MEMORY", status["memoryGib"], "GiB")
-    _print_jobs(out, status["jobs"])
-    _print_teams(out, status["teams"])
-    _print_serving(out, status.get("serving", []))
-    in_outage = {name for outage in status.get("outages", []) for name in outage["incidentIds"]}
-    for outage in status.get("outages", []):
+    _print_sources(out, status, is_wide=is_wide)
+    if status["counts"]:
+        _print_counts(out, status["counts"], is_wide=is_wide)
+    in_outage = {name for outage in status["outages"] for name in outage["incidentIds"]}
+    for outage in status["outages"]:
         out.line(f"{out.bold('OUTAGE')}  {outage['cause']}: {', '.join(outage['instanceIds'])}")
     for incident in incidents["items"]:
         if incident["incidentId"] in in_outage and not incident["needsYou"]:
             continue
         _print_incident(out, incident)
-    for node in status.get("unhealthy", []):
+    for node in status["counts"]["unhealthy"] if status["counts"] else ():
         since = f" since {node['since'][11:16]}Z" if node["since"] else ""
         out.line(f"{out.bold('UNHEALTHY')} {node['instanceId']}  {node['incidentId'] or ''}{since}")
         out.paragraph(node["reason"], indent="        ")
@@ -104,25 +97,48 @@ def draw_status(out: Printer, status: Json, *, is_wide: bool = False) -> None:
         where = hold["instanceId"] or hold["pool"]
         scope = f"{where} by" if where else "everything, by" if hold.get("stopsScheduling") else "by"
         out.line(f"{out.bold('HELD')}    {scope} {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
-    for cordon in status.get("cordons", []):
+    for cordon in status["cordons"]:
         why = f": {cordon['reason']}" if cordon["reason"] else ""
         out.line(f"{out.bold('CORDONED')} {cordon['instanceId']} by {cordon['by']}, {out.when(cordon['at'])}{why}")
     _print_next_steps(out, status)
 
 
+def _reasons(status: Json) -> list[str]:
+    """Return why the fleet is not OK, shared causes first."""
+    return [*(outage["headline"] for outage in status["outages"]), *status["reasons"]]
+
+
+def _print_counts(out: Printer, counts: Json, *, is_wide: bool) -> None:
+    """Print what the last sweep counted. If it is old, it says so."""
+    if counts["isStale"]:
+        out.line(
+            f"{out.bold('COUNTED')} {out.with_glyph('warn', out.when(counts['at']))}: these numbers are not current"
+        )
+    _print_nodes(out, counts["nodes"])
+    _print_gpus(out, counts["gpus"])
+    if is_wide:
+        _print_amount(out, "CPU", counts["cpu"], "vCPU")
+        _print_amount(out, "MEMORY", counts["memoryGib"], "GiB")
+    _print_jobs(out, counts["jobs"])
+    _print_teams(out, counts["teams"])
+    _print_serving(out, counts["serving"])
+
+
 def _print_incident(out: Printer, incident: Json) -> None:
     word = "NEEDS YOU" if incident["needsYou"] else "WORKING"
-    name = f"{incident['incidentId']}  {incident['node']['instanceId']}  {incident['fault']['name']}"
+    name = f"{incident['incidentId']}  {incident['instanceId']}  {incident['fault']['name']}"
     out.table([Column("", 0, may_shrink=True)], [[f"{out.bold(word)} {name}"]])
     print_recovery_branches(out, incident, indent="        ")
+    if more := incident["affectedJobs"] - len(incident["jobLanes"] or ()):
+        out.line(f"        and {count_of(more, 'more job')}")
     if acknowledged := acknowledged_by(out, incident):
         out.paragraph(f"acknowledged by {acknowledged}", indent="        ")
     if incident["needsYou"] and incident["outcome"]:
         out.paragraph(incident["outcome"], indent="        ")
-    if incident["needsYou"] and not incident["pendingApproval"]:
+    if incident["needsYou"] and not incident["ifUnanswered"]:
         out.paragraph(f"runbook: {RUNBOOK}", indent="        ")
-    if incident["pendingApproval"]:
-        out.paragraph(incident["pendingApproval"]["ifUnanswered"], indent="        ")
+    if incident["ifUnanswered"]:
+        out.paragraph(incident["ifUnanswered"], indent="        ")
 
 
 def _attention_text(number: int, suffix: str = "") -> str:
@@ -134,16 +150,16 @@ def _other_reasons(reasons: list[str]) -> list[str]:
     return [reason for reason in reasons if not re.match(r"[0-9]+[+]? incidents? ", reason)]
 
 
-def _print_sources(out: Printer, sources: list[Json], *, is_wide: bool) -> None:
+def _print_sources(out: Printer, status: Json, *, is_wide: bool) -> None:
     """Print how many sources of facts are current; the wide form lists each source with its age."""
-    if not sources or all(source["state"] == "OFF" for source in sources):
+    counts = status["sources"]
+    if not status["isRunning"]:
         return
-    counts = Counter(source["state"] for source in sources)
     text = "  ".join(
-        f"{counts[state]} {plain(state)} {out.glyph(sign)}" for state, sign in SOURCE.items() if counts[state]
+        f"{counts[state]} {plain(state)} {out.glyph(sign)}" for state, sign in SOURCE.items() if counts.get(state)
     )
     out.line(f"{out.bold('SOURCES')} {text}")
-    for source in sources if is_wide else ():
+    for source in status["sourceAges"] if is_wide else ():
         out.line(f"        {out.with_glyph(SOURCE[source['state']], source['reason'])}")
 
 
@@ -235,12 +251,10 @@ def _print_teams(out: Printer, teams: list[Json]) -> None:
 
 def _print_serving(out: Printer, serving: list[Json]) -> None:
     """Print the Deployments with rented nodes, and the last decision about their replicas."""
-    going = [(document, [rental for rental in document["rentals"] if not rental["endedAt"]]) for document in serving]
-    for index, (workload, rentals) in enumerate(
-        (workload, rented) for workload, rented in going if rented or workload["reason"]
-    ):
+    shown = [workload for workload in serving if workload["rentals"] or workload["reason"]]
+    for index, workload in enumerate(shown):
         title = out.bold("SERVING") + " " if index == 0 else "        "
-        nodes = sum(rental["nodes"] for rental in rentals)
+        nodes = sum(rental["nodes"] for rental in workload["rentals"])
         rented = f": {count_of(nodes, 'node')} rented" if nodes else ""
         out.line(f"{title}{workload['namespace']}/{workload['name']}{rented}")
         if workload["reason"]:
@@ -252,12 +266,12 @@ def _age_text(seconds: float | None) -> str:
 
 
 def _print_next_steps(out: Printer, status: Json) -> None:
-    if status.get("next"):
+    if status["next"]:
         out.line(f"{out.bold('NEXT')}    {status['next']}")
     elif status["automation"]["isHeld"]:
         [hold, *_] = status["automation"]["holds"]
         out.line(f"{out.bold('NEXT')}    evenkeel automation release{scope_options(hold)}")
-    elif any(source["state"] == "STALE" for source in status.get("sources", [])):
+    elif status["sources"].get("STALE"):
         out.line(f"{out.bold('NEXT')}    evenkeel doctor")
 
 

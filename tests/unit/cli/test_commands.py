@@ -30,7 +30,7 @@ from evenkeel_client.errors import CommandFailed
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ROOT, ApiResponse, Gateway
-from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, ago, an_attempt, an_incident, stored
+from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, ago, an_attempt, an_incident, count_fleet, stored
 from tests.unit.cli.conftest import CliFixture, CliResult
 from tests.unit.cli.recovery_fixture import recovery_at_work
 from tests.unit.scheduling.test_replicas import CHAT
@@ -314,6 +314,7 @@ def test_unmanaged_workloads_have_their_own_list(served: CliFixture) -> None:
 def test_node_shows_cpu_and_memory_or_unknown(served: CliFixture) -> None:
     stated = a_fleet_node(1, cpu_millis=192_000, cpu_millis_in_use=95_500, memory_mib=2_097_152)
     stored(served.gateway.fakes.ledger, stated, a_fleet_node(2))
+    count_fleet(served.gateway.fakes)
 
     page = served.run("nodes", "show", "i-00000000000000001").out
     assert "95.5 of 192 vCPU requested" in page
@@ -337,7 +338,7 @@ def test_node_list_shows_unmanaged_workloads(served: CliFixture) -> None:
 @pytest.mark.parametrize(
     ("words", "path"),
     [
-        ("status", "/v1/status"),
+        ("status", "/v1/overview"),
         ("jobs show llama-1", "/v1/jobs/job-0000000001"),
         ("jobs timeline llama-1", "/v1/jobs/job-0000000001/timeline"),
         ("incidents show @latest", "/v1/incidents/inc-0000000001"),
@@ -399,6 +400,7 @@ def test_truncated_list_is_reported(served: CliFixture, noun: str, form: str) ->
 @pytest.mark.parametrize(("state", "code"), [("RECOVERING", 20), ("RECOVERED", 0), ("WAITING_FOR_PERSON", 21)])
 def test_status_check_sets_the_exit_code(served: CliFixture, state: str, code: int) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1, state=state))
+    count_fleet(served.gateway.fakes)
 
     assert served.run("status", "--check").exit_code == code
 
@@ -410,6 +412,27 @@ def test_status_names_the_pending_approval(served: CliFixture) -> None:
 
     assert "0 incidents working, 1 needs you" in output
     assert output.endswith("NEXT    evenkeel incidents approve inc-0000000001\n")
+
+
+def test_status_reads_only_the_overview(served: CliFixture) -> None:
+    served.run("status")
+
+    assert [path for _, path, _ in served.requests] == ["/v1/overview"]
+
+
+def test_status_marks_old_counts_with_their_age(served: CliFixture) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1))
+    count_fleet(served.gateway.fakes, minutes_ago=12)
+
+    lines = served.run("status", terminal=True).out.splitlines()
+
+    assert "COUNTED ▲ 12m ago: these numbers are not current" in lines
+
+
+def test_status_shows_unchecked_jobs_as_not_checked_yet(served: CliFixture) -> None:
+    stored(served.gateway.fakes.ledger, an_incident(1, plan=ASKS))
+
+    assert "job   ○ not checked yet" in served.run("status", terminal=True).out
 
 
 def test_unusable_policy_is_shown_with_the_policy_in_force(served: CliFixture) -> None:
@@ -899,10 +922,12 @@ def test_status_shows_rentals_of_a_deployment(served: CliFixture) -> None:
         Put(job_rows.serving_row(memory, 0)), Put(job_rows.rental_row(serving_rental(1), 0))
     )
 
+    count_fleet(served.gateway.fakes)
     shown = served.run("status", terminal=True).out
     served.gateway.fakes.ledger.commit(Put(job_rows.serving_row(memory.replace(last_note=None), 1)))
     over = end_rental(serving_rental(1).replace(state=RentalState.ENDING), A_MOMENT).rental
     served.gateway.fakes.ledger.commit(Put(job_rows.rental_row(over, 1)))
+    count_fleet(served.gateway.fakes)
 
     assert f"SERVING serving/chat: 1 node rented\n        {text}\n" in shown
     assert "SERVING" not in served.run("status", terminal=True).out
@@ -1101,6 +1126,7 @@ def test_incident_with_pending_approval_names_the_next_command(served: CliFixtur
 
 def test_status_shows_the_age_of_stale_numbers(served: CliFixture) -> None:
     cluster_dies(served)
+    count_fleet(served.gateway.fakes)
 
     lines = served.run("status", terminal=True).out.splitlines()
 

@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.unit.api.seeds import a_job, an_event, stored
+from tests.unit.api.seeds import a_job, an_event, count_fleet, stored
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.recovery_fixture import recovery_at_work
 
@@ -135,6 +135,7 @@ WHY = """\
 )
 def test_terminal_output_matches_its_snapshot(served: CliFixture, words: str, picture: str) -> None:
     recovery_at_work(served.gateway)
+    count_fleet(served.gateway.fakes)
 
     result = served.run(*words.split(), terminal=True)
 
@@ -238,10 +239,8 @@ def test_empty_fleet_has_a_message(served: CliFixture) -> None:
         ▲ DEGRADED  0 incidents working, 0 need you
           nothing has been observed yet
           no heartbeat yet from schedule_jobs, sweep_fleet, watch_cluster
+          no sweep has counted the fleet yet
         SOURCES 28 unknown ▲
-        NODES   none known yet: the first sweep adds them
-        GPUs    unknown: Evenkeel has not read the node list yet
-        JOBS    none running, none pending
         """)
     outputs = [
         served.run(*words.split(), terminal=True).err.splitlines() for words in ("jobs ls", "incidents ls", "nodes ls")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.unit.api.gateway import ACCOUNT, ROOT
+from tests.unit.api.seeds import count_fleet
 from tests.unit.api.test_teams import charged, machines
 from tests.unit.cli.conftest import CliFixture
 
@@ -144,6 +145,7 @@ def test_team_table_shows_use_and_quota(served: CliFixture) -> None:
         "FLAVOR          RESOURCE        QUOTA  USED  BORROWED  LENT  UTIL\n"
         "ml.p5.48xlarge  nvidia.com/gpu      8     0         0     4   0 %\n"
     )
+    count_fleet(served.gateway.fakes)
     status = served.run("status", terminal=True).out
     assert "TEAMS   nlp     20 of 16 GPUs  125%  4 borrowed\n        vision  0 of 8 GPUs  0%  4 lent\n" in status
     assert served.run("teams", "quota", "speech").exit_code == 4

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from evenkeel.domain.health.incidents import LIST_ORDER, Incident
 from evenkeel.domain.jobs.job import Job, JobState
-from evenkeel.domain.nodes import FleetNode, NodeState
+from evenkeel.domain.nodes import FleetNode, NodeLife, NodeState
 from evenkeel.domain.recovery.approval import pending_approval
 from evenkeel.domain.recovery.leases import ManualCordon
 from evenkeel.domain.recovery.unhealthy import UnhealthyNode, is_unhealthy
@@ -322,7 +322,7 @@ def _node(
         "providerStatus": node.provider_status or None,
         "isReady": node.is_ready,
         "isCordoned": node.is_cordoned,
-        "cordon": _cordon(cordon) if cordon else None,
+        "cordon": shown_cordon(cordon) if cordon else None,
         "isLemon": node.is_lemon,
         "isAwaitingValidation": node.is_awaiting_validation,
         "gpus": node.accelerators,
@@ -338,18 +338,24 @@ def _node(
     }
 
 
-def _cordon(cordon: ManualCordon) -> Json:
+def shown_cordon(cordon: ManualCordon) -> Json:
+    """Return who cordoned a node, why and when."""
     return {"by": cordon.by, "reason": cordon.reason, "at": rfc3339(cordon.at)}
 
 
+def newest_cordons(ledger: Ledger) -> list[tuple[str, ManualCordon]]:
+    """Return the instance ids and cordons of nodes that people cordoned through Evenkeel, the newest first."""
+    cordons = sorted(manual_cordons.load(ledger).values(), key=lambda cordon: cordon.at, reverse=True)
+    return [(NodeLife.from_key(cordon.life).instance_id, cordon) for cordon in cordons]
+
+
 def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
-    """Return the nodes that people cordoned through Evenkeel, the newest first."""
-    known = manual_cordons.load(ledger)
-    cordoned = [(known[node.life.key], node) for node in nodes if node.life.key in known] if known else []
-    cordoned.sort(key=lambda pair: pair[0].at, reverse=True)
+    """Return the cordons of nodes that are still there."""
+    present = {node.life.key: node for node in nodes}
+    cordoned = [(present[cordon.life], cordon) for _, cordon in newest_cordons(ledger) if cordon.life in present]
     return [
-        {"instanceId": node.life.instance_id, "name": node.node_name, "pool": node.pool, **_cordon(cordon)}
-        for cordon, node in cordoned[:_MAX_SHOWN]
+        {"instanceId": node.life.instance_id, "name": node.node_name, "pool": node.pool, **shown_cordon(cordon)}
+        for node, cordon in cordoned[:_MAX_SHOWN]
     ]
 
 
@@ -493,12 +499,12 @@ def _unresolved(
     return incidents, is_lower_bound or len(older) > _MAX_LEFT
 
 
-def _next(incidents: IncidentsByNeed, unhealthy: Mapping[str, UnhealthyNode]) -> str | None:
-    """Return the command that helps most now."""
+def next_command(incidents: IncidentsByNeed, unhealthy: Sequence[str | None]) -> str | None:
+    """Return the command that helps most now. `unhealthy`: the incidents that left nodes unhealthy."""
     if incidents.asking:
         return f"evenkeel incidents approve {incidents.asking[0].incident_id}"
     shown = [incident.incident_id for incident in (*incidents.needing, *incidents.working)]
-    shown += [node.incident_id for node in unhealthy.values()]
+    shown += filter(None, unhealthy)
     return f"evenkeel incidents show {shown[0]}" if shown else None
 
 

@@ -332,7 +332,7 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     Attempts that were lost or failed there since about the first signal count, too.
     """
     listed = list(incidents)
-    blind = [incident for incident in listed if not incident.affected_jobs and not _has_found_jobs(incident)]
+    blind = [incident for incident in listed if not incident.affected_jobs and not has_found_jobs(incident)]
     if not blind:
         return listed
     since = min(incident.first_signal_at for incident in blind) - _ATTRIBUTION_WINDOW
@@ -355,7 +355,7 @@ def with_jobs(ledger: Ledger, incidents: Iterable[Incident]) -> list[Incident]:
     ]
 
 
-def _has_found_jobs(incident: Incident) -> bool:
+def has_found_jobs(incident: Incident) -> bool:
     """Whether the recovery has searched the jobs on its node. Only then does an empty list mean none."""
     plan = incident.plan
     if plan is None:

@@ -1,7 +1,7 @@
 """The overview for the API: one small document from a constant number of reads, whatever the fleet's size.
 
 The sweep counts nodes and jobs once a minute and stores the counts in one row. A request reads that row and the small
-current lists: open incidents, holds and heartbeats.
+current lists: open incidents with their jobs, holds, cordons of people and heartbeats.
 """
 
 from collections import Counter
@@ -10,28 +10,39 @@ from datetime import datetime
 from typing import Any
 
 from evenkeel.domain.economics import money
-from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.health.incidents import AffectedJob, Incident
+from evenkeel.domain.jobs.job import Job
 from evenkeel.domain.quotas.spending import Spending, budget_used
 from evenkeel.domain.recovery.approval import pending_approval
 from evenkeel.domain.renting.book import RentalBook
 from evenkeel.domain.sources import SourceAge
 from evenkeel.domain.values import rfc3339
+from evenkeel.ports import Table, get_all
 from evenkeel.services.context import Context
 from evenkeel.services.queries import read_events, read_fleet, read_incidents, read_sources
 from evenkeel.services.queries.read_fleet import Health, IncidentsByNeed
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import fleet_counts, read_charges, team_setup
+from evenkeel.services.storage import fleet_counts, incident_rows, job_rows, read_charges, rows, team_setup
 
 Json = dict[str, Any]
 
 MAX_SHOWN = 50
 """Open incidents of one state that are read and shown. Beyond it, the counts are marked as lower bounds."""
+_MAX_JOBS_SHOWN = 2
+"""Interrupted jobs of each incident that are read and shown. `affectedJobs` counts all."""
+_MAX_JOBS_COUNTED = 16
+"""Jobs on the node of an incident whose recovery has not searched them yet."""
+_MAX_JUST_FAILED = 20
+"""Newest incidents of each failed outcome that are searched for those that failed after the last sweep."""
+_MAX_SERVING = 20
 _MAX_POOLS = 200
 _MAX_CLASSES = 100
 _MAX_BUDGETS = 300
-_COUNTED = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy", "cordons")
+_COUNTED = ("nodes", "gpus", "cpu", "memoryGib", "jobs", "teams", "unhealthy")
 """Parts of the status that the row keeps."""
+UNDATED = ("asOf", "sourceAges", "heartbeats")
+"""Fields that change with time alone. `sources` and `silent` change with the states that follow from them."""
 STALE_AFTER_SECONDS = 600
 """The sweep writes the counts each minute. Older counts are marked as stale."""
 
@@ -42,6 +53,7 @@ def count(sources: Sequence[SourceAge], context: Context) -> Json:
     counts = {name: status[name] for name in _COUNTED}
     pools, classes = counts["nodes"]["pools"], counts["jobs"]["classes"]
     book = rentals.load(context.ledger)
+    items = status["incidents"]["items"]
     return counts | {
         "at": rfc3339(context.now),
         "nodes": counts["nodes"] | {"pools": pools[:_MAX_POOLS], "isCut": len(pools) > _MAX_POOLS},
@@ -54,66 +66,131 @@ def count(sources: Sequence[SourceAge], context: Context) -> Json:
             ),
             "capUsdPerHour": round(context.policy.burst.fleet_cap_micros_per_hour / money.MICROS_PER_USD, 2),
         },
+        "serving": [_open_rentals(workload) for workload in status["serving"]][:_MAX_SERVING],
         "leftForPerson": [
-            {
-                "incidentId": incident["incidentId"],
-                "state": incident["state"],
-                "fault": incident["fault"],
-                "instanceId": incident["node"]["instanceId"],
-                "outcome": incident["outcome"],
-            }
-            for incident in status["incidents"]["items"]
-            if incident["needsYou"] and not incident["pendingApproval"]
+            incident["incidentId"] for incident in items if incident["needsYou"] and not incident["pendingApproval"]
         ][:MAX_SHOWN],
+        "jobsOnNode": {incident["incidentId"]: incident["affectedJobs"][:_MAX_JOBS_COUNTED] for incident in items},
     }
+
+
+def _open_rentals(workload: Json) -> Json:
+    """Return a Deployment with the rentals that have not ended."""
+    return workload | {"rentals": [rental for rental in workload["rentals"] if not rental["endedAt"]]}
 
 
 def show(sources: Sequence[SourceAge], context: Context) -> Json:
     """Return the overview. Counts that no sweep has stored yet are null, and old counts are marked as stale."""
-    counts = fleet_counts.load(context.ledger)
-    listed, is_cut = read_fleet.open_incidents(context.ledger, at_most=MAX_SHOWN)
+    ledger = context.ledger
+    counts = fleet_counts.load(ledger)
+    if counts and "jobsOnNode" not in counts:
+        counts = None  # a row of an earlier build: the next sweep replaces it
+    listed, is_cut = read_fleet.open_incidents(ledger, at_most=MAX_SHOWN)
     asking = [incident for incident in listed if pending_approval(incident)]
     working = [incident for incident in listed if not pending_approval(incident)]
-    left_for_person = counts["leftForPerson"] if counts else []
+    left = _left_for_person(counts, context)
+    incidents = IncidentsByNeed([*asking, *left], working, asking, is_cut)
     automation = hold_automation.show(context)
     beats = read_fleet.load_heartbeats(context)
-    states = (fleet_counts.of_nodes(context.ledger) or {"byState": {}})["byState"]
-    needing: list[Any] = [*asking, *left_for_person]
     health, reasons = read_fleet.judge(
-        IncidentsByNeed(needing, working, asking, is_cut), automation, beats, states, sources
+        incidents, automation, beats, fleet_counts.node_states(counts) if counts else {}, sources
     )
     if counts is None and health is Health.OK:
         health = Health.DEGRADED
     age = (context.now - datetime.fromisoformat(counts["at"])).total_seconds() if counts else None
+    unhealthy = counts["unhealthy"] if counts else []
     return {
         "asOf": rfc3339(context.now),
         "fleet": context.site.fleet,
         "health": health,
         "reasons": [*reasons, *([] if counts else ["no sweep has counted the fleet yet"])],
         "stale": read_sources.warnings(sources),
+        "isRunning": not read_fleet.is_off(sources),
         "sources": Counter(source.state for source in sources),
+        "sourceAges": [{"name": age.source.name, **age.to_json()} for age in sources],
         "automation": automation,
+        "heartbeats": beats,
         "silent": [beat["function"] for beat in beats if beat["isSilent"]],
         "outages": read_fleet.outages(working),
         "changedAt": read_events.newest(context),
+        "next": read_fleet.next_command(incidents, [node["incidentId"] for node in unhealthy]),
         "incidents": {
             "open": len(listed),
             "working": len(working),
-            "needYou": len(needing),
+            "needYou": len(incidents.needing),
             "isLowerBound": is_cut,
-            "leftForPerson": left_for_person,
-            "items": [_brief(incident, context) for incident in (*asking, *working)][:MAX_SHOWN],
+            "items": _shown(incidents, counts["jobsOnNode"] if counts else {}, context),
         },
+        "cordons": [
+            {"instanceId": instance_id, **read_fleet.shown_cordon(cordon)}
+            for instance_id, cordon in read_fleet.newest_cordons(ledger)[:MAX_SHOWN]
+        ],
         "counts": _public(counts) | {"isStale": age is None or age > STALE_AFTER_SECONDS} if counts else None,
     }
 
 
 def _public(counts: Json) -> Json:
-    return {name: value for name, value in counts.items() if name != "leftForPerson"}
+    return {name: value for name, value in counts.items() if name not in ("leftForPerson", "jobsOnNode")}
+
+
+def _left_for_person(counts: Json | None, context: Context) -> list[Incident]:
+    """Return the failed incidents that need a person: those that the sweep found, and those that failed since then."""
+    since = datetime.fromisoformat(counts["at"]) if counts else context.now - read_incidents.FRESH_FOR
+    failed: dict[str, Incident] = {}
+    for state in read_incidents.NEEDS_PERSON_STATES:
+        page = context.ledger.by_state(Table.INCIDENTS, f"INC#{state}", limit=_MAX_JUST_FAILED, newest_first=True)
+        failed |= {
+            incident.incident_id: incident
+            for _, incident in rows.readable(page.rows, Incident)
+            if (incident.stages.settled_at or incident.opened_at) >= since
+        }
+    known = counts["leftForPerson"] if counts else []
+    stored = get_all(context.ledger, map(incident_rows.incident_key, known)).values()
+    failed |= {
+        incident.incident_id: incident
+        for _, incident in rows.readable(stored, Incident)
+        if incident.state in read_incidents.NEEDS_PERSON_STATES
+    }
+    return sorted(failed.values(), key=lambda incident: incident.incident_id, reverse=True)
+
+
+def _shown(incidents: IncidentsByNeed, jobs_on_node: Json, context: Context) -> list[Json]:
+    """Return the incidents that are shown, with the progress of their node and of their first jobs."""
+    listed = [*incidents.needing, *incidents.working][:MAX_SHOWN]
+    listed = [
+        incident
+        if incident.affected_jobs
+        else incident.replace(
+            affected_jobs=tuple(map(AffectedJob.model_validate, jobs_on_node.get(incident.incident_id, ())))
+        )
+        for incident in listed
+    ]
+    keys = [
+        job_rows.job_key(affected.job_id)
+        for incident in listed
+        for affected in incident.affected_jobs[:_MAX_JOBS_SHOWN]
+    ]
+    jobs = {job.job_id: job for _, job in rows.readable(get_all(context.ledger, keys).values(), Job)}
+    needing = {incident.incident_id for incident in incidents.needing}
+    return [
+        _brief(incident, context)
+        | {
+            "needsYou": incident.incident_id in needing,
+            "jobLanes": _job_lanes(incident, jobs, is_searched=incident.incident_id in jobs_on_node),
+        }
+        for incident in listed
+    ]
+
+
+def _job_lanes(incident: Incident, jobs: dict[str, Job], *, is_searched: bool) -> list[Json] | None:
+    """Return the progress of the first interrupted jobs; None if nothing has searched the jobs of the node yet."""
+    if not (incident.affected_jobs or is_searched or read_incidents.has_found_jobs(incident)):
+        return None
+    shown = incident.replace(affected_jobs=incident.affected_jobs[:_MAX_JOBS_SHOWN])
+    return read_incidents.job_lanes(shown, jobs)
 
 
 def _brief(incident: Incident, context: Context) -> Json:
-    lane = read_incidents.node_progress(incident, context.policy.repair)
     return {
         "incidentId": incident.incident_id,
         "state": incident.state,
@@ -122,14 +199,11 @@ def _brief(incident: Incident, context: Context) -> Json:
         "instanceId": incident.life.instance_id,
         "nodeName": incident.node_name or None,
         "pool": incident.pool,
-        "phase": lane["phase"],
-        "since": lane["since"],
-        "next": lane["next"],
-        "latestAt": lane["latestAt"],
-        "needsYou": pending_approval(incident),
-        "ifUnanswered": read_incidents.if_unanswered(incident, context.now),
-        "acknowledgedBy": incident.acknowledgement.by if incident.acknowledgement else None,
+        "nodeLane": read_incidents.node_progress(incident, context.policy.repair),
         "affectedJobs": len(incident.affected_jobs),
+        "outcome": incident.outcome,
+        "ifUnanswered": read_incidents.if_unanswered(incident, context.now),
+        "acknowledgement": incident.acknowledgement.to_json() if incident.acknowledgement else None,
         "openedAt": rfc3339(incident.opened_at),
         "isDrill": incident.is_drill,
     }

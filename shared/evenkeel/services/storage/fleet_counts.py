@@ -29,8 +29,17 @@ def of_nodes(ledger: Ledger) -> Json | None:
     if counts is None:
         return None
     nodes = counts["nodes"]
+    return {
+        "at": counts["at"],
+        "byState": node_states(counts),
+        "isLowerBound": nodes["isLowerBound"] or nodes["isCut"],
+    }
+
+
+def node_states(counts: Json) -> dict[str, int]:
+    """Return the number of nodes by state of the stored counts."""
     by_state: dict[str, int] = {}
-    for pool in nodes["pools"]:
+    for pool in counts["nodes"]["pools"]:
         for state, number in pool["states"].items():
             by_state[state] = by_state.get(state, 0) + number
-    return {"at": counts["at"], "byState": by_state, "isLowerBound": nodes["isLowerBound"] or nodes["isCut"]}
+    return by_state

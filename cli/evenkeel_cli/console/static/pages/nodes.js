@@ -53,7 +53,7 @@ function useNodes(signal) {
 
 // One square for each node. Nodes and pools with problems come first. A short grid scrolls.
 export function NodeGrid({ status, isShort }) {
-  const phases = status.incidents.items.map((incident) => `${incident.incidentId} ${incident.state} ${incident.phase}`);
+  const phases = status.incidents.items.map((incident) => `${incident.incidentId} ${incident.state} ${incident.nodeLane.phase}`);
   const { nodes, isWhole, problem } = useNodes(`${status.changedAt} ${status.counts?.at} ${status.incidents.open} ${phases}`);
   const pools = new Map();
   for (const node of nodes) pools.set(node.pool, [...(pools.get(node.pool) || []), node]);

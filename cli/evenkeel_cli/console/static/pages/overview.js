@@ -1,6 +1,6 @@
 // The whole fleet on one screen: what needs a person, incidents, capacity, jobs, teams, spending, what changed.
 // Incidents and holds are current. Counts are from the last sweep, which runs each minute. An older count shows its age.
-import { html, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
+import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { now, useLive } from "../api.js";
 import { amount, clockTime, counted, dollars, duration, href, plain, shortNode } from "../format.js";
 import { Bar, IncidentState, Lane, Lanes, Link, Panel, State, Table, Time } from "../widgets.js";
@@ -13,7 +13,7 @@ export function Overview({ status }) {
   if (!found) return html`<${Panel} title="Fleet" live=${status} />`;
   return html`<${NeedsYou} status=${status} /><div class="columns"><div>
     <${Panel} title="Incidents" live=${incidents} more=${html`<${Link} to=${["incidents"]}>all<//>`}>${
-      incidents.data ? html`<${Recent} items=${incidents.data.items} working=${found.incidents.items} />` : null
+      incidents.data ? html`<${Recent} items=${incidents.data.items} working=${found.incidents.items.filter((each) => each.nodeLane.next)} />` : null
     }<//>
     <${Jobs} status=${status} />
     <${Changed} signal=${found.changedAt} /></div><div>
@@ -36,17 +36,16 @@ function Counted({ title, status, more, children }) {
 
 function NeedsYou({ status }) {
   const found = status.data;
-  const asking = found.incidents.items.filter((incident) => incident.needsYou);
+  const needing = found.incidents.items.filter((incident) => incident.needsYou);
   const about = (incident) => html`<${Link} to=${["incidents", incident.incidentId]}>${incident.fault.name} on ${shortNode(incident.instanceId)}<//>`;
   const rows = [
-    ...asking.map((incident) => html`<li><${Lane} status="warn">awaits approval<//> ${about(incident)}
-      ${incident.acknowledgedBy ? html`<span class="chip">${incident.acknowledgedBy} works on it</span>` : null} <span>${incident.ifUnanswered}</span></li>`),
-    ...found.incidents.leftForPerson.map((incident) => html`<li><${State} kind="incident" state=${incident.state} /> ${about(incident)} <span>${incident.outcome}</span></li>`),
+    ...needing.map((incident) => html`<li>${incident.ifUnanswered ? html`<${Lane} status="warn">awaits approval<//>` : html`<${State} kind="incident" state=${incident.state} />`} ${about(incident)}
+      ${incident.acknowledgement ? html`<span class="chip">${incident.acknowledgement.by} works on it</span>` : null} <span>${incident.ifUnanswered || incident.outcome}</span></li>`),
     ...(found.counts?.unhealthy || []).map((node) => html`<li><${State} kind="node" state="UNHEALTHY" />
       <${Link} to=${["nodes", node.instanceId]}>${shortNode(node.instanceId)}<//> <span>${node.reason}</span></li>`),
     ...found.outages.map((outage) => html`<li><${Lane} status="failed">shared cause<//> <span>${outage.headline}</span></li>`),
   ];
-  const more = found.incidents.needYou - asking.length - found.incidents.leftForPerson.length;
+  const more = found.incidents.needYou - needing.length;
   return html`<${Panel} title="Needs you" live=${status} wide=${true} id="needs-you">
     ${rows.length
       ? html`<ul class="rows">${rows}</ul>${more > 0 ? html`<p><${Link} to=${["incidents"]} filters=${{ state: "WAITING_FOR_PERSON,JOB_NOT_RESUMED,FAILED" }}>${more} more<//></p>` : null}`
@@ -57,7 +56,7 @@ function NeedsYou({ status }) {
 
 function Recent({ items, working }) {
   if (!items.length) return html`<p class="empty">No incident is recorded.</p>`;
-  const steps = new Map(working.map((each) => [each.incidentId, each]));
+  const steps = new Map(working.map((each) => [each.incidentId, each.nodeLane]));
   return html`<ul class="incidents">${items.map((incident) => {
     const step = steps.get(incident.incidentId);
     return html`<li data-href="#/incidents/${incident.incidentId}">
@@ -160,30 +159,24 @@ function Changed({ signal }) {
 }
 
 function HeldByPeople({ status }) {
-  const { automation, counts } = status.data;
+  const { automation, cordons } = status.data;
   const rows = [
     ...automation.holds.map((hold) => html`<li><${Lane} status="warn">held<//> <span>${hold.instanceId || hold.pool || "the whole fleet"} by ${hold.by}, until <time datetime=${hold.until}>${hold.until.slice(0, 16)}Z</time>: ${hold.reason}</span></li>`),
-    ...(counts?.cordons || []).map((cordon) => html`<li><${Lane} status="warn">cordoned<//> <${Link} to=${["nodes", cordon.instanceId]}>${shortNode(cordon.instanceId)}<//> <span>by ${cordon.by}, <${Time} at=${cordon.at} />${cordon.reason ? `: ${cordon.reason}` : ""}</span></li>`),
+    ...cordons.map((cordon) => html`<li><${Lane} status="warn">cordoned<//> <${Link} to=${["nodes", cordon.instanceId]}>${shortNode(cordon.instanceId)}<//> <span>by ${cordon.by}, <${Time} at=${cordon.at} />${cordon.reason ? `: ${cordon.reason}` : ""}</span></li>`),
   ];
   return html`<${Panel} title="Holds and cordons by people" live=${status}>
     ${rows.length ? html`<ul class="rows">${rows}</ul>` : html`<p class="empty">No person holds automation or has cordoned a node.</p>`}<//>`;
 }
 
 function Sources({ status }) {
-  const { sources, stale } = status.data;
-  const [isOpen, setOpen] = useState(false);
+  const { sources, sourceAges, stale } = status.data;
+  const found = [...sourceAges].sort((a, b) => Number(a.state === "CURRENT") - Number(b.state === "CURRENT"));
   const total = Object.values(sources).reduce((sum, number) => sum + number, 0);
   const old = total - (sources.CURRENT || 0);
   return html`<${Panel} title="Sources of facts" live=${status}>
     <p>${old ? html`<${Lane} status="warn">${counted(old, "source")} of ${total} not current<//>` : html`<${Lane} status="ok">all ${total} current<//>`}</p>
     <ul class="rows">${stale.map((text) => html`<li><span>${text}</span></li>`)}</ul>
-    <details onToggle=${(event) => setOpen(event.target.open)}><summary>Every source with its age</summary>${isOpen ? html`<${SourceAges} />` : null}</details>
+    <details><summary>Every source with its age</summary><ul class="rows">${found.map((source) => html`<li><${State} kind="source" state=${source.state} />
+      <span>${source.name}: ${source.seenAt ? html`last answer <${Time} at=${source.seenAt} />` : "never answered"}</span></li>`)}</ul></details>
   <//>`;
-}
-
-function SourceAges() {
-  const live = useLive("/status", 30);
-  if (!live.data) return html`<p class="loading">${live.problem ? live.problem.message : "Loading…"}</p>`;
-  const found = [...live.data.sources].sort((a, b) => Number(a.state === "CURRENT") - Number(b.state === "CURRENT"));
-  return html`<ul class="rows">${found.map((source) => html`<li><${State} kind="source" state=${source.state} /> <span>${source.name}: ${source.ageSeconds === null ? "never answered" : `${duration(source.ageSeconds)} old`}</span></li>`)}</ul>`;
 }
