@@ -228,6 +228,7 @@ TYPES = (
     RowType(Table.FLEET, "HOLD#fleet", "EVENT#.+", TimelineEntry),
     RowType(Table.FLEET, "IDEM#.+", "META", Answered, subject="fingerprint"),
     RowType(Table.FLEET, "OVERVIEW#fleet", "META", Free, is_replaced=True),
+    RowType(Table.FLEET, "NODES#fleet", "CHANGED", Free, is_replaced=True),
     RowType(Table.FLEET, "DAY#.+", "META", DayRow, is_replaced=True),
     RowType(Table.FLEET, "HEARTBEAT#.+", "META", Heartbeat),
     RowType(Table.QUOTAS, "TREE#.+", "META", TreeRow),

@@ -397,7 +397,8 @@ _ANSWERS: dict[str, Json] = {
         "type": "object",
         "required": [
             *("asOf", "fleet", "health", "reasons", "stale", "sources", "automation", "silent", "outages"),
-            *("isRunning", "sourceAges", "heartbeats", "changedAt", "next", "incidents", "cordons", "counts"),
+            *("isRunning", "sourceAges", "heartbeats", "changedAt", "nodesChangedAt", "next"),
+            *("incidents", "cordons", "counts"),
         ],
         "properties": {
             **_MAY_BE_STALE["properties"],
@@ -412,6 +413,10 @@ _ANSWERS: dict[str, Json] = {
                 "type": ["string", "null"],
                 "format": "date-time",
                 "description": "When the newest event of this month was recorded. Null: there is none.",
+            },
+            "nodesChangedAt": {
+                **_TIME_OR_NULL,
+                "description": "When a sweep last changed a node. Null: no sweep has stored one.",
             },
             "incidents": {
                 "type": "object",

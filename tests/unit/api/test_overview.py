@@ -68,7 +68,7 @@ def test_number_of_reads_does_not_depend_on_fleet_size() -> None:
     small, large = reads_of(60), reads_of(1200)
 
     assert small == large
-    assert large[0] <= 20
+    assert large[0] <= 22
     assert large[1] <= 5 * read_overview.MAX_SHOWN
 
 

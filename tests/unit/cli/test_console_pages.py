@@ -9,12 +9,14 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from evenkeel.ports import ExecutionState, ExecutionTrace, Put, RowChange, StateVisit, WorkflowName
+from evenkeel.domain.values import rfc3339
+from evenkeel.ports import ExecutionState, ExecutionTrace, Put, Row, RowChange, StateVisit, WorkflowName
 from evenkeel.services.publishing import publish_events
 from evenkeel.services.storage import fleet_rows, incident_rows, job_rows
 from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import ConsoleServer
 from tests import browser
+from tests.fakes import InMemoryLedger
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.system import A_MOMENT
 from tests.fakes.world import a_context
@@ -25,6 +27,8 @@ from tests.unit.cli.busy_fleet import busy_fleet
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.recovery_fixture import recovery_at_work
 
+CHANGED = fleet_rows.nodes_changed_key()
+NOW = rfc3339(A_MOMENT)
 NEXT = re.compile(r"validate the replacement, at the latest by \d\d:\d\d:\d\dZ")
 PAGES = (
     *("", "incidents", "incidents/inc-0000000001", "nodes", f"nodes/{instance_id(1)}"),
@@ -274,20 +278,50 @@ def test_text_from_jobs_is_never_rendered_as_html(served: CliFixture, page: Page
     expect(page.locator("main img")).to_have_count(0)
 
 
-def test_changed_node_reaches_the_grid_within_five_seconds(served: CliFixture, page: Page) -> None:
-    stored(served.gateway.fakes.ledger, a_fleet_node(1), a_fleet_node(2))
+def change_node(ledger: InMemoryLedger, number: int) -> None:
+    """Change a node and record that nodes changed, as a sweep does."""
+    for key, change in (
+        (fleet_rows.node_key(CLUSTER, instance_id(number)), {"isReady": False}),
+        (CHANGED, {"at": NOW}),
+    ):
+        row = ledger.get(key) or Row(key, {})
+        ledger.commit(Put(dataclasses.replace(row, doc=row.doc | change)))
+
+
+@pytest.mark.parametrize("size", [2, 2000])
+def test_changed_node_reaches_the_grid_within_five_seconds(served: CliFixture, page: Page, size: int) -> None:
+    ledger = served.gateway.fakes.ledger
+    stored(ledger, *(a_fleet_node(number) for number in range(1, size + 1)))
     page.clock.install()
     page.reload()
+    expect(page.locator(".square")).to_have_count(size, timeout=20_000)
     square = page.locator(".square", has=page.locator(f"xpath=self::*[contains(@title, '{instance_id(2)}')]"))
     expect(square).to_have_attribute("title", re.compile("in service"))
+    page.clock.run_for(6_000)
+    page.wait_for_load_state("networkidle")
 
-    ledger = served.gateway.fakes.ledger
-    row = ledger.get(fleet_rows.node_key(CLUSTER, instance_id(2)))
-    assert row is not None
-    ledger.commit(Put(dataclasses.replace(row, doc=row.doc | {"isReady": False})))
-    page.clock.run_for(5_100)
+    change_node(ledger, 2)
+    page.clock.run_for(5_000)
 
     expect(square).to_have_attribute("title", re.compile("starting"))
+
+
+def test_unchanged_nodes_are_not_read_again(served: CliFixture, page: Page) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1))
+    page.clock.install()
+    page.reload()
+    expect(page.locator(".square")).to_have_count(1)
+    page.clock.run_for(6_000)
+    page.wait_for_load_state("networkidle")
+    served.requests.clear()
+
+    for _ in range(5):
+        page.clock.run_for(6_000)
+        page.wait_for_load_state("networkidle")
+
+    paths = {path.split("?")[0] for _, path, _ in served.requests}
+    assert "/v1/overview" in paths
+    assert "/v1/nodes" not in paths
 
 
 def test_problem_comes_first_among_2000_nodes(served: CliFixture, page: Page) -> None:

@@ -153,6 +153,28 @@ def test_removed_node_is_marked_gone_and_expires() -> None:
     assert row.expires_at
 
 
+def test_sweep_records_when_nodes_changed_and_only_then() -> None:
+    scenario = JobScenario(size=2)
+
+    def changed_at() -> str:
+        row = scenario.world.ledger.get(fleet_rows.nodes_changed_key())
+        assert row
+        return str(row.doc["at"])
+
+    scenario.sweep()
+    first = changed_at()
+    scenario.world.clock.advance(60)
+    scenario.sweep()
+    unchanged = changed_at()
+    scenario.world.clock.advance(60)
+    scenario.world.cluster.remove_node(a_node(2).name)
+    del scenario.world.provider.by_id[instance_id(2)]
+    scenario.sweep()
+
+    assert first == unchanged
+    assert changed_at() > first
+
+
 def test_no_node_is_marked_gone_while_hyperpod_fails() -> None:
     scenario = JobScenario(size=2)
     scenario.sweep()

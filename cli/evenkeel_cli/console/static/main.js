@@ -42,7 +42,7 @@ function useRoute() {
 
 function Console({ shell }) {
   const { words, filters } = useRoute();
-  const status = useLive("/overview");
+  const status = useLive("/overview", 3);
   const [isHelp, setHelp] = useState(false);
   const fleet = shell.fleet || status.data?.fleet;
   useKeyboard(setHelp);

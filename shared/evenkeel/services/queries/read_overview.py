@@ -23,7 +23,7 @@ from evenkeel.services.queries import read_events, read_fleet, read_incidents, r
 from evenkeel.services.queries.read_fleet import Health, IncidentsByNeed
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.rentals import rentals
-from evenkeel.services.storage import fleet_counts, incident_rows, job_rows, read_charges, rows, team_setup
+from evenkeel.services.storage import fleet_counts, fleet_rows, incident_rows, job_rows, read_charges, rows, team_setup
 
 Json = dict[str, Any]
 
@@ -99,6 +99,7 @@ def show(sources: Sequence[SourceAge], context: Context) -> Json:
         health = Health.DEGRADED
     age = (context.now - datetime.fromisoformat(counts["at"])).total_seconds() if counts else None
     unhealthy = counts["unhealthy"] if counts else []
+    nodes_changed = ledger.get(fleet_rows.nodes_changed_key())
     return {
         "asOf": rfc3339(context.now),
         "fleet": context.site.fleet,
@@ -113,6 +114,7 @@ def show(sources: Sequence[SourceAge], context: Context) -> Json:
         "silent": [beat["function"] for beat in beats if beat["isSilent"]],
         "outages": read_fleet.outages(working),
         "changedAt": read_events.newest(context),
+        "nodesChangedAt": nodes_changed.doc["at"] if nodes_changed else None,
         "next": read_fleet.next_command(incidents, [node["incidentId"] for node in unhealthy]),
         "incidents": {
             "open": len(listed),

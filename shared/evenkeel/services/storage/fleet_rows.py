@@ -139,6 +139,11 @@ def automation_event_row(entry: TimelineEntry, request_id: str) -> Row:
     return Row(key, entry.to_json(), 0, None, entry.at + rows.KEPT)
 
 
+def nodes_changed_key() -> Key:
+    """Return the key `NODES#fleet / CHANGED`: when a sweep last changed a row of a node."""
+    return Key(Table.FLEET, "NODES#fleet", "CHANGED")
+
+
 def overview_key() -> Key:
     """Return the key `OVERVIEW#fleet / META`: the last sweep's counts of nodes and jobs, teams and budgets."""
     return Key(Table.FLEET, "OVERVIEW#fleet", "META")

@@ -11,6 +11,7 @@ from evenkeel.domain.recovery.fleet_summary import FleetSummary
 from evenkeel.domain.recovery.other_controllers import describe_controller
 from evenkeel.domain.resources import NONE, sum_by_node
 from evenkeel.domain.sources import Source, SourceKind
+from evenkeel.domain.values import rfc3339
 from evenkeel.events import kubernetes_node
 from evenkeel.ports import Conflict, EvenkeelError, Put, Row, Table
 from evenkeel.services.recovery import manual_cordons, unmanaged_pods
@@ -53,6 +54,7 @@ def refresh_fleet(sweep: SweepRun) -> int:
         if node.life.cluster in read
     }
     stored_keys: set[tuple[str, str]] = set()
+    has_changed = False
     for row, stored in sweep.readable(sweep.listed(Table.FLEET, "NODE"), FleetNode):
         key = (stored.life.cluster, stored.life.instance_id)
         stored_keys.add(key)
@@ -68,7 +70,9 @@ def refresh_fleet(sweep: SweepRun) -> int:
             with sweep.item("/".join(key)):
                 row_now = ledger.get(fleet_rows.node_key(*key))
                 stored_now = rows.decode(row_now, FleetNode) if row_now else None
-                _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
+                has_changed |= _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
+    if has_changed:
+        _note_change(sweep)
     if read == set(sweep.context.site.clusters):
         sweep.accelerators_in_use = sum(node.accelerators_in_use for node in stored_nodes.values())
         cordoned = frozenset(node.life.key for node in stored_nodes.values() if node.is_cordoned)
@@ -163,9 +167,19 @@ def _record_unmanaged_workloads(sweep: SweepRun) -> dict[tuple[str, str], tuple[
 
 def _store_node(
     sweep: SweepRun, node: FleetNode, stored: FleetNode | None, version: int, *, expires_at: datetime | None = None
-) -> None:
+) -> bool:
+    """Store a node if it changed. Return whether it did."""
     if stored is not None and node.is_same_as(stored):
-        return
+        return False
     row = fleet_rows.node_row(node.life.cluster, node.life.instance_id, node.to_json(), version, expires_at)
     with contextlib.suppress(Conflict):  # the index was stale; the next sweep reads the current row
         sweep.context.ledger.commit(Put(row))
+    return True
+
+
+def _note_change(sweep: SweepRun) -> None:
+    """Record that rows of nodes changed, so that a reader of all nodes reads them again only then."""
+    key = fleet_rows.nodes_changed_key()
+    row = sweep.context.ledger.get(key)
+    with contextlib.suppress(Conflict):  # another sweep recorded a change after this read: after our rows, too
+        sweep.context.ledger.commit(Put(Row(key, {"at": rfc3339(sweep.context.now)}, row.version if row else 0)))

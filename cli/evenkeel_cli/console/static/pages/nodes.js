@@ -1,5 +1,5 @@
 // The grid of all nodes, the list of nodes, and one node with the actions on it.
-import { html, useEffect, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
+import { html, useEffect, useRef, useState } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { Problem, change, read, useLive } from "../api.js";
 import { SIGNS, amount, counted, href, id, plain, shortNode, signOf } from "../format.js";
 import { Acts, Facts, Link, Panel, State, Table, Time, Why } from "../widgets.js";
@@ -10,51 +10,63 @@ const MAX_PAGES = 25;
 const DENSE = 400; // More nodes have smaller squares.
 const NODE_STATES = ["UNHEALTHY", "QUARANTINED", "BLOCKED", "WAITING", "NOT_READY", "REPAIRING", "CORDONED", "STARTING", "IN_SERVICE"];
 
-// Reads all nodes, page by page, when the signal changes and every 5 s. With more than 1,000 nodes, the interval is 5 ms
-// for each node. The answer for an unchanged page has no body.
+// Reads all nodes when the signal changes, and once more 5 s later: an index may lag behind its rows. Pages whose tokens
+// are known are read in parallel. The answer for an unchanged page has no body.
 function useNodes(signal) {
   const [state, set] = useState({ nodes: [], isWhole: false, problem: null });
+  const tokens = useRef([""]);
   useEffect(() => {
     let stopped = false;
     let timer = null;
-    let count = 0;
-    const load = async () => {
+    const load = async (isLast) => {
       clearTimeout(timer);
       if (stopped || document.hidden) return;
+      let hasFailed = false;
       try {
-        const nodes = [];
-        let token = "";
-        for (let page = 0; page < MAX_PAGES; page += 1) {
-          const found = await read(listPath("/nodes", { page: token }, [], 200));
-          nodes.push(...found.items);
-          token = found.nextPageToken;
-          if (!token || stopped) break;
-        }
-        count = nodes.length;
-        if (!stopped) set({ nodes, isWhole: !token, problem: null });
+        const found = await readPages(tokens.current);
+        tokens.current = found.tokens;
+        if (!stopped) set({ ...found, problem: null });
       } catch (problem) {
         if (!(problem instanceof Problem)) throw problem;
+        hasFailed = true;
+        tokens.current = [""];
         if (!stopped) set((old) => ({ ...old, problem }));
       }
-      if (!stopped) timer = setTimeout(load, Math.max(5000, 5 * count));
+      if (!stopped && (hasFailed || !isLast)) timer = setTimeout(() => load(!hasFailed), 5000);
     };
-    load();
-    document.addEventListener("visibilitychange", load);
-    window.addEventListener("evenkeel-changed", load);
+    const begin = () => load(false);
+    begin();
+    document.addEventListener("visibilitychange", begin);
+    window.addEventListener("evenkeel-changed", begin);
     return () => {
       stopped = true;
       clearTimeout(timer);
-      document.removeEventListener("visibilitychange", load);
-      window.removeEventListener("evenkeel-changed", load);
+      document.removeEventListener("visibilitychange", begin);
+      window.removeEventListener("evenkeel-changed", begin);
     };
   }, [signal]);
   return state;
 }
 
+async function readPages(known) {
+  const page = (token) => read(listPath("/nodes", { page: token }, [], 200));
+  const answers = new Map(await Promise.all(known.map(async (token) => [token, await page(token)])));
+  const nodes = [];
+  const tokens = [];
+  let token = "";
+  while (token !== null && tokens.length < MAX_PAGES) {
+    const found = answers.get(token) || (await page(token));
+    nodes.push(...found.items);
+    tokens.push(token);
+    token = found.nextPageToken;
+  }
+  return { nodes, tokens, isWhole: token === null };
+}
+
 // One square for each node. Nodes and pools with problems come first. A short grid scrolls.
 export function NodeGrid({ status, isShort }) {
   const phases = status.incidents.items.map((incident) => `${incident.incidentId} ${incident.state} ${incident.nodeLane.phase}`);
-  const { nodes, isWhole, problem } = useNodes(`${status.changedAt} ${status.counts?.at} ${status.incidents.open} ${phases}`);
+  const { nodes, isWhole, problem } = useNodes(`${status.changedAt} ${status.nodesChangedAt} ${status.counts?.at} ${status.incidents.open} ${phases}`);
   const pools = new Map();
   for (const node of nodes) pools.set(node.pool, [...(pools.get(node.pool) || []), node]);
   const rank = (node) => ORDER.indexOf(signOf("node", node.state));
