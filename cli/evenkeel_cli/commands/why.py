@@ -137,6 +137,7 @@ def _print_answer(out: Printer, answer: Json) -> None:
             indent="  ",
         )
         _print_alternatives(out, answer["considered"])
+    _print_guardrails(out, answer.get("guardrails") or [])
     for number, change in enumerate(answer.get("changes") or []):
         if not number:
             out.line()
@@ -185,6 +186,25 @@ def _print_alternatives(out: Printer, options: list[Json]) -> None:
     ]
     out.line()
     out.table(columns, options, indent="  ")
+
+
+def _print_guardrails(out: Printer, readings: list[Json]) -> None:
+    """Print the number that each guardrail compares, against its limit."""
+    if not readings:
+        return
+
+    def counts(reading: Json) -> str:
+        return out.with_glyph("warn", f"blocks: {reading['unit']}") if reading["isBlocking"] else str(reading["unit"])
+
+    columns = [
+        Column("GUARDRAIL", lambda reading: plain(reading["guardrail"])),
+        Column("READING", lambda reading: "–" if reading["reading"] is None else reading["reading"], is_right=True),
+        Column("LIMIT", lambda reading: "–" if reading["limit"] is None else reading["limit"], is_right=True),
+        Column("READ", lambda reading: out.when(reading["readAt"]), is_right=True),
+        Column("COUNTS", counts, goes_below=True),
+    ]
+    out.line()
+    out.table(columns, readings, indent="  ")
 
 
 def _print_decision(out: Printer, decision: Json) -> None:

@@ -12,7 +12,9 @@ from evenkeel.domain.external.unmanaged_workloads import Consent, PodRecreation,
 from evenkeel.domain.health.incidents import Block, IncidentState, StageTimes, StoredRecoveryPlan
 from evenkeel.domain.jobs.attempt import ResumePoint
 from evenkeel.domain.jobs.job import PlacementNote, ResizeRequest, ResumeOption, ResumePlan, StopRequest
+from evenkeel.domain.policy import Policy
 from evenkeel.domain.policy_section import Mode, ModeRule
+from evenkeel.domain.recovery.guardrails import GuardrailFacts, Register, RegisterEntry
 from evenkeel.domain.renting.rental import RentalState, end_rental
 from evenkeel.domain.renting.serving import ServingState
 from evenkeel.domain.sources import SourceKind, SourceReport
@@ -20,6 +22,7 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.ports import Delete, Put, Row, Table
 from evenkeel.services.queries import read_queue
 from evenkeel.services.storage import fleet_rows, job_rows, pagination
+from evenkeel.services.storage.guardrail_registers import RegisterName
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
@@ -254,6 +257,52 @@ def test_timeline_is_in_time_order(gateway: Gateway) -> None:
     entries = gateway.get(f"/v1/incidents/{incident.incident_id}/timeline").document["entries"]
 
     assert [entry["kind"] for entry in entries] == ["fault", "decided"]
+
+
+def guardrails_of(gateway: Gateway, number: int = 1) -> dict[str, Any]:
+    why = gateway.get(f"/v1/incidents/inc-{number:010d}/why").document
+    return {reading["guardrail"]: reading for reading in why["guardrails"]}
+
+
+def test_why_of_an_open_incident_shows_every_guardrail_that_passes(gateway: Gateway) -> None:
+    incident = an_incident(1)
+    other = RegisterEntry(life="another", incident_id="inc-9", pool="others", since=A_MOMENT)
+    repairs = fleet_rows.register_key(RegisterName.REPAIRS, is_drill=False)
+    gateway.fakes.ledger.commit(Put(Row(repairs, Register(entries=(other,)).to_json())))
+    stored(gateway.fakes.ledger, incident)
+
+    readings = guardrails_of(gateway)
+
+    fleet = readings["FLEET_REPAIRS"]
+    assert (fleet["reading"], fleet["limit"], fleet["isBlocking"]) == (1, 10, False)
+    assert fleet["readAt"] == rfc3339(A_MOMENT)
+    assert "FLEET_CORDONS" in readings, "the node is not cordoned yet"
+    shared = readings["SHARED_CAUSE"]
+    assert (shared["reading"], shared["readAt"]) == (None, None), "unknown is not 0"
+
+
+def test_why_of_a_settled_incident_shows_its_recorded_readings(gateway: Gateway) -> None:
+    incident = an_incident(1, state="RECOVERED")
+    facts = GuardrailFacts(life=incident.life.key, pool=incident.pool, pool_nodes=20, now=ago(minutes=9))
+    record = a_decision(1, incident.incident_id, kind="REPAIR", facts={"guard": facts.to_json()})
+    stored(gateway.fakes.ledger, incident, record)
+    before = guardrails_of(gateway)["POOL_REPAIRS"]
+    stored(
+        gateway.fakes.ledger,
+        a_decision(
+            2,
+            incident.incident_id,
+            kind="REPAIR",
+            facts={"guard": facts.to_json()},
+            policy_hash=Policy().hash,
+            decided_at=ago(minutes=8),
+        ),
+    )
+
+    after = guardrails_of(gateway)["POOL_REPAIRS"]
+
+    assert (before["reading"], before["limit"]) == (0, None), "the policy has changed since"
+    assert (after["reading"], after["limit"], after["readAt"]) == (0, 2, rfc3339(ago(minutes=9)))
 
 
 def test_why_of_a_recovering_job_shows_the_resume_decision(gateway: Gateway) -> None:

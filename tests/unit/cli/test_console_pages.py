@@ -120,6 +120,17 @@ def test_incident_shows_its_next_step_and_when(served: CliFixture, page: Page) -
     expect(page.get_by_text(NEXT).first).to_be_visible()
 
 
+def test_incident_shows_guardrails_that_do_not_block(served: CliFixture, page: Page) -> None:
+    recovery_at_work(served.gateway)
+    show(page, "incidents/inc-0000000001")
+
+    row = page.get_by_role("region", name="Guardrails").get_by_role("row").filter(has_text="fleet repairs")
+
+    expect(row).to_contain_text("passes")
+    expect(row).to_contain_text("10")
+    expect(row.locator("time")).to_be_visible()
+
+
 def test_lost_answer_of_a_change_keeps_its_key(served: CliFixture, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
     show(page, f"nodes/{instance_id(1)}")

@@ -112,6 +112,15 @@ WHY = """\
                                                 16 minutes, and the job would
                                                 stand still.
 
+  GUARDRAIL       READING  LIMIT    READ  COUNTS
+  hold                  0      1  0s ago  holds in force on the node
+  group trouble         0      1  0s ago  launch or cluster failures
+  shared cause          –      3       –  unhealthy nodes that share a cause
+  stale evidence       12     30  0s ago  minutes since the last fault signal
+  fleet repairs         0     10  0s ago  other nodes of the fleet in repair
+  pool repairs          0      –  0s ago  other nodes of p5-workers in repair
+  repair rate           0     20  0s ago  repair requests in the last hour
+
   BEFORE     DECIDED  DECISION        BECAUSE
   10:03:03Z  ACT      dec-0000000001  Xid 79 calls for a replacement.
 

@@ -92,6 +92,7 @@ export function Why({ why }) {
           { title: "Why not", grow: true, cell: (each) => (each.chosen ? html`<b>chosen</b>` : each.whyNot || "") },
         ]} />`
       : null}
+    ${why.guardrails?.length ? html`<h3>Guardrails</h3><${Guardrails} readings=${why.guardrails} />` : null}
     ${why.changes?.length
       ? html`<h3>What would change it</h3><ul>${why.changes.map((each) => html`<li>${each.said}</li>`)}</ul>`
       : null}
@@ -103,6 +104,19 @@ export function Why({ why }) {
     ${why.next ? html`<p>Next: <code>${why.next}</code></p>` : null}
     ${why.isRedacted ? html`<p class="dim">Facts of another team are left out.</p>` : null}
   </div>`;
+}
+
+// The number that each guardrail compares, against its limit. It blocks when the number reaches the limit.
+function Guardrails({ readings }) {
+  return html`<${Table} label="Guardrails" rows=${readings} empty="" columns=${[
+    { title: "Guardrail", cell: (each) => plain(each.guardrail) },
+    { title: "For", cell: (each) => (each.action === "cordon" ? "cordon" : "repair") },
+    { title: "State", cell: (each) => (each.isBlocking ? html`<${Lane} status="warn">blocks<//>` : each.reading === null ? html`<${Lane} status="idle">not read yet<//>` : html`<${Lane} status="ok">passes<//>`) },
+    { title: "Reading", right: true, cell: (each) => each.reading ?? "–" },
+    { title: "Limit", right: true, cell: (each) => each.limit ?? "unknown" },
+    { title: "Counts", grow: true, cell: (each) => each.unit },
+    { title: "Read", cell: (each) => html`<${Time} at=${each.readAt} />` },
+  ]} />`;
 }
 
 export function Timeline({ entries }) {

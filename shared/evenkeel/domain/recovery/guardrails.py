@@ -306,12 +306,17 @@ def _check_pool_repairs(_action: GuardrailAction, facts: GuardrailFacts, policy:
 
 
 def _check_repair_rate(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:
-    recent = [at for at in facts.under_way.requested_at if facts.now - at < _AN_HOUR]
+    recent = recent_requests(facts)
     if len(recent) < policy.repairs_per_hour:
         return None
     requests = count_of(len(recent), "repair request")
     reason = f"Evenkeel made {requests} in the last hour; the limit is {policy.repairs_per_hour}."
     return _Violation(reason, recent[-policy.repairs_per_hour] + _AN_HOUR)
+
+
+def recent_requests(facts: GuardrailFacts) -> list[datetime]:
+    """Return the times of the repair requests of the last hour, oldest first."""
+    return [at for at in facts.under_way.requested_at if facts.now - at < _AN_HOUR]
 
 
 def _check_fleet_cordons(_action: GuardrailAction, facts: GuardrailFacts, policy: GuardrailPolicy) -> _Violation | None:

@@ -16,7 +16,7 @@ from evenkeel.domain.waiting import Wait
 from evenkeel.domain.words import count_of
 from evenkeel.ports import Ledger, Table
 from evenkeel.services.context import Context
-from evenkeel.services.queries import disclosure, read_incidents, read_jobs, read_queue
+from evenkeel.services.queries import disclosure, read_guardrails, read_incidents, read_jobs, read_queue
 from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import rows, subject_rows
 from evenkeel.services.storage.recorded_facts import with_facts
@@ -99,6 +99,7 @@ def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
         "sentence": _incident_sentence(incident, context.now),
         "decision": _short(decisions[0]) if decisions else None,
         "considered": _considered(decisions[0]) if decisions else [],
+        "guardrails": read_guardrails.show(incident, decisions, context),
         "earlier": [_short(decision) for decision in decisions[1:]],
         "next": _incident_next(incident, needs=read_incidents.needs_person(incident, jobs.values(), None, context.now)),
         "evidence": {

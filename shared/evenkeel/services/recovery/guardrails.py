@@ -97,8 +97,10 @@ class GuardrailInputs:
         stale_after = timedelta(seconds=self.context.policy.repair.guardrails.stale_after_seconds)
         return self.context.now - _evidence_at(incident) >= stale_after
 
-    def read(self, action: GuardrailAction, incident: Incident, *, looks_healthy: bool = False) -> GuardrailState:
-        """Return the facts of a verdict about an action.
+    def read_counts(
+        self, action: GuardrailAction, incident: Incident, *, looks_healthy: bool = False
+    ) -> GuardrailState:
+        """Return the facts of a verdict without the shared causes, which need every node of the fleet.
 
         The size of a pool matters only if another of its nodes is out of service: the limit is at least one. A drill
         blocks only drills, because any principal that may send events can forge a drill.
@@ -120,28 +122,42 @@ class GuardrailInputs:
             now=self.context.now,
         )
         if action in REPAIRS:
-            boot_seconds = self.context.policy.watch.first_boot_grace_seconds
-            faulty = [
-                NodeFailure(
-                    faulty_incident.life.key,
-                    faulty_incident.pool,
-                    faulty_incident.opened_at,
-                    self._is_still_faulty(faulty_incident),
-                )
-                for faulty_incident in self.faulty
-                if incident.is_drill or not faulty_incident.is_drill
-            ]
+            group_facts = note_group_fact.recent_facts(pool, self.context)
             facts = facts.replace(
-                causes=shared_causes(
-                    life, pool, self.nodes, faulty, now=self.context.now, boot_seconds=boot_seconds, ended=self._ended
-                ),
                 group_facts=tuple(
                     fact
-                    for fact in note_group_fact.recent_facts(pool, self.context)
+                    for fact in group_facts
                     if self.context.now - fact.observed_at < self._window and (incident.is_drill or not fact.is_drill)
-                ),
+                )
             )
         return GuardrailState(facts, register, version)
+
+    def read(self, action: GuardrailAction, incident: Incident, *, looks_healthy: bool = False) -> GuardrailState:
+        """Return the facts of a verdict about an action."""
+        state = self.read_counts(action, incident, looks_healthy=looks_healthy)
+        if action not in REPAIRS:
+            return state
+        boot_seconds = self.context.policy.watch.first_boot_grace_seconds
+        faulty = [
+            NodeFailure(
+                faulty_incident.life.key,
+                faulty_incident.pool,
+                faulty_incident.opened_at,
+                self._is_still_faulty(faulty_incident),
+            )
+            for faulty_incident in self.faulty
+            if incident.is_drill or not faulty_incident.is_drill
+        ]
+        causes = shared_causes(
+            incident.life.key,
+            incident.pool,
+            self.nodes,
+            faulty,
+            now=self.context.now,
+            boot_seconds=boot_seconds,
+            ended=self._ended,
+        )
+        return state._replace(facts=state.facts.replace(causes=causes))
 
     def _register(self, register_name: RegisterName, *, is_drill: bool) -> tuple[Register, int]:
         """Return a register of real recoveries or of drills, and the version of its row."""

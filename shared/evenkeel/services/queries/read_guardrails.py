@@ -1,0 +1,65 @@
+"""The readings of the guardrails for an incident: as they are now, or as its last repair decision recorded them."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from evenkeel.domain.decisions import Decision
+from evenkeel.domain.health.incidents import Incident
+from evenkeel.domain.recovery.guardrail_readings import GuardrailReading, read_guardrails
+from evenkeel.domain.recovery.guardrails import GuardrailAction, GuardrailFacts, GuardrailName
+from evenkeel.services.context import Context
+from evenkeel.services.recovery.guardrails import GuardrailInputs
+
+Json = dict[str, Any]
+
+
+def show(incident: Incident, decisions: Iterable[Decision], context: Context) -> list[Json]:
+    """Return the reading of each guardrail against its limit, with the time of the reading.
+
+    An open incident shows the readings of now. Only the reading of a shared cause is the recorded one, because it needs
+    every node of the fleet. A settled incident shows the readings of its last repair decision, with unknown limits if
+    the policy has changed since.
+
+    Args:
+        incident: The incident.
+        decisions: The decisions about it, newest first.
+        context: The ledger, the policy and the time.
+    """
+    recorded, is_same_policy = _recorded(decisions, context)
+    if incident.state.is_settled:
+        readings = recorded if is_same_policy else [reading.replace(limit=None) for reading in recorded]
+    else:
+        readings = _current(incident, recorded, context)
+    return [reading.to_json() for reading in readings]
+
+
+def _recorded(decisions: Iterable[Decision], context: Context) -> tuple[list[GuardrailReading], bool]:
+    """Return the readings of the last decision that recorded any, and whether its policy is still in force."""
+    for decision in decisions:
+        if decision.kind == "REPAIR" and decision.facts.get("guard"):
+            facts = GuardrailFacts.model_validate(decision.facts["guard"])
+            readings = read_guardrails(GuardrailAction.REPLACE, facts, context.policy.repair.guardrails)
+            return list(readings), decision.policy_hash == context.policy.hash
+    return [], True
+
+
+def _current(incident: Incident, recorded: list[GuardrailReading], context: Context) -> list[GuardrailReading]:
+    inputs = GuardrailInputs(context)
+    policy = context.policy.repair.guardrails
+    is_cordoned = incident.stages.cordoned_at is not None
+    actions = (GuardrailAction.REPLACE,) if is_cordoned else (GuardrailAction.CORDON, GuardrailAction.REPLACE)
+    pool_nodes = inputs.pool_nodes(incident.pool)
+    readings = [
+        reading
+        for action in actions
+        for reading in read_guardrails(
+            action, inputs.read_counts(action, incident).facts.replace(pool_nodes=pool_nodes), policy
+        )
+    ]
+    shared = {reading.guardrail: reading for reading in recorded if reading.guardrail is GuardrailName.SHARED_CAUSE}
+    return [
+        shared.get(reading.guardrail, reading.replace(reading=None, read_at=None))
+        if reading.guardrail is GuardrailName.SHARED_CAUSE
+        else reading
+        for reading in readings
+    ]

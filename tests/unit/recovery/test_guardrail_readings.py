@@ -1,0 +1,85 @@
+"""The readings of guardrails agree with their verdicts."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from evenkeel.domain.health.groups import GroupFactKind
+from evenkeel.domain.recovery.guardrail_readings import GuardrailReading, read_guardrails
+from evenkeel.domain.recovery.guardrails import (
+    GUARDRAILS,
+    GuardrailAction,
+    GuardrailFacts,
+    GuardrailName,
+    check_guardrails,
+)
+from tests.unit.recovery.test_guardrails import (
+    HOLD,
+    POLICY,
+    entry,
+    guardrail_facts,
+    reason_of,
+    under_way,
+    zone,
+)
+
+_ENTRIES = [(), (entry(1),), (entry(1), entry(2)), (entry(1), entry(2), entry(3, "p4"), entry(4, "p4"))]
+_REQUESTS = [(), (9_000, 9_100), (9_000, 9_100, 9_200, 9_300, 9_400)]
+_CAUSES = [(), (zone(9_500),), (zone(9_500, 9_600, 9_700), zone(9_500))]
+_OTHERS: list[dict[str, Any]] = [
+    {},
+    {"hold": HOLD},
+    {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_800),)},
+    {"looks_healthy": True, "evidence_at": 7_000},
+]
+
+
+def every_case() -> list[GuardrailFacts]:
+    return [
+        guardrail_facts(under_way=under_way(*entries, requested_at=requested), causes=causes, **changes)
+        for entries, requested, causes, changes in itertools.product(_ENTRIES, _REQUESTS, _CAUSES, _OTHERS)
+    ]
+
+
+def readings_of(facts: GuardrailFacts, action: GuardrailAction) -> dict[GuardrailName, GuardrailReading]:
+    return {reading.guardrail: reading for reading in read_guardrails(action, facts, POLICY)}
+
+
+@pytest.mark.parametrize("action", [GuardrailAction.CORDON, GuardrailAction.REPLACE])
+def test_reading_reaches_its_limit_exactly_when_it_blocks(action: GuardrailAction) -> None:
+    for facts in every_case():
+        for reading in read_guardrails(action, facts, POLICY):
+            assert reading.reading is not None
+            assert reading.limit is not None
+            is_reached = reading.reading >= reading.limit
+            if reading.guardrail is GuardrailName.STALE_EVIDENCE:
+                is_reached &= facts.looks_healthy
+            if reading.guardrail is GuardrailName.SHARED_CAUSE and facts.looks_healthy:
+                continue  # a node with old evidence that looks healthy is validated, not repaired
+            assert reading.is_blocking == is_reached, reading
+
+
+@pytest.mark.parametrize("action", [GuardrailAction.CORDON, GuardrailAction.REBOOT, GuardrailAction.REPLACE])
+def test_every_guardrail_of_an_action_has_a_reading(action: GuardrailAction) -> None:
+    readings = read_guardrails(action, guardrail_facts(), POLICY)
+
+    assert [reading.guardrail for reading in readings] == [
+        guardrail.name for guardrail in GUARDRAILS if action in guardrail.actions
+    ]
+    assert check_guardrails(action, guardrail_facts(), POLICY).is_allowed
+
+
+def test_shared_cause_nearest_to_its_limit_is_shown() -> None:
+    facts = guardrail_facts(causes=(zone(9_500, nodes=100), zone(9_600, 9_700)))
+
+    reading = readings_of(facts, GuardrailAction.REPLACE)[GuardrailName.SHARED_CAUSE]
+
+    assert (reading.reading, reading.limit) == (2, 3)
+    assert reading.unit == "unhealthy nodes of zone use1-az1"
+
+
+def test_limit_of_a_pool_of_unknown_size_is_unknown() -> None:
+    readings = readings_of(guardrail_facts(pool_nodes=0), GuardrailAction.REPLACE)
+
+    assert readings[GuardrailName.POOL_REPAIRS].limit is None
