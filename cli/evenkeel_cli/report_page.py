@@ -102,6 +102,7 @@ def sections(report: Json) -> Iterator[ReportSection]:
         [_pool_cells(pool) for pool in report["pools"]],
     )
     yield _rented_section(report["rent"]["pools"])
+    yield _commitments_section(report["commitments"])
     yield _teams_section(report["teams"])
 
 
@@ -168,6 +169,27 @@ def _rented_section(pools: list[Json]) -> ReportSection:
     return ReportSection("Rented by pool", ("POOL", "RENTALS", "NODE-HOURS", "COST"), rows)
 
 
+def _commitments_section(commitments: list[Json]) -> ReportSection:
+    titles = ("TYPE", "HOURS", "UNKNOWN", "NOW", "PEAK", "BEST", "WAITING", "IDLE COST", "SAVED")
+    return ReportSection("Nodes to commit", titles, [_commitment_cells(entry) for entry in commitments])
+
+
+def _commitment_cells(entry: Json) -> tuple[str, ...]:
+    present, best, waiting = entry["present"], entry["best"], entry["bestWithWaiting"]
+    saved = present["totalUsd"] - best["totalUsd"] if present and best else None
+    return (
+        entry["instanceType"] or UNKNOWN,
+        str(entry["hours"]),
+        str(entry["unknownHours"]),
+        str(entry["committedNodes"]),
+        UNKNOWN if entry["peakNodes"] is None else str(entry["peakNodes"]),
+        str(best["units"]) if best else UNKNOWN,
+        str(waiting["units"]) if waiting else UNKNOWN,
+        dollars(round(present["idleReservedUsd"] * 1e6)) if present else UNKNOWN,
+        UNKNOWN if saved is None else dollars(round(saved * 1e6)),
+    )
+
+
 def _teams_section(teams: list[Json]) -> ReportSection:
     rows = [
         (
@@ -210,7 +232,17 @@ def note_texts(report: Json) -> list[str]:
     reasons = [
         f"{count} not claimed: {why}" for saving in report["saved"][:1] for why, count in saving["reasons"].items()
     ]
-    return [*report["notes"], *(text for saving in report["saved"][:1] for text in saving["assumptions"]), *reasons]
+    no_advice = [
+        f"No advice for {entry['instanceType'] or 'an unknown type'}: {entry['whyUnknown']}"
+        for entry in report["commitments"]
+        if entry["whyUnknown"]
+    ]
+    return [
+        *report["notes"],
+        *no_advice,
+        *(text for saving in report["saved"][:1] for text in saving["assumptions"]),
+        *reasons,
+    ]
 
 
 def markdown(report: Json) -> str:
@@ -309,7 +341,7 @@ def figure_rows(report: Json) -> list[Json]:
     return rows
 
 
-_NAMES = ("node", "group", "team", "stage", "pool", "use", "insteadOf", "name", "change")
+_NAMES = ("node", "group", "team", "stage", "pool", "instanceType", "use", "insteadOf", "name", "change")
 
 
 def _collect(value: Any, section: str, item: str, rows: list[Json]) -> None:
@@ -325,9 +357,11 @@ def _collect(value: Any, section: str, item: str, rows: list[Json]) -> None:
                 elif not isinstance(entry, str) or not section:
                     rows.append({"section": section or "report", "item": inner, "figure": name, "value": entry})
         case list():
-            for item_entry in value:
+            for place, item_entry in enumerate(value, 1):
                 if isinstance(item_entry, dict):
-                    _collect(item_entry, section, item, rows)
+                    has_name = any(isinstance(item_entry.get(name), str) for name in _NAMES)
+                    own_item = item if has_name else " / ".join(filter(None, (item, str(place))))
+                    _collect(item_entry, section, own_item, rows)
 
 
 def percent_text(share: float | None) -> str:

@@ -100,9 +100,22 @@ def forecast(
 
 
 def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
-    demand: Annotated[Path, typer.Option(metavar="FILE", help="Demand by the hour: CSV, JSON or YAML.")],
-    reserved_usd_per_hour: Annotated[str, typer.Option(metavar="USD", help="Price of a committed unit per hour.")],
-    on_demand_usd_per_hour: Annotated[str, typer.Option(metavar="USD", help="Price of a rented unit per hour.")],
+    demand: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Demand by the hour: CSV, JSON or YAML. Needs no fleet.")
+    ] = None,
+    fleet: Annotated[bool, typer.Option("--fleet", help="Use the demand and prices that the fleet recorded.")] = False,
+    since: Annotated[str, typer.Option(metavar="WHEN", help="With --fleet: begin of the window.")] = "30d",
+    until: Annotated[str, typer.Option(metavar="WHEN", help="With --fleet: end of the window; if omitted, now.")] = "",
+    instance_type: Annotated[str, typer.Option(metavar="TYPE", help="With --fleet, if it has several types.")] = "",
+    waiting: Annotated[
+        bool, typer.Option("--waiting", help="With --fleet: also count the nodes that jobs waited for.")
+    ] = False,
+    reserved_usd_per_hour: Annotated[
+        str | None, typer.Option(metavar="USD", help="Price of a committed unit per hour.")
+    ] = None,
+    on_demand_usd_per_hour: Annotated[
+        str | None, typer.Option(metavar="USD", help="Price of a rented unit per hour.")
+    ] = None,
     committed: Annotated[int | None, typer.Option(metavar="N", help="Units that are committed now.")] = None,
     gpus_per_node: Annotated[
         int, typer.Option(metavar="N", help="If the demand is in GPUs and a unit is a node: GPUs of a node.")
@@ -115,15 +128,33 @@ def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
     ] = "1",
     output: FigureOption = FigureFormat.TABLE,
 ) -> None:
-    """Advise how many GPUs or nodes to commit. Shows use, saving and idle cost of each further unit. Needs no fleet."""
+    """Advise how many GPUs or nodes to commit. Shows use, saving and idle cost of each further unit."""
     from evenkeel_cli.offline import forecasts
     from evenkeel_cli.offline.quantities import parse_number, parse_share
 
+    if (demand is None) == (not fleet):
+        raise CommandFailed(Exit.USAGE, "Give either --demand or --fleet.", code="WRONG_FIGURE")
+    if fleet and gpus_per_node != 1:
+        raise CommandFailed(Exit.USAGE, "--fleet excludes --gpus-per-node.", code="WRONG_FIGURE")
+    if demand is not None and (instance_type or waiting):
+        raise CommandFailed(
+            Exit.USAGE, "--demand excludes --instance-type and --waiting; these need --fleet.", code="WRONG_FIGURE"
+        )
+    prices = {
+        "reserved_usd_per_hour": reserved_usd_per_hour,
+        "on_demand_usd_per_hour": on_demand_usd_per_hour,
+    }
     terms = {
-        "reserved_usd_per_hour": parse_number("--reserved-usd-per-hour", reserved_usd_per_hour),
-        "on_demand_usd_per_hour": parse_number("--on-demand-usd-per-hour", on_demand_usd_per_hour),
+        name: parse_number(f"--{name.replace('_', '-')}", typed) for name, typed in prices.items() if typed is not None
+    } | {
         "reserved_availability": parse_share("--reserved-availability", reserved_availability),
         "on_demand_availability": parse_share("--on-demand-availability", on_demand_availability),
     }
-    response = forecasts.advise_commitment(forecasts.read_demand(demand), terms, committed, gpus_per_node)
+    if demand is not None:
+        response = forecasts.advise_commitment(forecasts.read_demand(demand), terms, committed, gpus_per_node)
+    else:
+        recorded = forecasts.read_recorded_demand(
+            lookup.read_cost_report(since, until), instance_type, with_waiting=waiting
+        )
+        response = forecasts.advise_from_records(recorded, terms, committed)
     print_figures(response, output, main="units")

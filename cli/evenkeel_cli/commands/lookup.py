@@ -219,3 +219,15 @@ def parse_instant(option: str, text: str, now: datetime) -> str:
         message = f"{option} is 30d, 12h, 10m or 2026-11-03T10:15:00Z, not {text!r}."
         raise CommandFailed(Exit.USAGE, message, code="USAGE")
     return text
+
+
+def read_cost_report(since: str, until: str) -> Json:
+    """Return the cost report of a window; an empty `until` means now.
+
+    Raises:
+        CommandFailed: `--since` or `--until` is no time, or the API refuses the window.
+    """
+    now = stdout_printer().now()
+    end = parse_instant("--until", until, now) if until else None
+    document: Json = current_client().get("/cost-report", since=parse_instant("--since", since, now), until=end)
+    return document

@@ -32,9 +32,7 @@ OutputOption = Annotated[ReportFormat, typer.Option("-o", "--output", help="Outp
 def report(since: SinceOption = "30d", until: UntilOption = "", output: OutputOption = ReportFormat.TABLE) -> None:
     """Show what failures, idle nodes and rent cost, and what to change first."""
     printer = stdout_printer()
-    end = lookup.parse_instant("--until", until, printer.now()) if until else None
-    begin = lookup.parse_instant("--since", since, printer.now())
-    document = lookup.current_client().get("/cost-report", since=begin, until=end)
+    document = lookup.read_cost_report(since, until)
     match output:
         case ReportFormat.JSON:
             printer.json(document)

@@ -5,12 +5,13 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evenkeel.domain.economics import commitment
 from evenkeel.domain.economics.figure_checks import WrongFigure
 from evenkeel.domain.economics.fleet_forecast import forecast_fleet
 from evenkeel.domain.economics.fleet_request import FleetRequest
+from evenkeel.domain.words import count_of
 from evenkeel_cli import yaml_files
 from evenkeel_cli.offline import fleet_history
 from evenkeel_cli.offline.economics import name_options, rates_of_document
@@ -159,7 +160,68 @@ def _parse_instant(file: Path, index: int, text: str) -> datetime:
 def advise_commitment(
     demand: commitment.HourlyDemand, terms: Mapping[str, float], committed: int | None, per_unit: int
 ) -> Json:
-    """Return how many units to commit."""
+    """Return how many units to commit.
+
+    Raises:
+        CommandFailed: a price is missing, or a figure is wrong; names it.
+    """
+    for name in ("reserved_usd_per_hour", "on_demand_usd_per_hour"):
+        if name not in terms:
+            raise usage_error(f"--{name.replace('_', '-')}", "is required, because this price is unknown")
     with name_options(demand="the demand", accelerators_per_unit="--gpus-per-node", committed_units="--committed"):
         prices = commitment.CommitmentPrices(**terms)
         return commitment.advise_commitment(demand, prices, committed, per_unit).to_json()
+
+
+class RecordedDemand(NamedTuple):
+    """The demand for one instance type that the fleet recorded, in nodes."""
+
+    entry: Json
+    """The entry of the cost report."""
+    demand: commitment.HourlyDemand
+
+
+def read_recorded_demand(report: Json, instance_type: str, *, with_waiting: bool) -> RecordedDemand:
+    """Return the recorded demand for an instance type.
+
+    Raises:
+        CommandFailed: the type is not named, or has no demand that is known.
+    """
+    entries = {entry["instanceType"]: entry for entry in report["commitments"]}
+    names = ", ".join(sorted(filter(None, entries)))
+    chosen = instance_type.removeprefix("ml.") or (next(iter(entries)) if len(entries) == 1 else "")
+    if not entries:
+        raise CommandFailed(
+            Exit.NOT_FOUND, "The window has no demand and no committed nodes, so there is no advice.", code="NOT_FOUND"
+        )
+    if not instance_type and len(entries) > 1:
+        raise usage_error("--instance-type", f"is required: the fleet has {names}")
+    if chosen not in entries:
+        raise usage_error("--instance-type", f"must be one of {names}, not {instance_type!r}")
+    entry = entries[chosen]
+    hours = entry["demandWithWaiting" if with_waiting else "demand"]
+    if not hours:
+        raise CommandFailed(Exit.NOT_FOUND, f"The demand is unknown. {entry['whyUnknown']}", code="NOT_FOUND")
+    unknown = entry["unknownHours"]
+    text = f"{count_of(unknown, 'hour has', 'hours have')} no record: left out, not counted as 0." if unknown else ""
+    demand = commitment.HourlyDemand(
+        hours=tuple(row["nodes"] for row in hours for _ in range(row["hours"])), unknown_hours=unknown, note=text
+    )
+    return RecordedDemand(entry, demand)
+
+
+def advise_from_records(recorded: RecordedDemand, terms: Mapping[str, float], committed: int | None) -> Json:
+    """Return how many nodes to commit, at the recorded prices unless the terms state others.
+
+    Raises:
+        CommandFailed: a price is neither recorded nor stated, or a figure is wrong; names it.
+    """
+    entry, notes = recorded.entry, list[str]()
+    prices: dict[str, float] = {}
+    for name, option in (("reserved", "reserved_usd_per_hour"), ("onDemand", "on_demand_usd_per_hour")):
+        if option not in terms and (price := entry[name]):
+            prices[option] = price["usdPerHour"]
+            notes.append(f"--{option.replace('_', '-')} {price['usdPerHour']:g}: {price['origin']}.")
+    units = entry["committedNodes"] if committed is None else committed
+    response = advise_commitment(recorded.demand, {**prices, **terms}, units, 1)
+    return {"instanceType": entry["instanceType"]} | response | {"notes": [*notes, *response["notes"]]}

@@ -202,3 +202,24 @@ def test_wrong_window_is_refused(query: str, gateway: Gateway) -> None:
 
     assert answer.status == 400
     assert answer.document["errors"], answer.text
+
+
+def test_demand_before_the_first_record_is_unknown(gateway: Gateway) -> None:
+    a_fleet(gateway)
+
+    (entry,) = report(gateway)["commitments"]
+
+    # The nodes exist since three days, until 10:15 o'clock; the part of the first and of the last hour is unknown.
+    assert (entry["instanceType"], entry["committedNodes"]) == ("p5.48xlarge", 5)
+    assert (entry["hours"], entry["unknownHours"]) == (71, 27 * 24)
+    assert sum(level["hours"] for level in entry["demand"]) == 71
+    assert entry["peakNodes"] == 2
+
+
+def test_advice_needs_a_price_of_the_site(gateway: Gateway) -> None:
+    a_fleet(gateway)
+
+    (entry,) = report(gateway)["commitments"]
+
+    assert (entry["best"], entry["reserved"]) == (None, None)
+    assert entry["whyUnknown"] == "The policy states no price for committed nodes (economy.prices)."

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from evenkeel.domain.health.incidents import StageTimes
-from tests.unit.api.seeds import a_fleet_node, a_job, a_life, affected, ago, an_incident, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, a_life, affected, ago, an_attempt, an_incident, stored
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.test_economics import answer, run
 from tools.schemas import schemas
@@ -275,3 +275,72 @@ def test_invalid_price_names_the_option(prices: tuple[str, ...], message: str) -
 
     assert code == 2
     assert message in err
+
+
+# ---------------------------------------------------------------- commitment from the fleet's records
+
+
+@pytest.fixture
+def with_demand(served: CliFixture) -> CliFixture:
+    """Four nodes since three days. Two jobs held two and three nodes, the second one for a day."""
+    ledger = served.gateway.fakes.ledger
+    stored(ledger, *(a_fleet_node(number) for number in (1, 2, 3, 4)))
+    times: tuple[Json, ...] = ({"admitted_at": ago(days=3)}, {"admitted_at": ago(hours=49), "ended_at": ago(hours=25)})
+    for number, changes in enumerate(times, 1):
+        job = a_job(number, state="RUNNING", submitted_at=changes["admitted_at"])
+        kind: Json = {"instance_type": "ml.p5.48xlarge", "accelerators": 8 * (1 + number)}
+        stored(ledger, job, an_attempt(job, state="LOST" if "ended_at" in changes else "RUNNING", **changes, **kind))
+    return served
+
+
+def test_recorded_demand_shows_the_kth_node(with_demand: CliFixture) -> None:
+    document = fleet_answer(with_demand, "commitment", "--fleet", *PRICES)
+
+    assert (document["instanceType"], document["hours"], document["unknownHours"]) == ("p5.48xlarge", 71, 648)
+    # Three more nodes from 09:15 to 09:15 the next day. On average 2.25 of them in the first hour, 0.75 in the last.
+    assert [unit["usedHours"] for unit in document["units"]] == [71, 71, 25, 24, 24]
+    assert (document["best"]["units"], document["present"]["units"]) == (2, 4)
+    assert document["present"]["idleReservedHours"] == (71 - 25) + (71 - 24)
+    assert document["notes"][0].startswith("648 hours have no record")
+
+
+def test_recorded_demand_needs_a_price(with_demand: CliFixture) -> None:
+    result = with_demand.run("economics", "commitment", "--fleet")
+
+    assert (result.exit_code, result.out) == (2, "")
+    assert "--reserved-usd-per-hour is required, because this price is unknown." in result.err
+
+
+def test_list_price_is_the_on_demand_price(with_demand: CliFixture) -> None:
+    document = fleet_answer(with_demand, "commitment", "--fleet", "--reserved-usd-per-hour", "30")
+
+    assert document["breakEvenShare"] == pytest.approx(30 / 55.04)
+    assert document["notes"][0].startswith("--on-demand-usd-per-hour 55.04: EC2 list price of p5.48xlarge")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        ((), 2, "Give either --demand or --fleet."),
+        (("--fleet", "--demand", "x.csv"), 2, "Give either --demand or --fleet."),
+        (("--demand", "x.csv", "--waiting"), 2, "--demand excludes --instance-type and --waiting"),
+        (("--fleet", "--gpus-per-node", "8"), 2, "--fleet excludes --gpus-per-node."),
+        (("--fleet", "--instance-type", "p4d.24xlarge", *PRICES), 2, "--instance-type must be one of p5.48xlarge"),
+        (("--fleet", "--since", "10m", *PRICES), 4, "The demand is unknown. No whole hour of the window"),
+        (("--fleet", "--since", "1h", "--until", "2h", *PRICES), 2, "since"),
+        (("--fleet", "--committed", "-1", *PRICES), 2, "--committed must be a whole number from 0"),
+        (("--fleet", "--reserved-usd-per-hour", "-3"), 2, "--reserved-usd-per-hour must be at least 0"),
+    ],
+)
+def test_wrong_commitment_is_refused(with_demand: CliFixture, words: tuple[str, ...], code: int, message: str) -> None:
+    result = with_demand.run("economics", "commitment", *words)
+
+    assert (result.exit_code, result.out) == (code, "")
+    assert message in result.err
+
+
+def test_fleet_without_demand_has_no_advice(served: CliFixture) -> None:
+    result = served.run("economics", "commitment", "--fleet", *PRICES)
+
+    assert (result.exit_code, result.out) == (4, "")
+    assert "no demand and no committed nodes" in result.err

@@ -94,3 +94,16 @@ def test_report_sends_its_window_and_prints_the_response_as_json(fleet: CliFixtu
     wrong = fleet.run("report", "--until", "yesterday")
     assert wrong.exit_code == 2
     assert "--until is 30d, 12h" in wrong.err
+
+
+def test_commitments_are_in_every_form_of_the_report(fleet: CliFixture) -> None:
+    table, text, page = (fleet.run("report", "-o", form).out for form in ("table", "md", "html"))
+    rows = csv.DictReader(StringIO(fleet.run("report", "-o", "csv").out))
+    values = {(row["section"], row["item"], row["figure"]): row["value"] for row in rows}
+
+    assert re.search(r"p5\.48xlarge +71 +648 +5 +2 +unknown +unknown +unknown +unknown", table)
+    assert "No advice for p5.48xlarge: The policy states no price for committed nodes" in " ".join(table.split())
+    assert "| p5.48xlarge | 71 | 648 | 5 | 2 | unknown |" in text
+    assert "<h2>Nodes to commit</h2>" in page
+    assert values["commitments", "p5.48xlarge", "unknownHours"] == "648"
+    assert values["commitments.demand", "p5.48xlarge / 1", "hours"]

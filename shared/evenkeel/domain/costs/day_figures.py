@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import NamedTuple
 
+from evenkeel.domain.costs.demand import DayDemand
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.node_time import PoolUse
 from evenkeel.domain.costs.receipt import InterruptionCause, InterruptionReceipt, ReceiptPart, Stage, total_of
@@ -91,6 +92,8 @@ class DayFigures(Value):
     pools: tuple[PoolUse, ...]
     rent: RentReport
     teams: tuple[TeamTime, ...]
+    demand: DayDemand | None = None
+    """Demand by the hour; null if it is unknown, as in rows of earlier releases."""
 
 
 class DayRow(Value):
@@ -122,6 +125,7 @@ class DayFacts(NamedTuple):
     pools: tuple[PoolUse, ...]
     rent: RentReport
     teams: tuple[TeamTime, ...]
+    demand: DayDemand | None
     restore_seconds: float
 
 
@@ -182,6 +186,7 @@ def compute_day_figures(facts: DayFacts) -> DayFigures:
         pools=facts.pools,
         rent=facts.rent,
         teams=facts.teams,
+        demand=facts.demand,
     )
 
 

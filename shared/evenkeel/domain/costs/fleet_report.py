@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import date
 from typing import NamedTuple
 
+from evenkeel.domain.costs.commitment_report import NodeType, TypeCommitment, type_commitments
 from evenkeel.domain.costs.day_figures import (
     CountedFailure,
     DayFigures,
@@ -34,6 +35,7 @@ from evenkeel.domain.economics.failure_rates import (
     rates_by,
 )
 from evenkeel.domain.values import Instant, Value
+from evenkeel.domain.words import count_of
 
 _SIGNIFICANCE = 0.05
 _MAX_NODES = 20
@@ -160,6 +162,8 @@ class FleetReport(Value):
     idle_committed_usd_micros: int | None
     """Null: a part has no price."""
     rent: RentReport
+    commitments: tuple[TypeCommitment, ...]
+    """How many nodes of each instance type to commit, from the demand by the hour."""
     teams: tuple[TeamUse, ...]
     saved: tuple[SavedSum, ...]
     """Estimates. Each names its assumptions, and how many interruptions it leaves out."""
@@ -178,6 +182,8 @@ class ReportFacts(NamedTuple):
     """Days and parts of days with figures, in the order of time. They do not overlap. The rest is unknown."""
     node_hours: Mapping[str, float]
     """By instance id: hours in the days above, for nodes whose record is kept."""
+    node_types: Mapping[str, NodeType]
+    """By EC2's name of the instance type."""
     unknown_days: Sequence[date]
     cap_micros_per_hour: int
     notes: tuple[str, ...] = ()
@@ -225,12 +231,26 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
         idle_committed_gpu_hours=idle_hours,
         idle_committed_usd_micros=idle,
         rent=rent,
+        commitments=type_commitments(
+            ((Span(day.since, day.until), day.demand) for day in days), facts.window, facts.node_types
+        ),
         teams=_team_uses(days, rent),
         saved=tuple(add_savings((day.saved for day in days), baseline) for baseline in RecoveryBaseline),
         improvements=improvements(stages, failures, on_request, idle_hours, idle),
         unknown_days=tuple(map(str, facts.unknown_days)),
-        notes=(*NOTES, *facts.notes),
+        notes=(*NOTES, *_demand_notes(days), *facts.notes),
     )
+
+
+def _demand_notes(days: Iterable[DayFigures]) -> Iterable[str]:
+    demands = [day.demand for day in days if day.demand]
+    if any(demand.pools for demand in demands):
+        yield (
+            "The demand of an hour is its mean. Jobs that were never admitted and workloads outside Evenkeel are in no "
+            "demand. Waiting time includes time in which a job was suspended."
+        )
+    if unknown := sum(demand.unknown_waits for demand in demands):
+        yield f"The waiting time of {count_of(unknown, 'attempt')} is unknown and in no demand."
 
 
 def _team_uses(days: Iterable[DayFigures], rent: RentReport) -> tuple[TeamUse, ...]:

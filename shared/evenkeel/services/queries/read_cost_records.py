@@ -23,6 +23,8 @@ class Window(NamedTuple):
 
     span: Span
     is_complete: bool = True
+    has_all_live: bool = True
+    """Whether all attempts that have not ended were read."""
 
 
 def window_of(since: datetime | None, until: datetime | None, now: datetime) -> Span:
@@ -46,7 +48,7 @@ def attempts_in(ledger: Ledger, span: Span) -> tuple[list[Attempt], Window]:
     ended, oldest = _ended_since(ledger, "ATTEMPT#ENDED", Attempt, span.start)
     window = Window(span) if oldest is None else Window(Span(min(max(span.start, oldest), span.end), span.end), False)
     if is_cut:
-        window = window._replace(is_complete=False)
+        window = window._replace(is_complete=False, has_all_live=False)
     attempts = [*(rows.decode(row, Attempt) for row in live), *ended]
     unique_attempts = {(attempt.job_id, attempt.attempt): attempt for attempt in attempts}
     return [attempt for attempt in unique_attempts.values() if attempt.admitted_at < window.span.end], window

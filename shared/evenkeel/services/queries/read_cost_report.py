@@ -7,15 +7,21 @@ The records of a day change for a while: a job resumes, or an attempt ends and l
 report reads the records from the first recent day on that has no settled row.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, datetime, timedelta
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from evenkeel.domain.capacity.pools import Market
+from evenkeel.domain.costs.commitment_report import NodeHourPrice, NodeType, plain_type
 from evenkeel.domain.costs.day_figures import DayFigures, DayRow, day_of, day_spans
 from evenkeel.domain.costs.fleet_report import ReportFacts, fleet_report
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, microseconds
+from evenkeel.domain.economics.economy_policy import list_price_of
+from evenkeel.domain.economics.money import MICROS_PER_USD
+from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.values import rfc3339
 from evenkeel.domain.words import count_of
 from evenkeel.ports import Invalid, get_all
@@ -68,11 +74,13 @@ def show(report_window: ReportWindow, context: Context, *, may_see_spend: bool =
         raise Invalid("The window has no data.", (("since", why),))
     window = Span(days[0].since, max(requested.end, days[-1].until))
     unknown = _unknown(days)
+    nodes = live.nodes if live else read_live_days.nodes_of(context)[0]
     is_late = window.start > requested.start
     facts = ReportFacts(
         window=window,
         days=days,
-        node_hours=_node_hours(live.nodes if live else read_live_days.nodes_of(context)[0], days, context.now),
+        node_hours=_node_hours(nodes, days, context.now),
+        node_types=_node_types(nodes, days, context),
         unknown_days=unknown,
         cap_micros_per_hour=context.policy.burst.fleet_cap_micros_per_hour,
         notes=(*(live.notes if live else ()), *_notes(unknown, recorded, window, is_late=is_late)),
@@ -85,6 +93,51 @@ def show(report_window: ReportWindow, context: Context, *, may_see_spend: bool =
         "isComplete": has_all_days and (live is None or live.is_complete),
         "isNodeTimeComplete": has_all_days and (live is None or live.is_node_time_complete),
     }
+
+
+def _node_types(nodes: Iterable[NodeLifetime], days: Iterable[DayFigures], context: Context) -> dict[str, NodeType]:
+    """Return the instance types of nodes and of demand, with their prices now."""
+    existing = [lifetime.node for lifetime in nodes if not lifetime.is_rented and lifetime.ended_at is None]
+    committed = Counter(plain_type(node.instance_type) for node in existing)
+    pools = {(node.instance_type, node.pool) for node in existing}
+    demands = [pool for day in days if day.demand for pool in day.demand.pools]
+    pools |= {(pool.instance_type, pool.pool) for pool in demands if not pool.is_rented}
+    economy, rented = context.policy.economy, context.policy.burst.pools
+    types = {}
+    for name in {*committed, *(plain_type(pool.instance_type) for pool in demands)}:
+        kind = economy.types.of(name)
+        gpus = kind.accelerators if kind else 0
+        own = sorted(pool for pool in pools if plain_type(pool[0]) == name)
+        types[name] = NodeType(
+            gpus_per_node=gpus,
+            committed_nodes=committed[name],
+            reserved=_site_price(own, gpus, context),
+            on_demand=_on_demand_price(name, rented, gpus, context.now),
+        )
+    return types
+
+
+def _site_price(pools: Iterable[tuple[str, str]], gpus: int, context: Context) -> NodeHourPrice | None:
+    """Return what the site pays for a committed node: the highest price of the pools. A list price is no commitment."""
+    prices = []
+    for instance_type, pool in pools:
+        price = context.policy.economy.price_of(instance_type, context.now, pool)
+        if price and price != list_price_of(instance_type, context.now):
+            prices.append(NodeHourPrice(usd_per_hour=price.usd * gpus, origin=price.origin))
+    return max(prices, key=lambda price: price.usd_per_hour, default=None)
+
+
+def _on_demand_price(name: str, pools: Iterable[RentedPool], gpus: int, now: datetime) -> NodeHourPrice | None:
+    """Return the lowest price at which the policy rents this type on demand; without such a pool, the list price."""
+    offers = [
+        NodeHourPrice(usd_per_hour=pool.micros_per_node_hour / MICROS_PER_USD, origin=f"rent of {pool.name}")
+        for pool in pools
+        if plain_type(pool.instance_type) == name and pool.market is Market.ON_DEMAND
+    ]
+    listed = list_price_of(name, now)
+    if not offers and listed and gpus:
+        return NodeHourPrice(usd_per_hour=listed.usd * gpus, origin=listed.origin)
+    return min(offers, key=lambda price: price.usd_per_hour, default=None)
 
 
 def _stored_days(span: Span, context: Context) -> dict[date, DayRow]:

@@ -17,6 +17,7 @@ from evenkeel.domain.costs.day_figures import (
     compute_day_figures,
     day_spans,
 )
+from evenkeel.domain.costs.demand import DayDemand, DemandSpan, hourly_demand
 from evenkeel.domain.costs.interruptions import LostTime, Span, interruptions
 from evenkeel.domain.costs.node_time import HeldGpus, NodeSpan, NodeUse, node_time
 from evenkeel.domain.costs.prices import price_at, price_changes, prices_of
@@ -94,22 +95,25 @@ def read_days(asked_span: Span, context: Context, *, max_jobs: int = 0) -> LiveD
         notes.append(f"Only {max_jobs} of {jobs_text} were read. The losses are too low.")
     chosen = interrupted_jobs[:max_jobs]
     rented = {attempt.job_id for attempt in attempts if attempt.is_rented}
-    jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented)]))
+    first = [attempt.job_id for attempt in attempts if attempt.attempt == 1]
+    jobs = read_cost_records.jobs_of(context.ledger, dict.fromkeys([*chosen, *sorted(rented), *first[:max_jobs]]))
     missing = sum(name not in jobs for name in chosen)
     if missing:
         notes.append(
             f"{count_of(missing, 'interrupted job is', 'interrupted jobs are')} no longer stored: losses unknown."
         )
-    rentals = read_cost_records.rentals_in(jobs.values(), span.start, context)
+    with_rentals = [jobs[name] for name in dict.fromkeys([*chosen, *sorted(rented)]) if name in jobs]
+    rentals = read_cost_records.rentals_in(with_rentals, span.start, context)
     lost = _lost_time([jobs[name] for name in chosen if name in jobs], attempts, incidents, rentals, context)
     nodes, is_cut = nodes_of(context)
     if is_cut:
         notes.append(f"Only {_MAX_NODES} nodes were read. Node time and rates are wrong.")
     spans = tuple(day_spans(span))
+    demand = _Demand(attempts, jobs, nodes, span.start, context.now) if window.has_all_live else None
     by_day = _Records(spans, attempts, incidents, lost, context)
     return LiveDays(
         span=span,
-        days=tuple(by_day.fold(day, nodes, rentals) for day in spans),
+        days=tuple(by_day.fold(day, nodes, rentals, demand) for day in spans),
         whole_from=whole_from,
         open_since=frozenset(by_day.open_since),
         nodes=nodes,
@@ -181,7 +185,9 @@ class _Records:
             if (day.start < span.end and span.start < day.end) or day.start <= span.start == span.end < day.end:
                 yield day
 
-    def fold(self, day: Span, nodes: Iterable[NodeLifetime], rentals: Iterable[Rental]) -> DayFigures:
+    def fold(
+        self, day: Span, nodes: Iterable[NodeLifetime], rentals: Iterable[Rental], demand: "_Demand | None"
+    ) -> DayFigures:
         context = self._context
         economy = context.policy.economy
         return compute_day_figures(
@@ -198,8 +204,57 @@ class _Records:
                 ),
                 rent=rent_report(rentals, day, context.policy.burst.fleet_cap_micros_per_hour),
                 teams=tuple(_team_times(self._attempts[day], day, context)),
+                demand=demand.of(day) if demand else None,
                 restore_seconds=context.policy.jobs.expected_resume_seconds,
             )
+        )
+
+
+class _Demand:
+    """The demand of attempts and of their waiting jobs."""
+
+    def __init__(
+        self,
+        attempts: Sequence[Attempt],
+        jobs: Mapping[str, Job],
+        nodes: Iterable[NodeLifetime],
+        start: datetime,
+        now: datetime,
+    ) -> None:
+        records = [*(node.launched_at for node in nodes), *(attempt.admitted_at for attempt in attempts)]
+        self._first_record = min(records, default=None)
+        self._spans: list[DemandSpan] = []
+        self._unknown_waits: list[datetime] = []
+        ends = {(attempt.job_id, attempt.attempt): attempt.ended_at for attempt in attempts}
+        for attempt in attempts:
+            held = Span(attempt.charged_since or attempt.ended_at or now, attempt.ended_at or now)
+            self._add(attempt, held, is_waiting=False)
+            if attempt.attempt > 1:  # an attempt before it that was not read ended before the window
+                since = ends.get((attempt.job_id, attempt.attempt - 1), start)
+            else:
+                job = jobs.get(attempt.job_id)
+                since = job.submitted_at if job else None
+            if since is None:
+                self._unknown_waits.append(attempt.admitted_at)
+            else:
+                self._add(attempt, Span(since, held.start), is_waiting=True)
+
+    def _add(self, attempt: Attempt, span: Span, *, is_waiting: bool) -> None:
+        if span.start < span.end:
+            self._spans.append(
+                DemandSpan(
+                    attempt.pool, attempt.instance_type, attempt.is_rented, attempt.accelerators, span, is_waiting
+                )
+            )
+
+    def of(self, day: Span) -> DayDemand | None:
+        """Return the demand of a day, or of a part of it; None if there is no record of that time."""
+        if self._first_record is None or self._first_record >= day.end:
+            return None
+        return DayDemand(
+            since=max(self._first_record, day.start),
+            pools=hourly_demand(self._spans, day),
+            unknown_waits=sum(day.start <= at < day.end for at in self._unknown_waits),
         )
 
 
