@@ -105,7 +105,7 @@ def _node_types(nodes: Iterable[NodeLifetime], days: Iterable[DayFigures], conte
     economy, rented = context.policy.economy, context.policy.burst.pools
     types = {}
     for name in {*committed, *(plain_type(pool.instance_type) for pool in demands)}:
-        kind = economy.types.of(name)
+        kind = economy.types.find(name)
         gpus = kind.accelerators if kind else 0
         own = sorted(pool for pool in pools if plain_type(pool[0]) == name)
         types[name] = NodeType(

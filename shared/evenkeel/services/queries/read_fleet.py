@@ -144,7 +144,7 @@ def status(sources: Sequence[SourceAge], context: Context) -> Json:
             "items": _shown(incidents, context),
         },
         "outages": blocked,
-        "next": _next(incidents, unhealthy),
+        "next": next_command(incidents, [node.incident_id for node in unhealthy.values()]),
         "nodes": _pools(nodes, states, sources, context.policy.burst.rented_pools) | {"isLowerBound": has_more_nodes},
         "unhealthy": [
             {"instanceId": node.life.instance_id, "name": node.node_name or None, "pool": node.pool}

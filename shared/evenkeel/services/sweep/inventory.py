@@ -59,12 +59,13 @@ def refresh_fleet(sweep: SweepRun) -> int:
         key = (stored.life.cluster, stored.life.instance_id)
         stored_keys.add(key)
         if key in stored_nodes:
-            _store_node(sweep, stored_nodes[key].with_history_of(stored), stored, row.version)
+            has_changed |= _store_node(sweep, stored_nodes[key].with_history_of(stored), stored, row.version)
         elif not stored.is_gone and (
             stored.life.cluster in read or stored.life.cluster not in sweep.context.site.clusters
         ):
             fleet_node = stored.replace(is_gone=True, is_ready=False, changed_at=sweep.context.now)
-            _store_node(sweep, fleet_node, stored, row.version, expires_at=sweep.context.now + _GONE_KEPT)
+            expires_at = sweep.context.now + _GONE_KEPT
+            has_changed |= _store_node(sweep, fleet_node, stored, row.version, expires_at=expires_at)
     for key, node in stored_nodes.items():
         if key not in stored_keys:
             with sweep.item("/".join(key)):
