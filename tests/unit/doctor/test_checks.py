@@ -87,8 +87,8 @@ class FakeAws:
 
     def _answer_or_fault(self, name: str, parameters: Json) -> Json | Exception:
         strings = (value.removesuffix(":live") for value in parameters.values() if isinstance(value, str))
-        found = [f"{name}:{value}" for value in strings]
-        for planted_name in (*found, name):
+        call_names = [f"{name}:{value}" for value in strings]
+        for planted_name in (*call_names, name):
             if planted_name in self.planted:
                 planted = self.planted[planted_name]
                 return planted if isinstance(planted, Exception) else dict(planted)
