@@ -24,7 +24,7 @@ _TITLES = {
 
 def files() -> dict[Path, str]:
     """Return the page with fresh tables."""
-    cells = published_tables.cells(lambda cell: random.Random(f"{SEED}/{cell}").random)
+    cells = published_tables.check_cells(lambda cell: random.Random(f"{SEED}/{cell}").random)
     lines = [line for table in _TITLES for line in _table(table, [cell for cell in cells if cell.table == table])]
     remarks = [
         "",
@@ -32,7 +32,7 @@ def files() -> dict[Path, str]:
         "",
         "| where | printed | correct |",
         "|---|---|---|",
-        *(f"| {remark.where} | {remark.printed} | {remark.correct} |" for remark in published_tables.remarks()),
+        *(f"| {remark.where} | {remark.printed} | {remark.correct} |" for remark in published_tables.list_remarks()),
         "",
     ]
     text = "\n".join([*lines, *remarks]) + "\n"

@@ -307,7 +307,7 @@ def goodput_of(spent: goodput.TimeSpent, document_name: str) -> Json:
 
 def tables(seed: int, failures: int) -> Json:
     """Return the article's tables, each cell as printed, as correct, and simulated."""
-    cells = published_tables.cells(lambda cell: random.Random(f"{seed}/{cell}").random, failures)  # noqa: S311 - a simulation
+    cells = published_tables.check_cells(lambda cell: random.Random(f"{seed}/{cell}").random, failures)  # noqa: S311 - a simulation
     wrong_cells = published_tables.misprints(cells)
     return {
         "source": published_tables.SOURCE,
@@ -319,5 +319,5 @@ def tables(seed: int, failures: int) -> Json:
             f" ({cell.exact:.2f})."
             for cell in wrong_cells
         ],
-        "remarks": [remark.to_json() for remark in published_tables.remarks()],
+        "remarks": [remark.to_json() for remark in published_tables.list_remarks()],
     }

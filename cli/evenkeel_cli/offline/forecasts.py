@@ -95,7 +95,7 @@ def read_demand(file: Path) -> commitment.HourlyDemand:
         raise usage_error(f"{file}: demand", "has no hour")
     try:
         if all(at is not None for at, _ in rows):
-            return commitment.hourly(
+            return commitment.hourly_demand(
                 commitment.DemandHour(at=_parse_instant(file, index, str(at)), units=_parse_units(file, index, figure))
                 for index, (at, figure) in enumerate(rows)
             )

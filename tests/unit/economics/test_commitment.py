@@ -12,7 +12,7 @@ from evenkeel.domain.economics.commitment import (
     HourlyDemand,
     advise_commitment,
     commitment_cost,
-    hourly,
+    hourly_demand,
 )
 from evenkeel.domain.economics.figure_checks import WrongFigure
 
@@ -84,7 +84,7 @@ def test_broken_committed_units_cost_more_per_usable_hour() -> None:
 
 def test_hours_without_a_figure_are_unknown() -> None:
     rows = [DemandHour(at=START + timedelta(hours=hour), units=hour) for hour in (3, 1, 1, 0)]
-    demand = hourly(rows)
+    demand = hourly_demand(rows)
 
     assert (demand.hours, demand.unknown_hours) == ((0, 1, 3), 1)
     assert "left out, not counted as 0" in demand.note
@@ -94,7 +94,7 @@ def test_two_figures_for_one_hour_are_refused() -> None:
     rows = [DemandHour(at=START + timedelta(minutes=minute), units=minute) for minute in (0, 30)]
 
     with pytest.raises(WrongFigure, match="two figures for the hour"):
-        hourly(rows)
+        hourly_demand(rows)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from evenkeel.domain.economics.published_tables import Cell, CellCheck
 
 
 def cells(seed: int = 1, failures: int = published_tables.DEFAULT_FAILURES) -> tuple[Cell, ...]:
-    return published_tables.cells(lambda cell: random.Random(f"{seed}/{cell}").random, failures)
+    return published_tables.check_cells(lambda cell: random.Random(f"{seed}/{cell}").random, failures)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_sum_of_p90s_exceeds_the_p90_of_the_sum() -> None:
     totals = sorted(sum(uniform.lognormvariate(stage, sigma) for stage in stages) for _ in range(100_000))
 
     assert totals[90_000] == pytest.approx(2181, abs=10)
-    assert any("about 2,180 s, not 2,390 s" in remark.correct for remark in published_tables.remarks())
+    assert any("about 2,180 s, not 2,390 s" in remark.correct for remark in published_tables.list_remarks())
 
 
 def test_changed_table_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def availability_cycle_seconds(write_seconds: float, restart_seconds: float, mtb
 
 
 def best_seconds(write_seconds: float, mtbf_seconds: float) -> float:
-    """Return the interval that maximises the exact ETTR, to the last digits."""
+    """Return the interval that maximises the exact ETTR, with the full precision of a float."""
     target = -more_than("write_seconds", write_seconds) / more_than("mtbf_seconds", mtbf_seconds)
     low, high = 0.0, 1.0  # log(1 - u) + u falls from 0 to minus infinity
     while low < (middle := (low + high) / 2) < high:
@@ -91,7 +91,7 @@ def exact_ettr(
 def first_order_ettr(
     interval_seconds: float, write_seconds: float, restart_seconds: float, mtbf_seconds: float
 ) -> float | None:
-    """Return the first-order ETTR; None where the first order fails, because a failure costs more than the MTBF."""
+    """Return the first-order ETTR; None if a failure costs more than the MTBF, because the approximation then fails."""
     lost = at_least("restart_seconds", restart_seconds) + more_than("interval_seconds", interval_seconds) / 2
     share = 1 - lost / more_than("mtbf_seconds", mtbf_seconds)
     return share / (1 + at_least("write_seconds", write_seconds) / interval_seconds) if share > 0 else None
@@ -114,7 +114,7 @@ def lost_work_seconds(interval_seconds: float, write_seconds: float, mtbf_second
     return mtbf_seconds - (cycle / math.expm1(ratio) if ratio < 700 else 0.0)
 
 
-_HOPELESS = "The job fails before a save ends, so it makes no progress at any interval."
+_NO_PROGRESS = "The job fails before a save ends, so it makes no progress at any interval."
 
 
 class IntervalChoice(Value):
@@ -137,7 +137,7 @@ class IntervalAdvice(Value):
     restart_seconds: float
     mtbf_seconds: float
     choices: tuple[IntervalChoice, ...]
-    """The exact optimum first."""
+    """One choice for each method; the exact optimum is the first."""
     best_interval_seconds: float
     best_ettr: float
     lost_work_seconds_per_failure: float
@@ -186,7 +186,9 @@ def advise_interval(
                 lost_ettr_points=max(0.0, 100 * (top - exact)),
             )
         )
-    young, daly = (_parting_write(method, restart_seconds, mtbf_seconds) for method in (young_seconds, daly_seconds))
+    young, daly = (
+        _costly_write_seconds(method, restart_seconds, mtbf_seconds) for method in (young_seconds, daly_seconds)
+    )
     return IntervalAdvice(
         write_seconds=write_seconds,
         restart_seconds=restart_seconds,
@@ -198,16 +200,18 @@ def advise_interval(
         lost_work_seconds_first_order=best / 2,
         overhead_first_order=math.sqrt(2 * write_seconds / mtbf_seconds),
         young_parts_at_write_seconds=young,
-        note=_HOPELESS if top < 1e-6 else _comparison(choices[:3], young, daly),
+        note=_NO_PROGRESS if top < 1e-6 else _compare_methods(choices[:3], young, daly),
     )
 
 
-def _comparison(choices: Sequence[IntervalChoice], young: float | None, daly: float | None) -> str:
-    """Return how far the methods differ, and from which write times on."""
+def _compare_methods(choices: Sequence[IntervalChoice], young: float | None, daly: float | None) -> str:
+    """Return sentences that say how much the methods differ, and from which write times that matters."""
     worst = max(choice.lost_ettr_points for choice in choices)
-    advice = "The choice does not matter; the write and the restart do." if worst < 0.1 else "Use the exact one."
+    advice = (
+        "The choice does not matter; the times to write and to restart do." if worst < 0.1 else "Use the exact optimum."
+    )
     parts = ", ".join(
-        f"{name} from a write of {at:.4g} s" if at else f"{name} at no write time"
+        f"{name} from a write time of {at:.4g} s" if at else f"{name} never"
         for name, at in (("Young", young), ("Daly", daly))
     )
     return (
@@ -216,7 +220,7 @@ def _comparison(choices: Sequence[IntervalChoice], young: float | None, daly: fl
     )
 
 
-def _parting_write(
+def _costly_write_seconds(
     method: Callable[[float, float], float], restart_seconds: float, mtbf_seconds: float, points: float = 0.1
 ) -> float | None:
     """Return the write time from which a method loses some percentage points of ETTR against the optimum."""

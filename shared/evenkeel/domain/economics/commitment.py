@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import Field
 
-from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than, whole
+from evenkeel.domain.economics.figure_checks import FigureDocument, WrongFigure, at_least, more_than, whole_number
 from evenkeel.domain.values import Instant, Value
 from evenkeel.domain.words import count_of
 
@@ -34,7 +34,7 @@ class CommitmentPrices(FigureDocument):
 
     @property
     def break_even_share(self) -> float:
-        """Share of hours from which a committed unit pays."""
+        """A committed unit costs less than a rented one if it is in demand for more than this share of the hours."""
         more_than("on_demand_usd_per_hour", self.on_demand_usd_per_hour)
         at_least("reserved_usd_per_hour", self.reserved_usd_per_hour)
         for field in ("reserved_availability", "on_demand_availability"):
@@ -60,23 +60,23 @@ class HourlyDemand(Value):
     note: str = ""
 
 
-def hourly(rows: Iterable[DemandHour]) -> HourlyDemand:
+def hourly_demand(rows: Iterable[DemandHour]) -> HourlyDemand:
     """Return the demand of dated hours. A repeated hour counts once.
 
     Raises:
         WrongFigure: two figures of one hour differ, or there is no hour.
     """
-    cost_by_count: dict[int, float] = {}
+    units_by_hour: dict[int, float] = {}
     for row in rows:
         hour = math.floor(row.at.timestamp() / 3600)
-        if cost_by_count.setdefault(hour, row.units) != row.units:
+        if units_by_hour.setdefault(hour, row.units) != row.units:
             raise WrongFigure("demand", f"has two figures for the hour of {row.at.isoformat()}")
-    if not cost_by_count:
+    if not units_by_hour:
         raise WrongFigure("demand", "has no hour")
-    unknown = max(cost_by_count) - min(cost_by_count) + 1 - len(cost_by_count)
+    unknown = max(units_by_hour) - min(units_by_hour) + 1 - len(units_by_hour)
     note = f"{count_of(unknown, 'hour has', 'hours have')} no figure: left out, not counted as 0." if unknown else ""
     return HourlyDemand(
-        hours=tuple(cost_by_count[hour] for hour in sorted(cost_by_count)), unknown_hours=unknown, note=note
+        hours=tuple(units_by_hour[hour] for hour in sorted(units_by_hour)), unknown_hours=unknown, note=note
     )
 
 
@@ -85,7 +85,7 @@ class UnitAdvice(Value):
 
     unit: int
     demand_share: float
-    """P(demand >= k)."""
+    """Share of the hours in which at least this many units are in demand."""
     used_hours: int
     idle_hours: int
     on_demand_cost_usd: float
@@ -93,12 +93,12 @@ class UnitAdvice(Value):
     saved_usd: float
     """Negative if it costs more than renting."""
     idle_usd: float
-    """Paid for hours without work."""
+    """Cost of the hours without work."""
     reserve: bool
 
 
 class CommitmentCost(Value):
-    """Cost of all the demand with a number of committed units."""
+    """Cost of the whole demand with a number of committed units."""
 
     units: int
     total_usd: float
@@ -108,7 +108,7 @@ class CommitmentCost(Value):
     idle_reserved_hours: int
     """Unit-hours without work."""
     saved_usd: float
-    """Against renting everything."""
+    """Compared with renting all units. Negative if it costs more."""
 
 
 class CommitmentAdvice(Value):
@@ -146,25 +146,25 @@ def advise_commitment(
     """
     if not demand.hours:
         raise WrongFigure("demand", "has no hour")
-    whole("hours", len(demand.hours), 1, _MAX_HOURS)
-    per_unit = whole("accelerators_per_unit", accelerators_per_unit, 1)
-    wanted = [math.ceil(at_least("demand", hour) / per_unit - 1e-9) for hour in demand.hours]
-    peak = whole("peak demand", max(wanted), 0, _MAX_UNITS)
+    whole_number("hours", len(demand.hours), 1, _MAX_HOURS)
+    per_unit = whole_number("accelerators_per_unit", accelerators_per_unit, 1)
+    demand_units = [math.ceil(at_least("demand", hour) / per_unit - 1e-9) for hour in demand.hours]
+    peak = whole_number("peak demand", max(demand_units), 0, _MAX_UNITS)
     threshold = prices.break_even_share
-    used = _used_hours(wanted, peak)
-    units = tuple(_unit(k, used[k - 1], len(wanted), prices) for k in range(1, peak + 1))
-    best = sum(unit.reserve for unit in units)
-    now = None if committed_units is None else whole("committed_units", committed_units, 0, _MAX_UNITS)
+    used_hours = _used_hours(demand_units, peak)
+    units = tuple(_unit_advice(k, used_hours[k - 1], len(demand_units), prices) for k in range(1, peak + 1))
+    best_units = sum(unit.reserve for unit in units)
+    present_units = None if committed_units is None else whole_number("committed_units", committed_units, 0, _MAX_UNITS)
     return CommitmentAdvice(
         break_even_share=threshold,
-        hours=len(wanted),
+        hours=len(demand_units),
         unknown_hours=demand.unknown_hours,
         peak_units=peak,
-        mean_units=math.fsum(wanted) / len(wanted),
-        best=commitment_cost(wanted, prices, best),
-        nothing_committed=commitment_cost(wanted, prices, 0),
-        peak_committed=commitment_cost(wanted, prices, peak),
-        present=None if now is None else commitment_cost(wanted, prices, now),
+        mean_units=math.fsum(demand_units) / len(demand_units),
+        best=commitment_cost(demand_units, prices, best_units),
+        nothing_committed=commitment_cost(demand_units, prices, 0),
+        peak_committed=commitment_cost(demand_units, prices, peak),
+        present=None if present_units is None else commitment_cost(demand_units, prices, present_units),
         units=units,
         notes=tuple(
             filter(
@@ -192,16 +192,16 @@ def _used_hours(demand_units: Sequence[int], peak: int) -> list[int]:
     return count[1 : peak + 1]
 
 
-def _unit(number: int, used: int, hours: int, prices: CommitmentPrices) -> UnitAdvice:
-    works = used * prices.reserved_availability
-    instead = works / prices.on_demand_availability * prices.on_demand_usd_per_hour
+def _unit_advice(number: int, used: int, hours: int, prices: CommitmentPrices) -> UnitAdvice:
+    work_hours = used * prices.reserved_availability
+    rented_usd = work_hours / prices.on_demand_availability * prices.on_demand_usd_per_hour
     return UnitAdvice(
         unit=number,
         demand_share=used / hours,
         used_hours=used,
         idle_hours=hours - used,
-        on_demand_cost_usd=instead,
-        saved_usd=instead - hours * prices.reserved_usd_per_hour,
+        on_demand_cost_usd=rented_usd,
+        saved_usd=rented_usd - hours * prices.reserved_usd_per_hour,
         idle_usd=(hours - used) * prices.reserved_usd_per_hour,
         reserve=used / hours > prices.break_even_share,
     )

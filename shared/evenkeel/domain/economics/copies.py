@@ -12,7 +12,7 @@ together: place copies in different groups.
 from fractions import Fraction
 from math import comb
 
-from evenkeel.domain.economics.figure_checks import WrongFigure, whole
+from evenkeel.domain.economics.figure_checks import WrongFigure, whole_number
 from evenkeel.domain.values import Value
 from evenkeel.domain.words import count_of
 
@@ -46,19 +46,19 @@ def copy_survival(machines: int, group_size: int, lost_machines: int) -> CopySur
         group_size: Machines that hold the same checkpoint.
         lost_machines: Machines that are lost at once.
     """
-    _check(machines, group_size, lost_machines)
+    _check_figures(machines, group_size, lost_machines)
     possible = comb(machines, lost_machines)
-    good = recoverable_sets(machines, group_size, lost_machines)
-    pair = comb(machines - group_size, lost_machines - group_size) if lost_machines >= group_size else 0
-    bound = 1 - Fraction(machines // group_size * pair, possible)
+    recoverable = recoverable_sets(machines, group_size, lost_machines)
+    sets_with_lost_group = comb(machines - group_size, lost_machines - group_size) if lost_machines >= group_size else 0
+    bound = 1 - Fraction(machines // group_size * sets_with_lost_group, possible)
     ring = ring_recoverable_sets(machines, group_size, lost_machines) if machines <= _MAX_RING else None
     return CopySurvival(
         machines=machines,
         group_size=group_size,
         lost_machines=lost_machines,
-        recoverable_probability=float(Fraction(good, possible)),
-        recoverable_sets=str(good),
-        lost_sets=str(possible - good),
+        recoverable_probability=float(Fraction(recoverable, possible)),
+        recoverable_sets=str(recoverable),
+        lost_sets=str(possible - recoverable),
         all_sets=str(possible),
         first_order_bound=float(max(Fraction(0), bound)),
         ring_recoverable_probability=None if ring is None else float(Fraction(ring, possible)),
@@ -90,9 +90,9 @@ def ring_recoverable_sets(machines: int, group_size: int, lost_machines: int) ->
     return machines * gaps // kept
 
 
-def _check(machines: int, group_size: int, lost_machines: int) -> None:
-    whole("machines", machines, 1, _MAX_MACHINES)
-    whole("group_size", group_size, 1, machines)
-    whole("lost_machines", lost_machines, 0, machines)
+def _check_figures(machines: int, group_size: int, lost_machines: int) -> None:
+    whole_number("machines", machines, 1, _MAX_MACHINES)
+    whole_number("group_size", group_size, 1, machines)
+    whole_number("lost_machines", lost_machines, 0, machines)
     if machines % group_size:
         raise WrongFigure("group_size", f"must divide the {count_of(machines, 'machine')}, and {group_size} does not")

@@ -16,7 +16,7 @@ import math
 from enum import StrEnum
 from typing import assert_never
 
-from evenkeel.domain.economics.figure_checks import at_least, more_than, whole
+from evenkeel.domain.economics.figure_checks import at_least, more_than, whole_number
 from evenkeel.domain.values import Value
 
 
@@ -62,7 +62,9 @@ def shrink_downtime_seconds(
     """
     at_least("detect_seconds", detect_seconds)
     at_least("reconfigure_seconds", reconfigure_seconds)
-    return detect_seconds + reconfigure_seconds + at_least("lead_seconds", lead_seconds) / whole("nodes", nodes, 2)
+    return (
+        detect_seconds + reconfigure_seconds + at_least("lead_seconds", lead_seconds) / whole_number("nodes", nodes, 2)
+    )
 
 
 class Saving(Value):
@@ -111,7 +113,7 @@ def run_time(
         failure_free_hours: Duration of the run without failures.
         model: Meaning of downtime.
     """
-    per_hour = whole("nodes", nodes, 1) * at_least("failures_per_node_hour", failures_per_node_hour)
+    per_hour = whole_number("nodes", nodes, 1) * at_least("failures_per_node_hour", failures_per_node_hour)
     hours = more_than("failure_free_hours", failure_free_hours)
     factor = time_factor(per_hour, at_least("downtime_seconds", downtime_seconds) / 3600, model)
     ends = math.isfinite(factor)

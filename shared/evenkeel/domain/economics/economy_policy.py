@@ -15,7 +15,7 @@ from evenkeel.domain.values import Word
 
 
 class PriceBasis(StrEnum):
-    """The reason why a site pays another price than the list price."""
+    """Why a site does not pay the list price."""
 
     DISCOUNT = "discount"
     SAVINGS_PLAN = "savings-plan"
@@ -52,7 +52,7 @@ class SitePrice(Section):
             raise ValueError(f"{name}: has no list price, so state usdPerNodeHour")
         return self
 
-    def holds(self, instance_type: str, pool: str, day: date) -> bool:
+    def applies_to(self, instance_type: str, pool: str, day: date) -> bool:
         """Whether this is a price of an instance type in a pool on a day."""
         is_current = self.starts_on <= day and (self.ends_on is None or day <= self.ends_on)
         return is_current and self.instance_type == instance_type and self.pool in ("", pool)
@@ -76,18 +76,18 @@ class EconomyPolicy(Section):
     other_usd_per_accelerator_hour: Usd | None = None
     """The site's price for all other types. If omitted, they have their list price."""
     expected_reboot_seconds: Seconds = 300
-    """From the request until a rebooted node is Ready."""
+    """Time from the request until a rebooted node is Ready."""
     expected_launch_seconds: Seconds = 60
-    """From admission until every pod runs."""
+    """Time from admission until every pod runs."""
     expected_capacity_seconds: Seconds = 3600
-    """Until the scheduler finds capacity without a repair."""
+    """Time until the scheduler finds capacity without a repair."""
     expected_checkpoint_seconds: Seconds = 900
     """Usual time between two checkpoints. On average, half of it is lost."""
     failures_per_node_hour: float = Field(default=0.0002, ge=0, le=1)
-    """Faults that stop a job, per node-hour of any market. Published rates are 0.00016 to 0.0006; take your own from
+    """Faults that stop a job, per node-hour of any market. Published rates are 0.00016 to 0.0006; measure your own with
     `evenkeel economics rate --fleet`."""
     min_samples: int = Field(default=5, ge=1, le=1000)
-    """Number of measured cases from which their median replaces the figures here."""
+    """If at least this many cases were measured, their median replaces the figures here."""
 
     _types: InstanceTypes | None = PrivateAttr(default=None)
 
@@ -105,10 +105,10 @@ class EconomyPolicy(Section):
     def unknown_types(self) -> Iterator[str]:
         """Yield each instance type with a price that is not in the catalogue: its field, and why."""
         for index, price in enumerate(self.prices):
-            if problem := _unknown_type(price.instance_type, self.types):
+            if problem := _why_unknown_type(price.instance_type, self.types):
                 yield f"prices[{index}].instanceType: {problem}"
         for name in self.usd_per_accelerator_hour:
-            if problem := _unknown_type(name, self.types):
+            if problem := _why_unknown_type(name, self.types):
                 yield f"usdPerAcceleratorHour.{name}: {problem}"
 
     def price_of(self, instance_type: str, at: datetime, pool: str = "") -> AcceleratorPrice | None:
@@ -119,47 +119,53 @@ class EconomyPolicy(Section):
             at: When the use began. A later price does not change it.
             pool: The pool of the nodes.
         """
-        dated = [price for price in self.prices if price.holds(instance_type, pool, at.date())]
-        if dated:
-            best = max(dated, key=lambda price: (bool(price.pool), price.starts_on))
-            return _per_accelerator(instance_type, at, best, self.types)
+        dated_prices = [price for price in self.prices if price.applies_to(instance_type, pool, at.date())]
+        if dated_prices:
+            chosen = max(dated_prices, key=lambda price: (bool(price.pool), price.starts_on))
+            return _site_accelerator_price(instance_type, at, chosen, self.types)
         usd = self.usd_per_accelerator_hour.get(instance_type, self.other_usd_per_accelerator_hour)
         if usd is not None:
             return AcceleratorPrice(usd, "price in the site's policy")
-        return list_price_of(instance_type, at)
+        return list_accelerator_price(instance_type, at)
 
 
 NEW_TYPE = "Describe a type that is new on AWS in the policy's section instanceTypes."
 
 
-def _unknown_type(name: str, types: InstanceTypes) -> str:
+def _why_unknown_type(name: str, types: InstanceTypes) -> str:
     """Return why a name is no instance type with accelerators, with similar names; empty if it is one."""
     instance_type = types.find(name)
     if instance_type is not None and instance_type.accelerators:
         return ""
     prefix = HYPERPOD_PREFIX if name.startswith(HYPERPOD_PREFIX) else ""
-    known = (prefix + plain.removeprefix(HYPERPOD_PREFIX) for plain, has in types.types.items() if has.accelerators)
+    known = (
+        prefix + shipped_name.removeprefix(HYPERPOD_PREFIX)
+        for shipped_name, described in types.types.items()
+        if described.accelerators
+    )
     return f"{unknown_name('instance type with accelerators', name, known)} {NEW_TYPE}"
 
 
-def list_price_of(instance_type: str, at: datetime) -> AcceleratorPrice | None:
+def list_accelerator_price(instance_type: str, at: datetime) -> AcceleratorPrice | None:
     """Return the list price of an accelerator-hour; None if there is none."""
-    price, kind = shipped_prices().price_of(instance_type, at), shipped_instance_types().find(instance_type)
-    if price is None or kind is None or not kind.accelerators:
+    price, described = shipped_prices().price_of(instance_type, at), shipped_instance_types().find(instance_type)
+    if price is None or described is None or not described.accelerators:
         return None
-    return AcceleratorPrice(price.usd_per_node_hour / kind.accelerators, price.origin)
+    return AcceleratorPrice(price.usd_per_node_hour / described.accelerators, price.origin)
 
 
-def _per_accelerator(
+def _site_accelerator_price(
     instance_type: str, at: datetime, price: SitePrice, types: InstanceTypes
 ) -> AcceleratorPrice | None:
-    kind = types.find(instance_type)
+    described = types.find(instance_type)
     text = f"{price.basis} of the site from {price.starts_on}"
     if price.usd_per_node_hour is not None:
         return (
-            AcceleratorPrice(price.usd_per_node_hour / kind.accelerators, text) if kind and kind.accelerators else None
+            AcceleratorPrice(price.usd_per_node_hour / described.accelerators, text)
+            if described and described.accelerators
+            else None
         )
-    listed = list_price_of(instance_type, at)
+    listed = list_accelerator_price(instance_type, at)
     if listed is None or price.percent_off_list is None:
         return None
     share = 1 - price.percent_off_list / 100

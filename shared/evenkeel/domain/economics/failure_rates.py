@@ -12,7 +12,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from evenkeel.domain.economics import poisson
-from evenkeel.domain.economics.figure_checks import FigureDocument, Name, WrongFigure, at_least, more_than, whole
+from evenkeel.domain.economics.figure_checks import FigureDocument, Name, WrongFigure, at_least, more_than, whole_number
 from evenkeel.domain.values import Value
 
 
@@ -55,7 +55,9 @@ def failure_rate(failures: int, node_hours: float, confidence: float = 0.95) -> 
     more_than("node_hours", node_hours)
     low, high = poisson.count_interval(failures, confidence)
     note = "" if failures else "No failure was observed, so only the high end is an estimate."
-    return _rate(failures, node_hours, (low / node_hours, failures / node_hours, high / node_hours), confidence, note)
+    return _rate_in_all_units(
+        failures, node_hours, (low / node_hours, failures / node_hours, high / node_hours), confidence, note
+    )
 
 
 def stated_rate(rate: float, low: float | None = None, high: float | None = None) -> FailureRate:
@@ -66,10 +68,10 @@ def stated_rate(rate: float, low: float | None = None, high: float | None = None
     if high is not None and not rate <= high < math.inf:
         raise WrongFigure("high", f"must be at least {rate:g}, not {high:g}")
     note = "The rate is stated, not observed." + (" Its interval is unknown." if low is None or high is None else "")
-    return _rate(None, None, (low, rate, high), None, note)
+    return _rate_in_all_units(None, None, (low, rate, high), None, note)
 
 
-def _rate(
+def _rate_in_all_units(
     failures: int | None,
     node_hours: float | None,
     ends: tuple[float | None, float, float | None],
@@ -85,16 +87,16 @@ def _rate(
         high_failures_per_node_hour=high,
         confidence=confidence,
         percent_per_node_hour=100 * rate,
-        low_percent_per_node_hour=_times(low, 100),
-        high_percent_per_node_hour=_times(high, 100),
+        low_percent_per_node_hour=_multiply_known(low, 100),
+        high_percent_per_node_hour=_multiply_known(high, 100),
         failures_per_thousand_node_days=24_000 * rate,
-        low_failures_per_thousand_node_days=_times(low, 24_000),
-        high_failures_per_thousand_node_days=_times(high, 24_000),
+        low_failures_per_thousand_node_days=_multiply_known(low, 24_000),
+        high_failures_per_thousand_node_days=_multiply_known(high, 24_000),
         note=note,
     )
 
 
-def _times(value: float | None, factor: float) -> float | None:
+def _multiply_known(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
@@ -111,7 +113,7 @@ class GroupedBy(StrEnum):
 
 
 class ObservedFailures(FigureDocument):
-    """Failures of one kind in one place."""
+    """Failures of one fault class in one pool."""
 
     fault_class: Name = ""
     """Empty: unknown."""
@@ -150,17 +152,17 @@ class GroupRate(Value):
 
 
 def rates_by(observations: Observations, by: GroupedBy, confidence: float = 0.95) -> tuple[GroupRate, ...]:
-    """Return the rate of each group. Every node can show every fault class, so classes share all node-hours."""
+    """Return the rate of each group. Every node can have every fault class, so each class counts all node-hours."""
     failures: dict[str, int] = defaultdict(int)
     hours: dict[str, float] = defaultdict(float)
     for failure in observations.failures:
-        failures[_group(failure, by)] += failure.failures
+        failures[_group_name(failure, by)] += failure.failures
     total = math.fsum(observed_node_hours.node_hours for observed_node_hours in observations.node_hours)
     if by is GroupedBy.FAULT_CLASS:
         hours.update(dict.fromkeys(failures, total))
     else:
-        for exposed in observations.node_hours:
-            hours[_group(exposed, by)] += exposed.node_hours
+        for observed in observations.node_hours:
+            hours[_group_name(observed, by)] += observed.node_hours
     return tuple(
         GroupRate(
             group=group,
@@ -169,20 +171,20 @@ def rates_by(observations: Observations, by: GroupedBy, confidence: float = 0.95
             rate=failure_rate(failures.get(group, 0), hours[group], confidence) if hours.get(group) else None,
             note="" if hours.get(group) else "Unknown: no node-hours were observed in this group.",
         )
-        for group in sorted(failures.keys() | hours.keys(), key=_order)
+        for group in sorted(failures.keys() | hours.keys(), key=_group_order)
     )
 
 
-def _group(hours: ObservedFailures | ObservedNodeHours, by: GroupedBy) -> str:
+def _group_name(observed: ObservedFailures | ObservedNodeHours, by: GroupedBy) -> str:
     match by:
         case GroupedBy.FAULT_CLASS:
-            return (hours.fault_class if isinstance(hours, ObservedFailures) else "") or "unknown"
+            return (observed.fault_class if isinstance(observed, ObservedFailures) else "") or "unknown"
         case GroupedBy.POOL:
-            return hours.pool or "unknown"
+            return observed.pool or "unknown"
         case GroupedBy.INSTANCE_TYPE:
-            return hours.instance_type or "unknown"
+            return observed.instance_type or "unknown"
         case GroupedBy.JOB_SIZE:
-            return size_class(hours.job_nodes)
+            return size_class(observed.job_nodes)
 
 
 def size_class(nodes: int) -> str:
@@ -193,7 +195,7 @@ def size_class(nodes: int) -> str:
     return f"{low}-{2 * low - 1}"
 
 
-def _order(group: str) -> tuple[int, str]:
+def _group_order(group: str) -> tuple[int, str]:
     first = group.partition("-")[0]
     return (int(first), group) if first.isdigit() else (0, group)
 
@@ -203,7 +205,7 @@ def _order(group: str) -> tuple[int, str]:
 
 def job_failures_per_hour(nodes: int, failures_per_node_hour: float) -> float:
     """Return the failures of a job per hour. Any node stops a synchronous job."""
-    return whole("nodes", nodes, 1) * at_least("failures_per_node_hour", failures_per_node_hour)
+    return whole_number("nodes", nodes, 1) * at_least("failures_per_node_hour", failures_per_node_hour)
 
 
 def mtbf_hours(nodes: int, failures_per_node_hour: float) -> float | None:

@@ -66,7 +66,7 @@ def more_than(field: str, value: float, limit: float = 0.0) -> float:
     return value
 
 
-def whole(field: str, value: int, lowest: int = 0, highest: int = 10_000_000) -> int:
+def whole_number(field: str, value: int, lowest: int = 0, highest: int = 10_000_000) -> int:
     """Return a whole number within limits.
 
     Raises:
@@ -77,7 +77,7 @@ def whole(field: str, value: int, lowest: int = 0, highest: int = 10_000_000) ->
     return int(value)
 
 
-def share(field: str, value: float) -> float:
+def share_between_0_and_1(field: str, value: float) -> float:
     """Return a share above 0 and below 1.
 
     Raises:

@@ -42,7 +42,7 @@ class RecoveryStrategy(NamedTuple):
 
 
 class GroupForecast(Value):
-    """A month of one group, with one recovery strategy, at one end of the rate. Null: unknown."""
+    """A month of one group with one strategy, at one end of the failure rate or at its estimate. Null: unknown."""
 
     strategy: str
     group: str
@@ -102,14 +102,14 @@ class FleetForecast(Value):
 
 def forecast_fleet(request: FleetRequest) -> FleetForecast:
     """Return the monthly cost of failures for each recovery strategy, and the value of each change."""
-    strategies = {name: _rows(request, strategy_of) for name, strategy_of in _STRATEGIES.items()}
+    strategies = {name: _strategy_months(request, strategy_of) for name, strategy_of in _STRATEGIES.items()}
     return FleetForecast(
         name=request.name,
         hours_per_month=request.hours_per_month,
-        totals=tuple(_total(name, rows) for name, rows in strategies.items()),
-        changes=tuple(_changes(request, strategies)),
+        totals=tuple(_fleet_total(name, rows) for name, rows in strategies.items()),
+        changes=tuple(_values_of_changes(request, strategies)),
         groups=tuple(row for rows in strategies.values() for row in rows),
-        assumptions=tuple(_assumptions(request)),
+        assumptions=tuple(_list_assumptions(request)),
     )
 
 
@@ -126,35 +126,35 @@ def published_stages(nodes: int) -> tuple[float, float, float]:
     return float(detect), float(replace), float(resume)
 
 
-def _manual(request: FleetRequest, _group: ForecastGroup, _rate: float) -> RecoveryStrategy:
+def _manual_strategy(request: FleetRequest, _group: ForecastGroup, _rate: float) -> RecoveryStrategy:
     cause, replace, resume, _ = (60 * minutes for minutes in TABLE_3["without HyperPod"])
-    return RecoveryStrategy("manual", cause, replace, resume, replace, 0, _interval(request))
+    return RecoveryStrategy("manual", cause, replace, resume, replace, 0, _present_interval(request))
 
 
-def _hyperpod(request: FleetRequest, group: ForecastGroup, _rate: float) -> RecoveryStrategy:
+def _hyperpod_strategy(request: FleetRequest, group: ForecastGroup, _rate: float) -> RecoveryStrategy:
     detect, replace, resume = published_stages(group.job_size)
     replace = replace if group.replace_seconds is None else group.replace_seconds
-    return RecoveryStrategy("hyperpod-unchanged", detect, replace, resume, replace, 0, _interval(request))
+    return RecoveryStrategy("hyperpod-unchanged", detect, replace, resume, replace, 0, _present_interval(request))
 
 
-def _configured(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
-    strategy = _timed(_hyperpod(request, group, rate), request.configured, group)
+def _configured_strategy(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
+    strategy = _with_stated_times(_hyperpod_strategy(request, group, rate), request.configured, group)
     return strategy._replace(name="evenkeel-configured", spares=group.spares)
 
 
-def _possible(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
-    """Return faster stages, the best interval and the cheapest number of spares."""
-    strategy = _timed(_faster(request, group, rate), request.possible, group)
+def _possible_strategy(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
+    """Return the strategy with faster stages, the best interval and the cheapest number of spares."""
+    strategy = _with_stated_times(_with_faster_detection(request, group, rate), request.possible, group)
     strategy = _with_best_interval(request, group, rate, strategy)._replace(name="evenkeel-possible")
     return _with_best_spares(request, group, rate, strategy)
 
 
-def _interval(request: FleetRequest) -> float | None:
+def _present_interval(request: FleetRequest) -> float | None:
     return request.checkpoint.interval_seconds if request.checkpoint else None
 
 
-def _timed(strategy: RecoveryStrategy, times: RecoveryTimes, group: ForecastGroup) -> RecoveryStrategy:
-    """Return a strategy with the stated stages. A replacement time of the group itself counts first."""
+def _with_stated_times(strategy: RecoveryStrategy, times: RecoveryTimes, group: ForecastGroup) -> RecoveryStrategy:
+    """Return a strategy with the stated stages. The replacement time of the group itself takes precedence."""
     stated = {
         name: value
         for name in ("detect_seconds", "replace_seconds", "resume_seconds", "lead_seconds")
@@ -167,8 +167,8 @@ def _timed(strategy: RecoveryStrategy, times: RecoveryTimes, group: ForecastGrou
     return strategy._replace(**stated)
 
 
-def _faster(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
-    strategy, stated = _configured(request, group, rate), request.possible.detect_seconds
+def _with_faster_detection(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
+    strategy, stated = _configured_strategy(request, group, rate), request.possible.detect_seconds
     fastest = min(strategy.detect_seconds, POSSIBLE_DETECT_SECONDS) if stated is None else stated
     return strategy._replace(detect_seconds=fastest)
 
@@ -190,7 +190,7 @@ def _with_best_spares(
         return strategy._replace(spares=0)
 
     def cost(count: int) -> float:
-        row = month(request, group, strategy._replace(spares=count), "estimate", rate)
+        row = forecast_month(request, group, strategy._replace(spares=count), "estimate", rate)
         return (row.lost_gpu_hours_per_month or 0.0) + row.spare_gpu_hours_per_month
 
     # Past the mean number of open orders, each further spare helps less than the one before.
@@ -205,31 +205,31 @@ def _with_best_spares(
 
 
 _STRATEGIES: dict[str, StrategyOf] = {
-    "manual": _manual,
-    "hyperpod-unchanged": _hyperpod,
-    "evenkeel-configured": _configured,
-    "evenkeel-possible": _possible,
+    "manual": _manual_strategy,
+    "hyperpod-unchanged": _hyperpod_strategy,
+    "evenkeel-configured": _configured_strategy,
+    "evenkeel-possible": _possible_strategy,
 }
 
 
 # ---------------------------------------------------------------- a month
 
 
-def _rows(request: FleetRequest, strategy_of: StrategyOf) -> list[GroupForecast]:
+def _strategy_months(request: FleetRequest, strategy_of: StrategyOf) -> list[GroupForecast]:
     rows = []
     for group in request.groups:
         rate = group.rate(request.confidence)
         # The estimate decides the strategy for all ends, because a fleet chooses before it knows the true rate.
         strategy = strategy_of(request, group, rate.failures_per_node_hour if rate else 0.0)
         for end, value in zip(ENDS, rate.ends if rate else (None, None, None), strict=True):
-            rows.append(month(request, group, strategy, end, value))
+            rows.append(forecast_month(request, group, strategy, end, value))
     return rows
 
 
-def month(
+def forecast_month(
     request: FleetRequest, group: ForecastGroup, strategy: RecoveryStrategy, end: str, rate: float | None
 ) -> GroupForecast:
-    """Return a month of one group at one failure rate.
+    """Forecast one month of one group at one failure rate.
 
     Args:
         request: The fleet.
@@ -241,30 +241,32 @@ def month(
     hours, gpus = request.hours_per_month, group.nodes * group.gpus_per_node
     spare_hours = float(strategy.spares * group.gpus_per_node * hours)
     if rate is None:
-        return _unknown(strategy, group, end, spare_hours)
+        return _unknown_month(strategy, group, end, spare_hours)
     per_hour = group.job_size * rate
-    missing = spares.no_spare_probability(strategy.spares, group.nodes * rate, strategy.lead_seconds / 3600)
-    down = strategy.detect_seconds + strategy.resume_seconds + missing * strategy.replace_seconds
-    stopped = time_factor(per_hour, down / 3600, request.downtime_model)
+    no_spare_share = spares.no_spare_probability(strategy.spares, group.nodes * rate, strategy.lead_seconds / 3600)
+    downtime_seconds = strategy.detect_seconds + strategy.resume_seconds + no_spare_share * strategy.replace_seconds
+    slowdown = time_factor(per_hour, downtime_seconds / 3600, request.downtime_model)
     lost_work = _lost_work_factor(request, strategy, per_hour)
-    running = 1 / stopped
-    ettr = running / (lost_work or 1.0)
-    lost = gpus * hours * (1 - ettr)
-    exposed = running if request.downtime_model is DowntimeModel.RENEWAL else 1.0
+    running_share = 1 / slowdown
+    ettr = running_share / (lost_work or 1.0)
+    lost_gpu_hours = gpus * hours * (1 - ettr)
+    exposed_share = running_share if request.downtime_model is DowntimeModel.RENEWAL else 1.0
     return GroupForecast(
         strategy=strategy.name,
         group=group.name,
         end=end,
         failures_per_node_hour=rate,
-        failures_per_month=group.nodes * rate * hours * exposed,
-        downtime_seconds_per_failure=down,
+        failures_per_month=group.nodes * rate * hours * exposed_share,
+        downtime_seconds_per_failure=downtime_seconds,
         ends=ettr > 0,
         ettr=ettr,
-        downtime_hours_per_month=hours * (1 - running),
-        lost_work_hours_per_month=None if lost_work is None else hours * running * (1 - 1 / lost_work),
-        lost_gpu_hours_per_month=lost,
+        downtime_hours_per_month=hours * (1 - running_share),
+        lost_work_hours_per_month=None if lost_work is None else hours * running_share * (1 - 1 / lost_work),
+        lost_gpu_hours_per_month=lost_gpu_hours,
         spare_gpu_hours_per_month=spare_hours,
-        usd_per_month=None if group.usd_per_gpu_hour is None else group.usd_per_gpu_hour * (lost + spare_hours),
+        usd_per_month=None
+        if group.usd_per_gpu_hour is None
+        else group.usd_per_gpu_hour * (lost_gpu_hours + spare_hours),
     )
 
 
@@ -280,7 +282,7 @@ def _lost_work_factor(request: FleetRequest, strategy: RecoveryStrategy, per_hou
     return 1 / ettr if ettr else math.inf
 
 
-def _unknown(strategy: RecoveryStrategy, group: ForecastGroup, end: str, spare_hours: float) -> GroupForecast:
+def _unknown_month(strategy: RecoveryStrategy, group: ForecastGroup, end: str, spare_hours: float) -> GroupForecast:
     return GroupForecast(
         strategy=strategy.name,
         group=group.name,
@@ -298,16 +300,18 @@ def _unknown(strategy: RecoveryStrategy, group: ForecastGroup, end: str, spare_h
     )
 
 
-def _sum(rows: Iterable[GroupForecast], end: str, field: str) -> float | None:
+def _sum_over_groups(rows: Iterable[GroupForecast], end: str, field: str) -> float | None:
     """Return the sum over the groups at one end; None if one value is unknown."""
     values = [getattr(row, field) for row in rows if row.end == end]
     return None if None in values else math.fsum(values)
 
 
-def _total(name: str, rows: list[GroupForecast]) -> FleetTotal:
+def _fleet_total(name: str, rows: list[GroupForecast]) -> FleetTotal:
     fields = ("failures_per_month", "lost_gpu_hours_per_month", "usd_per_month")
     sums = {
-        f"{'' if end == 'estimate' else f'{end}_'}{field}": _sum(rows, end, field) for end in ENDS for field in fields
+        f"{'' if end == 'estimate' else f'{end}_'}{field}": _sum_over_groups(rows, end, field)
+        for end in ENDS
+        for field in fields
     }
     return FleetTotal(strategy=name, **sums)
 
@@ -315,63 +319,63 @@ def _total(name: str, rows: list[GroupForecast]) -> FleetTotal:
 # ---------------------------------------------------------------- changes
 
 
-def _changes(request: FleetRequest, strategies: dict[str, list[GroupForecast]]) -> Iterator[ChangeValue]:
+def _values_of_changes(request: FleetRequest, strategies: dict[str, list[GroupForecast]]) -> Iterator[ChangeValue]:
     """Yield each change of the configured strategy alone, then all together."""
     configured, hyperpod = strategies["evenkeel-configured"], strategies["hyperpod-unchanged"]
     for text, strategy_of in _CHANGES.items():
-        yield _change(text, configured, _rows(request, strategy_of))
-    yield _change("all of evenkeel-possible", configured, strategies["evenkeel-possible"])
-    yield _change("evenkeel-configured instead of hyperpod-unchanged", hyperpod, configured)
+        yield _value_of_change(text, configured, _strategy_months(request, strategy_of))
+    yield _value_of_change("all of evenkeel-possible", configured, strategies["evenkeel-possible"])
+    yield _value_of_change("evenkeel-configured instead of hyperpod-unchanged", hyperpod, configured)
 
 
-def _change(text: str, before: list[GroupForecast], after: list[GroupForecast]) -> ChangeValue:
-    usd = [_difference(before, after, end, "usd_per_month") for end in ENDS]
+def _value_of_change(text: str, before: list[GroupForecast], after: list[GroupForecast]) -> ChangeValue:
+    usd = [_saved_amount(before, after, end, "usd_per_month") for end in ENDS]
     return ChangeValue(
         change=text,
         low_saved_usd_per_month=usd[0],
         saved_usd_per_month=usd[1],
         high_saved_usd_per_month=usd[2],
-        saved_gpu_hours_per_month=_difference(before, after, "estimate", "lost_gpu_hours_per_month"),
+        saved_gpu_hours_per_month=_saved_amount(before, after, "estimate", "lost_gpu_hours_per_month"),
     )
 
 
-def _difference(before: list[GroupForecast], after: list[GroupForecast], end: str, field: str) -> float | None:
-    first, second = _sum(before, end, field), _sum(after, end, field)
+def _saved_amount(before: list[GroupForecast], after: list[GroupForecast], end: str, field: str) -> float | None:
+    first, second = _sum_over_groups(before, end, field), _sum_over_groups(after, end, field)
     return None if first is None or second is None else first - second
 
 
-def _one_more_spare(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
-    strategy = _configured(request, group, rate)
+def _with_one_more_spare(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
+    strategy = _configured_strategy(request, group, rate)
     return strategy._replace(spares=strategy.spares + (group.market is Market.COMMITTED))
 
 
-def _cheapest_spares(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
-    return _with_best_spares(request, group, rate, _configured(request, group, rate))
+def _with_cheapest_spares(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
+    return _with_best_spares(request, group, rate, _configured_strategy(request, group, rate))
 
 
-def _best_interval(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
-    return _with_best_interval(request, group, rate, _configured(request, group, rate))
+def _with_cheapest_interval(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
+    return _with_best_interval(request, group, rate, _configured_strategy(request, group, rate))
 
 
-def _half_interval(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
-    strategy = _configured(request, group, rate)
+def _with_half_interval(request: FleetRequest, group: ForecastGroup, rate: float) -> RecoveryStrategy:
+    strategy = _configured_strategy(request, group, rate)
     return strategy._replace(interval_seconds=strategy.interval_seconds and strategy.interval_seconds / 2)
 
 
 _CHANGES: dict[str, StrategyOf] = {
-    "one more spare node in each committed group": _one_more_spare,
-    "the cheapest number of spare nodes": _cheapest_spares,
-    "half the checkpoint interval": _half_interval,
-    "the best checkpoint interval": _best_interval,
-    "faster detection, as in evenkeel-possible": _faster,
+    "one more spare node in each committed group": _with_one_more_spare,
+    "the cheapest number of spare nodes": _with_cheapest_spares,
+    "half the checkpoint interval": _with_half_interval,
+    "the best checkpoint interval": _with_cheapest_interval,
+    "faster detection, as in evenkeel-possible": _with_faster_detection,
 }
 
 
 # ---------------------------------------------------------------- assumptions
 
 
-def _assumptions(request: FleetRequest) -> Iterator[str]:
-    """Yield everything that the figures assume, in sentences."""
+def _list_assumptions(request: FleetRequest) -> Iterator[str]:
+    """Yield the assumptions behind the figures, as sentences."""
     yield f"A month has {request.hours_per_month:g} h, and every node of a group runs a job all the time."
     yield "Failures are independent, and their rate is constant. Any node stops its whole job."
     yield f"Downtime counts in the form {request.downtime_model}."
@@ -390,10 +394,10 @@ def _assumptions(request: FleetRequest) -> Iterator[str]:
     else:
         yield "A job repeats its work since the last checkpoint. It saves at a constant interval, and a save blocks it."
     for group in request.groups:
-        yield from _assumptions_of(group, group.rate(request.confidence), request.confidence)
+        yield from _list_group_assumptions(group, group.rate(request.confidence), request.confidence)
 
 
-def _assumptions_of(group: ForecastGroup, rate: FailureRate | None, confidence: float) -> Iterator[str]:
+def _list_group_assumptions(group: ForecastGroup, rate: FailureRate | None, confidence: float) -> Iterator[str]:
     jobs = group.nodes / group.job_size
     yield f"Group {group.name}: jobs of {count_of(group.job_size, 'node')} ({jobs:g} in all), {group.market}."
     if rate is None:

@@ -76,15 +76,15 @@ class RecoveryTimes(FigureDocument):
 
     detect_seconds: float | None = Field(default=None, ge=0, le=31_536_000)
     replace_seconds: float | None = Field(default=None, ge=0, le=31_536_000)
-    """Until a node is there, if no spare is."""
+    """Time until a replacement node is Ready, if there is no spare."""
     resume_seconds: float | None = Field(default=None, ge=0, le=31_536_000)
-    """From the node until the job trains."""
+    """Time from a Ready node until the job trains."""
     lead_seconds: float | None = Field(default=None, ge=0, le=31_536_000)
-    """From the order of a node until it is a spare. Null: as the replacement."""
+    """Time from the order of a node until it is a spare. Null: the same as a replacement."""
 
 
 class CheckpointTimes(FigureDocument):
-    """How the jobs save."""
+    """How the jobs save checkpoints."""
 
     interval_seconds: float = Field(gt=0, le=31_536_000)
     """Training time between two saves."""

@@ -16,7 +16,7 @@ _TOLERANCE_SECONDS = 1e-6
 
 
 class Bucket(StrEnum):
-    """Kinds of time that is not a productive step."""
+    """Kinds of time other than productive steps."""
 
     TPU_INITIALIZATION = "TPU_INITIALIZATION"
     """Start of the accelerators, GPUs included."""
@@ -28,9 +28,9 @@ class Bucket(StrEnum):
     UNPRODUCTIVE_CHECKPOINT_SAVE_TIME = "UNPRODUCTIVE_CHECKPOINT_SAVE_TIME"
     UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME = "UNPRODUCTIVE_CHECKPOINT_RESTORE_TIME"
     WASTED_PROGRESS_FROM_DISRUPTION = "WASTED_PROGRESS_FROM_DISRUPTION"
-    """From the last kept step to the crash."""
+    """Time from the last kept step to the crash."""
     INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION = "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
-    """From the crash to the next start of the job."""
+    """Time from the crash to the next start of the job."""
     CUSTOM_BADPUT_EVENTS = "CUSTOM_BADPUT_EVENTS"
     OTHER = "OTHER"
     ELASTIC_SLICE_DOWN = "ELASTIC_SLICE_DOWN"
@@ -45,11 +45,11 @@ class TimeSpent(FigureDocument):
     """The measured times of a job, in seconds."""
 
     elapsed_seconds: float
-    """Since the job started."""
+    """Time since the job started."""
     productive_seconds: float
-    """In steps whose progress was kept."""
+    """Time in steps whose progress was kept."""
     buckets: dict[Bucket, float] = {}
-    """Without OTHER, the rest of the time is OTHER."""
+    """If OTHER is missing, the rest of the time counts as OTHER."""
 
 
 class BucketShare(Value):
@@ -85,13 +85,13 @@ def goodput(spent: TimeSpent) -> Goodput:
     productive = at_least("productive_seconds", spent.productive_seconds)
     seconds = {bucket: at_least(f"buckets.{bucket}", value) for bucket, value in spent.buckets.items()}
     added = math.fsum([productive, *(value for bucket, value in seconds.items() if bucket not in OVERLAPPING)])
-    rest, allowed = elapsed - added, _TOLERANCE_SECONDS * elapsed
-    if rest < -allowed:
-        raise WrongFigure("buckets", f"and productive_seconds sum to {added:g} s, {-rest:g} s more than elapsed")
+    unassigned, allowed = elapsed - added, _TOLERANCE_SECONDS * elapsed
+    if unassigned < -allowed:
+        raise WrongFigure("buckets", f"and productive_seconds sum to {added:g} s, {-unassigned:g} s more than elapsed")
     if Bucket.OTHER not in seconds:
-        seconds[Bucket.OTHER] = max(0.0, rest)
-    elif rest > allowed:
-        raise WrongFigure("buckets", f"and productive_seconds sum to {added:g} s, {rest:g} s less than elapsed")
+        seconds[Bucket.OTHER] = max(0.0, unassigned)
+    elif unassigned > allowed:
+        raise WrongFigure("buckets", f"and productive_seconds sum to {added:g} s, {unassigned:g} s less than elapsed")
     return Goodput(
         elapsed_seconds=elapsed,
         productive_seconds=productive,
@@ -117,7 +117,7 @@ def ideal_step_seconds(steps: Sequence[float]) -> float:
         raise WrongFigure("steps", "must not be empty")
     for step in steps:
         at_least("steps", step)
-    middle = median(steps)
-    limit = middle + 3 * median(abs(step - middle) for step in steps)
+    median_seconds = median(steps)
+    limit = median_seconds + 3 * median(abs(step - median_seconds) for step in steps)
     counted_steps = [step for step in steps if step <= limit]
     return math.fsum(counted_steps) / len(counted_steps)

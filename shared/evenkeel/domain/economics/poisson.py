@@ -7,7 +7,7 @@ series gives it below `shape + 1`, and a continued fraction above (https://dlmf.
 import math
 from collections.abc import Callable
 
-from evenkeel.domain.economics.figure_checks import at_least, more_than, share, whole
+from evenkeel.domain.economics.figure_checks import at_least, more_than, share_between_0_and_1, whole_number
 
 _PRECISION = 1e-16
 _MAX_TERMS = 100_000
@@ -16,20 +16,20 @@ _TINY = 1e-300
 
 def gamma_p(shape: float, x: float) -> float:
     """Return the regularised lower incomplete gamma function P(shape, x)."""
-    return _series(shape, x) if x < shape + 1 else 1 - _continued_fraction(shape, x)
+    return _lower_series(shape, x) if x < shape + 1 else 1 - _upper_fraction(shape, x)
 
 
 def gamma_q(shape: float, x: float) -> float:
     """Return the regularised upper incomplete gamma function Q(shape, x) = 1 - P(shape, x)."""
-    return 1 - _series(shape, x) if x < shape + 1 else _continued_fraction(shape, x)
+    return 1 - _lower_series(shape, x) if x < shape + 1 else _upper_fraction(shape, x)
 
 
-def _factor(shape: float, x: float) -> float:
+def _common_factor(shape: float, x: float) -> float:
     """Return x^shape e^-x / Gamma(shape)."""
     return math.exp(shape * math.log(x) - x - math.lgamma(shape))
 
 
-def _series(shape: float, x: float) -> float:
+def _lower_series(shape: float, x: float) -> float:
     if x <= 0:
         return 0.0
     term = total = 1 / shape
@@ -38,10 +38,10 @@ def _series(shape: float, x: float) -> float:
         total += term
         if term < total * _PRECISION:
             break
-    return min(1.0, total * _factor(shape, x))
+    return min(1.0, total * _common_factor(shape, x))
 
 
-def _continued_fraction(shape: float, x: float) -> float:
+def _upper_fraction(shape: float, x: float) -> float:
     """Evaluate the fraction from its top: Lentz's method, https://dlmf.nist.gov/3.10.iii."""
     b = x + 1 - shape
     c = 1 / _TINY
@@ -53,7 +53,7 @@ def _continued_fraction(shape: float, x: float) -> float:
         fraction *= c * d
         if abs(c * d - 1) < 4 * _PRECISION:
             break
-    return min(1.0, fraction * _factor(shape, x))
+    return min(1.0, fraction * _common_factor(shape, x))
 
 
 def pmf(count: int, mean: float) -> float:
@@ -75,16 +75,16 @@ def at_most_probability(count: int, mean: float) -> float:
 
 def chi_square_quantile(probability: float, degrees: float) -> float:
     """Return the value that a chi-square variable does not exceed with this probability."""
-    share("probability", probability)
+    share_between_0_and_1("probability", probability)
     more_than("degrees", degrees)
     shape = degrees / 2
     # The smaller tail is compared, because 1 - p loses its last digits.
     if probability <= 0.5:
-        return 2 * _solve(lambda x: gamma_p(shape, x) < probability, shape)
-    return 2 * _solve(lambda x: gamma_q(shape, x) > 1 - probability, shape)
+        return 2 * _bisect(lambda x: gamma_p(shape, x) < probability, shape)
+    return 2 * _bisect(lambda x: gamma_q(shape, x) > 1 - probability, shape)
 
 
-def _solve(is_below: Callable[[float], bool], start: float) -> float:
+def _bisect(is_below: Callable[[float], bool], start: float) -> float:
     """Return where a monotone condition changes, by bisection to the last digit."""
     low, high = 0.0, max(1.0, start)
     while is_below(high):
@@ -100,8 +100,8 @@ def count_interval(count: int, confidence: float = 0.95) -> tuple[float, float]:
     Source: F. Garwood, Fiducial limits for the Poisson distribution, Biometrika 28 (1936), in the chi-square form
     (https://www.itl.nist.gov/div898/handbook/apr/section4/apr412.htm).
     """
-    whole("failures", count)
-    tail = (1 - share("confidence", confidence)) / 2
+    whole_number("failures", count)
+    tail = (1 - share_between_0_and_1("confidence", confidence)) / 2
     low = chi_square_quantile(tail, 2 * count) / 2 if count else 0.0
     return low, chi_square_quantile(1 - tail, 2 * count + 2) / 2
 

@@ -92,26 +92,26 @@ class Remark(Value):
     correct: str
 
 
-class _Rule(NamedTuple):
+class _RoundingRule(NamedTuple):
     """How the article rounds the cells of a table."""
 
     verdict: CellCheck
     rounds: Callable[[float], float]
 
 
-def _half_up(value: float, digits: int = 0) -> float:
+def _round_half_up(value: float, digits: int = 0) -> float:
     scale = 10.0**digits
     return math.floor(value * scale + 0.5) / scale
 
 
-_UP = _Rule(CellCheck.ROUNDED_UP, lambda value: float(math.ceil(value - 1e-9)))
-_DOWN = _Rule(CellCheck.ROUNDED_DOWN, lambda value: float(math.floor(value + 1e-9)))
-_HALF_UP = _Rule(CellCheck.ROUNDED, _half_up)
-_TENTHS = _Rule(CellCheck.ROUNDED, partial(_half_up, digits=1))
-_EXACT = _Rule(CellCheck.EXACT, float)
+_UP = _RoundingRule(CellCheck.ROUNDED_UP, lambda value: float(math.ceil(value - 1e-9)))
+_DOWN = _RoundingRule(CellCheck.ROUNDED_DOWN, lambda value: float(math.floor(value + 1e-9)))
+_HALF_UP = _RoundingRule(CellCheck.ROUNDED, _round_half_up)
+_TENTHS = _RoundingRule(CellCheck.ROUNDED, partial(_round_half_up, digits=1))
+_EXACT = _RoundingRule(CellCheck.EXACT, float)
 
 
-class _CellLabels(NamedTuple):
+class _CellLocation(NamedTuple):
     """A cell of a published table."""
 
     table: str
@@ -120,24 +120,24 @@ class _CellLabels(NamedTuple):
     unit: str
 
 
-def _cell(
-    labels: _CellLabels,
+def _check_cell(
+    location: _CellLocation,
     printed: float | None,
     exact: float,
     second: simulation.Estimate,
-    rule: _Rule = _EXACT,
+    rule: _RoundingRule = _EXACT,
     note: str = "",
 ) -> Cell:
-    right = rule.rounds(exact)
-    is_misprint = printed is not None and not math.isclose(printed, right, rel_tol=1e-9)
+    rounded = rule.rounds(exact)
+    is_misprint = printed is not None and not math.isclose(printed, rounded, rel_tol=1e-9)
     verdict = CellCheck.NOT_PRINTED if printed is None else CellCheck.MISPRINT if is_misprint else rule.verdict
     if is_misprint and not note:
-        note = f"Printed {printed:g}, should say {right:g} ({exact:.2f})."
+        note = f"Printed {printed:g}, should say {rounded:g} ({exact:.2f})."
     allowed = 4 * second.standard_error + 1e-6 * max(1.0, abs(exact))
     return Cell(
-        **labels._asdict(),
+        **location._asdict(),
         printed=printed,
-        correct=right if printed is not None else exact,
+        correct=rounded if printed is not None else exact,
         exact=exact,
         second_derivation=second.value,
         standard_error=second.standard_error,
@@ -148,7 +148,7 @@ def _cell(
     )
 
 
-def cells(random_for: Callable[[str], Uniform], failures: int = DEFAULT_FAILURES) -> tuple[Cell, ...]:
+def check_cells(random_for: Callable[[str], Uniform], failures: int = DEFAULT_FAILURES) -> tuple[Cell, ...]:
     """Return every cell of Tables 1 to 6.
 
     Args:
@@ -159,7 +159,7 @@ def cells(random_for: Callable[[str], Uniform], failures: int = DEFAULT_FAILURES
 
 
 def misprints(table_cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
-    """Return the cells that are printed wrong."""
+    """Return the misprinted cells."""
     return tuple(cell for cell in table_cells if cell.is_misprint)
 
 
@@ -171,9 +171,9 @@ def table_1() -> Iterator[Cell]:
     for percent, row in TABLE_1.items():
         for nodes, printed in zip(NODES, row, strict=True):
             rate = percent / 100
-            labels = _CellLabels("1", f"{percent:.2f} % per hour", f"{nodes} instances", "hours")
+            place = _CellLocation("1", f"{percent:.2f} % per hour", f"{nodes} instances", "hours")
             second = simulation.Estimate(integrated_mtbf(nodes, rate), 0.0)
-            yield _cell(labels, printed, 1 / (nodes * rate), second, _UP)
+            yield _check_cell(place, printed, 1 / (nodes * rate), second, _UP)
 
 
 def integrated_mtbf(nodes: int, rate: float) -> float:
@@ -194,8 +194,8 @@ def table_2() -> Iterator[Cell]:
     for nodes, (detect, replace, resume, printed) in TABLE_2.items():
         other_stages = math.fsum(sum(row[:3]) for size, row in TABLE_2.items() if size != nodes)
         second = simulation.Estimate(math.fsum(all_stages) - other_stages, 0.0)
-        yield _cell(
-            _CellLabels("2", f"{nodes} instances", "total", "seconds"), printed, detect + replace + resume, second
+        yield _check_cell(
+            _CellLocation("2", f"{nodes} instances", "total", "seconds"), printed, detect + replace + resume, second
         )
 
 
@@ -205,7 +205,7 @@ def table_3() -> Iterator[Cell]:
     for name, (cause, replace, resume, printed) in TABLE_3.items():
         other_stages = math.fsum(sum(row[:3]) for other, row in TABLE_3.items() if other != name)
         second = simulation.Estimate(math.fsum(all_stages) - other_stages, 0.0)
-        yield _cell(_CellLabels("3", name, "total", "minutes"), printed, cause + replace + resume, second)
+        yield _check_cell(_CellLocation("3", name, "total", "minutes"), printed, cause + replace + resume, second)
 
 
 # ---------------------------------------------------------------- Table 4
@@ -236,10 +236,12 @@ def table_4(random_for: Callable[[str], Uniform], failures: int) -> Iterator[Cel
     for percent, row in TABLE_4.items():
         for nodes, printed in zip(NODES, row, strict=True):
             per_hour = nodes * percent / 100
-            labels = _CellLabels("4", f"{percent:.2f} % per hour", f"{nodes} instances", "percent")
+            location = _CellLocation("4", f"{percent:.2f} % per hour", f"{nodes} instances", "percent")
             runs = _SimulatedRuns(per_hour, failures, random_for(f"4/{percent}/{nodes}"))
             second = runs.estimate(lambda fast, slow: 100 * (1 - fast / slow))
-            yield _cell(labels, printed, 100 * saved_share(per_hour, WITH_HOURS, WITHOUT_HOURS), second, _HALF_UP)
+            yield _check_cell(
+                location, printed, 100 * saved_share(per_hour, WITH_HOURS, WITHOUT_HOURS), second, _HALF_UP
+            )
 
 
 # ---------------------------------------------------------------- Tables 5 and 6
@@ -256,7 +258,7 @@ class _RunFigure(NamedTuple):
     row: str
     unit: str
     printed: float | None
-    rule: _Rule
+    rule: _RoundingRule
     figure: Callable[[float, float], float]
     note: str = ""
 
@@ -281,22 +283,26 @@ def tables_5_and_6(random_for: Callable[[str], Uniform], failures: int) -> Itera
     per_hour = RUN_NODES * RUN_PERCENT / 100
     closed = tuple(time_factor(per_hour, hours, DowntimeModel.RENEWAL) for hours in (WITH_HOURS, WITHOUT_HOURS))
     days, run = failure_free_days(), f"{RUN_NODES} instances"
-    yield _cell(_CellLabels("5", "time without failures", run, "days"), None, days, simulation.Estimate(days, 0.0))
+    yield _check_cell(
+        _CellLocation("5", "time without failures", run, "days"), None, days, simulation.Estimate(days, 0.0)
+    )
     expected = per_hour * days * 24
     counted = simulation.Estimate(expected, 0.0)
-    yield _cell(_CellLabels("5", "failures in that time", run, "failures"), None, expected, counted)
+    yield _check_cell(_CellLocation("5", "failures in that time", run, "failures"), None, expected, counted)
     runs = _SimulatedRuns(per_hour, failures, random_for("5"))
     for row, unit, printed, rule, figure, note in _run_figures():
-        labels = _CellLabels("5", row, run, unit)
-        yield _cell(labels, printed, figure(*closed), runs.estimate(figure), rule, note)
+        location = _CellLocation("5", row, run, unit)
+        yield _check_cell(location, printed, figure(*closed), runs.estimate(figure), rule, note)
 
     def usd(fast: float, slow: float) -> float:
         return days * (slow - fast) * 24 * RUN_NODES * GPUS_PER_NODE * USD_PER_GPU_HOUR
 
     printed = 104 * 24 * RUN_NODES * GPUS_PER_NODE * USD_PER_GPU_HOUR
-    rule = _Rule(CellCheck.FROM_ROUNDED, lambda _: float(printed))
+    rule = _RoundingRule(CellCheck.FROM_ROUNDED, lambda _: float(printed))
     note = f"104 days times 24 h; unrounded ${usd(*closed):,.0f}."
-    yield _cell(_CellLabels("6", "cost saved", run, "USD"), printed, usd(*closed), runs.estimate(usd), rule, note)
+    yield _check_cell(
+        _CellLocation("6", "cost saved", run, "USD"), printed, usd(*closed), runs.estimate(usd), rule, note
+    )
 
 
 # ---------------------------------------------------------------- outside the cells
@@ -359,12 +365,16 @@ _FIXED_REMARKS = (
 )
 
 
-def remarks() -> tuple[Remark, ...]:
+def list_remarks() -> tuple[Remark, ...]:
     """Return the statements outside the cells that are wrong or need care, in the order of the article."""
-    return tuple(sorted((*_FIXED_REMARKS, _circular_days(), _saved_dollars()), key=lambda remark: remark.where))
+    return tuple(
+        sorted(
+            (*_FIXED_REMARKS, _remark_on_circular_days(), _remark_on_saved_dollars()), key=lambda remark: remark.where
+        )
+    )
 
 
-def _circular_days() -> Remark:
+def _remark_on_circular_days() -> Remark:
     days = RUN_NODES * RUN_PERCENT / 100 * 24 * 325 * WITHOUT_HOURS / 24
     return Remark(
         where="Table 5, formula",
@@ -373,7 +383,7 @@ def _circular_days() -> Remark:
     )
 
 
-def _saved_dollars() -> Remark:
+def _remark_on_saved_dollars() -> Remark:
     low = 0.0158 / 100 * RUN_NODES
     saved = failure_free_days() * low * (WITHOUT_HOURS - WITH_HOURS)
     percent = 100 * saved_share(low, WITH_HOURS, WITHOUT_HOURS)

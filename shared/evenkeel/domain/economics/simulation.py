@@ -31,16 +31,16 @@ def time_factors(
     worked, elapsed = [0.0] * len(downtime_hours), [0.0] * len(downtime_hours)
     for _ in range(_BATCHES):
         gaps = [-math.log(1 - uniform()) / failures_per_hour for _ in range(size)]
-        pairs = [_batch(gaps, downtime_hour, model) for downtime_hour in downtime_hours]
-        batches.append(tuple(simulated_seconds / done for done, simulated_seconds in pairs))
-        for index, (done, simulated_seconds) in enumerate(pairs):
-            worked[index] += done
-            elapsed[index] += simulated_seconds
-    return batches, tuple(simulated_seconds / done for done, simulated_seconds in zip(worked, elapsed, strict=True))
+        pairs = [_simulate_batch(gaps, downtime_hour, model) for downtime_hour in downtime_hours]
+        batches.append(tuple(all_hours / worked_hours for worked_hours, all_hours in pairs))
+        for index, (worked_hours, all_hours) in enumerate(pairs):
+            worked[index] += worked_hours
+            elapsed[index] += all_hours
+    return batches, tuple(all_hours / worked_hours for worked_hours, all_hours in zip(worked, elapsed, strict=True))
 
 
-def _batch(gaps: list[float], downtime: float, model: DowntimeModel) -> tuple[float, float]:
-    """Return the hours of work and the hours in all of a run with failures after these gaps."""
+def _simulate_batch(gaps: list[float], downtime: float, model: DowntimeModel) -> tuple[float, float]:
+    """Return the working hours and all hours of a run in which failures follow each other after these gaps."""
     now = down_until = worked = 0.0
     for gap in gaps:
         if model is DowntimeModel.RENEWAL:

@@ -1,4 +1,4 @@
-"""How many spare nodes to keep: a stock that is ordered again, or machines that repairers bring back.
+"""How many spare nodes to keep, from a stock that is reordered or with machines that are repaired.
 
 Stock of S spares, each failure orders one node, and an order takes L hours on average. The number of open orders is
 Poisson distributed with mean x L, whatever the distribution of L (Palm's theorem). So a failure finds no spare with
@@ -11,7 +11,7 @@ Machines with a limited number of repairers: a birth-death process in the number
 import math
 
 from evenkeel.domain.economics import poisson
-from evenkeel.domain.economics.figure_checks import WrongFigure, at_least, more_than, whole
+from evenkeel.domain.economics.figure_checks import WrongFigure, at_least, more_than, whole_number
 from evenkeel.domain.values import Value
 
 _MAX_SPARES = 10_000
@@ -21,13 +21,13 @@ _MAX_MACHINES = 100_000
 def no_spare_probability(spares: int, failures_per_hour: float, lead_hours: float) -> float:
     """Return the probability that a failure finds no spare, if each failure orders one node."""
     load = at_least("failures_per_hour", failures_per_hour) * at_least("lead_hours", lead_hours)
-    return poisson.at_least_probability(whole("spares", spares), load)
+    return poisson.at_least_probability(whole_number("spares", spares), load)
 
 
 def erlang_loss(servers: int, load: float) -> float:
     """Return Erlang's loss formula: the probability that all servers are busy."""
     blocked = 1.0
-    for busy in range(1, whole("servers", servers) + 1):
+    for busy in range(1, whole_number("servers", servers) + 1):
         blocked = at_least("load", load) * blocked / (busy + load * blocked)
     return blocked
 
@@ -41,9 +41,9 @@ class SpareInputs(Value):
     nodes: int
     failures_per_node_hour: float
     lead_seconds: float
-    """From an order until the node is a spare."""
+    """Time from an order until the node is a spare."""
     wait_seconds: float
-    """Wait for a node after a failure without a spare."""
+    """Wait for a node if a failure finds no spare."""
     detect_seconds: float
     resume_seconds: float
     run_cost_usd: float | None = None
@@ -52,7 +52,7 @@ class SpareInputs(Value):
     @property
     def failures_per_hour(self) -> float:
         """Failures of the job per hour."""
-        return whole("nodes", self.nodes, 1) * at_least("failures_per_node_hour", self.failures_per_node_hour)
+        return whole_number("nodes", self.nodes, 1) * at_least("failures_per_node_hour", self.failures_per_node_hour)
 
 
 class SpareCost(Value):
@@ -77,7 +77,7 @@ class SpareCost(Value):
 def spare_cost(spares: int, inputs: SpareInputs) -> SpareCost:
     """Return time and cost with a number of spares."""
     per_hour, factor = inputs.failures_per_hour, _cost_factor(spares, inputs)
-    further = _cost_factor(spares + 1, inputs)
+    next_factor = _cost_factor(spares + 1, inputs)
     usd = inputs.run_cost_usd
     if usd is not None:
         at_least("run_cost_usd", usd)
@@ -91,8 +91,8 @@ def spare_cost(spares: int, inputs: SpareInputs) -> SpareCost:
         time_factor=1 + per_hour * downtime / 3600,
         cost_factor=factor,
         cost_usd=None if usd is None else usd * factor,
-        next_spare_saves_usd=None if usd is None else usd * (factor - further),
-        next_spare_pays=further < factor,
+        next_spare_saves_usd=None if usd is None else usd * (factor - next_factor),
+        next_spare_pays=next_factor < factor,
     )
 
 
@@ -116,7 +116,7 @@ def best_spares(inputs: SpareInputs) -> int:
         ) >= _cost_factor(spares, inputs):
             candidates = range(spares + 1)
             return min(candidates, key=lambda candidate: _cost_factor(candidate, inputs))
-    raise WrongFigure("lead_seconds", f"keeps more than {_MAX_SPARES} nodes on order")
+    raise WrongFigure("lead_seconds", f"would keep more than {_MAX_SPARES} nodes on order")
 
 
 # ---------------------------------------------------------------- machines with repairers
@@ -135,7 +135,7 @@ class RepairShop(Value):
     enough_nodes_probability: float
     """Share of time in which the job has all its nodes."""
     no_spare_probability: float
-    """That a failure of a running job finds no spare."""
+    """Probability that a failure of a running job finds no spare."""
     mean_nodes_short: float
     """Nodes that the job lacks, on average over time."""
 
@@ -159,8 +159,8 @@ def repair_shop(
         repairers: Repairs that can run at once; None for one per machine.
         fails_while_stopped: Whether nodes also fail while the job lacks a node.
     """
-    machines = whole("nodes", nodes, 1, _MAX_MACHINES) + whole("spares", spares, 0, _MAX_SPARES)
-    crew = machines if repairers is None else whole("repairers", repairers, 1)
+    machines = whole_number("nodes", nodes, 1, _MAX_MACHINES) + whole_number("spares", spares, 0, _MAX_SPARES)
+    repairer_count = machines if repairers is None else whole_number("repairers", repairers, 1)
     rate = at_least("failures_per_node_hour", failures_per_node_hour)
     repairs = 1 / more_than("repair_hours", repair_hours)
     logs = [0.0]
@@ -168,24 +168,24 @@ def repair_shop(
         in_use = nodes if broken <= spares else (machines - broken) * fails_while_stopped
         if not in_use * rate:
             break
-        logs.append(logs[-1] + math.log(in_use * rate / (min(broken + 1, crew) * repairs)))
-    states = _shares(logs)
+        logs.append(logs[-1] + math.log(in_use * rate / (min(broken + 1, repairer_count) * repairs)))
+    states = _shares_of_weights(logs)
     enough = math.fsum(states[: spares + 1])
     return RepairShop(
         nodes=nodes,
         spares=spares,
-        repairers=crew,
+        repairers=repairer_count,
         broken_probabilities=states,
         mean_broken=math.fsum(n * p for n, p in enumerate(states)),
-        mean_waiting_for_a_repairer=math.fsum(max(0, n - crew) * p for n, p in enumerate(states)),
+        mean_waiting_for_a_repairer=math.fsum(max(0, n - repairer_count) * p for n, p in enumerate(states)),
         enough_nodes_probability=enough,
         # Relative to the states in which the job runs: their share of all states may be too small for a float.
-        no_spare_probability=_shares(logs[: spares + 1])[spares] if len(logs) > spares else 0.0,
+        no_spare_probability=_shares_of_weights(logs[: spares + 1])[spares] if len(logs) > spares else 0.0,
         mean_nodes_short=math.fsum(max(0, n - spares) * p for n, p in enumerate(states)),
     )
 
 
-def _shares(logs: list[float]) -> tuple[float, ...]:
+def _shares_of_weights(logs: list[float]) -> tuple[float, ...]:
     """Return shares from the logarithms of weights."""
     top = max(logs)
     weights = [math.exp(log - top) for log in logs]

@@ -19,7 +19,7 @@ from evenkeel.domain.costs.day_figures import DayFigures, DayRow, day_of, day_sp
 from evenkeel.domain.costs.fleet_report import ReportFacts, fleet_report
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, microseconds
-from evenkeel.domain.economics.economy_policy import list_price_of
+from evenkeel.domain.economics.economy_policy import list_accelerator_price
 from evenkeel.domain.economics.money import MICROS_PER_USD
 from evenkeel.domain.renting.burst_policy import RentedPool
 from evenkeel.domain.values import rfc3339
@@ -122,7 +122,7 @@ def _site_price(pools: Iterable[tuple[str, str]], gpus: int, context: Context) -
     prices = []
     for instance_type, pool in pools:
         price = context.policy.economy.price_of(instance_type, context.now, pool)
-        if price and price != list_price_of(instance_type, context.now):
+        if price and price != list_accelerator_price(instance_type, context.now):
             prices.append(NodeHourPrice(usd_per_hour=price.usd * gpus, origin=price.origin))
     return max(prices, key=lambda price: price.usd_per_hour, default=None)
 
@@ -134,7 +134,7 @@ def _on_demand_price(name: str, pools: Iterable[RentedPool], gpus: int, now: dat
         for pool in pools
         if plain_type(pool.instance_type) == name and pool.market is Market.ON_DEMAND
     ]
-    listed = list_price_of(name, now)
+    listed = list_accelerator_price(name, now)
     if not offers and listed and gpus:
         return NodeHourPrice(usd_per_hour=listed.usd * gpus, origin=listed.origin)
     return min(offers, key=lambda price: price.usd_per_hour, default=None)
