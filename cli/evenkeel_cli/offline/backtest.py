@@ -162,7 +162,9 @@ def run_backtest(paths: Iterable[Path], policy: Policy, cluster: str, *, window_
     if not intake.store.count:
         raise CommandFailed(Exit.USAGE, _nothing_usable(intake), code="NO_RECORDS", hint=_EXPORTS)
     terms = ShadowTimes(window_hours=window_hours)
-    result = backtest.run(intake.store.records, policy, terms, repairs_by_itself=answers[node_recovery.lower()])
+    result = backtest.run_backtest(
+        intake.store.records, policy, terms, repairs_by_itself=answers[node_recovery.lower()]
+    )
     return {"input": intake.to_json(), "policyHash": policy.hash, **result.to_json()}
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evenkeel.domain.health.incidents import AffectedJob
 from evenkeel.domain.outbound import notices
-from evenkeel.domain.outbound.notices import LONGEST_PAGE, Notice, page_text
+from evenkeel.domain.outbound.notices import MAX_ALERT_CHARACTERS, Notice, alert_text
 from evenkeel.domain.values import LONGEST_SENTENCE
 from evenkeel.services.publishing import publish_events
 from tests.unit.api.seeds import an_incident
@@ -56,19 +56,19 @@ TEXT = st.text(max_size=LONGEST_SENTENCE)
 
 @given(st.tuples(TEXT, TEXT, TEXT, TEXT))
 def test_alert_is_shortened_to_its_limit_and_keeps_its_command(answers: tuple[str, str, str, str]) -> None:
-    text = page_text(Notice(*answers, command="evenkeel incidents show inc-0000000001", runbook="shared-cause"))
+    text = alert_text(Notice(*answers, command="evenkeel incidents show inc-0000000001", runbook="shared-cause"))
 
-    assert len(text) <= LONGEST_PAGE
+    assert len(text) <= MAX_ALERT_CHARACTERS
     assert text.endswith("Next: evenkeel incidents show inc-0000000001 (runbook shared-cause)")
     assert [line.partition(":")[0] for line in text.split("\n")] == ["What", "Affects", "Doing", "Until", "Next"]
 
 
 def test_long_part_of_an_alert_does_not_shorten_short_parts() -> None:
-    text = page_text(Notice("x " * 900, "job-1.", "y " * 900, "you act.", "evenkeel status", "r"))
+    text = alert_text(Notice("x " * 900, "job-1.", "y " * 900, "you act.", "evenkeel status", "r"))
 
     assert "Affects: job-1.\n" in text
     assert "Until: you act.\n" in text
-    assert len(text) > LONGEST_PAGE - 5
+    assert len(text) > MAX_ALERT_CHARACTERS - 5
 
 
 @pytest.mark.parametrize("state", ["WAITING_FOR_PERSON", "JOB_NOT_RESUMED", "FAILED"])
@@ -76,7 +76,7 @@ def test_alert_about_an_incident_answers_the_five_questions(state: str) -> None:
     jobs = tuple(AffectedJob(job_id=f"job-{number}", attempt=1) for number in range(5))
     incident = an_incident(state=state, repairs=("reboot", "replace"), affected_jobs=jobs, outcome="It did not return.")
 
-    lines = dict(line.split(": ", 1) for line in page_text(notices.about_incident(incident)).split("\n"))
+    lines = dict(line.split(": ", 1) for line in alert_text(notices.incident_notice(incident)).split("\n"))
 
     assert incident.node_name in lines["What"]
     assert "xid:79" in lines["What"]
@@ -87,9 +87,9 @@ def test_alert_about_an_incident_answers_the_five_questions(state: str) -> None:
 
 
 def test_alert_about_a_pending_approval_names_deadline_and_command() -> None:
-    text = page_text(notices.about_incident(an_incident(plan=asking())))
+    text = alert_text(notices.incident_notice(an_incident(plan=asking())))
 
-    assert "Until: 10:45Z, then nothing is done" in text
+    assert "Until: 10:45Z, then Evenkeel does nothing" in text
     assert "Next: evenkeel incidents approve inc-0000000001" in text
 
 
@@ -97,9 +97,9 @@ def test_alert_about_a_pending_approval_names_deadline_and_command() -> None:
 def test_chat_message_has_the_format_of_amazon_q(is_drill: bool) -> None:
     incident = an_incident(plan=asking(), is_drill=is_drill)
     for event in publish_events.derive(of_incident(None, incident), "research"):
-        message = notices.chat_message(event, "research", notices.about_incident(incident))
+        message = notices.chat_message(event, "research", notices.incident_notice(incident))
 
         jsonschema.validate(message, AMAZON_Q)
         assert message["metadata"]["threadId"] == incident.incident_id, "updates stay in one thread"
         assert message["content"]["title"].startswith("[drill] ") is is_drill
-        assert len(message["content"]["description"]) <= LONGEST_PAGE
+        assert len(message["content"]["description"]) <= MAX_ALERT_CHARACTERS

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from evenkeel.domain.health.incidents import FactKind, NodeFact
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.shadow.cases import ShadowDecision, shadow_decision
-from evenkeel.domain.shadow.replay_facts import FactReplay, NodeThen
+from evenkeel.domain.shadow.replay_facts import FactReplay, RecordedNodeState
 from evenkeel.services.incidents.receive_event import find_affected_node
 from tests.examples import examples
 from tests.fakes.cluster import instance_id
@@ -65,10 +65,10 @@ def test_replayed_facts_give_the_decision_of_the_service(steps: list[tuple[int, 
             recovery.incident_id, recovery.run = result.incident_id, 1
             recovery.recover()
 
-    def node_at(instance: str, _at: object) -> NodeThen:
+    def node_at(instance: str, _at: object) -> RecordedNodeState:
         affected = find_affected_node(instance, recovery.context(), provider=None)
         assert affected
-        return NodeThen(affected=affected, is_hyperpod=True)
+        return RecordedNodeState(affected=affected, is_hyperpod=True)
 
     replayed = FactReplay(recovery.policy, node_at).decisions((fact.observed_at, fact) for fact in facts)
 
@@ -85,7 +85,7 @@ def test_two_facts_within_a_second_give_one_decision() -> None:
     affected = find_affected_node(instance_id(1), recovery.context(), provider=None)
     assert affected
 
-    replay = FactReplay(recovery.policy, lambda _instance, _at: NodeThen(affected=affected, is_hyperpod=True))
+    replay = FactReplay(recovery.policy, lambda _instance, _at: RecordedNodeState(affected=affected, is_hyperpod=True))
     (incident,) = replay.decisions((fact.observed_at, fact) for fact in (first, second))
 
     assert (incident.fault_key, incident.evidence_count) == ("xid:79", 2)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, cases_of
-from evenkeel.domain.shadow.report import summary_of
+from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, group_into_cases
+from evenkeel.domain.shadow.report import summarise_cases
 from evenkeel.domain.shadow.verdicts import Cause, JudgedCase, ShadowTimes, Verdict, judge
 from tests.examples import examples
 from tests.unit.shadow.shadow_cases import HOUR, a_case, a_decision, an_event, at
@@ -264,7 +264,7 @@ def test_later_knowledge_never_changes_a_known_cordon(
 def test_summary_counts_each_case_once(cases: list[tuple[list[NodeEvent], dict[str, object], int]]) -> None:
     judged_cases = [judged(*events, known_until=until, **decision) for events, decision, until in cases]
 
-    summary = summary_of(judged_cases, TERMS)
+    summary = summarise_cases(judged_cases, TERMS)
 
     assert summary.cases == len(cases)
     assert sum(summary.cordons.values()) + sum(summary.no_cordons.values()) == len(cases)
@@ -287,7 +287,7 @@ def test_incidents_of_a_node_within_a_window_are_one_case() -> None:
         for number, hours in enumerate((0, 1, 24, 25))
     ]
 
-    cases = cases_of(decisions, timedelta(hours=24))
+    cases = group_into_cases(decisions, timedelta(hours=24))
 
     assert [(case.incident_id, len(every)) for case, every in cases] == [("inc-0", 3), ("inc-3", 1)]
 
@@ -297,13 +297,13 @@ def test_first_decision_to_act_is_judged() -> None:
     acted = a_decision(incident_id="inc-2", decided_at=at(HOUR), repair="reboot")
     later = a_decision(incident_id="inc-3", decided_at=at(2 * HOUR), repair="replace")
 
-    ((judged_one, every),) = cases_of([later, watched, acted], timedelta(hours=24))
+    ((judged_one, every),) = group_into_cases([later, watched, acted], timedelta(hours=24))
 
     assert judged_one == acted
     assert every == (watched, acted, later)
 
 
 def test_nodes_are_separate_cases() -> None:
-    cases = cases_of([a_decision(), a_decision(incident_id="inc-2", node="eks/i-2/1")], timedelta(hours=24))
+    cases = group_into_cases([a_decision(), a_decision(incident_id="inc-2", node="eks/i-2/1")], timedelta(hours=24))
 
     assert len(cases) == 2

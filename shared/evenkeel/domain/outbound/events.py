@@ -232,20 +232,20 @@ class RowTransition(NamedTuple):
         )
 
 
-def of_incident(change: RowTransition, before: Incident | None, after: Incident) -> tuple[OutboundEvent, ...]:
+def events_of_incident(change: RowTransition, before: Incident | None, after: Incident) -> tuple[OutboundEvent, ...]:
     """Return the events of a change of an incident: opened, needs a person, settled."""
     kinds = []
     if before is None:
         kinds.append(OutboundKind.INCIDENT_OPENED)
-    if need_of(after) and (before is None or need_of(before) != need_of(after)):
+    if open_question_of(after) and (before is None or open_question_of(before) != open_question_of(after)):
         kinds.append(OutboundKind.INCIDENT_NEEDS_PERSON)
     if after.state.is_settled and (before is None or not before.state.is_settled):
         kinds.append(OutboundKind.INCIDENT_SETTLED)
     return tuple(_incident_event(change, kind, after) for kind in kinds)
 
 
-def need_of(incident: Incident) -> str:
-    """Return why an incident needs a person, as a word that changes with the question; empty if it does not."""
+def open_question_of(incident: Incident) -> str:
+    """Return a text that identifies the question to a person; another question has another text; empty if none."""
     if pending_approval(incident) and incident.plan:
         return incident.plan.decision_id
     return incident.state if incident.state in PAGED else ""
@@ -253,12 +253,12 @@ def need_of(incident: Incident) -> str:
 
 def _incident_event(change: RowTransition, kind: OutboundKind, incident: Incident) -> OutboundEvent:
     fault = default_catalogue().look_up(incident.fault_key)
-    where = incident.node_name or incident.life.instance_id
+    node_text = incident.node_name or incident.life.instance_id
     plan = incident.plan
-    stored_recovery_plan = plan if plan and pending_approval(incident) else None
-    text = f"{where}: {fault.name}."
-    if kind is OutboundKind.INCIDENT_NEEDS_PERSON and stored_recovery_plan:
-        text = f"{text} The plan awaits approval: {stored_recovery_plan.reason}"
+    pending_plan = plan if plan and pending_approval(incident) else None
+    text = f"{node_text}: {fault.name}."
+    if kind is OutboundKind.INCIDENT_NEEDS_PERSON and pending_plan:
+        text = f"{text} The plan awaits approval: {pending_plan.reason}"
     elif kind is not OutboundKind.INCIDENT_OPENED:
         text = f"{text} {incident.outcome}".rstrip()
     data = IncidentData(
@@ -278,14 +278,14 @@ def _incident_event(change: RowTransition, kind: OutboundKind, incident: Inciden
         repairs=incident.repairs,
         replacement_instance_id=incident.replacement_instance_id or None,
         decision_id=plan.decision_id if plan else None,
-        answer_by=stored_recovery_plan.answer_by if stored_recovery_plan else None,
+        answer_by=pending_plan.answer_by if pending_plan else None,
         outcome=incident.outcome or None,
         stages=incident.stages,
     )
     return change.event(kind, incident.incident_id, text, data, is_drill=incident.is_drill)
 
 
-def of_job(change: RowTransition, before: Job | None, after: Job) -> tuple[OutboundEvent, ...]:
+def events_of_job(change: RowTransition, before: Job | None, after: Job) -> tuple[OutboundEvent, ...]:
     """Return the event of a change of a job's state. Both values must hold public fields only."""
     kind = _job_kind(before, after)
     if kind is None:
@@ -333,7 +333,7 @@ def _job_kind(before: Job | None, after: Job) -> OutboundKind | None:
     return None
 
 
-def of_node(change: RowTransition, before: FleetNode | None, after: FleetNode) -> tuple[OutboundEvent, ...]:
+def events_of_node(change: RowTransition, before: FleetNode | None, after: FleetNode) -> tuple[OutboundEvent, ...]:
     """Return the event of a node that joined or left the fleet."""
     if before is None and not after.is_gone:
         kind, verb = OutboundKind.NODE_JOINED, "joined"
@@ -341,7 +341,7 @@ def of_node(change: RowTransition, before: FleetNode | None, after: FleetNode) -
         kind, verb = OutboundKind.NODE_LEFT, "left"
     else:
         return ()
-    where = after.node_name or after.life.instance_id
+    node_text = after.node_name or after.life.instance_id
     data = NodeData(
         instance_id=after.life.instance_id,
         node_name=after.node_name or None,
@@ -350,10 +350,12 @@ def of_node(change: RowTransition, before: FleetNode | None, after: FleetNode) -
         instance_type=after.instance_type or None,
         gpus=after.accelerators,
     )
-    return (change.event(kind, after.life.instance_id, f"{where} {verb} the pool {after.pool or 'unknown'}.", data),)
+    return (
+        change.event(kind, after.life.instance_id, f"{node_text} {verb} the pool {after.pool or 'unknown'}.", data),
+    )
 
 
-def of_cordons(change: RowTransition, before: ManualCordons, after: ManualCordons) -> tuple[OutboundEvent, ...]:
+def events_of_cordons(change: RowTransition, before: ManualCordons, after: ManualCordons) -> tuple[OutboundEvent, ...]:
     """Return an event for each cordon that a person added. Removals are not recorded with a person."""
     events = []
     for life, cordon in after.by_life.items():
@@ -366,17 +368,20 @@ def of_cordons(change: RowTransition, before: ManualCordons, after: ManualCordon
     return tuple(events)
 
 
-def of_entry(change: RowTransition, kind: OutboundKind, subject: str, entry: TimelineEntry, by: str) -> OutboundEvent:
+def event_of_entry(
+    change: RowTransition, kind: OutboundKind, subject: str, entry: TimelineEntry, by: str
+) -> OutboundEvent:
     """Return the event of a person's recorded change: a hold, a release, or a change of quotas."""
     return change.event(kind, subject, entry.text, ChangeData(change=entry.kind), by=by)
 
 
-def of_budgets(
+def events_of_budgets(
     change: RowTransition, before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]
 ) -> tuple[OutboundEvent, ...]:
     """Return an event for each budget that reached a threshold: 80 % or 100 % of its limit.
 
-    Its id follows from the team, the period and the threshold. So a count that falls and rises again repeats the event.
+    The id of the event follows from the team, the period and the threshold. So if a count falls and rises again, the
+    event is repeated with the same id.
 
     Args:
         change: The change of the counts.
@@ -400,15 +405,17 @@ def of_budgets(
             threshold_percent=threshold,
         )
         unit = "GPU-hours" if budget["quantity"] == "gpuHours" else "US dollars"
-        end = (
+        consequence = (
             "No further job of the team starts." if threshold == 100 else "At 100 %, no further job of the team starts."
         )
         text = (
             f"Team {budget['team']} has used {percent:.0f} % of its budget of {budget['limit']:g} {unit} "
-            f"in {budget['period']}. {end}"
+            f"in {budget['period']}. {consequence}"
         )
-        once = RowTransition(f"{'|'.join(_budget_key(budget))}|{threshold}", 0, change.at)
-        events.append(once.event(OutboundKind.BUDGET_NEAR_END, budget["team"], text, data, team=budget["team"]))
+        threshold_change = RowTransition(f"{'|'.join(_budget_key(budget))}|{threshold}", 0, change.at)
+        events.append(
+            threshold_change.event(OutboundKind.BUDGET_NEAR_END, budget["team"], text, data, team=budget["team"])
+        )
     return tuple(events)
 
 
@@ -425,7 +432,7 @@ def _percent(budget: Mapping[str, Any]) -> float:
     return 100 * budget["used"] / budget["limit"] if budget["limit"] else 100.0
 
 
-def of_policy(change: RowTransition, fleet: str, after: PolicyChange) -> OutboundEvent:
+def event_of_policy(change: RowTransition, fleet: str, after: PolicyChange) -> OutboundEvent:
     """Return the event of a change of the site policy. Only administrators read its reason and its values."""
     data = ChangeData(change="policy", number=after.number)
     text = f"Policy change {after.number} by {after.by}."

@@ -1,4 +1,4 @@
-"""Texts for a person: a page that answers five questions, and a message for a chat channel."""
+"""Texts for a person: an alert that answers five questions, and a message for a chat channel."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -9,10 +9,10 @@ from evenkeel.domain.outbound.events import OutboundEvent, OutboundKind
 from evenkeel.domain.recovery.settling import PAGED
 from evenkeel.domain.words import count_of
 
-LONGEST_PAGE = 500
-"""Maximum characters of a page: three text messages, or the preview of a locked telephone."""
-_SHORTEST = 24
-"""An answer is not cut below this."""
+MAX_ALERT_CHARACTERS = 500
+"""Maximum characters of an alert: three text messages, or the preview of a locked telephone."""
+_MIN_ANSWER_CHARACTERS = 24
+"""No answer is cut to fewer characters."""
 
 CHAT_KINDS = frozenset(
     {
@@ -27,7 +27,7 @@ CHAT_KINDS = frozenset(
 
 
 class Notice(NamedTuple):
-    """The answers to the five questions of a paged person."""
+    """The answers to five questions of the person who is paged."""
 
     what: str
     """What happened, and where?"""
@@ -43,20 +43,20 @@ class Notice(NamedTuple):
     """Name of the runbook."""
 
 
-def page_text(notice: Notice) -> str:
-    """Return a page of at most `LONGEST_PAGE` characters: one line for each question, the command whole.
+def alert_text(notice: Notice) -> str:
+    """Return an alert of at most `MAX_ALERT_CHARACTERS` characters: a line for each question, and the whole command.
 
-    The longest answers are cut first, so that no answer is lost to another one.
+    The longest answers are cut first, so that a long answer does not displace the others.
     """
     answers = [" ".join(text.split()) for text in notice[:4]]
     last = f"Next: {notice.command} (runbook {notice.runbook})"
     labels = ("What", "Affects", "Doing", "Until")
-    room = LONGEST_PAGE - len(last) - sum(len(f"{label}: \n") for label in labels)
-    while sum(map(len, answers)) > room:
+    available = MAX_ALERT_CHARACTERS - len(last) - sum(len(f"{label}: \n") for label in labels)
+    while sum(map(len, answers)) > available:
         index = max(range(len(answers)), key=lambda position: len(answers[position]))
-        excess = sum(map(len, answers)) - room
+        excess = sum(map(len, answers)) - available
         longest_other = max((len(text) for position, text in enumerate(answers) if position != index), default=0)
-        length = max(_SHORTEST, len(answers[index]) - excess, min(longest_other, len(answers[index]) - 1))
+        length = max(_MIN_ANSWER_CHARACTERS, len(answers[index]) - excess, min(longest_other, len(answers[index]) - 1))
         if length >= len(answers[index]):
             break
         answers[index] = f"{answers[index][: length - 1].rstrip()}…"
@@ -64,17 +64,17 @@ def page_text(notice: Notice) -> str:
     return "\n".join([*lines, last])
 
 
-_ENDS: Mapping[IncidentState, str] = {
+_END_TEXTS: Mapping[IncidentState, str] = {
     IncidentState.WAITING_FOR_PERSON: "needs a person",
     IncidentState.JOB_NOT_RESUMED: "a job did not resume",
     IncidentState.FAILED: "the recovery failed",
 }
 
 
-def about_incident(incident: Incident) -> Notice:
+def incident_notice(incident: Incident) -> Notice:
     """Return the notice about an incident that needs a person."""
     fault = default_catalogue().look_up(incident.fault_key)
-    where = incident.node_name or incident.life.instance_id
+    node_text = incident.node_name or incident.life.instance_id
     jobs = [affected.job_id for affected in incident.affected_jobs]
     plan = incident.plan
     repairs = f"tried: {', '.join(incident.repairs)}." if incident.repairs else "no repair was requested."
@@ -83,19 +83,19 @@ def about_incident(incident: Incident) -> Notice:
         if incident.state is IncidentState.JOB_NOT_RESUMED:
             until = "the job runs again or you act. The node needs nothing more."
         return Notice(
-            what=f"{where} ({incident.pool}): {fault.name} ({incident.fault_key}); {_ENDS[incident.state]}.",
+            what=f"{node_text} ({incident.pool}): {fault.name} ({incident.fault_key}); {_END_TEXTS[incident.state]}.",
             affects=_jobs_text(jobs),
             doing=f"{repairs} {incident.outcome}",
             until=until,
             command=f"evenkeel incidents show {incident.incident_id}",
             runbook="incident-needs-person",
         )
-    by = f"{plan.answer_by:%H:%M}Z, then nothing is done" if plan and plan.answer_by else "you answer"
+    answer_by = f"{plan.answer_by:%H:%M}Z, then Evenkeel does nothing" if plan and plan.answer_by else "you answer"
     return Notice(
-        what=f"{where} ({incident.pool}): {fault.name} ({incident.fault_key}).",
+        what=f"{node_text} ({incident.pool}): {fault.name} ({incident.fault_key}).",
         affects=_jobs_text(jobs),
         doing=f"waits for your approval: {plan.reason if plan else incident.outcome}",
-        until=by,
+        until=answer_by,
         command=f"evenkeel incidents approve {incident.incident_id}",
         runbook="incident-needs-person",
     )
@@ -127,8 +127,8 @@ def chat_message(event: OutboundEvent, fleet: str, notice: Notice | None = None)
         "id": event.event_id,
         "content": {
             "textType": "client-markdown",
-            "title": f"{drill}{_SIGNS.get(event.kind, '')}{event.kind}: {event.subject}",
-            "description": page_text(notice) if notice else event.text[:LONGEST_PAGE],
+            "title": f"{drill}{_TITLE_SIGNS.get(event.kind, '')}{event.kind}: {event.subject}",
+            "description": alert_text(notice) if notice else event.text[:MAX_ALERT_CHARACTERS],
             "nextSteps": steps,
             "keywords": [fleet, event.subject],
         },
@@ -142,7 +142,7 @@ def chat_message(event: OutboundEvent, fleet: str, notice: Notice | None = None)
     }
 
 
-_SIGNS = {
+_TITLE_SIGNS = {
     OutboundKind.INCIDENT_NEEDS_PERSON: ":rotating_light: ",
     OutboundKind.BUDGET_NEAR_END: ":warning: ",
 }

@@ -58,7 +58,7 @@ class NodeEvent(Value):
     """The source and its record, for people."""
 
     @property
-    def words(self) -> str:
+    def clause(self) -> str:
         """The event as a clause: `HyperPod rebooted the node`."""
         return f"{self.actor[0].upper()}{self.actor[1:]} {_DONE[self.kind]}" if self.kind in _DONE else _SEEN[self.kind]
 
@@ -81,16 +81,18 @@ class Aftermath(Value):
     """The events of a node after an incident of the mode `observe` had ended."""
 
     events: tuple[NodeEvent, ...] = ()
-    """In the order in which they became known. At most 60: a node that flaps does not fill its row."""
+    """In the order in which they became known; at most 60, so that a flapping node does not overflow its row."""
 
     def with_events(self, events: Iterable[NodeEvent]) -> "Aftermath":
-        """Return it with further events. Copies of an event, and events beyond the limit, change nothing."""
+        """Return the aftermath with further events. Copies of an event, and events beyond the limit, change nothing."""
         known_events = {(event.at, event.kind, event.actor) for event in self.events}
-        new = [event for event in dict.fromkeys(events) if (event.at, event.kind, event.actor) not in known_events]
-        return self.replace(events=(*self.events, *new)[:_MAX_EVENTS])
+        new_events = [
+            event for event in dict.fromkeys(events) if (event.at, event.kind, event.actor) not in known_events
+        ]
+        return self.replace(events=(*self.events, *new_events)[:_MAX_EVENTS])
 
 
-FOLLOWED_FOR = timedelta(days=14)
+AFTERMATH_PERIOD = timedelta(days=14)
 """How long the service records events after a decision: twice the longest observation window."""
 _MAX_EVENTS = 60
 
@@ -130,29 +132,29 @@ class ShadowCase(Value):
     events: tuple[NodeEvent, ...] = ()
     """In any order."""
     known_until: Instant
-    """Nothing is known about the node after this time."""
+    """The sources cover the node until this time."""
     ended: Sentence = ""
-    """Why nothing more will be known, as a sentence; empty if only the time has not come."""
+    """Why the sources cover no later time, as a sentence; empty if they only do not cover it yet."""
 
 
 NODE_ENDS = "ec2:state_stopping"
-"""The notice of EC2 that an instance ends: an action on the node, and no fault to decide about."""
+"""EC2's notice that an instance ends. It is an action on the node, not a fault to decide about."""
 _OWN_REPAIRS = {Owner.EVENKEEL: None, Owner.KARPENTER: "replace", Owner.NODE_GROUP: "replace"}
-"""Owners whose nodes Evenkeel repairs itself. Only HyperPod reboots: the other owners replace."""
+"""Owners whose nodes Evenkeel repairs itself. Only HyperPod nodes are rebooted; all others are replaced."""
 
 
 def shadow_decision(incident: Incident) -> ShadowDecision | None:
     """Return the decision of an incident of the mode `observe`; None for any other incident.
 
-    The end of a node is no fault to decide about, so an incident of that notice alone has no decision.
+    An incident with only EC2's notice that the node ends has no decision, because there is no fault to decide about.
     """
     plan, decided_at = incident.plan, incident.stages.planned_at
     if incident.is_drill or incident.mode != Mode.OBSERVE or plan is None or decided_at is None:
         return None
     if incident.fault_key == NODE_ENDS:
         return None
-    first = next((rung for rung in plan.rungs if rung in NODE_RUNGS), "")
-    is_own = plan.repairs_node and plan.owner in _OWN_REPAIRS
+    first_repair = next((rung for rung in plan.rungs if rung in NODE_RUNGS), "")
+    is_evenkeel_repair = plan.repairs_node and plan.owner in _OWN_REPAIRS
     return ShadowDecision(
         incident_id=incident.incident_id,
         node=incident.life.key,
@@ -164,13 +166,13 @@ def shadow_decision(incident: Incident) -> ShadowDecision | None:
         last_signal_at=incident.last_fault_at,
         decided_at=decided_at,
         cordons=plan.repairs_node,
-        repair=(_OWN_REPAIRS[Owner(plan.owner)] or first) if is_own and first else "",
+        repair=(_OWN_REPAIRS[Owner(plan.owner)] or first_repair) if is_evenkeel_repair and first_repair else "",
         owner=plan.owner,
         reason=plan.reason,
     )
 
 
-def cases_of(
+def group_into_cases(
     decisions: Iterable[ShadowDecision], window: timedelta
 ) -> tuple[tuple[ShadowDecision, tuple[ShadowDecision, ...]], ...]:
     """Group decisions into cases, oldest first: the decision to judge, and all decisions of the case.
@@ -198,7 +200,7 @@ def _cases_of_node(
     return [(judged, tuple(group)) for judged, group in cases]
 
 
-_STEPS = {
+_EVENT_OF_STEP = {
     "reboot_in_progress": NodeEventKind.REBOOTED,
     "replacement_started": NodeEventKind.REPLACED,
     "replacement_completed": NodeEventKind.REPLACED,
@@ -207,8 +209,8 @@ _STEPS = {
 """Steps of HyperPod that change the node. A failed step changes nothing."""
 
 
-def event_of(fact: NodeFact, *, is_evidence: bool) -> NodeEvent | None:
-    """Return the meaning of a fact for its node; None if it says nothing.
+def node_event_of(fact: NodeFact, *, is_evidence: bool) -> NodeEvent | None:
+    """Return the event of a node that a fact reports; None if the fact reports none.
 
     Args:
         fact: The fact.
@@ -226,6 +228,6 @@ def event_of(fact: NodeFact, *, is_evidence: bool) -> NodeEvent | None:
         case FactKind.RECOVERED:
             kind = NodeEventKind.RECOVERED
         case FactKind.PROGRESS:
-            kind = _STEPS.get(fact.code)
+            kind = _EVENT_OF_STEP.get(fact.code)
     actor = Actor.HYPERPOD if fact.kind is FactKind.PROGRESS else Actor.UNKNOWN
     return NodeEvent(at=fact.observed_at, kind=kind, actor=actor, evidence=evidence) if kind else None

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.incidents import AffectedNode, FactKind, NodeFact
 from evenkeel.domain.nodes import INSTANCE_ID, NodeLife
-from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, event_of
+from evenkeel.domain.shadow.cases import Actor, NodeEvent, NodeEventKind, node_event_of
 from evenkeel.domain.shadow.records import NodeAction, NodeSeen, Readiness, Record
-from evenkeel.domain.shadow.replay_facts import NodeThen
+from evenkeel.domain.shadow.replay_facts import RecordedNodeState
 from evenkeel.domain.values import rfc3339
 
 NOT_READY = "node:not_ready"
@@ -37,7 +37,7 @@ class ExportedInstance:
         self.is_hyperpod = False
         self.events: list[NodeEvent] = []
         self.ended: tuple[datetime, str] | None = None
-        """Time of its planned end, with a sentence."""
+        """Time of its planned end, with the evidence as a sentence."""
         self._boot_id = ""
         self._is_cordoned = False
 
@@ -47,8 +47,8 @@ class ExportedInstance:
             self.events.pop()
         self.events.append(event)
 
-    def add_known(self, event: NodeEvent | None) -> None:
-        """Add an event, unless it says nothing."""
+    def add_if_known(self, event: NodeEvent | None) -> None:
+        """Add an event, if there is one."""
         if event is not None:
             self.add(event)
 
@@ -71,7 +71,7 @@ class ExportedInstance:
             self.add(NodeEvent(at=at, kind=NodeEventKind.IN_SERVICE, evidence=f"{text}: Ready, without a fault mark"))
 
     def affected(self) -> AffectedNode:
-        """Return its identity."""
+        """Return the identity of the node and its slot."""
         observation = self.seen
         cluster = observation.cluster if observation else _CLUSTER
         launched_at = observation.created_at if observation and observation.created_at else self.first_at
@@ -97,10 +97,10 @@ class ExportedInstance:
 
 
 class NodeIndex:
-    """Everything that exports say about the nodes. It needs all records twice, in order: `learn`, then `follow`."""
+    """The nodes that exports name. Pass all records twice, in order of time: first to `learn`, then to `follow`."""
 
     def __init__(self, not_ready_seconds: int, repairs_by_itself: bool | None) -> None:
-        """Begin an empty book.
+        """Begin with an empty index.
 
         Args:
             not_ready_seconds: A node that is NotReady for this long is faulty.
@@ -108,8 +108,8 @@ class NodeIndex:
         """
         self.last_at: datetime | None = None
         self.unmatched = 0
-        """Records about nodes that no record identifies."""
-        self.machines: dict[str, ExportedInstance] = {}
+        """Number of records about a node that no record identifies."""
+        self.instances: dict[str, ExportedInstance] = {}
         self._not_ready = timedelta(seconds=not_ready_seconds)
         self._repairs_by_itself = repairs_by_itself
         self._names: dict[str, list[tuple[datetime, str]]] = defaultdict(list)
@@ -126,27 +126,27 @@ class NodeIndex:
             case NodeSeen():
                 self._learn_node(content, record.at)
             case NodeFact():
-                machine = self._machine(content.instance_id, record.at)
-                machine.is_hyperpod |= content.source.startswith("hyperpod.")
-                self._learn_slot(content.logical_id, machine, record.at)
+                exported = self._instance_of_id(content.instance_id, record.at)
+                exported.is_hyperpod |= content.source.startswith("hyperpod.")
+                self._learn_slot(content.logical_id, exported, record.at)
             case GroupFact() if content.kind is GroupFactKind.NODE_RECOVERY:
                 self._recovery.append((content.observed_at, content.code == "Automatic"))
             case GroupFact() if content.instance_id:
-                self._machine(content.instance_id, record.at).pool = content.instance_group
+                self._instance_of_id(content.instance_id, record.at).pool = content.instance_group
             case Readiness():
                 self._readiness[content.node_name][record.at] = (content.is_ready, content.evidence)
             case NodeAction() if content.instance_id:
-                self._machine(content.instance_id, record.at)
+                self._instance_of_id(content.instance_id, record.at)
             case _:
                 pass
 
-    def _machine(self, instance_id: str, at: datetime) -> ExportedInstance:
-        return self.machines.setdefault(instance_id, ExportedInstance(instance_id, at))
+    def _instance_of_id(self, instance_id: str, at: datetime) -> ExportedInstance:
+        return self.instances.setdefault(instance_id, ExportedInstance(instance_id, at))
 
     def _learn_node(self, observation: NodeSeen, at: datetime) -> None:
-        machine = self._machine(observation.instance_id, at)
-        machine.seen = observation
-        machine.is_hyperpod |= observation.is_hyperpod
+        exported = self._instance_of_id(observation.instance_id, at)
+        exported.seen = observation
+        exported.is_hyperpod |= observation.is_hyperpod
         names, readiness = self._names[observation.node_name], self._readiness[observation.node_name]
         if observation.instance_id not in (instance for _, instance in names):
             names.append((observation.created_at or at, observation.instance_id))
@@ -158,10 +158,10 @@ class NodeIndex:
                 observation.not_ready_since, (False, f"node object {observation.node_name}: not Ready")
             )
 
-    def _learn_slot(self, logical_id: str, machine: ExportedInstance, at: datetime) -> None:
-        if logical_id and not machine.logical_id:
-            machine.logical_id = logical_id
-            self._slots[logical_id].append((at, machine.instance_id))
+    def _learn_slot(self, logical_id: str, exported: ExportedInstance, at: datetime) -> None:
+        if logical_id and not exported.logical_id:
+            exported.logical_id = logical_id
+            self._slots[logical_id].append((at, exported.instance_id))
 
     # ------------------------------------------------------------ second reading: events
 
@@ -175,42 +175,44 @@ class NodeIndex:
         content = record.content
         match content:
             case NodeSeen():
-                self.machines[content.instance_id].follow(content, record.at)
+                self.instances[content.instance_id].follow(content, record.at)
             case NodeFact():
-                event = event_of(content, is_evidence=is_evidence)
-                for machine in self._concerned(content):
-                    machine.add_known(event)
+                event = node_event_of(content, is_evidence=is_evidence)
+                for exported in self._instances_of_fact(content):
+                    exported.add_if_known(event)
             case NodeAction():
                 self._follow_action(content)
             case _:
                 pass
 
-    def _concerned(self, fact: NodeFact) -> list[ExportedInstance]:
+    def _instances_of_fact(self, fact: NodeFact) -> list[ExportedInstance]:
         """Return the instance that a fact is about. A replacement may name the new instance of the slot."""
-        named = self.machines[fact.instance_id]
+        exported = self.instances[fact.instance_id]
         if fact.kind is not FactKind.PROGRESS or fact.code not in _STARTED:
-            return [named]
+            return [exported]
         before = [
             instance
-            for at, instance in self._slots.get(named.logical_id, ())
-            if instance != fact.instance_id and self.machines[instance].first_at < named.first_at
+            for at, instance in self._slots.get(exported.logical_id, ())
+            if instance != fact.instance_id and self.instances[instance].first_at < exported.first_at
         ]
         if before:
-            return [self.machines[before[-1]]]
+            return [self.instances[before[-1]]]
         # Without a predecessor, an instance that was known before the replacement began is the old one.
-        return [named] if named.first_at < fact.observed_at else []
+        return [exported] if exported.first_at < fact.observed_at else []
 
     def _follow_action(self, action: NodeAction) -> None:
-        instance_id = action.instance_id or self._of_slot(action) or self.instance_of(action.node_name, action.event.at)
-        machine = self.machines.get(instance_id)
-        if machine is None:
+        instance_id = (
+            action.instance_id or self._instance_of_slot(action) or self.instance_of(action.node_name, action.event.at)
+        )
+        exported = self.instances.get(instance_id)
+        if exported is None:
             self.unmatched += 1
         elif action.is_planned:
-            machine.ended = (action.event.at, f"The node ended as planned. {action.event.evidence}")
+            exported.ended = (action.event.at, f"The node ended as planned. {action.event.evidence}")
         else:
-            machine.add(action.event)
+            exported.add(action.event)
 
-    def _of_slot(self, action: NodeAction) -> str:
+    def _instance_of_slot(self, action: NodeAction) -> str:
         held = [instance for at, instance in self._slots.get(action.logical_id, ()) if at <= action.event.at]
         return held[-1] if held else ""
 
@@ -224,28 +226,28 @@ class NodeIndex:
     def not_ready_facts(self) -> Iterator[tuple[datetime, NodeFact]]:
         """Yield a fact for each node that was NotReady too long, with the time from which it counts.
 
-        Adds the end of each such time to the events of its node. To be used between the two readings.
+        Adds the end of each such time to the events of its node. Call it between the two readings.
         """
         for name, changes in sorted(self._readiness.items()):
             since: datetime | None = None
             for at, (is_ready, evidence) in sorted(changes.items()):
-                machine = self.machines.get(self.instance_of(name, at))
-                if machine is None:
+                exported = self.instances.get(self.instance_of(name, at))
+                if exported is None:
                     self.unmatched += 1
                 elif not is_ready:
                     since = since or at
                 elif since is not None:
-                    machine.add(NodeEvent(at=at, kind=NodeEventKind.RECOVERED, evidence=evidence))
-                    yield from self._not_ready_fact(machine, name, since, at)
+                    exported.add(NodeEvent(at=at, kind=NodeEventKind.RECOVERED, evidence=evidence))
+                    yield from self._not_ready_fact(exported, name, since, at)
                     since = None
-            machine = self.machines.get(self.instance_of(name, since)) if since else None
-            if since is not None and machine is not None and self.last_at is not None:
-                yield from self._not_ready_fact(machine, name, since, self.last_at)
+            exported = self.instances.get(self.instance_of(name, since)) if since else None
+            if since is not None and exported is not None and self.last_at is not None:
+                yield from self._not_ready_fact(exported, name, since, self.last_at)
 
     def _not_ready_fact(
-        self, machine: ExportedInstance, name: str, since: datetime, until: datetime
+        self, exported: ExportedInstance, name: str, since: datetime, until: datetime
     ) -> Iterator[tuple[datetime, NodeFact]]:
-        created_at = machine.seen.created_at if machine.seen else None
+        created_at = exported.seen.created_at if exported.seen else None
         is_first_boot = created_at is not None and since - created_at <= _FIRST_BOOT
         if until - since < self._not_ready or is_first_boot:
             return
@@ -254,7 +256,7 @@ class NodeIndex:
             NodeFact(
                 kind=FactKind.FAULT,
                 source=KUBELET,
-                instance_id=machine.instance_id,
+                instance_id=exported.instance_id,
                 fault_key=NOT_READY,
                 code="NotReady",
                 observed_at=since,
@@ -266,19 +268,19 @@ class NodeIndex:
 
     # ------------------------------------------------------------ state at a time
 
-    def node_at(self, instance_id: str, at: datetime) -> NodeThen:
+    def node_at(self, instance_id: str, at: datetime) -> RecordedNodeState:
         """Return the recorded state of an instance at a time."""
-        machine = self.machines[instance_id]
-        return NodeThen(
-            affected=machine.affected(),
-            is_hyperpod=machine.is_hyperpod,
-            is_karpenter=machine.seen is not None and machine.seen.is_karpenter,
-            is_gone=machine.is_gone(at),
-            is_manual_cordon=machine.has_manual_cordon(at),
-            hyperpod_repairs=self._repairs(at),
+        exported = self.instances[instance_id]
+        return RecordedNodeState(
+            affected=exported.affected(),
+            is_hyperpod=exported.is_hyperpod,
+            is_karpenter=exported.seen is not None and exported.seen.is_karpenter,
+            is_gone=exported.is_gone(at),
+            is_manual_cordon=exported.has_manual_cordon(at),
+            hyperpod_repairs=self._hyperpod_repairs(at),
         )
 
-    def _repairs(self, at: datetime) -> bool:
+    def _hyperpod_repairs(self, at: datetime) -> bool:
         if self._repairs_by_itself is not None:
             return self._repairs_by_itself
         known = [is_automatic for since, is_automatic in self._recovery if since <= at]

@@ -21,7 +21,7 @@ class Rate(Value):
     of: int
     """Cases with a known verdict."""
     unknown: int
-    """Cases without a verdict. They are in neither number."""
+    """Cases without a verdict. Neither number includes them."""
     share: float | None
     """`count / of`; None if no case has a verdict."""
     low: float
@@ -45,35 +45,41 @@ def clopper_pearson(count: int, of: int, confidence: float = CONFIDENCE) -> tupl
     """
     if not 0 <= count <= of:
         raise ValueError(f"count must be from 0 to {of}, not {count}")
-    outside = (1 - confidence) / 2
-    return _low(count, of, outside), 1 - _low(of - count, of, outside)
+    tail_probability = (1 - confidence) / 2
+    return _lower_limit(count, of, tail_probability), 1 - _lower_limit(of - count, of, tail_probability)
 
 
-def _low(count: int, of: int, outside: float) -> float:
-    """Return the share at which `count` or more successes have the probability `outside`."""
+def _lower_limit(count: int, of: int, tail_probability: float) -> float:
+    """Return the share at which `count` or more successes have the probability `tail_probability`."""
     if count == 0:
         return 0.0
     low, high = 0.0, 1.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if _at_least(count, of, middle) < outside:
+        if _at_least_probability(count, of, middle) < tail_probability:
             low = middle
         else:
             high = middle
     return (low + high) / 2
 
 
-def _at_least(count: int, of: int, share: float) -> float:
+def _at_least_probability(count: int, of: int, share: float) -> float:
     """Return the probability of `count` or more successes. Sums the shorter tail."""
     if count > of / 2:
-        return _sum(range(count, of + 1), of, share)
-    return 1 - _sum(range(count), of, share)
+        return _sum_probabilities(range(count, of + 1), of, share)
+    return 1 - _sum_probabilities(range(count), of, share)
 
 
-def _sum(counts: range, of: int, share: float) -> float:
-    yes, no = math.log(share), math.log1p(-share)
+def _sum_probabilities(counts: range, of: int, share: float) -> float:
+    log_success, log_failure = math.log(share), math.log1p(-share)
     log_of = math.lgamma(of + 1)
     return math.fsum(
-        math.exp(log_of - math.lgamma(count + 1) - math.lgamma(of - count + 1) + count * yes + (of - count) * no)
+        math.exp(
+            log_of
+            - math.lgamma(count + 1)
+            - math.lgamma(of - count + 1)
+            + count * log_success
+            + (of - count) * log_failure
+        )
         for count in counts
     )

@@ -24,8 +24,8 @@ PLAN_DELAY = timedelta(seconds=2)
 _FACT_KEPT = timedelta(days=30)
 
 
-class NodeThen(Value):
-    """Known state of a node at one time."""
+class RecordedNodeState(Value):
+    """The state of a node at one time, as the records show it."""
 
     affected: AffectedNode
     is_hyperpod: bool
@@ -46,7 +46,7 @@ class _OpenIncident(NamedTuple):
 class FactReplay:
     """The decisions about a stream of facts. Facts come in order of time."""
 
-    def __init__(self, policy: Policy, node_at: Callable[[str, datetime], NodeThen]) -> None:
+    def __init__(self, policy: Policy, node_at: Callable[[str, datetime], RecordedNodeState]) -> None:
         """Begin without any incident.
 
         Args:
@@ -68,44 +68,48 @@ class FactReplay:
             facts: Each fact, with the time from which Evenkeel can know it; in order of that time.
         """
         for known_at, fact in facts:
-            yield from self._plan_due(known_at)
+            yield from self._plan_due_incidents(known_at)
             if fact.kind is not FactKind.PROGRESS and not fact.is_drill:
                 self._ingest(fact, known_at)
-        yield from self._plan_due(None)
+        yield from self._plan_due_incidents(None)
 
     def _ingest(self, fact: NodeFact, now: datetime) -> None:
         node = self._node_at(fact.instance_id, now)
         catalogue, life = self._policy.catalogue, node.affected.life.key
-        report = ClassifiedFact.of(fact, node.affected, catalogue)
-        keys = history_keys(report.fault, node.affected) if fact.kind is FactKind.FAULT else ()
-        current = self._open.get(life)
+        classified_fact = ClassifiedFact.of(fact, node.affected, catalogue)
+        keys = history_keys(classified_fact.fault, node.affected) if fact.kind is FactKind.FAULT else ()
+        known_open = self._open.get(life)
         known = self._known.get(fact.fact_key)
         records = IntakeRecords(
             known_incident_id=known[0] if known and now - known[1] <= _FACT_KEPT else "",
             last_incident=self._last.get(life),
-            open_incident=current.incident if current else None,
+            open_incident=known_open.incident if known_open else None,
             histories={key: self._histories[key] for key in keys if key in self._histories},
         )
-        decision = decide_intake(report, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=now)
+        decision = decide_intake(classified_fact, records, catalogue, new_id=f"inc-{self._opened + 1:05}", now=now)
         self._histories |= decision.histories
         if decision.incident is None or decision.action not in (IntakeAction.OPEN, IntakeAction.JOIN):
             return
         self._opened += decision.action is IntakeAction.OPEN
         self._known[fact.fact_key] = (decision.incident.incident_id, now)
-        self._open[life] = _OpenIncident(decision.incident, current.opened_at if current else now)
+        self._open[life] = _OpenIncident(decision.incident, known_open.opened_at if known_open else now)
 
-    def _plan_due(self, now: datetime | None) -> Iterator[Incident]:
-        """Plan each incident that has waited for further facts long enough; all of them without a time."""
-        due = [life for life, incidents in self._open.items() if now is None or now > incidents.opened_at + PLAN_DELAY]
+    def _plan_due_incidents(self, now: datetime | None) -> Iterator[Incident]:
+        """Plan each incident that has waited long enough for further facts; with None, plan all incidents."""
+        due = [
+            life
+            for life, open_incident in self._open.items()
+            if now is None or now > open_incident.opened_at + PLAN_DELAY
+        ]
         for life in due:
             opened = self._open.pop(life)
-            yield self._planned(opened)
+            yield self._plan_incident(opened)
             before = self._last.get(life)
             self._last[life] = LastIncident(
                 incident_id=opened.incident.incident_id, returned_at=before.returned_at if before else None
             )
 
-    def _planned(self, opened: _OpenIncident) -> Incident:
+    def _plan_incident(self, opened: _OpenIncident) -> Incident:
         incident, decided_at = opened
         facts = self._plan_facts(incident, decided_at)
         plan = plan_recovery(facts, self._policy.repair)

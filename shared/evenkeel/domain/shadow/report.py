@@ -28,7 +28,7 @@ class FaultSummary(Value):
 
 
 class ShadowSummary(Value):
-    """The sum of judged cases. Each case is one node within one observation window."""
+    """Summary of the judged cases. Each case is one node within one observation window."""
 
     times: ShadowTimes
     cases: int
@@ -48,35 +48,35 @@ class ShadowSummary(Value):
     """For each fault of a judged decision, the most wrong cordons first."""
 
 
-def summary_of(judged: Sequence[JudgedCase], times: ShadowTimes) -> ShadowSummary:
-    """Return the sum of judged cases."""
-    would_cordon = [case for case in judged if case.decision.cordons]
+def summarise_cases(judged_cases: Sequence[JudgedCase], times: ShadowTimes) -> ShadowSummary:
+    """Return the summary of judged cases."""
+    would_cordon = [case for case in judged_cases if case.decision.cordons]
     return ShadowSummary(
         times=times,
-        cases=len(judged),
-        incidents=sum(len(case.incident_ids) for case in judged),
-        cordons=_counts(case.cordon for case in would_cordon),
-        no_cordons=_counts(case.cordon for case in judged if not case.decision.cordons),
-        repairs=_counts(case.repair for case in judged),
+        cases=len(judged_cases),
+        incidents=sum(len(case.incident_ids) for case in judged_cases),
+        cordons=_count_verdicts(case.cordon for case in would_cordon),
+        no_cordons=_count_verdicts(case.cordon for case in judged_cases if not case.decision.cordons),
+        repairs=_count_verdicts(case.repair for case in judged_cases),
         false_cordons=_false_rate([case.cordon for case in would_cordon]),
-        false_reboots=_false_rate(_repairs(judged, REBOOT)),
-        false_replacements=_false_rate(_repairs(judged, REPLACE)),
+        false_reboots=_false_rate(_repair_judgements(judged_cases, REBOOT)),
+        false_replacements=_false_rate(_repair_judgements(judged_cases, REPLACE)),
         cordon_lead=_lead_times(case.cordon for case in would_cordon),
-        repair_lead=_lead_times(case.repair for case in judged),
-        faults=_by_fault(judged),
+        repair_lead=_lead_times(case.repair for case in judged_cases),
+        faults=_summarise_by_fault(judged_cases),
     )
 
 
-def _by_fault(judged: Iterable[JudgedCase]) -> tuple[FaultSummary, ...]:
+def _summarise_by_fault(judged_cases: Iterable[JudgedCase]) -> tuple[FaultSummary, ...]:
     by_fault: dict[str, list[JudgedCase]] = {}
-    for case in judged:
+    for case in judged_cases:
         by_fault.setdefault(case.decision.fault_key, []).append(case)
     summaries = [
         FaultSummary(
             fault_key=fault_key,
             cases=len(cases),
             false_cordons=_false_rate([case.cordon for case in cases if case.decision.cordons]),
-            false_replacements=_false_rate(_repairs(cases, REPLACE)),
+            false_replacements=_false_rate(_repair_judgements(cases, REPLACE)),
         )
         for fault_key, cases in by_fault.items()
     ]
@@ -85,11 +85,11 @@ def _by_fault(judged: Iterable[JudgedCase]) -> tuple[FaultSummary, ...]:
     )
 
 
-def _repairs(judged: Iterable[JudgedCase], rung: str) -> list[Judgement]:
-    return [case.repair for case in judged if case.decision.repair == rung]
+def _repair_judgements(judged_cases: Iterable[JudgedCase], rung: str) -> list[Judgement]:
+    return [case.repair for case in judged_cases if case.decision.repair == rung]
 
 
-def _counts(judgements: Iterable[Judgement]) -> dict[Verdict, int]:
+def _count_verdicts(judgements: Iterable[Judgement]) -> dict[Verdict, int]:
     counts = Counter(judgement.verdict for judgement in judgements)
     return {verdict: counts[verdict] for verdict in Verdict if counts[verdict]}
 

@@ -45,7 +45,7 @@ class Cause(StrEnum):
     """Why a verdict is unknown."""
 
     WINDOW_OPEN = "WINDOW_OPEN"
-    """Too little time has passed."""
+    """The observation window is still open."""
     FAULT_RECURRED = "FAULT_RECURRED"
     """The fault came again before the node had worked for a whole window."""
     NOTHING_KNOWN = "NOTHING_KNOWN"
@@ -135,10 +135,10 @@ class _CaseTimeline:
         )
         cordons = [event for event in node_events if event.kind in _CORDONS and event.at < opens_at]
         # An older cordon counts if it was still in force.
-        standing = [cordon for cordon in cordons[-1:] if cordon.kind is NodeEventKind.CORDONED]
-        self.events = [*standing, *(event for event in node_events if event.at >= opens_at)]
+        cordons_in_force = [cordon for cordon in cordons[-1:] if cordon.kind is NodeEventKind.CORDONED]
+        self.events = [*cordons_in_force, *(event for event in node_events if event.at >= opens_at)]
 
-    def first(self, kinds: Collection[NodeEventKind]) -> NodeEvent | None:
+    def first_action(self, kinds: Collection[NodeEventKind]) -> NodeEvent | None:
         """Return the first action of these kinds that counts, with its actor if a source names one."""
         action = next((event for event in self.events if event.kind in kinds and event.at <= self.closes_at), None)
         if action is None or action.actor is not Actor.UNKNOWN:
@@ -148,15 +148,15 @@ class _CaseTimeline:
         named = next((copy for copy in copies if copy.actor is not Actor.UNKNOWN), action)
         return named.replace(at=action.at)
 
-    def healthy_from(self, since: datetime) -> tuple[datetime, str]:
+    def healthy_since(self, since: datetime) -> tuple[datetime, str]:
         """Return from when the node showed no fault, with the evidence: after its last fault within the window."""
         faults = [event for event in self.events if event.kind is NodeEventKind.FAULT and event.at <= self.closes_at]
         last = max([since, self.decision.last_signal_at, *(fault.at for fault in faults)])
-        ends = [event for event in self.events if event.kind is NodeEventKind.RECOVERED]
-        end = next((event for event in ends if last <= event.at <= self.closes_at), None)
-        return (end.at, end.evidence) if end else (last, "")
+        recoveries = [event for event in self.events if event.kind is NodeEventKind.RECOVERED]
+        recovery = next((event for event in recoveries if last <= event.at <= self.closes_at), None)
+        return (recovery.at, recovery.evidence) if recovery else (last, "")
 
-    def without_need(self, action: str, since: datetime, excuse: str = "") -> Judgement:
+    def judge_unmatched_action(self, action: str, since: datetime, excuse: str = "") -> Judgement:
         """Judge an action that no owner took: did the node work for a whole window without it?
 
         Args:
@@ -164,127 +164,140 @@ class _CaseTimeline:
             since: The node must work from this time at the earliest.
             excuse: The other action that the owner took, as a sentence; empty if none.
         """
-        healthy_at, evidence = self.healthy_from(since)
+        healthy_at, evidence = self.healthy_since(since)
         until = healthy_at + self.times.window
         prefix = f"{excuse} " if excuse else ""
         after = [event for event in self.events if healthy_at < event.at <= until]
         fault = next((event for event in after if event.kind is NodeEventKind.FAULT), None)
         if fault is not None:
-            reason = f"{prefix}A fault of the node came again at {_clock(fault.at)}, and no owner had acted on it."
-            return _unknown(Cause.FAULT_RECURRED, reason, fault.evidence)
+            reason = (
+                f"{prefix}A fault of the node came again at {_format_time(fault.at)}, and no owner had acted on it."
+            )
+            return _unknown_judgement(Cause.FAULT_RECURRED, reason, fault.evidence)
         owner_action = next((event for event in after if event.kind in _OUT_OF_SERVICE), None)
         if owner_action is not None:
-            reason = (
-                f"{prefix}{owner_action.words} at {_clock(owner_action.at)}, before it had worked for a whole window."
-            )
-            return _unknown(Cause.ACTED_TOO_SOON, reason, owner_action.evidence)
+            acted_at = _format_time(owner_action.at)
+            reason = f"{prefix}{owner_action.clause} at {acted_at}, before it had worked for a whole window."
+            return _unknown_judgement(Cause.ACTED_TOO_SOON, reason, owner_action.evidence)
         recovered = next(
             (event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= until), None
         )
         if recovered is not None:
-            hours = self.times.window_hours
-            reason = (
-                f"{prefix}The node worked for {hours} h without a fault from {_clock(healthy_at)}, without {action}."
-            )
+            hours, since_text = self.times.window_hours, _format_time(healthy_at)
+            reason = f"{prefix}The node worked for {hours} h without a fault from {since_text}, without {action}."
             return Judgement(
-                verdict=Verdict.WOULD_HAVE_BEEN_WRONG, reason=reason, evidence=_texts(evidence, recovered.evidence)
+                verdict=Verdict.WOULD_HAVE_BEEN_WRONG,
+                reason=reason,
+                evidence=_nonempty_texts(evidence, recovered.evidence),
             )
-        return self._not_seen(until, prefix)
+        return self._judge_unseen(until, prefix)
 
-    def compared(self, owner_action: NodeEvent) -> Judgement:
+    def compare_with_owner(self, owner_action: NodeEvent) -> Judgement:
         """Compare the time of the decision with the action of an owner."""
         seconds = (owner_action.at - self.decided_at).total_seconds()
-        done = owner_action.words
+        clause = owner_action.clause
         if abs(seconds) <= self.times.same_seconds:
-            verdict, reason = Verdict.SAME, f"{done} at about the same time."
+            verdict, reason = Verdict.SAME, f"{clause} at about the same time."
         elif seconds > 0:
-            verdict, reason = Verdict.EARLIER, f"{done} {_span(seconds)} after Evenkeel's decision."
+            verdict, reason = Verdict.EARLIER, f"{clause} {_format_duration(seconds)} after Evenkeel's decision."
         else:
-            verdict, reason = Verdict.LATER, f"{done} {_span(-seconds)} before Evenkeel's decision."
-        return _acted(verdict, reason, owner_action).replace(seconds=seconds)
+            verdict, reason = Verdict.LATER, f"{clause} {_format_duration(-seconds)} before Evenkeel's decision."
+        return _judgement_of_action(verdict, reason, owner_action).replace(seconds=seconds)
 
-    def left_alone(self, owner_action: NodeEvent | None) -> Judgement:
+    def judge_inaction(self, owner_action: NodeEvent | None) -> Judgement:
         """Judge a decision not to act."""
         if owner_action is not None:
-            reason = f"Evenkeel would not have acted. {owner_action.words} at {_clock(owner_action.at)}."
-            return _acted(Verdict.MISSED, reason, owner_action)
+            reason = f"Evenkeel would not have acted. {owner_action.clause} at {_format_time(owner_action.at)}."
+            return _judgement_of_action(Verdict.MISSED, reason, owner_action)
         recovered = [
             event for event in self.events if event.kind is NodeEventKind.IN_SERVICE and event.at >= self.closes_at
         ]
         if not recovered:
-            return self._not_seen(self.closes_at)
+            return self._judge_unseen(self.closes_at)
         return Judgement(
-            verdict=Verdict.SAME, reason="Neither Evenkeel nor an owner acted.", evidence=_texts(recovered[0].evidence)
+            verdict=Verdict.SAME,
+            reason="Neither Evenkeel nor an owner acted.",
+            evidence=_nonempty_texts(recovered[0].evidence),
         )
 
-    def _not_seen(self, until: datetime, prefix: str = "") -> Judgement:
+    def _judge_unseen(self, until: datetime, prefix: str = "") -> Judgement:
         if self.known_until >= until or self.ended:
-            reason = self.ended or f"No source shows the node in service after {_clock(until)}."
-            return _unknown(Cause.NOTHING_KNOWN, f"{prefix}{reason}")
-        reason = f"{prefix}The observation window is open until {_clock(until)}."
-        return _unknown(Cause.WINDOW_OPEN, reason).replace(window_open_until=until)
+            reason = self.ended or f"No source shows the node in service after {_format_time(until)}."
+            return _unknown_judgement(Cause.NOTHING_KNOWN, f"{prefix}{reason}")
+        reason = f"{prefix}The observation window is open until {_format_time(until)}."
+        return _unknown_judgement(Cause.WINDOW_OPEN, reason).replace(window_open_until=until)
 
 
 def _judge_cordon(timeline: _CaseTimeline) -> Judgement:
-    action = timeline.first(_OUT_OF_SERVICE)
+    action = timeline.first_action(_OUT_OF_SERVICE)
     if not timeline.decision.cordons:
-        return timeline.left_alone(action)
+        return timeline.judge_inaction(action)
     if timeline.decision.owner == Owner.PERSON and (action is None or action.at > timeline.decided_at):
         reason = "A person had cordoned the node before Evenkeel's decision; the time is unknown."
         return Judgement(verdict=Verdict.LATER, reason=reason, actor=Actor.PERSON)
-    return timeline.compared(action) if action else timeline.without_need("a cordon", timeline.decided_at)
+    return (
+        timeline.compare_with_owner(action)
+        if action
+        else timeline.judge_unmatched_action("a cordon", timeline.decided_at)
+    )
 
 
 def _judge_repair(timeline: _CaseTimeline) -> Judgement:
-    decision, action = timeline.decision, timeline.first(_REPAIRS)
+    decision, action = timeline.decision, timeline.first_action(_REPAIRS)
     if not decision.repair:
         if not decision.cordons:
-            return timeline.left_alone(action)
-        done = f" {action.words}." if action else ""
-        return Judgement(verdict=Verdict.NOT_DECIDED, reason=f"Evenkeel would not have repaired the node itself.{done}")
+            return timeline.judge_inaction(action)
+        owner_text = f" {action.clause}." if action else ""
+        return Judgement(
+            verdict=Verdict.NOT_DECIDED, reason=f"Evenkeel would not have repaired the node itself.{owner_text}"
+        )
     if action is None:
-        return timeline.without_need(_NAMES[decision.repair], timeline.decided_at)
-    replaced = timeline.first(_REPLACEMENTS)
+        return timeline.judge_unmatched_action(_REPAIR_NAMES[decision.repair], timeline.decided_at)
+    replaced = timeline.first_action(_REPLACEMENTS)
     if decision.repair in (REBOOT, DIAGNOSE):
         return _judge_gentler_repair(timeline, action)
     if replaced is not None:
-        return timeline.compared(replaced)
-    excuse = f"{action.words} at {_clock(action.at)}."
-    return timeline.without_need("a replacement", max(action.at, timeline.decided_at), excuse)
+        return timeline.compare_with_owner(replaced)
+    excuse = f"{action.clause} at {_format_time(action.at)}."
+    return timeline.judge_unmatched_action("a replacement", max(action.at, timeline.decided_at), excuse)
 
 
 def _judge_gentler_repair(timeline: _CaseTimeline, action: NodeEvent) -> Judgement:
     """Judge a decision to diagnose or reboot a node that an owner repaired."""
     repair = timeline.decision.repair
     if repair == REBOOT and action.kind is NodeEventKind.REBOOTED:
-        return timeline.compared(action)
-    reason = f"Evenkeel would have begun with {_NAMES[repair]}. {action.words} at {_clock(action.at)}."
+        return timeline.compare_with_owner(action)
+    reason = f"Evenkeel would have begun with {_REPAIR_NAMES[repair]}. {action.clause} at {_format_time(action.at)}."
     seconds = (action.at - timeline.decided_at).total_seconds()
-    return _acted(Verdict.DIFFERENT, reason, action).replace(seconds=seconds)
+    return _judgement_of_action(Verdict.DIFFERENT, reason, action).replace(seconds=seconds)
 
 
-_NAMES = {DIAGNOSE: "a check of the node", REBOOT: "a reboot", REPLACE: "a replacement"}
+_REPAIR_NAMES = {DIAGNOSE: "a check of the node", REBOOT: "a reboot", REPLACE: "a replacement"}
 
 
-def _acted(verdict: Verdict, reason: str, action: NodeEvent) -> Judgement:
+def _judgement_of_action(verdict: Verdict, reason: str, action: NodeEvent) -> Judgement:
     return Judgement(
-        verdict=verdict, reason=reason, actor=action.actor, happened_at=action.at, evidence=_texts(action.evidence)
+        verdict=verdict,
+        reason=reason,
+        actor=action.actor,
+        happened_at=action.at,
+        evidence=_nonempty_texts(action.evidence),
     )
 
 
-def _unknown(cause: Cause, reason: str, *evidence: str) -> Judgement:
-    return Judgement(verdict=Verdict.UNKNOWN, cause=cause, reason=reason, evidence=_texts(*evidence))
+def _unknown_judgement(cause: Cause, reason: str, *evidence: str) -> Judgement:
+    return Judgement(verdict=Verdict.UNKNOWN, cause=cause, reason=reason, evidence=_nonempty_texts(*evidence))
 
 
-def _texts(*evidence: str) -> tuple[str, ...]:
+def _nonempty_texts(*evidence: str) -> tuple[str, ...]:
     return tuple(text for text in evidence if text)
 
 
-def _clock(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return f"{at:%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _span(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """Return a length of time for people: 42 s, 7 min, 3 h 5 min."""
     if seconds < 120:
         return f"{round(seconds)} s"

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from evenkeel.domain.health.incidents import Incident, NodeFact
 from evenkeel.domain.nodes import NodeLife
-from evenkeel.domain.shadow.cases import FOLLOWED_FOR, Aftermath, NodeEvent, event_of, shadow_decision
+from evenkeel.domain.shadow.cases import AFTERMATH_PERIOD, Aftermath, NodeEvent, node_event_of, shadow_decision
 from evenkeel.ports import Ledger, Put, Row
 from evenkeel.services.context import Context
 from evenkeel.services.storage import incident_rows, rows
@@ -21,7 +21,7 @@ def writes(incident: Incident, events: list[NodeEvent], ledger: Ledger, now: dat
     Only settled incidents of the mode `observe` are followed, and only for some time.
     """
     decision = shadow_decision(incident)
-    if decision is None or not incident.state.is_settled or now - decision.decided_at > FOLLOWED_FOR:
+    if decision is None or not incident.state.is_settled or now - decision.decided_at > AFTERMATH_PERIOD:
         return []
     row = ledger.get(incident_rows.aftermath_key(incident.incident_id))
     before = rows.decode(row, Aftermath) if row else Aftermath()
@@ -37,7 +37,7 @@ def writes_for_fact(fact: NodeFact, incident_id: str, context: Context) -> list[
         incident_id: The last incident of its node.
         context: Gives the ledger and the time.
     """
-    event = event_of(fact, is_evidence=False)
+    event = node_event_of(fact, is_evidence=False)
     row = context.ledger.get(incident_rows.incident_key(incident_id)) if event else None
     if event is None or row is None:
         return []

@@ -208,7 +208,7 @@ def _page(incident: Incident, context: Context) -> None:
     where = incident.node_name or incident.life.instance_id
     drill = "[drill] " if incident.is_drill else ""
     subject = f"{drill}{incident.incident_id}: {_STATE_TEXT[incident.state].rstrip('.').lower()}, {where}"
-    message = notices.page_text(notices.about_incident(incident))
+    message = notices.alert_text(notices.incident_notice(incident))
     context.pager.page(subject, message, key=f"{incident.incident_id}-{incident.state}")
     context.telemetry.error("IncidentNeedsPerson", outcome=incident.state, reason=incident.outcome, runbook=_RUNBOOK)
 

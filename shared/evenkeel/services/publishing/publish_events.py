@@ -54,7 +54,7 @@ def run(change: RowChange, context: Context) -> PublishEventsResult:
         if event.kind in notices.CHAT_KINDS:
             notice = None
             if event.kind is OutboundKind.INCIDENT_NEEDS_PERSON:
-                notice = notices.about_incident(rows.decode(change.after, Incident))
+                notice = notices.incident_notice(rows.decode(change.after, Incident))
             context.chat.send(notices.chat_message(event, context.site.fleet, notice))
     return PublishEventsResult(events=len(outbound_events))
 
@@ -66,28 +66,28 @@ def derive(change: RowChange, fleet: str) -> tuple[OutboundEvent, ...]:
     match key.table, key.pk.split("#")[0], key.sk.split("#")[0]:
         case Table.JOBS, "JOB", "META":
             job_before = disclosure.public_job(rows.decode(before, Job)) if before else None
-            return events.of_job(source, job_before, disclosure.public_job(rows.decode(after, Job)))
+            return events.events_of_job(source, job_before, disclosure.public_job(rows.decode(after, Job)))
         case Table.INCIDENTS, "INC", "META":
-            return events.of_incident(
+            return events.events_of_incident(
                 source, rows.decode(before, Incident) if before else None, rows.decode(after, Incident)
             )
         case Table.INCIDENTS, "POLICY", "REQUEST" if before is None:
-            return (events.of_policy(source, fleet, PolicyChange.model_validate(after.doc["change"])),)
+            return (events.event_of_policy(source, fleet, PolicyChange.model_validate(after.doc["change"])),)
         case Table.FLEET, "NODE", "META":
-            return events.of_node(
+            return events.events_of_node(
                 source, rows.decode(before, FleetNode) if before else None, rows.decode(after, FleetNode)
             )
         case Table.FLEET, "HOLD", "CORDONS":
             manual_cordons = rows.decode(before, ManualCordons) if before else ManualCordons()
-            return events.of_cordons(source, manual_cordons, rows.decode(after, ManualCordons))
+            return events.events_of_cordons(source, manual_cordons, rows.decode(after, ManualCordons))
         case Table.FLEET, "HOLD", "EVENT" if before is None and after.doc["kind"] not in _ON_INCIDENTS:
             entry = rows.decode(after, TimelineEntry)
-            return (events.of_entry(source, OutboundKind.AUTOMATION_CHANGED, fleet, entry, entry.writer),)
+            return (events.event_of_entry(source, OutboundKind.AUTOMATION_CHANGED, fleet, entry, entry.writer),)
         case Table.FLEET, "OVERVIEW", "META":
-            return events.of_budgets(source, before.doc["budgets"] if before else (), after.doc["budgets"])
+            return events.events_of_budgets(source, before.doc["budgets"] if before else (), after.doc["budgets"])
         case Table.QUOTAS, "SETUP-EVENTS", "EVENT" if before is None:
             entry = rows.decode(after, TimelineEntry)
-            return (events.of_entry(source, OutboundKind.QUOTA_CHANGED, fleet, entry, entry.writer),)
+            return (events.event_of_entry(source, OutboundKind.QUOTA_CHANGED, fleet, entry, entry.writer),)
     return ()
 
 

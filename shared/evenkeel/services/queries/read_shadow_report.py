@@ -23,10 +23,10 @@ from evenkeel.domain.shadow.cases import (
     NodeEventKind,
     ShadowCase,
     ShadowDecision,
-    cases_of,
+    group_into_cases,
     shadow_decision,
 )
-from evenkeel.domain.shadow.report import summary_of
+from evenkeel.domain.shadow.report import summarise_cases
 from evenkeel.domain.shadow.verdicts import JudgedCase, ShadowTimes, judge
 from evenkeel.domain.sources import Source, SourceKind
 from evenkeel.domain.values import rfc3339
@@ -70,7 +70,7 @@ def show(filters: ShadowFilter, page: pagination.PageRequest, context: Context) 
         "until": rfc3339(context.now),
         "pool": filters.pool or None,
         "isComplete": is_complete,
-        "summary": summary_of(judged, filters.times).to_json(),
+        "summary": summarise_cases(judged, filters.times).to_json(),
         "items": [item.to_json() for item in items],
         "nextPageToken": token or None,
     }
@@ -81,7 +81,7 @@ def _judged(incidents: Sequence[Incident], filters: ShadowFilter, context: Conte
         decision for listed_incident in incidents if (decision := shadow_decision(listed_incident)) is not None
     ]
     shadow_decisions = [decision for decision in decisions if filters.pool in ("", decision.pool)]
-    cases = cases_of(shadow_decisions, filters.times.window)
+    cases = group_into_cases(shadow_decisions, filters.times.window)
     by_node: dict[str, list[Incident]] = defaultdict(list)
     for incident in incidents:
         if not incident.is_drill:

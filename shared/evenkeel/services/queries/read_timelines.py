@@ -68,7 +68,7 @@ def _aftermath(ledger: Ledger, incident_id: str) -> list[Json]:
     events = rows.decode(row, Aftermath).events if row else ()
     entries = (
         TimelineEntry(
-            at=event.at, kind=event.kind.lower(), text=f"{event.words}. {event.evidence}", writer="record_aftermath"
+            at=event.at, kind=event.kind.lower(), text=f"{event.clause}. {event.evidence}", writer="record_aftermath"
         )
         for event in events
     )

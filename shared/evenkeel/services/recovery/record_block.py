@@ -130,7 +130,7 @@ def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, incident: 
     )
     drill, of_drills = ("[drill] ", "drill-") if is_drill else ("", "")
     subject = f"{drill}Several nodes of {kind} {name} failed at once"
-    context.pager.page(subject, notices.page_text(notice), key=f"{of_drills}shared-cause-{verdict.cause}")
+    context.pager.page(subject, notices.alert_text(notice), key=f"{of_drills}shared-cause-{verdict.cause}")
     context.telemetry.error("SharedCause", cause=verdict.cause, reason=verdict.reason, runbook="shared-cause")
     paged = Row(key, claim.doc | {"isPaged": True}, claim.version + 1, None, claim.expires_at)
     _try_put(context.ledger, paged)
