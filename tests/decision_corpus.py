@@ -229,7 +229,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "elastic.after_fault": grow_shrink.decide_after_node_loss,
     "elastic.grow": grow_shrink.plan_growth,
     "elastic.make_room": grow_shrink.plan_shrink,
-    "events.node_facts": kubernetes_node.facts_of,
+    "events.node_facts": kubernetes_node.node_facts,
     "events.node_marks": kubernetes_node.fault_evidence,
     "events.parse": envelope.parse,
     "faults.fault_of": fault_of,

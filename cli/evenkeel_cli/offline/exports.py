@@ -62,7 +62,7 @@ def read_events(document: object, cluster: str, policy: Policy, depth: int = 0) 
     elif cloudtrail.is_record(document):
         yield _read_cloudtrail_record(document)
     elif hyperpod_history.is_record(document):
-        envelope = hyperpod_history.envelope(document)
+        envelope = hyperpod_history.to_envelope(document)
         yield (
             DocumentReading(malformed=_problem_text(envelope))
             if isinstance(envelope, Malformed)
@@ -185,8 +185,8 @@ def _read_node_object(document: Json, cluster: str, policy: Policy, *, is_delete
         has_fault_marks=bool(kubernetes_node.fault_evidence(node, policy.watch, policy.catalogue, at)),
         is_deleted=is_deleted,
     )
-    # All objects and events of a node together give the times at which it was NotReady.
-    facts = [fact for fact in kubernetes_node.facts_of(node, policy.watch, at) if fact.source != KUBELET]
+    # The times of NotReady follow from all objects and events of the node together.
+    facts = [fact for fact in kubernetes_node.node_facts(node, policy.watch, at) if fact.source != KUBELET]
     digest = hashlib.sha256(observation.model_dump_json().encode()).hexdigest()[:16]
     records = [Record(key=f"node/{node.name}/{rfc3339(at)}/{digest}", at=at, content=observation)]
     records += [Record(key=fact.fact_key, at=at, content=fact) for fact in facts if not fact.is_drill]

@@ -37,25 +37,25 @@ class _Details(EventModel):
     )
 
 
-class _Line(EventModel):
+class _AgentLogLine(EventModel):
     """A line of the agent's log."""
 
     mark: Any = Field(validation_alias="HealthMonitoringAgentDetectionEvent")
     details: _Details = Field(validation_alias=_either_spelling("details"))
 
 
-def readings(line: str) -> tuple[NamedFault, ...]:
+def named_faults(line: str) -> tuple[NamedFault, ...]:
     """Return the faults that a line names; none if it names none. The line is the agent's JSON or the driver's own."""
     if len(line) > _LINE_LIMIT:
         return ()
     document = _document(line)
     if document is None:
-        return driver_lines.readings(line)
+        return driver_lines.named_faults(line)
     try:
-        details = _Line.model_validate(document).details
+        details = _AgentLogLine.model_validate(document).details
     except ValidationError:
         return ()
-    named = driver_lines.readings(details.message or "")
+    named = driver_lines.named_faults(details.message or "")
     if not named and details.condition == "XID Error" and details.err_num:
         number = str(details.err_num)
         named = () if driver_lines.is_cleanup(number) else (NamedFault(driver_lines.xid_key(number), number),)

@@ -55,7 +55,7 @@ def _instance_of_arn(entity: str) -> str:
 
 def _http_date(value: object) -> datetime | None:
     """Read `Tue, 3 Nov 2026 08:00:02 GMT`. The weekday is not read: AWS's own samples have wrong values."""
-    text = fields.text_of(value)
+    text = fields.require_text(value)
     if not text:
         return None
     match = _TIME.fullmatch(text)
@@ -115,7 +115,7 @@ class _Detail(EventModel):
 
     @property
     def occurrence(self) -> str:
-        """Identity of one plan. Pages, updates and copies of a plan have the same; a new date is a new plan.
+        """Identity of one plan. All pages, updates and copies of a plan have the same one; a new date is a new plan.
 
         The ARN alone is not unique over accounts.
         """
@@ -143,10 +143,10 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored | Unknown:
     if fault_key == "health:ultraserver_maintenance":
         racks = (entity.entity_value for entity in detail.affected_entities if _is_affected(entity, detail))
         facts += [_group_fact(event, value) for value in racks if value not in instances]
-    return ParsedEvent(tuple(facts), _parts(document)) if facts else Ignored(f"{type_code} affects no instance")
+    return ParsedEvent(tuple(facts), _split_event(document)) if facts else Ignored(f"{type_code} affects no instance")
 
 
-def _parts(document: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+def _split_event(document: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return the event as several events with a part of the machines each; empty if it names few.
 
     AWS splits long events in the same way: each page is an event of its own.
@@ -178,11 +178,11 @@ def _node_fact(event: EventEnvelope[_Detail], instance_id: str) -> NodeFact:
         instance_id=instance_id,
         # A withdrawal ends this one plan. It says nothing about other faults of the instance.
         fault_key=detail.fault_key,
-        code=fields.quoted(detail.event_type_code)[:80],
+        code=fields.one_line(detail.event_type_code)[:80],
         deadline_at=None if detail.is_over else detail.starts_at,
         observed_at=detail.last_updated_time or event.time,
         envelope_id=event.id,
-        detail=_words(detail),
+        detail=_detail_text(detail),
         is_drill=event.is_drill,
         occurrence=detail.occurrence,
     )
@@ -194,15 +194,15 @@ def _group_fact(event: EventEnvelope[_Detail], entity: str) -> GroupFact:
         kind=GroupFactKind.RACK_MAINTENANCE,
         source=SOURCE,
         fault_key="" if detail.is_over else detail.fault_key,
-        code=fields.quoted(entity)[:80],
+        code=fields.one_line(entity)[:80],
         deadline_at=None if detail.is_over else detail.starts_at,
         observed_at=detail.last_updated_time or event.time,
-        detail=_words(detail),
+        detail=_detail_text(detail),
         envelope_id=event.id,
         is_drill=event.is_drill,
     )
 
 
-def _words(detail: _Detail) -> str:
+def _detail_text(detail: _Detail) -> str:
     when = f" at {detail.starts_at.isoformat()}" if detail.starts_at and not detail.is_over else ""
-    return fields.quoted(f"{detail.event_type_code[:120]}{when}{', withdrawn or over' if detail.is_over else ''}.")
+    return fields.one_line(f"{detail.event_type_code[:120]}{when}{', withdrawn or over' if detail.is_over else ''}.")

@@ -22,7 +22,7 @@ DETAIL_TYPE = "AWS API Call via CloudTrail"
 Json = dict[str, Any]
 
 
-def _object(value: object) -> object:
+def _empty_if_none(value: object) -> object:
     return {} if value is None else value
 
 
@@ -39,7 +39,7 @@ class _Session(EventModel):
 
     model_config = ConfigDict(alias_generator=to_camel)
 
-    session_issuer: Annotated[_Issuer, BeforeValidator(_object)] = Field(default_factory=_Issuer)
+    session_issuer: Annotated[_Issuer, BeforeValidator(_empty_if_none)] = Field(default_factory=_Issuer)
 
 
 class _Identity(EventModel):
@@ -50,7 +50,7 @@ class _Identity(EventModel):
     type: PlainText = ""
     arn: PlainText = ""
     invoked_by: PlainText = ""
-    session_context: Annotated[_Session, BeforeValidator(_object)] = Field(default_factory=_Session)
+    session_context: Annotated[_Session, BeforeValidator(_empty_if_none)] = Field(default_factory=_Session)
 
     @property
     def actor(self) -> Actor:
@@ -66,7 +66,7 @@ class _Identity(EventModel):
 
     @property
     def name(self) -> str:
-        """The caller for people."""
+        """The name of the caller for people: its ARN, else its service, else its type."""
         return self.arn or self.invoked_by or self.type
 
 
@@ -87,51 +87,51 @@ class _Record(EventModel):
     event_time: UtcTime
     event_source: PlainText
     event_name: PlainText
-    user_identity: Annotated[_Identity, BeforeValidator(_object)] = Field(default_factory=_Identity)
+    user_identity: Annotated[_Identity, BeforeValidator(_empty_if_none)] = Field(default_factory=_Identity)
     error_code: PlainText | None = None
     request_parameters: dict[str, Any] | None = None
     response_elements: dict[str, Any] | None = None
 
 
-def _texts(value: object) -> list[str]:
+def _texts_in(value: object) -> list[str]:
     return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
 
 
-def _hyperpod(record: _Record) -> Iterable[tuple[str, str]]:
+def _hyperpod_targets(record: _Record) -> Iterable[tuple[str, str]]:
     """Return the instance ids and logical ids that HyperPod accepted; the requested ids if no answer is recorded."""
     request, answer = record.request_parameters or {}, record.response_elements or {}
     source, names = (answer, _ACCEPTED) if any(name in answer for name in _ACCEPTED) else (request, _REQUESTED)
-    instances, logical = (_texts(source.get(name)) for name in names)
-    return [*((logical_id, "") for logical_id in instances), *(("", logical_id) for logical_id in logical)]
+    instance_ids, logical_ids = (_texts_in(source.get(name)) for name in names)
+    return [*((instance_id, "") for instance_id in instance_ids), *(("", logical_id) for logical_id in logical_ids)]
 
 
 _ACCEPTED = ("successful", "successfulNodeLogicalIds")
 _REQUESTED = ("nodeIds", "nodeLogicalIds")
 
 
-def _ec2(record: _Record) -> Iterable[tuple[str, str]]:
+def _ec2_targets(record: _Record) -> Iterable[tuple[str, str]]:
     instances = (record.request_parameters or {}).get("instancesSet")
     entries = instances.get("items") if isinstance(instances, dict) else None
     ids = [entry.get("instanceId") for entry in entries or () if isinstance(entry, dict)]
-    return [(id_, "") for id_ in ids if isinstance(id_, str)]
+    return [(instance_id, "") for instance_id in ids if isinstance(instance_id, str)]
 
 
-def _group(record: _Record) -> Iterable[tuple[str, str]]:
-    return [(text, "") for text in _texts([(record.request_parameters or {}).get("instanceId")])]
+def _group_targets(record: _Record) -> Iterable[tuple[str, str]]:
+    return [(text, "") for text in _texts_in([(record.request_parameters or {}).get("instanceId")])]
 
 
 _Targets = Callable[[_Record], Iterable[tuple[str, str]]]
 _CALLS: dict[tuple[str, str], tuple[NodeEventKind, _Targets]] = {
-    ("sagemaker.amazonaws.com", "BatchReplaceClusterNodes"): (NodeEventKind.REPLACED, _hyperpod),
-    ("sagemaker.amazonaws.com", "BatchRebootClusterNodes"): (NodeEventKind.REBOOTED, _hyperpod),
-    ("sagemaker.amazonaws.com", "BatchDeleteClusterNodes"): (NodeEventKind.REMOVED, _hyperpod),
-    ("ec2.amazonaws.com", "TerminateInstances"): (NodeEventKind.REMOVED, _ec2),
-    ("ec2.amazonaws.com", "StopInstances"): (NodeEventKind.REMOVED, _ec2),
-    ("ec2.amazonaws.com", "RebootInstances"): (NodeEventKind.REBOOTED, _ec2),
-    ("autoscaling.amazonaws.com", "TerminateInstanceInAutoScalingGroup"): (NodeEventKind.REMOVED, _group),
+    ("sagemaker.amazonaws.com", "BatchReplaceClusterNodes"): (NodeEventKind.REPLACED, _hyperpod_targets),
+    ("sagemaker.amazonaws.com", "BatchRebootClusterNodes"): (NodeEventKind.REBOOTED, _hyperpod_targets),
+    ("sagemaker.amazonaws.com", "BatchDeleteClusterNodes"): (NodeEventKind.REMOVED, _hyperpod_targets),
+    ("ec2.amazonaws.com", "TerminateInstances"): (NodeEventKind.REMOVED, _ec2_targets),
+    ("ec2.amazonaws.com", "StopInstances"): (NodeEventKind.REMOVED, _ec2_targets),
+    ("ec2.amazonaws.com", "RebootInstances"): (NodeEventKind.REBOOTED, _ec2_targets),
+    ("autoscaling.amazonaws.com", "TerminateInstanceInAutoScalingGroup"): (NodeEventKind.REMOVED, _group_targets),
 }
-_OF_MANY = {("sagemaker.amazonaws.com", "UpdateClusterSoftware")}
-"""Calls about whole groups. HyperPod's own events show what they do to each node."""
+_WHOLE_GROUP_CALLS = {("sagemaker.amazonaws.com", "UpdateClusterSoftware")}
+"""Calls about whole groups. HyperPod's own events show their effect on each node."""
 
 
 def is_record(document: Json) -> bool:
@@ -142,14 +142,14 @@ def is_record(document: Json) -> bool:
 def parse(document: Json) -> tuple[NodeAction, ...] | Ignored | Unknown | Malformed:
     """Read one record."""
     call = (document.get("eventSource"), document.get("eventName"))
-    if call in _OF_MANY:
+    if call in _WHOLE_GROUP_CALLS:
         return Ignored(f"{call[1]} names no node")
     if call not in _CALLS:
         return Unknown(f"no rule for the call {fields.quoted(str(call[1]))[:80]}")
     try:
         record = _Record.model_validate(document)
     except ValidationError as error:
-        return fields.malformed(error)
+        return fields.malformed_event(error)
     if record.error_code:
         return Ignored("the call failed")
     kind, targets = _CALLS[record.event_source, record.event_name]
@@ -158,7 +158,7 @@ def parse(document: Json) -> tuple[NodeAction, ...] | Ignored | Unknown | Malfor
         at=record.event_time,
         kind=kind,
         actor=record.user_identity.actor,
-        evidence=fields.quoted(f"CloudTrail {record.event_id}: {record.event_name} by {record.user_identity.name}"),
+        evidence=fields.one_line(f"CloudTrail {record.event_id}: {record.event_name} by {record.user_identity.name}"),
     )
     actions = tuple(
         NodeAction(event=event, instance_id=instance, logical_id=logical)

@@ -36,7 +36,7 @@ _VERDICTS = {
     "GPU Reset Required": "gpu_reset_required",
     "Node Reboot Required": "node_reboot_required",
 }
-"""The driver's words in Xid 154, which sums up the repair that a series of Xids needs."""
+"""The driver's phrases in Xid 154, which sums up the repair that a series of Xids needs."""
 _WITHDRAWN = re.compile(r"\bNone\b", re.ASCII)
 
 
@@ -51,7 +51,7 @@ class NamedFault(NamedTuple):
     link: str = ""
 
 
-def readings(text: str) -> tuple[NamedFault, ...]:
+def named_faults(text: str) -> tuple[NamedFault, ...]:
     """Return the faults that a text names, in its order, each once. Cleanup codes are not evidence.
 
     A text that names an Xid in an unknown form gives `UNPARSED`.
@@ -60,8 +60,8 @@ def readings(text: str) -> tuple[NamedFault, ...]:
     if not matches:
         return (NamedFault("xid:*", UNPARSED),) if _NAMES_DEVICE.search(text) else ()
     ends = [*(match.start() for match in matches[1:]), len(text)]
-    read = [_reading(match, text[match.end() : end]) for match, end in zip(matches, ends, strict=True)]
-    return tuple(dict.fromkeys(reading for reading in read if reading))
+    faults = [_named_fault(match, text[match.end() : end]) for match, end in zip(matches, ends, strict=True)]
+    return tuple(dict.fromkeys(fault for fault in faults if fault))
 
 
 def is_cleanup(code: str) -> bool:
@@ -69,31 +69,31 @@ def is_cleanup(code: str) -> bool:
     return code == _CLEANUP
 
 
-def xid_key(number: str, words: str = "") -> str:
-    """Return the catalogue key of an Xid, by its number and the other words of its line."""
-    plain = f"xid:{int(number)}"
+def xid_key(number: str, line_rest: str = "") -> str:
+    """Return the catalogue key of an Xid, by its number and the rest of its line."""
+    plain_key = f"xid:{int(number)}"
     if number == _VERDICT:
-        verdict = next((key for phrase, key in _VERDICTS.items() if phrase in words), "")
-        verdict = verdict or ("none" if _WITHDRAWN.search(words) else "")
-        # A verdict in unknown words is never guessed.
-        return f"{plain}/{verdict}" if verdict else "xid:*"
-    variant = f"{plain}/{_severity_code(words)}"
-    return next((key for key in (variant, plain) if key in default_catalogue()), "xid:*")
+        verdict = next((key for phrase, key in _VERDICTS.items() if phrase in line_rest), "")
+        verdict = verdict or ("none" if _WITHDRAWN.search(line_rest) else "")
+        # A verdict in an unknown phrase is never guessed.
+        return f"{plain_key}/{verdict}" if verdict else "xid:*"
+    variant = f"{plain_key}/{_severity_code(line_rest)}"
+    return next((key for key in (variant, plain_key) if key in default_catalogue()), "xid:*")
 
 
-def _reading(match: re.Match[str], words: str) -> NamedFault | None:
-    number, link = match["number"].lstrip("0") or "0", _LINK.search(words)
-    where = {"gpu": match["pci"].lower(), "link": str(int(link["number"])) if link else ""}
+def _named_fault(match: re.Match[str], line_rest: str) -> NamedFault | None:
+    number, link = match["number"].lstrip("0") or "0", _LINK.search(line_rest)
+    location = {"gpu": match["pci"].lower(), "link": str(int(link["number"])) if link else ""}
     if match["kind"] == "SXid":
-        keys = (f"sxid:{number}", f"sxid:*/{_severity_code(words)}")
-        return NamedFault(next((key for key in keys if key in default_catalogue()), "sxid:*"), number, **where)
+        keys = (f"sxid:{number}", f"sxid:*/{_severity_code(line_rest)}")
+        return NamedFault(next((key for key in keys if key in default_catalogue()), "sxid:*"), number, **location)
     if is_cleanup(number):
         return None
-    key = xid_key(number, words)
-    return NamedFault(key, number if key == "xid:*" else key.removeprefix("xid:"), **where)
+    key = xid_key(number, line_rest)
+    return NamedFault(key, number if key == "xid:*" else key.removeprefix("xid:"), **location)
 
 
-def _severity_code(words: str) -> str:
-    if _NOT_FATAL.search(words):
+def _severity_code(line_rest: str) -> str:
+    if _NOT_FATAL.search(line_rest):
         return "nonfatal"
-    return "fatal" if _FATAL.search(words) else ""
+    return "fatal" if _FATAL.search(line_rest) else ""

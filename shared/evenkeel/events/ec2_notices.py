@@ -66,36 +66,36 @@ class _BlockDetail(EventModel):
     end_date: UtcTime
 
 
-def _spot(document: dict[str, Any]) -> ParsedEvent:
+def _parse_spot(document: dict[str, Any]) -> ParsedEvent:
     event = EventEnvelope[_SpotDetail].model_validate(document)
     action = event.detail.instance_action
     terminates_at = event.time if action == "hibernate" else event.time + SPOT_NOTICE
-    return _node_fact_event(event, "ec2:spot_interruption", action, terminates_at)
+    return _event_with_node_fact(event, "ec2:spot_interruption", action, terminates_at)
 
 
-def _rebalance(document: dict[str, Any]) -> ParsedEvent:
+def _parse_rebalance(document: dict[str, Any]) -> ParsedEvent:
     event = EventEnvelope[_InstanceDetail].model_validate(document)
-    return _node_fact_event(event, "ec2:rebalance_recommendation", "rebalance", None)
+    return _event_with_node_fact(event, "ec2:rebalance_recommendation", "rebalance", None)
 
 
-def _state(document: dict[str, Any]) -> ParsedEvent | Ignored:
+def _parse_state_change(document: dict[str, Any]) -> ParsedEvent | Ignored:
     event = EventEnvelope[_StateDetail].model_validate(document)
     state = event.detail.state
     if state in ("pending", "running"):
         return Ignored(f"the instance is {state}")
     # An instance ends once: the two states of its end are one fact, even if minutes apart.
     occurrence = "ended" if state in ("shutting-down", "terminated") else ""
-    return _node_fact_event(event, "ec2:state_stopping", state, event.time, occurrence=occurrence)
+    return _event_with_node_fact(event, "ec2:state_stopping", state, event.time, occurrence=occurrence)
 
 
-def _reservation(document: dict[str, Any]) -> ParsedEvent:
+def _parse_reservation(document: dict[str, Any]) -> ParsedEvent:
     event = EventEnvelope[_ReservationDetail].model_validate(document)
     detail = event.detail
     terminates_at = detail.instance_termination_time
-    return _node_fact_event(event, "ec2:capacity_reservation_interruption", detail.instance_action, terminates_at)
+    return _event_with_node_fact(event, "ec2:capacity_reservation_interruption", detail.instance_action, terminates_at)
 
 
-def _block(document: dict[str, Any]) -> ParsedEvent:
+def _parse_capacity_block(document: dict[str, Any]) -> ParsedEvent:
     """Return the fact that a whole reservation ends. The labels of the nodes show which nodes belong to it."""
     event = EventEnvelope[_BlockDetail].model_validate(document)
     reservation, end = event.detail.capacity_reservation_id, event.detail.end_date
@@ -117,18 +117,18 @@ def _block(document: dict[str, Any]) -> ParsedEvent:
 
 
 PARSERS = {
-    "EC2 Spot Instance Interruption Warning": _spot,
-    "EC2 Instance Rebalance Recommendation": _rebalance,
-    "EC2 Instance State-change Notification": _state,
+    "EC2 Spot Instance Interruption Warning": _parse_spot,
+    "EC2 Instance Rebalance Recommendation": _parse_rebalance,
+    "EC2 Instance State-change Notification": _parse_state_change,
     # The documentation of AWS prints two names for each of the next two.
-    "EC2 Capacity Reservation Instance Interruption Warning": _reservation,
-    "EC2 Interruptible Capacity Reservation Instance Interruption Warning": _reservation,
-    "Capacity Block Expiration Warning": _block,
-    "Capacity Block Reservation Expiration Warning": _block,
+    "EC2 Capacity Reservation Instance Interruption Warning": _parse_reservation,
+    "EC2 Interruptible Capacity Reservation Instance Interruption Warning": _parse_reservation,
+    "Capacity Block Expiration Warning": _parse_capacity_block,
+    "Capacity Block Reservation Expiration Warning": _parse_capacity_block,
 }
 
 
-def _node_fact_event(
+def _event_with_node_fact(
     event: EventEnvelope[Any], fault_key: str, code: str, terminates_at: datetime | None, *, occurrence: str = ""
 ) -> ParsedEvent:
     fact = NodeFact(
@@ -148,8 +148,8 @@ def _node_fact_event(
 
 
 _MESSAGES = {
-    "ec2:spot_interruption": "EC2 takes this Spot instance back.",
-    "ec2:rebalance_recommendation": "EC2 sees a raised risk that it takes this Spot instance back.",
+    "ec2:spot_interruption": "EC2 reclaims this Spot instance.",
+    "ec2:rebalance_recommendation": "EC2 reports a higher risk that it will reclaim this Spot instance.",
     "ec2:state_stopping": "EC2 stops or ends this instance.",
-    "ec2:capacity_reservation_interruption": "EC2 takes this instance back with its capacity reservation.",
+    "ec2:capacity_reservation_interruption": "EC2 reclaims this instance together with its capacity reservation.",
 }

@@ -19,7 +19,7 @@ _REASON = re.compile(r"[A-Za-z0-9]{1,64}", re.ASCII)
 _IMEX_UNHEALTHY = "122"
 
 
-def reading(reason: str, message: str = "") -> NamedFault | None:
+def named_fault(reason: str, message: str = "") -> NamedFault | None:
     """Return the fault that a reason names, or None if the reason is not evidence."""
     xid = _XID.fullmatch(reason)
     if xid:
@@ -27,7 +27,7 @@ def reading(reason: str, message: str = "") -> NamedFault | None:
         if driver_lines.is_cleanup(number):
             return None
         exact = (
-            candidate for candidate in driver_lines.readings(message) if candidate.code.partition("/")[0] == number
+            candidate for candidate in driver_lines.named_faults(message) if candidate.code.partition("/")[0] == number
         )
         return next(exact, NamedFault(driver_lines.xid_key(number, message), number))
     code = reason if _REASON.fullmatch(reason) else "unreadable"

@@ -58,20 +58,20 @@ def parse(body: bytes) -> ParseResult:
         return Malformed("EVENT_BAD_JSON", "the event is not JSON")
     if not isinstance(document, dict):
         return Malformed("EVENT_BAD_JSON", "the event is not a JSON object")
-    parser = _parser_of(document)
+    parser = _find_parser(document)
     if parser is None:
         return Unknown(f"no parser for {_quoted(document.get('source'))} / {_quoted(document.get('detail-type'))}")
     try:
         return parser(document)
     except ValidationError as error:
-        return fields.malformed(error)
+        return fields.malformed_event(error)
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(name)
 
 
-def _parser_of(document: Document) -> Parser | None:
+def _find_parser(document: Document) -> Parser | None:
     source, detail_type = document.get("source"), document.get("detail-type")
     if not isinstance(source, str) or not isinstance(detail_type, str):
         return None

@@ -59,8 +59,8 @@ class BadField(ValueError):
         self.code = code
 
 
-def malformed(error: ValidationError) -> Malformed:
-    """Return the answer for an event that its model refuses: the path of the first bad field, and its fault."""
+def malformed_event(error: ValidationError) -> Malformed:
+    """Return the result for an event that its model refuses: the path of the first bad field, and its problem."""
     fault = error.errors(include_url=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in fault["loc"]).lstrip(".")
     kind, value, cause = fault["type"], fault["input"], fault.get("ctx", {}).get("error")
@@ -81,7 +81,7 @@ def _json_type(value: object) -> str:
     return "null" if value is None else _JSON_TYPES[type(value)]
 
 
-def text_of(value: object) -> str:
+def require_text(value: object) -> str:
     """Return the value if it is a string. For checks that run before pydantic's own.
 
     Raises:
@@ -107,9 +107,9 @@ def _check_text(text: str) -> str:
     """Refuse text that could mislead a person, a terminal or a log: surrogates, controls, bidi, zero-width."""
     if len(text) > _TEXT_LIMIT:
         raise BadField("EVENT_TOO_LARGE", f"{count_of(len(text), 'character')}, at most {_TEXT_LIMIT} are read")
-    for index, character in enumerate(text):
+    for position, character in enumerate(text):
         if unicodedata.category(character)[0] == "C" and character not in "\t\n\r":
-            raise BadField("EVENT_BAD_TEXT", f"U+{ord(character):04X} at {index} is not printable text")
+            raise BadField("EVENT_BAD_TEXT", f"U+{ord(character):04X} at {position} is not printable text")
     return text
 
 
@@ -125,7 +125,7 @@ def check_time(instant: datetime) -> datetime:
 
 
 def _utc_time(value: object) -> datetime:
-    text = text_of(value)
+    text = require_text(value)
     if not _TIME.fullmatch(text):
         raise BadField("EVENT_BAD_TIME", f"{text[:40]!r} is not a UTC time")
     try:
@@ -195,7 +195,7 @@ class EventEnvelope(EventModel, Generic[Detail]):
         return self.source == DRILL_SOURCE
 
 
-def quoted(text: str) -> str:
+def one_line(text: str) -> str:
     """Return a source's text on one line, cut to the limit of a fact."""
     line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     return line if len(line) <= DETAIL_LIMIT else f"{line[: DETAIL_LIMIT - 1]}…"

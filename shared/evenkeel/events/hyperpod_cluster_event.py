@@ -36,7 +36,7 @@ _LOGICAL_ID = re.compile(r"[A-Za-z0-9-]{1,64}", re.ASCII)
 _INSTANCE_ID_OR_EMPTY = re.compile(f"(?:{INSTANCE_ID.pattern})?", re.ASCII)
 
 
-class _Meaning(NamedTuple):
+class _RecordMeaning(NamedTuple):
     """Facts that a record gives."""
 
     code: str = ""
@@ -45,16 +45,16 @@ class _Meaning(NamedTuple):
     """Kind of the fact about the group, and its fault key."""
 
 
-def _described(pattern: str) -> re.Pattern[str]:
+def _description_pattern(pattern: str) -> re.Pattern[str]:
     # AWS writes "EC2 Instance <id>" and "EC2InstanceId <id>" for the same; names vary and are bounded.
-    written = pattern.replace("<ec2>", r"(?:EC2 Instance |EC2InstanceId )\S{1,40}").replace("<id>", r"\S{1,40}")
-    return re.compile(written, re.ASCII)
+    expression = pattern.replace("<ec2>", r"(?:EC2 Instance |EC2InstanceId )\S{1,40}").replace("<id>", r"\S{1,40}")
+    return re.compile(expression, re.ASCII)
 
 
-_NO_CAPACITY = _Meaning("insufficient_capacity", (GroupFactKind.NO_CAPACITY, "hp:insufficient_capacity"))
-_EFA = _Meaning("replacement_failed", (GroupFactKind.EFA_BOOT_FAILED, "hp:efa_boot_check_failed"))
-_FAILED_CREATION = _Meaning("creation_failed", (GroupFactKind.CREATION_FAILED, "hp:replacement_failed"))
-_FAILED_SCRIPT = _Meaning(
+_NO_CAPACITY = _RecordMeaning("insufficient_capacity", (GroupFactKind.NO_CAPACITY, "hp:insufficient_capacity"))
+_EFA = _RecordMeaning("replacement_failed", (GroupFactKind.EFA_BOOT_FAILED, "hp:efa_boot_check_failed"))
+_FAILED_CREATION = _RecordMeaning("creation_failed", (GroupFactKind.CREATION_FAILED, "hp:replacement_failed"))
+_FAILED_SCRIPT = _RecordMeaning(
     "lifecycle_script_failed", (GroupFactKind.LIFECYCLE_SCRIPT_FAILED, "hp:lifecycle_script_failed")
 )
 _BY_MESSAGE = {
@@ -63,29 +63,53 @@ _BY_MESSAGE = {
 }
 """Meanings by the beginning of FailureMessage. All failures have the same description."""
 _BY_DESCRIPTION = (
-    (_described("<ec2> successfully provisioned in "), _Meaning("provisioned", (GroupFactKind.PROVISIONED, ""))),
-    (_described("Reboot of <ec2> is currently in progress"), _Meaning("reboot_in_progress")),
-    (_described("Failed to submit reboot request for <ec2>"), _Meaning("reboot_failed")),
-    (_described("Instance <id> is starting as part of instance replacement"), _Meaning("replacement_started")),
-    (_described("Instance <id> failed to start as part of instance replacement"), _Meaning("replacement_failed")),
     (
-        _described(r"Instance <id> \w{1,20} completed successfully as part of instance replacement"),
-        _Meaning("replacement_completed"),
+        _description_pattern("<ec2> successfully provisioned in "),
+        _RecordMeaning("provisioned", (GroupFactKind.PROVISIONED, "")),
     ),
-    (_described(r"Instance <id> \w{1,20} failed as part of instance replacement"), _Meaning("replacement_failed")),
-    (_described("Failed to provision EC2 Instance in Cluster"), _FAILED_CREATION),
-    (_described(r"Instance creation in Cluster .{1,200}? failed"), _FAILED_CREATION),
-    (_described("Instance lifecycle script execution for <ec2> has (?i:fail)"), _FAILED_SCRIPT),
-    (_described("Instance lifecycle script execution for <ec2> has "), _Meaning("lifecycle_script_ran")),
-    (_described("Termination of <ec2> is currently in progress"), _Meaning("terminating")),
-    (_described("Found CapacityReservation ID "), _Meaning("reservation_found")),
-    (_described("No CapacityReservation found "), _Meaning("reservation_missing")),
+    (_description_pattern("Reboot of <ec2> is currently in progress"), _RecordMeaning("reboot_in_progress")),
+    (_description_pattern("Failed to submit reboot request for <ec2>"), _RecordMeaning("reboot_failed")),
+    (
+        _description_pattern("Instance <id> is starting as part of instance replacement"),
+        _RecordMeaning("replacement_started"),
+    ),
+    (
+        _description_pattern("Instance <id> failed to start as part of instance replacement"),
+        _RecordMeaning("replacement_failed"),
+    ),
+    (
+        _description_pattern(r"Instance <id> \w{1,20} completed successfully as part of instance replacement"),
+        _RecordMeaning("replacement_completed"),
+    ),
+    (
+        _description_pattern(r"Instance <id> \w{1,20} failed as part of instance replacement"),
+        _RecordMeaning("replacement_failed"),
+    ),
+    (_description_pattern("Failed to provision EC2 Instance in Cluster"), _FAILED_CREATION),
+    (_description_pattern(r"Instance creation in Cluster .{1,200}? failed"), _FAILED_CREATION),
+    (_description_pattern("Instance lifecycle script execution for <ec2> has (?i:fail)"), _FAILED_SCRIPT),
+    (
+        _description_pattern("Instance lifecycle script execution for <ec2> has "),
+        _RecordMeaning("lifecycle_script_ran"),
+    ),
+    (_description_pattern("Termination of <ec2> is currently in progress"), _RecordMeaning("terminating")),
+    (_description_pattern("Found CapacityReservation ID "), _RecordMeaning("reservation_found")),
+    (_description_pattern("No CapacityReservation found "), _RecordMeaning("reservation_missing")),
     # Patching is planned work: no fault, and no incident.
-    (_described(r"Instance <id> in IG .{1,200}? cordoned and pods evicted"), _Meaning("patching_started")),
-    (_described(r"Instance <id> in IG .{1,200}? restored to schedulable state"), _Meaning("patching_ended")),
-    (_described(r".{0,240}? skipped due to PodDisruptionBudget constraint"), _Meaning("patching_skipped")),
+    (
+        _description_pattern(r"Instance <id> in IG .{1,200}? cordoned and pods evicted"),
+        _RecordMeaning("patching_started"),
+    ),
+    (
+        _description_pattern(r"Instance <id> in IG .{1,200}? restored to schedulable state"),
+        _RecordMeaning("patching_ended"),
+    ),
+    (
+        _description_pattern(r".{0,240}? skipped due to PodDisruptionBudget constraint"),
+        _RecordMeaning("patching_skipped"),
+    ),
 )
-_NOISE = _described(r"[0-9]{1,6} node\(s\) lost orchestration-ready status")
+_NOISE = _description_pattern(r"[0-9]{1,6} node\(s\) lost orchestration-ready status")
 """HyperPod sends this with each change of the node count. Its FailureMessage is misleading."""
 
 
@@ -154,7 +178,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored:
     """
     event = EventEnvelope[_Detail].model_validate(document)
     record = event.detail.event_details
-    meaning = _meaning(record)
+    meaning = _find_meaning(record)
     facts: list[Fact] = []
     if meaning and meaning.code and record.instance_id:
         facts.append(_progress_fact(event, meaning.code))
@@ -167,14 +191,14 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored:
     return ParsedEvent(tuple(facts))
 
 
-def _meaning(record: _Record) -> _Meaning | None:
+def _find_meaning(record: _Record) -> _RecordMeaning | None:
     """Return the meaning of a record, or None if no rule names it."""
     if record.event_level == "Error":
         for beginning, meaning in _BY_MESSAGE.items():
             if record.metadata.failure_message.startswith(beginning):
                 return meaning
     if _NOISE.match(record.description):
-        return _Meaning()
+        return _RecordMeaning()
     return next((meaning for pattern, meaning in _BY_DESCRIPTION if pattern.match(record.description)), None)
 
 
@@ -189,7 +213,7 @@ def _progress_fact(event: EventEnvelope[_Detail], code: str) -> NodeFact:
         code=code,
         observed_at=record.event_time,
         envelope_id=event.id,
-        detail=_words(record),
+        detail=_detail_text(record),
         is_drill=event.is_drill,
         # The API's own id of the event, the same in every envelope.
         occurrence=record.event_id,
@@ -202,11 +226,11 @@ def _group_fact(event: EventEnvelope[_Detail], kind: GroupFactKind, fault_key: s
         kind=kind,
         source=SOURCE,
         cluster_arn=record.cluster_arn,
-        instance_group=fields.quoted(record.instance_group_name),
+        instance_group=fields.one_line(record.instance_group_name),
         fault_key=fault_key,
         instance_id=record.instance_id,
         observed_at=record.event_time,
-        detail=_words(record),
+        detail=_detail_text(record),
         envelope_id=event.id,
         is_drill=event.is_drill,
     )
@@ -219,5 +243,5 @@ def _unnamed_fact(event: EventEnvelope[_Detail]) -> Fact:
     return _progress_fact(event, "").replace(kind=FactKind.FAULT, fault_key=UNKNOWN_FAULT, code="other")
 
 
-def _words(record: _Record) -> str:
-    return fields.quoted(" ".join(text for text in (record.description, record.metadata.failure_message) if text))
+def _detail_text(record: _Record) -> str:
+    return fields.one_line(" ".join(text for text in (record.description, record.metadata.failure_message) if text))

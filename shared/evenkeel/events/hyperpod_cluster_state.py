@@ -56,9 +56,9 @@ def _facts(event: EventEnvelope[_Detail]) -> Iterator[GroupFact]:
         kind=GroupFactKind.CLUSTER_STATUS,
         source=SOURCE,
         cluster_arn=detail.cluster_arn,
-        code=fields.quoted(detail.cluster_status)[:40],
+        code=fields.one_line(detail.cluster_status)[:40],
         observed_at=event.time,
-        detail=fields.quoted(detail.failure_message),
+        detail=fields.one_line(detail.failure_message),
         envelope_id=event.id,
         is_drill=event.is_drill,
     )
@@ -66,12 +66,12 @@ def _facts(event: EventEnvelope[_Detail]) -> Iterator[GroupFact]:
     if detail.cluster_status in _FAILED:
         yield fact.replace(kind=GroupFactKind.CLUSTER_FAILED, fault_key="hp:cluster_failed")
     if detail.node_recovery:
-        yield fact.replace(kind=GroupFactKind.NODE_RECOVERY, code=fields.quoted(detail.node_recovery)[:40], detail="")
+        yield fact.replace(kind=GroupFactKind.NODE_RECOVERY, code=fields.one_line(detail.node_recovery)[:40], detail="")
     for group in detail.instance_groups:
         if group.instance_group_name and group.status:
             yield fact.replace(
                 kind=GroupFactKind.GROUP_STATUS,
-                instance_group=fields.quoted(group.instance_group_name)[:256],
-                code=fields.quoted(group.status)[:40],
+                instance_group=fields.one_line(group.instance_group_name)[:256],
+                code=fields.one_line(group.status)[:40],
                 detail="",
             )

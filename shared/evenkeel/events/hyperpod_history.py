@@ -19,9 +19,9 @@ def is_record(document: Json) -> bool:
     return {"EventId", "ClusterArn", "EventTime"} <= document.keys()
 
 
-def envelope(record: Json) -> Json | Malformed:
+def to_envelope(record: Json) -> Json | Malformed:
     """Return the event as EventBridge would deliver it."""
-    at = _time(record["EventTime"])
+    at = _parse_time(record["EventTime"])
     if at is None:
         return Malformed("EVENT_BAD_TIME", f"EventTime: {str(record['EventTime'])[:40]!r} is not a time")
     return {
@@ -33,7 +33,7 @@ def envelope(record: Json) -> Json | Malformed:
     }
 
 
-def _time(value: object) -> datetime | None:
+def _parse_time(value: object) -> datetime | None:
     try:
         if isinstance(value, str):
             at = datetime.fromisoformat(value)

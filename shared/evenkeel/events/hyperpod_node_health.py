@@ -67,7 +67,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent:
         code=code,
         observed_at=event.time,
         envelope_id=event.id,
-        detail=fields.quoted(" ".join(word for word in words if word)),
+        detail=fields.one_line(" ".join(word for word in words if word)),
         is_drill=event.is_drill,
     )
     return ParsedEvent((fact,))

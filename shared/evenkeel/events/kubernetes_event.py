@@ -31,11 +31,11 @@ _ACTIONS = {
 _DISRUPTED = "DisruptionTerminating"
 
 
-def _time(value: object) -> datetime | None:
+def _parse_time(value: object) -> datetime | None:
     if value is None:
         return None
     try:
-        at = datetime.fromisoformat(fields.text_of(value))
+        at = datetime.fromisoformat(fields.require_text(value))
     except fields.BadField:
         raise
     except ValueError:
@@ -45,7 +45,7 @@ def _time(value: object) -> datetime | None:
     return fields.check_time(at)
 
 
-_Time = Annotated[datetime | None, BeforeValidator(_time)]
+_Time = Annotated[datetime | None, BeforeValidator(_parse_time)]
 
 
 class _Subject(EventModel):
@@ -92,22 +92,22 @@ def is_event(document: Json) -> bool:
 
 
 def parse(document: Json) -> tuple[tuple[datetime, NodeAction | Readiness], ...] | Ignored | Unknown | Malformed:
-    """Read one event: each of its times, with its meaning."""
+    """Parse one event. Return each of its times with the change of the node at that time."""
     try:
         event = _Event.model_validate(document)
     except ValidationError as error:
-        return fields.malformed(error)
+        return fields.malformed_event(error)
     if event.subject.kind != "Node":
         return Ignored("an event about another object than a node")
     if event.reason not in (*_READINESS, *_ACTIONS, _DISRUPTED):
         return Unknown(f"no rule for the reason {fields.quoted(event.reason)[:80]}")
     if not event.times:
         return Malformed("EVENT_BAD_TIME", "lastTimestamp: missing")
-    return tuple((at, _recorded(event, at)) for at in event.times)
+    return tuple((at, _node_change(event, at)) for at in event.times)
 
 
-def _recorded(event: _Event, at: datetime) -> NodeAction | Readiness:
-    name, evidence = event.subject.name, fields.quoted(f"Kubernetes event {event.reason}: {event.message}")
+def _node_change(event: _Event, at: datetime) -> NodeAction | Readiness:
+    name, evidence = event.subject.name, fields.one_line(f"Kubernetes event {event.reason}: {event.message}")
     if event.reason in _READINESS:
         return Readiness(node_name=name, is_ready=_READINESS[event.reason], evidence=evidence)
     kind = _ACTIONS.get(event.reason, NodeEventKind.REMOVED)

@@ -63,7 +63,7 @@ def _empty_unless_name(text: str) -> str:
 
 
 def _quoted(value: object) -> str:
-    return fields.quoted(fields.text_of(value))
+    return fields.one_line(fields.require_text(value))
 
 
 class _FaultDetail(EventModel):
@@ -82,7 +82,7 @@ class _FaultDetails(RootModel[list[OnErrorOmit[_FaultDetail]]]):
     model_config = ConfigDict(strict=True, defer_build=True)
 
 
-def facts_of(
+def node_facts(
     node: KubernetesNode, policy: WatchPolicy, now: datetime, ending: Mapping[str, GroupFact] | None = None
 ) -> tuple[NodeFact, ...]:
     """Return the facts that a node object shows now. The same fact has the same key each time, so repeats are harmless.
@@ -96,11 +96,11 @@ def facts_of(
     if node.instance_id is None:
         return ()
     return (
-        *_from_kubelet(node, policy, now),
-        *_from_hyperpod(node, policy, now),
-        *_from_eks(node, policy, now),
-        *_from_nvsentinel(node, policy, now),
-        *_from_reservation(node, ending or {}, now),
+        *_kubelet_facts(node, policy, now),
+        *_hyperpod_facts(node, policy, now),
+        *_eks_facts(node, policy, now),
+        *_nvsentinel_facts(node, policy, now),
+        *_reservation_facts(node, ending or {}, now),
     )
 
 
@@ -108,7 +108,7 @@ def fault_evidence(
     node: KubernetesNode, policy: WatchPolicy, catalogue: FaultCatalogue, now: datetime
 ) -> tuple[str, ...]:
     """Return the labels, taints and conditions that mark a node as faulty; none if no fault needs a repair."""
-    sources = (_from_hyperpod, _from_eks, _from_nvsentinel) if node.instance_id else ()
+    sources = (_hyperpod_facts, _eks_facts, _nvsentinel_facts) if node.instance_id else ()
     facts = [fact for read in sources for fact in read(node, policy, now)]
     faults = (catalogue.look_up(fact.fault_key) for fact in facts if fact.kind is FactKind.FAULT)
     if not any(fault.repairs_node for fault in faults):
@@ -136,7 +136,7 @@ def stale_conditions(node: KubernetesNode, policy: WatchPolicy, now: datetime) -
     )
 
 
-def _from_kubelet(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> tuple[NodeFact, ...]:
+def _kubelet_facts(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> tuple[NodeFact, ...]:
     since = node.not_ready_since
     if node.is_ready or since is None or (now - since).total_seconds() < policy.not_ready_seconds:
         return ()
@@ -144,7 +144,7 @@ def _from_kubelet(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> t
         return ()
     seconds = int((now - since).total_seconds())
     return (
-        _fact(
+        _node_fact(
             node,
             SOURCE_KUBELET,
             NamedFault(NOT_READY, "NotReady"),
@@ -162,9 +162,9 @@ def _is_booting(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> boo
     return node.is_awaiting_validation or never_was_ready
 
 
-def _from_hyperpod(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
+def _hyperpod_facts(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
     seen_keys: set[str] = set()
-    for fact in _from_labels(node, now):
+    for fact in _label_facts(node, now):
         seen_keys.add(fact.fault_key)
         yield fact
     conditions = [condition for condition in node.conditions if f"hp:{condition.type}" in default_catalogue()]
@@ -175,26 +175,28 @@ def _from_hyperpod(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> 
             and f"hp:{condition.type}" not in seen_keys
             and not _is_stale(condition, policy, now)
         ):
-            yield from _of_condition(node, SOURCE_AGENT, condition, NamedFault(f"hp:{condition.type}", condition.type))
+            yield from _condition_facts(
+                node, SOURCE_AGENT, condition, NamedFault(f"hp:{condition.type}", condition.type)
+            )
     if not fault_marks(node):
         yield from _recovery_facts(node, SOURCE_AGENT, conditions, policy, now)
 
 
-def _from_eks(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
+def _eks_facts(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
     conditions = [condition for condition in node.conditions if condition.type in eks_conditions.TYPES]
     for condition in conditions:
-        reading = eks_conditions.reading(condition.reason, condition.message)
-        if _reports_fault(condition) and reading and not _is_stale(condition, policy, now):
-            yield from _of_condition(node, SOURCE_EKS, condition, reading)
+        named_fault = eks_conditions.named_fault(condition.reason, condition.message)
+        if _reports_fault(condition) and named_fault and not _is_stale(condition, policy, now):
+            yield from _condition_facts(node, SOURCE_EKS, condition, named_fault)
     yield from _recovery_facts(node, SOURCE_EKS, conditions, policy, now)
 
 
-def _from_nvsentinel(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
+def _nvsentinel_facts(node: KubernetesNode, policy: WatchPolicy, now: datetime) -> Iterator[NodeFact]:
     conditions = [condition for condition in node.conditions if condition.type in nvsentinel_conditions.TYPES]
     for condition in conditions:
         if _reports_fault(condition) and not _is_stale(condition, policy, now):
-            for reading in nvsentinel_conditions.readings(condition.type, condition.message):
-                yield from _of_condition(node, SOURCE_NVSENTINEL, condition, reading)
+            for named_fault in nvsentinel_conditions.named_faults(condition.type, condition.message):
+                yield from _condition_facts(node, SOURCE_NVSENTINEL, condition, named_fault)
     yield from _recovery_facts(node, SOURCE_NVSENTINEL, conditions, policy, now)
 
 
@@ -215,13 +217,15 @@ def _is_stale(condition: NodeCondition, policy: WatchPolicy, now: datetime) -> b
     return (now - condition.changed_at).total_seconds() > policy.stale_condition_seconds
 
 
-def _of_condition(
-    node: KubernetesNode, source: str, condition: NodeCondition, reading: NamedFault
+def _condition_facts(
+    node: KubernetesNode, source: str, condition: NodeCondition, named_fault: NamedFault
 ) -> Iterator[NodeFact]:
     if condition.changed_at is None:
         return  # without a time, two occurrences have the same key
     text = f"{condition.type}={condition.status}, {condition.reason}: {condition.message}"
-    yield _fact(node, source, reading, condition.changed_at, occurrence=rfc3339(condition.changed_at), detail=text)
+    yield _node_fact(
+        node, source, named_fault, condition.changed_at, occurrence=rfc3339(condition.changed_at), detail=text
+    )
 
 
 def _recovery_facts(
@@ -235,58 +239,58 @@ def _recovery_facts(
     since = max(changes)
     if (now - since).total_seconds() > policy.recovery_signal_max_age_seconds:
         return
-    well = _fact(
+    healthy_fact = _node_fact(
         node, source, NamedFault("", ""), since, occurrence=rfc3339(since), detail=f"Node {node.name} is healthy again."
     )
-    yield well.replace(kind=FactKind.RECOVERED)
+    yield healthy_fact.replace(kind=FactKind.RECOVERED)
 
 
-def _from_reservation(node: KubernetesNode, ending: Mapping[str, GroupFact], now: datetime) -> Iterator[NodeFact]:
+def _reservation_facts(node: KubernetesNode, ending: Mapping[str, GroupFact], now: datetime) -> Iterator[NodeFact]:
     reservation = node.labels.get(_RESERVATION, "")
     notice = ending.get(reservation)
     terminates_at = notice.deadline_at if notice else None
     if notice is None or terminates_at is None:
         return
-    reading = NamedFault("ec2:capacity_block_expiring", reservation)
+    named_fault = NamedFault("ec2:capacity_block_expiring", reservation)
     detail = f"Capacity reservation {reservation} ends node {node.name} at {rfc3339(terminates_at)}."
     occurrence = f"{reservation}-{rfc3339(terminates_at)}"
-    fact = _fact(node, SOURCE_RESERVATION, reading, now, occurrence=occurrence, detail=detail)
+    fact = _node_fact(node, SOURCE_RESERVATION, named_fault, now, occurrence=occurrence, detail=detail)
     yield fact.replace(deadline_at=terminates_at, is_drill=notice.is_drill)
 
 
-def _from_labels(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
+def _label_facts(node: KubernetesNode, now: datetime) -> tuple[NodeFact, ...]:
     types = _label_names(node, FAULT_TYPES) or _label_names(node, _FAULT_REASONS)
-    pending = _PENDING.get(node.labels.get(HEALTH_STATUS, "")) or _pending_by_taint(node)
+    pending_repair = _PENDING.get(node.labels.get(HEALTH_STATUS, "")) or _pending_repair_by_taint(node)
     failed_check = node.labels.get(DEEP_CHECK_STATUS) == "Failed"
-    if not (types or pending or failed_check):
+    if not (types or pending_repair or failed_check):
         return ()
     facts: dict[str, NodeFact] = {}
     seen_keys: set[str] = set()
-    for entry in _details(node):
-        named, at = entry.type or entry.reason, entry.timestamp
-        readings = list(driver_lines.readings(entry.message))
-        if named and (not types or named in types or entry.reason in types):
-            seen_keys.update((named, entry.reason))
-            readings.insert(0, NamedFault(fault_key(named), named))
-        for reading in readings:
-            fact = _fact(node, SOURCE_AGENT, reading, at, occurrence=rfc3339(at), detail=entry.message)
+    for entry in _read_fault_details(node):
+        reported_name, at = entry.type or entry.reason, entry.timestamp
+        named_faults = list(driver_lines.named_faults(entry.message))
+        if reported_name and (not types or reported_name in types or entry.reason in types):
+            seen_keys.update((reported_name, entry.reason))
+            named_faults.insert(0, NamedFault(fault_key(reported_name), reported_name))
+        for named_fault in named_faults:
+            fact = _node_fact(node, SOURCE_AGENT, named_fault, at, occurrence=rfc3339(at), detail=entry.message)
             facts[fact.fact_key] = fact
     # A label without a time counts once per boot: only the boot id distinguishes its occurrences.
     boot = f"boot-{node.boot_id}"
     untimed = [NamedFault(fault_key(name), name) for name in types if name not in seen_keys]
     if not facts and not types:
-        untimed += [NamedFault(pending, pending.partition(":")[2])] if pending else []
+        untimed += [NamedFault(pending_repair, pending_repair.partition(":")[2])] if pending_repair else []
         untimed += [NamedFault("hp:deep_health_check_failed", "deep_health_check_failed")] if failed_check else []
-    for reading in untimed:
-        text = f"Node {node.name} has the mark {reading.code}."
-        fact = _fact(node, SOURCE_AGENT, reading, now, occurrence=boot, detail=text)
+    for named_fault in untimed:
+        text = f"Node {node.name} has the mark {named_fault.code}."
+        fact = _node_fact(node, SOURCE_AGENT, named_fault, now, occurrence=boot, detail=text)
         facts[fact.fact_key] = fact
     return tuple(facts.values())
 
 
-def _pending_by_taint(node: KubernetesNode) -> str | None:
-    values = (taint.removeprefix(f"{HEALTH_STATUS}=").partition(":")[0] for taint in node.taints)
-    return next((_PENDING[value] for value in values if value in _PENDING), None)
+def _pending_repair_by_taint(node: KubernetesNode) -> str | None:
+    statuses = (taint.removeprefix(f"{HEALTH_STATUS}=").partition(":")[0] for taint in node.taints)
+    return next((_PENDING[value] for value in statuses if value in _PENDING), None)
 
 
 def _label_names(node: KubernetesNode, keys: tuple[str, ...]) -> tuple[str, ...]:
@@ -295,7 +299,7 @@ def _label_names(node: KubernetesNode, keys: tuple[str, ...]) -> tuple[str, ...]
     return tuple(names)
 
 
-def _details(node: KubernetesNode) -> list[_FaultDetail]:
+def _read_fault_details(node: KubernetesNode) -> list[_FaultDetail]:
     """Read `fault-details`, newest last. An unreadable entry is skipped."""
     if len(node.fault_details) > _DETAILS_LIMIT:
         return []
@@ -306,20 +310,22 @@ def _details(node: KubernetesNode) -> list[_FaultDetail]:
     return sorted(entries, key=lambda entry: (entry.timestamp, entry.type, entry.reason, entry.message))[-_MAX_DETAILS:]
 
 
-def _fact(
-    node: KubernetesNode, source: str, reading: NamedFault, at: datetime, *, occurrence: str, detail: str
+def _node_fact(
+    node: KubernetesNode, source: str, named_fault: NamedFault, at: datetime, *, occurrence: str, detail: str
 ) -> NodeFact:
     assert node.instance_id
     return NodeFact(
         kind=FactKind.FAULT,
         source=source,
         instance_id=node.instance_id,
-        fault_key=reading.fault_key,
-        code=reading.code[:128],
-        gpu=reading.gpu,
-        link=reading.link,
+        fault_key=named_fault.fault_key,
+        code=named_fault.code[:128],
+        gpu=named_fault.gpu,
+        link=named_fault.link,
         observed_at=at,
-        envelope_id="/".join(part for part in (source, reading.fault_key, reading.gpu, occurrence[:128]) if part),
-        detail=fields.quoted(detail),
+        envelope_id="/".join(
+            part for part in (source, named_fault.fault_key, named_fault.gpu, occurrence[:128]) if part
+        ),
+        detail=fields.one_line(detail),
         occurrence=occurrence[:128],
     )

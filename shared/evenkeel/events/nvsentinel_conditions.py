@@ -33,12 +33,12 @@ _FROM_KERNEL_LOG = "SysLogs"
 _XID = re.compile(r"\bErrorCode:(?P<number>[0-9]{1,4})\b", re.ASCII)
 
 
-def readings(condition: str, message: str) -> tuple[NamedFault, ...]:
+def named_faults(condition: str, message: str) -> tuple[NamedFault, ...]:
     """Return the faults of a condition that is True. Xid 45 is not evidence, so there may be none."""
     default = (NamedFault(_FAULTS[condition], condition),)
     if not condition.startswith(_FROM_KERNEL_LOG):
         return default
-    lines = tuple(reading for reading in driver_lines.readings(message) if reading.code != driver_lines.UNPARSED)
+    lines = tuple(fault for fault in driver_lines.named_faults(message) if fault.code != driver_lines.UNPARSED)
     numbers = [match["number"].lstrip("0") or "0" for match in _XID.finditer(message)]
     if lines or not numbers or condition != "SysLogsXIDError":
         return lines or default

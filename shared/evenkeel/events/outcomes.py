@@ -13,14 +13,14 @@ Fact: TypeAlias = NodeFact | GroupFact
 
 
 SHORT_DEADLINE = timedelta(minutes=15)
-"""EC2 takes a Spot instance two minutes after its notice. Planned work is hours or days away."""
+"""EC2 reclaims a Spot instance two minutes after its notice. Planned work is hours or days away."""
 
 
 class Urgency(IntEnum):
     """The order in which the events of a batch are handled."""
 
     SHORT_DEADLINE = 0
-    """AWS takes the node soon."""
+    """AWS ends the node soon."""
     NORMAL = 1
     LARGE = 2
     """The event names so many machines that it is split."""

@@ -28,19 +28,19 @@ _SOURCES = {ReporterRole.DETECTOR: "site", ReporterRole.OPERATOR: "person"}
 _DIGITS = re.compile(r"[0-9]{1,4}", re.ASCII)
 
 
-def readings(code: str, line: str) -> tuple[NamedFault, ...]:
+def named_faults(code: str, line: str) -> tuple[NamedFault, ...]:
     """Return the faults that a report names by its code, else by its line; none if it names no known fault.
 
     A code is a key of the catalogue (`xid:79`), the number of an Xid, or the name that HyperPod or the EKS agent uses.
     """
-    named = agent_log.readings(line) if line else ()
+    named = agent_log.named_faults(line) if line else ()
     if not code:
         return named
     key = fault_key(code)
     if not key:
         return ()
-    where = next((reading for reading in named if reading.gpu), NamedFault(key, code))
-    return (NamedFault(key, code, where.gpu, where.link),)
+    with_device = next((fault for fault in named if fault.gpu), NamedFault(key, code))
+    return (NamedFault(key, code, with_device.gpu, with_device.link),)
 
 
 def fault_key(code: str) -> str:
@@ -50,28 +50,28 @@ def fault_key(code: str) -> str:
         return fault.key
     if _DIGITS.fullmatch(code):
         return driver_lines.xid_key(code.lstrip("0") or "0")
-    named = eks_conditions.reading(code)
+    named = eks_conditions.named_fault(code)
     return named.fault_key if named and named.fault_key.startswith(("xid:", "eks:", "gpu:")) else ""
 
 
-def detail_of(caller: str, reporter_role: ReporterRole, facts: list[dict[str, str]]) -> dict[str, object]:
+def report_detail(caller: str, reporter_role: ReporterRole, facts: list[dict[str, str]]) -> dict[str, object]:
     """Return the `detail` of an envelope that `parse` reads back."""
     return {"caller": caller, "reporterRole": reporter_role, "faults": facts}
 
 
-def fault_of(
-    instance_id: str, reading: NamedFault, *, gpu: str, job_id: str, observed_at: datetime, words: str
+def report_entry(
+    instance_id: str, named_fault: NamedFault, *, gpu: str, job_id: str, observed_at: datetime, detail: str
 ) -> dict[str, str]:
-    """Return one fault of such a detail."""
+    """Return one entry of `detail.faults` that `parse` reads back."""
     return {
         "instanceId": instance_id,
-        "faultKey": reading.fault_key,
-        "code": reading.code,
-        "gpu": gpu or reading.gpu,
-        "link": reading.link,
+        "faultKey": named_fault.fault_key,
+        "code": named_fault.code,
+        "gpu": gpu or named_fault.gpu,
+        "link": named_fault.link,
         "jobId": job_id,
         "observedAt": rfc3339(observed_at),
-        "detail": fields.quoted(words),
+        "detail": fields.one_line(detail),
     }
 
 
@@ -116,11 +116,11 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored | Malformed:
             return Malformed("EVENT_NOT_ITS_FAULT", f"detail.faults[{index}].faultKey: {problem}")
     # All faults of a caller have the same source: they confirm each other no more than one report does.
     source = f"{_SOURCES[role]}:{detail.caller}"
-    facts = tuple(_fact(fault, source, event.id) for fault in detail.faults)
+    facts = tuple(_node_fact(fault, source, event.id) for fault in detail.faults)
     return ParsedEvent(facts) if facts else Ignored("a report without a fault")
 
 
-def _fact(fault: _Fault, source: str, envelope_id: str) -> NodeFact:
+def _node_fact(fault: _Fault, source: str, envelope_id: str) -> NodeFact:
     return NodeFact(
         kind=FactKind.FAULT,
         source=source,

@@ -422,7 +422,7 @@ class PermissionBench:
         """Return the fact of a node's present marks."""
         node = self.cluster.node(self.cluster_name, self.name_of(self.nodes[index]))
         assert node
-        return kubernetes_node.facts_of(node, WatchPolicy(), datetime.now(UTC))
+        return kubernetes_node.node_facts(node, WatchPolicy(), datetime.now(UTC))
 
     def end_run(self, name: str) -> None:
         """Start and end the workflow of an attempt."""

@@ -51,25 +51,25 @@ XID = "NVRM: Xid (PCI:0000:b9:00): "
     ],
 )
 def test_log_line_gives_its_fault_device_and_link(line: str, reading: NamedFault) -> None:
-    assert driver_lines.readings(line) == (reading,)
+    assert driver_lines.named_faults(line) == (reading,)
     assert reading.fault_key in default_catalogue()
 
 
 @pytest.mark.parametrize("line", ["", "all is well", f"{XID}45, cleanup", "XidHardwareFailure", "a maxid of 79"])
 def test_line_without_evidence_gives_no_fault(line: str) -> None:
-    assert driver_lines.readings(line) == ()
+    assert driver_lines.named_faults(line) == ()
 
 
 def test_each_code_of_a_text_is_read_once() -> None:
     text = f"{XID}149, NETIR Fatal Link 04\n{XID}45, x\n{XID}79, y\n{XID}79, y\n{XID}149, NETIR Nonfatal Link 05"
 
-    assert [reading.code for reading in driver_lines.readings(text)] == ["149/fatal", "79", "149/nonfatal"]
+    assert [reading.code for reading in driver_lines.named_faults(text)] == ["149/fatal", "79", "149/nonfatal"]
 
 
 def test_eight_codes_of_a_text_are_read() -> None:
     text = "".join(f"{XID}{number}, x " for number in range(13, 60))
 
-    assert len(driver_lines.readings(text)) <= 8
+    assert len(driver_lines.named_faults(text)) <= 8
 
 
 # ---------------------------------------------------------------- HyperPod's agent
@@ -86,13 +86,13 @@ def a_log_line(key: str = "details", **details: Any) -> str:
 
 @pytest.mark.parametrize("key", ["details", "details: "])
 def test_health_agent_line_gives_code_and_verdict(key: str) -> None:
-    named_faults = agent_log.readings(a_log_line(key))
+    named_faults = agent_log.named_faults(a_log_line(key))
 
     assert [reading.fault_key for reading in named_faults] == ["xid:71", "hp:XidHardwareFailure"]
 
 
 def test_some_codes_of_the_health_agent_blame_the_application() -> None:
-    named_faults = agent_log.readings(a_log_line(reason="XidUserAppError", message=f"{XID}31, x"))
+    named_faults = agent_log.named_faults(a_log_line(reason="XidUserAppError", message=f"{XID}31, x"))
 
     assert [reading.fault_key for reading in named_faults] == ["xid:31", "hp:XidUserAppError"]
 
@@ -101,11 +101,11 @@ def test_some_codes_of_the_health_agent_blame_the_application() -> None:
 def test_a_dcgm_violation_gives_the_code_as_a_number(number: Any, keys: list[str]) -> None:
     line = a_log_line(reason="", message="DCGM policy violation", **{"condition: ": "XID Error", "ErrNum": number})
 
-    assert [reading.fault_key for reading in agent_log.readings(line)] == keys
+    assert [reading.fault_key for reading in agent_log.named_faults(line)] == keys
 
 
 def test_driver_line_is_read_without_the_agent() -> None:
-    assert agent_log.readings(f"{XID}79, x") == driver_lines.readings(f"{XID}79, x")
+    assert agent_log.named_faults(f"{XID}79, x") == driver_lines.named_faults(f"{XID}79, x")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_driver_line_is_read_without_the_agent() -> None:
     ],
 )
 def test_health_agent_line_without_detection_gives_no_fault(line: str) -> None:
-    assert agent_log.readings(line) == ()
+    assert agent_log.named_faults(line) == ()
 
 
 # ---------------------------------------------------------------- the EKS agent
@@ -142,18 +142,18 @@ def test_health_agent_line_without_detection_gives_no_fault(line: str) -> None:
     ],
 )
 def test_a_reason_of_the_eks_agent_names_its_fault(reason: str, key: str) -> None:
-    reading = eks_conditions.reading(reason)
+    reading = eks_conditions.named_fault(reason)
 
     assert reading
     assert (reading.fault_key, key in default_catalogue()) == (key, True)
 
 
 def test_cleanup_code_is_no_evidence_from_any_source() -> None:
-    assert eks_conditions.reading("NvidiaXID45Error") is None
+    assert eks_conditions.named_fault("NvidiaXID45Error") is None
 
 
 def test_eks_agent_message_gives_the_device() -> None:
-    assert eks_conditions.reading("NvidiaXID79Error", f"{XID}79, off the bus") == NamedFault(
+    assert eks_conditions.named_fault("NvidiaXID79Error", f"{XID}79, off the bus") == NamedFault(
         "xid:79", "79", "0000:b9:00"
     )
 
@@ -183,7 +183,7 @@ def test_fault_code_may_be_key_number_or_name(code: str, key: str) -> None:
 
 
 def test_fault_code_takes_its_device_from_the_reported_line() -> None:
-    assert reported_faults.readings("xid:79", f"{XID}79, x") == (NamedFault("xid:79", "xid:79", "0000:b9:00"),)
+    assert reported_faults.named_faults("xid:79", f"{XID}79, x") == (NamedFault("xid:79", "xid:79", "0000:b9:00"),)
 
 
 # ---------------------------------------------------------------- whatever comes
@@ -199,8 +199,8 @@ TEXT = st.text(max_size=300) | st.lists(
 
 @given(TEXT)
 def test_any_text_gives_a_fault_of_the_catalogue(text: str) -> None:
-    read = [*driver_lines.readings(text), *agent_log.readings(text)]
-    condition = eks_conditions.reading(text, text)
+    read = [*driver_lines.named_faults(text), *agent_log.named_faults(text)]
+    condition = eks_conditions.named_fault(text, text)
 
     assert {reading.fault_key for reading in [*read, *([condition] if condition else [])]} <= default_catalogue().keys()
 
@@ -209,8 +209,8 @@ def test_any_text_gives_a_fault_of_the_catalogue(text: str) -> None:
 def test_reading_time_is_linear_in_the_text_length(part: str) -> None:
     text = (part * 100_000)[:100_000]
     began = time.process_time()
-    agent_log.readings(text)
-    eks_conditions.reading(text, text)
+    agent_log.named_faults(text)
+    eks_conditions.named_fault(text, text)
 
     # A pattern that backtracks needs minutes for such a text; a linear pattern needs milliseconds.
     assert time.process_time() - began < 10

@@ -13,7 +13,7 @@ from evenkeel.domain.health.groups import GroupFact, GroupFactKind
 from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.health.incidents import NodeFact
 from evenkeel.domain.nodes import KubernetesNode, NodeCondition
-from evenkeel.events.kubernetes_node import facts_of, stale_conditions
+from evenkeel.events.kubernetes_node import node_facts, stale_conditions
 from tests.fakes import a_node
 from tests.fakes.system import A_MOMENT
 
@@ -22,7 +22,7 @@ PREFIX = "sagemaker.amazonaws.com/"
 
 
 def facts(node: KubernetesNode, seconds: float = 0) -> tuple[NodeFact, ...]:
-    return facts_of(node, POLICY, A_MOMENT + timedelta(seconds=seconds))
+    return node_facts(node, POLICY, A_MOMENT + timedelta(seconds=seconds))
 
 
 def keys(node: KubernetesNode, seconds: float = 0) -> list[str]:
@@ -331,15 +331,15 @@ def test_node_of_an_ending_reservation_has_a_deadline() -> None:
         envelope_id="one",
     )
 
-    [fact] = facts_of(node, POLICY, A_MOMENT, {group_fact.code: group_fact})
-    [later] = facts_of(node, POLICY, A_MOMENT + timedelta(minutes=5), {group_fact.code: group_fact})
-    [drill] = facts_of(node, POLICY, A_MOMENT, {group_fact.code: group_fact.replace(is_drill=True)})
+    [fact] = node_facts(node, POLICY, A_MOMENT, {group_fact.code: group_fact})
+    [later] = node_facts(node, POLICY, A_MOMENT + timedelta(minutes=5), {group_fact.code: group_fact})
+    [drill] = node_facts(node, POLICY, A_MOMENT, {group_fact.code: group_fact.replace(is_drill=True)})
 
     assert (fact.fault_key, fact.deadline_at) == ("ec2:capacity_block_expiring", ends_at)
     assert fact.fact_key == later.fact_key
     assert (fact.is_drill, drill.is_drill) == (False, True)
     assert drill.fact_key != fact.fact_key
-    assert facts_of(node, POLICY, A_MOMENT, {"cr-00000000000000000": group_fact}) == ()
+    assert node_facts(node, POLICY, A_MOMENT, {"cr-00000000000000000": group_fact}) == ()
 
 
 # ---------------------------------------------------------------- NVSentinel's conditions

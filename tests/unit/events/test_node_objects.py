@@ -5,7 +5,7 @@ from typing import Any
 from evenkeel.adapters.node_objects import read_node
 from evenkeel.domain.health.health_policy import WatchPolicy
 from evenkeel.domain.nodes import INCIDENT_ANNOTATION
-from evenkeel.events.kubernetes_node import facts_of
+from evenkeel.events.kubernetes_node import node_facts
 from evenkeel.services.storage import incident_rows
 from tests.fakes.system import A_MOMENT
 
@@ -27,7 +27,7 @@ def an_object(*conditions: dict[str, Any], **annotations: str) -> dict[str, Any]
 
 
 def facts_of_object(node: dict[str, Any]) -> list[str]:
-    return [fact.fault_key for fact in facts_of(read_node("eks", node), WatchPolicy(), A_MOMENT)]
+    return [fact.fault_key for fact in node_facts(read_node("eks", node), WatchPolicy(), A_MOMENT)]
 
 
 def a_condition(**changes: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_long_names_on_a_node_fit_the_ledger() -> None:
     node["status"]["nodeInfo"] = {"bootID": long}
 
     kubernetes_node = read_node("eks", node)
-    facts = facts_of(kubernetes_node, WatchPolicy(), A_MOMENT)
+    facts = node_facts(kubernetes_node, WatchPolicy(), A_MOMENT)
 
     assert facts
     assert all(len(fact.fact_key) < 1024 for fact in facts)

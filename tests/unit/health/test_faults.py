@@ -115,7 +115,7 @@ def test_every_fault_key_has_a_catalogue_row(key: str, expected: str) -> None:
 
 @pytest.mark.parametrize("key", sorted(default_catalogue()))
 def test_every_row_has_a_source_of_signals(key: str) -> None:
-    assert [reading.fault_key for reading in reported_faults.readings(key, "")] == [key]
+    assert [reading.fault_key for reading in reported_faults.named_faults(key, "")] == [key]
 
 
 def test_unknown_fault_has_no_repair() -> None:

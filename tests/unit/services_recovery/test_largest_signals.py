@@ -25,7 +25,7 @@ REPORT = {
     "source": reported_faults.SOURCE,
     "detail-type": reported_faults.DETAIL_TYPE,
     "time": "2026-11-03T10:15:00Z",
-    "detail": reported_faults.detail_of(
+    "detail": reported_faults.report_detail(
         "role/Detector",
         ReporterRole.DETECTOR,
         [

@@ -27,7 +27,7 @@ CHAT_KINDS = frozenset(
 
 
 class Notice(NamedTuple):
-    """The answers to five questions of the person who is paged."""
+    """The answers to the five questions of a paged person."""
 
     what: str
     """What happened, and where?"""
@@ -46,7 +46,7 @@ class Notice(NamedTuple):
 def alert_text(notice: Notice) -> str:
     """Return an alert of at most `MAX_ALERT_CHARACTERS` characters: a line for each question, and the whole command.
 
-    The longest answers are cut first, so that a long answer does not displace the others.
+    The longest answers are cut first, so no other answer is lost.
     """
     answers = [" ".join(text.split()) for text in notice[:4]]
     last = f"Next: {notice.command} (runbook {notice.runbook})"

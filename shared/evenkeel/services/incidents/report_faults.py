@@ -119,13 +119,13 @@ def check_reports(request: ReportFaultsRequest, context: Context) -> CheckedRepo
     faults_by_report = _named_faults(request, context.now)
     instance_ids, attributions = _instance_ids(request, context)
     faults = [
-        reported_faults.fault_of(
+        reported_faults.report_entry(
             instance_id,
             named_fault,
             gpu=report.gpu,
             job_id=report.job_id,
             observed_at=report.observed_at,
-            words=report.detail or report.line,
+            detail=report.detail or report.line,
         )
         for report, instance_id, named_faults in zip(request.reports, instance_ids, faults_by_report, strict=True)
         for named_fault in named_faults
@@ -151,8 +151,8 @@ def _named_faults(request: ReportFaultsRequest, now: datetime) -> list[tuple[Nam
     errors: list[tuple[str, str]] = []
     faults_by_report: list[tuple[NamedFault, ...]] = []
     for index, report in enumerate(request.reports):
-        field = f"faults[{index}]"
-        named_faults = reported_faults.readings(report.code, report.line)
+        place = f"faults[{index}]"
+        named_faults = reported_faults.named_faults(report.code, report.line)
         allowed = tuple(fault for fault in named_faults if request.reporter_role.may_report(fault.fault_key))
         faults_by_report.append(allowed)
         if report.code and not named_faults:
@@ -271,7 +271,7 @@ def _enveloped(request: ReportFaultsRequest, faults: list[dict[str, str]], now: 
         "source": reported_faults.SOURCE,
         "detail-type": reported_faults.DETAIL_TYPE,
         "time": rfc3339(now),
-        "detail": reported_faults.detail_of(request.caller, request.reporter_role, faults),
+        "detail": reported_faults.report_detail(request.caller, request.reporter_role, faults),
     }
     size = len(json.dumps(document, ensure_ascii=False).encode())
     if size > envelope.LARGEST_BYTES:

@@ -49,7 +49,7 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
         Invalid: the catalogue has no such code.
         NotFound: the fleet has no such node.
     """
-    if request.code and not reported_faults.readings(request.code, ""):
+    if request.code and not reported_faults.named_faults(request.code, ""):
         raise Invalid("the code is unknown", (("code", report_faults.unknown_code(request.code)),))
     now = context.clock.now()
     report = _report(request, now)

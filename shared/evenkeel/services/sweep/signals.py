@@ -18,7 +18,7 @@ def ingest_node_facts(sweep: SweepRun) -> int:
     facts = (
         fact
         for node in sweep.kubernetes
-        for fact in kubernetes_node.facts_of(node, sweep.context.policy.watch, sweep.context.now, ending)
+        for fact in kubernetes_node.node_facts(node, sweep.context.policy.watch, sweep.context.now, ending)
     )
     opened = 0
     for fact in facts:

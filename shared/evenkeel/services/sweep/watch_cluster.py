@@ -206,7 +206,7 @@ class _Watch:
 
     def _ingest_facts_of(self, node: KubernetesNode, now: datetime) -> None:
         context = self.context.replace(now=now)
-        for fact in kubernetes_node.facts_of(node, self.context.policy.watch, now):
+        for fact in kubernetes_node.node_facts(node, self.context.policy.watch, now):
             if fact.fact_key in self.ingested_facts:
                 continue
             receive_event.ingest_fact(fact, context)
