@@ -145,7 +145,7 @@ def parse(document: Json) -> tuple[NodeAction, ...] | Ignored | Unknown | Malfor
     if call in _WHOLE_GROUP_CALLS:
         return Ignored(f"{call[1]} names no node")
     if call not in _CALLS:
-        return Unknown(f"no rule for the call {fields.quoted(str(call[1]))[:80]}")
+        return Unknown(f"no rule for the call {fields.one_line(str(call[1]))[:80]}")
     try:
         record = _Record.model_validate(document)
     except ValidationError as error:

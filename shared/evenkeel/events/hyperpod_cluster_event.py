@@ -187,7 +187,7 @@ def parse(document: dict[str, Any]) -> ParsedEvent | Ignored:
     if meaning is None and record.event_level == "Error":
         facts.append(_unnamed_fact(event))
     if not facts:
-        return Ignored(f"cluster event, archived: {fields.quoted(record.description)[:160]}")
+        return Ignored(f"cluster event, archived: {fields.one_line(record.description)[:160]}")
     return ParsedEvent(tuple(facts))
 
 

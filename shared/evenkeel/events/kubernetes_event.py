@@ -100,7 +100,7 @@ def parse(document: Json) -> tuple[tuple[datetime, NodeAction | Readiness], ...]
     if event.subject.kind != "Node":
         return Ignored("an event about another object than a node")
     if event.reason not in (*_READINESS, *_ACTIONS, _DISRUPTED):
-        return Unknown(f"no rule for the reason {fields.quoted(event.reason)[:80]}")
+        return Unknown(f"no rule for the reason {fields.one_line(event.reason)[:80]}")
     if not event.times:
         return Malformed("EVENT_BAD_TIME", "lastTimestamp: missing")
     return tuple((at, _node_change(event, at)) for at in event.times)

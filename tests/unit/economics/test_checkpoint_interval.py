@@ -66,7 +66,7 @@ def test_methods_differ_if_a_save_takes_long() -> None:
 
     assert lost["daly"] < 0.01
     assert lost["young"] > 0.9
-    assert "Use the exact one" in advice.note
+    assert "Use the exact optimum" in advice.note
     parts = advice.young_parts_at_write_seconds
     assert parts is not None
     for write, is_more in ((parts * 0.99, False), (parts * 1.01, True)):
