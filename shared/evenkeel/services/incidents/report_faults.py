@@ -151,7 +151,7 @@ def _named_faults(request: ReportFaultsRequest, now: datetime) -> list[tuple[Nam
     errors: list[tuple[str, str]] = []
     faults_by_report: list[tuple[NamedFault, ...]] = []
     for index, report in enumerate(request.reports):
-        place = f"faults[{index}]"
+        field = f"faults[{index}]"
         named_faults = reported_faults.named_faults(report.code, report.line)
         allowed = tuple(fault for fault in named_faults if request.reporter_role.may_report(fault.fault_key))
         faults_by_report.append(allowed)
