@@ -44,7 +44,7 @@ from evenkeel.services.admin import set_quotas
 from evenkeel.services.scheduling import schedule_jobs
 from evenkeel.services.storage import job_rows, quota_rows
 from evenkeel_local.engine import Engine
-from evenkeel_local.identities import Credentials, bootstrap, make_user
+from evenkeel_local.identities import Credentials, create_deployer, make_user
 from tests.contract.test_ledger import make_tables
 from tests.unit.services_jobs.job_scenario import JobScenario
 
@@ -329,7 +329,7 @@ def run(rounds: int, writers: Sequence[int] = WRITERS) -> list[AdmissionReport]:
     """Measure each lane with each number of writers, alternately."""
     with tempfile.TemporaryDirectory() as folder, Engine.start(Path(folder)) as engine, _pools() as pools:
         statement = {"Effect": "Allow", "Action": "dynamodb:*", "Resource": "*"}
-        bench = _AdmissionBench(make_user(bootstrap(engine), "bench", [statement]), pools)
+        bench = _AdmissionBench(make_user(create_deployer(engine), "bench", [statement]), pools)
         runs = [(lane, number) for number in writers for lane in LANES]
         for lane_run in runs:  # starts the processes, warms the code and records the transactions
             bench.take(*lane_run)

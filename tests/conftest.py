@@ -11,7 +11,7 @@ from botocore.loaders import create_loader
 from hypothesis import HealthCheck, settings
 
 from evenkeel_local.engine import Engine
-from evenkeel_local.identities import Credentials, bootstrap
+from evenkeel_local.identities import Credentials, create_deployer
 from tests import torch_gang
 
 # A slow example on a busy machine is no failure. `ci` uses the same examples each time.
@@ -82,4 +82,4 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.fixture(scope="session")
 def deployer(engine: Engine) -> Credentials:
     """Credentials that may deploy stacks to `engine` and create its users."""
-    return bootstrap(engine)
+    return create_deployer(engine)

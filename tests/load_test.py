@@ -297,11 +297,11 @@ def _again(step: Callable[[], Any]) -> Any:
 
 def ledger_of(engine: "Engine") -> Ledger:
     """Return a ledger with empty tables on an engine, for a caller with no other permissions."""
-    from evenkeel_local.identities import bootstrap, make_user
+    from evenkeel_local.identities import create_deployer, make_user
     from tests.contract.test_ledger import make_tables
 
     statement = {"Effect": "Allow", "Action": "dynamodb:*", "Resource": "*"}
-    return make_tables(make_user(bootstrap(engine), "crowd", [statement]).client("dynamodb"), "crowd")
+    return make_tables(make_user(create_deployer(engine), "crowd", [statement]).client("dynamodb"), "crowd")
 
 
 def main() -> int:

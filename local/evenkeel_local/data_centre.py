@@ -29,7 +29,7 @@ from evenkeel_client.context import ApiContext, StaticKey
 from evenkeel_local import ACCOUNT_ID, PROJECT, REGION, gpu_cluster
 from evenkeel_local.deployment import STACK_NAME, Outputs, deploy
 from evenkeel_local.engine import Engine
-from evenkeel_local.identities import Credentials, bootstrap, make_user, policy_statements
+from evenkeel_local.identities import Credentials, create_deployer, make_user, policy_statements
 from evenkeel_local.ticker import Ticker, ticker_statements
 
 CHECKPOINTS_BUCKET: Final = "evenkeel-checkpoints"
@@ -179,9 +179,9 @@ class DataCentre:
     def _start_engine(self, say: Say, *, forks_workers: bool) -> None:
         say("starting the AWS emulator, with IAM enforced")
         self.engine = self._open.enter_context(Engine.start(self.run_dir / "engine", forks_workers=forks_workers))
-        self.deployer = bootstrap(self.engine)
-        location = {"LocationConstraint": REGION}
-        self.deployer.client("s3").create_bucket(Bucket=CHECKPOINTS_BUCKET, CreateBucketConfiguration=location)
+        self.deployer = create_deployer(self.engine)
+        place = {"LocationConstraint": REGION}
+        self.deployer.client("s3").create_bucket(Bucket=CHECKPOINTS_BUCKET, CreateBucketConfiguration=place)
 
     def _start_gpu_cluster(self, fleet: FleetShape, say: Say) -> None:
         self.node_count = fleet.nodes + sum(int(group["count"]) for group in fleet.node_groups)

@@ -32,7 +32,7 @@ from evenkeel_local.drills import (
     DrillTimeoutError,
     TrainingWork,
     await_all_nodes_ready,
-    dead_letters,
+    dead_letter_counts,
     last_step,
     node_of_rank,
     read_object,
@@ -131,7 +131,7 @@ class TimelinePrinter:
 
     def skip(self, path: str) -> None:
         """Mark the present entries of a timeline as printed."""
-        self._seen.update(_name(path, entry) for entry in self._client.get(path)["entries"])
+        self._seen.update(_entry_key(path, entry) for entry in self._client.get(path)["entries"])
 
     def print_new(self, *paths: str) -> None:
         """Print the new entries of these timelines in order of time."""
@@ -139,14 +139,14 @@ class TimelinePrinter:
         for path in paths:
             lane = "job" if path.startswith("/jobs") else "node"
             for entry in self._client.get(path)["entries"]:
-                if _name(path, entry) not in self._seen:
-                    self._seen.add(_name(path, entry))
+                if _entry_key(path, entry) not in self._seen:
+                    self._seen.add(_entry_key(path, entry))
                     fresh.append((str(entry["at"]), lane, entry))
         for at, lane, entry in sorted(fresh, key=lambda item: item[:2]):
-            since = (_time(at) - (self.injected_at or _time(at))).total_seconds()
+            since = (_parse_time(at) - (self.injected_at or _parse_time(at))).total_seconds()
             glyph = GLYPHS.get(entry["kind"], "●")
             head = f"  {since:+7.2f}s  {lane:<4} {glyph} {entry['kind']:<9} "
-            self._output.paragraph(_short(entry["text"]), head=head)
+            self._output.paragraph(_shorten_instance_ids(entry["text"]), head=head)
 
 
 def main() -> int:
@@ -157,7 +157,7 @@ def main() -> int:
     output.line("Evenkeel demo: a node fails and its job resumes, all on this machine.")
     try:
         with interruptible():
-            return _play(output)
+            return _run_demo(output)
     except (DrillTimeoutError, EngineError, DeploymentError, ClusterFailed) as failed:
         output.paragraph(f"✖ {failed}")
         return 1
@@ -166,7 +166,7 @@ def main() -> int:
         return 130
 
 
-def _play(output: DemoOutput) -> int:
+def _run_demo(output: DemoOutput) -> int:
     output.chapter("Start a data centre on this machine")
     with ThreadPoolExecutor(1) as background:
         reference: Future[str] = background.submit(reference_digest, WORK.nodes, WORK.steps, WORK.seed)
@@ -193,7 +193,7 @@ def _inject_and_recover(output: DemoOutput, centre: DataCentre, client: ApiClien
 
     def reached() -> bool:
         step = last_step(client, job_id)
-        output.live(_progress(step))
+        output.live(_progress_text(step))
         return step >= fault_step
 
     wait_for(f"step {fault_step}", INJECT_TIMEOUT_SECONDS, reached)
@@ -230,7 +230,9 @@ def _recover(
         timelines.print_new(
             f"{path}/timeline", *([f"/incidents/{incident['incidentId']}/timeline"] if incident else [])
         )
-        output.live(f"{job['state'].lower()}, attempt {job['currentAttempt']}  {_progress(last_step(client, job_id))}")
+        output.live(
+            f"{job['state'].lower()}, attempt {job['currentAttempt']}  {_progress_text(last_step(client, job_id))}"
+        )
         return job["state"] in ENDED and incident.get("state") in SETTLED
 
     wait_for("the job to end and the incident to settle", RECOVERY_SECONDS, over)
@@ -252,12 +254,15 @@ def _check_result(
     undisturbed = reference.result(timeout=60)
     output.line(f"  weights, this run                    {disturbed[:30]}…")
     output.line(f"  weights, same run without the fault  {undisturbed[:30]}…")
-    waiting = dead_letters(centre)
+    waiting = dead_letter_counts(centre)
     checks = [
         (job["state"] == "SUCCEEDED", f"the job ended {job['state']}"),
         (job["currentAttempt"] >= 2, f"it took {job['currentAttempt']} attempts"),
         (disturbed == undisturbed, "the final weights are identical"),
-        (incident["state"] == "RECOVERED", f"the incident ended {incident['state']}: {_short(incident['outcome'])}"),
+        (
+            incident["state"] == "RECOVERED",
+            f"the incident ended {incident['state']}: {_shorten_instance_ids(incident['outcome'])}",
+        ),
         (not waiting, f"dead-letter queues: {waiting or 'empty'}"),
     ]
     for ok, text in checks:
@@ -282,12 +287,16 @@ def _print_durations(output: DemoOutput, injected_at: datetime, job: dict[str, A
         ),
         ("job running", attempt.get("runningAt"), _resumed_from(attempt)),
         ("repair requested", stages.get("repairRequestedAt"), " then ".join(incident["repairs"])),
-        ("node back", stages.get("nodeBackAt"), _short(str(incident.get("replacementInstanceId") or ""))),
+        (
+            "node back",
+            stages.get("nodeBackAt"),
+            _shorten_instance_ids(str(incident.get("replacementInstanceId") or "")),
+        ),
         ("node returned", stages.get("returnedAt"), "validated and ready for jobs"),
     ]
     for name, at, note in rows:
         if at:
-            output.line(f"  {name:<16} {(_time(at) - injected_at).total_seconds():7.2f}   {note}".rstrip())
+            output.line(f"  {name:<16} {(_parse_time(at) - injected_at).total_seconds():7.2f}   {note}".rstrip())
 
 
 def _resumed_from(attempt: dict[str, Any]) -> str:
@@ -331,9 +340,9 @@ def _print_summary(
     stages, again = incident["stages"], job["attempts"][0]
 
     def after(at: str | None) -> str:
-        return f"after {(_time(at) - injected_at).total_seconds():.1f} s" if at else "at an unknown time"
+        return f"after {(_parse_time(at) - injected_at).total_seconds():.1f} s" if at else "at an unknown time"
 
-    node = _short(incident["node"]["name"])
+    node = _shorten_instance_ids(incident["node"]["name"])
     output.chapter("What happened")
     for text in (
         f"A GPU of {node} failed at step {fault_step}. Evenkeel cordoned it {after(stages.get('cordonedAt'))}.",
@@ -354,7 +363,7 @@ def _print_next_commands(output: DemoOutput) -> None:
         output.line(f"  {command}")
 
 
-def _progress(step: int) -> str:
+def _progress_text(step: int) -> str:
     return f"step {step:>3}/{WORK.steps} {_bar(step / WORK.steps)}"
 
 
@@ -363,16 +372,16 @@ def _bar(share: float) -> str:
     return f"{'█' * done}{'░' * (30 - done)}"
 
 
-def _short(text: str) -> str:
+def _shorten_instance_ids(text: str) -> str:
     """Shorten instance ids to their last digits, as the table below does, so that the line fits."""
     return re.sub(r"(?:hyperpod-)?i-[0-9a-f]{11}([0-9a-f]{6})", r"…\1", text)
 
 
-def _name(path: str, entry: dict[str, Any]) -> str:
+def _entry_key(path: str, entry: dict[str, Any]) -> str:
     return f"{path} {entry['at']} {entry['kind']} {entry['text']}"
 
 
-def _time(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 

@@ -94,7 +94,7 @@ def deploy(
         *(SAM, "deploy", "--template-file", built, "--stack-name", stack_name, "--region", credentials.region),
         *("--s3-bucket", ARTIFACTS_BUCKET, "--s3-prefix", _prefix_of(built), "--no-progressbar"),
         *("--use-json", "--no-confirm-changeset", "--no-fail-on-empty-changeset", "--capabilities", *_CAPABILITIES),
-        *("--parameter-overrides", *_overrides(chosen)),
+        *("--parameter-overrides", *_quoted_overrides(chosen)),
     ]
     _run_sam(command, logs / "sam-deploy.log", built.parent, credentials.environment())
     _keep_package(package, credentials, stack_name, _prefix_of(built))
@@ -122,7 +122,7 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
     BUILDS.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=_DRAFT, dir=BUILDS))
     # The other parameters do not change the build; the endpoints differ on each run.
-    overrides = _overrides({"PythonRuntime": runtime, "Architecture": architecture})
+    overrides = _quoted_overrides({"PythonRuntime": runtime, "Architecture": architecture})
     command: list[str | Path] = [
         *(SAM, "build", "--template-file", template, "--build-dir", draft),
         "--parameter-overrides",
@@ -130,7 +130,7 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
     ]
     try:
         _run_sam(command, log_dir / "sam-build.log", template.parent, layer_environment(runtime, architecture))
-        _as_json(draft / "template.yaml")
+        _rewrite_as_json(draft / "template.yaml")
         draft.chmod(0o755)
         with contextlib.suppress(OSError):  # another process has made the same build
             draft.rename(build_folder)
@@ -142,7 +142,7 @@ def build(template: Path, runtime: str, architecture: str, log_dir: Path, *, pro
     return built
 
 
-def _as_json(built: Path) -> None:
+def _rewrite_as_json(built: Path) -> None:
     """Rewrite a built template as JSON, which is also YAML: `sam deploy` parses it seven times, YAML in 1 s each."""
     built.write_text(json.dumps(yaml.safe_load(built.read_bytes())), encoding="utf-8")
 
@@ -219,11 +219,11 @@ def _create_stack(package: Path, credentials: Credentials, stack_name: str, para
         raise DeploymentError(f"Creation of the stack {stack_name} was refused: {error}") from error
     except WaiterError as error:
         raise DeploymentError(
-            f"The stack {stack_name} failed:\n  " + "\n  ".join(_failures(credentials, stack_name))
+            f"The stack {stack_name} failed:\n  " + "\n  ".join(_failure_reasons(credentials, stack_name))
         ) from error
 
 
-def _failures(credentials: Credentials, stack_name: str) -> list[str]:
+def _failure_reasons(credentials: Credentials, stack_name: str) -> list[str]:
     """Return the reasons of the resources of a stack that failed, oldest first."""
     events = credentials.client("cloudformation").describe_stack_events(StackName=stack_name)["StackEvents"]
     failed = (event for event in reversed(events) if event.get("ResourceStatus", "").endswith("FAILED"))
@@ -280,7 +280,7 @@ def _run_sam(command: list[str | Path], log: Path, cwd: Path, variables: Mapping
         raise DeploymentError(f"sam {verb} failed (exit {done.returncode}), see {log}:\n  " + "\n  ".join(last_lines))
 
 
-def _overrides(parameters: Mapping[str, str]) -> list[str]:
+def _quoted_overrides(parameters: Mapping[str, str]) -> list[str]:
     """Quote parameters for sam. A parameter without a value keeps its default."""
     quoted = {name: value.replace("\\", "\\\\").replace('"', '\\"') for name, value in parameters.items() if value}
     return [f'ParameterKey={name},ParameterValue="{value}"' for name, value in quoted.items()]

@@ -61,7 +61,7 @@ def up(root: Path, foreground: bool = False) -> int:
     Returns:
         An exit code: 0 up, 1 failed, 5 already up.
     """
-    if _supervisor(root) is not None:
+    if _supervisor_process(root) is not None:
         print(
             "A data centre already runs here. Inspect it with evenkeel dev status, or stop it with evenkeel dev down.",
             file=sys.stderr,
@@ -219,7 +219,7 @@ def _write_private(file: Path, document: Json) -> None:
 
 def down(root: Path) -> int:
     """Stop the data centre that `up` started. Return 0. Idempotent: yes."""
-    mark = _supervisor(root)
+    mark = _supervisor_process(root)
     if mark is None:
         return 0
     os.kill(mark.pid, signal.SIGTERM)
@@ -231,14 +231,14 @@ def down(root: Path) -> int:
     return 0
 
 
-def _supervisor(root: Path) -> ProcessMark | None:
+def _supervisor_process(root: Path) -> ProcessMark | None:
     mark = ProcessMark.read(DevPaths(root).pid)
     return mark if mark is not None and mark.is_alive() else None
 
 
 def is_up(root: Path) -> bool:
     """Whether a data centre runs in this folder. `status` checks whether its parts answer."""
-    return _supervisor(root) is not None and DevPaths(root).state.exists()
+    return _supervisor_process(root) is not None and DevPaths(root).state.exists()
 
 
 def kubeconfig(root: Path) -> Json:
@@ -267,15 +267,15 @@ def environment(root: Path) -> dict[str, str]:
 
 def status(root: Path) -> Json:
     """Probe each part of the data centre; return which parts answer, and their addresses."""
-    paths = DevPaths(root)
-    if _supervisor(root) is None:
-        detail = "its supervisor process has ended" if paths.pid.exists() else "no data centre was started here"
+    places = DevPaths(root)
+    if _supervisor_process(root) is None:
+        detail = "its supervisor process has ended" if places.pid.exists() else "no data centre was started here"
         return _down_status(detail)
     if not paths.state.exists():
         detail = f"it is starting or restarting. See {paths.log}"
         return _down_status(detail)
-    state = _read_json(paths.state)
-    probe_results = probes.probe(state, _read_json(paths.context), _read_json(paths.kubeconfig))
+    state = _read_json(places.state)
+    probe_results = probes.probe_parts(state, _read_json(places.context), _read_json(places.kubeconfig))
     return {
         "isUp": all(result.is_up for result in probe_results),
         "parts": [_probe_document(result) for result in probe_results],

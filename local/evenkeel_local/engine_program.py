@@ -93,23 +93,23 @@ def run_branch(states: Document, start_at: str, branch_input: Any, execution: Do
         state = states[name]
         kind = state["Type"]
         context["State"] = {"Name": name, "EnteredTime": stepfunctions.now_iso(), "RetryCount": 0}
-        _note(execution, f"{kind}StateEntered", "stateEnteredEventDetails", name, input=document)
+        _add_history_event(execution, f"{kind}StateEntered", "stateEnteredEventDetails", name, input=document)
         if kind == "Fail":
             raise stepfunctions._ExecutionError(*stepfunctions._fail_state_error(state, document, context))
         if kind == "Succeed":
-            _note(execution, "SucceedStateExited", "stateExitedEventDetails", name, output=document)
+            _add_history_event(execution, "SucceedStateExited", "stateExitedEventDetails", name, output=document)
             return document
         step = getattr(stepfunctions, f"_execute_{kind.lower()}")
         if kind in ("Task", "Parallel", "Map"):
             document, following = step(state, document, execution, context)
         else:
             document, following = step(state, document, context)
-        _note(execution, f"{kind}StateExited", "stateExitedEventDetails", name, output=document)
+        _add_history_event(execution, f"{kind}StateExited", "stateExitedEventDetails", name, output=document)
         name = following
     return document
 
 
-def _note(execution: Document, kind: str, details: str, name: str, **document: Any) -> None:
+def _add_history_event(execution: Document, kind: str, details: str, name: str, **document: Any) -> None:
     spelled = {field: json.dumps(value) for field, value in document.items()}
     stepfunctions._add_event(execution, kind, {details: {"name": name, **spelled}})
 
@@ -351,7 +351,7 @@ def transform_with_parameters() -> None:
 
 def _create_version(_logical_id: str, properties: Document, _stack: str) -> tuple[str, Document]:
     document = {"stateMachineArn": properties["StateMachineArn"], "description": properties.get("Description", "")}
-    arn = _result(stepfunctions._publish_state_machine_version(document))["stateMachineVersionArn"]
+    arn = _answer_body(stepfunctions._publish_state_machine_version(document))["stateMachineVersionArn"]
     return arn, {"Arn": arn}
 
 
@@ -361,23 +361,25 @@ def _update_version(arn: str, old: Document, new: Document, stack: str, logical_
 
 
 def _create_alias(_logical_id: str, properties: Document, _stack: str) -> tuple[str, Document]:
-    document = {"name": properties["Name"], "routingConfiguration": _routing(properties)}
-    arn = _result(stepfunctions._create_state_machine_alias(document))["stateMachineAliasArn"]
+    document = {"name": properties["Name"], "routingConfiguration": _routing_list(properties)}
+    arn = _answer_body(stepfunctions._create_state_machine_alias(document))["stateMachineAliasArn"]
     return arn, {"Arn": arn}
 
 
 def _update_alias(arn: str, _old: Document, new: Document, _stack: str) -> tuple[str, Document]:
-    _result(
-        stepfunctions._update_state_machine_alias({"stateMachineAliasArn": arn, "routingConfiguration": _routing(new)})
+    _answer_body(
+        stepfunctions._update_state_machine_alias(
+            {"stateMachineAliasArn": arn, "routingConfiguration": _routing_list(new)}
+        )
     )
     return arn, {"Arn": arn}
 
 
-def _routing(properties: Document) -> list[Document]:
+def _routing_list(properties: Document) -> list[Document]:
     return [{"stateMachineVersionArn": properties["DeploymentPreference"]["StateMachineVersionArn"], "weight": 100}]
 
 
-def _result(answer: Any) -> Document:
+def _answer_body(answer: Any) -> Document:
     """Return the body of an answer.
 
     Raises:

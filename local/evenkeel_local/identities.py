@@ -90,7 +90,7 @@ class Credentials:
         return variables | ({"AWS_SESSION_TOKEN": self.session_token} if self.session_token else {})
 
 
-def bootstrap(engine: Engine) -> Credentials:
+def create_deployer(engine: Engine) -> Credentials:
     """Create the user `deployer` and the artifacts bucket, with the root key.
 
     Idempotent: yes; the access key of an existing user is replaced.

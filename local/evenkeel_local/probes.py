@@ -34,7 +34,7 @@ class ProbeResult:
     detail: str
 
 
-def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[ProbeResult]:
+def probe_parts(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[ProbeResult]:
     """Probe every part of a data centre in parallel.
 
     Args:
@@ -53,11 +53,11 @@ def probe(state: Mapping[str, Any], context: Json, kubeconfig: Json) -> list[Pro
             return asked()
 
     tries: dict[str, Callable[[], str]] = {
-        "engine": lambda: _get(f"{state['engineUrl']}/_ministack/health"),
-        "GPU cluster": lambda: _get(f"{state['controlUrl']}/control/health"),
-        "Kubernetes": lambda: _kubernetes(kubeconfig),
+        "engine": lambda: _read_url(f"{state['engineUrl']}/_ministack/health"),
+        "GPU cluster": lambda: _read_url(f"{state['controlUrl']}/control/health"),
+        "Kubernetes": lambda: _probe_kubernetes(kubeconfig),
         "API": lambda: str(context["url"]) if status() else "",
-        "schedules": lambda: _schedules(status(), state["upSince"]),
+        "schedules": lambda: _slowest_schedule(status(), state["upSince"]),
     }
     results: dict[str, ProbeResult] = {}
     threads = [
@@ -79,13 +79,13 @@ def _probe_part(results: dict[str, ProbeResult], part: str, attempt: Callable[[]
         results[part] = ProbeResult(part, is_up=False, detail=str(error) or type(error).__name__)
 
 
-def _get(url: str) -> str:
+def _read_url(url: str) -> str:
     with urllib.request.build_opener(_DIRECT).open(url, timeout=ANSWER_SECONDS) as answer:
         answer.read()
     return url
 
 
-def _kubernetes(kubeconfig: Json) -> str:
+def _probe_kubernetes(kubeconfig: Json) -> str:
     cluster, user = kubeconfig["clusters"][0]["cluster"], kubeconfig["users"][0]["user"]
     authority = base64.b64decode(cluster["certificate-authority-data"]).decode()
     https = urllib.request.HTTPSHandler(context=ssl.create_default_context(cadata=authority))
@@ -96,7 +96,7 @@ def _kubernetes(kubeconfig: Json) -> str:
     return str(cluster["server"])
 
 
-def _schedules(status: Json, up_since: str) -> str:
+def _slowest_schedule(status: Json, up_since: str) -> str:
     """Return how long ago the slowest scheduled function finished.
 
     Raises:

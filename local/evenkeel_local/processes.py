@@ -76,9 +76,9 @@ class ProcessMark:
         if not self.is_alive():
             return False
         _signal_group(self.pid, signal.SIGTERM)
-        if not _is_over(self.pid, grace_seconds):
+        if not _ends_within(self.pid, grace_seconds):
             _signal_group(self.pid, signal.SIGKILL)
-            _is_over(self.pid, GRACE_SECONDS)
+            _ends_within(self.pid, GRACE_SECONDS)
         return True
 
 
@@ -179,7 +179,7 @@ class Child:
                 self.wait(grace_seconds)
             # The leader is ended or unwilling; either way it still holds the group's number, so this hits no stranger.
             _signal_group(self.pid, signal.SIGKILL)
-            _is_over(self.pid, GRACE_SECONDS)  # a killed process ends a moment later
+            _ends_within(self.pid, GRACE_SECONDS)  # a killed process ends a moment later
             self._process.wait()
         if self._lifeline is not None:
             os.close(self._lifeline)
@@ -195,7 +195,7 @@ class Child:
         self.stop()
 
 
-def _is_over(group: int, seconds: float) -> bool:
+def _ends_within(group: int, seconds: float) -> bool:
     """Wait until a group has no live process; return whether that happened in time."""
     deadline = time.monotonic() + seconds
     while members := group_members(group):

@@ -471,7 +471,7 @@ def node_group(run: ScenarioRun) -> None:
     work = TrainingWork(nodes=2, steps=400, checkpoint_every=4, step_seconds=0.12)
     job = run.submit("training", work, team="red").reach(9)
     node = job.node(1)
-    before = _instances(run)
+    before = _instance_ids(run)
     run.centre.cluster.inject("gpu-xid79", node=node)
     run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
 
@@ -481,15 +481,15 @@ def node_group(run: ScenarioRun) -> None:
 
     settled = run.wait("the incident to settle", lambda: incident().get("state") in SETTLED and incident())
     run.check("the recovery needs no person", settled["state"] == "RECOVERED", settled["outcome"])
-    run.wait("the group to be complete", lambda: len(_instances(run)) == run.centre.node_count)
-    after = _instances(run)
+    run.wait("the group to be complete", lambda: len(_instance_ids(run)) == run.centre.node_count)
+    after = _instance_ids(run)
     run.check("the group replaced exactly the faulty node", _lost_nodes(before, after) == {before[node]}, after)
     job.ends_well(attempts=2)
     resumed = job.attempt(2)["resumeFrom"]
     run.check("the job resumes from a checkpoint", resumed["step"] >= 4, resumed)
 
 
-def _instances(run: ScenarioRun) -> dict[str, str]:
+def _instance_ids(run: ScenarioRun) -> dict[str, str]:
     """Return the instance id of each Ready node, by the node's name."""
     nodes = run.centre.cluster.get("/api/v1/nodes")["items"]
     return {

@@ -131,7 +131,7 @@ class Supervisor:
         """
         while not stopping.wait(_POLL_SECONDS):
             for process_part in self._parts():
-                why = _trouble(process_part)
+                why = _failure_text(process_part)
                 if not why:
                     continue
                 if not self._revive(process_part, why, stopping):
@@ -161,7 +161,7 @@ class Supervisor:
             return True
 
 
-def _trouble(part: SupervisedPart) -> str:
+def _failure_text(part: SupervisedPart) -> str:
     """Return why a part must restart; empty if it is well."""
     if not part.is_running():
         return f"{part.name} died"

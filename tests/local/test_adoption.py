@@ -10,7 +10,7 @@ from evenkeel_cli.offline.planned_stack import read_planned_stack
 from evenkeel_local import PROJECT
 from evenkeel_local.deployment import deploy
 from evenkeel_local.engine import Engine
-from evenkeel_local.identities import bootstrap
+from evenkeel_local.identities import create_deployer
 from tools import adoption
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(300)]
@@ -36,7 +36,7 @@ def restore(dynamodb: Any, source: str, target: str) -> None:
 @pytest.mark.parametrize("is_restored", [False, True], ids=["retained", "restored"])
 def test_new_stack_adopts_the_tables_of_a_deleted_one(is_restored: bool, tmp_path: Path) -> None:
     with Engine.start(tmp_path / "engine") as engine:
-        deployer = bootstrap(engine)
+        deployer = create_deployer(engine)
         cloudformation, dynamodb = deployer.client("cloudformation"), deployer.client("dynamodb")
         first = deploy(engine, deployer, PARAMETERS)
         names = [first[f"{table}Name"] for table in TABLES]

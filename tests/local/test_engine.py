@@ -16,7 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from evenkeel_local.engine import Engine, EngineError
-from evenkeel_local.identities import Credentials, bootstrap, make_user, set_policy
+from evenkeel_local.identities import Credentials, create_deployer, make_user, set_policy
 from evenkeel_local.processes import group_members
 from evenkeel_local.ticker import Ticker, ticker_statements
 from tests.waiting import until
@@ -184,8 +184,8 @@ def test_recreated_user_loses_its_old_key(deployer: Credentials) -> None:
 
 def test_bootstrap_can_be_repeated(tmp_path: Path) -> None:
     with Engine.start(tmp_path) as fresh:
-        bootstrap(fresh)
-        again = bootstrap(fresh)
+        create_deployer(fresh)
+        again = create_deployer(fresh)
 
         assert again.client("s3").list_buckets()["Buckets"][0]["Name"] == "evenkeel-artifacts"
 

@@ -13,7 +13,7 @@ import pytest
 
 from evenkeel.adapters.dynamo_ledger import document_of
 from evenkeel_local.data_centre import DataCentre
-from evenkeel_local.drills import SETTLED, await_all_nodes_ready, dead_letters
+from evenkeel_local.drills import SETTLED, await_all_nodes_ready, dead_letter_counts
 from tests.local import signals
 from tests.waiting import until
 
@@ -183,7 +183,7 @@ def test_dead_letter_queue_is_empty_after_all_intake_tests(
     data_centre: DataCentre, intake_results: IntakeResults
 ) -> None:
     assert intake_results.letters
-    assert dead_letters(data_centre) == {}
+    assert dead_letter_counts(data_centre) == {}
 
 
 # ---------------------------------------------------------------- copies, at once and late

@@ -169,7 +169,7 @@ class Calls:
         self.found: defaultdict[str, dict[Any, list[Json]]] = defaultdict(dict)
         self.left_out: Counter[str] = Counter()
 
-    def recorded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def watch_calls(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function, watched."""
         signature = inspect.signature(function)
 
@@ -255,7 +255,7 @@ def watch(calls: Calls) -> None:
     for module_info in pkgutil.walk_packages(evenkeel.__path__, "evenkeel."):
         if not module_info.name.startswith("evenkeel.training.__main__"):
             importlib.import_module(module_info.name)
-    watched = {id(function): calls.recorded(name, function) for name, function in FUNCTIONS.items()}
+    watched = {id(function): calls.watch_calls(name, function) for name, function in FUNCTIONS.items()}
     for name, module in list(sys.modules.items()):
         if name.startswith("evenkeel.") and name != "evenkeel.domain.replay":
             for attribute, value in list(vars(module).items()):
@@ -433,7 +433,7 @@ def from_drills(names: list[str]) -> None:
     # The simulator does not need the local data centre.
     from evenkeel_local.data_centre import DataCentre
     from evenkeel_local.drills import DRILLS, run
-    from evenkeel_local.drills.decision_replay import recorded, rows
+    from evenkeel_local.drills.decision_replay import incident_rows, recorded_decisions
 
     recording = Recording("drills")
     base = load_policy("local")
@@ -449,9 +449,9 @@ def from_drills(names: list[str]) -> None:
                 result = run(drill, centre, seed=2026)
                 if result.failures():
                     print(f"drill {drill.name} failed: {result.failures()}")
-                given = [doc["change"]["changes"] for _, doc in rows(centre, "POLICY#") if "change" in doc]
+                given = [doc["change"]["changes"] for _, doc in incident_rows(centre, "POLICY#") if "change" in doc]
                 known = {policy.hash: policy for policy in (base, *(changed(base, changes) for changes in given))}
-                for key, record in recorded(centre):
+                for key, record in recorded_decisions(centre):
                     if key not in heard:
                         heard.add(key)
                         recording.decisions.add(f"drill {drill.name}", record, known.get(record.policy_hash, base))

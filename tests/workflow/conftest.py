@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from evenkeel_local.engine import Engine
-from evenkeel_local.identities import Credentials, bootstrap
+from evenkeel_local.identities import Credentials, create_deployer
 from tests.workflow.workflow_bench import WorkflowBench
 
 SKIP_WAITS = 0.0
@@ -21,7 +21,7 @@ def workflow_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine
 @pytest.fixture(scope="session")
 def workflow_deployer(workflow_engine: Engine) -> Credentials:
     """Credentials that may create state machines on `workflow_engine`."""
-    return bootstrap(workflow_engine)
+    return create_deployer(workflow_engine)
 
 
 @pytest.fixture(scope="session")

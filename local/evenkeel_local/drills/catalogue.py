@@ -34,11 +34,11 @@ class Drill:
         object.__setattr__(self, "title", self.title or (self.play.__doc__ or "").partition("\n")[0])
 
 
-def _fault(name: str, title: str, ends: str = "RECOVERED") -> Drill:
+def _fault_drill(name: str, title: str, ends: str = "RECOVERED") -> Drill:
     return Drill(name, partial(scenarios.one_fault, fault=name, ends=ends), title)
 
 
-def _kind(name: str, kind: WorkloadKind) -> Drill:
+def _kind_drill(name: str, kind: WorkloadKind) -> Drill:
     title = f"A GPU fails under a {kind}, and Evenkeel resumes the job as a new {kind} on healthy nodes."
     return Drill(name, partial(scenarios.fault_under, kind=kind), title)
 
@@ -46,15 +46,15 @@ def _kind(name: str, kind: WorkloadKind) -> Drill:
 DRILLS: Final = {
     drill.name: drill
     for drill in (
-        _fault("gpu-xid79", "A GPU falls off the bus (Xid 79), and the training process on it dies."),
+        _fault_drill("gpu-xid79", "A GPU falls off the bus (Xid 79), and the training process on it dies."),
         Drill("node-lost", scenarios.node_lost),
-        _kind("job-set", WorkloadKind.JOB_SET),
-        _kind("pytorch-job", WorkloadKind.PYTORCH_JOB),
-        _kind("hyperpod-pytorch-job", WorkloadKind.HYPERPOD_PYTORCH_JOB),
+        _kind_drill("job-set", WorkloadKind.JOB_SET),
+        _kind_drill("pytorch-job", WorkloadKind.PYTORCH_JOB),
+        _kind_drill("hyperpod-pytorch-job", WorkloadKind.HYPERPOD_PYTORCH_JOB),
         Drill("users-jobs", users_jobs),
         Drill("younger-job", scenarios.younger_job),
         Drill("app-crash", scenarios.app_crash),
-        _fault(
+        _fault_drill(
             "stuck-replace", "A GPU falls off the bus, and the replacement node never arrives.", "WAITING_FOR_PERSON"
         ),
         Drill("no-capacity", scenarios.no_capacity),

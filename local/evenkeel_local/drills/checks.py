@@ -17,7 +17,7 @@ from evenkeel_local.drills.harness import (
     RepairCounters,
     TrainingWork,
     await_all_nodes_ready,
-    dead_letters,
+    dead_letter_counts,
     read_object,
 )
 from evenkeel_local.reference_run import reference_digest
@@ -94,8 +94,8 @@ def _check_overlap(result: DrillResult, centre: DataCentre, job_id: str, *, may_
     runs: dict[int, list[tuple[datetime, datetime]]] = {}
     for process in centre.cluster.control("GET", f"processes?job={job_id}")["processes"]:
         attempt = int(process["job"].removeprefix(f"{job_id}-a").partition("-")[0])
-        ended = _time(process["endedAt"]) if process["endedAt"] else datetime.now(UTC)
-        runs.setdefault(attempt, []).append((_time(process["startedAt"]), ended))
+        ended = _parse_time(process["endedAt"]) if process["endedAt"] else datetime.now(UTC)
+        runs.setdefault(attempt, []).append((_parse_time(process["startedAt"]), ended))
         result.check(f"process of attempt {attempt} ended", bool(process["endedAt"]), str(process))
     overlaps = []
     for attempt in sorted(number for number in runs if number + 1 in runs):
@@ -113,7 +113,7 @@ def _check_provider(result: DrillResult, centre: DataCentre, before: RepairCount
 
 
 def check_dead_letters(result: DrillResult, centre: DataCentre) -> None:
-    waiting = dead_letters(centre)
+    waiting = dead_letter_counts(centre)
     result.check("dead-letter queues are empty", not waiting, str(waiting or "all empty"))
 
 
@@ -150,5 +150,5 @@ def leftover_records(centre: DataCentre) -> list[str]:
     return leftovers
 
 
-def _time(text: str) -> datetime:
+def _parse_time(text: str) -> datetime:
     return datetime.fromisoformat(text)

@@ -16,10 +16,10 @@ from evenkeel_local.data_centre import DataCentre
 def replay_mismatches(centre: DataCentre) -> list[str]:
     """Return the decisions that do not replay to their recorded answer, with the difference."""
     base = load_policy("local")
-    changes_made = [doc["change"]["changes"] for _, doc in rows(centre, "POLICY#") if "change" in doc]
+    changes_made = [doc["change"]["changes"] for _, doc in incident_rows(centre, "POLICY#") if "change" in doc]
     policies = {policy.hash: policy for policy in (base, *(changed(base, changes) for changes in changes_made))}
     mismatches = []
-    for key, record in recorded(centre):
+    for key, record in recorded_decisions(centre):
         try:
             differs = replay(record, policies.get(record.policy_hash, base)).differs_from(record)
         except CannotReplayError as error:
@@ -29,16 +29,16 @@ def replay_mismatches(centre: DataCentre) -> list[str]:
     return mismatches
 
 
-def recorded(centre: DataCentre) -> Iterator[tuple[str, Decision]]:
+def recorded_decisions(centre: DataCentre) -> Iterator[tuple[str, Decision]]:
     """Yield each record with its key and its facts."""
     tables = {Table.INCIDENTS: centre.outputs["IncidentsTableName"]}
     ledger = DynamoLedger(tables, centre.deployer.client("dynamodb"))
-    for key, doc in rows(centre, "DEC#"):
+    for key, doc in incident_rows(centre, "DEC#"):
         (record,) = with_facts((Decision.model_validate(doc),), ledger)
         yield key, record
 
 
-def rows(centre: DataCentre, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def incident_rows(centre: DataCentre, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the documents of the incidents table with their key, `partition/sort key`."""
     pages = centre.deployer.client("dynamodb").get_paginator("scan")
     for page in pages.paginate(TableName=centre.outputs["IncidentsTableName"]):

@@ -226,7 +226,7 @@ class RepairCounters:
         return cls(dict(centre.cluster.control("GET", "counters")["accepted"].get("replace", {})))
 
 
-def dead_letters(centre: DataCentre) -> dict[str, int]:
+def dead_letter_counts(centre: DataCentre) -> dict[str, int]:
     """Return the number of messages of each dead-letter queue that is not empty."""
     sqs = centre.deployer.client("sqs")
     counts = {}

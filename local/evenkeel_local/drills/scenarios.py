@@ -89,7 +89,7 @@ _TEAM: Final = "drills"
 
 def younger_job(drill: DrillRun) -> None:
     """A job loses its node three times, while a younger job of the team waits for the whole quota."""
-    with _one_team(drill, gpus=16):
+    with _team_with_quota(drill, gpus=16):
         drill.submit(TrainingWork(nodes=1, steps=600, checkpoint_every=10, paced_attempts=3), team=_TEAM)
         drill.reach(1)
         younger = drill.submit_other("younger", TrainingWork(steps=8), team=_TEAM)
@@ -104,7 +104,7 @@ def younger_job(drill: DrillRun) -> None:
             drill.check("the interrupted job starts before the younger job", is_first, behind)
             if not is_first:
                 break
-            wait_for("the next attempt to run", INCIDENT_SECONDS, partial(_runs, drill, attempt + 1))
+            wait_for("the next attempt to run", INCIDENT_SECONDS, partial(_is_running, drill, attempt + 1))
             drill.settled(node)
         drill.end()
         ended = drill.end(younger)
@@ -116,13 +116,13 @@ def _has_started(drill: DrillRun, attempt: int, younger: str) -> bool:
     return bool(drill.job()["currentAttempt"] >= attempt or drill.job(younger)["currentAttempt"])
 
 
-def _runs(drill: DrillRun, attempt: int) -> bool:
+def _is_running(drill: DrillRun, attempt: int) -> bool:
     job = drill.job()
     return bool(job["currentAttempt"] >= attempt and job["state"] in ("RUNNING", *ENDED))
 
 
 @contextmanager
-def _one_team(drill: DrillRun, gpus: int) -> Iterator[None]:
+def _team_with_quota(drill: DrillRun, gpus: int) -> Iterator[None]:
     """Create a team with a quota inside the `with` block."""
     path = f"/teams/{_TEAM}/quota"
     team = {
@@ -231,7 +231,7 @@ def _nodes_to_rent(drill: DrillRun, count: int) -> Iterator[None]:
     slow = {"jobs": {"expectedReplaceSeconds": 960}, "economy": {"minSamples": 1000, "expectedRebootSeconds": 960}}
     drill.cluster.apply([node_pool(RENTED, "on-demand", limit=0)])
     try:
-        with policy_with(drill, {"burst": burst, **slow}) as in_force:
+        with changed_policy(drill, {"burst": burst, **slow}) as in_force:
             in_force()
             yield
     finally:
@@ -264,7 +264,7 @@ def poisoned_checkpoint(drill: DrillRun) -> None:
     torn = newest - every  # before the first sign, whose time has whole seconds; the newest may be before or after it
     for step in (torn, newest):
         _corrupt_shard(drill, step)
-    _report(drill, node, "48, pid=4242, name=python, An uncorrectable double bit error (DBE)", first_sign_at)
+    _report_xid(drill, node, "48, pid=4242, name=python, An uncorrectable double bit error (DBE)", first_sign_at)
     drill.say(f"a double bit error on {node['name']}, first seen at step {sound}; steps {torn} and {newest} are torn")
     drill.settled(node)
     drill.finish()
@@ -276,7 +276,7 @@ def poisoned_checkpoint(drill: DrillRun) -> None:
     drill.check("the job resumes from a checkpoint before both", 0 < start < torn, f"step {start} of {document}")
 
 
-def _report(drill: DrillRun, node: Json, driver_line: str, seen_at: datetime) -> None:
+def _report_xid(drill: DrillRun, node: Json, driver_line: str, seen_at: datetime) -> None:
     """Report an Xid, as a site's own detector does."""
     fault = {
         "instanceId": node["instanceId"],
@@ -443,7 +443,7 @@ def throttled(drill: DrillRun) -> None:
     node = drill.submit_and_choose_node(INTERRUPTED)
     with drill.inject_call_fault("throttle", **REPAIR_CALLS):
         drill.inject_fault("gpu-xid79", node)
-        wait_for("three refusals", INCIDENT_SECONDS, lambda: _refused(drill) >= 3)
+        wait_for("three refusals", INCIDENT_SECONDS, lambda: _refused_calls(drill) >= 3)
         accepted = drill.accepted(node["instanceId"])
         drill.check("the provider accepted no repair during the throttling", not accepted, accepted)
     drill.settled(node)
@@ -452,7 +452,7 @@ def throttled(drill: DrillRun) -> None:
     drill.check("the node was replaced exactly once", accepted == {"replace": 1}, accepted)
 
 
-def _refused(drill: DrillRun) -> int:
+def _refused_calls(drill: DrillRun) -> int:
     rules = drill.cluster.control("GET", "call-faults")["callFaults"]
     return sum(int(rule["hits"]) for rule in rules if rule["effect"] == "throttle")
 
@@ -486,7 +486,7 @@ def shared_cause(drill: DrillRun) -> None:
 
 
 @contextmanager
-def policy_with(drill: DrillRun, changes: Json) -> Iterator[Callable[[], None]]:
+def changed_policy(drill: DrillRun, changes: Json) -> Iterator[Callable[[], None]]:
     """Change the site's policy inside the `with` block; the yielded function waits until every function uses it."""
     path = f"/clusters/{drill.client.fleet}/policy"
     drill.client.post(path, {"changes": changes, "reason": f"the drill {drill.name}"})
@@ -500,7 +500,7 @@ def policy_with(drill: DrillRun, changes: Json) -> Iterator[Callable[[], None]]:
 @contextmanager
 def shared_cause_window(drill: DrillRun, seconds: int) -> Iterator[Callable[[], None]]:
     """Set the window of the shared-cause rule: on a busy machine the faults are seen late."""
-    with policy_with(drill, {"repair": {"guardrails": {"sharedCauseWindowSeconds": seconds}}}) as in_force:
+    with changed_policy(drill, {"repair": {"guardrails": {"sharedCauseWindowSeconds": seconds}}}) as in_force:
         yield in_force
 
 
@@ -557,7 +557,7 @@ def _report_before_owner(drill: DrillRun, node: Json) -> Json:
 
     On a busy node, the owner might otherwise repair the node before Evenkeel decides.
     """
-    _report(drill, node, "79, pid=4242, name=python, GPU has fallen off the bus.", datetime.now(UTC))
+    _report_xid(drill, node, "79, pid=4242, name=python, GPU has fallen off the bus.", datetime.now(UTC))
 
     def is_chosen(incident: Json) -> bool:
         return any(decision["kind"] == "REPAIR" for decision in drill.detail(incident)["decisions"])
@@ -567,7 +567,7 @@ def _report_before_owner(drill: DrillRun, node: Json) -> Json:
 
 def karpenter_repairs(drill: DrillRun) -> None:
     """Karpenter and Evenkeel could both repair a node: only Karpenter does."""
-    with policy_with(drill, {"repair": {"karpenterRepairs": True}}) as in_force, _spot_machines(drill, 2):
+    with changed_policy(drill, {"repair": {"karpenterRepairs": True}}) as in_force, _spot_machines(drill, 2):
         in_force()
         drill.submit(TrainingWork(nodes=1, steps=120, instance_types=(RENTED_TYPE,), paced_attempts=1))
         drill.reach(8)
@@ -638,9 +638,9 @@ def deploy_while_waiting(drill: DrillRun) -> None:
             node,
             lambda document: any(line["kind"] == "held" for line in drill.timeline(document)),
         )
-        before = _layers(drill)
+        before = _function_layers(drill)
         _deploy_release(drill)
-        after = _layers(drill)
+        after = _function_layers(drill)
     finally:
         drill.client.post(f"{automation}/release", {})
     incident = drill.settled(node)
@@ -654,7 +654,7 @@ def deploy_while_waiting(drill: DrillRun) -> None:
     )
 
 
-def _layers(drill: DrillRun) -> set[str]:
+def _function_layers(drill: DrillRun) -> set[str]:
     """Return the layers of the functions of the recovery."""
     functions = drill.centre.deployer.client("lambda")
     names = (f"{STACK_NAME}-{name}" for name in ("repair_node", "return_node", "settle_incident", "watch_cluster"))

@@ -19,7 +19,7 @@ from evenkeel.adapters.dynamo_ledger import INDEX, document_of
 from evenkeel.domain.health.incidents import IncidentState
 from evenkeel_local.drills.checks import check_dead_letters, check_decisions
 from evenkeel_local.drills.drill_run import DrillRun
-from evenkeel_local.drills.harness import SETTLED, DrillTimeoutError, Json, dead_letters, wait_for
+from evenkeel_local.drills.harness import SETTLED, DrillTimeoutError, Json, dead_letter_counts, wait_for
 from evenkeel_local.drills.scenarios import shared_cause_window, waiting_events
 
 HEALTH_EVENT: Final = "SageMaker HyperPod Cluster Node Health Event"
@@ -35,10 +35,10 @@ def storm(drill: DrillRun) -> None:
     """All nodes fail within seconds, five events for each, all events shuffled and delivered three times."""
     with shared_cause_window(drill, 900) as in_force:
         in_force()
-        _storm(drill)
+        _run_storm(drill)
 
 
-def _storm(drill: DrillRun) -> None:
+def _run_storm(drill: DrillRun) -> None:
     policy = drill.client.get(f"/clusters/{drill.client.fleet}/policy")["policy"]
     limits = policy["repair"]["guardrails"]
     machines = [node["instanceId"] for node in drill.cluster.nodes()]
@@ -46,7 +46,7 @@ def _storm(drill: DrillRun) -> None:
     sent = events * COPIES
     drill.rng.shuffle(sent)
     began = time.monotonic()
-    _send(drill, sent)
+    _send_events(drill, sent)
     drill.result.seconds["injected"] = time.monotonic() - began
     drill.say(f"{len(sent)} messages of {len(events)} events for {len(machines)} nodes are out")
     peaks = OpenIncidentPeaks()
@@ -69,11 +69,11 @@ def _storm(drill: DrillRun) -> None:
         )
     drill.result.seconds["drained"] = time.monotonic() - began
     _check_pace(drill)
-    _check_each(drill, machines)
+    _check_each_incident(drill, machines)
     _check_limits(drill, peaks, limits, len(machines))
     _check_ledger(drill)
     check_dead_letters(drill.result, drill.centre)
-    figures["dead letters"] = str(dead_letters(drill.centre) or "none")
+    figures["dead letters"] = str(dead_letter_counts(drill.centre) or "none")
     check_decisions(drill.result, drill.centre)
 
 
@@ -102,7 +102,7 @@ def _events_of(drill: DrillRun, machine: str) -> Iterator[Json]:
         }
 
 
-def _send(drill: DrillRun, events: Sequence[Json]) -> None:
+def _send_events(drill: DrillRun, events: Sequence[Json]) -> None:
     sqs, url = drill.centre.deployer.client("sqs"), drill.centre.outputs["EventsQueueUrl"]
 
     def send(batch: tuple[Json, ...]) -> None:
@@ -128,11 +128,11 @@ class OpenIncidentPeaks:
 
     def look(self, drill: DrillRun) -> None:
         """Count the current repairs and cordons."""
-        repairs = _register(drill, "repairs")
+        repairs = _registered_instances(drill, "repairs")
         cordons = [node for node in drill.cluster.nodes() if node["unschedulable"]]
         for name, count in (("repairs", len(repairs)), ("cordons", len(cordons))):
             self.most[name] = max(self.most[name], count)
-        self.now = _states(drill)
+        self.now = _count_states(drill)
 
     def is_calm(self, machines: int) -> bool:
         """Whether every node has an incident that waits or has ended."""
@@ -140,7 +140,7 @@ class OpenIncidentPeaks:
         return sum(self.now.values()) == calm >= machines
 
 
-def listed(drill: DrillRun, path: str) -> list[Json]:
+def list_all(drill: DrillRun, path: str) -> list[Json]:
     """Return everything that the API lists, page by page."""
     items: list[Json] = []
     cursor: Mapping[str, Any] = {}
@@ -152,7 +152,7 @@ def listed(drill: DrillRun, path: str) -> list[Json]:
         cursor = {"nextPageToken": page["nextPageToken"]}
 
 
-def _states(drill: DrillRun) -> Counter[str]:
+def _count_states(drill: DrillRun) -> Counter[str]:
     """Count the stored incidents by state, without the API, which is busy."""
     dynamodb, table = drill.centre.deployer.client("dynamodb"), drill.centre.outputs["IncidentsTableName"]
     pages = dynamodb.get_paginator("query")
@@ -169,7 +169,7 @@ def _states(drill: DrillRun) -> Counter[str]:
     return +counts
 
 
-def _register(drill: DrillRun, name: str) -> list[str]:
+def _registered_instances(drill: DrillRun, name: str) -> list[str]:
     """Return the instance ids in a register."""
     table, key = drill.centre.outputs["FleetTableName"], {"pk": {"S": f"REGISTER#{name}"}, "sk": {"S": "META"}}
     answer = drill.centre.deployer.client("dynamodb").get_item(TableName=table, Key=key, ConsistentRead=True)
@@ -189,8 +189,8 @@ def _check_pace(drill: DrillRun) -> None:
     )
 
 
-def _check_each(drill: DrillRun, machines: Sequence[str]) -> None:
-    incidents = listed(drill, "/incidents")
+def _check_each_incident(drill: DrillRun, machines: Sequence[str]) -> None:
+    incidents = list_all(drill, "/incidents")
     about = Counter(incident["node"]["instanceId"] for incident in incidents)
     wrong = {machine: about[machine] for machine in machines if about[machine] != 1}
     drill.check("one incident for each node", not wrong, str(wrong or f"{len(incidents)} incidents"))
@@ -205,15 +205,15 @@ def _check_each(drill: DrillRun, machines: Sequence[str]) -> None:
     blocked = [incident for incident in incidents if incident["state"] == "BLOCKED"]
     rules = Counter((incident["block"] or {}).get("guardrail") or "no rule" for incident in blocked)
     ended = Counter(incident["state"] for incident in incidents)
-    drill.result.figures["states"] = _counted(ended)
-    drill.result.figures["blocked by"] = _counted(rules) or "nothing"
+    drill.result.figures["states"] = _counts_text(ended)
+    drill.result.figures["blocked by"] = _counts_text(rules) or "nothing"
     is_named = bool(blocked) and "no rule" not in rules
-    drill.check("each waiting recovery names its rule", is_named, f"{_counted(ended)}; {_counted(rules)}")
+    drill.check("each waiting recovery names its rule", is_named, f"{_counts_text(ended)}; {_counts_text(rules)}")
     lost = [incident for incident in incidents if incident["state"] in ("FAILED", "JOB_NOT_RESUMED")]
     drill.check("no recovery failed", not lost, lost)
 
 
-def _counted(counts: Counter[str]) -> str:
+def _counts_text(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {problem}" for problem, count in counts.most_common())
 
 
@@ -238,9 +238,9 @@ def _check_ledger(drill: DrillRun) -> None:
     def differences() -> dict[str, Any]:
         nodes = drill.cluster.nodes()
         cordoned = {node["instanceId"] for node in nodes if node["unschedulable"]}
-        shown = listed(drill, "/nodes")
+        shown = list_all(drill, "/nodes")
         pairs = {
-            "cordoned": (cordoned, set(_register(drill, "cordons"))),
+            "cordoned": (cordoned, set(_registered_instances(drill, "cordons"))),
             "shown as cordoned": (cordoned, {row["instanceId"] for row in shown if row["isCordoned"]}),
             "machines": ({node["instanceId"] for node in nodes}, {row["instanceId"] for row in shown}),
         }
@@ -251,7 +251,7 @@ def _check_ledger(drill: DrillRun) -> None:
         time.sleep(1)
     drill.result.figures["ledger and cluster"] = f"differ: {document}" if document else "say the same"
     drill.check("the ledger equals the cluster", not document, str(document or "it does"))
-    recorded = sum(len(incident["repairs"]) for incident in listed(drill, "/incidents"))
+    recorded = sum(len(incident["repairs"]) for incident in list_all(drill, "/incidents"))
     accepted = sum(sum(counts.values()) for counts in drill.cluster.control("GET", "counters")["accepted"].values())
     drill.check(
         "each recorded repair was made exactly once", recorded == accepted, f"{recorded} recorded, {accepted} made"

@@ -52,34 +52,34 @@ def users_jobs(drill: DrillRun) -> None:
     with tempfile.TemporaryDirectory(prefix="evenkeel-drill-") as name:
         folder = Path(name)
         try:
-            _submit(drill, node["name"], folder)
-            uids = {job: _object(drill, job)["metadata"]["uid"] for job in JOBS}
+            _create_jobs(drill, node["name"], folder)
+            uids = {job: _find_job(drill, job)["metadata"]["uid"] for job in JOBS}
             (folder / node["name"]).touch()
             drill.inject_fault("gpu-xid79", node)
             for job in (SUSPENDED, FAILED):
                 wait_for(f"the next start of {job}", INCIDENT_SECONDS, partial(_runs_again, folder, job))
             incident = drill.settled(node)
-            _check(drill, folder, incident, uids)
+            _check_jobs(drill, folder, incident, uids)
         finally:
             drill.cluster.delete(f"/api/v1/namespaces/{NAMESPACE}")
     drill.finish()
 
 
-def _check(drill: DrillRun, folder: Path, incident: Json, uids: dict[str, str]) -> None:
+def _check_jobs(drill: DrillRun, folder: Path, incident: Json, uids: dict[str, str]) -> None:
     (folder / "end").touch()
     for job in (SUSPENDED, FAILED):
         wait_for(f"the end of {job}", INCIDENT_SECONDS, partial(_has_succeeded, drill, job))
-        starts = _starts(folder, job)
+        starts = _start_steps(folder, job)
         drill.check(f"{job} resumes from its checkpoint", len(starts) == 2 and starts[1] > 0, starts)
     text = " ".join(str(line["text"]) for line in drill.timeline(incident))
-    same = {job for job in JOBS if _object(drill, job)["metadata"]["uid"] == uids[job]}
+    same = {job for job in JOBS if _find_job(drill, job)["metadata"]["uid"] == uids[job]}
     drill.check("a job that runs keeps its object", SUSPENDED in same and f"{SUSPENDED} is suspended" in text, text)
     drill.check("a failed job is created again", FAILED not in same and f"{FAILED} is created again" in text, text)
     drill.check("a job without consent is left alone", SILENT in same and f"/{SILENT} is" not in text, text)
     drill.check("HyperPod's auto-resume is left alone", f"/{HYPERPODS} is left alone: HyperPod" in text, text)
 
 
-def _submit(drill: DrillRun, node: str, folder: Path) -> None:
+def _create_jobs(drill: DrillRun, node: str, folder: Path) -> None:
     """Create the users' jobs on the node, and wait until each has saved a checkpoint."""
     group = {"kind": "Group", "name": "evenkeel:restarters", "apiGroup": RBAC}
     role = {"kind": "ClusterRole", "name": "evenkeel-restarter", "apiGroup": RBAC}
@@ -123,10 +123,10 @@ def _manifest(job: str, node: str, folder: Path) -> Json:
         "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": preferred}},
     }
     item = {"kind": str(kind), "metadata": {"name": job, "namespace": NAMESPACE, **marks}}
-    return {**item, "apiVersion": RESOURCES[kind].api_version, "spec": _spec(kind, pod)}
+    return {**item, "apiVersion": RESOURCES[kind].api_version, "spec": _job_spec(kind, pod)}
 
 
-def _spec(kind: WorkloadKind, pod: Json) -> Json:
+def _job_spec(kind: WorkloadKind, pod: Json) -> Json:
     template = {"spec": pod}
     if kind is WorkloadKind.PYTORCH_JOB:
         return {"pytorchReplicaSpecs": {"Worker": {"replicas": 1, "restartPolicy": "Never", "template": template}}}
@@ -134,20 +134,20 @@ def _spec(kind: WorkloadKind, pod: Json) -> Json:
     return job if kind is WorkloadKind.JOB else {"replicatedJobs": [{"name": "ranks", "template": {"spec": job}}]}
 
 
-def _object(drill: DrillRun, job: str) -> Json:
+def _find_job(drill: DrillRun, job: str) -> Json:
     return drill.cluster.get(RESOURCES[JOBS[job][0]].path(NAMESPACE, job))
 
 
 def _has_succeeded(drill: DrillRun, job: str) -> bool:
     ended = ("Complete", "Completed", "Succeeded")
-    conditions = (_object(drill, job).get("status") or {}).get("conditions") or ()
+    conditions = (_find_job(drill, job).get("status") or {}).get("conditions") or ()
     return any(condition["type"] in ended and condition["status"] == "True" for condition in conditions)
 
 
-def _starts(folder: Path, job: str) -> list[int]:
+def _start_steps(folder: Path, job: str) -> list[int]:
     """Return the step at which each run of a job started."""
     return [int(line) for line in (folder / job / "starts").read_text(encoding="utf-8").split()]
 
 
 def _runs_again(folder: Path, job: str) -> bool:
-    return len(_starts(folder, job)) > 1
+    return len(_start_steps(folder, job)) > 1

@@ -42,10 +42,10 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     try:
         document = json.loads(arguments.config.read_text()) if arguments.config else {}
-        settings = config.read(document)
+        settings = config.read_config(document)
         config.check_types(settings)
     except ValidationError as wrong:
-        print(f"the configuration cannot be used: {config.sentence(wrong)}", file=sys.stderr)
+        print(f"the configuration cannot be used: {config.error_text(wrong)}", file=sys.stderr)
         return 2
     except (OSError, ValueError) as wrong:
         print(f"the configuration cannot be used: {wrong}", file=sys.stderr)

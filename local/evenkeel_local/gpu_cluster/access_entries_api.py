@@ -36,7 +36,7 @@ class AccessEntriesApi:
         Raises:
             AwsError: the request is refused.
         """
-        model = aws_model.operation(aws_model.service_model("eks"), operation)
+        model = aws_model.operation_model(aws_model.service_model("eks"), operation)
         named = {"principalArn": principal} if principal else {}
         aws_model.check_input(model, {"clusterName": self._config.eks_cluster_name, **named, **body})
         match operation:

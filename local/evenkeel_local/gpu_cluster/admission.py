@@ -48,7 +48,7 @@ def _admit_pod(obj: Obj, store: Store) -> None:
             seconds = {"tolerationSeconds": DEFAULT_TOLERATION_SECONDS}
             tolerations.append({"key": key, "operator": "Exists", "effect": "NoExecute", **seconds})
     _resolve_priority(obj, store)
-    if refused := resource_quotas.why_refused(obj, store):
+    if refused := resource_quotas.quota_refusal(obj, store):
         raise errors.forbidden("", "pods", obj["metadata"]["name"], refused)
     obj["status"] = {"phase": "Pending", "qosClass": quality_of_service(spec)}
 

@@ -179,7 +179,7 @@ class ApiServer:
         if user is None:
             raise errors.unauthorized()
         user = self._impersonated(http, user)
-        document = discovery.document(http.path, http.headers.get("Accept", ""), self._types)
+        document = discovery.discovery_document(http.path, http.headers.get("Accept", ""), self._types)
         if document is not None:
             body, content_type = document
             return web.Response(body=body, content_type=content_type)
@@ -204,7 +204,7 @@ class ApiServer:
                 message = "The server has received too many requests and has asked us to try again later"
                 raise errors.too_many_requests(message, None, 1) from None
             raise ApiError(fault.status, fault.code, fault.message) from None
-        form = request_options.form(http, request.subresource)
+        form = request_options.media_type(http, request.subresource)
         answer = await self._dispatch(http, rt, request, user, call)
         self._faults.after(call)
         if (
@@ -284,7 +284,7 @@ class ApiServer:
         if not raw:
             return {}
         if http.content_type == protobuf.CONTENT_TYPE:
-            return protobuf.decode(raw)
+            return protobuf.decode_body(raw)
         if http.content_type not in READABLE_TYPES:
             raise _unknown_format("application/json", "application/yaml", protobuf.CONTENT_TYPE)
         try:
@@ -304,7 +304,7 @@ class ApiServer:
         unknown: list[str] = []
         if (message := field_table.message_of(rt)) is not None:
             try:
-                body = field_table.decoded(message, body, unknown)
+                body = field_table.decode_object(message, body, unknown)
             except field_table.Undecodable as failed:
                 raise errors.bad_request(_decode_error(rt, str(failed))) from failed
         elif not rt.custom:
@@ -312,13 +312,13 @@ class ApiServer:
         elif rt.schema is not None:
             schemas.prune(rt.schema, body, dropped=unknown)
         body.setdefault("metadata", {})
-        object_schemas.check(rt, body)
+        object_schemas.check_decodes(rt, body)
         self._handle_unknown_fields(http, rt, unknown)
         return body
 
     def _handle_unknown_fields(self, http: web.Request, rt: ResourceType, unknown: list[str]) -> None:
         message = [f'unknown field "{path}"' for path in unknown]
-        directive = request_options.directive(http)
+        directive = request_options.unknown_field_handling(http)
         if message and directive == "Strict":
             strict = f"strict decoding error: {', '.join(message)}"
             if http.method == "PATCH":
@@ -357,9 +357,9 @@ class ApiServer:
     async def _create(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:
         body = self._decoded(http, rt, await self._body(http))
         namespace = self._namespace(rt, request)
-        manager = request_options.manager(http)
+        manager = request_options.field_manager(http)
         server_side_apply.track_write(rt, body, None, manager, "")
-        created = self._registry.create(rt, namespace, body, dry_run=request_options.dry_run(http))
+        created = self._registry.create(rt, namespace, body, dry_run=request_options.is_dry_run(http))
         return self._object_response(http, rt, created, 201)
 
     async def _update(
@@ -373,8 +373,8 @@ class ApiServer:
             metadata["namespace"] = self._namespace(rt, request)
         old = self._store.get(rt, request.namespace, request.name)
         self._registry.check_replacement(rt, body, old)
-        server_side_apply.track_write(rt, body, old, request_options.manager(http), subresource)
-        stored = self._registry.update(rt, body, subresource=subresource, dry_run=request_options.dry_run(http))
+        server_side_apply.track_write(rt, body, old, request_options.field_manager(http), subresource)
+        stored = self._registry.update(rt, body, subresource=subresource, dry_run=request_options.is_dry_run(http))
         return self._object_response(http, rt, stored)
 
     async def _patch(self, http: web.Request, rt: ResourceType, request: RequestInfo, subresource: str) -> web.Response:
@@ -383,7 +383,7 @@ class ApiServer:
             cause = causes.forbidden("force", "may not be specified for non-apply patch")
             raise errors.invalid("meta.k8s.io", "PatchOptions", "", [cause])
         raw = await http.read()
-        dry_run = request_options.dry_run(http)
+        dry_run = request_options.is_dry_run(http)
         if kind == "apply":
             return self._apply(http, rt, request, subresource, raw, dry_run)
         old = self._store.get(rt, request.namespace, request.name)
@@ -391,7 +391,7 @@ class ApiServer:
         _check_names(request, new["metadata"])
         if rt.namespaced:
             new["metadata"]["namespace"] = request.namespace
-        server_side_apply.track_write(rt, new, old, request_options.manager(http), subresource)
+        server_side_apply.track_write(rt, new, old, request_options.field_manager(http), subresource)
         stored = self._registry.update(rt, new, subresource=subresource, dry_run=dry_run)
         return self._object_response(http, rt, stored)
 
@@ -455,7 +455,7 @@ class ApiServer:
             return self._object_response(http, rt, self._registry.create(rt, namespace, new, dry_run=dry_run), 201)
         if rt.namespaced:
             config["metadata"]["namespace"] = namespace
-        new = server_side_apply.applied(rt, old, config, manager, force, subresource)
+        new = server_side_apply.apply_configuration(rt, old, config, manager, force, subresource)
         return self._object_response(http, rt, self._registry.update(rt, new, subresource=subresource, dry_run=dry_run))
 
     def _check_applied_fields(self, rt: ResourceType, request: RequestInfo, config: Obj) -> Obj:
@@ -463,7 +463,7 @@ class ApiServer:
         unknown: list[str] = []
         if (message := field_table.message_of(rt)) is not None:
             try:
-                config = field_table.decoded(message, config, unknown)
+                config = field_table.decode_object(message, config, unknown)
             except field_table.Undecodable as failed:
                 unknown.append(str(failed))
         if unknown:
@@ -472,15 +472,15 @@ class ApiServer:
             kind = f"{rt.group}/{rt.version}, Kind={rt.kind}"
             raise ApiError(500, "", f"failed to create typed patch object ({where}; {kind}): {text}")
         config.setdefault("metadata", {})
-        object_schemas.check(rt, config)
+        object_schemas.check_decodes(rt, config)
         return config
 
     async def _delete(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:
-        deletion = request_options.deletion(http, await self._body(http))
+        deletion = request_options.deletion_options(http, await self._body(http))
         self._warn_of_orphans(rt, deletion)
         if rt.key == catalogue.NAMESPACES.key and request.name in NEVER_DELETED:
             raise errors.forbidden("", "namespaces", request.name, "this namespace may not be deleted")
-        dry_run = request_options.dry_run(http, deletion)
+        dry_run = request_options.is_dry_run(http, deletion)
         last, done = self._registry.delete(rt, request.namespace, request.name, deletion, dry_run=dry_run)
         if done and rt not in RETURNED_WHEN_DELETED:
             details = {"name": name_of(last), "kind": rt.plural, "uid": last["metadata"]["uid"]}
@@ -493,10 +493,10 @@ class ApiServer:
             _warnings.get().append(PODS_STAY)
 
     async def _delete_all(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:
-        deletion = request_options.deletion(http, await self._body(http))
+        deletion = request_options.deletion_options(http, await self._body(http))
         self._warn_of_orphans(rt, deletion)
         chosen = self._select(http, rt, request)
-        dry_run = request_options.dry_run(http, deletion)
+        dry_run = request_options.is_dry_run(http, deletion)
         for obj in chosen:
             self._registry.delete(rt, namespace_of(obj), name_of(obj), deletion, dry_run=dry_run)
         return self._items(http, rt, chosen, self._store.revision, None, 0)
@@ -518,7 +518,7 @@ class ApiServer:
             return await self._scale(http, rt, rt.scale, request)
         if rt.key == catalogue.PODS.key and sub == "eviction" and request.verb == "create":
             body = await self._body(http)
-            self._registry.evict(request.namespace, request.name, body, dry_run=request_options.dry_run(http))
+            self._registry.evict(request.namespace, request.name, body, dry_run=request_options.is_dry_run(http))
             return web.json_response(errors.success(code=201), status=201)
         if rt.key == catalogue.PODS.key and sub == "log" and request.verb == "get":
             return await self._log(http, request)
@@ -546,9 +546,9 @@ class ApiServer:
             kind = self._patch_type(http, ("json", "merge", "strategic"))
             del shown["metadata"]["resourceVersion"]  # only a version in the patch itself is a precondition
             document = self._patched(rt, shown, patch, kind, request)
-        new = scale.scaled_to(paths, old, document)
-        server_side_apply.track_write(rt, new, old, request_options.manager(http), "scale")
-        stored = self._registry.update(rt, new, dry_run=request_options.dry_run(http))
+        new = scale.with_replicas(paths, old, document)
+        server_side_apply.track_write(rt, new, old, request_options.field_manager(http), "scale")
+        stored = self._registry.update(rt, new, dry_run=request_options.is_dry_run(http))
         return web.json_response(scale.scale_of(paths, stored))
 
     async def _bind(self, http: web.Request, request: RequestInfo) -> web.Response:
@@ -589,7 +589,7 @@ class ApiServer:
         begin = self._commands.prepare(pod, container, command, **flags)
         if http.headers.get("Upgrade", "").lower() != "websocket":
             raise errors.bad_request("Upgrade request required: this server runs commands over WebSockets alone")
-        return await exec_session.serve(http, begin)
+        return await exec_session.serve_session(http, begin)
 
     def _container(self, http: web.Request, pod: Obj) -> str:
         """Return the container that a request names; by default the pod's only container."""
@@ -657,7 +657,7 @@ class ApiServer:
         return objects if predicate is None else [obj for obj in objects if predicate(obj)]
 
     def _list(self, http: web.Request, rt: ResourceType, request: RequestInfo) -> web.Response:
-        request_options.check_list(http)
+        request_options.check_list_options(http)
         try:
             limit = int(http.query.get("limit") or 0)
         except ValueError as broken:
@@ -689,9 +689,9 @@ class ApiServer:
             metadata["continue"] = following
             if remaining:
                 metadata["remainingItemCount"] = remaining
-        if printers.wanted(http.headers.get("Accept", "")):
+        if printers.is_table_requested(http.headers.get("Accept", "")):
             include = http.query.get("includeObject", "Metadata")
-            table = printers.table(rt, objects, metadata, include)
+            table = printers.table_of(rt, objects, metadata, include)
             return web.json_response(table)
         head = json.dumps({"kind": f"{rt.kind}List", "apiVersion": rt.api_version, "metadata": metadata})
         items = b",".join(
@@ -707,10 +707,10 @@ class ApiServer:
         return self._store.encoded(rt.key, obj)
 
     def _object_response(self, http: web.Request, rt: ResourceType, obj: Obj, status: int = 200) -> web.Response:
-        if printers.wanted(http.headers.get("Accept", "")):
+        if printers.is_table_requested(http.headers.get("Accept", "")):
             include = http.query.get("includeObject", "Metadata")
             metadata = {"resourceVersion": obj["metadata"].get("resourceVersion", "")}
-            return web.json_response(printers.table(rt, [obj], metadata, include), status=status)
+            return web.json_response(printers.table_of(rt, [obj], metadata, include), status=status)
         return web.Response(body=self.encoded(rt, obj) + b"\n", status=status, content_type="application/json")
 
     async def _watch(
@@ -718,7 +718,7 @@ class ApiServer:
     ) -> web.StreamResponse:
         namespace = request.namespace if rt.namespaced and request.namespace else None
         predicate = self._predicate(http, rt)
-        request_options.check_list(http)
+        request_options.check_list_options(http)
         if request.name:
             name, inner = request.name, predicate
             predicate = lambda obj: name_of(obj) == name and (inner is None or inner(obj))  # noqa: E731 (a closure)
@@ -827,13 +827,13 @@ class _Encoder:
     def __init__(self, server: ApiServer, http: web.Request, rt: ResourceType) -> None:
         self._server = server
         self._rt = rt
-        self._as_table = printers.wanted(http.headers.get("Accept", ""))
+        self._as_table = printers.is_table_requested(http.headers.get("Accept", ""))
         self._include = http.query.get("includeObject", "Metadata")
 
     def event(self, kind: str, obj: Obj) -> bytes:
         if self._as_table:
             metadata = {"resourceVersion": obj["metadata"]["resourceVersion"]}
-            body = json.dumps(printers.table(self._rt, [obj], metadata, self._include)).encode()
+            body = json.dumps(printers.table_of(self._rt, [obj], metadata, self._include)).encode()
         else:
             body = self._server.encoded(self._rt, obj)
         return b'{"type":"' + kind.encode() + b'","object":' + body + b"}\n"
@@ -844,7 +844,7 @@ class _Encoder:
             metadata["annotations"] = {"k8s.io/initial-events-end": "true"}
         obj: Obj = {"kind": self._rt.kind, "apiVersion": self._rt.api_version, "metadata": metadata}
         if self._as_table:
-            obj = printers.table(self._rt, [], {"resourceVersion": str(revision)}, self._include)
+            obj = printers.table_of(self._rt, [], {"resourceVersion": str(revision)}, self._include)
         return json.dumps({"type": "BOOKMARK", "object": obj}).encode() + b"\n"
 
 

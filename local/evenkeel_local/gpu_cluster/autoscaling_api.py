@@ -51,7 +51,7 @@ class AutoScalingApi:
         await self._faults.before(call)
         result = operation(query)
         self._faults.after(call)
-        return _xml(name, result)
+        return _to_xml(name, result)
 
     def _resource(self, query: Query) -> tuple[str, dict[str, str]]:
         member = self._groups.find(query.get("InstanceId", ""))
@@ -63,12 +63,14 @@ class AutoScalingApi:
         return self._config.arn(f"autoScalingGroup:{group}:autoScalingGroupName/{group}", "autoscaling")
 
     def _describe_instances(self, query: Query) -> dict[str, Any]:
-        members = _members(query, "InstanceIds")
+        members = _list_parameter(query, "InstanceIds")
         instances = [item for item in self._groups.members if not members or item.instance_id in members]
-        return {"AutoScalingInstances": [{**_instance(item), "AutoScalingGroupName": item.group} for item in instances]}
+        return {
+            "AutoScalingInstances": [{**_instance_json(item), "AutoScalingGroupName": item.group} for item in instances]
+        }
 
     def _describe_groups(self, query: Query) -> dict[str, Any]:
-        members = _members(query, "AutoScalingGroupNames")
+        members = _list_parameter(query, "AutoScalingGroupNames")
         names = [name for name in self._groups.groups if not members or name in members]
         return {"AutoScalingGroups": [self._group(name) for name in names]}
 
@@ -94,7 +96,7 @@ class AutoScalingApi:
             "AvailabilityZones": [group.availability_zone],
             "HealthCheckType": "EC2",
             "CreatedTime": "2025-01-01T00:00:00Z",
-            "Instances": [_instance(item) for item in self._groups.members_of(name)],
+            "Instances": [_instance_json(item) for item in self._groups.members_of(name)],
             "SuspendedProcesses": [
                 {"ProcessName": process, "SuspensionReason": "User suspended"}
                 for process in self._groups.suspended[name]
@@ -124,7 +126,7 @@ class AutoScalingApi:
         }
 
 
-def _instance(item: GroupInstance) -> dict[str, str]:
+def _instance_json(item: GroupInstance) -> dict[str, str]:
     return {
         "InstanceId": item.instance_id,
         "InstanceType": item.offering.instance_type,
@@ -135,32 +137,32 @@ def _instance(item: GroupInstance) -> dict[str, str]:
     }
 
 
-def _members(query: Query, name: str) -> list[str]:
+def _list_parameter(query: Query, name: str) -> list[str]:
     return [value for key, value in query.items() if key.startswith(f"{name}.member.")]
 
 
-def _xml(operation: str, result: dict[str, Any]) -> bytes:
+def _to_xml(operation: str, result: dict[str, Any]) -> bytes:
     root = ET.Element(f"{operation}Response", xmlns=_XML_NAMESPACE)
-    _fill(ET.SubElement(root, f"{operation}Result"), result)
+    _append_xml(ET.SubElement(root, f"{operation}Result"), result)
     return ET.tostring(root)
 
 
-def _fill(parent: ET.Element, value: dict[str, Any]) -> None:
+def _append_xml(parent: ET.Element, value: dict[str, Any]) -> None:
     for key, item in value.items():
         element = ET.SubElement(parent, key)
         if isinstance(item, dict):
-            _fill(element, item)
+            _append_xml(element, item)
         elif isinstance(item, list):
-            _fill_list(element, item)
+            _append_xml_list(element, item)
         else:
             element.text = item
 
 
-def _fill_list(parent: ET.Element, items: Iterable[Any]) -> None:
+def _append_xml_list(parent: ET.Element, items: Iterable[Any]) -> None:
     for item in items:
         element = ET.SubElement(parent, "member")
         if isinstance(item, dict):
-            _fill(element, item)
+            _append_xml(element, item)
         else:
             element.text = item
 
@@ -168,5 +170,7 @@ def _fill_list(parent: ET.Element, items: Iterable[Any]) -> None:
 def error_xml(error: AwsError, request_id: str) -> bytes:
     """Return a refusal as the query protocol spells it."""
     root = ET.Element("ErrorResponse", xmlns=_XML_NAMESPACE)
-    _fill(root, {"Error": {"Type": "Sender", "Code": error.code, "Message": error.message}, "RequestId": request_id})
+    _append_xml(
+        root, {"Error": {"Type": "Sender", "Code": error.code, "Message": error.message}, "RequestId": request_id}
+    )
     return ET.tostring(root)

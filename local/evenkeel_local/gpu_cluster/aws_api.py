@@ -92,25 +92,25 @@ class AwsApi:
                 return web.Response(body=answer, content_type="text/xml", headers={"x-amzn-RequestId": request_id})
             body = await (self._eks(http, incoming) if service == "eks" else self._sagemaker(http, incoming))
         except AwsError as refused:
-            return _error(refused, request_id, service)
+            return _error_response(refused, request_id, service)
         except CallFailed as failed:
             fault = failed.fault
             throttled = "Throttling" if service == "autoscaling" else "ThrottlingException"
             if fault.effect == "throttle":
-                return _error(AwsError(throttled, "Rate exceeded", 400), request_id, service)
-            return _error(AwsError(fault.code, fault.message, fault.status), request_id, service)
+                return _error_response(AwsError(throttled, "Rate exceeded", 400), request_id, service)
+            return _error_response(AwsError(fault.code, fault.message, fault.status), request_id, service)
         except ReplyLost:
             if http.transport is not None:
                 http.transport.abort()
             return web.Response(status=500)
-        return _answer(body, 200, request_id, service)
+        return _response(body, 200, request_id, service)
 
     async def _sagemaker(self, http: web.Request, incoming: Incoming) -> Json:
         target = http.headers.get("X-Amz-Target", "")
         if http.method != "POST" or not target.startswith(TARGET):
             raise AwsError("UnknownOperationException", "", 404)
         name = target[len(TARGET) :]
-        op = aws_model.operation(aws_model.service_model("sagemaker"), name)
+        op = aws_model.operation_model(aws_model.service_model("sagemaker"), name)
         if name not in self._hyperpod.operations:
             raise AwsError("UnknownOperationException", f"The local cluster does not have {name}.", 501)
         try:
@@ -254,15 +254,15 @@ def _service_of(http: web.Request) -> str:
     return "autoscaling" if http.content_type == "application/x-www-form-urlencoded" else "sagemaker"
 
 
-def _answer(body: Json, status: int, request_id: str, service: str) -> web.Response:
+def _response(body: Json, status: int, request_id: str, service: str) -> web.Response:
     content_type = "application/json" if service == "eks" else "application/x-amz-json-1.1"
     headers = {"x-amzn-RequestId": request_id}
     return web.Response(body=json.dumps(body).encode(), status=status, content_type=content_type, headers=headers)
 
 
-def _error(error: AwsError, request_id: str, service: str) -> web.Response:
+def _error_response(error: AwsError, request_id: str, service: str) -> web.Response:
     if service == "autoscaling":
         return web.Response(body=error_xml(error, request_id), status=error.status, content_type="text/xml")
-    response = _answer({"__type": error.code, "message": error.message}, error.status, request_id, service)
+    response = _response({"__type": error.code, "message": error.message}, error.status, request_id, service)
     response.headers["x-amzn-ErrorType"] = error.code
     return response

@@ -114,7 +114,7 @@ class EngineAuth:
             return
         if action in _ON_GROUPS and f"not authorized to perform: {action}".encode() in answer.body:
             return
-        raise _relayed(answer)
+        raise _engine_refusal(answer)
 
     async def _principal(self, access_key: str) -> str:
         if access_key in ("test", self._account):
@@ -195,7 +195,7 @@ def policy_source(arn: str) -> str:
     return f"arn:aws:iam::{match.group(1)}:role/{match.group(2)}" if match else arn
 
 
-def _relayed(answer: EngineResponse) -> AwsError:
+def _engine_refusal(answer: EngineResponse) -> AwsError:
     """Return the engine's refusal as an AwsError."""
     body = answer.json()
     code = str(body.get("__type") or body.get("code") or answer.text("Code") or "AccessDeniedException")

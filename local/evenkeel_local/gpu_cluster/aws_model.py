@@ -36,7 +36,7 @@ def service_model(name: str) -> ServiceModel:
     return botocore.session.get_session().get_service_model(name)
 
 
-def operation(model: ServiceModel, name: str) -> OperationModel:
+def operation_model(model: ServiceModel, name: str) -> OperationModel:
     """Return an operation's model.
 
     Raises:
@@ -64,12 +64,12 @@ def output_problems(op: OperationModel, body: Json) -> list[str]:
     return list(_problems(op.output_shape, body, "", answer=True))
 
 
-def _failed(value: Any, path: str, rule: str) -> str:
+def _constraint_message(value: Any, path: str, rule: str) -> str:
     shown = "" if isinstance(value, dict | list) and len(str(value)) > 200 else f" '{value}'"
     return f"Value{shown} at '{path}' failed to satisfy constraint: Member must {rule}"
 
 
-def _at(path: str, name: str) -> str:
+def _member_path(path: str, name: str) -> str:
     member = name[:1].lower() + name[1:]
     return f"{path}.{member}" if path else member
 
@@ -89,29 +89,29 @@ def _problems(shape: Shape | None, value: Any, path: str, answer: bool = False) 
     elif kind in ("integer", "long", "float", "double"):
         yield from _number_problems(shape, value, path)
     elif kind == "boolean" and not isinstance(value, bool):
-        yield _failed(value, path, "be a boolean")
+        yield _constraint_message(value, path, "be a boolean")
     elif kind == "timestamp" and (isinstance(value, bool) or not isinstance(value, int | float)):
-        yield _failed(value, path, "be a timestamp")
+        yield _constraint_message(value, path, "be a timestamp")
 
 
 def _structure_problems(shape: StructureShape, value: Any, path: str, answer: bool) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield _failed(value, path, "be a structure")
+        yield _constraint_message(value, path, "be a structure")
         return
     for name in shape.required_members:
         if value.get(name) is None:
-            yield f"Value null at '{_at(path, name)}' failed to satisfy constraint: Member must not be null"
+            yield f"Value null at '{_member_path(path, name)}' failed to satisfy constraint: Member must not be null"
     for name, item in value.items():
         if name not in shape.members:
             if answer:
-                yield f"'{_at(path, name)}' is not in the model"
+                yield f"'{_member_path(path, name)}' is not in the model"
         elif item is not None:
-            yield from _problems(shape.members[name], item, _at(path, name), answer)
+            yield from _problems(shape.members[name], item, _member_path(path, name), answer)
 
 
 def _map_problems(shape: Shape, value: Any, path: str, answer: bool) -> Iterator[str]:
     if not isinstance(value, dict):
-        yield _failed(value, path, "be a map")
+        yield _constraint_message(value, path, "be a map")
         return
     keys, values = getattr(shape, "key"), getattr(shape, "value")  # noqa: B009 (a shape's parts are dynamic)
     for key, item in value.items():
@@ -121,7 +121,7 @@ def _map_problems(shape: Shape, value: Any, path: str, answer: bool) -> Iterator
 
 def _list_problems(shape: Shape, value: Any, path: str, answer: bool) -> Iterator[str]:
     if not isinstance(value, list):
-        yield _failed(value, path, "be a list")
+        yield _constraint_message(value, path, "be a list")
         return
     yield from _length_problems(shape, len(value), value, path)
     member: Shape = getattr(shape, "member")  # noqa: B009 (a shape's parts are dynamic)
@@ -132,38 +132,38 @@ def _list_problems(shape: Shape, value: Any, path: str, answer: bool) -> Iterato
 def _length_problems(shape: Shape, length: int, value: Any, path: str) -> Iterator[str]:
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
     if least is not None and length < least:
-        yield _failed(value, path, f"have length greater than or equal to {least}")
+        yield _constraint_message(value, path, f"have length greater than or equal to {least}")
     if most is not None and length > most:
-        yield _failed(value, path, f"have length less than or equal to {most}")
+        yield _constraint_message(value, path, f"have length less than or equal to {most}")
 
 
 def _string_problems(shape: Shape, value: Any, path: str) -> Iterator[str]:
     if not isinstance(value, str):
-        yield _failed(value, path, "be a string")
+        yield _constraint_message(value, path, "be a string")
         return
     yield from _length_problems(shape, len(value), value, path)
     choices: list[str] = list(getattr(shape, "enum", None) or ())
     if choices and value not in choices:
-        yield _failed(value, path, f"satisfy enum value set: [{', '.join(choices)}]")
+        yield _constraint_message(value, path, f"satisfy enum value set: [{', '.join(choices)}]")
     pattern = shape.metadata.get("pattern")
-    if pattern and not _compiled(pattern).fullmatch(value):
-        yield _failed(value, path, f"satisfy regular expression pattern: {pattern}")
+    if pattern and not _compile_pattern(pattern).fullmatch(value):
+        yield _constraint_message(value, path, f"satisfy regular expression pattern: {pattern}")
 
 
 def _number_problems(shape: Shape, value: Any, path: str) -> Iterator[str]:
     types: tuple[type, ...] = (int,) if shape.type_name in ("integer", "long") else (int, float)
     if isinstance(value, bool) or not isinstance(value, types):
-        yield _failed(value, path, "be a number")
+        yield _constraint_message(value, path, "be a number")
         return
     least, most = shape.metadata.get("min"), shape.metadata.get("max")
     if least is not None and value < least:
-        yield _failed(value, path, f"have value greater than or equal to {least}")
+        yield _constraint_message(value, path, f"have value greater than or equal to {least}")
     if most is not None and value > most:
-        yield _failed(value, path, f"have value less than or equal to {most}")
+        yield _constraint_message(value, path, f"have value less than or equal to {most}")
 
 
 @lru_cache(maxsize=512)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _compile_pattern(pattern: str) -> re.Pattern[str]:
     # The model's patterns are Java's. Python spells these classes differently.
     text = pattern.replace(r"\p{Alnum}", "A-Za-z0-9").replace(r"\p{L}", r"\w").replace(r"\p{Z}", r"\s")
     text = text.replace(r"\p{N}", r"\d").replace(r"\p{M}", "").replace(r"\p{S}", "").replace(r"\p{P}", r"!-/:-@\[-`{-~")
@@ -173,7 +173,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(r"[\s\S]*")
 
 
-def between(items: Iterable[T], body: Json, field: str, time_of: Callable[[T], float]) -> list[T]:
+def items_between(items: Iterable[T], body: Json, field: str, time_of: Callable[[T], float]) -> list[T]:
     """Return the items between `<field>After` and `<field>Before` of a request."""
     after, before = body.get(f"{field}After"), body.get(f"{field}Before")
     return [
@@ -189,11 +189,11 @@ def paged_answer(key: str, items: list[T], body: Json, operation_name: str, show
     Raises:
         AwsError: the page token does not belong to this request.
     """
-    page, token = paged(items, body, operation_name)
+    page, token = page_and_token(items, body, operation_name)
     return {key: [show(item) for item in page]} | ({"NextToken": token} if token else {})
 
 
-def paged(items: list[T], body: Json, operation_name: str) -> tuple[list[T], str | None]:
+def page_and_token(items: list[T], body: Json, operation_name: str) -> tuple[list[T], str | None]:
     """Return one page of items and the token of the next page. A token is valid for the same request only.
 
     Raises:

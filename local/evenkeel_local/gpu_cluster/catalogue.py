@@ -11,34 +11,38 @@ Json = dict[str, Any]
 RBAC = "rbac.authorization.k8s.io"
 
 
-def _type(group: str, plural: str, kind: str, *short: str, **more: Any) -> ResourceType:
+def _resource_type(group: str, plural: str, kind: str, *short: str, **more: Any) -> ResourceType:
     return ResourceType(group, "v1", plural, kind, singular=kind.lower(), short_names=short, **more)
 
 
 ALL: Final = ("all",)
-PODS = _type("", "pods", "Pod", "po", categories=ALL, has_status=True)
-NODES = _type("", "nodes", "Node", "no", namespaced=False, has_status=True)
-NAMESPACES = _type("", "namespaces", "Namespace", "ns", namespaced=False, has_status=True)
-SERVICES = _type("", "services", "Service", "svc", categories=ALL, has_status=True)
-CONFIG_MAPS = _type("", "configmaps", "ConfigMap", "cm")
-SECRETS = _type("", "secrets", "Secret")
-SERVICE_ACCOUNTS = _type("", "serviceaccounts", "ServiceAccount", "sa")
-EVENTS = _type("", "events", "Event", "ev")
-ENDPOINTS = _type("", "endpoints", "Endpoints", "ep")
-VOLUME_CLAIMS = _type("", "persistentvolumeclaims", "PersistentVolumeClaim", "pvc", has_status=True)
-RESOURCE_QUOTAS = _type("", "resourcequotas", "ResourceQuota", "quota", has_status=True)
-LIMIT_RANGES = _type("", "limitranges", "LimitRange", "limits")
-JOBS = _type("batch", "jobs", "Job", categories=ALL, has_status=True)
-DEPLOYMENTS = _type("apps", "deployments", "Deployment", "deploy", categories=ALL, has_status=True, scale=ScalePaths())
-REPLICA_SETS = _type("apps", "replicasets", "ReplicaSet", "rs", categories=ALL, has_status=True, scale=ScalePaths())
-LEASES = _type("coordination.k8s.io", "leases", "Lease")
-BUDGETS = _type("policy", "poddisruptionbudgets", "PodDisruptionBudget", "pdb", has_status=True)
-PRIORITY_CLASSES = _type("scheduling.k8s.io", "priorityclasses", "PriorityClass", "pc", namespaced=False)
-ROLES = _type(RBAC, "roles", "Role")
-ROLE_BINDINGS = _type(RBAC, "rolebindings", "RoleBinding")
-CLUSTER_ROLES = _type(RBAC, "clusterroles", "ClusterRole", namespaced=False)
-CLUSTER_ROLE_BINDINGS = _type(RBAC, "clusterrolebindings", "ClusterRoleBinding", namespaced=False)
-DEFINITIONS = _type(
+PODS = _resource_type("", "pods", "Pod", "po", categories=ALL, has_status=True)
+NODES = _resource_type("", "nodes", "Node", "no", namespaced=False, has_status=True)
+NAMESPACES = _resource_type("", "namespaces", "Namespace", "ns", namespaced=False, has_status=True)
+SERVICES = _resource_type("", "services", "Service", "svc", categories=ALL, has_status=True)
+CONFIG_MAPS = _resource_type("", "configmaps", "ConfigMap", "cm")
+SECRETS = _resource_type("", "secrets", "Secret")
+SERVICE_ACCOUNTS = _resource_type("", "serviceaccounts", "ServiceAccount", "sa")
+EVENTS = _resource_type("", "events", "Event", "ev")
+ENDPOINTS = _resource_type("", "endpoints", "Endpoints", "ep")
+VOLUME_CLAIMS = _resource_type("", "persistentvolumeclaims", "PersistentVolumeClaim", "pvc", has_status=True)
+RESOURCE_QUOTAS = _resource_type("", "resourcequotas", "ResourceQuota", "quota", has_status=True)
+LIMIT_RANGES = _resource_type("", "limitranges", "LimitRange", "limits")
+JOBS = _resource_type("batch", "jobs", "Job", categories=ALL, has_status=True)
+DEPLOYMENTS = _resource_type(
+    "apps", "deployments", "Deployment", "deploy", categories=ALL, has_status=True, scale=ScalePaths()
+)
+REPLICA_SETS = _resource_type(
+    "apps", "replicasets", "ReplicaSet", "rs", categories=ALL, has_status=True, scale=ScalePaths()
+)
+LEASES = _resource_type("coordination.k8s.io", "leases", "Lease")
+BUDGETS = _resource_type("policy", "poddisruptionbudgets", "PodDisruptionBudget", "pdb", has_status=True)
+PRIORITY_CLASSES = _resource_type("scheduling.k8s.io", "priorityclasses", "PriorityClass", "pc", namespaced=False)
+ROLES = _resource_type(RBAC, "roles", "Role")
+ROLE_BINDINGS = _resource_type(RBAC, "rolebindings", "RoleBinding")
+CLUSTER_ROLES = _resource_type(RBAC, "clusterroles", "ClusterRole", namespaced=False)
+CLUSTER_ROLE_BINDINGS = _resource_type(RBAC, "clusterrolebindings", "ClusterRoleBinding", namespaced=False)
+DEFINITIONS = _resource_type(
     "apiextensions.k8s.io",
     "customresourcedefinitions",
     "CustomResourceDefinition",

@@ -7,7 +7,7 @@ import uuid
 from collections import deque
 from typing import Protocol
 
-from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, between, paged_answer
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, items_between, paged_answer
 from evenkeel_local.gpu_cluster.config import ClusterConfig
 from evenkeel_local.gpu_cluster.machines import Machine
 
@@ -93,7 +93,7 @@ class ClusterEvents:
             if value := body.get(field):
                 key = "InstanceId" if field == "NodeId" else field
                 events = [event for event in events if event.get(key) == value]
-        events = between(events, body, "EventTime", lambda event: event["EventTime"])
+        events = items_between(events, body, "EventTime", lambda event: event["EventTime"])
         if body.get("SortOrder", "Descending") == "Descending":
             events.reverse()
         return paged_answer("Events", events, body, "ListClusterEvents", _summary)

@@ -227,12 +227,12 @@ def check_types(config: ClusterConfig) -> None:
             raise ValueError(f"instanceGroups {group.name}: SageMaker has no instance type {group.instance_type}")
 
 
-def sentence(wrong: ValidationError) -> str:
+def error_text(wrong: ValidationError) -> str:
     """Return the errors of a document in one line."""
     return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the document'}: {e['msg']}" for e in wrong.errors())
 
 
-def read(document: Any) -> ClusterConfig:
+def read_config(document: Any) -> ClusterConfig:
     """Read a configuration from decoded JSON.
 
     Raises:

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from evenkeel_local.gpu_cluster import catalogue, snapshots
 from evenkeel_local.gpu_cluster.call_faults import CallFault
 from evenkeel_local.gpu_cluster.cluster import GpuCluster
-from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity, sentence
+from evenkeel_local.gpu_cluster.config import AccessEntry, PodIdentity, error_text
 from evenkeel_local.gpu_cluster.errors import ApiError
 from evenkeel_local.gpu_cluster.faults import ROWS, InvalidFault
 from evenkeel_local.gpu_cluster.kubelet import Kubelet, StartedContainer
@@ -50,7 +50,7 @@ class Control:
 
     def application(self) -> web.Application:
         """Return the aiohttp application."""
-        app = web.Application(middlewares=[_plain_errors], client_max_size=512 * 1024 * 1024)
+        app = web.Application(middlewares=[_answer_errors_plainly], client_max_size=512 * 1024 * 1024)
         app.add_routes(
             [
                 web.get("/control/health", self._health),
@@ -197,7 +197,7 @@ class Control:
     # Faults
 
     async def _send_event(self, http: web.Request) -> web.Response:
-        body = await _body(http)
+        body = await _read_body(http)
         resources = body.get("resources") or [self._cluster.config.cluster_arn]
         self._cluster.bus.send(str(body["detailType"]), body["detail"], resources, int(body.get("copies", 1)))
         return web.json_response({}, status=202)
@@ -208,7 +208,7 @@ class Control:
         return web.json_response({"rows": rows, "injected": injected})
 
     async def _inject(self, http: web.Request) -> web.Response:
-        body = await _body(http)
+        body = await _read_body(http)
         injected = self._cluster.faults.inject(str(body.get("fault") or ""), body)
         return web.json_response(injected.to_json(), status=201)
 
@@ -221,7 +221,7 @@ class Control:
         return web.json_response({"callFaults": rules, "counts": faults.counts})
 
     async def _add_call_fault(self, http: web.Request) -> web.Response:
-        body = await _body(http)
+        body = await _read_body(http)
         if body.get("effect") not in CALL_EFFECTS:
             raise InvalidFault(f"effect must be one of {', '.join(CALL_EFFECTS)}")
         if unknown := set(body) - ({field.name for field in fields(CallFault)} - {"id", "hits"}):
@@ -236,12 +236,12 @@ class Control:
         return web.json_response({"removed": removed}, status=200 if removed else 404)
 
     async def _failing_nodes(self, http: web.Request) -> web.Response:
-        body = await _body(http)
+        body = await _read_body(http)
         self._cluster.hyperpod.failing_nodes[str(body["instanceId"])] = str(body.get("message") or "")
         return web.json_response({}, status=201)
 
     async def _capacity(self, http: web.Request) -> web.Response:
-        body = await _body(http)
+        body = await _read_body(http)
         group, machines = str(body["instanceGroup"]), body.get("machines")
         if group not in self._cluster.fleet.groups:
             raise InvalidFault(f"there is no instance group {group!r}")
@@ -253,7 +253,7 @@ class Control:
 
     async def _hidden_nodes(self, http: web.Request) -> web.Response:
         """Hide a node from the lists, as happens between the attempts of a replacement."""
-        body = await _body(http)
+        body = await _read_body(http)
         machine = self._cluster.fleet.by_instance(str(body["instanceId"]))
         if machine is None:
             raise InvalidFault(f"there is no instance {body['instanceId']!r}")
@@ -262,7 +262,7 @@ class Control:
 
     async def _failing_checks(self, http: web.Request) -> web.Response:
         """Let the next deep health check of an instance fail; HyperPod then reboots or replaces it."""
-        body = await _body(http)
+        body = await _read_body(http)
         repair = str(body.get("repair", "replace"))
         if repair not in ("reboot", "replace"):
             raise InvalidFault("repair must be reboot or replace")
@@ -271,7 +271,7 @@ class Control:
 
     async def _status(self, http: web.Request) -> web.Response:
         """Override a status: of the cluster, an instance group, a quota or a scheduler configuration."""
-        body, hyperpod = await _body(http), self._cluster.hyperpod
+        body, hyperpod = await _read_body(http), self._cluster.hyperpod
         if "softwareUpdate" in body:
             hyperpod.running.software_status[str(body["instanceGroup"])] = str(body["softwareUpdate"])
         elif "instanceGroup" in body:
@@ -288,7 +288,7 @@ class Control:
 
     async def _cluster_event(self, http: web.Request) -> web.Response:
         """Record a HyperPod cluster event that the cluster does not produce itself."""
-        body = await _body(http)
+        body = await _read_body(http)
         about = (body.get(key) for key in ("metadata", "instanceGroup", "instanceId"))
         level = str(body.get("level", "Info"))
         event = self._cluster.events.record(str(body["resourceType"]), str(body["description"]), level, *about)
@@ -296,7 +296,7 @@ class Control:
 
     async def _offering(self, http: web.Request) -> web.Response:
         """Set the number of machines of an offering."""
-        body, karpenter = await _body(http), self._cluster.karpenter
+        body, karpenter = await _read_body(http), self._cluster.karpenter
         if karpenter is None:
             raise InvalidFault("this cluster runs no Karpenter")
         key = (str(body["instanceType"]), str(body["zone"]), str(body["capacityType"]))
@@ -310,17 +310,17 @@ class Control:
         return web.json_response({"accessEntries": listed})
 
     async def _put_access_entries(self, http: web.Request) -> web.Response:
-        body = await _body(http)
+        body = await _read_body(http)
         self._cluster.access_entries[:] = [AccessEntry.model_validate(item) for item in body["accessEntries"]]
         return web.json_response({"accessEntries": len(self._cluster.access_entries)})
 
     async def _put_pod_identities(self, http: web.Request) -> web.Response:
-        body = await _body(http)
+        body = await _read_body(http)
         self._cluster.pod_identities[:] = [PodIdentity.model_validate(item) for item in body["podIdentities"]]
         return web.json_response({"podIdentities": len(self._cluster.pod_identities)})
 
     async def _put_access_entry(self, http: web.Request) -> web.Response:
-        entry = AccessEntry.model_validate({**await _body(http), "principalArn": http.match_info["arn"]})
+        entry = AccessEntry.model_validate({**await _read_body(http), "principalArn": http.match_info["arn"]})
         entries = self._cluster.access_entries
         entries[:] = [access_entry for access_entry in entries if access_entry.principal_arn != entry.principal_arn] + [
             entry
@@ -329,7 +329,7 @@ class Control:
 
     async def _put_pod_identity(self, http: web.Request) -> web.Response:
         namespace, account = http.match_info["namespace"], http.match_info["account"]
-        body = await _body(http)
+        body = await _read_body(http)
         identity = PodIdentity(namespace=namespace, service_account=account, env=body["env"])
         identities = self._cluster.pod_identities
         pod_identities = [item for item in identities if (item.namespace, item.service_account) != (namespace, account)]
@@ -340,7 +340,7 @@ class Control:
 
     async def _apply(self, http: web.Request) -> web.Response:
         """Apply one Kubernetes object as the admin."""
-        stored = self._cluster.registry.apply(await _body(http), manager="control")
+        stored = self._cluster.registry.apply(await _read_body(http), manager="control")
         return web.json_response(stored, status=200)
 
     async def _drop_watches(self, http: web.Request) -> web.Response:
@@ -351,10 +351,10 @@ class Control:
         return web.json_response({"resourceVersion": str(self._cluster.store.revision)})
 
     async def _snapshot(self, http: web.Request) -> web.Response:
-        return web.json_response(snapshots.take(self._cluster))
+        return web.json_response(snapshots.take_snapshot(self._cluster))
 
     async def _restore(self, http: web.Request) -> web.Response:
-        await self._host.reset(await _body(http))
+        await self._host.reset(await _read_body(http))
         return web.json_response({"status": "ok"})
 
     async def _reset(self, http: web.Request) -> web.Response:
@@ -366,7 +366,7 @@ class Control:
         return web.json_response({"status": "stopping"}, status=202)
 
 
-async def _body(http: web.Request) -> Json:
+async def _read_body(http: web.Request) -> Json:
     try:
         body = await http.json()
     except json.JSONDecodeError as broken:
@@ -381,7 +381,7 @@ def _camel_keys(fields: Json) -> Json:
 
 
 @web.middleware
-async def _plain_errors(request: web.Request, handler: Any) -> web.StreamResponse:
+async def _answer_errors_plainly(request: web.Request, handler: Any) -> web.StreamResponse:
     """Answer a refused request with a message, and refuse requests of web pages."""
     if "Origin" in request.headers:
         return web.json_response({"error": "the control address is not for browsers"}, status=403)
@@ -394,7 +394,7 @@ async def _plain_errors(request: web.Request, handler: Any) -> web.StreamRespons
     except KeyError as missing:
         return web.json_response({"error": f"the body needs {missing}"}, status=400)
     except ValidationError as wrong:
-        return web.json_response({"error": sentence(wrong)}, status=400)
+        return web.json_response({"error": error_text(wrong)}, status=400)
     except (web.HTTPNotFound, web.HTTPMethodNotAllowed):
         message = f"the control address has no {request.method} {request.path}"
         return web.json_response({"error": f"{message}; docs/local-gpu-cluster.md lists what it has"}, status=404)

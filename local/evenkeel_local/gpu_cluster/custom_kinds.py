@@ -8,7 +8,7 @@ from typing import Literal
 from evenkeel_local.gpu_cluster.errors import Obj
 
 
-def definition(
+def resource_definition(
     group: str,
     plural: str,
     kind: str,

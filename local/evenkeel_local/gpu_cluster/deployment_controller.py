@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 
 from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.admission import SUFFIX_ALPHABET
-from evenkeel_local.gpu_cluster.disruption_controller import scaled
+from evenkeel_local.gpu_cluster.disruption_controller import scaled_value
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.objects import (
     add_owner,
@@ -66,7 +66,7 @@ class _Rollout:
     @property
     def surge(self) -> int:
         """Return how many pods there may be above the wanted number; a percentage is rounded up."""
-        return scaled(self._bounds["maxSurge"], self.wanted) if self.is_rolling else 0
+        return scaled_value(self._bounds["maxSurge"], self.wanted) if self.is_rolling else 0
 
     @property
     def unavailable(self) -> int:
@@ -85,18 +85,18 @@ class _Rollout:
 
 
 def _total_replicas(replica_sets: list[Obj]) -> int:
-    return sum(map(_size, replica_sets))
+    return sum(map(_replica_count, replica_sets))
 
 
-def _size(replica_set: Obj) -> int:
+def _replica_count(replica_set: Obj) -> int:
     return int(replica_set["spec"]["replicas"])
 
 
-def _counted(replica_sets: list[Obj], field: str) -> int:
+def _sum_status_field(replica_sets: list[Obj], field: str) -> int:
     return sum(int((replica_set.get("status") or {}).get(field) or 0) for replica_set in replica_sets)
 
 
-def _age(replica_set: Obj) -> tuple[str, int]:
+def _age_key(replica_set: Obj) -> tuple[str, int]:
     return replica_set["metadata"]["creationTimestamp"], _revision(replica_set)
 
 
@@ -136,17 +136,21 @@ class DeploymentController(Controller):
             return
         replica_sets = self._claim(deployment)
         new = next(
-            (replica_set for replica_set in sorted(replica_sets, key=_age) if _same_template(replica_set, deployment)),
+            (
+                replica_set
+                for replica_set in sorted(replica_sets, key=_age_key)
+                if _same_template(replica_set, deployment)
+            ),
             None,
         )
         old = [replica_set for replica_set in replica_sets if replica_set is not new]
-        rollout = _Rollout(deployment, new, sorted(old, key=_age), clone(deployment.get("status") or {}))
+        rollout = _Rollout(deployment, new, sorted(old, key=_age_key), clone(deployment.get("status") or {}))
         if not is_deleting(deployment):
             try:
                 self._step(rollout)
             except ApiError as refused:
-                message = f'Failed to create new replica set "{_name(rollout)}": {refused.message}'
-                _set(rollout.status, "Progressing", "False", "ReplicaSetCreateError", message)
+                message = f'Failed to create new replica set "{_new_replica_set_name(rollout)}": {refused.message}'
+                _set_condition_now(rollout.status, "Progressing", "False", "ReplicaSetCreateError", message)
                 self._registry.record(deployment, "ReplicaSetCreateError", message, "Warning", SOURCE)
                 self._queue.add_later(deployment, RETRY_SECONDS)
         self._report(rollout)
@@ -189,14 +193,14 @@ class DeploymentController(Controller):
             return
         paused, was_paused = rollout.deployment["spec"].get("paused"), progressing.get("reason") == "DeploymentPaused"
         if paused and not was_paused:
-            _set(rollout.status, "Progressing", "Unknown", "DeploymentPaused", "Deployment is paused")
+            _set_condition_now(rollout.status, "Progressing", "Unknown", "DeploymentPaused", "Deployment is paused")
         elif was_paused and not paused:
-            _set(rollout.status, "Progressing", "Unknown", "DeploymentResumed", "Deployment is resumed")
+            _set_condition_now(rollout.status, "Progressing", "Unknown", "DeploymentResumed", "Deployment is resumed")
 
     def _was_scaled(self, rollout: _Rollout) -> bool:
         for replica_set in rollout.all:
             recorded = annotations_of(replica_set).get(DESIRED)
-            if _size(replica_set) and recorded is not None and recorded != str(rollout.wanted):
+            if _replica_count(replica_set) and recorded is not None and recorded != str(rollout.wanted):
                 return True
         return False
 
@@ -206,28 +210,28 @@ class DeploymentController(Controller):
             return
         if self._resize(rollout, rollout.new, self._new_replica_set_size(rollout, rollout.new)):
             return
-        older = [document for document in rollout.old if _size(document)]
+        older = [document for document in rollout.old if _replica_count(document)]
         least = rollout.wanted - rollout.unavailable
-        not_up_yet = _size(rollout.new) - _counted([rollout.new], "availableReplicas")
+        not_up_yet = _replica_count(rollout.new) - _sum_status_field([rollout.new], "availableReplicas")
         spare = _total_replicas(rollout.all) - least - not_up_yet
         for replica_set in older:  # first the pods that are not available
-            idle = _size(replica_set) - _counted([replica_set], "availableReplicas")
+            idle = _replica_count(replica_set) - _sum_status_field([replica_set], "availableReplicas")
             going = min(spare, idle)
             if going > 0:
-                self._resize(rollout, replica_set, _size(replica_set) - going)
+                self._resize(rollout, replica_set, _replica_count(replica_set) - going)
                 spare -= going
-        spare = min(spare, _counted(rollout.all, "availableReplicas") - least)
+        spare = min(spare, _sum_status_field(rollout.all, "availableReplicas") - least)
         for replica_set in rollout.old:
-            going = min(spare, _size(replica_set))
+            going = min(spare, _replica_count(replica_set))
             if going > 0:
-                self._resize(rollout, replica_set, _size(replica_set) - going)
+                self._resize(rollout, replica_set, _replica_count(replica_set) - going)
                 spare -= going
 
     def _new_replica_set_size(self, rollout: _Rollout, new: Obj | None) -> int:
         """Return the size that the new ReplicaSet may have now."""
         if not rollout.is_rolling:
             return rollout.wanted
-        present = _size(new) if new is not None else 0
+        present = _replica_count(new) if new is not None else 0
         if present >= rollout.wanted:
             return rollout.wanted
         capacity = rollout.wanted + rollout.surge - _total_replicas(rollout.all)
@@ -247,7 +251,7 @@ class DeploymentController(Controller):
 
     def _scale(self, rollout: _Rollout) -> None:
         """Scale a Deployment; during a rollout each ReplicaSet gets its share."""
-        active = [document for document in rollout.all if _size(document)]
+        active = [document for document in rollout.all if _replica_count(document)]
         if len(active) <= 1:
             latest = active[0] if active else rollout.new or max(rollout.old, key=_revision, default=None)
             if latest is not None:
@@ -255,7 +259,7 @@ class DeploymentController(Controller):
             return
         new = rollout.new
         if new is not None and (
-            _size(new) == _counted([new], "availableReplicas") == rollout.wanted
+            _replica_count(new) == _sum_status_field([new], "availableReplicas") == rollout.wanted
             and annotations_of(new).get(DESIRED) == str(rollout.wanted)
         ):
             for replica_set in rollout.old:
@@ -268,7 +272,7 @@ class DeploymentController(Controller):
 
     def _resize(self, rollout: _Rollout, replica_set: Obj, size: int) -> bool:
         """Set the size of a ReplicaSet; return whether it changed."""
-        before = _size(replica_set)
+        before = _replica_count(replica_set)
         notes = {DESIRED: str(rollout.wanted), MAX_REPLICAS_ANNOTATION: str(rollout.wanted + rollout.surge)}
 
         def change(obj: Obj) -> None:
@@ -306,7 +310,7 @@ class DeploymentController(Controller):
             spec["minReadySeconds"] = least
         body: Obj = {
             "metadata": {
-                "name": _name(rollout),
+                "name": _new_replica_set_name(rollout),
                 "labels": clone(template["metadata"]["labels"]),
                 "annotations": {
                     **{key: value for key, value in annotations.items() if key not in NOT_COPIED},
@@ -332,7 +336,7 @@ class DeploymentController(Controller):
             self._registry.record(deployment, "ScalingReplicaSet", message, source=SOURCE)
         if "progressDeadlineSeconds" in deployment["spec"]:
             message = f'Created new replica set "{name_of(rollout.new)}"'
-            _set(rollout.status, "Progressing", "True", "NewReplicaSetCreated", message)
+            _set_condition_now(rollout.status, "Progressing", "True", "NewReplicaSetCreated", message)
 
     def _keep_revision(self, rollout: _Rollout, new: Obj) -> None:
         """Give the current ReplicaSet the highest revision; after a rollback an older one is the latest again."""
@@ -350,7 +354,7 @@ class DeploymentController(Controller):
             condition_of({"status": rollout.status}, "Progressing") is None
         ):
             message = f'Found new replica set "{name_of(new)}"'
-            _set(rollout.status, "Progressing", "True", "FoundNewReplicaSet", message)
+            _set_condition_now(rollout.status, "Progressing", "True", "FoundNewReplicaSet", message)
 
     def _note_revision(self, deployment: Obj, revision: int) -> None:
         note = {REVISION: str(revision)}
@@ -360,7 +364,11 @@ class DeploymentController(Controller):
         limit = rollout.deployment["spec"].get("revisionHistoryLimit")
         if limit is None or not _is_complete(rollout, rollout.status):
             return
-        idle = [document for document in rollout.old if not _size(document) and not _counted([document], "replicas")]
+        idle = [
+            document
+            for document in rollout.old
+            if not _replica_count(document) and not _sum_status_field([document], "replicas")
+        ]
         for replica_set in sorted(idle, key=_revision)[: max(len(rollout.old) - int(limit), 0)]:
             if not is_deleting(replica_set):
                 self._registry.remove(replica_set)
@@ -369,12 +377,12 @@ class DeploymentController(Controller):
 
     def _report(self, rollout: _Rollout) -> None:
         deployment, before = rollout.deployment, rollout.deployment.get("status") or {}
-        available = _counted(rollout.all, "availableReplicas")
+        available = _sum_status_field(rollout.all, "availableReplicas")
         status: Obj = {
             "observedGeneration": deployment["metadata"]["generation"],
-            "replicas": _counted(rollout.all, "replicas"),
-            "updatedReplicas": _counted([rollout.new] if rollout.new is not None else [], "replicas"),
-            "readyReplicas": _counted(rollout.all, "readyReplicas"),
+            "replicas": _sum_status_field(rollout.all, "replicas"),
+            "updatedReplicas": _sum_status_field([rollout.new] if rollout.new is not None else [], "replicas"),
+            "readyReplicas": _sum_status_field(rollout.all, "readyReplicas"),
             "availableReplicas": available,
             "unavailableReplicas": max(_total_replicas(rollout.all) - available, 0),
             "collisionCount": rollout.status.get("collisionCount"),
@@ -382,10 +390,12 @@ class DeploymentController(Controller):
         }
         status = {name: value for name, value in status.items() if value not in (0, None)}
         if available >= rollout.wanted - rollout.unavailable:
-            _set(status, "Available", "True", "MinimumReplicasAvailable", "Deployment has minimum availability.")
+            _set_condition_now(
+                status, "Available", "True", "MinimumReplicasAvailable", "Deployment has minimum availability."
+            )
         else:
             message = "Deployment does not have minimum availability."
-            _set(status, "Available", "False", "MinimumReplicasUnavailable", message)
+            _set_condition_now(status, "Available", "False", "MinimumReplicasUnavailable", message)
         self._judge_progress(rollout, status, before)
         failure = next(
             (condition for document in rollout.all if (condition := condition_of(document, "ReplicaFailure"))), None
@@ -394,7 +404,7 @@ class DeploymentController(Controller):
             condition for condition in status["conditions"] if condition["type"] != "ReplicaFailure"
         ]
         if failure is not None:
-            _set(status, "ReplicaFailure", failure["status"], failure["reason"], failure["message"])
+            _set_condition_now(status, "ReplicaFailure", failure["status"], failure["reason"], failure["message"])
         if status != before:
             self._registry.change(deployment, lambda obj: obj.update(status=status))
 
@@ -411,20 +421,22 @@ class DeploymentController(Controller):
         subject = f'ReplicaSet "{name_of(rollout.new)}"' if rollout.new is not None else "Deployment"
         if _is_complete(rollout, status):
             message = f"{subject} has successfully progressed."
-            _set(status, "Progressing", "True", "NewReplicaSetAvailable", message)
+            _set_condition_now(status, "Progressing", "True", "NewReplicaSetAvailable", message)
         elif _has_progressed(status, before):
-            _set(status, "Progressing", "True", "ReplicaSetUpdated", f"{subject} is progressing.", touch=True)
+            _set_condition_now(
+                status, "Progressing", "True", "ReplicaSetUpdated", f"{subject} is progressing.", touch=True
+            )
             self._queue.add_later(rollout.deployment, deadline + 1)
         elif condition is not None and condition["reason"] != TIMED_OUT:
             since = datetime.fromisoformat(condition["lastUpdateTime"])
             seconds_left = deadline - (datetime.now(UTC) - since).total_seconds()
             if seconds_left < 0:
-                _set(status, "Progressing", "False", TIMED_OUT, f"{subject} has timed out progressing.")
+                _set_condition_now(status, "Progressing", "False", TIMED_OUT, f"{subject} has timed out progressing.")
             else:
                 self._queue.add_later(rollout.deployment, seconds_left + 1)
 
 
-def _set(status: Obj, kind: str, value: str, reason: str, message: str, *, touch: bool = False) -> None:
+def _set_condition_now(status: Obj, kind: str, value: str, reason: str, message: str, *, touch: bool = False) -> None:
     """Set a condition of a Deployment's status, with its `lastUpdateTime`."""
     changed = set_condition(status, kind, value, reason, message)
     for condition in status["conditions"]:
@@ -451,12 +463,12 @@ def _has_progressed(status: Obj, before: Obj) -> bool:
 def _proportional_shares(active: list[Obj], allowed: int, rollout: _Rollout) -> dict[str, tuple[Obj, int]]:
     """Return the size of each ReplicaSet: pods are added or removed in proportion to the sizes before."""
     total = allowed - _total_replicas(active)
-    newer = sorted(active, key=_age, reverse=total > 0)
-    ordered = sorted(newer, key=_size, reverse=True)
+    newer = sorted(active, key=_age_key, reverse=total > 0)
+    ordered = sorted(newer, key=_replica_count, reverse=True)
     sizes: dict[str, tuple[Obj, int]] = {}
     remaining = total
     for replica_set in ordered:
-        size = _size(replica_set)
+        size = _replica_count(replica_set)
         most = int(annotations_of(replica_set).get(MAX_REPLICAS_ANNOTATION) or allowed) or 1
         share = round(size * allowed / most) - size
         share = max(min(share, remaining), 0) if total > 0 else min(max(share, remaining), 0)
@@ -482,7 +494,7 @@ def _template_without_hash(template: Obj) -> Obj:
     return bare
 
 
-def _name(rollout: _Rollout) -> str:
+def _new_replica_set_name(rollout: _Rollout) -> str:
     return f"{name_of(rollout.deployment)}-{template_hash(rollout.deployment)}"
 
 

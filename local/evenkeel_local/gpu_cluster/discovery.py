@@ -14,7 +14,7 @@ SERVED_VERSION = "v1.33.0"
 VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 
 
-def document(path: str, accept: str, types: ResourceCatalogue) -> tuple[bytes, str] | None:
+def discovery_document(path: str, accept: str, types: ResourceCatalogue) -> tuple[bytes, str] | None:
     """Return the body and content type of a path that describes the API; None for any other path."""
     parts = [segment for segment in path.split("/") if segment]
     if path in ("/healthz", "/livez", "/readyz") or path.startswith(("/livez/", "/readyz/", "/healthz/")):
@@ -27,7 +27,7 @@ def document(path: str, accept: str, types: ResourceCatalogue) -> tuple[bytes, s
 
 def _describe(parts: list[str], types: ResourceCatalogue) -> Obj | None:
     if parts[:2] == ["openapi", "v3"]:
-        return _openapi(parts[2:], types)
+        return _openapi_document(parts[2:], types)
     if parts == ["version"]:
         return {
             "major": "1",
@@ -47,30 +47,30 @@ def _describe(parts: list[str], types: ResourceCatalogue) -> Obj | None:
             "serverAddressByClientCIDRs": [{"clientCIDR": "0.0.0.0/0", "serverAddress": ""}],
         }
     if parts == ["apis"]:
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": _groups(types)}
+        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": _api_groups(types)}
     if parts == ["api", "v1"]:
-        return _resources("v1", types.of_group("", "v1"))
+        return _resource_list("v1", types.of_group("", "v1"))
     if len(parts) == 2 and parts[0] == "apis":
-        return next((group for group in _groups(types) if group["name"] == parts[1]), None)
+        return next((group for group in _api_groups(types) if group["name"] == parts[1]), None)
     if parts == ["apis", metrics.GROUP, metrics.VERSION]:
-        return _resources(f"{metrics.GROUP}/{metrics.VERSION}", [metrics.PODS, metrics.NODES], ["get", "list"])
+        return _resource_list(f"{metrics.GROUP}/{metrics.VERSION}", [metrics.PODS, metrics.NODES], ["get", "list"])
     if len(parts) == 3 and parts[0] == "apis":
         resource_types = types.of_group(parts[1], parts[2])
-        return _resources(f"{parts[1]}/{parts[2]}", resource_types) if resource_types else None
+        return _resource_list(f"{parts[1]}/{parts[2]}", resource_types) if resource_types else None
     return None
 
 
-def _openapi(parts: list[str], types: ResourceCatalogue) -> Obj | None:
+def _openapi_document(parts: list[str], types: ResourceCatalogue) -> Obj | None:
     if not parts:
-        return openapi.index(types)
+        return openapi.openapi_index(types)
     if parts == ["api", "v1"]:
-        return openapi.document("", "v1", types.of_group("", "v1"))
+        return openapi.openapi_document("", "v1", types.of_group("", "v1"))
     if len(parts) == 3 and parts[0] == "apis" and (resource_types := types.of_group(parts[1], parts[2])):
-        return openapi.document(parts[1], parts[2], resource_types)
+        return openapi.openapi_document(parts[1], parts[2], resource_types)
     return None
 
 
-def _groups(types: ResourceCatalogue) -> list[Obj]:
+def _api_groups(types: ResourceCatalogue) -> list[Obj]:
     groups: list[Obj] = []
     for group, versions in {**types.group_versions(), metrics.GROUP: [metrics.VERSION]}.items():
         if not group:
@@ -81,10 +81,10 @@ def _groups(types: ResourceCatalogue) -> list[Obj]:
     return groups
 
 
-def _resources(group_version: str, types: list[ResourceType], verbs: list[str] = VERBS) -> Obj:
+def _resource_list(group_version: str, types: list[ResourceType], verbs: list[str] = VERBS) -> Obj:
     resources: list[Obj] = []
     for rt in types:
-        entry = _resource(rt, rt.plural, rt.kind, verbs) | {"singularName": rt.singular}
+        entry = _resource_json(rt, rt.plural, rt.kind, verbs) | {"singularName": rt.singular}
         put(entry, "shortNames", list(rt.short_names))
         put(entry, "categories", list(rt.categories))
         resources.append(entry)
@@ -92,7 +92,7 @@ def _resources(group_version: str, types: list[ResourceType], verbs: list[str] =
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": resources}
 
 
-def _resource(rt: ResourceType, name: str, kind: str, verbs: list[str]) -> Obj:
+def _resource_json(rt: ResourceType, name: str, kind: str, verbs: list[str]) -> Obj:
     return {"name": name, "singularName": "", "namespaced": rt.namespaced, "kind": kind, "verbs": verbs}
 
 
@@ -101,7 +101,7 @@ def _subresources(rt: ResourceType) -> list[Obj]:
 
     def add(name: str, kind: str, verbs: list[str], group: str = "", version: str = "") -> None:
         more = {"group": group, "version": version} if group else {}
-        subresources.append(_resource(rt, f"{rt.plural}/{name}", kind, verbs) | more)
+        subresources.append(_resource_json(rt, f"{rt.plural}/{name}", kind, verbs) | more)
 
     if rt.has_status:
         add("status", rt.kind, ["get", "patch", "update"])

@@ -49,9 +49,9 @@ class DisruptionController:
         healthy = sum(1 for pod in pods if is_true(pod, "Ready") and not is_deleting(pod))
         expected = len(pods)
         if (most := spec.get("maxUnavailable")) is not None:
-            desired = max(expected - scaled(most, expected), 0)
+            desired = max(expected - scaled_value(most, expected), 0)
         elif (least := spec.get("minAvailable")) is not None:
-            desired = scaled(least, expected)
+            desired = scaled_value(least, expected)
         else:
             expected = desired = 0
         allowed = max(healthy - desired, 0) if expected else 0
@@ -71,7 +71,7 @@ class DisruptionController:
         self._registry.change(budget, write)
 
 
-def scaled(value: int | str, total: int) -> int:
+def scaled_value(value: int | str, total: int) -> int:
     """Return a number or a percentage of a total, rounded up."""
     if isinstance(value, str) and value.endswith("%"):
         return math.ceil(int(value[:-1]) * total / 100)

@@ -24,7 +24,7 @@ class EndpointsController(Controller):
     def _on_other_change(self, change: StoreChange) -> None:
         if change.key == catalogue.PODS.key and self._store.count(catalogue.SERVICES.key):
             for service in self._store.all(catalogue.SERVICES.key, namespace_of(change.new)):
-                if any(_is_of(service, pod) for pod in (change.new, change.old) if pod is not None):
+                if any(_selects(service, pod) for pod in (change.new, change.old) if pod is not None):
                     self.notice(service)
 
     def sync(self, namespace: str, name: str) -> None:
@@ -37,8 +37,8 @@ class EndpointsController(Controller):
             return
         if not (service.get("spec") or {}).get("selector") or is_deleting(service):
             return
-        pods = [pod for pod in self._store.all(catalogue.PODS.key, namespace) if _is_of(service, pod)]
-        subsets = subsets_of(service, pods)
+        pods = [pod for pod in self._store.all(catalogue.PODS.key, namespace) if _selects(service, pod)]
+        subsets = endpoint_subsets(service, pods)
         labels = {**labels_of(service), **MANAGED}
         if endpoints is None:
             body: Obj = {"metadata": {"name": name, "labels": labels}, **({"subsets": subsets} if subsets else {})}
@@ -56,12 +56,12 @@ class EndpointsController(Controller):
         self._registry.mutate(catalogue.ENDPOINTS, namespace, name, change)
 
 
-def _is_of(service: Obj, pod: Obj) -> bool:
+def _selects(service: Obj, pod: Obj) -> bool:
     selector = (service.get("spec") or {}).get("selector")
     return bool(selector) and matches_selector({"matchLabels": selector}, labels_of(pod))
 
 
-def subsets_of(service: Obj, pods: list[Obj]) -> list[Obj]:
+def endpoint_subsets(service: Obj, pods: list[Obj]) -> list[Obj]:
     """Return the addresses of a Service's pods by port: ready addresses, and addresses that are not ready."""
     with_unready = (service["spec"] or {}).get("publishNotReadyAddresses")
     subsets: dict[str, Obj] = {}
@@ -94,14 +94,14 @@ def _ports(service: Obj, pod: Obj) -> list[Obj]:
     for port in service["spec"].get("ports") or ():
         number = port.get("targetPort", port["port"])
         if isinstance(number, str):
-            number = _named(pod, number)
+            number = _named_port(pod, number)
         if number is not None:
             named = {"name": port["name"]} if port.get("name") else {}
             ports.append({**named, "port": number, "protocol": port.get("protocol", "TCP")})
     return ports
 
 
-def _named(pod: Obj, name: str) -> int | None:
+def _named_port(pod: Obj, name: str) -> int | None:
     for container in pod["spec"]["containers"]:
         for port in container.get("ports") or ():
             if port.get("name") == name:

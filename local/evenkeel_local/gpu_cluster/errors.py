@@ -51,7 +51,7 @@ def success(**more: Any) -> Obj:
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", **more}
 
 
-def qualified(group: str, plural: str) -> str:
+def qualified_resource(group: str, plural: str) -> str:
     """Return `plural.group`, or the plural alone for the core group."""
     return f"{plural}.{group}" if group else plural
 
@@ -62,7 +62,9 @@ def _details(group: str, kind: str, name: str) -> Obj:
 
 def not_found(group: str, plural: str, name: str) -> ApiError:
     """404 for an object that is not there."""
-    return ApiError(404, "NotFound", f'{qualified(group, plural)} "{name}" not found', _details(group, plural, name))
+    return ApiError(
+        404, "NotFound", f'{qualified_resource(group, plural)} "{name}" not found', _details(group, plural, name)
+    )
 
 
 def no_such_path() -> ApiError:
@@ -72,14 +74,14 @@ def no_such_path() -> ApiError:
 
 def already_exists(group: str, plural: str, name: str) -> ApiError:
     """409 for a create of a name that is taken."""
-    message = f'{qualified(group, plural)} "{name}" already exists'
+    message = f'{qualified_resource(group, plural)} "{name}" already exists'
     return ApiError(409, "AlreadyExists", message, _details(group, plural, name))
 
 
 def conflict(group: str, plural: str, name: str, why: str | None = None) -> ApiError:
     """409 for a write to an older version of the object."""
     reason = why or "the object has been modified; please apply your changes to the latest version and try again"
-    message = f'Operation cannot be fulfilled on {qualified(group, plural)} "{name}": {reason}'
+    message = f'Operation cannot be fulfilled on {qualified_resource(group, plural)} "{name}": {reason}'
     return ApiError(409, "Conflict", message, _details(group, plural, name))
 
 
@@ -90,7 +92,7 @@ def invalid(group: str, kind: str, name: str, causes: Iterable[tuple[str, str, s
     text = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
     details = _details(group, kind, name)
     details["causes"] = listed
-    return ApiError(422, "Invalid", f'{qualified(group, kind)} "{name}" is invalid: {text}', details)
+    return ApiError(422, "Invalid", f'{qualified_resource(group, kind)} "{name}" is invalid: {text}', details)
 
 
 def bad_request(message: str) -> ApiError:
@@ -100,7 +102,7 @@ def bad_request(message: str) -> ApiError:
 
 def forbidden(group: str, plural: str, name: str, why: str) -> ApiError:
     """403 for a caller without the permission."""
-    subject = f'{qualified(group, plural)} "{name}"' if name else qualified(group, plural)
+    subject = f'{qualified_resource(group, plural)} "{name}"' if name else qualified_resource(group, plural)
     return ApiError(403, "Forbidden", f"{subject} is forbidden: {why}", _details(group, plural, name))
 
 

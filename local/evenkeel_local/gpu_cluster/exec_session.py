@@ -69,7 +69,7 @@ class ExecSession:
         self.guard.send("-", self.process.pid)
 
 
-async def start(
+async def start_session(
     argv: list[str],
     env: Mapping[str, str],
     folder: Path,
@@ -121,7 +121,7 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-async def serve(http: web.Request, begin: Begin) -> web.WebSocketResponse:
+async def serve_session(http: web.Request, begin: Begin) -> web.WebSocketResponse:
     """Serve a session over a WebSocket until the command ends or the client disconnects."""
     socket = web.WebSocketResponse(protocols=PROTOCOLS)
     await socket.prepare(http)
@@ -133,10 +133,10 @@ async def serve(http: web.Request, begin: Begin) -> web.WebSocketResponse:
         return socket
     reading: asyncio.Task[None] | None = None
     try:
-        reading = asyncio.create_task(_read(socket, session))
-        await asyncio.gather(*(_pump(socket, channel, reader) for channel, reader in session.outputs.items()))
+        reading = asyncio.create_task(_read_messages(socket, session))
+        await asyncio.gather(*(_send_output(socket, channel, reader) for channel, reader in session.outputs.items()))
         code = await session.process.wait()
-        await socket.send_bytes(bytes([RESULT]) + json.dumps(result(code)).encode())
+        await socket.send_bytes(bytes([RESULT]) + json.dumps(exit_status(code)).encode())
         await socket.close()
     except ConnectionError:
         pass  # the client disconnected: end the command
@@ -149,13 +149,13 @@ async def serve(http: web.Request, begin: Begin) -> web.WebSocketResponse:
     return socket
 
 
-async def _pump(socket: web.WebSocketResponse, channel: int, reader: asyncio.StreamReader) -> None:
+async def _send_output(socket: web.WebSocketResponse, channel: int, reader: asyncio.StreamReader) -> None:
     with contextlib.suppress(OSError):  # the last process on a terminal closed it
         while data := await reader.read(CHUNK_BYTES):
             await socket.send_bytes(bytes([channel]) + data)
 
 
-async def _read(socket: web.WebSocketResponse, session: ExecSession) -> None:
+async def _read_messages(socket: web.WebSocketResponse, session: ExecSession) -> None:
     async for message in socket:
         if message.type is not WSMsgType.BINARY or not message.data:
             continue
@@ -170,7 +170,7 @@ async def _read(socket: web.WebSocketResponse, session: ExecSession) -> None:
     session.end()  # the client disconnected
 
 
-def result(code: int) -> Obj:
+def exit_status(code: int) -> Obj:
     """Return the Status for the exit code of a command."""
     if code == 0:
         return {"metadata": {}, "status": "Success"}

@@ -264,7 +264,7 @@ def kubelet_of(node: Node) -> Kubelet:
     return node.kubelet
 
 
-def _number(options: Json, name: str, default: float, least: float = 0.0) -> float:
+def _number_option(options: Json, name: str, default: float, least: float = 0.0) -> float:
     value = options.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
         raise InvalidFault(f"{name} must be a number, at least {least:g}")
@@ -274,8 +274,8 @@ def _number(options: Json, name: str, default: float, least: float = 0.0) -> flo
 # GPUs
 
 
-def _xid(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    code = int(_number(options, "code", 79, least=1))
+def _inject_xid(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+    code = int(_number_option(options, "code", 79, least=1))
     xid = XIDS.get(code, Xid("Unknown Error", ends_work=False))
     fault_type = str(options.get("faultType", xid.fault_type))
     line = f"NVRM: Xid (PCI:0000:b9:00): {code}, pid=4242, name=python, {xid.text}"
@@ -311,10 +311,10 @@ def _xid(table: FaultInjector, node: Node, options: Json, injected: InjectedFaul
     table.fleet.later(table.fleet.config.delays.agent_detect, find)
 
 
-def _stuck_replace(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_stuck_replace(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
     table.fleet.stuck_slots[node.logical_id] = injected.id
-    _xid(table, node, options, injected)
+    _inject_xid(table, node, options, injected)
 
     def clear() -> None:
         table.fleet.stuck_slots.pop(node.logical_id, None)
@@ -323,7 +323,7 @@ def _stuck_replace(table: FaultInjector, node: Node, options: Json, injected: In
     injected.clear = clear
 
 
-def _agent_silent(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_agent_silent(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
     node.is_agent_silent = True
 
@@ -336,7 +336,7 @@ def _agent_silent(table: FaultInjector, node: Node, options: Json, injected: Inj
 # Nodes
 
 
-def _node_lost(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_node_lost(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     kubelet = kubelet_of(node)
     running = [running for worker in kubelet.workers.values() for _, running in worker.processes]
     injected.effects = {"processesBehindPartition": len(running)}
@@ -344,8 +344,8 @@ def _node_lost(table: FaultInjector, node: Node, options: Json, injected: Inject
     injected.clear = kubelet.rejoin
 
 
-def _node_flap(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
-    kubelet, seconds = kubelet_of(node), _number(options, "seconds", 5.0)
+def _inject_node_flap(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+    kubelet, seconds = kubelet_of(node), _number_option(options, "seconds", 5.0)
     grace = table.fleet.config.delays.node_monitor_grace
 
     async def flap() -> None:
@@ -360,19 +360,19 @@ def _node_flap(table: FaultInjector, node: Node, options: Json, injected: Inject
     table.fleet.begin(flap())
 
 
-def _app_crash(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_app_crash(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     job_name = str(options.get("job") or "").rpartition("/")[2]
     for worker in kubelet_of(node).workers.values():
         owner = controller_of(worker.pod)
         if job_name and (owner is None or owner["name"] != job_name):
             continue
-        if worker.crash(int(_number(options, "exitCode", 1))):
+        if worker.crash(int(_number_option(options, "exitCode", 1))):
             injected.effects = {"pod": f"{namespace_of(worker.pod)}/{name_of(worker.pod)}"}
             return
     raise InvalidFault(f"no process runs on node {node.node_name}")
 
 
-def _zone_outage(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_zone_outage(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     zone = table.zone_of(node)
     cut = [other for other in table.all_nodes() if table.zone_of(other) == zone]
     for other in cut:
@@ -395,10 +395,10 @@ def _close_zone(table: FaultInjector, zone: str, *, closed: bool) -> None:
     table.fleet.recheck_pending()
 
 
-def _boot_failing(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_boot_failing(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     assert isinstance(node, Machine), "the row hits only HyperPod's nodes"
     stage = str(options.get("stage", "lifecycle"))
-    times = None if options.get("times") is None else int(_number(options, "times", 1, least=1))
+    times = None if options.get("times") is None else int(_number_option(options, "times", 1, least=1))
     if stage not in BOOT_FAILURES:
         raise InvalidFault(f"stage must be one of {', '.join(BOOT_FAILURES)}")
     failing = FailingBoots(stage, times)
@@ -415,19 +415,19 @@ def _boot_failing(table: FaultInjector, node: Node, options: Json, injected: Inj
 # Notices
 
 
-def _spot_reclaim(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_spot_reclaim(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     karpenter, node = _burst_instance(table, node)
     if node.offering.capacity_type != "spot":
         raise InvalidFault(f"node {node.node_name} is no spot node")
     karpenter.reclaim(node)
 
 
-def _rebalance(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_rebalance(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     _, node = _burst_instance(table, node)
     table.bus.send(REBALANCE, {"instance-id": node.instance_id}, [_ec2_arn(table, node)])
 
 
-def _reservation_ends(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_reservation_end(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     karpenter, node = _burst_instance(table, node)
     notice = karpenter.settings.spot_notice
     ends_at = datetime.now(UTC) + timedelta(seconds=notice)
@@ -452,9 +452,9 @@ def _ec2_arn(table: FaultInjector, node: Node) -> str:
     return f"arn:aws:ec2:{config.region}:{config.account}:instance/{node.instance_id}"
 
 
-def _maintenance(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
+def _inject_maintenance(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
     """Announce maintenance in AWS Health, and do it at its start time."""
-    retires, seconds = bool(options.get("retires")), _number(options, "startsInSeconds", 10.0)
+    retires, seconds = bool(options.get("retires")), _number_option(options, "startsInSeconds", 10.0)
     service = "SAGEMAKER" if isinstance(node, Machine) else "EC2"
     maintenance = "INSTANCE_RETIREMENT" if retires else "SYSTEM_REBOOT_MAINTENANCE"
     code = f"AWS_{service}_{maintenance}_SCHEDULED"
@@ -510,7 +510,7 @@ ROWS: dict[str, FaultDefinition] = {
             "gpu-xid79",
             "A GPU falls off the bus: `gpu-xid` with code 79.",
             "reboot or replace, as the fault type says",
-            _xid,
+            _inject_xid,
             XID_OPTIONS,
         ),
         FaultDefinition(
@@ -521,14 +521,14 @@ ROWS: dict[str, FaultDefinition] = {
             "`survivesReboot` it does so again after each reboot. On a Karpenter node AcceleratedHardwareReady turns "
             "False, as with the EKS node monitoring agent.",
             "reboot or replace, as the fault type says; a restart of the job without a fault type",
-            _xid,
+            _inject_xid,
             ("code", *XID_OPTIONS),
         ),
         FaultDefinition(
             "health-silent",
             "The node's health agent dies: from now on it marks no fault and sends no event.",
             "reboot, replace or clearing",
-            _agent_silent,
+            _inject_agent_silent,
             hits=("hyperpod",),
         ),
         FaultDefinition(
@@ -536,33 +536,33 @@ ROWS: dict[str, FaultDefinition] = {
             "The node loses its network: no heartbeats, no reports and no health event. Its processes keep running, "
             "even if their pods are deleted, until the machine is rebooted, replaced or gone. Clearing reconnects it.",
             "reboot or replace",
-            _node_lost,
+            _inject_node_lost,
         ),
         FaultDefinition(
             "node-flap",
             "The node loses its network again and again: not Ready for `seconds` (default 5), then Ready for as long.",
             "replace or clearing",
-            _node_flap,
+            _inject_node_flap,
             ("seconds",),
         ),
         FaultDefinition(
             "zone-outage",
             "Every node of a zone (option `zone`, or the node's) loses its network, and the zone has no capacity.",
             "clearing",
-            _zone_outage,
+            _inject_zone_outage,
         ),
         FaultDefinition(
             "app-crash",
             "A training process ends with an exit code (option `exitCode`, default 1); the node is healthy.",
             "nothing to repair",
-            _app_crash,
+            _inject_app_crash,
             ("exitCode",),
         ),
         FaultDefinition(
             "stuck-replace",
             "The fault gpu-xid79, whose replacement stays Pending without capacity until the fault is cleared.",
             "clearing the fault",
-            _stuck_replace,
+            _inject_stuck_replace,
             XID_OPTIONS,
             ("hyperpod",),
         ),
@@ -571,7 +571,7 @@ ROWS: dict[str, FaultDefinition] = {
             "New machines of a group (option `instanceGroup`, or the node's) fail; option `times` limits their number. "
             "The option `stage` is `start` (a bad image), `efa` or `lifecycle` (default). HyperPod retries.",
             "clearing",
-            _boot_failing,
+            _inject_boot_failing,
             ("stage", "times"),
             ("hyperpod",),
         ),
@@ -580,21 +580,21 @@ ROWS: dict[str, FaultDefinition] = {
             "AWS Health announces maintenance. After `startsInSeconds` (default 10) the node is rebooted, or replaced "
             "with the option `retires`; a Karpenter node ends. Clearing withdraws the announcement.",
             "the maintenance itself",
-            _maintenance,
+            _inject_maintenance,
             ("startsInSeconds", "retires"),
         ),
         FaultDefinition(
             "spot-reclaim",
             "A Karpenter spot node gets its interruption warning, and ends after `spotNotice`.",
             "another node",
-            _spot_reclaim,
+            _inject_spot_reclaim,
             hits=("burst",),
         ),
         FaultDefinition(
             "rebalance",
             "A Karpenter node gets a rebalance recommendation, and nothing else happens.",
             "nothing to repair",
-            _rebalance,
+            _inject_rebalance,
             hits=("burst",),
         ),
         FaultDefinition(
@@ -602,7 +602,7 @@ ROWS: dict[str, FaultDefinition] = {
             "The interruptible capacity reservation of a Karpenter node ends: the node ends after `spotNotice`, "
             "without a notice to Karpenter.",
             "another node",
-            _reservation_ends,
+            _inject_reservation_end,
             hits=("burst",),
         ),
     )

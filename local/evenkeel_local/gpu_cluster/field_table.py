@@ -53,15 +53,15 @@ class Undecodable(Exception):
 
 
 @dataclass(frozen=True)
-class _At:
+class _FieldPosition:
     """The position of a value: its Go struct and its path."""
 
     struct: str
     path: str
 
-    def inside(self, step: str) -> _At:
+    def inside(self, step: str) -> _FieldPosition:
         """Return the position of an item of a list or map."""
-        return _At(self.struct, self.path + step)
+        return _FieldPosition(self.struct, self.path + step)
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ class FieldTable:
 
 
 @functools.cache
-def table() -> FieldTable:
+def field_table() -> FieldTable:
     """Return the table, read once."""
     read = FieldTable()
     text = resources.files(__package__).joinpath("protobuf_fields.txt").read_text(encoding="utf-8")
@@ -125,7 +125,7 @@ def table() -> FieldTable:
 
 def message_of(rt: ResourceType) -> str | None:
     """Return the message of a built-in kind; None for custom kinds and for kinds that the table lacks."""
-    return None if rt.custom else table().message_of(rt.api_version, rt.kind)
+    return None if rt.custom else field_table().message_of(rt.api_version, rt.kind)
 
 
 def _read_field(text: str) -> tuple[int, Field]:
@@ -134,7 +134,7 @@ def _read_field(text: str) -> tuple[int, Field]:
     return int(number), Field(name, kind.strip("^?"), kind.startswith("^"), kind.endswith("?"))
 
 
-def decoded(message: str, obj: Obj, unknown: list[str]) -> Obj:
+def decode_object(message: str, obj: Obj, unknown: list[str]) -> Obj:
     """Return an object with the fields that its type has; the paths of other fields go to `unknown`.
 
     Zero values of `omitempty` fields are dropped, as Go drops them.
@@ -143,11 +143,13 @@ def decoded(message: str, obj: Obj, unknown: list[str]) -> Obj:
         Undecodable: a value is of another type than its field.
     """
     document: Obj = {key: obj[key] for key in ("apiVersion", "kind") if key in obj}
-    return document | _members(message, {key: value for key, value in obj.items() if key not in document}, "", unknown)
+    return document | _decode_members(
+        message, {key: value for key, value in obj.items() if key not in document}, "", unknown
+    )
 
 
-def _members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
-    fields = table().by_name[message]
+def _decode_members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
+    fields = field_table().by_name[message]
     struct = message.partition("/")[2]
     members: Obj = {}
     for name, item in value.items():
@@ -158,7 +160,7 @@ def _members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
             continue
         if item is None:
             continue
-        fitting = _coerce(field_type.kind, item, _At(struct, at), unknown)
+        fitting = _coerce(field_type.kind, item, _FieldPosition(struct, at), unknown)
         if fitting or not field_type.left_out_when_zero:
             members[name] = fitting
     for name in REQUIRED.get(message, ("type", "status") if message.endswith("Condition") else ()):
@@ -167,31 +169,31 @@ def _members(message: str, value: Obj, path: str, unknown: list[str]) -> Obj:
     return members
 
 
-def _coerce(kind: str, value: Any, at: _At, unknown: list[str]) -> Any:
+def _coerce(kind: str, value: Any, at: _FieldPosition, unknown: list[str]) -> Any:
     if value is None:  # an item of a list or map: Go decodes null to the zero value
-        return _zero(kind)
+        return _zero_value(kind)
     if kind.startswith("[]"):
         if not isinstance(value, list):
-            raise _mismatch(value, at, _go_type(kind, at))
+            raise _type_mismatch(value, at, _go_type(kind, at))
         return [_coerce(kind[2:], item, at.inside(f"[{number}]"), unknown) for number, item in enumerate(value)]
     if kind.startswith("{}"):
         if not isinstance(value, dict):
-            raise _mismatch(value, at, _go_type(kind, at))
+            raise _type_mismatch(value, at, _go_type(kind, at))
         return {key: _coerce(kind[2:], item, at.inside(f".{key}"), unknown) for key, item in value.items()}
     if "/" in kind:
         if not isinstance(value, dict):
-            raise _mismatch(value, at, _go_type(kind, at))
-        return _members(kind, value, at.path, unknown)
+            raise _type_mismatch(value, at, _go_type(kind, at))
+        return _decode_members(kind, value, at.path, unknown)
     if kind == "quantity":
         try:
-            return quantities.canonical(value)
+            return quantities.canonical_text(value)
         except ValueError as broken:
             raise Undecodable(str(broken)) from broken
     _check_leaf(kind, value, at)
     return value
 
 
-def _go_type(kind: str, at: _At) -> str:
+def _go_type(kind: str, at: _FieldPosition) -> str:
     """Return a type as Go writes it."""
     if kind.startswith("[]"):
         return f"[]{_go_type(kind[2:], at)}"
@@ -204,7 +206,7 @@ def _go_type(kind: str, at: _At) -> str:
     return TYPES[kind][1] if kind in TYPES else kind
 
 
-def _zero(kind: str) -> Any:
+def _zero_value(kind: str) -> Any:
     if kind.startswith("[]"):
         return []
     if "/" in kind or kind.startswith("{}"):
@@ -212,13 +214,13 @@ def _zero(kind: str) -> Any:
     return {"s": "", "y": "", "b": False, "i": 0, "intorstring": 0, "quantity": "0"}.get(kind)
 
 
-def _check_leaf(kind: str, value: Any, at: _At) -> None:
+def _check_leaf(kind: str, value: Any, at: _FieldPosition) -> None:
     if kind in TYPES and (not isinstance(value, TYPES[kind][0]) or (kind == "i" and isinstance(value, bool))):
-        raise _mismatch(value, at, _go_type(kind, at))
+        raise _type_mismatch(value, at, _go_type(kind, at))
     if kind == "i" and not -(bound := 2**63 if at.name in WIDE else 2**31) <= value < bound:
         raise Undecodable(f"json: cannot unmarshal number {value} into {at.shown} of type {_go_type(kind, at)}")
     if kind == "intorstring" and (isinstance(value, bool) or not isinstance(value, int | str)):
-        raise _mismatch(value, at, "IntOrString")
+        raise _type_mismatch(value, at, "IntOrString")
     try:
         if kind == "y":
             base64.b64decode(value, validate=True)
@@ -228,7 +230,7 @@ def _check_leaf(kind: str, value: Any, at: _At) -> None:
         raise Undecodable(f"{at.path}: {broken}") from broken
 
 
-def _mismatch(value: Any, at: _At, wanted: str) -> Undecodable:
+def _type_mismatch(value: Any, at: _FieldPosition, wanted: str) -> Undecodable:
     names = {str: "string", bool: "bool", dict: "object", list: "array"}
     described = next((name for kind, name in names.items() if isinstance(value, kind)), "number")
     if isinstance(value, float):
@@ -236,7 +238,7 @@ def _mismatch(value: Any, at: _At, wanted: str) -> Undecodable:
     return Undecodable(f"json: cannot unmarshal {described} into {at.shown} of type {wanted}")
 
 
-def schemas(message: str) -> dict[str, Obj]:
+def openapi_schemas(message: str) -> dict[str, Obj]:
     """Return the OpenAPI schemas of a message and of every message that it refers to."""
     kinds: dict[str, Obj] = {}
     waiting = [message]
@@ -244,10 +246,10 @@ def schemas(message: str) -> dict[str, Obj]:
         name = waiting.pop()
         if name in kinds:
             continue
-        members = table().by_name[name]
+        members = field_table().by_name[name]
         kinds[name] = {
             "type": "object",
-            "properties": {member: _shown(member_field.kind) for member, member_field in members.items()},
+            "properties": {member: _openapi_type(member_field.kind) for member, member_field in members.items()},
         }
         waiting += [inner for member in members.values() if "/" in (inner := member.kind.lstrip("[]{}"))]
     return kinds
@@ -258,9 +260,9 @@ def schema_ref(message: str) -> Obj:
     return {"$ref": f"#/components/schemas/{message.replace('/', '.')}"}
 
 
-def _shown(kind: str) -> Obj:
+def _openapi_type(kind: str) -> Obj:
     if kind.startswith("[]"):
-        return {"type": "array", "items": _shown(kind[2:])}
+        return {"type": "array", "items": _openapi_type(kind[2:])}
     if kind.startswith("{}"):
-        return {"type": "object", "additionalProperties": _shown(kind[2:])}
+        return {"type": "object", "additionalProperties": _openapi_type(kind[2:])}
     return {"allOf": [schema_ref(kind)]} if "/" in kind else dict(SHOWN[kind])

@@ -77,7 +77,7 @@ class ClusterHandle:
         data = json.dumps(body).encode() if body is not None else None
         url = f"{self.control_url}/control/{path.lstrip('/')}"
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
-        answer = json.loads(_send(request, f"{method} {path}", timeout) or b"{}")
+        answer = json.loads(_send_request(request, f"{method} {path}", timeout) or b"{}")
         return answer if isinstance(answer, dict) else {}
 
     def nodes(self) -> list[Json]:
@@ -143,7 +143,7 @@ class ClusterHandle:
         request = urllib.request.Request(
             self.kubernetes_url + path, headers={"Authorization": f"Bearer {self.admin_token}"}, method=method
         )
-        return _send(request, f"{method} {path}", 10.0, self.ca_pem, fine)
+        return _send_request(request, f"{method} {path}", 10.0, self.ca_pem, fine)
 
     def kubeconfig(self, token: str | None = None) -> Json:
         """Return a kubeconfig for kubectl and helm; kubectl reads JSON where it reads YAML.
@@ -183,7 +183,7 @@ class ClusterHandle:
         self.stop()
 
 
-def _send(
+def _send_request(
     request: urllib.request.Request, call: str, timeout: float, ca_pem: str | None = None, fine: tuple[int, ...] = ()
 ) -> bytes:
     """Send a request to loopback, without a proxy; an error status in `fine` answers nothing.

@@ -98,7 +98,7 @@ class Host:
         run_dir = self._options.run_dir
         for folder in (run_dir, self._options.data_dir):
             if folder is not None:
-                snapshots.claim(folder)
+                snapshots.lock_folder(folder)
         self._guard.start()
         ports = self._options.ports
         sockets = [_listen(port) for port in (ports.aws, ports.kubernetes, ports.control)]
@@ -116,7 +116,7 @@ class Host:
             self._warming = asyncio.create_task(self._engine.warm_up())
         self.cluster = self._create_cluster()
         data_dir = self._options.data_dir
-        self._start_cluster(snapshots.read(data_dir) if data_dir is not None else None)
+        self._start_cluster(snapshots.read_snapshot(data_dir) if data_dir is not None else None)
         if data_dir is not None:
             self._saving = asyncio.create_task(self._save_periodically(data_dir))
         await self._serve(self._delegate("aws_api"), sockets[0])
@@ -179,7 +179,7 @@ class Host:
 
     def _start_cluster(self, snapshot: dict[str, Any] | None) -> None:
         if snapshot is not None:
-            snapshots.restore(self.cluster, snapshot)
+            snapshots.restore_snapshot(self.cluster, snapshot)
         self.cluster.start(is_restored=snapshot is not None)
 
     def state(self) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class Host:
             await asyncio.sleep(SAVE_SECONDS)
             if self.cluster.store.revision != saved:
                 saved = self.cluster.store.revision
-                snapshots.write(folder, snapshots.take(self.cluster))
+                snapshots.write_snapshot(folder, snapshots.take_snapshot(self.cluster))
 
     async def reset(self, snapshot: dict[str, Any] | None = None) -> None:
         """Restart the cluster at the same addresses, empty or from a snapshot.
@@ -214,7 +214,7 @@ class Host:
             SnapshotRefused: the snapshot cannot be restored; the cluster continues unchanged.
         """
         if snapshot is not None:
-            snapshots.restore(self._create_cluster(), snapshot)
+            snapshots.restore_snapshot(self._create_cluster(), snapshot)
         entries, identities = self.cluster.access_entries, self.cluster.pod_identities
         await self.cluster.stop()
         remove_folder(self._options.run_dir / "pods")
@@ -227,7 +227,7 @@ class Host:
         """Stop the cluster with its listeners and all its processes."""
         if self._saving is not None and self._options.data_dir is not None:
             self._saving.cancel()
-            snapshots.write(self._options.data_dir, snapshots.take(self.cluster))
+            snapshots.write_snapshot(self._options.data_dir, snapshots.take_snapshot(self.cluster))
         await self.cluster.stop()
         for runner in self._runners:
             await runner.cleanup()

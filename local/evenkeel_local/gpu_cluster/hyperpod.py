@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, between, paged_answer
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, items_between, paged_answer
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
 from evenkeel_local.gpu_cluster.config import SECURITY_GROUPS, SUBNETS, InstanceGroupConfig
 from evenkeel_local.gpu_cluster.hyperpod_capacity import Capacity
@@ -207,7 +207,7 @@ class HyperPod:
             machines = [machine for machine in machines if machine.status != "Pending" or machine.operation == "Reboot"]
         if group_part := body.get("InstanceGroupNameContains"):
             machines = [machine for machine in machines if group_part in machine.group]
-        machines = between(machines, body, "CreationTime", lambda machine: machine.launch_time)
+        machines = items_between(machines, body, "CreationTime", lambda machine: machine.launch_time)
         by_name = body.get("SortBy") == "NAME"
         machines.sort(
             key=lambda machine: (machine.instance_id if by_name else machine.launch_time, machine.instance_id),

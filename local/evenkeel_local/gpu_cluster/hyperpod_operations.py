@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass, field
 
 from evenkeel_local.gpu_cluster import catalogue
-from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, between, paged_answer
+from evenkeel_local.gpu_cluster.aws_model import AwsError, Json, items_between, paged_answer
 from evenkeel_local.gpu_cluster.cluster_events import ClusterEvents
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.health_agent import PENDING_REBOOT, PENDING_REPLACEMENT, STATUS_LABEL
@@ -81,7 +81,7 @@ class Operations:
             operations = [operation for operation in operations if operation.kind == kind]
         if status := body.get("Status"):
             operations = [operation for operation in operations if operation.status == status]
-        operations = between(operations, body, "CreationTime", lambda operation: operation.created_at)
+        operations = items_between(operations, body, "CreationTime", lambda operation: operation.created_at)
         operations.sort(key=lambda operation: operation.created_at, reverse=body.get("SortOrder") != "Ascending")
         return paged_answer("ClusterOperationSummaries", operations, body, "ListClusterOperations", self._summary)
 

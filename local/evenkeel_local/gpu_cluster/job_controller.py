@@ -156,7 +156,7 @@ class JobController(Controller):
                 continue
             if pod["status"].get("phase") == "Succeeded":
                 if indexed:
-                    done.add(_index(pod))
+                    done.add(_completion_index(pod))
                 else:
                     status["succeeded"] = int(status.get("succeeded") or 0) + 1
             elif self._counts_as_failed(job, pod):
@@ -184,7 +184,7 @@ class JobController(Controller):
 
     def _policy(self, job: Obj, pod: Obj) -> tuple[str, str]:
         for number, rule in enumerate((job["spec"].get("podFailurePolicy") or {}).get("rules") or ()):
-            if _rule_meets(rule, pod):
+            if _rule_matches(rule, pod):
                 message = (
                     f"Container {_failed_container(pod)} for pod {namespace_of(pod)}/{name_of(pod)} failed "
                     f"matching {rule['action']} rule at index {number}"
@@ -294,14 +294,16 @@ class JobController(Controller):
             pods_wanted = len(active)
         excess = len(active) - pods_wanted
         if excess > 0:
-            by_index = sorted(active, key=_index, reverse=True)
+            by_index = sorted(active, key=_completion_index, reverse=True)
             self._stop(job, by_index[:excess], [], counted=False)
             return by_index[excess:]
         missing = min(pods_wanted - len(holding), BATCH)
         if missing <= 0 or not self._may_create(job):
             return active
         if spec["completionMode"] == "Indexed":
-            indexes_used = {_index(pod) for pod in holding} | read_indexes(status.get("completedIndexes") or "")
+            indexes_used = {_completion_index(pod) for pod in holding} | read_indexes(
+                status.get("completedIndexes") or ""
+            )
             free = (index for index in range(int(completions or 0)) if index not in indexes_used)
             indexes: list[int | None] = [index for index, _ in zip(free, range(missing), strict=False)]
         else:
@@ -320,7 +322,7 @@ class JobController(Controller):
         return False
 
     def _create(self, job: Obj, index: int | None) -> Obj | None:
-        pod = pod_of(job, index)
+        pod = new_pod(job, index)
         try:
             created = self._registry.create(catalogue.PODS, namespace_of(job), pod)
         except ApiError as refused:
@@ -331,7 +333,7 @@ class JobController(Controller):
         return created
 
 
-def pod_of(job: Obj, index: int | None) -> Obj:
+def new_pod(job: Obj, index: int | None) -> Obj:
     """Return a pod from a Job's template, for one completion index or None."""
     template: dict[str, Any] = clone(job["spec"]["template"])
     metadata = template.setdefault("metadata", {})
@@ -365,7 +367,7 @@ def pod_of(job: Obj, index: int | None) -> Obj:
     return pod
 
 
-def _index(pod: Obj) -> int:
+def _completion_index(pod: Obj) -> int:
     return int(annotations_of(pod).get(INDEX) or -1)
 
 
@@ -377,7 +379,7 @@ def _failed_container(pod: Obj) -> str:
     return str(pod["spec"]["containers"][0]["name"])
 
 
-def _rule_meets(rule: Obj, pod: Obj) -> bool:
+def _rule_matches(rule: Obj, pod: Obj) -> bool:
     codes = rule.get("onExitCodes")
     if codes:
         for status in pod["status"].get("containerStatuses") or ():

@@ -26,10 +26,10 @@ from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.admission import random_suffix
 from evenkeel_local.gpu_cluster.cluster_events import EventPublisher
 from evenkeel_local.gpu_cluster.config import ClusterConfig, KarpenterSettings
-from evenkeel_local.gpu_cluster.custom_kinds import definition
+from evenkeel_local.gpu_cluster.custom_kinds import resource_definition
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.kubelet import Kubelet, KubeletDirectory
-from evenkeel_local.gpu_cluster.machines import EFA, PODS_PER_NODE, node_status, shape_of
+from evenkeel_local.gpu_cluster.machines import EFA, PODS_PER_NODE, node_status, resources_of_type
 from evenkeel_local.gpu_cluster.objects import (
     annotations_of,
     condition_of,
@@ -41,9 +41,9 @@ from evenkeel_local.gpu_cluster.objects import (
     remove_finalizer,
 )
 from evenkeel_local.gpu_cluster.pod_topology import Amounts, NodeCapacityView, amounts_of
-from evenkeel_local.gpu_cluster.quantities import quantity
+from evenkeel_local.gpu_cluster.quantities import parse_quantity
 from evenkeel_local.gpu_cluster.registry import Registry, set_condition
-from evenkeel_local.gpu_cluster.scheduler import refusal, requests_of
+from evenkeel_local.gpu_cluster.scheduler import refusal_reason, requests_of
 from evenkeel_local.gpu_cluster.selectors import matches_expression
 from evenkeel_local.gpu_cluster.store import ResourceType, Store, name_of, namespace_of
 
@@ -71,7 +71,7 @@ class Offering:
     @property
     def labels(self) -> dict[str, str]:
         """The well-known labels of a node of this offering."""
-        gpus = shape_of(self.instance_type).get("nvidia.com/gpu", "0")
+        gpus = resources_of_type(self.instance_type).get("nvidia.com/gpu", "0")
         return {
             "node.kubernetes.io/instance-type": self.instance_type,
             "topology.kubernetes.io/zone": self.zone,
@@ -85,7 +85,7 @@ class Offering:
     @property
     def resources(self) -> dict[str, str]:
         """The resources of such a node."""
-        return {"pods": PODS_PER_NODE, **shape_of(self.instance_type)}
+        return {"pods": PODS_PER_NODE, **resources_of_type(self.instance_type)}
 
 
 @dataclass
@@ -101,7 +101,7 @@ class Instance:
     ended: bool = False
 
 
-def seconds_of(text: str | None) -> float | None:
+def parse_duration(text: str | None) -> float | None:
     """Read a duration such as `1m30s`; None for `Never`."""
     if not text or text == "Never":
         return None
@@ -113,10 +113,10 @@ def definitions() -> list[Obj]:
     """Return the custom resource definitions of Karpenter, with open schemas."""
     ready = ("Ready", '.status.conditions[?(@.type=="Ready")].status')
     return [
-        definition(
+        resource_definition(
             GROUP, "nodepools", "NodePool", columns=[("NodeClass", ".spec.template.spec.nodeClassRef.name"), ready]
         ),
-        definition(
+        resource_definition(
             GROUP,
             "nodeclaims",
             "NodeClaim",
@@ -128,7 +128,9 @@ def definitions() -> list[Obj]:
                 ready,
             ],
         ),
-        definition("karpenter.k8s.aws", "ec2nodeclasses", "EC2NodeClass", short=["ec2nc", "ec2ncs"], columns=[ready]),
+        resource_definition(
+            "karpenter.k8s.aws", "ec2nodeclasses", "EC2NodeClass", short=["ec2nc", "ec2ncs"], columns=[ready]
+        ),
     ]
 
 
@@ -226,7 +228,7 @@ class Karpenter:
             if labels_of(claim).get(POOL_LABEL) == pool:
                 used["nodes"] += 1
                 for name, amount in ((claim.get("status") or {}).get("capacity") or {}).items():
-                    used[name] = used.get(name, Decimal(0)) + quantity(amount)
+                    used[name] = used.get(name, Decimal(0)) + parse_quantity(amount)
         return used
 
     # Provisioning
@@ -249,7 +251,9 @@ class Karpenter:
         capacities = [self._capacity_of(claim) for claim in self._claims if self._is_launching(claim)]
         for pod in waiting:
             requests = requests_of(pod["spec"])
-            capacity = next((capacity for capacity in capacities if refusal(pod, requests, capacity) is None), None)
+            capacity = next(
+                (capacity for capacity in capacities if refusal_reason(pod, requests, capacity) is None), None
+            )
             if capacity is None:
                 claim = self._new_claim(pod, requests)
                 if claim is None:
@@ -278,14 +282,14 @@ class Karpenter:
             labels = {**labels, POOL_LABEL: name_of(pool)}
             for offering in sorted(self._offerings, key=lambda item: item.usd_per_hour):
                 all_labels = {**labels, **offering.labels}
-                if self._out_of_capacity.get(_key(offering), 0) > now:
+                if self._out_of_capacity.get(_offering_key(offering), 0) > now:
                     continue
                 if not all(matches_expression(term, all_labels) for term in template.get("requirements") or ()):
                     continue
                 spec = {"taints": template.get("taints") or []}
                 node = {"metadata": {"name": "", "labels": all_labels}, "spec": spec}
                 capacity = NodeCapacityView(node, amounts_of(offering.resources))
-                if refusal(pod, wanted, capacity) is None and self._within_limits(pool, offering):
+                if refusal_reason(pod, wanted, capacity) is None and self._within_limits(pool, offering):
                     return self._create_claim(pool, template, all_labels, offering, wanted)
         return None
 
@@ -293,7 +297,7 @@ class Karpenter:
         used = self._used(name_of(pool))
         more = {**offering.resources, "nodes": "1"}
         for name, limit in (pool["spec"].get("limits") or {}).items():
-            if used.get(name, Decimal(0)) + quantity(more.get(name, "0")) > quantity(limit):
+            if used.get(name, Decimal(0)) + parse_quantity(more.get(name, "0")) > parse_quantity(limit):
                 message = f"{name} limit of {limit} would be exceeded"
                 self._registry.record(pool, "LimitExceeded", message, "Warning", "karpenter")
                 return False
@@ -351,8 +355,10 @@ class Karpenter:
         claim = self._find(instance.claim)
         if claim is None or is_deleting(claim):
             return
-        offering, key = instance.offering, _key(instance.offering)
-        running = sum(1 for other in self._instances.values() if _key(other.offering) == key and other.node_name)
+        offering, key = instance.offering, _offering_key(instance.offering)
+        running = sum(
+            1 for other in self._instances.values() if _offering_key(other.offering) == key and other.node_name
+        )
         limit = 0 if offering.zone in self.zones_out else self.machines_left.get(key, offering.machines)
         if limit is not None and running >= limit:
             self._out_of_capacity[key] = time.monotonic() + self.settings.capacity_memory
@@ -527,7 +533,7 @@ class Karpenter:
     def _consolidate(self) -> None:
         for pool in self._pools:
             disruption = pool["spec"].get("disruption") or {}
-            after = seconds_of(str(disruption.get("consolidateAfter", "0s")))
+            after = parse_duration(str(disruption.get("consolidateAfter", "0s")))
             if after is None:
                 continue
             underused = disruption.get("consolidationPolicy", "WhenEmptyOrUnderutilized") == "WhenEmptyOrUnderutilized"
@@ -581,7 +587,9 @@ class Karpenter:
             capacities.append(capacity)
         for pod in pods:
             requests = requests_of(pod["spec"])
-            fitting = next((capacity for capacity in capacities if refusal(pod, requests, capacity) is None), None)
+            fitting = next(
+                (capacity for capacity in capacities if refusal_reason(pod, requests, capacity) is None), None
+            )
             if fitting is None:
                 return False
             fitting.take(requests)
@@ -599,7 +607,7 @@ class Karpenter:
         detail = {"instance-id": instance.instance_id, "instance-action": "terminate"}
         arn = f"arn:aws:ec2:{instance.offering.zone}:instance/{instance.instance_id}"
         self._bus.send(SPOT_WARNING, detail, [arn])
-        self._out_of_capacity[_key(instance.offering)] = time.monotonic() + self.settings.capacity_memory
+        self._out_of_capacity[_offering_key(instance.offering)] = time.monotonic() + self.settings.capacity_memory
         self._delete(instance.claim)
         self.end_after(instance, self.settings.spot_notice)
 
@@ -617,7 +625,7 @@ class Karpenter:
         task.add_done_callback(self._tasks.discard)
 
 
-def _key(offering: Offering) -> tuple[str, str, str]:
+def _offering_key(offering: Offering) -> tuple[str, str, str]:
     return offering.instance_type, offering.zone, offering.capacity_type
 
 

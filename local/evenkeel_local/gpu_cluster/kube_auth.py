@@ -51,7 +51,7 @@ class StaticAuthenticator:
         """Return the admin for the admin's token, or for no token with `open_to_all`."""
         if self._open and not authorization:
             return ADMIN
-        token = bearer(authorization)
+        token = bearer_token(authorization)
         return ADMIN if token and hmac.compare_digest(token, self._admin_token) else None
 
 
@@ -73,7 +73,7 @@ class EksAuthenticator:
         user = await self._static.authenticate(authorization)
         if user is not None:
             return user
-        token = bearer(authorization)
+        token = bearer_token(authorization)
         if not token.startswith(PREFIX):
             return None
         arn = await self._identity(token)
@@ -85,7 +85,7 @@ class EksAuthenticator:
         if cached is not None and cached[0] > now:
             return cached[1]
         self._known = {key: cached for key, cached in self._known.items() if cached[0] > now}
-        url = readable_url(token, self._engine.endpoint)
+        url = checked_sts_url(token, self._engine.endpoint)
         if url is None:
             return None
         parts = urlsplit(url)
@@ -102,13 +102,13 @@ class EksAuthenticator:
         return arn
 
 
-def bearer(authorization: str) -> str:
+def bearer_token(authorization: str) -> str:
     """Return the token of a Bearer header, empty for any other."""
     scheme, _, token = authorization.partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
-def readable_url(token: str, endpoint: str) -> str | None:
+def checked_sts_url(token: str, endpoint: str) -> str | None:
     """Return the presigned request in a token; None if it must not be sent.
 
     Source: the checks of `pkg/token/token.go` in kubernetes-sigs/aws-iam-authenticator. The host must be the engine.
@@ -154,11 +154,11 @@ def user_of(arn: str, entries: list[AccessEntry]) -> User | None:
         name = entry.username or (re.sub(r"/[^/]*$", "/{{SessionName}}", arn) if session else arn)
         name = name.replace("{{SessionNameRaw}}", session).replace("{{SessionName}}", session.replace("@", "-"))
         groups = [*entry.kubernetes_groups, "system:authenticated"]
-        return User(name, tuple(groups), arn, tuple(_accesses(entry)))
+        return User(name, tuple(groups), arn, tuple(_access_scopes(entry)))
     return None
 
 
-def _accesses(entry: AccessEntry) -> Iterator[AccessScope]:
+def _access_scopes(entry: AccessEntry) -> Iterator[AccessScope]:
     for associated in entry.access_policies:
         policy = AccessPolicy(policy=associated) if isinstance(associated, str) else associated
         role = ROLES.get(policy.policy.rsplit("/", 1)[-1])

@@ -18,7 +18,7 @@ from evenkeel_local.gpu_cluster import catalogue, errors, processes
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.exec_session import Begin, ExecSession
 from evenkeel_local.gpu_cluster.objects import has_ended, is_deleting, is_true
-from evenkeel_local.gpu_cluster.pod_runner import ContainerRun, MissingReference, PodRunner, terminated
+from evenkeel_local.gpu_cluster.pod_runner import ContainerRun, MissingReference, PodRunner, terminated_state
 from evenkeel_local.gpu_cluster.processes import ProcessGuard, RunningProcess
 from evenkeel_local.gpu_cluster.registry import Registry, micro_timestamp, set_condition, timestamp
 from evenkeel_local.gpu_cluster.store import Store, clone, name_of, namespace_of
@@ -89,7 +89,7 @@ class Kubelet:
     def shut_down(self) -> None:
         """Mark the node NotReady, as a reboot by systemd does, and kill every process."""
         if self.is_connected:
-            self._change_node(lambda node: _ready(node, "False", "KubeletNotReady", "node is shutting down"))
+            self._change_node(lambda node: _ready_condition(node, "False", "KubeletNotReady", "node is shutting down"))
         self.power_off()
 
     def power_off(self) -> None:
@@ -165,7 +165,7 @@ class Kubelet:
             self._registry.mutate(catalogue.LEASES, LEASE_NAMESPACE, self.name, lambda obj: obj.update(spec=spec))
         node = self._store.find(catalogue.NODES.key, "", self.name)
         if node is not None and not is_true(node, "Ready"):
-            self._change_node(lambda obj: _ready(obj, "True", "KubeletReady", NODE_CONDITIONS[3][3]))
+            self._change_node(lambda obj: _ready_condition(obj, "True", "KubeletReady", NODE_CONDITIONS[3][3]))
 
     async def _heartbeats(self) -> None:
         while True:
@@ -240,7 +240,7 @@ class Kubelet:
             def fail(obj: Obj, began: str = began) -> None:
                 status = obj["status"]
                 status["phase"] = "Failed"
-                ended = terminated(255, "Unknown", began)
+                ended = terminated_state(255, "Unknown", began)
                 for container in status.get("containerStatuses") or ():
                     if "terminated" not in container["state"]:
                         container["state"], container["ready"], container["started"] = clone(ended), False, False
@@ -446,7 +446,7 @@ class ExecRunner:
         return begin
 
 
-def _ready(node: Obj, value: str, reason: str, message: str) -> None:
+def _ready_condition(node: Obj, value: str, reason: str, message: str) -> None:
     set_condition(node["status"], "Ready", value, reason, message, {"lastHeartbeatTime": timestamp()})
 
 

@@ -62,7 +62,7 @@ BOOT_FAILURES = {
 """Stages at which a new machine can fail, and HyperPod's message; the first text is assumed."""
 
 
-def shape_of(instance_type: str) -> dict[str, str]:
+def resources_of_type(instance_type: str) -> dict[str, str]:
     """Return the resources of a node by instance type, with or without SageMaker's prefix `ml.`."""
     shape = SHAPES.get(f"ml.{instance_type.removeprefix('ml.')}", DEFAULT_SHAPE)
     return {**shape, **HUGE_PAGES} if EFA in shape else shape
@@ -328,7 +328,7 @@ class MachineFleet:
     def node_object(self, machine: Machine) -> Obj:
         """Return the Node object that a machine registers, with its group's taints."""
         group, config = self.groups[machine.group], self.config
-        shape = group.resources or shape_of(group.instance_type)
+        shape = group.resources or resources_of_type(group.instance_type)
         offers = {"pods": PODS_PER_NODE, "ephemeral-storage": "1Ti", **shape}
         labels = {
             f"{PREFIX}compute-type": "hyperpod",

@@ -22,7 +22,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def _by_session() -> dict[int, tuple[float, int]]:
+def _usage_by_session() -> dict[int, tuple[float, int]]:
     """Return (cpu seconds, resident bytes) of every session on this machine."""
     usage: dict[int, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
     for entry in os.scandir("/proc"):
@@ -47,7 +47,7 @@ class MetricsServer:
 
     def pods(self, namespace: str | None) -> list[Obj]:
         """Return the metrics of running pods; usage is the mean since the container started."""
-        sessions, now = _by_session(), datetime.now(UTC)
+        sessions, now = _usage_by_session(), datetime.now(UTC)
         listed: list[Obj] = []
         for kubelet in self._directory.all():
             for worker in kubelet.workers.values():
@@ -57,7 +57,7 @@ class MetricsServer:
                 for container, running in worker.processes:
                     seconds, resident = sessions.get(running.group, (0.0, 0))
                     age = max((now - running.started_at).total_seconds(), 0.1)
-                    containers.append({"name": container.name, "usage": _usage(seconds / age, resident)})
+                    containers.append({"name": container.name, "usage": _usage_json(seconds / age, resident)})
                 if containers:
                     listed.append(self._metrics_object(PODS, worker.pod, {"containers": containers}))
         return listed
@@ -93,5 +93,5 @@ class MetricsServer:
         }
 
 
-def _usage(cores: float, resident: int) -> Obj:
+def _usage_json(cores: float, resident: int) -> Obj:
     return {"cpu": f"{int(cores * 1e9)}n", "memory": f"{resident // 1024}Ki"}

@@ -9,40 +9,42 @@ from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.store import ResourceType
 
 
-def _object(required: tuple[str, ...] = (), /, **properties: Obj) -> Obj:
+def _object_schema(required: tuple[str, ...] = (), /, **properties: Obj) -> Obj:
     return {"type": "object", "properties": properties, "required": list(required)}
 
 
-def _list(items: Obj) -> Obj:
+def _list_schema(items: Obj) -> Obj:
     return {"type": "array", "items": items}
 
 
-def _map(values: Obj) -> Obj:
+def _map_schema(values: Obj) -> Obj:
     return {"type": "object", "additionalProperties": values}
 
 
 TEXT: Obj = {"type": "string"}
 FLAG: Obj = {"type": "boolean"}
 ANY_OBJECT: Obj = {"type": "object"}
-COLUMN = _object(("name", "jsonPath"), name=TEXT, type=TEXT, jsonPath=TEXT, priority={"type": "integer"})
-VERSION = _object(
+COLUMN = _object_schema(("name", "jsonPath"), name=TEXT, type=TEXT, jsonPath=TEXT, priority={"type": "integer"})
+VERSION = _object_schema(
     ("name",),
     name=TEXT,
     served=FLAG,
     storage=FLAG,
-    schema=_object(openAPIV3Schema=ANY_OBJECT),
-    subresources=_map(ANY_OBJECT),
-    additionalPrinterColumns=_list(COLUMN),
+    schema=_object_schema(openAPIV3Schema=ANY_OBJECT),
+    subresources=_map_schema(ANY_OBJECT),
+    additionalPrinterColumns=_list_schema(COLUMN),
 )
-NAMES = _object(
-    **dict.fromkeys(("plural", "kind", "singular", "listKind"), TEXT), shortNames=_list(TEXT), categories=_list(TEXT)
+NAMES = _object_schema(
+    **dict.fromkeys(("plural", "kind", "singular", "listKind"), TEXT),
+    shortNames=_list_schema(TEXT),
+    categories=_list_schema(TEXT),
 )
-CONDITION = _object(
+CONDITION = _object_schema(
     ("type", "status"), **dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), TEXT)
 )
-DEFINITION = _object(
-    spec=_object(group=TEXT, scope=TEXT, names=NAMES, versions=_list(VERSION)),
-    status=_object(conditions=_list(CONDITION)),
+DEFINITION = _object_schema(
+    spec=_object_schema(group=TEXT, scope=TEXT, names=NAMES, versions=_list_schema(VERSION)),
+    status=_object_schema(conditions=_list_schema(CONDITION)),
 )
 """A CustomResourceDefinition, as far as this cluster reads it. The field table does not have this kind."""
 
@@ -62,7 +64,7 @@ def _has_null_item(value: Any) -> bool:
     return isinstance(value, list) and any(item is None or _has_null_item(item) for item in value)
 
 
-def check(rt: ResourceType, obj: Obj) -> None:
+def check_decodes(rt: ResourceType, obj: Obj) -> None:
     """Refuse an object that does not decode.
 
     Raises:
@@ -82,9 +84,9 @@ def _decode(rt: ResourceType, obj: Obj) -> None:
     if _has_null_item(obj["metadata"] if message is None else obj):
         raise field_table.Undecodable("json: cannot unmarshal null: a list must not have null items")
     if message is not None:
-        field_table.decoded(message, obj, [])
+        field_table.decode_object(message, obj, [])
         return
-    field_table.decoded("meta/ObjectMeta", obj["metadata"], [])
+    field_table.decode_object("meta/ObjectMeta", obj["metadata"], [])
     if rt.key == catalogue.DEFINITIONS.key:
-        for _, field, why in schemas.check(DEFINITION, obj):
+        for _, field, why in schemas.check_value(DEFINITION, obj):
             raise field_table.Undecodable(f"json: cannot unmarshal {field}: {why}")

@@ -13,7 +13,7 @@ from evenkeel_local.gpu_cluster.store import ResourceType
 META = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta"
 
 
-def index(types: ResourceCatalogue) -> Obj:
+def openapi_index(types: ResourceCatalogue) -> Obj:
     """Return the list of documents, one for each group version."""
     paths: Obj = {}
     for group, versions in types.group_versions().items():
@@ -23,7 +23,7 @@ def index(types: ResourceCatalogue) -> Obj:
     return {"paths": paths}
 
 
-def document(group: str, version: str, types: list[ResourceType]) -> Obj:
+def openapi_document(group: str, version: str, types: list[ResourceType]) -> Obj:
     """Return the document of one group version."""
     prefix = f"/apis/{group}/{version}" if group else "/api/v1"
     paths: Obj = {}
@@ -33,14 +33,14 @@ def document(group: str, version: str, types: list[ResourceType]) -> Obj:
         kind = {"group": rt.group, "version": rt.version, "kind": rt.kind}
         name = schema_name(rt)
         paths[f"{prefix}/{where}{rt.plural}/{{name}}"] = {
-            verb: _operation(verb, kind, name, rt) for verb in ("get", "put", "patch", "delete")
+            verb: _operation_json(verb, kind, name, rt) for verb in ("get", "put", "patch", "delete")
         }
-        paths[f"{prefix}/{where}{rt.plural}"] = {"post": _operation("post", kind, name, rt)}
+        paths[f"{prefix}/{where}{rt.plural}"] = {"post": _operation_json("post", kind, name, rt)}
         message = field_table.message_of(rt)
         if message is None:
-            schemas[name] = _schema(rt, kind)
+            schemas[name] = _kind_schema(rt, kind)
         else:
-            described = field_table.schemas(message)
+            described = field_table.openapi_schemas(message)
             schemas.update({inner.replace("/", "."): schema for inner, schema in described.items()})
             properties = {
                 "apiVersion": {"type": "string"},
@@ -62,7 +62,7 @@ def schema_name(rt: ResourceType) -> str:
     return f"{group}.{rt.version}.{rt.kind}"
 
 
-def _operation(verb: str, kind: Obj, schema: str, rt: ResourceType) -> Obj:
+def _operation_json(verb: str, kind: Obj, schema: str, rt: ResourceType) -> Obj:
     operation: Obj = {
         "x-kubernetes-action": verb,
         "x-kubernetes-group-version-kind": kind,
@@ -79,7 +79,7 @@ def _operation(verb: str, kind: Obj, schema: str, rt: ResourceType) -> Obj:
     return operation
 
 
-def _schema(rt: ResourceType, kind: Obj) -> Obj:
+def _kind_schema(rt: ResourceType, kind: Obj) -> Obj:
     own_schema = rt.schema or {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     properties = {
         **(own_schema.get("properties") or {}),

@@ -142,11 +142,11 @@ def _strategic_list(field: str, current: Any, patch: list[Any], kind: str, order
             present[at] = strategic_patch(present[at], item, kind)
     if order:
         stored = [item.get(key) for item in current] if isinstance(current, list) else []
-        return _ordered(present, [entry[key] for entry in order if key in entry], stored, key)
+        return _in_patch_order(present, [entry[key] for entry in order if key in entry], stored, key)
     return present
 
 
-def _ordered(items: list[Any], order: list[Any], stored: list[Any], key: str) -> list[Any]:
+def _in_patch_order(items: list[Any], order: list[Any], stored: list[Any], key: str) -> list[Any]:
     """Return items in the order of the patch. Items that it omits stay before the item that followed them."""
     named = sorted((item for item in items if item.get(key) in order), key=lambda item: order.index(item.get(key)))
     unordered = [item for item in items if item.get(key) not in order]

@@ -20,7 +20,7 @@ from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.exec_session import ExecSession
 from evenkeel_local.gpu_cluster.objects import has_ended, labels_of
 from evenkeel_local.gpu_cluster.processes import ProcessGuard, RunningProcess
-from evenkeel_local.gpu_cluster.quantities import quantity
+from evenkeel_local.gpu_cluster.quantities import parse_quantity
 from evenkeel_local.gpu_cluster.registry import set_condition, timestamp
 from evenkeel_local.gpu_cluster.store import Store, clone, name_of, namespace_of
 
@@ -86,8 +86,8 @@ class ContainerRun:
     @property
     def exit_code(self) -> int | None:
         """Its exit code; None while it has not ended."""
-        terminated = self.state.get("terminated")
-        return int(terminated["exitCode"]) if terminated else None
+        end_state = self.state.get("terminated")
+        return int(end_state["exitCode"]) if end_state else None
 
     def status(self) -> Obj:
         """Return its entry in the pod's status."""
@@ -157,7 +157,7 @@ class PodRunner:
         for container in [*self.init_containers, *self.containers]:
             if "waiting" in container.state or "running" in container.state:
                 message = "the container was never started"
-                container.state = terminated(137, "ContainerStatusUnknown", timestamp(), message)
+                container.state = terminated_state(137, "ContainerStatusUnknown", timestamp(), message)
         ended_well = all(container.exit_code == 0 for container in [*self.init_containers, *self.containers])
         self.phase = "Succeeded" if ended_well else "Failed"
         self._node.report(self)
@@ -207,16 +207,16 @@ class PodRunner:
         try:
             argv, env = await self._resolve_command(container, command)
             if self._must_stop():
-                container.state = terminated(137, "Error", began)
+                container.state = terminated_state(137, "Error", began)
                 return
             root = self._node.folder(self.pod) / "root"
-            running = await processes.start(
+            running = await processes.start_process(
                 argv, env, root, self.log_file(container), container.container_id, self._node.guard
             )
         except OSError as failed:
             text = f"failed to start container: {failed.strerror}: {failed.filename}"
             self._node.record_event(self, "Failed", text, "Warning")
-            container.state = terminated(128, "StartError", began, text)
+            container.state = terminated_state(128, "StartError", began, text)
             self._node.report(self)
             return
         except MissingReference as missing:
@@ -236,17 +236,17 @@ class PodRunner:
         code = await running.wait()
         container.running = None
         reason, message = "Completed" if code == 0 else "Error", self._termination_message(container, code)
-        container.state = terminated(code, reason, began, message)
+        container.state = terminated_state(code, reason, began, message)
         self._node.report(self)
 
     async def _resolve_command(self, container: ContainerRun, command: list[str]) -> tuple[list[str], dict[str, str]]:
         """Return a command and its environment, with the paths of volumes rewritten."""
         env = await self._environment(container)
-        mounted = volumes.prepare(
+        mounted = volumes.prepare_volumes(
             self.pod, container.spec, self._node.folder(self.pod), self._node.shared_folder(), self._data
         )
-        env = {name: volumes.rewritten(text, mounted) for name, text in env.items()}
-        return [volumes.rewritten(expand(word, env), mounted) for word in command], env
+        env = {name: volumes.rewrite_path(text, mounted) for name, text in env.items()}
+        return [volumes.rewrite_path(expand_variables(word, env), mounted) for word in command], env
 
     async def execute(self, container: ContainerRun, command: list[str], *, tty: bool, stdin: bool) -> ExecSession:
         """Start another command in a running container.
@@ -258,7 +258,9 @@ class PodRunner:
         argv, env = await self._resolve_command(container, command)
         root = self._node.folder(self.pod) / "root"
         root.mkdir(parents=True, exist_ok=True)
-        return await exec_session.start(argv, env, root, container.container_id, self._node.guard, tty=tty, stdin=stdin)
+        return await exec_session.start_session(
+            argv, env, root, container.container_id, self._node.guard, tty=tty, stdin=stdin
+        )
 
     def _termination_message(self, container: ContainerRun, code: int) -> str:
         """Return the end of the log of a failed container, if its termination message policy asks for it.
@@ -279,8 +281,8 @@ class PodRunner:
         if not self._must_stop():
             await container.pause_ended.wait()
         if container.has_visitors:
-            processes.kill_marked(container.container_id)
-        container.state = terminated(0, "Completed", began)
+            processes.kill_container(container.container_id)
+        container.state = terminated_state(0, "Completed", began)
         container.pause_ended = None
 
     def log_file(self, container: ContainerRun, *, previous: bool = False) -> Path:
@@ -388,7 +390,7 @@ class PodRunner:
                     continue
                 env[entry["name"]] = resolved
             else:
-                env[entry["name"]] = expand(str(value or ""), env)
+                env[entry["name"]] = expand_variables(str(value or ""), env)
         for name, text in env.items():
             env[name] = await self._resolve(text, is_host=name == "MASTER_ADDR")
         return env
@@ -421,8 +423,8 @@ class PodRunner:
             return field_value(self._current(), ref["fieldPath"])
         if ref := source.get("resourceFieldRef"):
             section, _, name = ref["resource"].partition(".")
-            amount = quantity(((container.spec.get("resources") or {}).get(section) or {}).get(name, "0"))
-            return str(math.ceil(amount / (quantity(ref.get("divisor") or "0") or 1)))
+            amount = parse_quantity(((container.spec.get("resources") or {}).get(section) or {}).get(name, "0"))
+            return str(math.ceil(amount / (parse_quantity(ref.get("divisor") or "0") or 1)))
         for kind, key in (("configMapKeyRef", catalogue.CONFIG_MAPS.key), ("secretKeyRef", catalogue.SECRETS.key)):
             if ref := source.get(kind):
                 data = self._data(key, ref)
@@ -482,7 +484,7 @@ def _set_condition(status: Obj, kind: str, value: bool, reason: str, message: st
                 condition.pop(empty, None)
 
 
-def terminated(code: int, reason: str, began: str, message: str = "") -> Obj:
+def terminated_state(code: int, reason: str, began: str, message: str = "") -> Obj:
     """Return the state of a container that has ended."""
     ended: Obj = {"exitCode": code, "reason": reason, "startedAt": began, "finishedAt": timestamp()}
     if message:
@@ -490,7 +492,7 @@ def terminated(code: int, reason: str, began: str, message: str = "") -> Obj:
     return {"terminated": ended}
 
 
-def expand(text: str, env: Mapping[str, str]) -> str:
+def expand_variables(text: str, env: Mapping[str, str]) -> str:
     """Replace `$(NAME)` by a variable. An unknown name stays as written; `$$` is a dollar sign."""
 
     def one(match: re.Match[str]) -> str:

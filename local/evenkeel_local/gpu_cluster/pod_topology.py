@@ -14,7 +14,7 @@ from typing import Any
 
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.objects import is_deleting, labels_of
-from evenkeel_local.gpu_cluster.quantities import quantity
+from evenkeel_local.gpu_cluster.quantities import parse_quantity
 from evenkeel_local.gpu_cluster.selectors import matches_selector
 from evenkeel_local.gpu_cluster.store import name_of, namespace_of
 
@@ -25,7 +25,7 @@ Domain = tuple[str, str]
 
 def amounts_of(resources: Mapping[str, Any] | None) -> Amounts:
     """Return the amounts of a resource list."""
-    return {name: quantity(amount) for name, amount in (resources or {}).items()}
+    return {name: parse_quantity(amount) for name, amount in (resources or {}).items()}
 
 
 @dataclass
@@ -41,7 +41,7 @@ class NodeCapacityView:
     def add(self, pod: Obj) -> None:
         """Add a pod."""
         self.pods.append(pod)
-        if terms(pod, "podAntiAffinity"):
+        if required_terms(pod, "podAntiAffinity"):
             self.guards.append(pod)
 
     def remove(self, pod: Obj) -> None:
@@ -61,13 +61,13 @@ class NodeCapacityView:
         return None if value is None else (key, value)
 
 
-def terms(pod: Obj, kind: str) -> list[Obj]:
+def required_terms(pod: Obj, kind: str) -> list[Obj]:
     """Return a pod's required terms of `podAffinity` or `podAntiAffinity`."""
     rules = (pod["spec"].get("affinity") or {}).get(kind) or {}
     return list(rules.get("requiredDuringSchedulingIgnoredDuringExecution") or ())
 
 
-def constraints(pod: Obj) -> list[Obj]:
+def hard_spread_constraints(pod: Obj) -> list[Obj]:
     """Return the hard topology spread constraints of a pod."""
     stated = pod["spec"].get("topologySpreadConstraints") or ()
     return [
@@ -76,8 +76,10 @@ def constraints(pod: Obj) -> list[Obj]:
 
 
 def has_topology_rules(pod: Obj) -> bool:
-    """Whether the nodes of other pods decide where a pod fits."""
-    return bool(terms(pod, "podAffinity") or terms(pod, "podAntiAffinity") or constraints(pod))
+    """Whether the place of other pods decides where a pod fits."""
+    return bool(
+        required_terms(pod, "podAffinity") or required_terms(pod, "podAntiAffinity") or hard_spread_constraints(pod)
+    )
 
 
 def _term_matches(term: Obj, owner: Obj, other: Obj) -> bool:
@@ -101,17 +103,24 @@ class PodAffinityRules:
             domain
             for capacity in capacities
             for guard in capacity.guards
-            for term in terms(guard, "podAntiAffinity")
+            for term in required_terms(guard, "podAntiAffinity")
             if (domain := capacity.domain(term["topologyKey"])) is not None and _term_matches(term, guard, pod)
         }
-        self._avoided = [(term["topologyKey"], _where(term, pod, capacities)) for term in terms(pod, "podAntiAffinity")]
-        term_domains = [(term, _where(term, pod, capacities)) for term in terms(pod, "podAffinity")]
+        self._avoided = [
+            (term["topologyKey"], _domains_with_match(term, pod, capacities))
+            for term in required_terms(pod, "podAntiAffinity")
+        ]
+        term_domains = [
+            (term, _domains_with_match(term, pod, capacities)) for term in required_terms(pod, "podAffinity")
+        ]
         # The first pod of a group with affinity to itself may start anywhere.
         begins = not any(matched_domains for _, matched_domains in term_domains) and all(
             _term_matches(term, pod, pod) for term, _ in term_domains
         )
         self._wanted = [(term["topologyKey"], None if begins else domains) for term, domains in term_domains]
-        self._spread = [_Spread(constraint, pod, capacities, is_candidate) for constraint in constraints(pod)]
+        self._spread = [
+            _Spread(constraint, pod, capacities, is_candidate) for constraint in hard_spread_constraints(pod)
+        ]
 
     def refusal(self, capacity: NodeCapacityView) -> str | None:
         """Return why a node cannot take the pod; None if it can."""
@@ -126,7 +135,7 @@ class PodAffinityRules:
         return next((why for spread in self._spread if (why := spread.refusal(capacity)) is not None), None)
 
 
-def _where(term: Obj, pod: Obj, capacities: list[NodeCapacityView]) -> set[Domain]:
+def _domains_with_match(term: Obj, pod: Obj, capacities: list[NodeCapacityView]) -> set[Domain]:
     """Return the domains with a pod that matches a term of `pod`."""
     return {
         domain

@@ -32,12 +32,12 @@ class PrinterColumn:
     priority: int = 0
 
 
-def wanted(accept: str) -> bool:
+def is_table_requested(accept: str) -> bool:
     """Whether the client asked for a table."""
     return "as=Table" in accept
 
 
-def table(rt: ResourceType, objects: list[Obj], metadata: Obj, include: str) -> Obj:
+def table_of(rt: ResourceType, objects: list[Obj], metadata: Obj, include: str) -> Obj:
     """Return a `meta.k8s.io/v1` Table of objects."""
     columns = [*_columns(rt), WIDE_NAME] if rt.key == catalogue.EVENTS.key else [NAME, *_columns(rt)]
     rows: list[Obj] = []
@@ -76,14 +76,14 @@ def _columns(rt: ResourceType) -> tuple[PrinterColumn, ...]:
 # Ages
 
 
-def since(moment: str | None) -> str:
+def age_text(moment: str | None) -> str:
     """Return how long ago a time was, as kubectl writes it."""
     if not moment:
         return UNKNOWN
-    return duration((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds())
+    return duration_text((datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds())
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     """Write a duration. Source: `HumanDuration` of `k8s.io/apimachinery/pkg/util/duration`."""
     full_seconds = int(seconds)
     if full_seconds < -1:
@@ -113,7 +113,7 @@ def duration(seconds: float) -> str:
 
 NAME = PrinterColumn("Name", name_of)
 WIDE_NAME = PrinterColumn("Name", name_of, priority=1)
-AGE = PrinterColumn("Age", lambda obj: since(obj["metadata"].get("creationTimestamp")))
+AGE = PrinterColumn("Age", lambda obj: age_text(obj["metadata"].get("creationTimestamp")))
 
 
 # Pods
@@ -157,7 +157,7 @@ def _pod_restarts(pod: Obj) -> str:
     count = sum(int(item.get("restartCount") or 0) for item in statuses)
     ends = [((item.get("lastState") or {}).get("terminated") or {}).get("finishedAt") for item in statuses]
     last = max((end for end in ends if end), default=None)
-    return f"{count} ({since(last)} ago)" if count and last else str(count)
+    return f"{count} ({age_text(last)} ago)" if count and last else str(count)
 
 
 # Nodes
@@ -221,9 +221,9 @@ def _job_duration(job: Obj) -> str:
         return ""
     end = status.get("completionTime")
     if not end:
-        return since(status["startTime"])
+        return age_text(status["startTime"])
     took = datetime.fromisoformat(end) - datetime.fromisoformat(status["startTime"])
-    return duration(took.total_seconds())
+    return duration_text(took.total_seconds())
 
 
 def _template(part: str) -> Callable[[Obj], str]:
@@ -257,7 +257,7 @@ def _subjects(kind: str) -> Callable[[Obj], str]:
     return listed
 
 
-def _spec(field: str, default: Any = "") -> Callable[[Obj], Any]:
+def _spec_field(field: str, default: Any = "") -> Callable[[Obj], Any]:
     def value(obj: Obj) -> Any:
         value = (obj.get("spec") or {}).get(field)
         return default if value is None else value
@@ -265,7 +265,7 @@ def _spec(field: str, default: Any = "") -> Callable[[Obj], Any]:
     return value
 
 
-def _status(field: str, default: Any = "") -> Callable[[Obj], Any]:
+def _status_field(field: str, default: Any = "") -> Callable[[Obj], Any]:
     return lambda obj: (obj.get("status") or {}).get(field, default)
 
 
@@ -300,9 +300,9 @@ COLUMNS: dict[TypeKey, tuple[PrinterColumn, ...]] = {
         PrinterColumn("Status", pod_status),
         PrinterColumn("Restarts", _pod_restarts),
         AGE,
-        PrinterColumn("IP", _status("podIP", NONE), priority=1),
-        PrinterColumn("Node", _spec("nodeName", NONE), priority=1),
-        PrinterColumn("Nominated Node", _status("nominatedNodeName", NONE), priority=1),
+        PrinterColumn("IP", _status_field("podIP", NONE), priority=1),
+        PrinterColumn("Node", _spec_field("nodeName", NONE), priority=1),
+        PrinterColumn("Nominated Node", _status_field("nominatedNodeName", NONE), priority=1),
         PrinterColumn("Readiness Gates", lambda _: NONE, priority=1),
     ),
     catalogue.NODES.key: (
@@ -324,28 +324,30 @@ COLUMNS: dict[TypeKey, tuple[PrinterColumn, ...]] = {
         *_TEMPLATE,
     ),
     catalogue.DEPLOYMENTS.key: (
-        PrinterColumn("Ready", lambda obj: f"{_status('readyReplicas', 0)(obj)}/{_spec('replicas', 0)(obj)}"),
-        PrinterColumn("Up-to-date", _status("updatedReplicas", 0), "integer"),
-        PrinterColumn("Available", _status("availableReplicas", 0), "integer"),
+        PrinterColumn(
+            "Ready", lambda obj: f"{_status_field('readyReplicas', 0)(obj)}/{_spec_field('replicas', 0)(obj)}"
+        ),
+        PrinterColumn("Up-to-date", _status_field("updatedReplicas", 0), "integer"),
+        PrinterColumn("Available", _status_field("availableReplicas", 0), "integer"),
         AGE,
         *_TEMPLATE,
     ),
     catalogue.REPLICA_SETS.key: (
-        PrinterColumn("Desired", _spec("replicas", 0), "integer"),
-        PrinterColumn("Current", _status("replicas", 0), "integer"),
-        PrinterColumn("Ready", _status("readyReplicas", 0), "integer"),
+        PrinterColumn("Desired", _spec_field("replicas", 0), "integer"),
+        PrinterColumn("Current", _status_field("replicas", 0), "integer"),
+        PrinterColumn("Ready", _status_field("readyReplicas", 0), "integer"),
         AGE,
         *_TEMPLATE,
     ),
     catalogue.SERVICES.key: (
-        PrinterColumn("Type", _spec("type")),
-        PrinterColumn("Cluster-IP", _spec("clusterIP", NONE)),
+        PrinterColumn("Type", _spec_field("type")),
+        PrinterColumn("Cluster-IP", _spec_field("clusterIP", NONE)),
         PrinterColumn("External-IP", lambda _: NONE),
         PrinterColumn("Port(s)", _ports),
         AGE,
         PrinterColumn("Selector", _selector, priority=1),
     ),
-    catalogue.NAMESPACES.key: (PrinterColumn("Status", _status("phase")), AGE),
+    catalogue.NAMESPACES.key: (PrinterColumn("Status", _status_field("phase")), AGE),
     catalogue.CONFIG_MAPS.key: (
         PrinterColumn("Data", lambda obj: str(len(obj.get("data") or {}) + len(obj.get("binaryData") or {}))),
         AGE,
@@ -358,21 +360,21 @@ COLUMNS: dict[TypeKey, tuple[PrinterColumn, ...]] = {
     catalogue.SERVICE_ACCOUNTS.key: (PrinterColumn("Secrets", lambda obj: str(len(obj.get("secrets") or ()))), AGE),
     catalogue.EVENTS.key: (
         PrinterColumn(
-            "Last Seen", lambda obj: since(obj.get("lastTimestamp") or obj["metadata"].get("creationTimestamp"))
+            "Last Seen", lambda obj: age_text(obj.get("lastTimestamp") or obj["metadata"].get("creationTimestamp"))
         ),
         PrinterColumn("Type", lambda obj: obj.get("type", "")),
         PrinterColumn("Reason", lambda obj: obj.get("reason", "")),
         PrinterColumn("Object", _event_object),
         PrinterColumn("Source", _event_source, priority=1),
         PrinterColumn("Message", lambda obj: str(obj.get("message") or "").strip()),
-        PrinterColumn("First Seen", lambda obj: since(obj.get("firstTimestamp")), priority=1),
+        PrinterColumn("First Seen", lambda obj: age_text(obj.get("firstTimestamp")), priority=1),
         PrinterColumn("Count", lambda obj: str(obj.get("count") or 1), priority=1),
     ),
-    catalogue.LEASES.key: (PrinterColumn("Holder", _spec("holderIdentity")), AGE),
+    catalogue.LEASES.key: (PrinterColumn("Holder", _spec_field("holderIdentity")), AGE),
     catalogue.BUDGETS.key: (
-        PrinterColumn("Min Available", lambda obj: str(_spec("minAvailable", "N/A")(obj))),
-        PrinterColumn("Max Unavailable", lambda obj: str(_spec("maxUnavailable", "N/A")(obj))),
-        PrinterColumn("Allowed Disruptions", _status("disruptionsAllowed", 0), "integer"),
+        PrinterColumn("Min Available", lambda obj: str(_spec_field("minAvailable", "N/A")(obj))),
+        PrinterColumn("Max Unavailable", lambda obj: str(_spec_field("maxUnavailable", "N/A")(obj))),
+        PrinterColumn("Allowed Disruptions", _status_field("disruptionsAllowed", 0), "integer"),
         AGE,
     ),
     catalogue.PRIORITY_CLASSES.key: (
@@ -400,7 +402,7 @@ def _custom_column(spec: Obj) -> PrinterColumn:
         if value is None:
             return "" if kind in ("string", "date") else None
         if kind == "date":
-            return since(str(value))
+            return age_text(str(value))
         return json.dumps(value) if isinstance(value, dict | list) else value
 
     return PrinterColumn(str(spec["name"]), cell, "string" if kind == "date" else kind, int(spec.get("priority") or 0))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 
-def _marked(wanted: bytes) -> list[int]:
+def _marked_processes(wanted: bytes) -> list[int]:
     pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
@@ -41,7 +41,7 @@ def main() -> None:
             continue
     mark = f"{sys.argv[1]}={sys.argv[2]}".encode()
     for _ in range(5):
-        pids = _marked(mark)
+        pids = _marked_processes(mark)
         if not pids:
             return
         for pid in pids:

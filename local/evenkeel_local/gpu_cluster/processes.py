@@ -55,7 +55,7 @@ def kill_group(group: int, how: int) -> None:
         os.killpg(group, how)
 
 
-def kill_marked(container_id: str) -> None:
+def kill_container(container_id: str) -> None:
     """Kill every process of a container, in any process group."""
     for pid in marked_processes(MARK, container_id):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -183,7 +183,7 @@ class RunningProcess:
         """Wait for the first process, kill all other processes, and return the exit code."""
         code = await self.process.wait()
         kill_group(self.group, signal.SIGKILL)
-        kill_marked(self.container_id)
+        kill_container(self.container_id)
         self.log.copy()
         self.guard.send("-", self.group)
         self.ended_at = datetime.now(UTC)
@@ -192,7 +192,7 @@ class RunningProcess:
         return code if code >= 0 else 128 - code
 
 
-async def start(
+async def start_process(
     argv: list[str],
     env: Mapping[str, str],
     folder: Path,

@@ -15,7 +15,7 @@ from typing import Any
 
 from evenkeel_local.gpu_cluster import errors
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.field_table import table
+from evenkeel_local.gpu_cluster.field_table import field_table
 
 CONTENT_TYPE = "application/vnd.kubernetes.protobuf"
 MAGIC = b"k8s\x00"
@@ -23,11 +23,11 @@ DEEPEST = 64
 """Greatest depth of nested messages."""
 
 
-class _Broken(Exception):
+class _InvalidProtobuf(Exception):
     """The bytes are not valid protobuf."""
 
 
-def decode(body: bytes) -> Obj:
+def decode_body(body: bytes) -> Obj:
     """Return the object in a request body.
 
     Raises:
@@ -37,26 +37,26 @@ def decode(body: bytes) -> Obj:
         raise errors.bad_request("the body is not Kubernetes protobuf: it lacks the magic number")
     try:
         # runtime.Unknown: 1 is the TypeMeta (1 apiVersion, 2 kind), 2 the object's own bytes.
-        envelope = dict(_fields(body[len(MAGIC) :]))
-        meta = dict(_fields(_bytes(envelope.get(1, b""))))
-        api_version, kind = (_bytes(meta.get(number, b"")).decode() for number in (1, 2))
-        message = table().message_of(api_version, kind)
+        envelope = dict(_read_fields(body[len(MAGIC) :]))
+        meta = dict(_read_fields(_require_bytes(envelope.get(1, b""))))
+        api_version, kind = (_require_bytes(meta.get(number, b"")).decode() for number in (1, 2))
+        message = field_table().message_of(api_version, kind)
         if message is None:
             raise errors.unsupported_media_type(
                 f"this server does not read {kind} of {api_version} as protobuf: use application/json (with kubectl, "
                 "apply the object that --dry-run=client -o yaml prints)"
             )
-        obj = _message(message, _bytes(envelope.get(2, b"")))
-    except (_Broken, UnicodeDecodeError) as broken:
+        obj = _decode_message(message, _require_bytes(envelope.get(2, b"")))
+    except (_InvalidProtobuf, UnicodeDecodeError) as broken:
         raise errors.bad_request(f"the body is not readable as protobuf: {broken}") from broken
     return {"apiVersion": api_version, "kind": kind, **obj}
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
     while True:
         if at >= len(data) or shift > 63:
-            raise _Broken("a number does not end")
+            raise _InvalidProtobuf("a number does not end")
         byte = data[at]
         at += 1
         value |= (byte & 0x7F) << shift
@@ -65,48 +65,48 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+def _read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(data):
-        key, at = _varint(data, at)
+        key, at = _read_varint(data, at)
         number, wire = key >> 3, key & 7
         if wire == 0:
-            value, at = _varint(data, at)
+            value, at = _read_varint(data, at)
             yield number, value
         elif wire in (1, 2, 5):
             size = 8 if wire == 1 else 4
             if wire == 2:
-                size, at = _varint(data, at)
+                size, at = _read_varint(data, at)
             if at + size > len(data):
-                raise _Broken("a field is cut off")
+                raise _InvalidProtobuf("a field is cut off")
             yield number, data[at : at + size]
             at += size
         else:
-            raise _Broken(f"wire type {wire}")
+            raise _InvalidProtobuf(f"wire type {wire}")
 
 
-def _bytes(value: int | bytes) -> bytes:
+def _require_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise _Broken("a number stands where bytes belong")
+        raise _InvalidProtobuf("a number stands where bytes belong")
     return value
 
 
-def _message(name: str, data: bytes, depth: int = 0) -> Obj:
+def _decode_message(name: str, data: bytes, depth: int = 0) -> Obj:
     if depth > DEEPEST:
-        raise _Broken("messages lie too deep in each other")
-    message = table().messages[name]
+        raise _InvalidProtobuf("messages lie too deep in each other")
+    message = field_table().messages[name]
     document: Obj = {}
-    for number, raw in _fields(data):
+    for number, raw in _read_fields(data):
         field = message.get(number)
         if field is None:
             continue
         if field.kind.startswith("[]"):
-            document.setdefault(field.name, []).append(_value(field.kind[2:], raw, depth))
+            document.setdefault(field.name, []).append(_decode_value(field.kind[2:], raw, depth))
         elif field.kind.startswith("{}"):
-            key, item = _entry(field.kind[2:], _bytes(raw), depth)
+            key, item = _decode_map_entry(field.kind[2:], _require_bytes(raw), depth)
             document.setdefault(field.name, {})[key] = item
         else:
-            value = _value(field.kind, raw, depth)
+            value = _decode_value(field.kind, raw, depth)
             if field.inline:
                 document.update(value)
             elif value is not None and (value or not field.left_out_when_zero):
@@ -114,61 +114,63 @@ def _message(name: str, data: bytes, depth: int = 0) -> Obj:
     return document
 
 
-def _entry(kind: str, data: bytes, depth: int) -> tuple[str, Any]:
-    parts = dict(_fields(data))
-    key, raw = _bytes(parts.get(1, b"")).decode(), parts.get(2, b"")
+def _decode_map_entry(kind: str, data: bytes, depth: int) -> tuple[str, Any]:
+    parts = dict(_read_fields(data))
+    key, raw = _require_bytes(parts.get(1, b"")).decode(), parts.get(2, b"")
     if kind.startswith("[]"):  # a map cannot hold lists: the list is a message's first field
-        return key, [_value(kind[2:], item, depth) for number, item in _fields(_bytes(raw)) if number == 1]
-    return key, _value(kind, raw, depth)
+        return key, [
+            _decode_value(kind[2:], item, depth) for number, item in _read_fields(_require_bytes(raw)) if number == 1
+        ]
+    return key, _decode_value(kind, raw, depth)
 
 
-def _value(kind: str, raw: int | bytes, depth: int) -> Any:
+def _decode_value(kind: str, raw: int | bytes, depth: int) -> Any:
     if kind in ("i", "b"):
         if not isinstance(raw, int):
-            raise _Broken("bytes stand where a number belongs")
+            raise _InvalidProtobuf("bytes stand where a number belongs")
         signed = raw - (1 << 64) if raw >> 63 else raw
         return bool(raw) if kind == "b" else signed
-    data = _bytes(raw)
+    data = _require_bytes(raw)
     leaf = _LEAVES.get(kind)
-    return leaf(data) if leaf is not None else _message(kind, data, depth + 1)
+    return leaf(data) if leaf is not None else _decode_message(kind, data, depth + 1)
 
 
-def _time(data: bytes, spelling: str = "%Y-%m-%dT%H:%M:%SZ") -> str | None:
-    parts = dict(_fields(data))
+def _decode_time(data: bytes, spelling: str = "%Y-%m-%dT%H:%M:%SZ") -> str | None:
+    parts = dict(_read_fields(data))
     seconds, nanos = parts.get(1, 0), parts.get(2, 0)
     if not isinstance(seconds, int) or not isinstance(nanos, int):
-        raise _Broken("a time is no number")
+        raise _InvalidProtobuf("a time is no number")
     if not seconds:
         return None
     try:
         return datetime.fromtimestamp(seconds, UTC).replace(microsecond=nanos // 1000).strftime(spelling)
     except (OverflowError, ValueError, OSError) as broken:
-        raise _Broken(f"no time: {seconds} s and {nanos} ns") from broken
+        raise _InvalidProtobuf(f"no time: {seconds} s and {nanos} ns") from broken
 
 
 def _int_or_string(data: bytes) -> int | str:
-    parts = dict(_fields(data))
+    parts = dict(_read_fields(data))
     if parts.get(1, 0):
-        return _bytes(parts.get(3, b"")).decode()
+        return _require_bytes(parts.get(3, b"")).decode()
     number = parts.get(2, 0)
     if not isinstance(number, int):
-        raise _Broken("bytes stand where a number belongs")
+        raise _InvalidProtobuf("bytes stand where a number belongs")
     return number - (1 << 64) if number >> 63 else number
 
 
-def _json(data: bytes) -> Any:
+def _decode_json(data: bytes) -> Any:
     try:
-        return json.loads(_bytes(dict(_fields(data)).get(1, b"")) or b"null")
+        return json.loads(_require_bytes(dict(_read_fields(data)).get(1, b"")) or b"null")
     except ValueError as broken:
-        raise _Broken(f"no JSON: {broken}") from broken
+        raise _InvalidProtobuf(f"no JSON: {broken}") from broken
 
 
 _LEAVES: dict[str, Callable[[bytes], Any]] = {
     "s": bytes.decode,
     "y": lambda data: base64.b64encode(data).decode(),
-    "quantity": lambda data: _bytes(dict(_fields(data)).get(1, b"")).decode(),
+    "quantity": lambda data: _require_bytes(dict(_read_fields(data)).get(1, b"")).decode(),
     "intorstring": _int_or_string,
-    "time": _time,
-    "microtime": functools.partial(_time, spelling="%Y-%m-%dT%H:%M:%S.%fZ"),
-    "json": _json,
+    "time": _decode_time,
+    "microtime": functools.partial(_decode_time, spelling="%Y-%m-%dT%H:%M:%S.%fZ"),
+    "json": _decode_json,
 }

@@ -36,32 +36,32 @@ class WrittenFloat(float):
         return number
 
 
-def quantity(value: Any) -> Decimal:
+def parse_quantity(value: Any) -> Decimal:
     """Return the amount of a quantity such as `8`, `500m` or `2Ti`.
 
     Raises:
         ValueError: the text is not a quantity.
     """
-    return _read(text_of(value))[0]
+    return _parse_with_notation(quantity_text(value))[0]
 
 
-def canonical(value: Any) -> str:
+def canonical_text(value: Any) -> str:
     """Return a quantity as the API server stores it.
 
     Raises:
         ValueError: the text is not a quantity.
     """
-    return _canonical(text_of(value))
+    return _canonical(quantity_text(value))
 
 
-def text_of(value: Any) -> str:
+def quantity_text(value: Any) -> str:
     """Return the text of a quantity, which JSON may hold as a string or a number."""
     if isinstance(value, WrittenFloat):
         return value.text
     return str(value).strip()
 
 
-def written(amount: Decimal, binary: bool = False) -> str:
+def format_quantity(amount: Decimal, binary: bool = False) -> str:
     """Write an amount in canonical form; with `binary`, use binary suffixes where they are exact."""
     if not amount:
         return "0"
@@ -71,7 +71,7 @@ def written(amount: Decimal, binary: bool = False) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _read(text: str) -> tuple[Decimal, str]:
+def _parse_with_notation(text: str) -> tuple[Decimal, str]:
     """Return the amount and its notation: `decimal`, `exponent` or `binary`."""
     match = _PARTS.match(text)
     if match is None or not text:
@@ -79,7 +79,7 @@ def _read(text: str) -> tuple[Decimal, str]:
     sign, integer, fraction, suffix = match.groups()
     if not integer and not fraction:
         raise ValueError(f"quantities must match the regular expression '{RULE}'")
-    notation, factor = _factor(suffix)
+    notation, factor = _suffix_factor(suffix)
     with localcontext(_EXACT):
         amount = Decimal(f"{integer or '0'}.{fraction or '0'}") * factor
         if amount:
@@ -91,7 +91,7 @@ def _read(text: str) -> tuple[Decimal, str]:
         return (-amount if sign == "-" else amount), notation
 
 
-def _factor(suffix: str) -> tuple[str, Decimal]:
+def _suffix_factor(suffix: str) -> tuple[str, Decimal]:
     if suffix in DECIMAL_SUFFIXES:
         return "decimal", Decimal(1).scaleb(DECIMAL_SUFFIXES[suffix])
     if suffix in BINARY_SUFFIXES:
@@ -104,19 +104,19 @@ def _factor(suffix: str) -> tuple[str, Decimal]:
 
 @lru_cache(maxsize=4096)
 def _canonical(text: str) -> str:
-    amount, notation = _read(text)
+    amount, notation = _parse_with_notation(text)
     with localcontext(_EXACT):
         rounded = amount.quantize(MILLI, rounding=ROUND_UP) if amount != amount.quantize(MILLI) else amount
-        if rounded == amount and _is_kept(text, notation):
+        if rounded == amount and _is_canonical(text, notation):
             return text
         if not rounded:
             return "0"
         if notation == "binary":
-            return written(rounded, binary=True)
+            return format_quantity(rounded, binary=True)
         return _with_decimal_suffix(rounded, with_exponent=notation == "exponent")
 
 
-def _is_kept(text: str, notation: str) -> bool:
+def _is_canonical(text: str, notation: str) -> bool:
     """Whether the server's fast path accepts a text as canonical."""
     match = _PARTS.match(text)
     if match is None:

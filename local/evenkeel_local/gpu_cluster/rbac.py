@@ -34,7 +34,7 @@ class RbacAuthorizer:
         """Return why a request is refused; None if a rule allows it."""
         if user.is_master or (request.group, request.plural) in FREE_TO_ASK:
             return None
-        if any(allows(rule, request) for rule in self.rules(user, request.namespace)):
+        if any(rule_allows(rule, request) for rule in self.rules(user, request.namespace)):
             return None
         text = f'User "{user.name}" cannot {request.verb} resource "{request.resource}" in API group "{request.group}" '
         return text + (f'in the namespace "{request.namespace}"' if request.namespace else "at the cluster scope")
@@ -45,12 +45,12 @@ class RbacAuthorizer:
             if access.namespaces is None or namespace in access.namespaces:
                 yield from self._cluster_role(access.role)
         for binding in self._store.each(catalogue.CLUSTER_ROLE_BINDINGS.key):
-            if _binds(binding, user, ""):
+            if _binding_applies(binding, user, ""):
                 yield from self._cluster_role(binding["roleRef"]["name"])
         if not namespace:
             return
         for binding in self._store.all(catalogue.ROLE_BINDINGS.key, namespace):
-            if not _binds(binding, user, namespace):
+            if not _binding_applies(binding, user, namespace):
                 continue
             ref = binding["roleRef"]
             if ref["kind"] == "ClusterRole":
@@ -70,7 +70,7 @@ class RbacAuthorizer:
                     yield from other.get("rules") or ()
 
 
-def _binds(binding: Obj, user: User, namespace: str) -> bool:
+def _binding_applies(binding: Obj, user: User, namespace: str) -> bool:
     for subject in binding.get("subjects") or ():
         kind, name = subject.get("kind"), subject.get("name")
         if kind == "User" and name == user.name:
@@ -84,16 +84,16 @@ def _binds(binding: Obj, user: User, namespace: str) -> bool:
     return False
 
 
-def allows(rule: Obj, request: RequestInfo) -> bool:
+def rule_allows(rule: Obj, request: RequestInfo) -> bool:
     """Whether one rule allows a request."""
-    if not _has(rule.get("verbs"), request.verb):
+    if not _includes(rule.get("verbs"), request.verb):
         return False
     if not request.plural:
         return any(
             path in ("*", request.path) or (path.endswith("*") and request.path.startswith(path[:-1]))
             for path in rule.get("nonResourceURLs") or ()
         )
-    if not _has(rule.get("apiGroups"), request.group):
+    if not _includes(rule.get("apiGroups"), request.group):
         return False
     resources = rule.get("resources") or []
     named = request.resource in resources or "*" in resources
@@ -103,7 +103,7 @@ def allows(rule: Obj, request: RequestInfo) -> bool:
     return not names or request.name in names
 
 
-def _has(values: list[str] | None, wanted: str) -> bool:
+def _includes(values: list[str] | None, wanted: str) -> bool:
     return values is not None and (wanted in values or "*" in values)
 
 

@@ -83,7 +83,7 @@ class Registry:
         """
         obj = clone(obj) if trusted or rt.custom else object_schemas.without_nulls(obj)
         obj.setdefault("metadata", {})
-        object_schemas.check(rt, obj)
+        object_schemas.check_decodes(rt, obj)
         self._check_identity(rt, namespace, obj)
         self._set_namespace(rt, namespace, obj)
         self._set_identity(rt, obj)
@@ -181,7 +181,7 @@ class Registry:
     def _validate(self, rt: ResourceType, obj: Obj, *, is_new: bool = False) -> None:
         causes = list(metadata_rules.check_metadata(rt, obj))
         if rt.schema is not None:
-            causes.extend(schemas.check(rt.schema, obj))
+            causes.extend(schemas.check_value(rt.schema, obj))
         check = validation.CHECKS.get(rt.key)
         if check is not None and (is_new or rt.key not in validation.JUDGED_ONCE):
             causes.extend(check(obj))
@@ -210,7 +210,7 @@ class Registry:
         self._check_version(rt, obj, old)
         self._refuse(rt, obj, metadata_rules.check_metadata_update(obj["metadata"], old["metadata"]))
         new: Obj = clone(obj) if rt.custom else object_schemas.without_nulls(obj)
-        object_schemas.check(rt, new)
+        object_schemas.check_decodes(rt, new)
         new["apiVersion"], new["kind"] = old["apiVersion"], old["kind"]
         if rt.custom:
             new = self._apply_schema(rt, new)
@@ -303,7 +303,7 @@ class Registry:
             new = clone(config)
             server_side_apply.record_ownership(rt, new, config, manager, "")
             return self.create(rt, namespace, new)
-        return self.update(rt, server_side_apply.applied(rt, old, config, manager, force, ""))
+        return self.update(rt, server_side_apply.apply_configuration(rt, old, config, manager, force, ""))
 
     def _raise_generation(self, rt: ResourceType, new: Obj, old: Obj) -> None:
         if rt.key in admission.WITH_GENERATION or rt.custom:
@@ -542,7 +542,7 @@ class Registry:
             return
         self.types.define(change.new)
         if condition_of(change.new, "Established") is None:
-            self.change(change.new, _establish)
+            self.change(change.new, _set_established)
 
 
 def _keep_fields(new: Obj, old: Obj, fields: Iterable[str]) -> None:
@@ -554,7 +554,7 @@ def _keep_fields(new: Obj, old: Obj, fields: Iterable[str]) -> None:
             new.pop(field, None)
 
 
-def _establish(definition: Obj) -> None:
+def _set_established(definition: Obj) -> None:
     status: Obj = definition.setdefault("status", {})
     set_condition(status, "NamesAccepted", "True", "NoConflicts", "no conflicts found")
     set_condition(status, "Established", "True", "InitialNamesAccepted", "the initial names have been accepted")

@@ -98,7 +98,7 @@ class ReplicaSetController(Controller):
         missing = int(replica_set["spec"]["replicas"]) - len(pods)
         for _ in range(min(missing, BURST)):
             try:
-                created = self._registry.create(catalogue.PODS, namespace_of(replica_set), pod_of(replica_set))
+                created = self._registry.create(catalogue.PODS, namespace_of(replica_set), new_pod(replica_set))
             except ApiError as refused:
                 message = f"Error creating: {refused.message}"
                 self._registry.record(replica_set, "FailedCreate", message, "Warning", SOURCE)
@@ -154,7 +154,7 @@ def _deletion_rank(pod: Obj, crowd: Counter[str]) -> tuple[Any, ...]:
     )
 
 
-def pod_of(replica_set: Obj) -> Obj:
+def new_pod(replica_set: Obj) -> Obj:
     """Return a pod from a ReplicaSet's template."""
     template: Obj = clone(replica_set["spec"]["template"])
     metadata: Obj = template.get("metadata") or {}

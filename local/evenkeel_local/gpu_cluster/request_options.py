@@ -21,13 +21,13 @@ ANSWERS = {JSON: JSON, "application/*": JSON, "*/*": JSON, YAML: YAML}
 OTHER_ANSWERS = frozenset({"log", "exec", "attach", "portforward"})
 
 
-def kind_of(http: web.Request) -> str:
+def options_kind(http: web.Request) -> str:
     """Return the kind of the options of a request."""
     kinds = {"POST": "CreateOptions", "PUT": "UpdateOptions", "PATCH": "PatchOptions"}
     return kinds.get(http.method, "DeleteOptions")
 
 
-def dry_run(http: web.Request, body: Obj | None = None) -> bool:
+def is_dry_run(http: web.Request, body: Obj | None = None) -> bool:
     """Return whether a request is a dry run.
 
     Raises:
@@ -36,11 +36,11 @@ def dry_run(http: web.Request, body: Obj | None = None) -> bool:
     stated = http.query.getall("dryRun", []) or (body or {}).get("dryRun") or []
     if any(value != "All" for value in stated):
         cause = causes.not_supported("dryRun", stated, ("All",))
-        raise errors.invalid(GROUP, kind_of(http), "", [cause])
+        raise errors.invalid(GROUP, options_kind(http), "", [cause])
     return bool(stated)
 
 
-def manager(http: web.Request) -> str:
+def field_manager(http: web.Request) -> str:
     """Return the field manager of a writer.
 
     Raises:
@@ -49,11 +49,11 @@ def manager(http: web.Request) -> str:
     stated = http.query.get("fieldManager")
     if stated and len(stated) > LONGEST_MANAGER:
         cause = causes.too_long("fieldManager", LONGEST_MANAGER)
-        raise errors.invalid(GROUP, kind_of(http), "", [cause])
+        raise errors.invalid(GROUP, options_kind(http), "", [cause])
     return stated or http.headers.get("User-Agent", "unknown").split("/", 1)[0][:128]
 
 
-def directive(http: web.Request) -> str:
+def unknown_field_handling(http: web.Request) -> str:
     """Return how to handle unknown fields: Ignore, Warn or Strict.
 
     Raises:
@@ -62,11 +62,11 @@ def directive(http: web.Request) -> str:
     stated = http.query.get("fieldValidation") or "Warn"
     if stated not in DIRECTIVES:
         cause = causes.not_supported("fieldValidation", stated, ("", *sorted(DIRECTIVES)))
-        raise errors.invalid(GROUP, kind_of(http), "", [cause])
+        raise errors.invalid(GROUP, options_kind(http), "", [cause])
     return stated
 
 
-def deletion(http: web.Request, body: Obj) -> Obj:
+def deletion_options(http: web.Request, body: Obj) -> Obj:
     """Return the options of a deletion, from its parameters and its body.
 
     Raises:
@@ -93,7 +93,7 @@ def deletion(http: web.Request, body: Obj) -> Obj:
     return options
 
 
-def check_list(http: web.Request) -> None:
+def check_list_options(http: web.Request) -> None:
     """Refuse contradicting parameters of a list or watch.
 
     Raises:
@@ -126,7 +126,7 @@ def check_list(http: web.Request) -> None:
         raise errors.bad_request("specifying resource version is not allowed when using continue")
 
 
-def form(http: web.Request, subresource: str) -> str:
+def media_type(http: web.Request, subresource: str) -> str:
     """Return the media type of the answer.
 
     Raises:

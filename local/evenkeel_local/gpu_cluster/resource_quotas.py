@@ -13,32 +13,32 @@ from evenkeel_local.gpu_cluster import catalogue
 from evenkeel_local.gpu_cluster.errors import Obj
 from evenkeel_local.gpu_cluster.objects import has_ended
 from evenkeel_local.gpu_cluster.pod_topology import Amounts
-from evenkeel_local.gpu_cluster.quantities import quantity
+from evenkeel_local.gpu_cluster.quantities import parse_quantity
 from evenkeel_local.gpu_cluster.store import Store, namespace_of
 
 _MUST_BE_SPECIFIED = ("cpu", "memory")
 """Resources that each container must name if a quota limits them. Other resources count as 0 if omitted."""
 
 
-def why_refused(pod: Obj, store: Store) -> str:
+def quota_refusal(pod: Obj, store: Store) -> str:
     """Return why the quotas of its namespace refuse a new pod, in Kubernetes' words; empty if they allow it."""
     namespace = namespace_of(pod)
     quotas = [document for document in store.each(catalogue.RESOURCE_QUOTAS.key) if namespace_of(document) == namespace]
     if not quotas:
         return ""
-    requested_use = _use_of(pod)
+    requested_use = _quota_use(pod)
     pods = [
         document
         for document in store.each(catalogue.PODS.key)
         if namespace_of(document) == namespace and not has_ended(document)
     ]
-    used = _sum(map(_use_of, pods))
+    used = _sum_amounts(map(_quota_use, pods))
     for quota in quotas:
         spec, name = quota.get("spec") or {}, quota["metadata"]["name"]
         hard = {} if spec.get("scopes") or spec.get("scopeSelector") else spec.get("hard") or {}
-        if missing := "; ".join(_missing(pod, hard)):
+        if missing := "; ".join(_missing_resources(pod, hard)):
             return f"failed quota: {name}: must specify {missing}"
-        limits = {key: quantity(amount) for key, amount in hard.items()}
+        limits = {key: parse_quantity(amount) for key, amount in hard.items()}
         over = sorted(
             key
             for key in limits
@@ -52,7 +52,7 @@ def why_refused(pod: Obj, store: Store) -> str:
     return ""
 
 
-def _missing(pod: Obj, hard: Obj) -> Iterator[str]:
+def _missing_resources(pod: Obj, hard: Obj) -> Iterator[str]:
     """Yield the resources that containers must specify, with their names."""
     for key in sorted(hard):
         section, _, resource = key.rpartition(".") if "." in key else ("requests", "", key)
@@ -67,7 +67,7 @@ def _missing(pod: Obj, hard: Obj) -> Iterator[str]:
             yield f"{key} for: {','.join(lacking)}"
 
 
-def _use_of(pod: Obj) -> Amounts:
+def _quota_use(pod: Obj) -> Amounts:
     """Return the amounts of a pod that count against quotas, under each name that a quota may use."""
     amounts: Amounts = {"pods": Decimal(1), "count/pods": Decimal(1)}
     for container in pod["spec"].get("containers") or ():
@@ -75,11 +75,11 @@ def _use_of(pod: Obj) -> Amounts:
             for name, amount in ((container.get("resources") or {}).get(section) or {}).items():
                 keys = [f"{section}.{name}", *([name] if section == "requests" and name in _MUST_BE_SPECIFIED else [])]
                 for key in keys:
-                    amounts[key] = amounts.get(key, Decimal(0)) + quantity(amount)
+                    amounts[key] = amounts.get(key, Decimal(0)) + parse_quantity(amount)
     return amounts
 
 
-def _sum(parts: Iterator[Amounts]) -> Amounts:
+def _sum_amounts(parts: Iterator[Amounts]) -> Amounts:
     total: Amounts = {}
     for amounts in parts:
         for name, amount in amounts.items():

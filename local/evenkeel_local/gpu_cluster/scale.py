@@ -15,7 +15,7 @@ def scale_of(paths: ScalePaths, obj: Obj) -> Obj:
     selector = at_path(obj, paths.selector) if paths.selector else None
     status: Obj = {"replicas": int(at_path(obj, paths.status_replicas) or 0)}
     if selector:
-        status["selector"] = selector if isinstance(selector, str) else _text_of(selector)
+        status["selector"] = selector if isinstance(selector, str) else _selector_text(selector)
     replicas = int(at_path(obj, paths.spec_replicas) or 0)
     return {
         "kind": "Scale",
@@ -26,7 +26,7 @@ def scale_of(paths: ScalePaths, obj: Obj) -> Obj:
     }
 
 
-def scaled_to(paths: ScalePaths, obj: Obj, scale: Obj) -> Obj:
+def with_replicas(paths: ScalePaths, obj: Obj, scale: Obj) -> Obj:
     """Return an object with the number of replicas of a `Scale`, and its version as the precondition.
 
     Raises:
@@ -47,7 +47,7 @@ def scaled_to(paths: ScalePaths, obj: Obj, scale: Obj) -> Obj:
     return new
 
 
-def _text_of(selector: Obj) -> str:
+def _selector_text(selector: Obj) -> str:
     terms = [f"{key}={value}" for key, value in sorted((selector.get("matchLabels") or {}).items())]
     for term in selector.get("matchExpressions") or ():
         key, operator = term["key"], term["operator"]

@@ -18,7 +18,7 @@ from evenkeel_local.gpu_cluster.pod_topology import (
     amounts_of,
     has_topology_rules,
 )
-from evenkeel_local.gpu_cluster.quantities import quantity
+from evenkeel_local.gpu_cluster.quantities import parse_quantity
 from evenkeel_local.gpu_cluster.registry import Registry, mark_disrupted, set_condition
 from evenkeel_local.gpu_cluster.selectors import matches_expression
 from evenkeel_local.gpu_cluster.store import Store, StoreChange, name_of, namespace_of
@@ -35,10 +35,10 @@ def requests_of(spec: Obj) -> Amounts:
     total: Amounts = {"pods": Decimal(1)}
     for container in spec.get("containers") or ():
         for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
-            total[name] = total.get(name, Decimal(0)) + quantity(amount)
+            total[name] = total.get(name, Decimal(0)) + parse_quantity(amount)
     for container in spec.get("initContainers") or ():
         for name, amount in ((container.get("resources") or {}).get("requests") or {}).items():
-            total[name] = max(total.get(name, Decimal(0)), quantity(amount))
+            total[name] = max(total.get(name, Decimal(0)), parse_quantity(amount))
     return total
 
 
@@ -83,7 +83,7 @@ def _meets_term(term: Obj, node: Obj) -> bool:
     )
 
 
-def refusal(pod: Obj, wanted: Amounts, capacity: NodeCapacityView) -> str | None:
+def refusal_reason(pod: Obj, wanted: Amounts, capacity: NodeCapacityView) -> str | None:
     """Return why a pod does not fit a node, in the scheduler's words; None if it fits."""
     spec, node = pod["spec"], capacity.node
     tolerations = spec.get("tolerations") or []
@@ -191,7 +191,7 @@ class PodScheduler:
                 # Let the event loop run; the next cycle continues.
                 self._dirty.set()
                 return
-            shape = _shape(pod)
+            shape = _scheduling_key(pod)
             if shape in hopeless and self._has_condition(pod):
                 continue
             if not self._place(pod, capacities):
@@ -235,7 +235,7 @@ class PodScheduler:
         enough, first = self._feasible_nodes_to_find(len(names)), self._next_node % len(names) if names else 0
         for number in range(len(names)):
             capacity = capacities[names[(first + number) % len(names)]]
-            why = refusal(pod, requests, capacity) or neighbours.refusal(capacity)
+            why = refusal_reason(pod, requests, capacity) or neighbours.refusal(capacity)
             if why is None:
                 fitting.append(capacity)
                 if len(fitting) >= enough:
@@ -347,14 +347,14 @@ class PodScheduler:
         node_capacity_view = NodeCapacityView(capacity.node, dict(capacity.free))
         chosen: list[Obj] = []
         for victim in lower:
-            if refusal(pod, wanted, node_capacity_view) is None:
+            if refusal_reason(pod, wanted, node_capacity_view) is None:
                 break
             node_capacity_view.take(requests_of(victim["spec"]), -1)
             chosen.append(victim)
-        return chosen if chosen and refusal(pod, wanted, node_capacity_view) is None else None
+        return chosen if chosen and refusal_reason(pod, wanted, node_capacity_view) is None else None
 
 
-def _shape(pod: Obj) -> str:
+def _scheduling_key(pod: Obj) -> str:
     """Return everything that decides where a pod fits: equal pods get one answer in a cycle."""
     spec = pod["spec"]
     resources = [container.get("resources") for container in spec["containers"]]

@@ -65,7 +65,7 @@ def prune(schema: Obj, value: Any, path: str = "", dropped: list[str] | None = N
     return value
 
 
-def check(schema: Obj, value: Any, path: str = "") -> Iterator[Cause]:
+def check_value(schema: Obj, value: Any, path: str = "") -> Iterator[Cause]:
     """Yield the problems of a value."""
     at = path or "<nil>"
     if type_error := _find_type_error(schema, value, at):
@@ -82,11 +82,11 @@ def check(schema: Obj, value: Any, path: str = "") -> Iterator[Cause]:
     elif isinstance(value, list):
         yield from _check_size(schema, "Items", len(value), at)
         for index, item in enumerate(value):
-            yield from check(schema.get("items") or {}, item, f"{path}[{index}]")
+            yield from check_value(schema.get("items") or {}, item, f"{path}[{index}]")
     elif isinstance(value, str):
         yield from _check_size(schema, "Length", len(value), at)
         if (pattern := schema.get("pattern")) and not re.search(pattern, value):
-            yield _invalid(at, json.dumps(value), f"match '{pattern}'")
+            yield _invalid_cause(at, json.dumps(value), f"match '{pattern}'")
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield from _check_number(schema, value, at)
 
@@ -102,8 +102,8 @@ def _find_type_error(schema: Obj, value: Any, at: str) -> Cause | None:
         if isinstance(value, int | str) and not isinstance(value, bool):
             return None
         return _wrong_type(at, json.dumps(value), "must be an integer or a string")
-    if kind and not _is(kind, value):
-        return _wrong_type(at, json.dumps(value), f'{at} in body must be of type {kind}: "{_name_of(value)}"')
+    if kind and not _has_type(kind, value):
+        return _wrong_type(at, json.dumps(value), f'{at} in body must be of type {kind}: "{_value_name(value)}"')
     return None
 
 
@@ -111,7 +111,7 @@ def _wrong_type(at: str, shown: str, rule: str) -> Cause:
     return ("FieldValueTypeInvalid", at, f"Invalid value: {shown}: {rule}")
 
 
-def _invalid(at: str, shown: Any, rule: str) -> Cause:
+def _invalid_cause(at: str, shown: Any, rule: str) -> Cause:
     return ("FieldValueInvalid", at, f"Invalid value: {shown}: {at} in body should {rule}")
 
 
@@ -125,9 +125,9 @@ def _check_map(schema: Obj, value: Obj, path: str) -> Iterator[Cause]:
         if not path and name in ALWAYS_KEPT:
             continue
         if name in properties:
-            yield from check(properties[name], item, at)
+            yield from check_value(properties[name], item, at)
         elif isinstance(extra, dict):
-            yield from check(extra, item, at)
+            yield from check_value(extra, item, at)
 
 
 def _check_size(schema: Obj, noun: str, size: int, at: str) -> Iterator[Cause]:
@@ -141,12 +141,12 @@ def _check_size(schema: Obj, noun: str, size: int, at: str) -> Iterator[Cause]:
 def _check_number(schema: Obj, value: float, at: str) -> Iterator[Cause]:
     least, most = schema.get("minimum"), schema.get("maximum")
     if least is not None and (value < least or (schema.get("exclusiveMinimum") and value == least)):
-        yield _invalid(at, value, f"be greater than or equal to {least}")
+        yield _invalid_cause(at, value, f"be greater than or equal to {least}")
     if most is not None and (value > most or (schema.get("exclusiveMaximum") and value == most)):
-        yield _invalid(at, value, f"be less than or equal to {most}")
+        yield _invalid_cause(at, value, f"be less than or equal to {most}")
 
 
-def _is(kind: str, value: Any) -> bool:
+def _has_type(kind: str, value: Any) -> bool:
     if kind == "integer":
         return isinstance(value, int) and not isinstance(value, bool)
     if kind == "number":
@@ -155,7 +155,7 @@ def _is(kind: str, value: Any) -> bool:
     return isinstance(value, python_type)
 
 
-def _name_of(value: Any) -> str:
+def _value_name(value: Any) -> str:
     if isinstance(value, bool):
         return "boolean"
     for kind, name in ((str, "string"), (int, "integer"), (float, "number"), (dict, "object"), (list, "array")):

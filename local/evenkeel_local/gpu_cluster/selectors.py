@@ -136,10 +136,10 @@ def field_selector(text: str, key: tuple[str, str]) -> Predicate:
         if field not in fields:
             raise errors.bad_request(f"field label not supported: {field}")
         tests.append((field, operator == "!=", value))
-    return lambda obj: all((_field(obj, field) == value) != negated for field, negated, value in tests)
+    return lambda obj: all((_field_text(obj, field) == value) != negated for field, negated, value in tests)
 
 
-def _field(obj: Obj, path: str) -> str:
+def _field_text(obj: Obj, path: str) -> str:
     value: Any = obj
     if path == "source":
         return str((obj.get("source") or {}).get("component") or obj.get("reportingComponent") or "")

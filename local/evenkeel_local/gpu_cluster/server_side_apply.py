@@ -87,7 +87,7 @@ class _Shape:
         return name in SETS
 
 
-def _root(rt: ResourceType) -> _Shape:
+def _root_shape(rt: ResourceType) -> _Shape:
     return _Shape(rt, rt.schema)
 
 
@@ -103,23 +103,23 @@ def _item_element(item: Any, keys: tuple[str, ...]) -> str | None:
 def fields_of(rt: ResourceType, obj: Obj) -> set[Path]:
     """Return every field that an object sets."""
     fields: set[Path] = set()
-    shape = _root(rt)
+    shape = _root_shape(rt)
     for name, value in obj.items():
         if name in ("apiVersion", "kind"):
             continue
         if name == "metadata":
             for inner, item in value.items():
                 if inner not in NEVER_OWNED:
-                    fields.update(_walk(("f:metadata", f"f:{inner}"), inner, item, _Shape(rt, None)))
+                    fields.update(_walk_fields(("f:metadata", f"f:{inner}"), inner, item, _Shape(rt, None)))
         else:
-            fields.update(_walk((f"f:{name}",), name, value, shape.member(name)))
+            fields.update(_walk_fields((f"f:{name}",), name, value, shape.member(name)))
     return fields
 
 
-def _walk(path: Path, name: str, value: Any, shape: _Shape) -> Iterator[Path]:
+def _walk_fields(path: Path, name: str, value: Any, shape: _Shape) -> Iterator[Path]:
     if isinstance(value, dict) and value and not shape.is_atomic(name):
         for key, item in value.items():
-            yield from _walk((*path, f"f:{key}"), key, item, shape.member(key))
+            yield from _walk_fields((*path, f"f:{key}"), key, item, shape.member(key))
         return
     if isinstance(value, list) and value:
         if shape.is_set(name):
@@ -133,7 +133,7 @@ def _walk(path: Path, name: str, value: Any, shape: _Shape) -> Iterator[Path]:
                 at = (*path, str(element))
                 yield at
                 for key, inner in item.items():
-                    yield from _walk((*at, f"f:{key}"), key, inner, shape.item.member(key))
+                    yield from _walk_fields((*at, f"f:{key}"), key, inner, shape.item.member(key))
             return
     yield path
 
@@ -141,7 +141,7 @@ def _walk(path: Path, name: str, value: Any, shape: _Shape) -> Iterator[Path]:
 # Reading and removing by path
 
 
-def _find(obj: Any, path: Path) -> tuple[bool, Any]:
+def _find_value(obj: Any, path: Path) -> tuple[bool, Any]:
     for element in path:
         kind, _, text = element.partition(":")
         if kind == "f":
@@ -151,14 +151,14 @@ def _find(obj: Any, path: Path) -> tuple[bool, Any]:
             continue
         if not isinstance(obj, list):
             return False, None
-        index = _position(obj, kind, text)
+        index = _item_index(obj, kind, text)
         if index is None:
             return False, None
         obj = obj[index]
     return True, obj
 
 
-def _position(items: list[Any], kind: str, text: str) -> int | None:
+def _item_index(items: list[Any], kind: str, text: str) -> int | None:
     expected = json.loads(text)
     for index, item in enumerate(items):
         if kind == "v" and item == expected:
@@ -168,14 +168,14 @@ def _position(items: list[Any], kind: str, text: str) -> int | None:
     return None
 
 
-def _remove(obj: Any, path: Path) -> None:
-    exists, parent = _find(obj, path[:-1])
+def _remove_value(obj: Any, path: Path) -> None:
+    exists, parent = _find_value(obj, path[:-1])
     if not exists:
         return
     kind, _, text = path[-1].partition(":")
     if kind == "f" and isinstance(parent, dict):
         parent.pop(text, None)
-    elif isinstance(parent, list) and (index := _position(parent, kind, text)) is not None:
+    elif isinstance(parent, list) and (index := _item_index(parent, kind, text)) is not None:
         del parent[index]
 
 
@@ -187,21 +187,21 @@ def _read_managers(obj: Obj) -> dict[Writer, tuple[set[Path], str]]:
     for entry in obj.get("metadata", {}).get("managedFields") or ():
         operation, manager = entry.get("operation", "Update"), entry.get("manager", "")
         writer = Writer(manager, operation, entry.get("subresource", ""), entry.get("apiVersion", ""))
-        managers[writer] = (set(_decode(entry.get("fieldsV1") or {}, ())), entry.get("time", ""))
+        managers[writer] = (set(_decode_paths(entry.get("fieldsV1") or {}, ())), entry.get("time", ""))
     return managers
 
 
-def _decode(tree: Obj, path: Path) -> Iterator[Path]:
+def _decode_paths(tree: Obj, path: Path) -> Iterator[Path]:
     for element, inner in tree.items():
         if element == ".":
             yield path
         elif inner:
-            yield from _decode(inner, (*path, element))
+            yield from _decode_paths(inner, (*path, element))
         else:
             yield (*path, element)
 
 
-def _encode(paths: set[Path]) -> Obj:
+def _encode_paths(paths: set[Path]) -> Obj:
     tree: Obj = {}
     for path in sorted(paths):
         at = tree
@@ -227,14 +227,14 @@ def _write_managers(obj: Obj, managers: dict[Writer, tuple[set[Path], str]]) -> 
             "apiVersion": writer.api_version,
             "time": time,
             "fieldsType": "FieldsV1",
-            "fieldsV1": _encode(paths),
+            "fieldsV1": _encode_paths(paths),
         }
         put(entry, "subresource", writer.subresource)
         entries.append(entry)
     put(obj["metadata"], "managedFields", entries)
 
 
-def _now() -> str:
+def _current_timestamp() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -248,7 +248,7 @@ def track_write(rt: ResourceType, new: Obj, old: Obj | None, manager: str, subre
     """
     after = fields_of(rt, new)
     before = fields_of(rt, old) if old is not None else set()
-    changed = {path for path in after if path not in before or _find(new, path)[1] != _find(old, path)[1]}
+    changed = {path for path in after if path not in before or _find_value(new, path)[1] != _find_value(old, path)[1]}
     if subresource == "status":
         changed = {path for path in changed if path[0] == "f:status"}
     elif rt.has_status:
@@ -263,17 +263,19 @@ def track_write(rt: ResourceType, new: Obj, old: Obj | None, manager: str, subre
     for other, (paths, time) in list(managers.items()):
         managers[other] = (paths - removed - (changed if other != writer else set()), time)
     if changed:
-        managers[writer] = (managers.get(writer, (set(), ""))[0] | changed, _now())
+        managers[writer] = (managers.get(writer, (set(), ""))[0] | changed, _current_timestamp())
     _write_managers(new, managers)
 
 
 def record_ownership(rt: ResourceType, obj: Obj, config: Obj, manager: str, subresource: str) -> None:
     """Record in a new object that a manager applied all of it."""
     obj.setdefault("metadata", {}).pop("managedFields", None)
-    _write_managers(obj, {Writer(manager, "Apply", subresource, rt.api_version): (fields_of(rt, config), _now())})
+    _write_managers(
+        obj, {Writer(manager, "Apply", subresource, rt.api_version): (fields_of(rt, config), _current_timestamp())}
+    )
 
 
-def applied(rt: ResourceType, old: Obj, config: Obj, manager: str, force: bool, subresource: str) -> Obj:
+def apply_configuration(rt: ResourceType, old: Obj, config: Obj, manager: str, force: bool, subresource: str) -> Obj:
     """Return `old` with a configuration applied.
 
     Raises:
@@ -288,16 +290,16 @@ def applied(rt: ResourceType, old: Obj, config: Obj, manager: str, force: bool, 
         if other != writer and (clashing := _find_conflicts(paths & fields, old, config))
     }
     if conflicts and not force:
-        raise _conflict(rt, conflicts)
+        raise _conflict_error(rt, conflicts)
     for other, clashing in conflicts.items():
         managers[other] = (managers[other][0] - clashing, managers[other][1])
     former, time = managers.get(writer, (set(), ""))
-    new: Obj = _merged(old, config, "", _root(rt))
+    new: Obj = _merge_values(old, config, "", _root_shape(rt))
     other_paths = {path for other, (paths, _) in managers.items() if other != writer for path in paths}
     for path in sorted(former - fields, key=len, reverse=True):
         if not any(path_kept[: len(path)] == path for path_kept in other_paths | fields):
-            _remove(new, path)
-    managers[writer] = (fields, time if former == fields else _now())
+            _remove_value(new, path)
+    managers[writer] = (fields, time if former == fields else _current_timestamp())
     _write_managers(new, managers)
     return new
 
@@ -307,8 +309,8 @@ def _find_conflicts(paths: set[Path], old: Obj, config: Obj) -> set[Path]:
     for path in paths:
         if path[-1].startswith(("k:", "v:")):
             continue
-        exists, value = _find(old, path)
-        if exists and value != _find(config, path)[1]:
+        exists, value = _find_value(old, path)
+        if exists and value != _find_value(config, path)[1]:
             clashing.add(path)
     return clashing
 
@@ -326,7 +328,7 @@ def _format_path(path: Path) -> str:
     return text
 
 
-def _conflict(rt: ResourceType, conflicts: dict[Writer, set[Path]]) -> errors.ApiError:
+def _conflict_error(rt: ResourceType, conflicts: dict[Writer, set[Path]]) -> errors.ApiError:
     clashes = [
         (_format_manager(writer), _format_path(path)) for writer in conflicts for path in sorted(conflicts[writer])
     ]
@@ -352,11 +354,11 @@ def _format_manager(writer: Writer) -> str:
     return f"{text}{subresource} using {writer.api_version}"
 
 
-def _merged(old: Any, config: Any, name: str, shape: _Shape) -> Any:
+def _merge_values(old: Any, config: Any, name: str, shape: _Shape) -> Any:
     if isinstance(config, dict) and isinstance(old, dict) and not (name and shape.is_atomic(name)):
         result = dict(old)
         for key, value in config.items():
-            result[key] = _merged(old.get(key), value, key, shape.member(key))
+            result[key] = _merge_values(old.get(key), value, key, shape.member(key))
         return result
     if isinstance(config, list) and isinstance(old, list):
         if shape.is_set(name):
@@ -366,10 +368,10 @@ def _merged(old: Any, config: Any, name: str, shape: _Shape) -> Any:
             result_list = list(old)
             for item in config:
                 element = str(_item_element(item, keys))
-                index = _position(result_list, "k", element[2:])
+                index = _item_index(result_list, "k", element[2:])
                 if index is None:
                     result_list.append(clone(item))
                 else:
-                    result_list[index] = _merged(result_list[index], item, "", shape.item)
+                    result_list[index] = _merge_values(result_list[index], item, "", shape.item)
             return result_list
     return clone(config)

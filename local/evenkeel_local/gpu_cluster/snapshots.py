@@ -39,7 +39,7 @@ class SnapshotRefused(Exception):
     """This cluster cannot restore the document; the message says why."""
 
 
-def take(cluster: GpuCluster) -> Json:
+def take_snapshot(cluster: GpuCluster) -> Json:
     """Return the current state."""
     store, fleet = cluster.store, cluster.fleet
     return {
@@ -49,7 +49,7 @@ def take(cluster: GpuCluster) -> Json:
         "createdAt": fleet.created_at,
         "revision": store.revision,
         "objects": [{"type": list(key), "object": obj} for key in store.types_in_use() for obj in store.all(key)],
-        "machines": [_machine(machine) for machine in fleet.machines],
+        "machines": [_machine_document(machine) for machine in fleet.machines],
         "emptySlots": [asdict(slot) for slot in fleet.empty_slots],
         "targets": dict(fleet.targets),
         "nodeRecovery": fleet.node_recovery,
@@ -60,12 +60,12 @@ def take(cluster: GpuCluster) -> Json:
     }
 
 
-def _machine(machine: Machine) -> Json:
+def _machine_document(machine: Machine) -> Json:
     unhealthy = list(machine.unhealthy) if machine.unhealthy is not None else None
     return {key: getattr(machine, field) for key, field in MACHINE_FIELDS.items()} | {"unhealthy": unhealthy}
 
 
-def restore(cluster: GpuCluster, document: Json) -> None:
+def restore_snapshot(cluster: GpuCluster, document: Json) -> None:
     """Restore a snapshot into a cluster that has not started yet.
 
     Raises:
@@ -116,7 +116,7 @@ _OTHER_NODES = ("karpenter.sh/nodepool", "eks.amazonaws.com/nodegroup")
 """Labels of nodes that a restored cluster launches again."""
 
 
-def claim(folder: Path) -> None:
+def lock_folder(folder: Path) -> None:
     """Lock a folder until this process ends.
 
     Raises:
@@ -131,7 +131,7 @@ def claim(folder: Path) -> None:
         raise SnapshotRefused(f"the folder {folder} is in use by another cluster") from None
 
 
-def read(folder: Path) -> Json | None:
+def read_snapshot(folder: Path) -> Json | None:
     """Return the snapshot in a data folder, or None.
 
     Raises:
@@ -149,7 +149,7 @@ def read(folder: Path) -> Json | None:
     return document
 
 
-def write(folder: Path, document: Json) -> None:
+def write_snapshot(folder: Path, document: Json) -> None:
     """Write a snapshot atomically: a crash leaves the previous one."""
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / "snapshot.tmp"

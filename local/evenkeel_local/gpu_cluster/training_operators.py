@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 
 from evenkeel_local.gpu_cluster import catalogue
-from evenkeel_local.gpu_cluster.custom_kinds import definition
+from evenkeel_local.gpu_cluster.custom_kinds import resource_definition
 from evenkeel_local.gpu_cluster.errors import ApiError, Obj
 from evenkeel_local.gpu_cluster.objects import (
     controller_of,
@@ -44,7 +44,7 @@ def definitions() -> list[Obj]:
     """Return the custom resource definitions of the three kinds."""
     state = [("State", '.status.conditions[?(@.status=="True")].type')]
     return [
-        definition(rt.group, rt.plural, rt.kind, version=rt.version, scope="Namespaced", columns=state)
+        resource_definition(rt.group, rt.plural, rt.kind, version=rt.version, scope="Namespaced", columns=state)
         for rt in (JOB_SETS, PYTORCH_JOBS, HYPERPOD_PYTORCH_JOBS)
     ]
 
@@ -164,7 +164,7 @@ class JobSetOperator(TrainingOperator):
         """Return the Jobs that the first matching rule of the failure policy restarts; none if the JobSet fails."""
         policy = obj["spec"].get("failurePolicy") or {}
         failed = next(job for job in jobs if is_true(job, "Failed"))
-        action = next((rule["action"] for rule in policy.get("rules") or () if _matches(rule, failed)), "")
+        action = next((rule["action"] for rule in policy.get("rules") or () if _rule_matches(rule, failed)), "")
         restarted = [failed] if action.startswith("RestartJob") and "JobSet" not in action else jobs
         if action.endswith("IgnoreMaxRestarts"):
             return restarted
@@ -339,7 +339,7 @@ def install(registry: Registry) -> None:
         registry.create(catalogue.DEFINITIONS, "", document)
 
 
-def _matches(rule: Obj, job: Obj) -> bool:
+def _rule_matches(rule: Obj, job: Obj) -> bool:
     """Whether a rule of a JobSet's failure policy applies to a failed Job."""
     failure = next(condition for condition in job["status"]["conditions"] if condition["type"] == "Failed")
     names, reasons = rule.get("targetReplicatedJobs"), rule.get("onJobFailureReasons")

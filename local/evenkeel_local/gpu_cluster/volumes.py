@@ -36,11 +36,11 @@ def missing_claim(pod: Obj, store: Store) -> str | None:
     return None
 
 
-def prepare(pod: Obj, container: Obj, pod_dir: Path, shared_dir: Path, data: Data) -> dict[str, Path]:
+def prepare_volumes(pod: Obj, container: Obj, pod_dir: Path, shared_dir: Path, data: Data) -> dict[str, Path]:
     """Create the folders of a container's volumes; return the folder of each mount path."""
     folders: dict[str, Path] = {}
     for volume in pod["spec"].get("volumes") or ():
-        folders[volume["name"]] = _folder(volume, pod, pod_dir, shared_dir, data)
+        folders[volume["name"]] = _volume_folder(volume, pod, pod_dir, shared_dir, data)
     mounted: dict[str, Path] = {}
     for mount in container.get("volumeMounts") or ():
         folder = folders.get(mount["name"])
@@ -51,7 +51,7 @@ def prepare(pod: Obj, container: Obj, pod_dir: Path, shared_dir: Path, data: Dat
     return mounted
 
 
-def _folder(volume: Obj, pod: Obj, pod_dir: Path, shared_dir: Path, data: Data) -> Path:
+def _volume_folder(volume: Obj, pod: Obj, pod_dir: Path, shared_dir: Path, data: Data) -> Path:
     if claim := volume.get("persistentVolumeClaim"):
         folder = shared_dir / namespace_of(pod) / str(claim["claimName"])
     elif host := volume.get("hostPath"):
@@ -66,7 +66,7 @@ def _folder(volume: Obj, pod: Obj, pod_dir: Path, shared_dir: Path, data: Data) 
     return folder
 
 
-def rewritten(text: str, mounted: Mapping[str, Path]) -> str:
+def rewrite_path(text: str, mounted: Mapping[str, Path]) -> str:
     """Return a word with a path below a mount path rewritten to the volume's folder."""
     match = _WORD.match(text)
     if match is None:

@@ -23,7 +23,7 @@ from evenkeel_local.gpu_cluster import ClusterHandle, rbac
 from evenkeel_local.gpu_cluster.api_server import RequestInfo
 from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.config import AccessEntry
-from evenkeel_local.gpu_cluster.kube_auth import readable_url, user_of
+from evenkeel_local.gpu_cluster.kube_auth import checked_sts_url, user_of
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.store import Store
 from evenkeel_local.identities import Credentials, make_user
@@ -250,7 +250,7 @@ def test_invalid_token_is_401(engine: Engine, guarded: ClusterHandle, reader: Cr
 def test_token_with_another_host_is_refused(url: str) -> None:
     text = "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
 
-    assert readable_url(text, "http://127.0.0.1:4566") is None
+    assert checked_sts_url(text, "http://127.0.0.1:4566") is None
 
 
 # Access policies, without the engine

@@ -20,7 +20,7 @@ from evenkeel_local.gpu_cluster import (
 from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.errors import ApiError
 from evenkeel_local.gpu_cluster.job_controller import read_indexes, write_indexes
-from evenkeel_local.gpu_cluster.pod_runner import expand
+from evenkeel_local.gpu_cluster.pod_runner import expand_variables
 from evenkeel_local.gpu_cluster.pod_topology import NodeCapacityView, PodAffinityRules
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.scheduler import tolerates
@@ -114,13 +114,13 @@ def test_strategic_patch_adds_and_removes_finalizers() -> None:
     [("8", 8), ("500m", 0.5), ("2Ki", 2048), ("1.5Gi", 1.5 * 2**30), ("1e3", 1000), ("3k", 3000), ("1E", 10**18)],
 )
 def test_quantity_is_read_as_a_number(text: str, expected: float) -> None:
-    assert float(quantities.quantity(text)) == expected
+    assert float(quantities.parse_quantity(text)) == expected
 
 
 @pytest.mark.parametrize("text", ["", "8 Gi", "x", "1KiB", "--1"])
 def test_invalid_quantity_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="quantit"):
-        quantities.quantity(text)
+        quantities.parse_quantity(text)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_toleration_matches_taints_as_in_kubernetes(toleration: Json, expected: 
 
 
 def test_variables_expand_as_in_kubernetes() -> None:
-    assert expand("$(A)-$(B)-$$(A)-$A", {"A": "1"}) == "1-$(B)-$(A)-$A"
+    assert expand_variables("$(A)-$(B)-$$(A)-$A", {"A": "1"}) == "1-$(B)-$(A)-$A"
 
 
 # Field ownership
@@ -216,10 +216,10 @@ def test_managed_fields_have_the_form_of_kubernetes() -> None:
 )
 def test_repeated_apply_changes_nothing_and_removes_omitted_fields(first: Any, second: Any) -> None:
     live: Json = {**a_map(), "metadata": {"name": "m"}}
-    live = server_side_apply.applied(catalogue.CONFIG_MAPS, live, a_map(**first), "me", False, "")
-    live = server_side_apply.applied(catalogue.CONFIG_MAPS, live, a_map(**second), "me", False, "")
+    live = server_side_apply.apply_configuration(catalogue.CONFIG_MAPS, live, a_map(**first), "me", False, "")
+    live = server_side_apply.apply_configuration(catalogue.CONFIG_MAPS, live, a_map(**second), "me", False, "")
 
-    again = server_side_apply.applied(catalogue.CONFIG_MAPS, live, a_map(**second), "me", False, "")
+    again = server_side_apply.apply_configuration(catalogue.CONFIG_MAPS, live, a_map(**second), "me", False, "")
 
     assert live["data"] == second
     assert again == live
@@ -280,13 +280,13 @@ def test_unknown_fields_are_pruned_unless_kept() -> None:
     ],
 )
 def test_schema_violation_is_named(spec: Json, field: str) -> None:
-    assert [cause[1] for cause in schemas.check(SCHEMA, {"spec": spec})] == [field]
+    assert [cause[1] for cause in schemas.check_value(SCHEMA, {"spec": spec})] == [field]
 
 
 def test_valid_object_passes_its_schema_unchanged() -> None:
     spec = {"size": 9, "names": ["a"], "limits": {"cpu": 1, "memory": "2Gi"}, "mode": "off"}
 
-    assert list(schemas.check(SCHEMA, {"spec": spec})) == []
+    assert list(schemas.check_value(SCHEMA, {"spec": spec})) == []
 
 
 # Evictions before the disruption controller has counted the pods
@@ -429,7 +429,7 @@ def test_secret_is_read_from_protobuf() -> None:
     entry = field(1, b"key") + field(2, b"\x00\xff")
     secret = field(1, field(1, b"name") + field(11, field(1, b"a") + field(2, b"b"))) + field(2, entry) + field(3, b"t")
 
-    assert protobuf.decode(a_protobuf(b"v1", b"Secret", secret)) == {
+    assert protobuf.decode_body(a_protobuf(b"v1", b"Secret", secret)) == {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {"name": "name", "labels": {"a": "b"}},
@@ -448,7 +448,7 @@ def test_pod_from_protobuf_equals_the_pod_from_json() -> None:
     spec = field(1, claim) + field(2, container) + numbered(4, 0) + field(10, b"") + numbered(11, 0)
     metadata = field(1, b"name") + field(8, b"")
 
-    read = protobuf.decode(a_protobuf(b"v1", b"Pod", field(1, metadata) + field(2, spec) + field(3, b"")))
+    read = protobuf.decode_body(a_protobuf(b"v1", b"Pod", field(1, metadata) + field(2, spec) + field(3, b"")))
 
     # Fields that are inline in JSON are lifted. An explicit zero is kept (the grace period); a zero value of Go is not.
     assert read["metadata"] == {"name": "name"}
@@ -471,21 +471,21 @@ def test_every_built_in_kind_except_definitions_is_read_from_protobuf() -> None:
         body = a_protobuf(rt.api_version.encode(), rt.kind.encode(), field(1, field(1, b"name")))
         if rt is catalogue.DEFINITIONS:  # its clients send JSON: a schema has no other form
             with pytest.raises(ApiError, match="does not read CustomResourceDefinition"):
-                protobuf.decode(body)
+                protobuf.decode_body(body)
         else:
-            assert protobuf.decode(body)["metadata"] == {"name": "name"}
+            assert protobuf.decode_body(body)["metadata"] == {"name": "name"}
 
 
 @given(st.sampled_from([rt for rt in catalogue.BUILT_IN if not rt.custom]), st.binary(max_size=80))
 def test_arbitrary_protobuf_bytes_are_read_or_refused(rt: ResourceType, data: bytes) -> None:
     with contextlib.suppress(ApiError):
-        protobuf.decode(a_protobuf(rt.api_version.encode(), rt.kind.encode(), data))
+        protobuf.decode_body(a_protobuf(rt.api_version.encode(), rt.kind.encode(), data))
 
 
 @given(st.binary(max_size=60))
 def test_bytes_other_than_protobuf_are_refused(data: bytes) -> None:
     with contextlib.suppress(ApiError):
-        protobuf.decode(protobuf.MAGIC + data)
+        protobuf.decode_body(protobuf.MAGIC + data)
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_bytes_other_than_protobuf_are_refused(data: bytes) -> None:
     ],
 )
 def test_ages_are_written_as_in_kubectl(seconds: float, shown: str) -> None:
-    assert printers.duration(seconds) == shown
+    assert printers.duration_text(seconds) == shown
 
 
 def test_printer_columns_follow_paths_and_filters() -> None:
@@ -577,4 +577,4 @@ def test_nonsensical_body_is_refused_without_an_internal_error(case: tuple[Any, 
 
     with contextlib.suppress(ApiError):
         registry.create(rt, "default" if rt.namespaced else "", body)
-        printers.table(rt, registry.store.all(rt.key), {}, "Object")
+        printers.table_of(rt, registry.store.all(rt.key), {}, "Object")

@@ -11,7 +11,7 @@ import pytest
 from evenkeel_local.gpu_cluster import ClusterHandle, catalogue
 from evenkeel_local.gpu_cluster.catalogue import ResourceCatalogue
 from evenkeel_local.gpu_cluster.deployment_controller import DeploymentController
-from evenkeel_local.gpu_cluster.endpoints_controller import subsets_of
+from evenkeel_local.gpu_cluster.endpoints_controller import endpoint_subsets
 from evenkeel_local.gpu_cluster.registry import Registry
 from evenkeel_local.gpu_cluster.replica_set_controller import ReplicaSetController
 from evenkeel_local.gpu_cluster.store import Store
@@ -325,14 +325,14 @@ def test_unready_pod_is_listed_separately_unless_published() -> None:
     pod = {**pod, "spec": {**pod["spec"], "nodeName": "n"}, "status": {"phase": "Running", "podIP": "127.9.0.1"}}
     service: Json = {"spec": {"ports": [{"port": 80, "targetPort": 80}]}}
 
-    (subset,) = subsets_of(service, [pod])
+    (subset,) = endpoint_subsets(service, [pod])
     service["spec"]["publishNotReadyAddresses"] = True
-    (published,) = subsets_of(service, [pod])
+    (published,) = endpoint_subsets(service, [pod])
     ending = {**pod, "status": {**pod["status"], "phase": "Failed"}}
 
     assert [address["ip"] for address in subset["notReadyAddresses"]] == ["127.9.0.1"]
     assert [address["ip"] for address in published["addresses"]] == ["127.9.0.1"]
-    assert subsets_of(service, [ending]) == []
+    assert endpoint_subsets(service, [ending]) == []
 
 
 # Controllers without the cluster: a test sets the state between two reconciliations

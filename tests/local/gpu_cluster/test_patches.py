@@ -143,7 +143,7 @@ def applied(stored: Json | None, manager: str, config: Json, *, force: bool = Fa
         new = clone(config)
         server_side_apply.record_ownership(catalogue.CONFIG_MAPS, new, config, manager, "")
         return dict(new)
-    return server_side_apply.applied(catalogue.CONFIG_MAPS, stored, config, manager, force, "")
+    return server_side_apply.apply_configuration(catalogue.CONFIG_MAPS, stored, config, manager, force, "")
 
 
 @given(ENTRIES, ENTRIES)
@@ -194,6 +194,6 @@ def test_two_managers_share_a_security_context() -> None:
     stored = pod(runAsUser=1)
     server_side_apply.record_ownership(catalogue.PODS, stored, pod(runAsUser=1), "first", "")
 
-    merged = server_side_apply.applied(catalogue.PODS, stored, pod(runAsGroup=2), "second", False, "")
+    merged = server_side_apply.apply_configuration(catalogue.PODS, stored, pod(runAsGroup=2), "second", False, "")
 
     assert merged["spec"]["securityContext"] == {"runAsUser": 1, "runAsGroup": 2}

@@ -57,7 +57,7 @@ class Server:
         key = {"accessKeyId": "AKIA", "secretAccessKey": "s"}
         context = {"name": "laptop", "url": f"{self.url}/v1", "region": "us-west-2", "credentials": key}
         state = {"engineUrl": self.url, "controlUrl": self.url, "upSince": self.up_since.isoformat()}
-        return {result.part: result for result in probes.probe(state, context, KUBECONFIG)}
+        return {result.part: result for result in probes.probe_parts(state, context, KUBECONFIG)}
 
 
 @pytest.fixture

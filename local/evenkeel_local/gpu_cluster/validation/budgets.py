@@ -31,7 +31,7 @@ def check_share(value: Any, field: str, *, above_all: bool = False) -> Iterator[
     if not isinstance(value, str):
         yield from at_least_zero(field, value)
         return
-    reasons = names.percent(value)
+    reasons = names.percent_errors(value)
     yield from names.causes(field, value, reasons)
     if not reasons and not above_all and int(value[:-1]) > 100:
         yield invalid(field, value, "must not be greater than 100%")

@@ -13,7 +13,7 @@ Cause = tuple[str, str, str]
 """(reason, field, message) as in a Status's `details.causes`."""
 
 
-def shown(value: Any) -> str:
+def quoted(value: Any) -> str:
     """Return a value as messages quote it: as JSON, None as `"null"`."""
     if value is None:
         return '"null"'
@@ -27,7 +27,7 @@ def required(field: str, detail: str = "") -> Cause:
 
 def invalid(field: str, value: Any, detail: str) -> Cause:
     """Return the cause for a value that breaks a rule."""
-    return ("FieldValueInvalid", field, _with_detail(f"Invalid value: {shown(value)}", detail))
+    return ("FieldValueInvalid", field, _with_detail(f"Invalid value: {quoted(value)}", detail))
 
 
 def invalid_unquoted(field: str, detail: str) -> Cause:
@@ -43,7 +43,7 @@ def immutable(field: str, value: Any) -> Cause:
 def not_supported(field: str, value: Any, choices: Iterable[str]) -> Cause:
     """Return the cause for a value outside the choices."""
     listed = ", ".join(json.dumps(choice) for choice in choices)
-    return ("FieldValueNotSupported", field, f"Unsupported value: {shown(value)}: supported values: {listed}")
+    return ("FieldValueNotSupported", field, f"Unsupported value: {quoted(value)}: supported values: {listed}")
 
 
 def forbidden(field: str, detail: str) -> Cause:
@@ -53,12 +53,12 @@ def forbidden(field: str, detail: str) -> Cause:
 
 def duplicate(field: str, value: Any, detail: str = "") -> Cause:
     """Return the cause for a value that occurs twice."""
-    return ("FieldValueDuplicate", field, _with_detail(f"Duplicate value: {shown(value)}", detail))
+    return ("FieldValueDuplicate", field, _with_detail(f"Duplicate value: {quoted(value)}", detail))
 
 
 def not_found(field: str, value: Any) -> Cause:
     """Return the cause for a reference to a missing object."""
-    return ("FieldValueNotFound", field, f"Not found: {shown(value)}")
+    return ("FieldValueNotFound", field, f"Not found: {quoted(value)}")
 
 
 def too_long(field: str, max_length: int) -> Cause:

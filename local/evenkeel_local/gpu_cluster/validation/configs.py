@@ -26,7 +26,7 @@ PASSWORD = ("username", "password")
 
 def _check_keys(data: Obj, field: str) -> Iterator[Cause]:
     for key in data:
-        yield from names.causes(f"{field}[{key}]", key, names.config_key(key))
+        yield from names.causes(f"{field}[{key}]", key, names.config_key_errors(key))
 
 
 def _decoded_size(text: str) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.quantities import quantity
+from evenkeel_local.gpu_cluster.quantities import parse_quantity
 from evenkeel_local.gpu_cluster.validation import names
 from evenkeel_local.gpu_cluster.validation.causes import (
     Cause,
@@ -64,7 +64,7 @@ def check_containers(spec: Obj, path: str) -> Iterator[Cause]:
 
 def _check_container(container: Obj, volumes: set[Any], at: str) -> Iterator[Cause]:
     name, image = container.get("name") or "", container.get("image") or ""
-    yield from names.check_required(f"{at}.name", name, names.label)
+    yield from names.check_required(f"{at}.name", name, names.label_errors)
     if not image:
         yield required(f"{at}.image")
     elif image != image.strip():
@@ -85,13 +85,13 @@ def _check_container(container: Obj, volumes: set[Any], at: str) -> Iterator[Cau
 def _check_environment(container: Obj, at: str) -> Iterator[Cause]:
     for number, variable in enumerate(container.get("env") or ()):
         variable_path, name = f"{at}.env[{number}]", variable.get("name") or ""
-        yield from names.check_required(f"{variable_path}.name", name, names.environment_name)
+        yield from names.check_required(f"{variable_path}.name", name, names.environment_name_errors)
         if (source := variable.get("valueFrom")) is not None:
             yield from _check_source(variable, source, f"{variable_path}.valueFrom")
     for number, source in enumerate(container.get("envFrom") or ()):
         variable_path = f"{at}.envFrom[{number}]"
         if prefix := source.get("prefix"):
-            yield from names.causes(f"{variable_path}.prefix", prefix, names.environment_name(prefix))
+            yield from names.causes(f"{variable_path}.prefix", prefix, names.environment_name_errors(prefix))
         references = [field for field in ("configMapRef", "secretRef") if source.get(field) is not None]
         for reference in references:
             yield from _check_reference(source[reference].get("name") or "", f"{variable_path}.{reference}.name")
@@ -111,7 +111,7 @@ def _check_source(variable: Obj, source: Obj, at: str) -> Iterator[Cause]:
         if field in stated:
             key = source[field].get("key") or ""
             yield from _check_reference(source[field].get("name") or "", f"{at}.{field}.name")
-            yield from names.check_required(f"{at}.{field}.key", key, names.config_key)
+            yield from names.check_required(f"{at}.{field}.key", key, names.config_key_errors)
     if not stated:
         listed = f"{', '.join(f'`{source_name}`' for source_name in SOURCES[:-1])} or `{SOURCES[-1]}`"
         yield invalid(at, "", f"must specify one of: {listed}")
@@ -125,7 +125,7 @@ def _check_reference(name: str, field: str) -> Iterator[Cause]:
     if not name:
         yield required(field)
     else:
-        yield from names.causes(field, name, names.subdomain(name))
+        yield from names.causes(field, name, names.subdomain_errors(name))
 
 
 def _check_field(path: str, at: str) -> Iterator[Cause]:
@@ -134,7 +134,7 @@ def _check_field(path: str, at: str) -> Iterator[Cause]:
         yield required(f"{at}.fieldPath")
     elif subscript is not None:
         key = subscript.group(2)
-        yield from names.causes(at, key, names.qualified_name(key.lower()))
+        yield from names.causes(at, key, names.qualified_name_errors(key.lower()))
     elif path in OTHER_FIELDS:
         yield not_supported(f"{at}.fieldPath", path, ENV_FIELDS)
     elif path not in ENV_FIELDS:
@@ -189,14 +189,14 @@ def _check_ports(ports: Any, path: str, on_host: bool) -> Iterator[Cause]:
     for number, port in enumerate(ports):
         at, name, value = f"{path}[{number}]", port.get("name") or "", port.get("containerPort") or 0
         if name:
-            reasons = names.port_name(name)
+            reasons = names.port_name_errors(name)
             yield from names.causes(f"{at}.name", name, reasons)
             if not reasons and name in port_names:
                 yield duplicate(f"{at}.name", name)
             port_names.add(name)
-        yield from names.check_required(f"{at}.containerPort", value, names.port_number)
+        yield from names.check_required(f"{at}.containerPort", value, names.port_number_errors)
         if host := port.get("hostPort"):
-            yield from names.causes(f"{at}.hostPort", host, names.port_number(host))
+            yield from names.causes(f"{at}.hostPort", host, names.port_number_errors(host))
             if on_host and host != value:
                 yield invalid(f"{at}.hostPort", host, "must match `containerPort` when `hostNetwork` is true")
         yield from one_of(f"{at}.protocol", port.get("protocol"), ("SCTP", "TCP", "UDP"))
@@ -221,7 +221,7 @@ def _check_probe(probe: Obj, at: str) -> Iterator[Cause]:
         yield required(f"{at}.exec.command")
     for action in ("httpGet", "tcpSocket"):
         if action in actions and isinstance(port := probe[action].get("port"), int):
-            yield from names.causes(f"{at}.{action}.port", port, names.port_number(port))
+            yield from names.causes(f"{at}.{action}.port", port, names.port_number_errors(port))
     for field in ("initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"):
         yield from at_least_zero(f"{at}.{field}", probe.get(field))
 
@@ -245,7 +245,7 @@ def check_resources(resources: Obj, at: str) -> Iterator[Cause]:
 
 def check_resource_name(name: str, field: str) -> Iterator[Cause]:
     """Yield the problems of the name of a resource."""
-    reasons = names.qualified_name(name)
+    reasons = names.qualified_name_errors(name)
     yield from names.causes(field, name, reasons)
     if not reasons and "/" not in name and name not in STANDARD_RESOURCES and not name.startswith(HUGE_PAGES):
         yield invalid(field, name, "must be a standard resource type or fully qualified")
@@ -254,7 +254,7 @@ def check_resource_name(name: str, field: str) -> Iterator[Cause]:
 def check_amount(name: str, amount: Any, field: str) -> Iterator[Cause]:
     """Yield the problems of the amount of a resource."""
     try:
-        value = quantity(amount)
+        value = parse_quantity(amount)
     except ValueError as broken:
         yield invalid(field, amount, str(broken))
         return
@@ -270,7 +270,7 @@ def _check_against_limit(name: str, amount: Any, limits: Obj, at: str) -> Iterat
         if in_full:
             yield required(f"{at}.limits", "Limit must be set for non overcommitable resources")
         return
-    value, limit = quantity(amount), quantity(limits[name])
+    value, limit = parse_quantity(amount), parse_quantity(limits[name])
     if in_full and value != limit:
         yield invalid(f"{at}.requests", amount, f"must be equal to {name} limit of {limits[name]}")
     elif value > limit:

@@ -58,7 +58,7 @@ def check_job(obj: Obj) -> Iterator[Cause]:
     completions = spec.get("completions")
     if spec.get("completionMode") == "Indexed" and isinstance(completions, int) and completions > 0:
         hostname = f"{name_of(obj)}-{completions - 1}"
-        if names.label(hostname):
+        if names.label_errors(hostname):
             message = f"will not able to create pod with invalid DNS label: {hostname}"
             yield invalid("metadata.name", name_of(obj), message)
 
@@ -168,7 +168,7 @@ def _check_failure_policy(spec: Obj) -> Iterator[Cause]:
     for number, rule in enumerate(rules):
         at, action = f"{path}[{number}]", rule.get("action") or ""
         if not action:
-            yield required(f"{at}.action", f"valid values: {_listed(ACTIONS)}")
+            yield required(f"{at}.action", f"valid values: {_joined_choices(ACTIONS)}")
         elif action == "FailIndex" and spec.get("backoffLimitPerIndex") is None:
             yield invalid(f"{at}.action", action, "requires the backoffLimitPerIndex to be set")
         else:
@@ -186,7 +186,7 @@ def _check_failure_policy(spec: Obj) -> Iterator[Cause]:
 def _check_exit_codes(codes: Obj, known: set[str], at: str) -> Iterator[Cause]:
     operator, values = codes.get("operator") or "", codes.get("values") or []
     if not operator:
-        yield required(f"{at}.operator", f"valid values: {_listed(('In', 'NotIn'))}")
+        yield required(f"{at}.operator", f"valid values: {_joined_choices(('In', 'NotIn'))}")
     else:
         yield from one_of(f"{at}.operator", operator, ("In", "NotIn"))
     if codes.get("containerName") is not None and codes["containerName"] not in known:
@@ -210,7 +210,7 @@ def _check_patterns(patterns: list[Obj], path: str) -> Iterator[Cause]:
         yield too_many(path, len(patterns), MAX_PATTERNS)
     for number, pattern in enumerate(patterns):
         at, kind = f"{path}[{number}]", pattern.get("type") or ""
-        yield from names.causes(f"{at}.type", kind, names.qualified_name(kind))
+        yield from names.causes(f"{at}.type", kind, names.qualified_name_errors(kind))
         yield from one_of(f"{at}.status", pattern.get("status") or "True", ("False", "True", "Unknown"))
 
 
@@ -235,7 +235,7 @@ def _check_success_policy(spec: Obj) -> Iterator[Cause]:
                 yield invalid(f"{at}.succeededCount", count, message)
 
 
-def _listed(choices: tuple[str, ...]) -> str:
+def _joined_choices(choices: tuple[str, ...]) -> str:
     return "[" + " ".join(f'"{choice}"' for choice in choices) + "]"
 
 

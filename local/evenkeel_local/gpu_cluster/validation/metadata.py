@@ -18,13 +18,13 @@ ANNOTATION_BYTES = 256 * 1024
 PROPAGATING = ("orphan", "foregroundDeletion")
 STANDARD_FINALIZERS = ("kubernetes", *PROPAGATING)
 NAMES: dict[TypeKey, Callable[[str], list[str]]] = {
-    catalogue.SERVICES.key: names.service_name,
-    catalogue.NAMESPACES.key: names.label,
-    catalogue.BUDGETS.key: names.path_segment,
-    catalogue.ROLES.key: names.path_segment,
-    catalogue.ROLE_BINDINGS.key: names.path_segment,
-    catalogue.CLUSTER_ROLES.key: names.path_segment,
-    catalogue.CLUSTER_ROLE_BINDINGS.key: names.path_segment,
+    catalogue.SERVICES.key: names.service_name_errors,
+    catalogue.NAMESPACES.key: names.label_errors,
+    catalogue.BUDGETS.key: names.path_segment_errors,
+    catalogue.ROLES.key: names.path_segment_errors,
+    catalogue.ROLE_BINDINGS.key: names.path_segment_errors,
+    catalogue.CLUSTER_ROLES.key: names.path_segment_errors,
+    catalogue.CLUSTER_ROLE_BINDINGS.key: names.path_segment_errors,
 }
 """The name check of each kind; the names of other kinds are DNS subdomains."""
 
@@ -33,7 +33,7 @@ def check_metadata(rt: ResourceType, obj: Obj) -> Iterator[Cause]:
     """Yield the problems of an object's metadata."""
     metadata = obj["metadata"]
     name = metadata.get("name") or ""
-    judge = NAMES.get(rt.key, names.subdomain)
+    judge = NAMES.get(rt.key, names.subdomain_errors)
     if prefix := metadata.get("generateName"):
         masked = f"{prefix[:-1]}a" if prefix.endswith("-") else prefix
         yield from names.causes("metadata.generateName", prefix, judge(masked))
@@ -47,7 +47,7 @@ def check_metadata(rt: ResourceType, obj: Obj) -> Iterator[Cause]:
 def check_annotations(annotations: dict[str, str], field: str) -> Iterator[Cause]:
     """Yield the problems of annotations."""
     for key in annotations:
-        yield from names.causes(field, key, names.qualified_name(key.lower()))
+        yield from names.causes(field, key, names.qualified_name_errors(key.lower()))
     if sum(len(key.encode()) + len(value.encode()) for key, value in annotations.items()) > ANNOTATION_BYTES:
         yield too_long(field, ANNOTATION_BYTES)
 
@@ -73,7 +73,7 @@ def _check_owners(references: list[Obj]) -> Iterator[Cause]:
 def _check_finalizers(rt: ResourceType, finalizers: list[str]) -> Iterator[Cause]:
     field = "metadata.finalizers"
     for number, finalizer in enumerate(finalizers):
-        yield from names.causes(field, finalizer, names.qualified_name(finalizer))
+        yield from names.causes(field, finalizer, names.qualified_name_errors(finalizer))
         if not rt.custom and "/" not in finalizer and finalizer not in STANDARD_FINALIZERS:
             message = "name is neither a standard finalizer name nor is it fully qualified"
             yield invalid(f"{field}[{number}]", finalizer, message)

@@ -68,7 +68,7 @@ def _length_errors(text: str, max_length: int) -> list[str]:
     return [f"must be no more than {max_length} bytes"] if len(text.encode()) > max_length else []
 
 
-def label(text: str) -> list[str]:
+def label_errors(text: str) -> list[str]:
     """Judge a DNS-1123 label."""
     errors = _length_errors(text, 63)
     if _pattern_errors(LABEL, text):
@@ -76,24 +76,24 @@ def label(text: str) -> list[str]:
     return errors
 
 
-def subdomain(text: str) -> list[str]:
+def subdomain_errors(text: str) -> list[str]:
     """Judge a DNS-1123 subdomain."""
     return _length_errors(text, 253) + _pattern_errors(SUBDOMAIN, text)
 
 
-def service_name(text: str) -> list[str]:
+def service_name_errors(text: str) -> list[str]:
     """Judge a DNS-1035 label."""
     return _length_errors(text, 63) + _pattern_errors(SERVICE, text)
 
 
-def path_segment(text: str) -> list[str]:
+def path_segment_errors(text: str) -> list[str]:
     """Judge a name that is a path segment."""
     if text in (".", ".."):
         return [f"may not be '{text}'"]
     return [f"may not contain '{mark}'" for mark in ("/", "%") if mark in text]
 
 
-def qualified_name(text: str) -> list[str]:
+def qualified_name_errors(text: str) -> list[str]:
     """Judge the key of a label: a name with an optional domain before it."""
     prefix, slash, name = text.rpartition("/")
     if "/" in prefix:
@@ -103,7 +103,7 @@ def qualified_name(text: str) -> list[str]:
     if slash and not prefix:
         messages_found.append("prefix part must be non-empty")
     elif slash:
-        messages_found += [f"prefix part {messages}" for messages in subdomain(prefix)]
+        messages_found += [f"prefix part {messages}" for messages in subdomain_errors(prefix)]
     if not name:
         messages_found.append("name part must be non-empty")
     messages_found += [
@@ -112,12 +112,12 @@ def qualified_name(text: str) -> list[str]:
     return messages_found
 
 
-def label_value(text: str) -> list[str]:
+def label_value_errors(text: str) -> list[str]:
     """Judge the value of a label."""
     return _length_errors(text, 63) + _pattern_errors(f"({QUALIFIED})?", text)
 
 
-def config_key(text: str) -> list[str]:
+def config_key_errors(text: str) -> list[str]:
     """Judge a key of a ConfigMap or Secret."""
     errors = _length_errors(text, 253) + _pattern_errors(CONFIG_KEY, text)
     if text in (".", ".."):
@@ -127,24 +127,24 @@ def config_key(text: str) -> list[str]:
     return errors
 
 
-def percent(text: str) -> list[str]:
+def percent_errors(text: str) -> list[str]:
     """Judge a percentage."""
     return _pattern_errors(PERCENT, text)
 
 
-def environment_name(text: str) -> list[str]:
+def environment_name_errors(text: str) -> list[str]:
     """Judge the name of an environment variable, by the relaxed rule of Kubernetes 1.32."""
     if all(" " <= character <= "~" and character != "=" for character in text):
         return []
     return ["a valid environment variable name must consist only of printable ASCII characters other than '='"]
 
 
-def port_number(value: Any) -> list[str]:
+def port_number_errors(value: Any) -> list[str]:
     """Judge a port."""
     return [] if value in PORTS else ["must be between 1 and 65535, inclusive"]
 
 
-def port_name(text: str) -> list[str]:
+def port_name_errors(text: str) -> list[str]:
     """Judge the name of a port."""
     errors = _length_errors(text, 15)
     if not re.match(r"[-a-z0-9]+\Z", text):
@@ -175,8 +175,8 @@ def check_required(field: str, value: Any, judge: Callable[[Any], list[str]], de
 def check_labels(labels: Mapping[str, str] | None, field: str) -> Iterator[Cause]:
     """Yield the problems of labels, or with a selector of equal labels."""
     for key, value in (labels or {}).items():
-        yield from causes(field, key, qualified_name(key))
-        yield from causes(field, value, label_value(value))
+        yield from causes(field, key, qualified_name_errors(key))
+        yield from causes(field, value, label_value_errors(value))
 
 
 def check_selector(selector: Obj | None, field: str) -> Iterator[Cause]:
@@ -192,6 +192,6 @@ def check_selector(selector: Obj | None, field: str) -> Iterator[Cause]:
             yield invalid(f"{at}.operator", operator, "not a valid selector operator")
         elif values:
             yield forbidden(f"{at}.values", "may not be specified when `operator` is 'Exists' or 'DoesNotExist'")
-        yield from causes(f"{at}.key", term.get("key", ""), qualified_name(term.get("key", "")))
-        for index, value in enumerate(values):
-            yield from causes(f"{at}.values[{index}]", value, label_value(value))
+        yield from causes(f"{at}.key", term.get("key", ""), qualified_name_errors(term.get("key", "")))
+        for place, value in enumerate(values):
+            yield from causes(f"{at}.values[{place}]", value, label_value_errors(value))

@@ -59,14 +59,14 @@ def check_service(obj: Obj) -> Iterator[Cause]:
         if not name and len(ports) > 1:
             yield required(f"{at}.name")
         elif name:
-            yield from names.causes(f"{at}.name", name, names.label(name))
+            yield from names.causes(f"{at}.name", name, names.label_errors(name))
             if name in names_used:
                 yield duplicate(f"{at}.name", name)
             names_used.add(name)
-        yield from names.causes(f"{at}.port", port.get("port") or 0, names.port_number(port.get("port") or 0))
+        yield from names.causes(f"{at}.port", port.get("port") or 0, names.port_number_errors(port.get("port") or 0))
         yield from one_of(f"{at}.protocol", port.get("protocol"), ("SCTP", "TCP", "UDP"))
         if isinstance(target := port.get("targetPort"), int):
-            yield from names.causes(f"{at}.targetPort", target, names.port_number(target))
+            yield from names.causes(f"{at}.targetPort", target, names.port_number_errors(target))
 
 
 def check_priority(obj: Obj) -> Iterator[Cause]:
@@ -91,7 +91,7 @@ def check_quota(obj: Obj) -> Iterator[Cause]:
     """Yield the problems of a ResourceQuota."""
     for name, amount in ((obj.get("spec") or {}).get("hard") or {}).items():
         at = f"spec.hard[{name}]"
-        yield from names.causes(at, name, names.qualified_name(name))
+        yield from names.causes(at, name, names.qualified_name_errors(name))
         yield from check_amount(name, amount, at)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from evenkeel_local.gpu_cluster.errors import Obj
-from evenkeel_local.gpu_cluster.quantities import quantity
+from evenkeel_local.gpu_cluster.quantities import parse_quantity
 from evenkeel_local.gpu_cluster.store import clone
 from evenkeel_local.gpu_cluster.validation import names
 from evenkeel_local.gpu_cluster.validation.causes import (
@@ -19,8 +19,8 @@ from evenkeel_local.gpu_cluster.validation.causes import (
     invalid,
     not_supported,
     one_of,
+    quoted,
     required,
-    shown,
 )
 from evenkeel_local.gpu_cluster.validation.containers import check_containers
 
@@ -49,7 +49,7 @@ def check_pod_template(template: Obj, path: str) -> Iterator[Cause]:
     metadata = template.get("metadata") or {}
     yield from names.check_labels(metadata.get("labels"), f"{path}.labels")
     for key in metadata.get("annotations") or {}:
-        yield from names.causes(f"{path}.annotations", key, names.qualified_name(key.lower()))
+        yield from names.causes(f"{path}.annotations", key, names.qualified_name_errors(key.lower()))
     yield from check_pod_spec(template.get("spec") or {}, f"{path}.spec")
 
 
@@ -68,13 +68,13 @@ def check_pod_spec(spec: Obj, path: str) -> Iterator[Cause]:
         yield from _check_spread(rule, f"{path}.topologySpreadConstraints[{number}]")
     for field in ("serviceAccountName", "nodeName", "priorityClassName", "runtimeClassName"):
         if value := spec.get(field):
-            yield from names.causes(f"{path}.{field}", value, names.subdomain(value))
+            yield from names.causes(f"{path}.{field}", value, names.subdomain_errors(value))
     seconds = spec.get("activeDeadlineSeconds")
     if seconds is not None and not 1 <= seconds <= LONGEST_DEADLINE:
         yield invalid(f"{path}.activeDeadlineSeconds", seconds, _between(1, LONGEST_DEADLINE))
     for field in ("hostname", "subdomain"):
         if value := spec.get(field):
-            yield from names.causes(f"{path}.{field}", value, names.label(value))
+            yield from names.causes(f"{path}.{field}", value, names.label_errors(value))
     yield from check_tolerations(spec.get("tolerations") or (), f"{path}.tolerations")
     policies = ("Never", "PreemptLowerPriority")
     yield from one_of(f"{path}.preemptionPolicy", spec.get("preemptionPolicy"), policies)
@@ -97,7 +97,7 @@ def _check_volumes(volumes: Iterable[Obj], path: str) -> Iterator[Cause]:
         if not sources:
             yield required(at, "must specify a volume type")
         yield from _check_volume_source(volume, at)
-        yield from names.check_required(f"{at}.name", name, names.label)
+        yield from names.check_required(f"{at}.name", name, names.label_errors)
         if name and name in volume_names:
             yield duplicate(f"{at}.name", name)
         volume_names.add(name)
@@ -115,7 +115,7 @@ def _check_volume_source(volume: Obj, at: str) -> Iterator[Cause]:
     if ".." in ((volume.get("hostPath") or {}).get("path") or "").split("/"):
         yield invalid(f"{at}.hostPath.path", volume["hostPath"]["path"], "must not contain '..'")
     limit = (volume.get("emptyDir") or {}).get("sizeLimit")
-    if limit is not None and quantity(limit) < 0:
+    if limit is not None and parse_quantity(limit) < 0:
         yield forbidden(f"{at}.emptyDir.sizeLimit", "SizeLimit field must be a valid resource quantity")
 
 
@@ -129,7 +129,7 @@ def check_tolerations(tolerations: Iterable[Obj], path: str) -> Iterator[Cause]:
         key, operator = toleration.get("key") or "", toleration.get("operator") or ""
         value, effect = toleration.get("value") or "", toleration.get("effect") or ""
         if key:
-            yield from names.causes(f"{at}.key", key, names.qualified_name(key))
+            yield from names.causes(f"{at}.key", key, names.qualified_name_errors(key))
         elif operator != "Exists":
             rule = 'operator must be Exists when `key` is empty, which means "match all values and all keys"'
             yield invalid(f"{at}.operator", operator, rule)
@@ -137,7 +137,7 @@ def check_tolerations(tolerations: Iterable[Obj], path: str) -> Iterator[Cause]:
             yield invalid(f"{at}.effect", effect, "effect must be 'NoExecute' when `tolerationSeconds` is set")
         if operator in ("Equal", ""):
             yield from names.causes(
-                f"{at}.operator", value, [";".join(reasons)] if (reasons := names.label_value(value)) else ()
+                f"{at}.operator", value, [";".join(reasons)] if (reasons := names.label_value_errors(value)) else ()
             )
         elif operator != "Exists":
             yield not_supported(f"{at}.operator", operator, ("Equal", "Exists"))
@@ -152,8 +152,8 @@ def check_taints(taints: Iterable[Obj], path: str) -> Iterator[Cause]:
     keys: set[tuple[str, str]] = set()
     for number, taint in enumerate(taints):
         at, key, effect = f"{path}[{number}]", taint.get("key") or "", taint.get("effect") or ""
-        yield from names.causes(f"{at}.key", key, names.qualified_name(key))
-        if reasons := names.label_value(taint.get("value") or ""):
+        yield from names.causes(f"{at}.key", key, names.qualified_name_errors(key))
+        if reasons := names.label_value_errors(taint.get("value") or ""):
             yield invalid(f"{at}.value", taint["value"], ";".join(reasons))
         if not effect:
             yield required(f"{at}.effect")
@@ -206,7 +206,7 @@ def _check_node_term(term: Obj, path: str) -> Iterator[Cause]:
         elif operator not in NODE_OPERATORS:
             yield invalid(f"{at}.operator", operator, "not a valid selector operator")
         key = expression.get("key") or ""
-        yield from names.causes(f"{at}.key", key, names.qualified_name(key))
+        yield from names.causes(f"{at}.key", key, names.qualified_name_errors(key))
 
 
 def _check_pod_term(term: Obj, at: str) -> Iterator[Cause]:
@@ -214,14 +214,14 @@ def _check_pod_term(term: Obj, at: str) -> Iterator[Cause]:
     key = term.get("topologyKey") or ""
     if not key:
         yield required(f"{at}.topologyKey", "can not be empty")
-    yield from names.causes(f"{at}.topologyKey", key, names.qualified_name(key))
+    yield from names.causes(f"{at}.topologyKey", key, names.qualified_name_errors(key))
 
 
 def _check_spread(rule: Obj, at: str) -> Iterator[Cause]:
     skew, key = rule.get("maxSkew") or 0, rule.get("topologyKey") or ""
     if skew <= 0:
         yield invalid(f"{at}.maxSkew", skew, "must be greater than zero")
-    yield from names.check_required(f"{at}.topologyKey", key, names.qualified_name, "can not be empty")
+    yield from names.check_required(f"{at}.topologyKey", key, names.qualified_name_errors, "can not be empty")
     when = rule.get("whenUnsatisfiable") or ""
     yield from one_of(f"{at}.whenUnsatisfiable", when, ("DoNotSchedule", "ScheduleAnyway"))
     yield from names.check_selector(rule.get("labelSelector"), f"{at}.labelSelector")
@@ -261,7 +261,7 @@ def check_pod_update(obj: Obj, old: Obj) -> Iterator[Cause]:
 
 
 def _without_seconds(toleration: Obj) -> str:
-    return shown({key: value for key, value in sorted(toleration.items()) if key != "tolerationSeconds"})
+    return quoted({key: value for key, value in sorted(toleration.items()) if key != "tolerationSeconds"})
 
 
 def _fixed_part(spec: Obj, *, gated: bool) -> Any:
