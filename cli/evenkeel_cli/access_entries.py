@@ -53,16 +53,16 @@ class EntryChange:
     action: EntryAction
     groups: frozenset[str] = frozenset()
     """The groups after the change."""
-    before: frozenset[str] = frozenset()
+    groups_before: frozenset[str] = frozenset()
     problem: str = ""
 
     @property
-    def added(self) -> list[str]:
-        return sorted(self.groups - self.before)
+    def added_groups(self) -> list[str]:
+        return sorted(self.groups - self.groups_before)
 
     @property
-    def lost(self) -> list[str]:
-        return sorted(self.before - self.groups)
+    def removed_groups(self) -> list[str]:
+        return sorted(self.groups_before - self.groups)
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class ClusterChanges:
     problem: str = ""
 
     @property
-    def due(self) -> tuple[EntryChange, ...]:
+    def pending_entries(self) -> tuple[EntryChange, ...]:
         return tuple(entry for entry in self.entries if entry.action is not EntryAction.KEEP)
 
     @property
@@ -88,8 +88,8 @@ class ClusterChanges:
                 "role": entry.role,
                 "action": entry.action.value,
                 "groups": sorted(entry.groups),
-                "addedGroups": entry.added,
-                "removedGroups": entry.lost,
+                "addedGroups": entry.added_groups,
+                "removedGroups": entry.removed_groups,
                 "problem": entry.problem,
             }
             for entry in self.entries
@@ -134,7 +134,7 @@ class EksAccess:
         It only reads. A failure is part of the result, so that the caller can continue with other clusters.
         """
         present: dict[str, PresentEntry] = {}
-        problem = _failure_text(lambda: present.update(self._present(cluster)), cluster)
+        problem = _failure_text(lambda: present.update(self._present_entries(cluster)), cluster)
         entries = () if problem else plan_entries(self.wanted_entries, present, self.stack)
         return ClusterChanges(cluster, tuple(entries), problem)
 
@@ -146,7 +146,7 @@ class EksAccess:
         cluster = changes.cluster
         done = []
         for entry in changes.entries:
-            problem = _failure_text(partial(self._change, cluster, entry), cluster)
+            problem = _failure_text(partial(self._apply_change, cluster, entry), cluster)
             done.append(replace(entry, problem=problem or entry.problem))
         return replace(changes, entries=tuple(done))
 
@@ -166,9 +166,9 @@ class EksAccess:
                 *tag,
             ]
 
-    def _present(self, cluster: str) -> Iterator[tuple[str, PresentEntry]]:
+    def _present_entries(self, cluster: str) -> Iterator[tuple[str, PresentEntry]]:
         roles = {wanted_entry.role for wanted_entry in self.wanted_entries}
-        for principal in self._principals(cluster):
+        for principal in self._principal_arns(cluster):
             name = principal.rpartition("/")[2]
             if principal not in roles and not name.startswith(self.stack[:_ROLE_PREFIX]):
                 continue  # not a role of this stack; saves a call, because only the tag is decisive
@@ -177,7 +177,7 @@ class EksAccess:
             stack = (entry.get("tags") or {}).get(STACK_TAG, "")
             yield principal, PresentEntry(groups, stack, entry.get("type", "STANDARD"))
 
-    def _principals(self, cluster: str) -> Iterator[str]:
+    def _principal_arns(self, cluster: str) -> Iterator[str]:
         token: dict[str, str] = {}
         while True:
             page = self.eks.list_access_entries(clusterName=cluster, maxResults=100, **token)
@@ -186,7 +186,7 @@ class EksAccess:
                 return
             token = {"nextToken": page["nextToken"]}
 
-    def _change(self, cluster: str, entry: EntryChange) -> None:
+    def _apply_change(self, cluster: str, entry: EntryChange) -> None:
         named = {"clusterName": cluster, "principalArn": entry.role}
         groups = sorted(entry.groups)
         match entry.action:

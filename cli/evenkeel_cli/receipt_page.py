@@ -95,7 +95,7 @@ def draw_interruption(out: Printer, interruption: Json) -> None:
         indent="    ",
     )
     parts = [stage for stage in interruption["parts"] if stage["seconds"] != 0 or stage["alreadyCountedSeconds"]]
-    clocks = iter(out.clocks(stage["startedAt"] for stage in parts if stage["startedAt"]))
+    clocks = iter(out.clock_texts(stage["startedAt"] for stage in parts if stage["startedAt"]))
     rows = [(stage, next(clocks) if stage["startedAt"] else "–") for stage in parts]
     rows.append(({"stage": "sum", **interruption["total"]}, ""))
     out.table(

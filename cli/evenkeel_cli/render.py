@@ -135,7 +135,7 @@ class Printer:
         """Return a text with its sign before it."""
         return f"{self.glyph(status)} {text}"
 
-    def when(self, instant: str | None, *, ago: bool = True) -> str:
+    def time_text(self, instant: str | None, *, ago: bool = True) -> str:
         """Format an instant: `3m ago` on a terminal, RFC 3339 in a pipe."""
         if not instant:
             return "–"
@@ -145,17 +145,17 @@ class Printer:
         text = age_text(abs(seconds))
         return f"in {text}" if seconds < -1 else f"{text} ago" if ago else text
 
-    def last_seen(self, item: Mapping[str, Any]) -> str:
+    def last_seen_text(self, item: Mapping[str, Any]) -> str:
         """Format when a node or job was last seen, if its cluster does not answer; else an empty text."""
         if not item.get("isStale"):
             return ""
-        return f", last seen {self.when(item['lastSeenAt'])}" if item.get("lastSeenAt") else ", never seen"
+        return f", last seen {self.time_text(item['lastSeenAt'])}" if item.get("lastSeenAt") else ", never seen"
 
     def age_title(self, instant: str) -> str:
         """Return the title of a column of `when`: in a pipe it holds instants, not ages."""
         return "AGE" if self.is_terminal else instant
 
-    def clocks(self, instants: Iterable[str]) -> list[str]:
+    def clock_texts(self, instants: Iterable[str]) -> list[str]:
         """Format the times of consecutive lines: RFC 3339 in a pipe.
 
         On a terminal they are aligned times of day in UTC. A line shows its date if the line before has another date;
@@ -198,7 +198,7 @@ class Printer:
         """Write one line."""
         self._write_lines(_with_styles(self.as_typed(text)))
 
-    def next(self, command: str) -> None:
+    def next_command(self, command: str) -> None:
         """Write the suggested next command."""
         self.line(f"{self.dim('next')}  {command}")
 

@@ -23,7 +23,7 @@ class ReportSection(NamedTuple):
     title: str
     columns: tuple[str, ...]
     rows: Sequence[tuple[str, ...]]
-    left: int = 1
+    text_columns: int = 1
     """Columns with text. All other columns hold figures."""
     wraps: bool = False
     """Whether the first column wraps instead of being cut."""
@@ -159,7 +159,7 @@ def _nodes_section(nodes: list[Json]) -> ReportSection:
         for node in nodes
     ]
     titles = ("NODE", "POOL", "FAILURES", "ABOVE FLEET", "GPU-HOURS", "COST")
-    return ReportSection("Nodes with the largest losses", titles, rows, left=2)
+    return ReportSection("Nodes with the largest losses", titles, rows, text_columns=2)
 
 
 def _rented_section(pools: list[Json]) -> ReportSection:
@@ -214,10 +214,10 @@ def draw_fleet_report(out: Printer, report: Json, *, is_wide: bool) -> None:
         columns = [
             Column(
                 title,
-                index,
-                is_right=index >= section.left,
-                wraps=section.wraps and not index,
-                may_shrink=not section.wraps and not index,
+                place,
+                is_right=place >= section.text_columns,
+                wraps=section.wraps and not place,
+                may_shrink=not section.wraps and not place,
             )
             for index, title in enumerate(section.columns)
         ]
@@ -252,7 +252,7 @@ def markdown(report: Json) -> str:
     for section in sections(report):
         if section.rows:
             lines += ["", f"## {section.title}", "", f"| {' | '.join(plain(title) for title in section.columns)} |"]
-            lines.append("|" + "---|" * section.left + "---:|" * (len(section.columns) - section.left))
+            lines.append("|" + "---|" * section.text_columns + "---:|" * (len(section.columns) - section.text_columns))
             lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in section.rows]
     return "\n".join([*lines, "", *(f"* {text}" for text in note_texts(report))]) + "\n"
 
@@ -283,7 +283,7 @@ def _html_section(section: ReportSection, report: Json) -> str:
 
 def _html_table(section: ReportSection) -> str:
     def cells(tag: str, row: Sequence[str]) -> str:
-        kinds = [' class="text"' if index < section.left else "" for index in range(len(row))]
+        kinds = [' class="text"' if place < section.text_columns else "" for place in range(len(row))]
         return "".join(f"<{tag}{kind}>{escape(text)}</{tag}>" for kind, text in zip(kinds, row, strict=True))
 
     rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in section.rows)

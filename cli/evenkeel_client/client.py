@@ -116,7 +116,7 @@ class ApiClient:
                 failed.hint = f"{failed.hint}\n  {again}" if failed.hint else again
             raise
 
-    def ask(self, path: str, body: Json) -> Json:
+    def post_read_only(self, path: str, body: Json) -> Json:
         """Send a read-only request that needs a body.
 
         Raises:
@@ -212,14 +212,14 @@ class ApiClient:
         try:
             answer = self._session.send(request.prepare())
         except BotoCoreError as error:
-            raise self._unreachable(error) from error
+            raise self._unreachable_error(error) from error
         # botocore does not compare the length: a connection that was cut gives a part of the answer.
         expected = answer.headers.get("Content-Length", "")
         if expected.isdecimal() and len(answer.content) < int(expected):
-            raise self._cut_off()
+            raise self._connection_cut_error()
         return RawAnswer(answer.status_code, answer.headers, answer.content)
 
-    def _unreachable(self, error: "BotoCoreError") -> CommandFailed:
+    def _unreachable_error(self, error: "BotoCoreError") -> CommandFailed:
         """Return the failure of a request that got no whole answer."""
         from botocore import exceptions
 
@@ -234,12 +234,12 @@ class ApiClient:
             case exceptions.ReadTimeoutError():
                 text = f"{self.context.url} did not answer within {_TIMEOUT_SECONDS} seconds."
             case exceptions.HTTPClientError():
-                return self._cut_off()
+                return self._connection_cut_error()
             case _:
                 text = f"{self.context.url} does not answer."
         return CommandFailed(Exit.TRY_AGAIN, text, code="UNREACHABLE", hint=hint)
 
-    def _cut_off(self) -> CommandFailed:
+    def _connection_cut_error(self) -> CommandFailed:
         text = f"The connection to {self.context.url} was cut before the answer was complete."
         return CommandFailed(Exit.TRY_AGAIN, text, code="UNREACHABLE", hint=_PROXY_HINT)
 

@@ -70,20 +70,20 @@ class ScenarioRun:
 
     # ------------------------------------------------------------ setup
 
-    def policy(self, changes: Json, reason: str) -> None:
+    def set_policy(self, changes: Json, reason: str) -> None:
         """Set the site's policy, and wait until every function uses it."""
         self.note("you", f"Applied a policy: {reason}.")
         self.client.post(f"/clusters/{self.client.fleet}/policy", {"changes": changes, "reason": reason})
         time.sleep(FRESH.total_seconds())
 
-    def classes(self, **values: int) -> None:
+    def create_priority_classes(self, **values: int) -> None:
         """Create priority classes, and make the operator the lead of every team."""
         people = [{"principal": f"arn:aws:iam::{ACCOUNT_ID}:user/operator", "role": "lead"}]
         quotas = {"priorityClasses": values, "members": people}
         path = f"/clusters/{self.client.fleet}/quotas"
         self.client.change("PUT", path, {"quotas": quotas, "reason": "the scenario's"}, version=0)
 
-    def team(self, name: str, gpus: int, instance_type: str, **queue: Any) -> None:
+    def create_team(self, name: str, gpus: int, instance_type: str, **queue: Any) -> None:
         """Create a team with a quota."""
         groups = [{instance_type: {"nvidia.com/gpu": gpus}}]
         team = {"name": name, "queue": {"groups": groups, "preemption": {"within": "LowerPriority"}} | queue}
@@ -99,7 +99,7 @@ class ScenarioRun:
         self.note("you", f"Submitted {name} on {work.nodes} {'node' if work.nodes == 1 else 'nodes'}: {job_id}.")
         return act
 
-    def serve(self, name: str, replicas: int, *tolerations: Json) -> None:
+    def scale_deployment(self, name: str, replicas: int, *tolerations: Json) -> None:
         """Scale a serving Deployment that uses whole nodes."""
         self.note("serving", f"Set {name} to {replicas} replicas.")
         container = {
@@ -115,23 +115,23 @@ class ScenarioRun:
         deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
         self.centre.cluster.apply([deployment])
 
-    def serving(self, name: str) -> int:
+    def running_replicas(self, name: str) -> int:
         """Return the number of running replicas."""
-        return len(self.served_on(name))
+        return len(self.replica_nodes(name))
 
-    def served_on(self, name: str) -> list[str]:
+    def replica_nodes(self, name: str) -> list[str]:
         """Return the nodes of the running replicas."""
         pods = self.centre.cluster.get(f"/api/v1/namespaces/default/pods?labelSelector=app%3D{name}")["items"]
         return [str(pod["spec"]["nodeName"]) for pod in pods if pod["status"].get("phase") == "Running"]
 
-    def rented_for_serving(self) -> list[Json]:
+    def serving_rentals(self) -> list[Json]:
         """Return all rentals for Deployments."""
         serving = self.client.get("/status")["serving"]
         return [rental for workload in serving for rental in workload["rentals"]]
 
     # ------------------------------------------------------------ watching
 
-    def wait(self, condition: str, look: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
+    def wait_for(self, condition: str, look: Callable[[], Any], seconds: float = WAIT_SECONDS) -> Any:
         """Poll until `look` returns something; print the timelines of the jobs meanwhile.
 
         Raises:
@@ -158,9 +158,9 @@ class ScenarioRun:
                     self._seen_entries.add(entry_key)
                     fresh.append((str(entry["at"]), act.name, str(entry["text"])))
         for at, name, text in sorted(fresh):
-            self.note(name, self._by_name(text), at[11:19])
+            self.note(name, self._with_job_names(text), at[11:19])
 
-    def _by_name(self, text: str) -> str:
+    def _with_job_names(self, text: str) -> str:
         for act in self.jobs:
             text = text.replace(act.job_id, act.name)
         return text
@@ -176,13 +176,13 @@ class ScenarioRun:
     def finish(self) -> None:
         """End all jobs, and check the outcome."""
         for act in self.jobs:
-            if act.show()["state"] not in ENDED:
+            if act.read()["state"] not in ENDED:
                 self.client.post(f"/jobs/{act.job_id}/cancel", {"reason": "the scenario is over"})
         for act in self.jobs:
-            act.end()
+            act.wait_for_end()
         await_all_nodes_ready(self.client, self.centre)
         deadline = time.monotonic() + _LEFT_SECONDS
-        while (leftovers := self._left()) and time.monotonic() < deadline:
+        while (leftovers := self._leftovers()) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         self.print_timeline()
         self.check("no wait, charge, execution, rented node or limit is left", not leftovers, leftovers or "nothing")
@@ -191,23 +191,21 @@ class ScenarioRun:
         check_dead_letters(self.result, self.centre)
         check_decisions(self.result, self.centre)
 
-    def _left(self) -> list[str]:
+    def _leftovers(self) -> list[str]:
         unpaid = [
             f"rental {rental['rental']} of {act.name}"
             for act in self.jobs
-            for rental in act.show()["rentals"]
+            for rental in act.read()["rentals"]
             if not rental["endedAt"]
         ]
         unpaid += [
-            f"rental {document['rental']} of serving"
-            for document in self.rented_for_serving()
-            if not document["endedAt"]
+            f"rental {document['rental']} of serving" for document in self.serving_rentals() if not document["endedAt"]
         ]
         return [*leftover_records(self.centre), *leftover_rentals(self.centre), *unpaid]
 
     def _check_money(self, meter: CostMeter) -> None:
         """Check each bill and the cap against the price table and the observed nodes."""
-        rentals = [rental for act in self.jobs for rental in act.show()["rentals"]] + self.rented_for_serving()
+        rentals = [rental for act in self.jobs for rental in act.read()["rentals"]] + self.serving_rentals()
         wrong = [
             f"{rental['costUsd']} instead of {expected_cost_usd(rental)}"
             for rental in rentals
@@ -282,7 +280,7 @@ class ScenarioJob:
     uri: str
     work: TrainingWork
 
-    def show(self) -> Json:
+    def read(self) -> Json:
         """Return the job as the API shows it."""
         document: Json = self.run.client.get(f"/jobs/{self.job_id}")
         return document
@@ -294,7 +292,7 @@ class ScenarioJob:
 
     def attempt(self, number: int) -> Json:
         """Return an attempt of the job."""
-        return next(dict(attempt) for attempt in self.show()["attempts"] if attempt["attempt"] == number)
+        return next(dict(attempt) for attempt in self.read()["attempts"] if attempt["attempt"] == number)
 
     def timeline(self) -> str:
         """Return the timeline of the job as one text."""
@@ -305,16 +303,16 @@ class ScenarioJob:
         """Return the newest step in the log of its current attempt."""
         return last_step(self.run.client, self.job_id)
 
-    def reach(self, step: int) -> ScenarioJob:
+    def wait_for_step(self, step: int) -> ScenarioJob:
         """Wait for a step."""
-        self.run.wait(f"step {step} of {self.name}", lambda: self.step() >= step)
+        self.run.wait_for(f"step {step} of {self.name}", lambda: self.step() >= step)
         return self
 
-    def until(self, condition: str, holds: Callable[[Json], object], seconds: float = WAIT_SECONDS) -> Json:
+    def wait_until(self, condition: str, holds: Callable[[Json], object], seconds: float = WAIT_SECONDS) -> Json:
         """Wait until the job fulfils a condition, and return the job."""
 
         def look() -> Json:
-            job = self.show()
+            job = self.read()
             if holds(job):
                 return job
             if job["state"] in ENDED:
@@ -323,26 +321,26 @@ class ScenarioJob:
                 )
             return {}
 
-        job: Json = self.run.wait(f"{self.name} {condition}", look, seconds)
+        job: Json = self.run.wait_for(f"{self.name} {condition}", look, seconds)
         return job
 
-    def at_size(self, nodes: int) -> Json:
+    def wait_for_size(self, nodes: int) -> Json:
         """Wait until the job runs on this number of nodes."""
-        return self.until(
+        return self.wait_until(
             f"to run on {nodes} nodes", lambda job: (job["state"], job["currentNodes"]) == ("RUNNING", nodes)
         )
 
     def node(self, rank: int) -> str:
         """Return the name of the node that a rank of its current attempt runs on."""
-        return node_of_rank(self.run.centre, self.show(), rank)
+        return node_of_rank(self.run.centre, self.read(), rank)
 
-    def end(self) -> Json:
+    def wait_for_end(self) -> Json:
         """Wait until the job has ended."""
-        return self.until("to end", lambda job: job["state"] in ENDED, _END_SECONDS)
+        return self.wait_until("to end", lambda job: job["state"] in ENDED, _END_SECONDS)
 
-    def ends_well(self, attempts: int) -> Json:
+    def check_good_end(self, attempts: int) -> Json:
         """Wait for the end of the job, and check its weights and its number of attempts."""
-        job = self.end()
+        job = self.wait_for_end()
         document = read_object(self.run.centre, self.uri, f"result/attempt={job['currentAttempt']}.json")
         digest = json.loads(document)["digest"] if document else "no result"
         right = reference_digest(self.work.nodes, self.work.steps, self.work.seed)
@@ -379,12 +377,12 @@ SHORT: Final = TrainingWork(nodes=2, steps=12, checkpoint_every=4, step_seconds=
 
 def preemption(run: ScenarioRun) -> None:
     """Committed capacity is full: a job of a higher class preempts a lower one, which saves and later resumes."""
-    run.classes(low=1, high=100)
-    run.team("red", 16, TYPE)
-    low = run.submit("low", LONG, team="red", priorityClass="low").reach(9)
+    run.create_priority_classes(low=1, high=100)
+    run.create_team("red", 16, TYPE)
+    low = run.submit("low", LONG, team="red", priorityClass="low").wait_for_step(9)
     high = run.submit("high", SHORT, team="red", priorityClass="high")
-    high.ends_well(attempts=1)
-    low.ends_well(attempts=2)
+    high.check_good_end(attempts=1)
+    low.check_good_end(attempts=2)
     stopped, resumed = low.attempt(1), low.attempt(2)
     run.check("the reason of low names the job that preempts it", high.job_id in stopped["reason"], stopped["reason"])
     run.check(
@@ -394,23 +392,23 @@ def preemption(run: ScenarioRun) -> None:
 
 def shared_node(run: ScenarioRun) -> None:
     """Two halves of a GPU node and a CPU-only job share one node; a job that needs more CPU waits."""
-    run.classes(normal=1)
+    run.create_priority_classes(normal=1)
     groups = [{TYPE: {"nvidia.com/gpu": 8, "cpu": 400, "memory": "4Ti"}}]
-    run.team("red", 8, TYPE, groups=groups)
+    run.create_team("red", 8, TYPE, groups=groups)
     half = TrainingWork(nodes=1, steps=600, checkpoint_every=50, step_seconds=0.15)
     short = TrainingWork(nodes=1, steps=20, checkpoint_every=10, step_seconds=0.1)
     first = run.submit("half-1", half, team="red", gpusPerNode=4)
     second = run.submit("half-2", half, team="red", gpusPerNode=4)
     notebook = run.submit("notebook", half, team="red", gpusPerNode=0, cpuPerNode=8, memoryGibPerNode=32)
     for job in (first, second, notebook):
-        job.reach(3)
+        job.wait_for_step(3)
     nodes = {job.node(0) for job in (first, second, notebook)}
     run.check("two halves of a node and a CPU job run on one node", len(nodes) == 1, nodes)
     large = run.submit("large", short, team="red", gpusPerNode=0, cpuPerNode=64)
-    waiting = large.until("to wait for CPU", lambda document: "short of CPU" in document["reason"])
+    waiting = large.wait_until("to wait for CPU", lambda document: "short of CPU" in document["reason"])
     run.check("a job that needs more CPU than is free waits, and says so", True, waiting["reason"])
     for job in (first, second, notebook, large):
-        job.ends_well(attempts=1)
+        job.check_good_end(attempts=1)
 
 
 SIZES: Final = {"minNodes": 1, "maxNodes": 3}
@@ -419,37 +417,37 @@ GROUP_TYPE: Final = "p5.48xlarge"
 
 def elastic(run: ScenarioRun) -> None:
     """Idle nodes: a job grows. For a job of a higher class it shrinks instead of ending, then grows back."""
-    run.classes(low=1, high=100)
-    run.team("red", 24, TYPE)
+    run.create_priority_classes(low=1, high=100)
+    run.create_team("red", 24, TYPE)
     work = TrainingWork(nodes=2, steps=1000, checkpoint_every=4, step_seconds=0.12)
     job = run.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES)
-    job.at_size(3)
-    job.reach(job.step() + 5)
+    job.wait_for_size(3)
+    job.wait_for_step(job.step() + 5)
     high = run.submit("urgent", TrainingWork(nodes=2, steps=30, step_seconds=0.1), team="red", priorityClass="high")
-    job.at_size(1)
-    high.ends_well(attempts=1)
-    job.at_size(3)
-    ended = job.ends_well(attempts=4)
+    job.wait_for_size(1)
+    high.check_good_end(attempts=1)
+    job.wait_for_size(3)
+    ended = job.check_good_end(attempts=4)
     sizes = [attempt["gpus"] // 8 for attempt in reversed(ended["attempts"])]
     run.check("the job ran on 2, 3, 1 and 3 nodes", sizes == [2, 3, 1, 3], sizes)
 
 
 def node_lost(run: ScenarioRun) -> None:
     """A node is lost and there is no spare: the job continues with fewer nodes during the replacement."""
-    run.classes(low=1)
-    run.team("red", 24, TYPE)
+    run.create_priority_classes(low=1)
+    run.create_team("red", 24, TYPE)
     slow = {
         "jobs": {"expectedReplaceSeconds": 120},
         "repair": {"replaceDeadlineSeconds": 90},
         "scheduling": {"elastic": {"spareWaitSeconds": 15}},
     }
-    run.policy(slow, "repairs are slow in this scenario")
+    run.set_policy(slow, "repairs are slow in this scenario")
     work = TrainingWork(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
-    job = run.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
+    job = run.submit("elastic", work, team="red", priorityClass="low", elastic=SIZES).wait_for_step(9)
     node = job.node(2)
     run.centre.cluster.inject("gpu-xid79", node=node)
     run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
-    job.at_size(2)
+    job.wait_for_size(2)
     instance_id = node.removeprefix("hyperpod-")
 
     def incident() -> Json:
@@ -458,18 +456,18 @@ def node_lost(run: ScenarioRun) -> None:
 
     open_still = incident()
     run.check("the job runs while its node is repaired", open_still["state"] not in SETTLED, open_still["state"])
-    run.wait("the incident to settle", lambda: incident()["state"] in SETTLED)
-    job.at_size(3)
-    job.ends_well(attempts=3)
+    run.wait_for("the incident to settle", lambda: incident()["state"] in SETTLED)
+    job.wait_for_size(3)
+    job.check_good_end(attempts=3)
     run.check("the plan was to shrink the job", "SHRINK" in job.timeline(), job.timeline())
 
 
 def node_group(run: ScenarioRun) -> None:
     """EKS without Karpenter and HyperPod: a GPU fails, and an Auto Scaling group replaces the node without a person."""
-    run.classes(normal=1)
-    run.team("red", 24, GROUP_TYPE)
+    run.create_priority_classes(normal=1)
+    run.create_team("red", 24, GROUP_TYPE)
     work = TrainingWork(nodes=2, steps=400, checkpoint_every=4, step_seconds=0.12)
-    job = run.submit("training", work, team="red").reach(9)
+    job = run.submit("training", work, team="red").wait_for_step(9)
     node = job.node(1)
     before = _instance_ids(run)
     run.centre.cluster.inject("gpu-xid79", node=node)
@@ -479,12 +477,12 @@ def node_group(run: ScenarioRun) -> None:
         incidents = run.client.get("/incidents", pageSize=100)["items"]
         return next((document for document in incidents if document["node"]["instanceId"] == before[node]), {})
 
-    settled = run.wait("the incident to settle", lambda: incident().get("state") in SETTLED and incident())
+    settled = run.wait_for("the incident to settle", lambda: incident().get("state") in SETTLED and incident())
     run.check("the recovery needs no person", settled["state"] == "RECOVERED", settled["outcome"])
-    run.wait("the group to be complete", lambda: len(_instance_ids(run)) == run.centre.node_count)
+    run.wait_for("the group to be complete", lambda: len(_instance_ids(run)) == run.centre.node_count)
     after = _instance_ids(run)
     run.check("the group replaced exactly the faulty node", _lost_nodes(before, after) == {before[node]}, after)
-    job.ends_well(attempts=2)
+    job.check_good_end(attempts=2)
     resumed = job.attempt(2)["resumeFrom"]
     run.check("the job resumes from a checkpoint", resumed["step"] >= 4, resumed)
 
@@ -507,23 +505,23 @@ def _lost_nodes(before: dict[str, str], after: dict[str, str]) -> set[str]:
 
 def preempted_for_interrupted(run: ScenarioRun) -> None:
     """A high-class job loses a node and there is no spare: Evenkeel preempts a lower job, which later resumes."""
-    run.classes(low=1, high=100)
-    run.team("red", 24, TYPE)
+    run.create_priority_classes(low=1, high=100)
+    run.create_team("red", 24, TYPE)
     slow = {"jobs": {"expectedReplaceSeconds": 600}, "repair": {"replaceDeadlineSeconds": 90}}
-    run.policy(slow, "repairs are slow in this scenario")
+    run.set_policy(slow, "repairs are slow in this scenario")
     work = TrainingWork(nodes=2, steps=300, checkpoint_every=4, step_seconds=0.15)
-    high = run.submit("high", work, team="red", priorityClass="high", graceSeconds=20).reach(9)
+    high = run.submit("high", work, team="red", priorityClass="high", graceSeconds=20).wait_for_step(9)
     work = TrainingWork(nodes=1, steps=300, checkpoint_every=4, step_seconds=0.15)
-    low = run.submit("low", work, team="red", priorityClass="low", graceSeconds=20).reach(9)
+    low = run.submit("low", work, team="red", priorityClass="low", graceSeconds=20).wait_for_step(9)
     node, preempted_node = high.node(1), low.node(0)
     run.centre.cluster.inject("gpu-xid79", node=node)
     run.note("world", f"A GPU of {node} falls off the bus (Xid 79).")
-    high.until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
-    waits = low.show()
+    high.wait_until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
+    waits = low.read()
     run.check("low waits while high runs", waits["state"] == "PENDING", f"{waits['state']}: {waits['reason']}")
-    low.until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
-    high.ends_well(attempts=2)
-    low.ends_well(attempts=2)
+    low.wait_until("to run again", lambda job: (job["state"], job["currentAttempt"]) == ("RUNNING", 2))
+    high.check_good_end(attempts=2)
+    low.check_good_end(attempts=2)
     nodes_taken = [node["name"] for node in high.attempt(2)["nodes"]]
     run.check("high runs where low ran", preempted_node in nodes_taken and node not in nodes_taken, nodes_taken)
     stopped, resumed = low.attempt(1), low.attempt(2)
@@ -536,19 +534,19 @@ def preempted_for_interrupted(run: ScenarioRun) -> None:
 
 def inference_spike(run: ScenarioRun) -> None:
     """Serving needs more replicas than nodes are free: training shrinks, then grows back."""
-    run.classes(low=1)
-    run.team("red", 24, TYPE)
+    run.create_priority_classes(low=1)
+    run.create_team("red", 24, TYPE)
     chat = {"cluster": run.centre.cluster.eks_cluster_name, "namespace": "default", "name": "chat"}
-    run.policy({"scheduling": {"serving": [chat]}}, "default/chat serves and has priority over training")
+    run.set_policy({"scheduling": {"serving": [chat]}}, "default/chat serves and has priority over training")
     work = TrainingWork(nodes=3, steps=800, checkpoint_every=4, step_seconds=0.12)
-    job = run.submit("training", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
-    run.serve("chat", 2)
-    job.at_size(1)
-    run.wait("both replicas to run", lambda: run.serving("chat") == 2)
+    job = run.submit("training", work, team="red", priorityClass="low", elastic=SIZES).wait_for_step(9)
+    run.scale_deployment("chat", 2)
+    job.wait_for_size(1)
+    run.wait_for("both replicas to run", lambda: run.running_replicas("chat") == 2)
     run.note("serving", "Both replicas run, on nodes that training released.")
-    run.serve("chat", 0)
-    job.at_size(3)
-    ended = job.ends_well(attempts=3)
+    run.scale_deployment("chat", 0)
+    job.wait_for_size(3)
+    ended = job.check_good_end(attempts=3)
     sizes = [attempt["gpus"] // 8 for attempt in reversed(ended["attempts"])]
     run.check("the job ran on 3, 1 and 3 nodes", sizes == [3, 1, 3], sizes)
     run.check(
@@ -587,21 +585,21 @@ def _add_node_pools(run: ScenarioRun, taint: Json | None = None, burst: Json | N
         "otherExpectedRunSeconds": 3600,
     }
     changes = {"burst": {"pools": pools, **may, **(burst or {})}, **other}
-    run.policy(changes, "Evenkeel may rent nodes for at most $120 per hour")
+    run.set_policy(changes, "Evenkeel may rent nodes for at most $120 per hour")
     run.meter = CostMeter()
 
 
 def return_to_committed(run: ScenarioRun) -> None:
     """Committed capacity is full: an urgent job runs on rented nodes, and migrates back when capacity is free."""
     _add_node_pools(run)
-    first = run.submit("baseline", HOLDING_JOB).reach(9)
+    first = run.submit("baseline", HOLDING_JOB).wait_for_step(9)
     urgent = run.submit("urgent", URGENT)
-    urgent.reach(9)
+    urgent.wait_for_step(9)
     rented = urgent.attempt(1)
     run.check("urgent runs on rented nodes", rented["pool"] in _NODE_POOLS, rented["pool"])
     run.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "urgent needs its node"})
     run.note("you", "Cancelled baseline: urgent needs its node.")
-    urgent.ends_well(attempts=2)
+    urgent.check_good_end(attempts=2)
     back = urgent.attempt(2)
     run.check("urgent migrated back to committed capacity", back["pool"] == FleetShape().group, back["pool"])
     run.check(
@@ -609,7 +607,7 @@ def return_to_committed(run: ScenarioRun) -> None:
         "migrates back to committed capacity" in urgent.attempt(1)["reason"],
         urgent.attempt(1)["reason"],
     )
-    run.check("Evenkeel rented for urgent exactly once", len(urgent.show()["rentals"]) == 1, urgent.show()["rentals"])
+    run.check("Evenkeel rented for urgent exactly once", len(urgent.read()["rentals"]) == 1, urgent.read()["rentals"])
 
 
 def inference_burst(run: ScenarioRun) -> None:
@@ -624,30 +622,30 @@ def inference_burst(run: ScenarioRun) -> None:
         "patienceSeconds": 2,
     }
     _add_node_pools(run, taint, {"quietSeconds": 5}, scheduling={"serving": [chat]})
-    training = run.submit("baseline", HOLDING_JOB).reach(9)
+    training = run.submit("baseline", HOLDING_JOB).wait_for_step(9)
     node = training.node(0)
-    run.serve("chat", 2, {**taint, "operator": "Equal"})
-    run.wait("both replicas to run", lambda: run.serving("chat") == 2)
+    run.scale_deployment("chat", 2, {**taint, "operator": "Equal"})
+    run.wait_for("both replicas to run", lambda: run.running_replicas("chat") == 2)
     # A replica may run on its node shortly before the node is assigned.
-    rented = run.wait(
+    rented = run.wait_for(
         "both rented nodes to be assigned",
         lambda: (
             names
-            if len(names := [name for document in run.rented_for_serving() for name in document["nodeNames"]]) > 1
+            if len(names := [name for document in run.serving_rentals() for name in document["nodeNames"]]) > 1
             else []
         ),
     )
-    nodes = run.served_on("chat")
+    nodes = run.replica_nodes("chat")
     run.note("serving", f"Both replicas run on {' and '.join(nodes)}.")
     run.check("each replica has a rented node of its own", sorted(nodes) == sorted(rented), f"{nodes} of {rented}")
-    run.check("training still runs", training.show()["state"] == "RUNNING", training.show()["reason"])
-    run.serve("chat", 1, {**taint, "operator": "Equal"})
-    returning = run.wait(
-        "one rental to end", lambda: [document for document in run.rented_for_serving() if document["endedAt"]]
+    run.check("training still runs", training.read()["state"] == "RUNNING", training.read()["reason"])
+    run.scale_deployment("chat", 1, {**taint, "operator": "Equal"})
+    returning = run.wait_for(
+        "one rental to end", lambda: [document for document in run.serving_rentals() if document["endedAt"]]
     )
-    run.check("the returned node had no replica", returning[0]["nodeNames"] != run.served_on("chat"), returning)
-    run.serve("chat", 0)
-    run.wait("the other rental to end", lambda: all(document["endedAt"] for document in run.rented_for_serving()))
+    run.check("the returned node had no replica", returning[0]["nodeNames"] != run.replica_nodes("chat"), returning)
+    run.scale_deployment("chat", 0)
+    run.wait_for("the other rental to end", lambda: all(document["endedAt"] for document in run.serving_rentals()))
     run.check("training kept its node", training.node(0) == node, training.node(0))
     run.client.post(f"/jobs/{training.job_id}/cancel", {"reason": "seen enough"})
 
@@ -655,20 +653,20 @@ def inference_burst(run: ScenarioRun) -> None:
 def spot_reclaimed(run: ScenarioRun) -> None:
     """A spot node gets its interruption notice: the job saves in time and continues on rented on-demand nodes."""
     _add_node_pools(run)
-    first = run.submit("baseline", HOLDING_JOB).reach(9)
-    urgent = run.submit("urgent", URGENT).reach(9)
+    first = run.submit("baseline", HOLDING_JOB).wait_for_step(9)
+    urgent = run.submit("urgent", URGENT).wait_for_step(9)
     notice_step = urgent.step()
     run.centre.cluster.inject("spot-reclaim", node=urgent.node(0))
     run.note("world", f"The spot node of urgent gets its interruption notice at step {notice_step}.")
-    urgent.until("to start again", lambda job: job["currentAttempt"] > 1)
+    urgent.wait_until("to start again", lambda job: job["currentAttempt"] > 1)
     run.client.post(f"/jobs/{first.job_id}/cancel", {"reason": "seen enough"})
-    ended = urgent.end()
+    ended = urgent.wait_for_end()
     pools = [attempt["pool"] for attempt in reversed(ended["attempts"])]
-    urgent.ends_well(attempts=ended["currentAttempt"])
+    urgent.check_good_end(attempts=ended["currentAttempt"])
     run.check("urgent moved from spot to on-demand", pools[:2] == ["burst-spot", "burst-on-demand"], pools)
     resumed = urgent.attempt(2)["resumeFrom"]
     run.check("urgent saved a checkpoint before the deadline of the notice", resumed["step"] >= notice_step, resumed)
-    run.check("Evenkeel rented for urgent exactly twice", len(urgent.show()["rentals"]) == 2, urgent.show()["rentals"])
+    run.check("Evenkeel rented for urgent exactly twice", len(urgent.read()["rentals"]) == 2, urgent.read()["rentals"])
 
 
 def nowhere(run: ScenarioRun) -> None:
@@ -679,17 +677,17 @@ def nowhere(run: ScenarioRun) -> None:
         run.centre.cluster.control("POST", "offerings", none)
     run.note("world", "No pool has capacity to rent.")
     work = TrainingWork(nodes=1, steps=200, checkpoint_every=4, step_seconds=0.15)
-    first = run.submit("baseline", work).reach(4)
+    first = run.submit("baseline", work).wait_for_step(4)
     urgent = run.submit("urgent", work)
-    document = urgent.until("to be refused", lambda job: job["rentals"] and job["rentals"][0]["endedAt"])
+    document = urgent.wait_until("to be refused", lambda job: job["rentals"] and job["rentals"][0]["endedAt"])
     rental = document["rentals"][0]
     run.check("every pool refused the request", all(offer["refused"] for offer in rental["offers"]), rental["offers"])
     run.check("the refused rental costs nothing", rental["costUsd"] == "0.000000", rental["costUsd"])
-    waiting = urgent.until("to say why it waits", lambda job: "No pool can be rented" in job["reason"])
+    waiting = urgent.wait_until("to say why it waits", lambda job: "No pool can be rented" in job["reason"])
     run.note("urgent", waiting["reason"])
     run.check("the reason gives the expected wait", "waits about" in waiting["reason"], waiting["reason"])
-    first.ends_well(attempts=1)
-    urgent.ends_well(attempts=1)
+    first.check_good_end(attempts=1)
+    urgent.check_good_end(attempts=1)
 
 
 PLAN_SECONDS: Final = 150
@@ -709,16 +707,16 @@ def plan_ends(run: ScenarioRun) -> None:
     _add_node_pools(run, scheduling={"reservations": [plan]})
     work = TrainingWork(nodes=1, steps=1000, checkpoint_every=4, step_seconds=0.15)
     job = run.submit("training", work, graceSeconds=10)
-    job.reach(9)
+    job.wait_for_step(9)
     run.check(
         "the job starts on the training plan", job.attempt(1)["pool"] == FleetShape().group, job.attempt(1)["pool"]
     )
-    job.until(
+    job.wait_until(
         "to receive the request to leave",
         lambda document: document["currentAttempt"] > 1 or "leaves" in document["reason"],
     )
     notice_step = job.step()
-    job.until(
+    job.wait_until(
         "to run on rented nodes", lambda document: document["currentAttempt"] > 1 and document["state"] == "RUNNING"
     )
     first, second = job.attempt(1), job.attempt(2)
@@ -730,7 +728,7 @@ def plan_ends(run: ScenarioRun) -> None:
         second["resumeFrom"]["step"] >= notice_step,
         second["resumeFrom"],
     )
-    job.ends_well(attempts=2)
+    job.check_good_end(attempts=2)
 
 
 @dataclass(frozen=True)

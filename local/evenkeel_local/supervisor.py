@@ -71,7 +71,7 @@ class Backoff:
 
     deaths: dict[str, list[float]] = field(default_factory=dict)
 
-    def died(self, part: str, now: float) -> float | None:
+    def record_death(self, part: str, now: float) -> float | None:
         """Count a death; return the pause in seconds, or None if the part has died too often."""
         recent = [*(at for at in self.deaths.get(part, []) if now - at < WINDOW_SECONDS), now]
         self.deaths[part] = recent
@@ -141,7 +141,7 @@ class Supervisor:
     def _revive(self, part: SupervisedPart, why: str, stopping: threading.Event) -> bool:
         """Restart a part until it starts or the restart limit is reached; return False on a stop request."""
         while True:
-            pause = self._backoff.died(part.name, self._clock())
+            pause = self._backoff.record_death(part.name, self._clock())
             if pause is None:
                 raise RestartLimitReached(
                     f"{why}: it died more than {MAX_DEATHS} times in {WINDOW_SECONDS / 60:.0f} minutes"

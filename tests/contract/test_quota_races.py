@@ -124,10 +124,10 @@ def fresh_ledgers(ledger: Ledger, request: pytest.FixtureRequest) -> Any:
             yield InMemoryLedger()
             continue
         yield ledger
-        empty(ledger)
+        delete_rows(ledger)
 
 
-def empty(ledger: Any) -> None:
+def delete_rows(ledger: Any) -> None:
     for table in Table:
         name = ledger._name(table)
         for page in ledger._client.get_paginator("scan").paginate(TableName=name):

@@ -40,11 +40,11 @@ def apply(
     eks, names = _entries_and_clusters(stack, clusters)
     plans = [eks.plan(name) for name in names]
     if not dry_run:
-        due = sum(len(changes.due) for changes in plans)
+        due = sum(len(changes.pending_entries) for changes in plans)
         if due and not yes:
             _print_changes(Printer(sys.stderr, os.environ), plans, is_done=False)
             confirm(f"make {due} changes")
-        plans = [eks.apply(changes) if changes.due else changes for changes in plans]
+        plans = [eks.apply(changes) if changes.pending_entries else changes for changes in plans]
     document = {"isDryRun": dry_run, "stack": eks.stack, "clusters": [changes.to_json() for changes in plans]}
     print_object(document, output, lambda out: _print_changes(out, plans, is_done=not dry_run))
     if any(changes.has_failed for changes in plans):
@@ -97,22 +97,19 @@ def _print_changes(out: Printer, clusters: list["ClusterChanges"], *, is_done: b
         if changes.problem:
             out.line(out.with_glyph("failed", f"{changes.cluster}  failed: {changes.problem}"))
             continue
-        current = len(changes.entries) - len(changes.due)
-        out.line(
-            out.bold(
-                f"{changes.cluster}  {len(changes.due)} {'changed' if is_done else 'to change'}, {current} current"
-            )
-        )
+        current = len(changes.entries) - len(changes.pending_entries)
+        pending = f"{len(changes.pending_entries)} {'changed' if is_done else 'to change'}"
+        out.line(out.bold(f"{changes.cluster}  {pending}, {current} current"))
         for entry in changes.entries:
-            if entry in changes.due or entry.problem:
+            if entry in changes.pending_entries or entry.problem:
                 out.line(f"  {_change_text(out, entry, is_done=is_done)}")
     if is_done:
-        out.next("evenkeel doctor")
+        out.next_command("evenkeel doctor")
 
 
 def _change_text(out: Printer, entry: "EntryChange", *, is_done: bool) -> str:
     if entry.problem:
         return out.with_glyph("failed", f"{entry.function or entry.role}  {entry.action} failed: {entry.problem}")
-    groups = [f"+{name}" for name in entry.added] + [f"-{name}" for name in entry.lost]
+    groups = [f"+{name}" for name in entry.added_groups] + [f"-{name}" for name in entry.removed_groups]
     status = "ok" if is_done else "next"
     return out.with_glyph(status, f"{entry.function or entry.role}  {entry.action}  {' '.join(groups)}")

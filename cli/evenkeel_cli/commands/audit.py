@@ -49,7 +49,7 @@ def list_acts(
 
 def _columns(out: Printer) -> list[Column]:
     return [
-        Column(out.age_title("AT"), lambda act: out.when(act["at"], ago=False), is_right=True),
+        Column(out.age_title("AT"), lambda act: out.time_text(act["at"], ago=False), is_right=True),
         Column("BY", "by"),
         Column("ACT", "kind"),
         Column("TEXT", "text", goes_below=True),

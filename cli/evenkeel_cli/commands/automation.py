@@ -76,7 +76,7 @@ def _draw_stop(out: Printer, hold: Json, client: ApiClient) -> None:
     out.line()
     out.line(out.bold("STILL RUNS"))
     out.pairs(still_running(client), indent="  ")
-    out.next("evenkeel automation release")
+    out.next_command("evenkeel automation release")
 
 
 def still_running(client: ApiClient) -> list[tuple[str, str]]:
@@ -165,7 +165,7 @@ def _draw_automation(out: Printer, automation: Json) -> None:
     for held in automation["holds"]:
         out.line(out.with_glyph("warn", f"held{_scope_text(held)} by {held['by']}, until {held['until'][:19]}Z"))
         out.paragraph(held["reason"], indent="  ")
-        out.next(f"evenkeel automation release{scope_options(held)}")
+        out.next_command(f"evenkeel automation release{scope_options(held)}")
     if not automation["holds"]:
         out.line(out.with_glyph("ok", "not held"))
 

@@ -56,7 +56,7 @@ def _draw_status(out: Printer, document: dict[str, Any]) -> None:
     if "runDir" in document:
         out.line(f"  files        {document['runDir']}")
     else:
-        out.next("evenkeel dev up")
+        out.next_command("evenkeel dev up")
 
 
 @app.command("env")

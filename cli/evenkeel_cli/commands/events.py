@@ -57,7 +57,7 @@ def _kind(typed: str) -> str:
 
 def _columns(out: Printer) -> list[Column]:
     return [
-        Column(out.age_title("TIME"), lambda event: out.when(event["occurredAt"], ago=False), is_right=True),
+        Column(out.age_title("TIME"), lambda event: out.time_text(event["occurredAt"], ago=False), is_right=True),
         Column("KIND", lambda event: f"{event['kind']}{' (drill)' if event['isDrill'] else ''}"),
         Column("SUBJECT", "subject"),
         Column("BY", lambda event: event["by"] or "–"),

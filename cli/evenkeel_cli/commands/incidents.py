@@ -171,7 +171,7 @@ def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -
     since = f" for {duration(out.seconds_since(node['since']))}" if is_working else ""
     out.line(f"{indent}node  {out.with_glyph(node['status'], node['phase'])}{since}")
     if node.get("next"):
-        latest = f"; at the latest by {out.clocks([node['latestAt']])[0]}" if node.get("latestAt") else ""
+        latest = f"; at the latest by {out.clock_texts([node['latestAt']])[0]}" if node.get("latestAt") else ""
         out.line(f"{indent}next  {out.dim(node['next'] + latest)}")
     for job in incident["jobLanes"] or ():
         name = f" ({job['name']})" if job["name"] else ""
@@ -191,7 +191,7 @@ def print_recovery_branches(out: Printer, incident: Json, *, indent: str = "") -
 def acknowledged_by(out: Printer, incident: Json) -> str:
     """Return who works on an incident and since when; empty without an acknowledgement."""
     acknowledgement = incident.get("acknowledgement")
-    return f"{acknowledgement['by']}, {out.when(acknowledgement['at'])}" if acknowledgement else ""
+    return f"{acknowledgement['by']}, {out.time_text(acknowledgement['at'])}" if acknowledgement else ""
 
 
 def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
@@ -209,7 +209,7 @@ def _columns(out: Printer, *, is_wide: bool) -> list[Column]:
         Column("NODE", node),
         Column("FAULT", lambda incident: incident["fault"]["key"]),
         Column("STATE", state),
-        Column(out.age_title("OPENED"), lambda incident: out.when(incident["openedAt"], ago=False), is_right=True),
+        Column(out.age_title("OPENED"), lambda incident: out.time_text(incident["openedAt"], ago=False), is_right=True),
         Column("FAULT NAME", lambda incident: incident["fault"]["name"], is_wide=True),
         Column("SEVERITY", "severity", is_wide=True),
         Column("POOL", lambda incident: incident["node"]["pool"], is_wide=True),
@@ -247,7 +247,7 @@ def _print_incident(out: Printer, incident: Json) -> None:
             ("fault", f"{incident['fault']['name']} ({incident['fault']['key']}), {incident['severity']}"),
             ("node", f"{node['instanceId']}, {node['instanceType']}, pool {node['pool']}"),
             ("replaced by", replaced or ""),
-            ("opened", out.when(incident["openedAt"])),
+            ("opened", out.time_text(incident["openedAt"])),
             ("acknowledged", acknowledged_by(out, incident) or ("not yet" if needs_person else "")),
             ("runbook", RUNBOOK if needs_person else ""),
             ("mode", incident["mode"]),
@@ -274,7 +274,7 @@ def _print_incident(out: Printer, incident: Json) -> None:
     _print_evidence(out, incident["evidence"])
     out.line()
     verb = "approve" if incident["pendingApproval"] else "timeline"
-    out.next(f"evenkeel incidents {verb} {incident['incidentId']}")
+    out.next_command(f"evenkeel incidents {verb} {incident['incidentId']}")
 
 
 def _late_approval_hint(incident: Json) -> str:
@@ -284,14 +284,14 @@ def _late_approval_hint(incident: Json) -> str:
 
 
 def _draw_steps(out: Printer, steps: list[Json]) -> None:
-    clocks = out.clocks(step["at"] for step in steps)
+    clocks = out.clock_texts(step["at"] for step in steps)
     after = ["", *(f"+{duration(step['seconds'])}" for step in steps[1:])]
     rows = [(step["stage"], at, later) for step, at, later in zip(steps, clocks, after, strict=True)]
     out.table([Column("REACHED", 0), Column("AT", 1), Column("AFTER", 2, is_right=True)], rows, indent="  ")
 
 
 def _print_evidence(out: Printer, evidence: list[Json]) -> None:
-    clocks = out.clocks(fact["observedAt"] for fact in evidence)
+    clocks = out.clock_texts(fact["observedAt"] for fact in evidence)
     columns = [
         Column("EVIDENCE", lambda row: row[0]["faultKey"] or plain(row[0]["kind"])),
         Column("SEEN", 1),

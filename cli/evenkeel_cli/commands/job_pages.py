@@ -23,10 +23,10 @@ def list_columns(out: Printer) -> list[Column]:
     return [
         Column("JOB", "jobId"),
         Column("NAME", "name", may_shrink=True),
-        Column("STATE", lambda job: out.with_glyph(_status_sign(job), plain(job["state"]) + out.last_seen(job))),
+        Column("STATE", lambda job: out.with_glyph(_status_sign(job), plain(job["state"]) + out.last_seen_text(job))),
         Column("NODES", "nodes", is_right=True),
         Column("TRY", "currentAttempt", is_right=True),
-        Column(out.age_title("SUBMITTED"), lambda job: out.when(job["submittedAt"], ago=False), is_right=True),
+        Column(out.age_title("SUBMITTED"), lambda job: out.time_text(job["submittedAt"], ago=False), is_right=True),
         Column("TEAM", "team", is_wide=True),
         Column("CLASS", lambda job: job["priorityClass"] or "(unset)", is_wide=True),
         Column("GPUS", lambda job: job["nodes"] * job["gpusPerNode"], is_right=True, is_wide=True),
@@ -48,7 +48,7 @@ def unmanaged_columns(*, is_wide: bool) -> list[Column]:
 
 def draw_job(out: Printer, job: Json) -> None:
     """Draw one job; of another team's job only the public fields."""
-    state = plain(job["state"]) + out.last_seen(job)
+    state = plain(job["state"]) + out.last_seen_text(job)
     out.line(f"{out.with_glyph(_status_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}")
     if job["reason"]:
         out.paragraph(job["reason"], indent="  ")
@@ -67,9 +67,9 @@ def draw_job(out: Printer, job: Json) -> None:
             ("runs", " ".join([*job.get("command", ()), *job.get("args", ())])),
             ("image", job.get("image", "")),
             ("checkpoints", _checkpoints_text(job["checkpoint"]) if "checkpoint" in job else ""),
-            ("submitted", f"{out.when(job['submittedAt'])} by {job['submittedBy']}"),
-            ("deadline", out.when(job["deadline"], ago=False) if job.get("deadline") else ""),
-            ("ended", out.when(job["endedAt"]) if job["endedAt"] else ""),
+            ("submitted", f"{out.time_text(job['submittedAt'])} by {job['submittedBy']}"),
+            ("deadline", out.time_text(job["deadline"], ago=False) if job.get("deadline") else ""),
+            ("ended", out.time_text(job["endedAt"]) if job["endedAt"] else ""),
             ("queue", queue_position(out, job["queue"])),
             ("stop requested", job["stopRequest"]["reason"] if job.get("stopRequest") else ""),
             ("withheld", withheld if is_redacted else ""),
@@ -85,12 +85,12 @@ def draw_job(out: Printer, job: Json) -> None:
     out.pairs([("result", json.dumps(job["result"]) if job.get("result") else "")], indent="  ")
     if not is_redacted:
         out.line()
-        out.next(f"evenkeel why {job['jobId']}")
+        out.next_command(f"evenkeel why {job['jobId']}")
 
 
 def draw_progress(out: Printer, job: Json, progress: str) -> None:
-    """Draw the first lines of a watched job: its state, its progress, and where it runs."""
-    state = plain(job["state"]) + out.last_seen(job)
+    """Draw the head of a job that a person watches: its state, its progress, and where it runs."""
+    state = plain(job["state"]) + out.last_seen_text(job)
     attempt = f", attempt {job['currentAttempt']}" if job["currentAttempt"] else ""
     out.line(f"{out.with_glyph(_status_sign(job), out.bold(job['jobId']))}  {job['name']}  {state}{attempt}")
     if job["reason"]:
@@ -142,7 +142,7 @@ def draw_plan(out: Printer, job_plan: Json, arguments: str) -> None:
         out.table(_pool_columns(out), placement["pools"], indent="  ")
     if placement:
         out.paragraph(placement["reason"], indent="  ")
-    out.next(f"evenkeel jobs submit {arguments}")
+    out.next_command(f"evenkeel jobs submit {arguments}")
 
 
 def _pool_columns(out: Printer) -> list[Column]:
@@ -239,6 +239,6 @@ def queue_position(out: Printer, queue: Json | None) -> str:
     text, estimate = f"position {queue['position']} in its queue", queue["estimate"]
     if not estimate or not estimate["startsAt"]:
         return text
-    late = out.when(estimate["latestAt"]) if estimate["latestAt"] else "no known latest time"
-    band = f"{out.when(estimate['earliestAt'])} to {late}"
-    return f"{text}; expected to start {out.when(estimate['startsAt'])} ({band})"
+    late = out.time_text(estimate["latestAt"]) if estimate["latestAt"] else "no known latest time"
+    band = f"{out.time_text(estimate['earliestAt'])} to {late}"
+    return f"{text}; expected to start {out.time_text(estimate['startsAt'])} ({band})"

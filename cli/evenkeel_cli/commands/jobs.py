@@ -92,7 +92,7 @@ def submit(body: Json, key: lookup.KeyOption = None, output: lookup.OutputOption
             printer.line(
                 f"{printer.with_glyph(JOB[job['state']], job['jobId'])}  {plain(job['state'])}, {size_text(job)}"
             )
-            printer.next(f"evenkeel jobs wait {job['jobId']}")
+            printer.next_command(f"evenkeel jobs wait {job['jobId']}")
 
 
 @app.command("plan")
@@ -104,7 +104,7 @@ def plan(body: Json, arguments: str, output: lookup.OutputOption = OutputFormat.
     """
     client = lookup.current_client()
     try:
-        response = client.ask("/jobs/plan", body)
+        response = client.post_read_only("/jobs/plan", body)
     except CommandFailed as failed:
         raise explain_missing_fields(failed, body) from None
     print_object(response, output, lambda out: draw_plan(out, response, arguments))

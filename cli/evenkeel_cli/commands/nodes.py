@@ -109,7 +109,7 @@ def replace(
         print_object(planned, output, lambda out: _print_plan(out, planned))
         return
     if not is_sure:
-        plan = client.ask(f"/nodes/{node_id}/replace", {**body, "dryRun": True})
+        plan = client.post_read_only(f"/nodes/{node_id}/replace", {**body, "dryRun": True})
         confirm(
             "replace",
             f"{plan['instanceId']}: {plan['reason']} ({plan['decisionId']})",
@@ -126,7 +126,7 @@ def _print_plan(out: Printer, planned: Json) -> None:
     refused = "; ".join(f"{alternative['option']}: {alternative['whyNot']}" for alternative in planned["alternatives"])
     out.pairs([("why", planned["reason"]), ("jobs", jobs), ("not", refused)], indent="  ")
     if planned["decisionId"]:
-        out.next(f"evenkeel why {planned['decisionId']}")
+        out.next_command(f"evenkeel why {planned['decisionId']}")
 
 
 def _cordon_or_uncordon(typed: str, verb: str, reason: str, key: str | None, output: OutputFormat) -> None:
@@ -141,7 +141,9 @@ def _cordon_or_uncordon(typed: str, verb: str, reason: str, key: str | None, out
 
 def _draw_node(out: Printer, node: Json) -> None:
     state = node["state"]
-    out.line(f"{out.with_glyph(_status_sign(node), out.bold(node['instanceId']))}  {plain(state)}{out.last_seen(node)}")
+    out.line(
+        f"{out.with_glyph(_status_sign(node), out.bold(node['instanceId']))}  {plain(state)}{out.last_seen_text(node)}"
+    )
     out.line()
     out.pairs(
         [
@@ -161,15 +163,15 @@ def _draw_node(out: Printer, node: Json) -> None:
             ("unmanaged work", ", ".join(node["unmanagedWorkloads"])),
             ("lemon", "returned to service too often: its next fault replaces it" if node["isLemon"] else ""),
             ("HyperPod says", node["providerStatus"] or ""),
-            ("launched", out.when(node["launchedAt"])),
-            ("not ready", f"since {out.when(node['notReadySince'])}" if node["notReadySince"] else ""),
-            ("changed", out.when(node["changedAt"])),
+            ("launched", out.time_text(node["launchedAt"])),
+            ("not ready", f"since {out.time_text(node['notReadySince'])}" if node["notReadySince"] else ""),
+            ("changed", out.time_text(node["changedAt"])),
         ],
         indent="  ",
     )
     if node["incidentId"]:
         out.line()
-        out.next(f"evenkeel why {node['incidentId']}")
+        out.next_command(f"evenkeel why {node['incidentId']}")
 
 
 def _status_sign(node: Json) -> str:
@@ -187,7 +189,7 @@ def cordon_text(out: Printer, node: Json) -> str:
     if not cordon:
         return ""
     why = f": {cordon['reason']}" if cordon["reason"] else ", without a reason"
-    return f"{out.when(cordon['at'])} by {cordon['by']}{why}"
+    return f"{out.time_text(cordon['at'])} by {cordon['by']}{why}"
 
 
 def _share_text(node: Json, name: str) -> str:
@@ -206,9 +208,11 @@ def _columns(out: Printer, *, has_cordons: bool) -> list[Column]:
     return [
         Column("NODE", "instanceId"),
         Column("POOL", "pool", may_shrink=True),
-        Column("STATE", lambda node: out.with_glyph(_status_sign(node), plain(node["state"]) + out.last_seen(node))),
+        Column(
+            "STATE", lambda node: out.with_glyph(_status_sign(node), plain(node["state"]) + out.last_seen_text(node))
+        ),
         Column("GPUS", lambda node: f"{node['gpusInUse']}/{node['gpus']}", is_right=True),
-        Column(out.age_title("LAUNCHED"), lambda node: out.when(node["launchedAt"], ago=False), is_right=True),
+        Column(out.age_title("LAUNCHED"), lambda node: out.time_text(node["launchedAt"], ago=False), is_right=True),
         Column("VCPU", lambda node: _share_text(node, "cpu"), is_right=True, is_wide=True),
         Column("MEMORY GIB", lambda node: _share_text(node, "memoryGib"), is_right=True, is_wide=True),
         Column("TYPE", "instanceType", is_wide=True),

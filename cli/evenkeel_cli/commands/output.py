@@ -59,7 +59,7 @@ def write_template(name: str, file: Path, *, then: str, force: bool) -> None:
         raise CommandFailed(Exit.USAGE, f"{file}: {error.strerror}.", code="NO_FILE") from error
     printer = stdout_printer()
     printer.line(f"{printer.with_glyph('ok', str(file))}  written")
-    printer.next(then)
+    printer.next_command(then)
 
 
 def print_change(document: Json, output: OutputFormat, text: str, *, status: str = "ok", then: str = "") -> None:
@@ -68,7 +68,7 @@ def print_change(document: Json, output: OutputFormat, text: str, *, status: str
     def draw(out: Printer) -> None:
         out.line(out.with_glyph(status, text))
         if then:
-            out.next(f"evenkeel {then}")
+            out.next_command(f"evenkeel {then}")
 
     print_object(document, output, draw)
 
@@ -208,7 +208,7 @@ def confirm(verb: str, *notes: str) -> None:
 def draw_timeline(out: Printer, entries: list[Json]) -> None:
     """Print a timeline: one row for each entry. A long text wraps within its column."""
     widest = max((len(entry["kind"]) for entry in entries), default=0)
-    clocks = out.clocks(entry["at"] for entry in entries)
+    clocks = out.clock_texts(entry["at"] for entry in entries)
     rows = [
         (
             f"{out.dim(at)} {out.glyph(_KINDS.get(entry['kind'], 'ok'))} {entry['kind']:<{widest}}",

@@ -99,9 +99,9 @@ def import_(
                 "ok", f"{', '.join(document['policy']['jobTypes']['types'])}: written to {' and '.join(written)}"
             )
         )
-        out.next(f"kubectl apply -f {written[2]}")
-        out.next(f"evenkeel policy apply {written[0]} --reason …")
-        out.next(f"evenkeel teams apply -f {written[1]} --dry-run --reason …")
+        out.next_command(f"kubectl apply -f {written[2]}")
+        out.next_command(f"evenkeel policy apply {written[0]} --reason …")
+        out.next_command(f"evenkeel teams apply -f {written[1]} --dry-run --reason …")
 
     print_object(document, output, draw)
 
@@ -134,7 +134,7 @@ def history(limit: lookup.LimitOption = 1000, output: lookup.OutputOption = Outp
 def _columns(out: Printer) -> list[Column]:
     return [
         Column("CHANGE", "number", is_right=True),
-        Column("AT", lambda change: out.when(change["at"])),
+        Column("AT", lambda change: out.time_text(change["at"])),
         Column("BY", "by"),
         Column("BECAUSE", "reason", may_shrink=True),
         Column("CHANGES", _changes_text, may_shrink=True),
@@ -180,7 +180,7 @@ def try_(
 
     client = lookup.current_client()
     body = {"changes": policies.read_site_changes(file)} | ({"since": since} if since else {})
-    response = client.ask(f"/clusters/{client.fleet}/policy/test", body)
+    response = client.post_read_only(f"/clusters/{client.fleet}/policy/test", body)
     print_object(response, output, lambda out: _print_test(out, response))
 
 
@@ -235,7 +235,7 @@ def _draw_policy(out: Printer, document: Json) -> None:
         out.paragraph(document["refused"], indent="  ")
     out.pairs(
         [
-            ("changed", f"{out.when(change['at'])} by {change['by']}, change {change['number']}"),
+            ("changed", f"{out.time_text(change['at'])} by {change['by']}, change {change['number']}"),
             ("because", change["reason"]),
             ("changes", _changes_text(change)),
         ],

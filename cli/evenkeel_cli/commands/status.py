@@ -99,7 +99,7 @@ def draw_status(out: Printer, status: Json, *, is_wide: bool = False) -> None:
         out.line(f"{out.bold('HELD')}    {scope} {hold['by']}, until {hold['until'][:19]}Z: {hold['reason']}")
     for cordon in status["cordons"]:
         why = f": {cordon['reason']}" if cordon["reason"] else ""
-        out.line(f"{out.bold('CORDONED')} {cordon['instanceId']} by {cordon['by']}, {out.when(cordon['at'])}{why}")
+        out.line(f"{out.bold('CORDONED')} {cordon['instanceId']} by {cordon['by']}, {out.time_text(cordon['at'])}{why}")
     _print_next_steps(out, status)
 
 
@@ -173,7 +173,7 @@ def _print_nodes(out: Printer, nodes: Json) -> None:
             f"{number} {plain(state)} {out.glyph('warn' if pool.get('isStale') else NODE[state])}"
             for state, number in pool["states"].items()
         )
-        rows.append((pool["pool"], f"{count_of(pool['total'], 'node')}: {states}{out.last_seen(pool)}"))
+        rows.append((pool["pool"], f"{count_of(pool['total'], 'node')}: {states}{out.last_seen_text(pool)}"))
     _print_section(out, "NODES", rows)
 
 
@@ -191,7 +191,7 @@ def _print_gpus(out: Printer, gpus: Json) -> None:
     in_use = f" {100 * gpus['inUse'] / gpus['total']:.0f}%" if gpus["total"] else ""
     out.line(
         f"{out.bold('GPUs')}    {gpus['total']} in the fleet  {gpus['inUse']} in use{in_use}  "
-        f"{gpus['free']} free in service{out.last_seen(gpus)}"
+        f"{gpus['free']} free in service{out.last_seen_text(gpus)}"
     )
 
 
@@ -230,7 +230,7 @@ def _print_jobs(out: Printer, jobs: Json) -> None:
     if suspended:
         out.line(f"        {count_of(suspended, 'job')} suspended")
     if jobs.get("isStale") and any(entry["running"] for entry in jobs["classes"]):
-        out.line(f"        running{out.last_seen(jobs)}")
+        out.line(f"        running{out.last_seen_text(jobs)}")
     if jobs["isLowerBound"]:
         out.line("        more than 2000 jobs in one state: the counts are lower bounds")
 

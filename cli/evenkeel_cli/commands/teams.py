@@ -187,7 +187,7 @@ def _print_changes(out: Printer, document: Json) -> None:
         out.line(
             out.with_glyph("next" if document["isDryRun"] else "ok", f"{name}  {verb}: {', '.join(item['changes'])}")
         )
-    out.next("evenkeel teams ls")
+    out.next_command("evenkeel teams ls")
 
 
 def _number_text(value: float | None) -> str:
@@ -262,7 +262,7 @@ def _draw_team(out: Printer, document: Json) -> None:
         ],
         indent="  ",
     )
-    out.next(f"evenkeel teams quota {team['name']}")
+    out.next_command(f"evenkeel teams quota {team['name']}")
 
 
 def _budget_text(budget: Json) -> str:

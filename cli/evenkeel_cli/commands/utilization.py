@@ -81,7 +81,7 @@ def _draw(out: Printer, document: Json, by: By, *, is_wide: bool) -> None:
         f"GPU utilization over {document['windowMinutes']} min: {_extremes_text(totals['utilization']['gpu'])}."
     )
     if totals["measuredAt"]:
-        out.line(f"Each reading is from {out.when(totals['measuredAt'])} or later.")
+        out.line(f"Each reading is from {out.time_text(totals['measuredAt'])} or later.")
     if by is By.POOL and any(total["unknownNodes"] for total in totals["utilization"].values()):
         out.line("–  unknown   *  average of the measured nodes only")
 
@@ -136,7 +136,7 @@ def _node_columns(out: Printer) -> list[Column]:
 
     def state(item: Json) -> str:
         sign = "warn" if item.get("isStale") else NODE[item["state"]]
-        return out.with_glyph(sign, plain(item["state"]) + out.last_seen(item))
+        return out.with_glyph(sign, plain(item["state"]) + out.last_seen_text(item))
 
     return [
         Column("NODE", "instanceId"),
@@ -156,7 +156,7 @@ def _wide_columns(out: Printer) -> list[Column]:
         Column("GPU MEM GIB", lambda item: _amount_text(item["gpuMemoryGib"]), is_right=True, is_wide=True),
         Column("VCPU", lambda item: _allocated_text(item, "vcpus"), is_right=True, is_wide=True),
         Column("MEM GIB", lambda item: _allocated_text(item, "memoryGib"), is_right=True, is_wide=True),
-        Column("MEASURED", lambda item: out.when(item["measuredAt"]), is_right=True, is_wide=True),
+        Column("MEASURED", lambda item: out.time_text(item["measuredAt"]), is_right=True, is_wide=True),
     ]
 
 

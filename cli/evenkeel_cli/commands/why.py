@@ -91,7 +91,7 @@ def _print_node(out: Printer, node: Json) -> None:
         return
     out.paragraph(f"A person cordoned the node, {cordon_text(out, node)}.", indent="  ")
     out.line()
-    out.next(f"evenkeel nodes uncordon {node['instanceId']}")
+    out.next_command(f"evenkeel nodes uncordon {node['instanceId']}")
 
 
 def _latest_incident(client: ApiClient, instance_id: str) -> str:
@@ -124,14 +124,16 @@ def _latest_incident(client: ApiClient, instance_id: str) -> str:
 def _print_answer(out: Printer, answer: Json) -> None:
     states = JOB if answer["kind"] == "job" else INCIDENT
     sign = "warn" if answer.get("isStale") else states[answer["state"]]
-    out.line(f"{out.with_glyph(sign, out.bold(answer['subject']))}  {plain(answer['state'])}{out.last_seen(answer)}")
+    out.line(
+        f"{out.with_glyph(sign, out.bold(answer['subject']))}  {plain(answer['state'])}{out.last_seen_text(answer)}"
+    )
     out.paragraph(answer["sentence"], indent="  ")
     decision = answer["decision"]
     if decision:
         out.line()
         out.pairs(
             [
-                ("decided", f"{out.when(decision['decidedAt'])}: {decision['action']}, {decision['decisionId']}"),
+                ("decided", f"{out.time_text(decision['decidedAt'])}: {decision['action']}, {decision['decisionId']}"),
                 ("because", decision["reason"]),
             ],
             indent="  ",
@@ -151,7 +153,7 @@ def _print_answer(out: Printer, answer: Json) -> None:
             Column("DECISION", lambda row: row[1]["decisionId"]),
             Column("BECAUSE", lambda row: row[1]["reason"], goes_below=True),
         ]
-        clocks = out.clocks(decision["decidedAt"] for decision in earlier)
+        clocks = out.clock_texts(decision["decidedAt"] for decision in earlier)
         out.table(columns, zip(clocks, earlier, strict=True), indent="  ")
     evidence = answer["evidence"]
     resumed, rejected = evidence.get("resumedFrom"), evidence.get("rejectedCheckpoints") or []
@@ -216,7 +218,7 @@ def _print_decision(out: Printer, decision: Json) -> None:
     out.pairs(
         [
             ("about", decision["subject"]),
-            ("decided", out.when(decision["decidedAt"])),
+            ("decided", out.time_text(decision["decidedAt"])),
             ("mode", decision["mode"]),
             ("policy", f"{decision['policyHash']}, engine {decision['engineVersion']}"),
             ("withheld", "Only the job's team and operators see the rest." if decision.get("isRedacted") else ""),

@@ -95,12 +95,12 @@ class Intake:
             self.files += 1
             try:
                 for document in json_stream.documents(path):
-                    self._take(path, document)
+                    self._add_document(path, document)
             except OSError as error:
                 raise CommandFailed(Exit.USAGE, f"{path}: {error.strerror or error}", code="USAGE") from error
         self.store.finish()
 
-    def _take(self, path: Path, document: json_stream.JsonDocument) -> None:
+    def _add_document(self, path: Path, document: json_stream.JsonDocument) -> None:
         self.documents += 1
         if document.problem:
             self._add_malformed(path, document.line, document.problem)

@@ -95,7 +95,7 @@ def run(drill: Drill, centre: DataCentre, *, seed: int, say: Say = lambda _text:
         try:
             drill.play(stage)
         finally:
-            stage.leave()
+            stage.clean_up()
     except DrillTimeoutError as late:
         result.check("every awaited state was reached", False, str(late))
     return result

@@ -82,14 +82,14 @@ class DrillRun:
         """Return the newest step in the log of the current attempt."""
         return last_step(self.client, self.result.job_id)
 
-    def reach(self, step: int) -> None:
+    def wait_for_step(self, step: int) -> None:
         """Wait for a step in the log. It may come before Evenkeel knows that the job runs."""
         wait_for(f"step {step}", JOB_SECONDS, lambda: self.step() >= step)
 
     def await_random_step(self) -> None:
         """Wait for a random time in the first half of the job. In the second half, the job might end first."""
         moment = self.rng.randint(1, self.work.steps // 2) + self.rng.random()
-        self.reach(int(moment))
+        self.wait_for_step(int(moment))
         time.sleep((moment % 1) * self.work.step_seconds)
         state = self.job()["state"]
         self.check("the job ran when the fault was injected", state not in ENDED, state)
@@ -107,9 +107,9 @@ class DrillRun:
     def node(self, rank: int | None = None) -> Json:
         """Return the node of a rank of the current attempt; by default of a random rank."""
         chosen = self.rng.randrange(self.work.nodes) if rank is None else rank
-        return self.machine(node_of_rank(self.centre, self.job(), chosen))
+        return self.cluster_node(node_of_rank(self.centre, self.job(), chosen))
 
-    def end(self, job_id: str = "") -> Json:
+    def wait_for_end(self, job_id: str = "") -> Json:
         """Wait until a job has ended, and return it; by default the job that the drill disturbs."""
 
         def look() -> Json:
@@ -122,11 +122,11 @@ class DrillRun:
 
     # ------------------------------------------------------------ the nodes
 
-    def machine(self, name: str) -> Json:
+    def cluster_node(self, name: str) -> Json:
         """Return a node as the GPU cluster shows it; empty if it is gone."""
         return next((node for node in self.cluster.nodes() if name in (node["name"], node["instanceId"])), {})
 
-    def accepted(self, instance_id: str) -> dict[str, int]:
+    def accepted_repairs(self, instance_id: str) -> dict[str, int]:
         """Return how often the provider accepted each repair of a node, from any caller."""
         accepted = self.cluster.control("GET", "counters")["accepted"]
         return {action: counts[instance_id] for action, counts in accepted.items() if instance_id in counts}
@@ -139,14 +139,14 @@ class DrillRun:
         self.say(f"{fault} on {node['name']}")
         return fault_id
 
-    def clear(self) -> None:
+    def clear_faults(self) -> None:
         """Clear every fault. Idempotent: yes."""
         while self._faults:
             self.cluster.clear(self._faults.pop())
 
-    def leave(self) -> None:
+    def clean_up(self) -> None:
         """Clean up after a drill that failed: clear its faults and cancel its jobs."""
-        self.clear()
+        self.clear_faults()
         for job_id in filter(None, (self.result.job_id, *self._beside)):
             if self.job(job_id)["state"] not in ENDED:
                 self.client.post(f"/jobs/{job_id}/cancel", {"reason": "the drill is over"})
@@ -186,7 +186,7 @@ class DrillRun:
         self.result.incident_id = incident["incidentId"]
         return incident
 
-    def settled(self, node: Json, state: str = "RECOVERED") -> Json:
+    def wait_until_settled(self, node: Json, state: str = "RECOVERED") -> Json:
         """Wait until the incident of a node is settled, and check its state."""
         incident = self.await_incident("the incident to settle", node, lambda document: document["state"] in SETTLED)
         self.result.seconds["incidentSettled"] = time.monotonic() - self._injected_at
@@ -197,7 +197,7 @@ class DrillRun:
         """Return the entries of an incident's timeline."""
         return list(self.client.get(f"/incidents/{incident['incidentId']}/timeline")["entries"])
 
-    def detail(self, incident: Json) -> Json:
+    def incident_detail(self, incident: Json) -> Json:
         """Return an incident with its evidence and decisions."""
         document: Json = self.client.get(f"/incidents/{incident['incidentId']}")
         return document
@@ -206,6 +206,6 @@ class DrillRun:
 
     def finish(self, *, may_overlap: bool = False) -> None:
         """Wait for the end of the job, clear the faults, and check the outcome."""
-        ended = self.end()
-        self.clear()
+        ended = self.wait_for_end()
+        self.clear_faults()
         check_outcome(self.result, self.centre, ended, self.uri, self.work, self._before, may_overlap=may_overlap)

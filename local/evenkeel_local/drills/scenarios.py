@@ -48,8 +48,8 @@ def one_fault(drill: DrillRun, *, fault: str, ends: str = "RECOVERED") -> None:
     """A node fails, and the job continues on other nodes during the repair."""
     node = drill.submit_and_choose_node(INTERRUPTED)
     drill.inject_fault(fault, node)
-    drill.end()
-    drill.settled(node, ends)
+    drill.wait_for_end()
+    drill.wait_until_settled(node, ends)
     drill.finish()
 
 
@@ -61,8 +61,8 @@ def fault_under(drill: DrillRun, *, kind: WorkloadKind) -> None:
     wait_for("the next attempt", INCIDENT_SECONDS, lambda: _runs_again(drill))
     added = _objects_of(drill, kind) - before
     drill.check("each attempt is an object of the kind", (len(before), len(added)) == (1, 1), (before, added))
-    drill.end()
-    drill.settled(node)
+    drill.wait_for_end()
+    drill.wait_until_settled(node)
     drill.finish()
 
 
@@ -79,8 +79,8 @@ def node_lost(drill: DrillRun) -> None:
     with drill.inject_call_fault("throttle", **REPAIR_CALLS):
         drill.inject_fault("node-lost", node)
         wait_for("the next attempt, while the lost node is lost", INCIDENT_SECONDS, lambda: _runs_again(drill))
-    drill.end()
-    drill.settled(node)
+    drill.wait_for_end()
+    drill.wait_until_settled(node)
     drill.finish(may_overlap=True)
 
 
@@ -91,11 +91,11 @@ def younger_job(drill: DrillRun) -> None:
     """A job loses its node three times, while a younger job of the team waits for the whole quota."""
     with _team_with_quota(drill, gpus=16):
         drill.submit(TrainingWork(nodes=1, steps=600, checkpoint_every=10, paced_attempts=3), team=_TEAM)
-        drill.reach(1)
+        drill.wait_for_step(1)
         younger = drill.submit_other("younger", TrainingWork(steps=8), team=_TEAM)
         wait_for("the younger job to wait", JOB_SECONDS, lambda: drill.job(younger)["reason"])
         for attempt in range(1, 4):
-            drill.reach(drill.step() + 2)
+            drill.wait_for_step(drill.step() + 2)
             node = drill.node()
             drill.inject_fault("node-lost", node)
             wait_for("the next start", INCIDENT_SECONDS, partial(_has_started, drill, attempt + 1, younger))
@@ -105,9 +105,9 @@ def younger_job(drill: DrillRun) -> None:
             if not is_first:
                 break
             wait_for("the next attempt to run", INCIDENT_SECONDS, partial(_is_running, drill, attempt + 1))
-            drill.settled(node)
-        drill.end()
-        ended = drill.end(younger)
+            drill.wait_until_settled(node)
+        drill.wait_for_end()
+        ended = drill.wait_for_end(younger)
         drill.check("the younger job runs afterwards", ended["state"] == "SUCCEEDED", str(ended["reason"]))
         drill.finish(may_overlap=True)
 
@@ -134,7 +134,7 @@ def _team_with_quota(drill: DrillRun, gpus: int) -> Iterator[None]:
     try:
         yield
     finally:
-        drill.leave()
+        drill.clean_up()
         wait_for("the team to have no jobs", JOB_SECONDS, lambda: _is_removed(drill))
 
 
@@ -166,14 +166,14 @@ def no_capacity(drill: DrillRun) -> None:
     """A GPU falls off the bus, the replacement node never arrives, and no other node is free."""
     node = drill.submit_and_choose_node(TrainingWork(nodes=drill.centre.node_count, paced_attempts=1))
     drill.inject_fault("stuck-replace", node)
-    incident = drill.settled(node, "WAITING_FOR_PERSON")
+    incident = drill.wait_until_settled(node, "WAITING_FOR_PERSON")
     waiting = drill.job()
     says_why = waiting["reason"].startswith(f"The job waits for {drill.work.nodes} nodes")
     waits = waiting["state"] == "PENDING" and says_why
     drill.check("the job waits and gives its reason", waits, f"{waiting['state']}: {waiting['reason']}")
     is_left = "Waiting in the queue for capacity" in incident["outcome"]
     drill.check("the recovery hands the job to the queue", is_left, incident["outcome"])
-    drill.clear()
+    drill.clear_faults()
     drill.say("capacity is back: the replacement arrives")
     drill.finish()
 
@@ -194,10 +194,10 @@ def no_capacity_burst(drill: DrillRun) -> None:
         drill.check("the job runs on rented nodes during the replacement", is_missing, nodes)
         incident = drill.await_incident("its incident", node, lambda _incident: True)
         planned: Json = next(
-            (decision for decision in drill.detail(incident)["decisions"] if decision["kind"] == "RESUME"), {}
+            (decision for decision in drill.incident_detail(incident)["decisions"] if decision["kind"] == "RESUME"), {}
         )
         drill.check("the recovery chose to rent nodes", planned.get("action") == "RENT", planned)
-        drill.settled(node, "WAITING_FOR_PERSON")
+        drill.wait_until_settled(node, "WAITING_FOR_PERSON")
         drill.finish()
         rental = wait_for("the rented nodes to be released", JOB_SECONDS, lambda: _ended_rental(drill))
         cost = float(rental["costUsd"])
@@ -242,9 +242,9 @@ def flapping(drill: DrillRun) -> None:
     """A node repeatedly leaves the cluster and returns."""
     node = drill.submit_and_choose_node(INTERRUPTED)
     drill.inject_fault("node-flap", node, seconds=5)
-    wait_for("the flapping node to go", INCIDENT_SECONDS, lambda: not drill.machine(node["instanceId"]))
+    wait_for("the flapping node to go", INCIDENT_SECONDS, lambda: not drill.cluster_node(node["instanceId"]))
     drill.finish(may_overlap=True)
-    accepted = drill.accepted(node["instanceId"])
+    accepted = drill.accepted_repairs(node["instanceId"])
     drill.check("the node was replaced exactly once", accepted.get("replace") == 1, accepted)
     drill.check("the node was rebooted at most twice before", accepted.get("reboot", 0) <= 2, accepted)
 
@@ -255,10 +255,10 @@ def flapping(drill: DrillRun) -> None:
 def poisoned_checkpoint(drill: DrillRun) -> None:
     """A memory error is found late: later checkpoints are distrusted, and an older shard is damaged."""
     drill.submit(TrainingWork(steps=120, paced_attempts=1))
-    drill.reach(30)
+    drill.wait_for_step(30)
     node, sound = drill.node(), drill.step()
     first_sign_at = datetime.now(UTC)
-    drill.reach(sound + 14)
+    drill.wait_for_step(sound + 14)
     every = drill.work.checkpoint_every
     newest = sound // every * every
     torn = newest - every  # before the first sign, whose time has whole seconds; the newest may be before or after it
@@ -266,7 +266,7 @@ def poisoned_checkpoint(drill: DrillRun) -> None:
         _corrupt_shard(drill, step)
     _report_xid(drill, node, "48, pid=4242, name=python, An uncorrectable double bit error (DBE)", first_sign_at)
     drill.say(f"a double bit error on {node['name']}, first seen at step {sound}; steps {torn} and {newest} are torn")
-    drill.settled(node)
+    drill.wait_until_settled(node)
     drill.finish()
     second = drill.attempt(2)
     document = {checkpoint["step"]: checkpoint["code"] for checkpoint in second.get("rejectedCheckpoints", ())}
@@ -303,7 +303,7 @@ def spot_reclaim(drill: DrillRun) -> None:
     """A spot node gets its interruption notice: the job saves a checkpoint and resumes on another node."""
     with _spot_machines(drill, 2):
         drill.submit(TrainingWork(nodes=1, steps=120, instance_types=(RENTED_TYPE,)))
-        drill.reach(12)
+        drill.wait_for_step(12)
         node, at = _spot_node(drill), drill.step()
         drill.inject_fault("spot-reclaim", node)
         wait_for("the second attempt", JOB_SECONDS, lambda: drill.job()["currentAttempt"] > 1)
@@ -312,7 +312,7 @@ def spot_reclaim(drill: DrillRun) -> None:
         drill.finish()
         incident = next(iter(drill.new_incidents(node["instanceId"])), {})
         start = (drill.attempt(2).get("resumeFrom") or {}).get("step", -1)
-        evidence = drill.detail(incident)["evidence"] if incident else []
+        evidence = drill.incident_detail(incident)["evidence"] if incident else []
         opened = [entry["faultKey"] for entry in evidence if entry["opened"]]
         drill.check(
             "the interruption notice opened an incident", opened == ["ec2:spot_interruption"], f"{opened} {incident}"
@@ -384,9 +384,9 @@ def lost_events(drill: DrillRun) -> None:
     finally:
         for rule in rules:
             events.enable_rule(Name=rule)
-    sources = {entry["source"] for entry in drill.detail(incident)["evidence"]}
+    sources = {entry["source"] for entry in drill.incident_detail(incident)["evidence"]}
     drill.check("no event reported the fault", "hyperpod.node-health" not in sources, sources)
-    drill.settled(node)
+    drill.wait_until_settled(node)
     drill.finish()
 
 
@@ -396,15 +396,15 @@ def duplicate_events(drill: DrillRun) -> None:
     drill.inject_fault("gpu-xid79", node)
     incident = drill.await_incident("the incident", node, lambda _incident: True)
     _repeat_events(drill, node, 20)
-    wait_for("the node to go", INCIDENT_SECONDS, lambda: not drill.machine(node["instanceId"]))
+    wait_for("the node to go", INCIDENT_SECONDS, lambda: not drill.cluster_node(node["instanceId"]))
     _repeat_events(drill, node, 20)  # during the validation of its successor
-    drill.settled(node)
+    drill.wait_until_settled(node)
     _repeat_events(drill, node, 20)
     drill.finish()
     wait_for("the events to be handled", JOB_SECONDS, lambda: not waiting_events(drill))
     incidents = [new_incident["incidentId"] for new_incident in drill.new_incidents(node["instanceId"])]
     runs = executions(drill, incident["incidentId"])
-    accepted = drill.accepted(node["instanceId"])
+    accepted = drill.accepted_repairs(node["instanceId"])
     drill.check("one incident", incidents == [incident["incidentId"]], incidents)
     drill.check("one execution", runs == [f"{incident['incidentId']}-r1"], runs)
     drill.check("one replacement", accepted == {"replace": 1}, accepted)
@@ -444,11 +444,11 @@ def throttled(drill: DrillRun) -> None:
     with drill.inject_call_fault("throttle", **REPAIR_CALLS):
         drill.inject_fault("gpu-xid79", node)
         wait_for("three refusals", INCIDENT_SECONDS, lambda: _refused_calls(drill) >= 3)
-        accepted = drill.accepted(node["instanceId"])
+        accepted = drill.accepted_repairs(node["instanceId"])
         drill.check("the provider accepted no repair during the throttling", not accepted, accepted)
-    drill.settled(node)
+    drill.wait_until_settled(node)
     drill.finish()
-    accepted = drill.accepted(node["instanceId"])
+    accepted = drill.accepted_repairs(node["instanceId"])
     drill.check("the node was replaced exactly once", accepted == {"replace": 1}, accepted)
 
 
@@ -471,7 +471,7 @@ def shared_cause(drill: DrillRun) -> None:
             for node in nodes:
                 drill.inject_fault("gpu-xid79", node)
             drill.await_incident("the wave to be stopped", nodes[-1], lambda document: _was_blocked(drill, document))
-            begun = sum(bool(drill.accepted(node["instanceId"])) for node in nodes)
+            begun = sum(bool(drill.accepted_repairs(node["instanceId"])) for node in nodes)
             drill.check("at most three repairs started", begun < len(nodes), f"{begun} of {len(nodes)}")
         # A shared cause ends with its faults, or when an operator says that it is over.
         zone = drill.client.get(f"/nodes/{nodes[-1]['instanceId']}")["zone"]
@@ -479,7 +479,7 @@ def shared_cause(drill: DrillRun) -> None:
         drill.client.post(f"/clusters/{drill.client.fleet}/automation/release", release)
         drill.say("the wave is over")
         for node in nodes:
-            drill.settled(node)
+            drill.wait_until_settled(node)
         paged = [page for page in pages() if "failed at once" in page]
     drill.finish()
     drill.check("people are paged once for the wave", len(paged) == 1, paged)
@@ -543,7 +543,7 @@ def two_owners(drill: DrillRun) -> None:
         node = drill.submit_and_choose_node(TrainingWork(steps=160, paced_attempts=1))
         if not _report_before_owner(drill, node)["repairs"]:  # a node that Evenkeel repairs cannot break
             drill.inject_fault("gpu-xid79", node)
-        incident = drill.settled(node)
+        incident = drill.wait_until_settled(node)
         calls_made = drill.cluster.control("GET", "provider-calls")["calls"][calls:]
     finally:
         hyperpod.update_cluster(ClusterName=arn, NodeRecovery="None")
@@ -560,9 +560,9 @@ def _report_before_owner(drill: DrillRun, node: Json) -> Json:
     _report_xid(drill, node, "79, pid=4242, name=python, GPU has fallen off the bus.", datetime.now(UTC))
 
     def is_chosen(incident: Json) -> bool:
-        return any(decision["kind"] == "REPAIR" for decision in drill.detail(incident)["decisions"])
+        return any(decision["kind"] == "REPAIR" for decision in drill.incident_detail(incident)["decisions"])
 
-    return drill.detail(drill.await_incident("the choice of who repairs it", node, is_chosen))
+    return drill.incident_detail(drill.await_incident("the choice of who repairs it", node, is_chosen))
 
 
 def karpenter_repairs(drill: DrillRun) -> None:
@@ -570,14 +570,14 @@ def karpenter_repairs(drill: DrillRun) -> None:
     with changed_policy(drill, {"repair": {"karpenterRepairs": True}}) as in_force, _spot_machines(drill, 2):
         in_force()
         drill.submit(TrainingWork(nodes=1, steps=120, instance_types=(RENTED_TYPE,), paced_attempts=1))
-        drill.reach(8)
+        drill.wait_for_step(8)
         node = _spot_node(drill)
         if not _report_before_owner(drill, node)["repairs"]:
             drill.inject_fault("gpu-xid", node)
-        incident = drill.settled(node)
+        incident = drill.wait_until_settled(node)
         spot_names = [name for name in _spot_names(drill) if name == node["name"]]
         drill.finish()
-    requests = [ask for ask in drill.detail(incident)["decisions"] if ask["action"] in ("REPLACE", "REBOOT")]
+    requests = [ask for ask in drill.incident_detail(incident)["decisions"] if ask["action"] in ("REPLACE", "REBOOT")]
     drill.check("Evenkeel requests no repair", not incident["repairs"] and not requests, f"{incident} {requests}")
     drill.check("Karpenter has removed the node", not spot_names, spot_names)
 
@@ -607,7 +607,7 @@ def _other_controller(drill: DrillRun, marks: list[Json]) -> None:
     for mark in marks[1:]:
         _mark_node(drill, node, mark)
     _mark_node(drill, node, None)
-    incident = drill.settled(node)
+    incident = drill.wait_until_settled(node)
     calls_made = drill.cluster.control("GET", "provider-calls")["calls"][calls:]
     drill.finish()
     first = next(decision for decision in decisions if decision["kind"] == "REPAIR")
@@ -643,7 +643,7 @@ def deploy_while_waiting(drill: DrillRun) -> None:
         after = _function_layers(drill)
     finally:
         drill.client.post(f"{automation}/release", {})
-    incident = drill.settled(node)
+    incident = drill.wait_until_settled(node)
     drill.finish()
     runs = executions(drill, waits["incidentId"])
     drill.check("every function has a new version", not before & after, f"{before} {after}")

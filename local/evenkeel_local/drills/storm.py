@@ -53,7 +53,7 @@ def _run_storm(drill: DrillRun) -> None:
 
     def is_calm() -> bool:
         time.sleep(2.0)  # polling takes time from the functions
-        peaks.look(drill)
+        peaks.record(drill)
         return peaks.is_calm(len(machines)) and not waiting_events(drill)
 
     figures = drill.result.figures
@@ -123,15 +123,15 @@ def _batches_of_ten(events: Sequence[Json]) -> Iterator[tuple[Json, ...]]:
 class OpenIncidentPeaks:
     """The peak number of repairs and cordons, and the current states of incidents."""
 
-    most: Counter[str] = field(default_factory=Counter)
+    peaks: Counter[str] = field(default_factory=Counter)
     now: Counter[str] = field(default_factory=Counter)
 
-    def look(self, drill: DrillRun) -> None:
+    def record(self, drill: DrillRun) -> None:
         """Count the current repairs and cordons."""
         repairs = _registered_instances(drill, "repairs")
         cordons = [node for node in drill.cluster.nodes() if node["unschedulable"]]
         for name, count in (("repairs", len(repairs)), ("cordons", len(cordons))):
-            self.most[name] = max(self.most[name], count)
+            self.peaks[name] = max(self.peaks[name], count)
         self.now = _count_states(drill)
 
     def is_calm(self, machines: int) -> bool:
@@ -196,7 +196,7 @@ def _check_each_incident(drill: DrillRun, machines: Sequence[str]) -> None:
     drill.check("one incident for each node", not wrong, str(wrong or f"{len(incidents)} incidents"))
     decisions_by_incident = {incident["incidentId"]: 0 for incident in incidents}
     for incident in incidents:
-        kinds = [decision["kind"] for decision in drill.detail(incident)["decisions"]]
+        kinds = [decision["kind"] for decision in drill.incident_detail(incident)["decisions"]]
         decisions_by_incident[incident["incidentId"]] = kinds.count("RECOVERY")
     odd = {incident: count for incident, count in decisions_by_incident.items() if count != 1}
     drill.result.figures["incidents"] = f"{len(incidents)}, of {sum(1 for count in about.values() if count)} nodes"
@@ -220,7 +220,7 @@ def _counts_text(counts: Counter[str]) -> str:
 def _check_limits(drill: DrillRun, peaks: OpenIncidentPeaks, limits: Json, machines: int) -> None:
     repairs = min(limits["fleetRepairs"], limits["poolRepairs"], int(limits["poolRepairShare"] * machines) or 1)
     cordons = min(limits["fleetCordons"], limits["poolCordons"], int(limits["poolCordonShare"] * machines) or 1)
-    most = peaks.most
+    most = peaks.peaks
     drill.result.figures["at most at once"] = (
         f"{most['cordons']} cordons of {cordons}, {most['repairs']} repairs of {repairs}"
     )

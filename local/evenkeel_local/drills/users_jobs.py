@@ -58,7 +58,7 @@ def users_jobs(drill: DrillRun) -> None:
             drill.inject_fault("gpu-xid79", node)
             for job in (SUSPENDED, FAILED):
                 wait_for(f"the next start of {job}", INCIDENT_SECONDS, partial(_runs_again, folder, job))
-            incident = drill.settled(node)
+            incident = drill.wait_until_settled(node)
             _check_jobs(drill, folder, incident, uids)
         finally:
             drill.cluster.delete(f"/api/v1/namespaces/{NAMESPACE}")

@@ -41,22 +41,22 @@ class AccessEntriesApi:
         aws_model.check_input(model, {"clusterName": self._config.eks_cluster_name, **named, **body})
         match operation:
             case "ListAccessEntries":
-                listed = self._listed(int(query.get("maxResults", _PAGE)), query.get("nextToken", ""))
+                listed = self._list(int(query.get("maxResults", _PAGE)), query.get("nextToken", ""))
             case "CreateAccessEntry":
                 listed = {"accessEntry": self._create(body)}
             case "DescribeAccessEntry":
-                listed = {"accessEntry": self._shown(self._entry(principal))}
+                listed = {"accessEntry": self._entry_json(self._find_entry(principal))}
             case "UpdateAccessEntry":
-                listed = {"accessEntry": self._update(self._entry(principal), body)}
+                listed = {"accessEntry": self._update(self._find_entry(principal), body)}
             case _:
-                self._entries.remove(self._entry(principal))
+                self._entries.remove(self._find_entry(principal))
                 listed = {}
         problems = aws_model.output_problems(model, listed)
         if problems:
             raise AwsError("ServerException", f"the answer breaks the service model: {problems}", 500)
         return listed
 
-    def _listed(self, limit: int, token: str) -> Json:
+    def _list(self, limit: int, token: str) -> Json:
         names = sorted(entry.principal_arn for entry in self._entries)
         start = int(token or 0)
         more = {"nextToken": str(start + limit)} if start + limit < len(names) else {}
@@ -70,35 +70,35 @@ class AccessEntriesApi:
         entry = AccessEntry(
             principal_arn=principal,
             username=body.get("username"),
-            kubernetes_groups=tuple(self._groups(body)),
+            kubernetes_groups=tuple(self._checked_groups(body)),
             tags=body.get("tags") or {},
         )
         self._entries.append(entry)
         self._created_at[principal] = time.time()
-        return self._shown(entry)
+        return self._entry_json(entry)
 
     def _update(self, entry: AccessEntry, body: Json) -> Json:
         changed = entry
         if "kubernetesGroups" in body:
-            changed = entry.model_copy(update={"kubernetes_groups": tuple(self._groups(body))})
+            changed = entry.model_copy(update={"kubernetes_groups": tuple(self._checked_groups(body))})
         self._entries[self._entries.index(entry)] = changed
-        return self._shown(changed)
+        return self._entry_json(changed)
 
-    def _groups(self, body: Json) -> list[str]:
+    def _checked_groups(self, body: Json) -> list[str]:
         groups: list[str] = body.get("kubernetesGroups") or []
         reserved = next((name for name in groups if name.startswith("system:")), None)
         if reserved:
             raise AwsError("InvalidParameterException", f"The kubernetes group name {reserved} is invalid", 400)
         return groups
 
-    def _entry(self, principal: str) -> AccessEntry:
+    def _find_entry(self, principal: str) -> AccessEntry:
         for entry in self._entries:
             if entry.principal_arn == principal:
                 return entry
         message = f"The specified principalArn could not be found: {principal}"
         raise AwsError("ResourceNotFoundException", message, 404)
 
-    def _shown(self, entry: AccessEntry) -> Json:
+    def _entry_json(self, entry: AccessEntry) -> Json:
         principal = entry.principal_arn
         at = self._created_at.get(principal, 0.0)
         kind, _, name = principal.rpartition(":")[2].partition("/")

@@ -94,7 +94,7 @@ class GpuCluster:
         self.fleet = MachineFleet(config, self.registry, self.directory)
         self.fleet.events = self.events
         self.agent = HealthAgent(self.fleet, self.registry, self.bus)
-        self.fleet.on_rebooted = self.agent.rebooted
+        self.fleet.on_rebooted = self.agent.recheck_after_reboot
         self.store.listen(self.agent.notice)
         self.hyperpod = HyperPod(self.fleet, self.registry, self.events)
         delays = config.delays

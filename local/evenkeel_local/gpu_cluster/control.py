@@ -203,7 +203,7 @@ class Control:
         return web.json_response({}, status=202)
 
     async def _faults(self, http: web.Request) -> web.Response:
-        rows = [{"fault": row.name, "does": row.does, "repairedBy": row.repaired_by} for row in ROWS.values()]
+        rows = [{"fault": row.name, "does": row.effect, "repairedBy": row.repaired_by} for row in ROWS.values()]
         injected = [item.to_json() for item in self._cluster.faults.injected.values()]
         return web.json_response({"rows": rows, "injected": injected})
 

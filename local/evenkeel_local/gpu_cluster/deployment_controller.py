@@ -52,11 +52,11 @@ class _Rollout:
     status: Obj
 
     @property
-    def all(self) -> list[Obj]:
+    def all_replica_sets(self) -> list[Obj]:
         return [*self.old, self.new] if self.new is not None else list(self.old)
 
     @property
-    def wanted(self) -> int:
+    def desired_replicas(self) -> int:
         return int(self.deployment["spec"]["replicas"])
 
     @property
@@ -64,20 +64,20 @@ class _Rollout:
         return bool(self.deployment["spec"]["strategy"]["type"] == "RollingUpdate")
 
     @property
-    def surge(self) -> int:
+    def max_surge(self) -> int:
         """Return how many pods there may be above the wanted number; a percentage is rounded up."""
-        return scaled_value(self._bounds["maxSurge"], self.wanted) if self.is_rolling else 0
+        return scaled_value(self._bounds["maxSurge"], self.desired_replicas) if self.is_rolling else 0
 
     @property
-    def unavailable(self) -> int:
+    def max_unavailable(self) -> int:
         """Return how many wanted pods may be missing. A percentage is rounded down; without surge it is at least 1."""
-        if not self.is_rolling or self.wanted == 0:
+        if not self.is_rolling or self.desired_replicas == 0:
             return 0
         value = self._bounds["maxUnavailable"]
         if isinstance(value, str) and value.endswith("%"):
-            value = int(value[:-1]) * self.wanted // 100
-        least = int(value) if int(value) or self.surge else 1
-        return min(least, self.wanted)
+            value = int(value[:-1]) * self.desired_replicas // 100
+        least = int(value) if int(value) or self.max_surge else 1
+        return min(least, self.desired_replicas)
 
     @property
     def _bounds(self) -> Obj:
@@ -153,7 +153,7 @@ class DeploymentController(Controller):
                 _set_condition_now(rollout.status, "Progressing", "False", "ReplicaSetCreateError", message)
                 self._registry.record(deployment, "ReplicaSetCreateError", message, "Warning", SOURCE)
                 self._queue.add_later(deployment, RETRY_SECONDS)
-        self._report(rollout)
+        self._write_status(rollout)
 
     def _claim(self, deployment: Obj) -> list[Obj]:
         """Return the Deployment's ReplicaSets; adopt matching ReplicaSets without a controller."""
@@ -181,7 +181,7 @@ class DeploymentController(Controller):
         if spec.get("paused") or self._was_scaled(rollout):
             self._scale(rollout)
         elif rollout.is_rolling:
-            self._roll(rollout)
+            self._roll_update(rollout)
         else:
             self._recreate(rollout)
         if not spec.get("paused"):
@@ -198,29 +198,29 @@ class DeploymentController(Controller):
             _set_condition_now(rollout.status, "Progressing", "Unknown", "DeploymentResumed", "Deployment is resumed")
 
     def _was_scaled(self, rollout: _Rollout) -> bool:
-        for replica_set in rollout.all:
+        for replica_set in rollout.all_replica_sets:
             recorded = annotations_of(replica_set).get(DESIRED)
-            if _replica_count(replica_set) and recorded is not None and recorded != str(rollout.wanted):
+            if _replica_count(replica_set) and recorded is not None and recorded != str(rollout.desired_replicas):
                 return True
         return False
 
-    def _roll(self, rollout: _Rollout) -> None:
+    def _roll_update(self, rollout: _Rollout) -> None:
         if rollout.new is None:
             self._create(rollout)
             return
         if self._resize(rollout, rollout.new, self._new_replica_set_size(rollout, rollout.new)):
             return
         older = [document for document in rollout.old if _replica_count(document)]
-        least = rollout.wanted - rollout.unavailable
+        least = rollout.desired_replicas - rollout.max_unavailable
         not_up_yet = _replica_count(rollout.new) - _sum_status_field([rollout.new], "availableReplicas")
-        spare = _total_replicas(rollout.all) - least - not_up_yet
+        spare = _total_replicas(rollout.all_replica_sets) - least - not_up_yet
         for replica_set in older:  # first the pods that are not available
             idle = _replica_count(replica_set) - _sum_status_field([replica_set], "availableReplicas")
             going = min(spare, idle)
             if going > 0:
                 self._resize(rollout, replica_set, _replica_count(replica_set) - going)
                 spare -= going
-        spare = min(spare, _sum_status_field(rollout.all, "availableReplicas") - least)
+        spare = min(spare, _sum_status_field(rollout.all_replica_sets, "availableReplicas") - least)
         for replica_set in rollout.old:
             going = min(spare, _replica_count(replica_set))
             if going > 0:
@@ -230,12 +230,12 @@ class DeploymentController(Controller):
     def _new_replica_set_size(self, rollout: _Rollout, new: Obj | None) -> int:
         """Return the size that the new ReplicaSet may have now."""
         if not rollout.is_rolling:
-            return rollout.wanted
+            return rollout.desired_replicas
         present = _replica_count(new) if new is not None else 0
-        if present >= rollout.wanted:
-            return rollout.wanted
-        capacity = rollout.wanted + rollout.surge - _total_replicas(rollout.all)
-        return present + max(min(capacity, rollout.wanted - present), 0)
+        if present >= rollout.desired_replicas:
+            return rollout.desired_replicas
+        capacity = rollout.desired_replicas + rollout.max_surge - _total_replicas(rollout.all_replica_sets)
+        return present + max(min(capacity, rollout.desired_replicas - present), 0)
 
     def _recreate(self, rollout: _Rollout) -> None:
         resized = [self._resize(rollout, replica_set, 0) for replica_set in rollout.old]
@@ -247,33 +247,36 @@ class DeploymentController(Controller):
         if rollout.new is None:
             self._create(rollout)
         else:
-            self._resize(rollout, rollout.new, rollout.wanted)
+            self._resize(rollout, rollout.new, rollout.desired_replicas)
 
     def _scale(self, rollout: _Rollout) -> None:
         """Scale a Deployment; during a rollout each ReplicaSet gets its share."""
-        active = [document for document in rollout.all if _replica_count(document)]
+        active = [document for document in rollout.all_replica_sets if _replica_count(document)]
         if len(active) <= 1:
             latest = active[0] if active else rollout.new or max(rollout.old, key=_revision, default=None)
             if latest is not None:
-                self._resize(rollout, latest, rollout.wanted)
+                self._resize(rollout, latest, rollout.desired_replicas)
             return
         new = rollout.new
         if new is not None and (
-            _replica_count(new) == _sum_status_field([new], "availableReplicas") == rollout.wanted
-            and annotations_of(new).get(DESIRED) == str(rollout.wanted)
+            _replica_count(new) == _sum_status_field([new], "availableReplicas") == rollout.desired_replicas
+            and annotations_of(new).get(DESIRED) == str(rollout.desired_replicas)
         ):
             for replica_set in rollout.old:
                 self._resize(rollout, replica_set, 0)
             return
         if rollout.is_rolling:
-            allowed = rollout.wanted + rollout.surge if rollout.wanted else 0
+            allowed = rollout.desired_replicas + rollout.max_surge if rollout.desired_replicas else 0
             for replica_set, size in _proportional_shares(active, allowed, rollout).values():
                 self._resize(rollout, replica_set, size)
 
     def _resize(self, rollout: _Rollout, replica_set: Obj, size: int) -> bool:
         """Set the size of a ReplicaSet; return whether it changed."""
         before = _replica_count(replica_set)
-        notes = {DESIRED: str(rollout.wanted), MAX_REPLICAS_ANNOTATION: str(rollout.wanted + rollout.surge)}
+        notes = {
+            DESIRED: str(rollout.desired_replicas),
+            MAX_REPLICAS_ANNOTATION: str(rollout.desired_replicas + rollout.max_surge),
+        }
 
         def change(obj: Obj) -> None:
             obj["spec"]["replicas"] = size
@@ -315,8 +318,8 @@ class DeploymentController(Controller):
                 "annotations": {
                     **{key: value for key, value in annotations.items() if key not in NOT_COPIED},
                     REVISION: str(revision),
-                    DESIRED: str(rollout.wanted),
-                    MAX_REPLICAS_ANNOTATION: str(rollout.wanted + rollout.surge),
+                    DESIRED: str(rollout.desired_replicas),
+                    MAX_REPLICAS_ANNOTATION: str(rollout.desired_replicas + rollout.max_surge),
                 },
                 "ownerReferences": [owner_reference(deployment)],
             },
@@ -375,21 +378,21 @@ class DeploymentController(Controller):
 
     # Status
 
-    def _report(self, rollout: _Rollout) -> None:
+    def _write_status(self, rollout: _Rollout) -> None:
         deployment, before = rollout.deployment, rollout.deployment.get("status") or {}
-        available = _sum_status_field(rollout.all, "availableReplicas")
+        available = _sum_status_field(rollout.all_replica_sets, "availableReplicas")
         status: Obj = {
             "observedGeneration": deployment["metadata"]["generation"],
-            "replicas": _sum_status_field(rollout.all, "replicas"),
+            "replicas": _sum_status_field(rollout.all_replica_sets, "replicas"),
             "updatedReplicas": _sum_status_field([rollout.new] if rollout.new is not None else [], "replicas"),
-            "readyReplicas": _sum_status_field(rollout.all, "readyReplicas"),
+            "readyReplicas": _sum_status_field(rollout.all_replica_sets, "readyReplicas"),
             "availableReplicas": available,
-            "unavailableReplicas": max(_total_replicas(rollout.all) - available, 0),
+            "unavailableReplicas": max(_total_replicas(rollout.all_replica_sets) - available, 0),
             "collisionCount": rollout.status.get("collisionCount"),
             "conditions": rollout.status.get("conditions") or [],
         }
         status = {name: value for name, value in status.items() if value not in (0, None)}
-        if available >= rollout.wanted - rollout.unavailable:
+        if available >= rollout.desired_replicas - rollout.max_unavailable:
             _set_condition_now(
                 status, "Available", "True", "MinimumReplicasAvailable", "Deployment has minimum availability."
             )
@@ -398,7 +401,12 @@ class DeploymentController(Controller):
             _set_condition_now(status, "Available", "False", "MinimumReplicasUnavailable", message)
         self._judge_progress(rollout, status, before)
         failure = next(
-            (condition for document in rollout.all if (condition := condition_of(document, "ReplicaFailure"))), None
+            (
+                condition
+                for document in rollout.all_replica_sets
+                if (condition := condition_of(document, "ReplicaFailure"))
+            ),
+            None,
         )
         status["conditions"] = [
             condition for condition in status["conditions"] if condition["type"] != "ReplicaFailure"
@@ -447,7 +455,7 @@ def _set_condition_now(status: Obj, kind: str, value: str, reason: str, message:
 def _is_complete(rollout: _Rollout, status: Obj) -> bool:
     counts = {status.get(field, 0) for field in ("replicas", "updatedReplicas", "availableReplicas")}
     observed = status.get("observedGeneration")
-    return counts == {rollout.wanted} and bool(observed == rollout.deployment["metadata"]["generation"])
+    return counts == {rollout.desired_replicas} and bool(observed == rollout.deployment["metadata"]["generation"])
 
 
 def _has_progressed(status: Obj, before: Obj) -> bool:

@@ -112,11 +112,11 @@ class FaultDefinition:
     """
 
     name: str
-    does: str
+    effect: str
     repaired_by: str
     inject: Callable[[FaultInjector, Node, Json, InjectedFault], None]
     options: tuple[str, ...] = ()
-    hits: tuple[NodeKind, ...] = ("hyperpod", "burst", "group")
+    node_kinds: tuple[NodeKind, ...] = ("hyperpod", "burst", "group")
 
 
 class FaultInjector:
@@ -196,13 +196,15 @@ class FaultInjector:
         return [node for node in every if node.kubelet is not None and node.kubelet.is_on]
 
     def _choose_node(self, row: FaultDefinition, options: Json) -> Node:
-        nodes = [node for node in self.all_nodes() if _node_kind(node) in row.hits]
+        nodes = [node for node in self.all_nodes() if _node_kind(node) in row.node_kinds]
         if node_option := options.get("node"):
             named = [node for node in self.all_nodes() if node_option in _node_names(node)]
             if not named:
                 raise InvalidFault(f"there is no node {node_option!r} that is up")
             if named[0] not in nodes:
-                raise InvalidFault(f"{row.name} cannot hit {node_option!r}: it is for {OWNERS[row.hits[0]]} nodes")
+                raise InvalidFault(
+                    f"{row.name} cannot hit {node_option!r}: it is for {OWNERS[row.node_kinds[0]]} nodes"
+                )
             return named[0]
         for option, of in (("instanceGroup", _group_of), ("zone", self.zone_of)):
             if node_option := options.get(option):
@@ -210,7 +212,7 @@ class FaultInjector:
                 if not nodes:
                     raise InvalidFault(f"there is no node up in {option} {node_option!r}")
                 return nodes[0]
-        busy = {str(pod["spec"]["nodeName"]) for pod in self._running(options.get("job"))}
+        busy = {str(pod["spec"]["nodeName"]) for pod in self._running_pods(options.get("job"))}
         nodes = [node for node in nodes if node.node_name in busy and kubelet_of(node).is_connected]
         if not nodes:
             raise InvalidFault(f"no node runs a pod of {options.get('job') or 'any job'}")
@@ -226,7 +228,7 @@ class FaultInjector:
         """Whether the machine still exists."""
         return node in self.fleet.machines if isinstance(node, Machine) else not node.ended
 
-    def _running(self, job: str | None) -> list[Obj]:
+    def _running_pods(self, job: str | None) -> list[Obj]:
         namespace, _, name = (job or "").rpartition("/")
         documents: list[Obj] = []
         for pod in self.store.each(catalogue.PODS.key):
@@ -303,12 +305,12 @@ def _inject_xid(table: FaultInjector, node: Node, options: Json, injected: Injec
             return
         if isinstance(node, Machine):
             node.lasting = None
-            table.agent.healthy(node)
+            table.agent.clear_marks(node)
         else:
             table.agent.mark_accelerator(node.node_name, "NvidiaAcceleratedHardwareIsReady", "", ready=True)
 
     injected.clear = clear
-    table.fleet.later(table.fleet.config.delays.agent_detect, find)
+    table.fleet.call_later(table.fleet.config.delays.agent_detect, find)
 
 
 def _inject_stuck_replace(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
@@ -357,7 +359,7 @@ def _inject_node_flap(table: FaultInjector, node: Node, options: Json, injected:
             await injected.wait_cleared(seconds)
 
     injected.clear = kubelet.rejoin
-    table.fleet.begin(flap())
+    table.fleet.run_in_background(flap())
 
 
 def _inject_app_crash(table: FaultInjector, node: Node, options: Json, injected: InjectedFault) -> None:
@@ -499,7 +501,7 @@ def _inject_maintenance(table: FaultInjector, node: Node, options: Json, injecte
 
     injected.clear = lambda: announce("closed", "RESOLVED")
     announce("upcoming", "PENDING")
-    table.fleet.later(seconds, begin)
+    table.fleet.call_later(seconds, begin)
 
 
 XID_OPTIONS = ("faultType", "faultReason", "survivesReboot")
@@ -529,7 +531,7 @@ ROWS: dict[str, FaultDefinition] = {
             "The node's health agent dies: from now on it marks no fault and sends no event.",
             "reboot, replace or clearing",
             _inject_agent_silent,
-            hits=("hyperpod",),
+            node_kinds=("hyperpod",),
         ),
         FaultDefinition(
             "node-lost",
@@ -588,14 +590,14 @@ ROWS: dict[str, FaultDefinition] = {
             "A Karpenter spot node gets its interruption warning, and ends after `spotNotice`.",
             "another node",
             _inject_spot_reclaim,
-            hits=("burst",),
+            node_kinds=("burst",),
         ),
         FaultDefinition(
             "rebalance",
             "A Karpenter node gets a rebalance recommendation, and nothing else happens.",
             "nothing to repair",
             _inject_rebalance,
-            hits=("burst",),
+            node_kinds=("burst",),
         ),
         FaultDefinition(
             "capacity-reservation-interruption",
@@ -603,7 +605,7 @@ ROWS: dict[str, FaultDefinition] = {
             "without a notice to Karpenter.",
             "another node",
             _inject_reservation_end,
-            hits=("burst",),
+            node_kinds=("burst",),
         ),
     )
 }

@@ -73,7 +73,7 @@ class GarbageCollector:
                     self._empty_namespace(name)
             await asyncio.sleep(0)
 
-    def _owner_lives(self, reference: Obj, namespace: str) -> bool:
+    def _owner_exists(self, reference: Obj, namespace: str) -> bool:
         rt = self._registry.types.by_kind(reference["apiVersion"], reference["kind"])
         if rt is None:
             return True  # the kind is not served: assume that the owner exists
@@ -85,7 +85,7 @@ class GarbageCollector:
         references = (obj or {}).get("metadata", {}).get("ownerReferences") or []
         if obj is None or not references or is_deleting(obj):
             return
-        if any(self._owner_lives(reference, namespace) for reference in references):
+        if any(self._owner_exists(reference, namespace) for reference in references):
             return
         self._registry.remove(obj, {"propagationPolicy": "Background"})
 

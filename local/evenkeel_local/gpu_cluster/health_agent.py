@@ -62,7 +62,7 @@ class HealthAgent:
         label, before = _status_of(change.new), _status_of(change.old or {})
         machine = self._fleet.by_node(name_of(change.new))
         if machine is not None and label != before and label in (PENDING_REBOOT, PENDING_REPLACEMENT):
-            self._fleet.later(self._fleet.config.delays.auto_recovery, lambda: self._recover(machine))
+            self._fleet.call_later(self._fleet.config.delays.auto_recovery, lambda: self._recover(machine))
 
     def _recover(self, machine: Machine) -> None:
         """Repair a machine that still has the label. CPU nodes are never replaced."""
@@ -76,17 +76,17 @@ class HealthAgent:
         elif _status_of(node) == PENDING_REPLACEMENT and "nvidia.com/gpu" in node["status"]["allocatable"]:
             self._fleet.replace(machine)
 
-    def rebooted(self, machine: Machine) -> None:
+    def recheck_after_reboot(self, machine: Machine) -> None:
         """Check again after a reboot: remove the marks, or report a lasting fault again."""
         machine.is_agent_silent = False
         if machine.lasting is not None:
             fault = machine.lasting
             machine.has_rebooted_in_vain = True
-            self._fleet.later(self._fleet.config.delays.agent_detect, lambda: self.detect(machine, fault))
+            self._fleet.call_later(self._fleet.config.delays.agent_detect, lambda: self.detect(machine, fault))
         else:
-            self.healthy(machine)
+            self.clear_marks(machine)
 
-    def healthy(self, machine: Machine) -> None:
+    def clear_marks(self, machine: Machine) -> None:
         """Remove the marks of a machine that is healthy again, and send the event."""
         node = self._registry.store.find(catalogue.NODES.key, "", machine.node_name)
         if node is None or (

@@ -39,9 +39,9 @@ class HyperPod:
         """A cluster status that the control address set."""
         self.group_status_override: dict[str, str] = {}
         quota = ("ComputeQuotaConfig", "ComputeQuotaTarget", "ActivationState")
-        self.quotas = Governance(self._config, "ComputeQuota", "compute-quota", quota, fleet.later)
+        self.quotas = Governance(self._config, "ComputeQuota", "compute-quota", quota, fleet.call_later)
         self.schedulers = Governance(
-            self._config, "ClusterSchedulerConfig", "cluster-scheduler-config", ("SchedulerConfig",), fleet.later
+            self._config, "ClusterSchedulerConfig", "cluster-scheduler-config", ("SchedulerConfig",), fleet.call_later
         )
         self.capacity = Capacity(fleet)
         self._rolling_back = 0
@@ -93,7 +93,7 @@ class HyperPod:
         if name not in (self._config.cluster_name, self._config.cluster_arn):
             raise AwsError("ResourceNotFound", f"Could not find cluster with name or ARN {name}.")
 
-    def _need_continuous(self, feature: str) -> None:
+    def _require_continuous(self, feature: str) -> None:
         if self._config.node_provisioning_mode != "Continuous":
             message = f"{feature} is supported only for clusters with NodeProvisioningMode set to Continuous."
             raise AwsError("ValidationException", message)
@@ -201,7 +201,7 @@ class HyperPod:
         self._check_name(body["ClusterName"])
         with_slots = bool(body.get("IncludeNodeLogicalIds"))
         if with_slots:
-            self._need_continuous("IncludeNodeLogicalIds")
+            self._require_continuous("IncludeNodeLogicalIds")
         machines = [machine for machine in self._fleet.machines if machine.is_visible]
         if not with_slots:
             machines = [machine for machine in machines if machine.status != "Pending" or machine.operation == "Reboot"]
@@ -244,7 +244,7 @@ class HyperPod:
         if instance_id and slot:
             raise AwsError("ValidationException", "Only one of NodeId and NodeLogicalId can be provided.")
         if slot:
-            self._need_continuous("NodeLogicalId")
+            self._require_continuous("NodeLogicalId")
         machine = self._fleet.by_instance(instance_id) if instance_id else self._fleet.by_slot(str(slot))
         if machine is None or not machine.is_visible:
             message = f"Could not find node {instance_id or slot} in cluster {body['ClusterName']}."
@@ -276,7 +276,7 @@ class HyperPod:
         if not ids and not slots:
             raise AwsError("ValidationException", "At least one of NodeIds and NodeLogicalIds must be provided.")
         if slots:
-            self._need_continuous("NodeLogicalIds")
+            self._require_continuous("NodeLogicalIds")
         act = {"Reboot": self._fleet.reboot, "Replace": self._fleet.replace, "Delete": self._fleet.remove}[action]
         answer: Json = {}
         for names, find, field, suffix in (
@@ -334,7 +334,7 @@ class HyperPod:
 
     def _add_nodes(self, body: Json, caller: str) -> Json:
         self._check_name(body["ClusterName"])
-        self._need_continuous("BatchAddClusterNodes")
+        self._require_continuous("BatchAddClusterNodes")
         token, now = str(body.get("ClientToken") or uuid.uuid4()), time.time()
         self._added = {key: added for key, added in self._added.items() if now - added[0] < CLIENT_TOKEN_LIFE_SECONDS}
         parameters = {key: value for key, value in body.items() if key != "ClientToken"}
@@ -413,14 +413,14 @@ class HyperPod:
         for name, difference in growth.items():
             if difference > 0:
                 self._fleet.add(name, difference)
-                self._fleet.begin(self._await_minimum(name, int(wishes[name].get("MinInstanceCount") or 0)))
+                self._fleet.run_in_background(self._await_minimum(name, int(wishes[name].get("MinInstanceCount") or 0)))
             elif difference < 0:
                 idle = [machine for machine in self._fleet.of_group(name) if machine.operation is None]
                 for machine in idle[difference:]:
                     self._fleet.remove(machine)
         for name in leaving:
             self.group_status_override[name] = "Deleting"
-            self._fleet.begin(self._delete_group(name))
+            self._fleet.run_in_background(self._delete_group(name))
         self._fleet.node_recovery = body.get("NodeRecovery") or self._fleet.node_recovery
         if scaler := body.get("AutoScaling"):
             enabled = scaler["Mode"] == "Enable"
@@ -452,12 +452,12 @@ class HyperPod:
 
     def _list_events(self, body: Json, caller: str) -> Json:
         self._check_name(body["ClusterName"])
-        self._need_continuous("ListClusterEvents")
+        self._require_continuous("ListClusterEvents")
         return self._events.list(body)
 
     def _describe_event(self, body: Json, caller: str) -> Json:
         self._check_name(body["ClusterName"])
-        self._need_continuous("DescribeClusterEvent")
+        self._require_continuous("DescribeClusterEvent")
         return self._events.describe(body)
 
 

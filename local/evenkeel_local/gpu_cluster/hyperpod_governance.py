@@ -59,7 +59,7 @@ class Governance:
             raise AwsError("ResourceNotFound", f"{self._stem} with ID {identifier} does not exist.")
         return item
 
-    def _settle(self, item: GovernanceItem, status: str) -> None:
+    def _finish_later(self, item: GovernanceItem, status: str) -> None:
         def end() -> None:
             if item.status in ("Creating", "Updating", "Deleting"):
                 item.status = status
@@ -82,7 +82,7 @@ class Governance:
                 raise AwsError("ConflictException", f"Team {team} already has a compute quota on this cluster.")
         item = GovernanceItem(body["Name"], {key: body[key] for key in (*self._parts, "Description") if key in body})
         self.items[item.id] = item
-        self._settle(item, "Created")
+        self._finish_later(item, "Created")
         return {f"{self._stem}Arn": self._arn(item), f"{self._stem}Id": item.id}
 
     def describe(self, body: Json) -> Json:
@@ -122,9 +122,9 @@ class Governance:
             key=keys.get(body.get("SortBy", ""), lambda t: t.created_at),
             reverse=body.get("SortOrder") == "Descending",
         )
-        return paged_answer(f"{self._stem}Summaries", governance_items, body, self._stem, self._listed)
+        return paged_answer(f"{self._stem}Summaries", governance_items, body, self._stem, self._list_entry)
 
-    def _listed(self, item: GovernanceItem) -> Json:
+    def _list_entry(self, item: GovernanceItem) -> Json:
         parts = {} if self._stem == "ClusterSchedulerConfig" else item.parts
         return self._summary(item) | {key: value for key, value in parts.items() if key != "Description"}
 
@@ -141,12 +141,12 @@ class Governance:
         item.parts.update({key: body[key] for key in (*self._parts, "Description") if key in body})
         item.version += 1
         item.status, item.modified_at = "Updating", time.time()
-        self._settle(item, "Updated")
+        self._finish_later(item, "Updated")
         return {f"{self._stem}Arn": self._arn(item), f"{self._stem}Version": item.version}
 
     def delete(self, body: Json) -> Json:
         """Delete an item."""
         item = self._find(body)
         item.status = "Deleting"
-        self._settle(item, "Deleted")
+        self._finish_later(item, "Deleted")
         return {}

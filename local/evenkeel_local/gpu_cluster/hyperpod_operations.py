@@ -65,7 +65,7 @@ class Operations:
         metadata = {"InstanceGroupScaling": {"InstanceCount": current, "TargetCount": desired, "MinCount": 0}}
         message = f"Scaling of IG {group} from {original} to {desired} instances has started"
         self._events.record("InstanceGroup", message, "Info", metadata, group, operation_id=operation.id)
-        self._fleet.begin(self._await_scaling(operation, group, desired))
+        self._fleet.run_in_background(self._await_scaling(operation, group, desired))
 
     async def _await_scaling(self, operation: ClusterOperation, group: str, desired: int) -> None:
         while operation.status == IN_PROGRESS:
@@ -129,7 +129,7 @@ class Operations:
         for machine in chosen:
             machine.operation, machine.status = "DeepHealthCheck", "DeepHealthCheckInProgress"
             self._label(machine, "InProgress", "Unschedulable")
-        self._fleet.begin(self._check(operation, chosen))
+        self._fleet.run_in_background(self._check(operation, chosen))
         return {"ClusterArn": self._fleet.config.cluster_arn}
 
     async def _check(self, operation: ClusterOperation, machines: list[Machine]) -> None:
@@ -176,7 +176,7 @@ class Operations:
                 raise AwsError("ValidationException", f"Instance group {group} was not found in the cluster.")
         self.software_updating = set(groups)
         self.software_status.update(dict.fromkeys(groups, "Pending"))
-        self._fleet.begin(self._patch(groups))
+        self._fleet.run_in_background(self._patch(groups))
         return {"ClusterArn": self._fleet.config.cluster_arn}
 
     async def _patch(self, groups: list[str]) -> None:

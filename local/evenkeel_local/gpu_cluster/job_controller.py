@@ -160,7 +160,7 @@ class JobController(Controller):
                 else:
                     status["succeeded"] = int(status.get("succeeded") or 0) + 1
             elif self._counts_as_failed(job, pod):
-                action, why = self._policy(job, pod)
+                action, why = self._matching_failure_rule(job, pod)
                 if action == "FailJob":
                     decided = decided or ("PodFailurePolicy", why)
                 if action != "Ignore":
@@ -182,7 +182,7 @@ class JobController(Controller):
         seconds = min(self._backoff_seconds * 2 ** min(failures - 1, 10), self._backoff_seconds * 60)
         self._not_before[job["metadata"]["uid"]] = asyncio.get_running_loop().time() + seconds
 
-    def _policy(self, job: Obj, pod: Obj) -> tuple[str, str]:
+    def _matching_failure_rule(self, job: Obj, pod: Obj) -> tuple[str, str]:
         for number, rule in enumerate((job["spec"].get("podFailurePolicy") or {}).get("rules") or ()):
             if _rule_matches(rule, pod):
                 message = (
@@ -199,17 +199,17 @@ class JobController(Controller):
         live = [pod for pod in pods if not has_ended(pod)]
         active = [pod for pod in live if not is_deleting(pod)]
         terminating = [pod for pod in live if is_deleting(pod)]
-        failure = self._failure(job, status, decided, active)
+        failure = self._failure_reason(job, status, decided, active)
         if failure is not None:
             set_condition(status, "FailureTarget", "True", *failure)
-            active, terminating = self._stop(job, active, terminating)
+            active, terminating = self._delete_active_pods(job, active, terminating)
             if not active and not terminating:
                 set_condition(status, "Failed", "True", *failure)
                 self._registry.record(job, failure[0], failure[1], "Warning", SOURCE)
         elif self._is_complete(job, status, active):
             reached = ("CompletionsReached", "Reached expected number of succeeded pods")
             set_condition(status, "SuccessCriteriaMet", "True", *reached)
-            active, terminating = self._stop(job, active, terminating)
+            active, terminating = self._delete_active_pods(job, active, terminating)
             if not active and not terminating:
                 set_condition(status, "Complete", "True", *reached)
                 status["completionTime"] = timestamp()
@@ -228,7 +228,7 @@ class JobController(Controller):
         status["ready"], status["terminating"] = sum(is_true(pod, "Ready") for pod in active), len(terminating)
         status["uncountedTerminatedPods"] = {}
 
-    def _failure(
+    def _failure_reason(
         self, job: Obj, status: Obj, decided: tuple[str, str] | None, active: list[Obj]
     ) -> tuple[str, str] | None:
         present = condition_of({"status": status}, "FailureTarget")
@@ -253,7 +253,7 @@ class JobController(Controller):
             return succeeded > 0 and not active
         return succeeded >= int(completions)
 
-    def _stop(
+    def _delete_active_pods(
         self, job: Obj, active: list[Obj], terminating: list[Obj], *, counted: bool = True
     ) -> tuple[list[Obj], list[Obj]]:
         """Delete the active pods; return the pods that are then active, and the terminating pods.
@@ -279,7 +279,7 @@ class JobController(Controller):
     def _suspend(self, job: Obj, status: Obj, active: list[Obj], terminating: list[Obj]) -> tuple[list[Obj], list[Obj]]:
         if set_condition(status, "Suspended", "True", "JobSuspended", "Job suspended"):
             self._registry.record(job, "Suspended", "Job suspended", source=SOURCE)
-        return self._stop(job, active, terminating, counted=False)
+        return self._delete_active_pods(job, active, terminating, counted=False)
 
     # Creating pods
 
@@ -295,7 +295,7 @@ class JobController(Controller):
         excess = len(active) - pods_wanted
         if excess > 0:
             by_index = sorted(active, key=_completion_index, reverse=True)
-            self._stop(job, by_index[:excess], [], counted=False)
+            self._delete_active_pods(job, by_index[:excess], [], counted=False)
             return by_index[excess:]
         missing = min(pods_wanted - len(holding), BATCH)
         if missing <= 0 or not self._may_create(job):

@@ -211,7 +211,7 @@ class Karpenter:
 
     def _check_pools(self) -> None:
         for pool in self._pools:
-            used = self._used(name_of(pool))
+            used = self._used_resources(name_of(pool))
             shown = {name: _format_amount(amount) for name, amount in used.items()}
 
             def write(obj: Obj, shown: dict[str, str] = shown) -> None:
@@ -222,7 +222,7 @@ class Karpenter:
 
             self._registry.change(pool, write)
 
-    def _used(self, pool: str) -> Amounts:
+    def _used_resources(self, pool: str) -> Amounts:
         used: Amounts = {"nodes": Decimal(0)}
         for claim in self._claims:
             if labels_of(claim).get(POOL_LABEL) == pool:
@@ -233,7 +233,7 @@ class Karpenter:
 
     # Provisioning
 
-    def _waiting(self) -> list[Obj]:
+    def _pending_pods(self) -> list[Obj]:
         documents = [
             pod
             for pod in self._store.each(catalogue.PODS.key)
@@ -245,7 +245,7 @@ class Karpenter:
         )
 
     def _provision(self) -> None:
-        waiting = self._waiting()
+        waiting = self._pending_pods()
         if not waiting or not self._pools:
             return
         capacities = [self._capacity_of(claim) for claim in self._claims if self._is_launching(claim)]
@@ -260,7 +260,7 @@ class Karpenter:
                     continue
                 capacity = self._capacity_of(claim)
                 capacities.append(capacity)
-            capacity.take(requests)
+            capacity.subtract(requests)
 
     def _is_launching(self, claim: Obj) -> bool:
         return not is_deleting(claim) and not is_true(claim, "Initialized")
@@ -271,7 +271,7 @@ class Karpenter:
         status = claim.get("status") or {}
         capacity = NodeCapacityView(node, amounts_of(status.get("capacity")))
         for pod in self._store.pods_on(status.get("nodeName") or ""):
-            capacity.take(requests_of(pod["spec"]))
+            capacity.subtract(requests_of(pod["spec"]))
         return capacity
 
     def _new_claim(self, pod: Obj, wanted: Amounts) -> Obj | None:
@@ -294,7 +294,7 @@ class Karpenter:
         return None
 
     def _within_limits(self, pool: Obj, offering: Offering) -> bool:
-        used = self._used(name_of(pool))
+        used = self._used_resources(name_of(pool))
         more = {**offering.resources, "nodes": "1"}
         for name, limit in (pool["spec"].get("limits") or {}).items():
             if used.get(name, Decimal(0)) + parse_quantity(more.get(name, "0")) > parse_quantity(limit):
@@ -336,23 +336,23 @@ class Karpenter:
 
     # NodeClaims
 
-    def _find(self, claim: str) -> Obj | None:
+    def _find_claim(self, claim: str) -> Obj | None:
         return self._store.find((GROUP, "nodeclaims"), "", claim)
 
-    def _change(self, claim: str, change: Callable[[Obj], Any]) -> None:
-        if (found_node := self._find(claim)) is not None:
-            self._registry.change(found_node, change)
+    def _change_claim(self, claim: str, change: Callable[[Obj], Any]) -> None:
+        if (found_claim := self._find_claim(claim)) is not None:
+            self._registry.change(found_claim, change)
 
-    def _delete(self, claim: str) -> None:
-        if (found_node := self._find(claim)) is not None:
-            self._registry.remove(found_node)
+    def _delete_claim(self, claim: str) -> None:
+        if (found_claim := self._find_claim(claim)) is not None:
+            self._registry.remove(found_claim)
 
-    def _condition(self, claim: str, kind: str, reason: str = "") -> None:
-        self._change(claim, lambda obj: set_condition(obj.setdefault("status", {}), kind, "True", reason or kind))
+    def _set_claim_condition(self, claim: str, kind: str, reason: str = "") -> None:
+        self._change_claim(claim, lambda obj: set_condition(obj.setdefault("status", {}), kind, "True", reason or kind))
 
     async def _launch(self, instance: Instance) -> None:
         await asyncio.sleep(self.settings.launch)
-        claim = self._find(instance.claim)
+        claim = self._find_claim(instance.claim)
         if claim is None or is_deleting(claim):
             return
         offering, key = instance.offering, _offering_key(instance.offering)
@@ -370,10 +370,10 @@ class Karpenter:
         address = f"10.2.{self._count // 250}.{self._count % 250 + 1}"
         instance.node_name = f"ip-{address.replace('.', '-')}.{self._config.region}.compute.internal"
         provider = f"aws:///{offering.zone}/{instance.instance_id}"
-        self._change(instance.claim, lambda obj: obj["status"].update(providerID=provider))
-        self._condition(instance.claim, "Launched")
+        self._change_claim(instance.claim, lambda obj: obj["status"].update(providerID=provider))
+        self._set_claim_condition(instance.claim, "Launched")
         await asyncio.sleep(self.settings.register_)
-        claim = self._find(instance.claim)
+        claim = self._find_claim(instance.claim)
         if claim is not None and not instance.ended:
             self._join(instance, claim, provider, address)
 
@@ -404,8 +404,8 @@ class Karpenter:
                 ),
             }
         )
-        self._change(instance.claim, lambda obj: obj["status"].update(nodeName=instance.node_name))
-        self._condition(instance.claim, "Registered")
+        self._change_claim(instance.claim, lambda obj: obj["status"].update(nodeName=instance.node_name))
+        self._set_claim_condition(instance.claim, "Registered")
 
     def _advance(self, claim: Obj) -> None:
         instance = self._instances.get(name_of(claim))
@@ -426,8 +426,8 @@ class Karpenter:
             return
         ready = {f"{GROUP}/initialized": "true"}
         self._registry.change(node, lambda obj: obj["metadata"]["labels"].update(ready))
-        self._condition(name_of(claim), "Initialized")
-        self._condition(name_of(claim), "Ready")
+        self._set_claim_condition(name_of(claim), "Initialized")
+        self._set_claim_condition(name_of(claim), "Ready")
 
     # Ending
 
@@ -471,12 +471,12 @@ class Karpenter:
 
     def _abandon_claim(self, instance: Instance) -> None:
         """Delete a claim that has no machine."""
-        self._delete(instance.claim)
+        self._delete_claim(instance.claim)
         self._drop_claim(instance.claim)
 
     def _drop_claim(self, name: str) -> None:
         self._instances.pop(name, None)
-        self._change(name, _remove_finalizer)
+        self._change_claim(name, _remove_finalizer)
 
     # Node repair
 
@@ -543,7 +543,9 @@ class Karpenter:
             for claim in claims:
                 if allowed > 0 and self._is_consolidatable(claim, after, underused):
                     allowed -= 1
-                    self._condition(name_of(claim), "DisruptionReason", "Underutilized" if underused else "Empty")
+                    self._set_claim_condition(
+                        name_of(claim), "DisruptionReason", "Underutilized" if underused else "Empty"
+                    )
                     self._registry.record(
                         claim, "DisruptionTerminating", "Disrupting Node: consolidation", source="karpenter"
                     )
@@ -566,7 +568,7 @@ class Karpenter:
         pods = self._running_on(instance.node_name)
         is_pinned = any(annotations_of(pod).get(DO_NOT_DISRUPT) == "true" for pod in pods)
         movable = not pods or (underused and not is_pinned and self._fit_elsewhere(pods, instance.node_name))
-        if not movable or self._waiting():
+        if not movable or self._pending_pods():
             instance.empty_since = None
             return False
         now = time.monotonic()
@@ -583,7 +585,7 @@ class Karpenter:
                 continue
             capacity = NodeCapacityView(node, amounts_of(node["status"]["allocatable"]))
             for pod in self._running_on(name_of(node)):
-                capacity.take(requests_of(pod["spec"]))
+                capacity.subtract(requests_of(pod["spec"]))
             capacities.append(capacity)
         for pod in pods:
             requests = requests_of(pod["spec"])
@@ -592,7 +594,7 @@ class Karpenter:
             )
             if fitting is None:
                 return False
-            fitting.take(requests)
+            fitting.subtract(requests)
         return True
 
     # EC2
@@ -608,7 +610,7 @@ class Karpenter:
         arn = f"arn:aws:ec2:{instance.offering.zone}:instance/{instance.instance_id}"
         self._bus.send(SPOT_WARNING, detail, [arn])
         self._out_of_capacity[_offering_key(instance.offering)] = time.monotonic() + self.settings.capacity_memory
-        self._delete(instance.claim)
+        self._delete_claim(instance.claim)
         self.end_after(instance, self.settings.spot_notice)
 
     def end_after(self, instance: Instance, seconds: float) -> None:
@@ -618,7 +620,7 @@ class Karpenter:
             await asyncio.sleep(seconds)
             if not instance.ended:
                 self._end_machine(instance)
-                self._delete(instance.claim)
+                self._delete_claim(instance.claim)
 
         task = asyncio.create_task(end())
         self._tasks.add(task)

@@ -287,7 +287,7 @@ class Kubelet:
         if stored is not None and worker.is_over and is_deleting(stored):
             self._confirm_deletion(stored)
 
-    def note(self, worker: PodRunner, container: ContainerRun, running: RunningProcess) -> None:
+    def record_process(self, worker: PodRunner, container: ContainerRun, running: RunningProcess) -> None:
         """Record a process that was started."""
         self.started.append(StartedContainer(worker.pod, container.name, container.uses_gpu, running))
 
@@ -377,14 +377,14 @@ class LogReader:
         with file.open("rb") as output:
             stamp = _LineStamps(file) if timestamps else bytes
             yield stamp(output.read())
-            while follow and not previous and self._runs(worker, container):
+            while follow and not previous and self._is_container_running(worker, container):
                 await asyncio.sleep(LOG_POLL_SECONDS)
                 if data := output.read():
                     yield stamp(data)
             if data := output.read():
                 yield stamp(data)
 
-    def _runs(self, worker: PodRunner | None, name: str) -> bool:
+    def _is_container_running(self, worker: PodRunner | None, name: str) -> bool:
         if worker is None or worker.is_over:
             return False
         runs: list[ContainerRun] = [item for item in worker.containers + worker.init_containers if item.name == name]

@@ -244,7 +244,9 @@ class MachineFleet:
         """Launch every group's machines."""
         for group in self.groups.values():
             for _ in range(group.count):
-                self.begin(self._boot_new(self._new_machine(group.name, str(uuid.uuid4())), self.config.delays.boot))
+                self.run_in_background(
+                    self._boot_new(self._new_machine(group.name, str(uuid.uuid4())), self.config.delays.boot)
+                )
 
     def restore_machine(self, machine: Machine) -> None:
         """Restore a machine from a snapshot; it lost its power meanwhile."""
@@ -257,19 +259,19 @@ class MachineFleet:
         """Start the restored machines; each continues its operation."""
         for machine in self._restored:
             if machine.status == "ShuttingDown" and machine.operation == "Delete":
-                self.begin(self._remove(machine))
+                self.run_in_background(self._remove(machine))
             elif machine.status == "ShuttingDown":
-                self.begin(self._replace(machine))
+                self.run_in_background(self._replace(machine))
             elif machine.operation in ("Replace", "Launch") or (
                 machine.operation is None and machine.status == "Pending"
             ):
-                self.begin(self._boot_until_up(machine))
+                self.run_in_background(self._boot_until_up(machine))
             else:
                 machine.operation = "Reboot"
-                self.begin(self._boot_new(machine, self.config.delays.boot))
+                self.run_in_background(self._boot_new(machine, self.config.delays.boot))
         self._restored.clear()
         for slot in self.empty_slots:
-            self.begin(self._resume_slot(slot))
+            self.run_in_background(self._resume_slot(slot))
 
     def stop(self) -> None:
         """Switch everything off."""
@@ -279,7 +281,7 @@ class MachineFleet:
             if machine.kubelet is not None:
                 machine.kubelet.power_off()
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the background until it ends or the cluster stops."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -292,14 +294,14 @@ class MachineFleet:
                 {"message": "a machine's operation failed", "exception": failure, "task": task}
             )
 
-    def later(self, seconds: float, work: Callable[[], None]) -> None:
+    def call_later(self, seconds: float, work: Callable[[], None]) -> None:
         """Call a function after a delay, unless the cluster stops first."""
 
         async def wait() -> None:
             await asyncio.sleep(seconds)
             work()
 
-        self.begin(wait())
+        self.run_in_background(wait())
 
     def _new_machine(self, group: str, logical_id: str) -> Machine:
         self._next_ip += 1
@@ -381,7 +383,7 @@ class MachineFleet:
         """Start a reboot: the instance stays, its boot id changes."""
         machine.operation, machine.status = "Reboot", "Pending"
         self._event(machine, "Reboot of EC2 Instance {id} is currently in progress on Cluster {cluster} and IG {group}")
-        self.begin(self.restart(machine))
+        self.run_in_background(self.restart(machine))
 
     async def restart(self, machine: Machine) -> None:
         """Shut a machine down and start it again, with a new boot id."""
@@ -402,7 +404,7 @@ class MachineFleet:
             self.remove(machine)
             return
         machine.operation, machine.status = "Replace", "ShuttingDown"
-        self.begin(self._replace(machine))
+        self.run_in_background(self._replace(machine))
 
     async def _replace(self, machine: Machine) -> None:
         self._report_termination(machine)
@@ -521,7 +523,7 @@ class MachineFleet:
         self._scale(group, count)
         added = [self._new_machine(group, str(uuid.uuid4())) for _ in range(count)]
         for machine in added:
-            self.begin(self._boot_until_up(machine))
+            self.run_in_background(self._boot_until_up(machine))
         return added
 
     def _scale(self, group: str, by: int) -> None:
@@ -556,7 +558,7 @@ class MachineFleet:
         """Terminate a machine and give up its slot."""
         machine.operation, machine.status = "Delete", "ShuttingDown"
         self._scale(machine.group, -1)
-        self.begin(self._remove(machine))
+        self.run_in_background(self._remove(machine))
 
     async def _remove(self, machine: Machine) -> None:
         await asyncio.sleep(self.config.delays.terminate)

@@ -50,7 +50,7 @@ class PodHost(Protocol):
     def report(self, worker: PodRunner) -> None:
         """Report a changed pod status."""
 
-    def note(self, worker: PodRunner, container: ContainerRun, running: RunningProcess) -> None:
+    def record_process(self, worker: PodRunner, container: ContainerRun, running: RunningProcess) -> None:
         """Record a process that was started."""
 
     def record_event(self, worker: PodRunner, reason: str, message: str, kind: str = "Normal") -> None:
@@ -227,7 +227,7 @@ class PodRunner:
                 await self._run_once(container)
             return
         container.running = running
-        self._node.note(self, container, running)
+        self._node.record_process(self, container, running)
         self._node.record_event(self, "Started", f"Started container {container.name}")
         container.state = {"running": {"startedAt": timestamp()}}
         self._node.report(self)

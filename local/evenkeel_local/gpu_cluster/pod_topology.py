@@ -50,7 +50,7 @@ class NodeCapacityView:
         if pod in self.guards:
             self.guards.remove(pod)
 
-    def take(self, amounts: Amounts, times: int = 1) -> None:
+    def subtract(self, amounts: Amounts, times: int = 1) -> None:
         """Subtract amounts, a number of times, from the free amounts; -1 times adds them."""
         for name, amount in amounts.items():
             self.free[name] = self.free.get(name, Decimal(0)) - amount * times

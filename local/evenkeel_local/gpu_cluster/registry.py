@@ -220,7 +220,7 @@ class Registry:
         elif rt.has_status:
             _keep_fields(new, old, ("status",))
         if subresource == "":
-            self._settle(rt, new, old)
+            self._prepare_update(rt, new, old)
         return new if dry_run else self._write(rt, new, old)
 
     def _with_new_status(self, rt: ResourceType, new: Obj, old: Obj) -> Obj:
@@ -242,7 +242,7 @@ class Registry:
             self._refuse(rt, document, check(document))
         return document
 
-    def _settle(self, rt: ResourceType, new: Obj, old: Obj) -> None:
+    def _prepare_update(self, rt: ResourceType, new: Obj, old: Obj) -> None:
         """Set defaults and the generation of a new version of an object, and validate it.
 
         Raises:
@@ -380,11 +380,11 @@ class Registry:
             finalizers = [finalizer for finalizer in finalizers if finalizer not in (FOREGROUND, ORPHAN)]
             finalizers += {"Foreground": [FOREGROUND], "Orphan": [ORPHAN]}.get(policy, [])
         put(metadata, "finalizers", finalizers)
-        grace = self._grace(rt, old, options)
+        grace = self._grace_seconds(rt, old, options)
         waits = bool(finalizers) or grace > 0 or (rt.key == catalogue.NAMESPACES.key and new["spec"].get("finalizers"))
         if not waits:
             return (old, True) if dry_run else (self.store.delete(rt, namespace_of(old), name), True)
-        self._mark(new, grace, rt)
+        self._mark_for_deletion(new, grace, rt)
         if rt.key == catalogue.NAMESPACES.key:
             new["status"] = {**(new.get("status") or {}), "phase": "Terminating"}
         if dry_run:
@@ -402,7 +402,7 @@ class Registry:
                 return policy
         return "Orphan" if rt.key in admission.ORPHANING else "Background"
 
-    def _mark(self, new: Obj, grace: int, rt: ResourceType) -> None:
+    def _mark_for_deletion(self, new: Obj, grace: int, rt: ResourceType) -> None:
         metadata = new["metadata"]
         is_first = not metadata.get("deletionTimestamp")
         if is_first or grace < int(metadata.get("deletionGracePeriodSeconds") or 0):
@@ -411,7 +411,7 @@ class Registry:
         if is_first and "generation" in metadata:
             metadata["generation"] += 1
 
-    def _grace(self, rt: ResourceType, obj: Obj, options: Obj) -> int:
+    def _grace_seconds(self, rt: ResourceType, obj: Obj, options: Obj) -> int:
         """Return the grace period of a pod. Pods that do not run, and other kinds, have none."""
         if rt.key != catalogue.PODS.key:
             return 0

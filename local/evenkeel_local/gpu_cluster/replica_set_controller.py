@@ -75,7 +75,7 @@ class ReplicaSetController(Controller):
         failure: ApiError | None = None
         if not is_deleting(replica_set):
             pods, failure = self._balance(replica_set, pods)
-        self._report(replica_set, pods, failure)
+        self._write_status(replica_set, pods, failure)
 
     def _claim(self, replica_set: Obj) -> list[Obj]:
         """Adopt matching pods without a controller, and release pods that no longer match."""
@@ -115,7 +115,7 @@ class ReplicaSetController(Controller):
             pods = ordered[min(-missing, BURST) :]
         return pods, None
 
-    def _report(self, replica_set: Obj, pods: list[Obj], failure: ApiError | None) -> None:
+    def _write_status(self, replica_set: Obj, pods: list[Obj], failure: ApiError | None) -> None:
         spec = replica_set["spec"]
         labels = (spec["template"].get("metadata") or {}).get("labels") or {}
         least = int(spec.get("minReadySeconds") or 0)

@@ -219,7 +219,7 @@ class PodScheduler:
             if has_ended(pod):
                 continue
             capacity.add(pod)
-            capacity.take(requests_of(pod["spec"]))
+            capacity.subtract(requests_of(pod["spec"]))
         return capacity
 
     def _place(self, pod: Obj, capacities: dict[str, NodeCapacityView]) -> bool:
@@ -285,7 +285,7 @@ class PodScheduler:
                     condition.pop("message", None)
 
         bound = self._registry.change(pod, bind)
-        capacity.take(wanted)
+        capacity.subtract(wanted)
         # The write above dropped the node's cached capacity. This copy counts the pod, for the rest of the cycle.
         if bound is not None:
             capacity.add(bound)
@@ -349,7 +349,7 @@ class PodScheduler:
         for victim in lower:
             if refusal_reason(pod, wanted, node_capacity_view) is None:
                 break
-            node_capacity_view.take(requests_of(victim["spec"]), -1)
+            node_capacity_view.subtract(requests_of(victim["spec"]), -1)
             chosen.append(victim)
         return chosen if chosen and refusal_reason(pod, wanted, node_capacity_view) is None else None
 

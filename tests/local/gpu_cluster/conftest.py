@@ -15,7 +15,7 @@ from botocore.config import Config
 
 from evenkeel_local import gpu_cluster
 from evenkeel_local.gpu_cluster import ClusterHandle
-from tests.local.gpu_cluster.contract import REAL, empty
+from tests.local.gpu_cluster.contract import REAL, delete_everything_in
 from tests.local.gpu_cluster.kube_client import KubeApiError, KubeClient, eventually
 
 QUICK: dict[str, Any] = {
@@ -105,7 +105,7 @@ def space(api: KubeClient) -> Iterator[str]:
     with contextlib.suppress(KubeApiError):  # a test may have deleted it
         api.delete(path)
     if REAL:
-        empty(api, path)
+        delete_everything_in(api, path)
 
 
 @pytest.fixture

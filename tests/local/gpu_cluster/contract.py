@@ -22,8 +22,8 @@ def budgets_of(space: str) -> str:
     return space.replace("/api/v1", "/apis/policy/v1") + "/poddisruptionbudgets"
 
 
-def empty(api: KubeClient, space: str) -> None:
-    """Delete a namespace with everything in it, as a namespace controller does."""
+def delete_everything_in(api: KubeClient, space: str) -> None:
+    """Delete all objects in a namespace, and the namespace itself, as the namespace controller does."""
     for collection in (
         f"{space}/pods",
         f"{space}/configmaps",

@@ -54,7 +54,7 @@ def test_printed_commands_can_be_pasted_without_a_path(folder: Path, monkeypatch
     stream = Terminal()
     page = Printer(stream, {"NO_COLOR": "1", "PATH": "/nowhere"}, columns=80)
 
-    page.next("evenkeel jobs wait job-1")
+    page.next_command("evenkeel jobs wait job-1")
     page.pairs([("next", "evenkeel why job-1")])
 
     commands = [line.split()[1] for line in stream.getvalue().splitlines()]

@@ -151,7 +151,7 @@ def test_status_exits_1_and_names_the_part_that_is_down(
         probes.ProbeResult("engine", is_up=True, detail="x"),
         probes.ProbeResult("GPU cluster", is_up=False, detail="refused"),
     ]
-    monkeypatch.setattr(probes, "probe", lambda *_: results)
+    monkeypatch.setattr(probes, "probe_parts", lambda *_: results)
 
     assert main(["dev", "status"]) == 1
     shown = capsys.readouterr().out

@@ -176,6 +176,6 @@ def test_supervisor_can_stop_during_a_restart_pause() -> None:
 def test_restart_pauses_grow_to_a_limit_and_later_reset() -> None:
     backoff = Backoff()
 
-    assert [backoff.died("engine", now) for now in (0, 1, 2, 3, 4, 5)] == [1, 2, 4, 8, 16, None]
-    assert backoff.died("GPU cluster", 5) == 1
-    assert backoff.died("engine", 5 + WINDOW_SECONDS) == 1
+    assert [backoff.record_death("engine", now) for now in (0, 1, 2, 3, 4, 5)] == [1, 2, 4, 8, 16, None]
+    assert backoff.record_death("GPU cluster", 5) == 1
+    assert backoff.record_death("engine", 5 + WINDOW_SECONDS) == 1
