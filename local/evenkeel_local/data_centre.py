@@ -40,7 +40,7 @@ SERVICE_ACCOUNT: Final = "trainer"
 _OPERATOR: Final = "operator"
 _WATCH: Final = "WatchClusterFunction"
 SCHEDULED: Final = {_WATCH: 1.0, "SweepFleetFunction": 2.0, "ScheduleJobsFunction": 2.0}
-"""The scheduled functions, with the seconds between two invocations. On AWS it is a minute."""
+"""The scheduled functions, with the seconds between two invocations. On AWS, they run once a minute."""
 SPOT_NOTICE_SECONDS: Final = 15.0
 """Two minutes on AWS, where a save also takes longer."""
 KARPENTER_REPAIR_SECONDS: Final = 8.0
@@ -212,7 +212,7 @@ class DataCentre:
                 "EksEndpoint": self.cluster.eks_url,
                 "AutoScalingEndpoint": self.cluster.eks_url,
                 "CheckpointBuckets": f"arn:aws:s3:::{CHECKPOINTS_BUCKET}",
-                # The operator is created below, when its API exists. The deployer sends events again.
+                # The operator is created below, after its API. The deployer is here because it sends events again.
                 "OperatorPrincipals": f"{users}/{_OPERATOR},{users}/deployer",
                 "LocalEngine": "true",
             },
@@ -349,7 +349,7 @@ def subscribe_queue(deployer: Credentials, url: str, arn: str, topic: str) -> st
 
 
 SERVICES_USER: Final = "aws-services"
-"""The user of the GPU cluster: the engine lets users with the prefix `aws-` put events of AWS's services."""
+"""The IAM user of the GPU cluster. The engine lets users with the prefix `aws-` put events of AWS services."""
 _QUESTIONS: Final = ["iam:SimulatePrincipalPolicy", "iam:GetAccessKeyLastUsed", "lambda:ListFunctions"]
 _CLUSTER_STATEMENTS: Final[list[dict[str, Any]]] = [
     {"Effect": "Allow", "Action": [*_QUESTIONS, "events:PutEvents"], "Resource": "*"},
@@ -366,7 +366,7 @@ _ENGINE_PARAMETERS: Final[list[dict[str, Any]]] = [
     # The engine does not have the condition key `events:source`.
     {"Effect": "Allow", "Action": "events:PutEvents", "Resource": f"{_BUS}:event-bus/default"},
 ]
-"""Permissions that the stack's policy gives on AWS, in the engine's spelling."""
+"""Permissions of the stack's policy, written so that the engine understands them."""
 
 
 def _doctor_statement(names: list[str]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ class DemoOutput:
             print(text, flush=True)
 
     def paragraph(self, text: str, *, head: str = "  ") -> None:
-        """Print a text after a head; further lines are indented as far as the head is wide."""
+        """Print a text after a head. Further lines are indented by the width of the head."""
         width = max(40, min(self._width, 120))
         for line in textwrap.wrap(text, width, initial_indent=head, subsequent_indent=" " * len(head)):
             self.line(line)
@@ -336,7 +336,7 @@ def _print_summary(
     *,
     is_proven: bool,
 ) -> None:
-    """End with what happened, in a few sentences."""
+    """Print a summary of the run in a few sentences."""
     stages, again = incident["stages"], job["attempts"][0]
 
     def after(at: str | None) -> str:
@@ -373,7 +373,7 @@ def _bar(share: float) -> str:
 
 
 def _shorten_instance_ids(text: str) -> str:
-    """Shorten instance ids to their last digits, as the table below does, so that the line fits."""
+    """Shorten instance ids to their last digits, as in the table below, so that the line fits."""
     return re.sub(r"(?:hyperpod-)?i-[0-9a-f]{11}([0-9a-f]{6})", r"…\1", text)
 
 

@@ -32,7 +32,7 @@ UV: Final = PROJECT / ".tools" / "uv" / "bin" / "uv"
 STACK_NAME: Final = "evenkeel"
 BUILDS: Final = PROJECT / ".evenkeel" / "build"
 _PACKAGE: Final = "package"
-"""Folder of a build with the objects that sam uploaded, each under its key, and the template that refers to them."""
+"""Folder for the objects that sam uploaded for a build, each under its key, and the template that refers to them."""
 _PACKAGED_TEMPLATE: Final = "packaged.template"
 _CAPABILITIES: Final = ("CAPABILITY_IAM", "CAPABILITY_AUTO_EXPAND")
 _BUILDS_KEPT: Final = 3
@@ -89,7 +89,7 @@ def deploy(
     if package.exists() and not _stack_exists(credentials, stack_name):
         _create_stack(package, credentials, stack_name, chosen)
         return stack_outputs(credentials, stack_name)
-    # Flags only: sam would look for samconfig.toml relative to the build.
+    # Use only flags: sam would look for samconfig.toml relative to the build.
     command: list[str | Path] = [
         *(SAM, "deploy", "--template-file", built, "--stack-name", stack_name, "--region", credentials.region),
         *("--s3-bucket", ARTIFACTS_BUCKET, "--s3-prefix", _prefix_of(built), "--no-progressbar"),
@@ -102,7 +102,7 @@ def deploy(
 
 
 def _deployment_id(built: Path, parameters: Mapping[str, str]) -> str:
-    """Return an id that is new for each build and each set of parameters, and else the same."""
+    """Return an id that changes only with the build or the parameters."""
     other_parameters = {name: value for name, value in parameters.items() if name != "DeploymentId"}
     text = json.dumps([_prefix_of(built), other_parameters], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:10]
@@ -166,7 +166,7 @@ def layer_environment(runtime: str, architecture: str) -> dict[str, str]:
         "EVENKEEL_LAYER_PLATFORM": f"{machine}-manylinux_2_28",
         "EVENKEEL_UV": str(UV),
         "EVENKEEL_PYTHON": sys.executable,
-        "AWS_REGION": "us-west-2",  # sam needs a region even if it calls nothing
+        "AWS_REGION": "us-west-2",  # sam needs a region even if it calls no service
     }
 
 

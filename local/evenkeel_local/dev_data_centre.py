@@ -91,7 +91,7 @@ def up(root: Path, foreground: bool = False) -> int:
 
 
 class _UntilInterrupted(threading.Event):
-    """Never set: a signal ends the run. An exception of a signal handler inside `Event.wait` can break its lock."""
+    """An event that is never set: only a signal ends the run. It replaces `Event`, whose lock a signal can break."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Sleep for a time, and return False."""
@@ -205,7 +205,7 @@ class _SupervisedPart:
     is_running: Callable[[], bool]
     restart: Callable[[], tuple[str, str]]
     is_silent: Callable[[], bool] = lambda: False
-    """The engine is not restarted because of silence: it would lose all its tables."""
+    """A silent engine is not restarted, because it would lose all its tables."""
 
 
 def _write_private(file: Path, document: Json) -> None:

@@ -28,8 +28,8 @@ _COMMAND: Final = (PROGRAM.with_name("python"), "-P", Path(__file__).with_name("
 READY_SECONDS: Final = 60.0
 _PORT_TRIES: Final = 5
 
-# The services of the template and of tests. SageMaker and EKS are absent: a call that should have gone to the local GPU
-# cluster must fail here.
+# The services that the template and the tests use. SageMaker and EKS are absent: a call that the local GPU cluster should
+# get must fail here.
 SERVICES: Final = (
     *("account", "apigateway", "cloudformation", "dynamodb", "dynamodbstreams", "events", "iam", "kms", "lambda"),
     *("logs", "monitoring", "resource-groups", "s3", "scheduler", "sns", "sqs", "ssm", "states", "sts", "tagging"),
@@ -226,10 +226,10 @@ def _environment(run_dir: Path, port: int, nonce: str, wait_scale: float) -> dic
         "AUTH": "true",
         "BIND_HOST": "127.0.0.1",
         "GATEWAY_PORT": str(port),
-        "MINISTACK_HOST": "127.0.0.1",  # in the URLs that it hands out
+        "MINISTACK_HOST": "127.0.0.1",  # in the URLs that it returns
         "MINISTACK_ACCOUNT_ID": ACCOUNT_ID,
         "MINISTACK_REGION": REGION,
-        "MINISTACK_EDITION": nonce,  # comes back in its health report
+        "MINISTACK_EDITION": nonce,  # its health report returns it
         "SERVICES": ",".join(SERVICES),
         "IOT_MTLS_ENABLED": "0",
         "SFTP_ENABLED": "0",

@@ -37,7 +37,7 @@ The engine's own interpreter runs it, so it cannot import this project. The corr
   `SERVICE_PREFIX` can; other callers are refused, as on AWS.
 """
 
-# ruff: noqa: SLF001 - a correction reaches into what it corrects
+# ruff: noqa: SLF001 - a correction uses private parts of the engine
 
 import contextvars
 import copy
@@ -67,11 +67,11 @@ from samtranslator.translator import transform
 Document = dict[str, Any]
 
 MAX_PARALLEL = 4
-"""Processes of one function: enough for every race, and few enough for two processors."""
+"""Maximum processes of one function: enough to cause every race, and few enough for two processors."""
 PLAIN_WORKERS = "EVENKEEL_ENGINE_PLAIN_WORKERS"
-"""Environment variable: if it is set, each function worker imports its layer itself, as on AWS."""
+"""Name of an environment variable. If it is set, each function worker imports its layer itself, as on AWS."""
 ALLOWED_LOG = "EVENKEEL_ENGINE_ALLOWED_LOG"
-"""Environment variable: the file that gets the role, action and resource of each request that a policy allowed."""
+"""Name of an environment variable with a file. The engine writes each allowed request to it: role, action, resource."""
 SERVICE_PREFIX = "aws-"
 FAILURE = "__evenkeel_handler_failure__"
 _UNPACKED = b"unpacked:"
@@ -140,14 +140,16 @@ def keep_error_names() -> None:
 
 
 def limit_processes() -> None:
-    """Let calls wait for a process of their function. No function calls another, so no call waits for ever."""
+    """Limit the processes of a function. A call waits for one; no function calls another, so no call waits for ever."""
     execute, lock = lambda_svc._execute_function_warm, threading.Lock()
-    lines: dict[str, threading.Semaphore] = {}
+    semaphores: dict[str, threading.Semaphore] = {}
 
     def execute_serially(func: Document, event: Any, request_id: str) -> Document:
         with lock:
-            line = lines.setdefault((func.get("config") or func)["FunctionName"], threading.Semaphore(MAX_PARALLEL))
-        with line:
+            semaphore = semaphores.setdefault(
+                (func.get("config") or func)["FunctionName"], threading.Semaphore(MAX_PARALLEL)
+            )
+        with semaphore:
             result: Document = execute(func, event, request_id)
         return result
 
@@ -187,7 +189,7 @@ def fail_waits_with_function() -> None:
 
 
 class LayerArchive(zipfile.ZipFile):
-    """An archive. If it stands for an unpacked layer, unpacking it only creates a link to the layer's folder."""
+    """A zip archive. If it represents an unpacked layer, extraction only creates a link to the layer's folder."""
 
     def extractall(self, path: Any = None, members: Any = None, pwd: Any = None) -> None:
         """Unpack into `path`, or make `path` a link to the unpacked layer."""
@@ -199,7 +201,7 @@ class LayerArchive(zipfile.ZipFile):
 
 
 def unpacked_layer(data: bytes) -> bytes:
-    """Unpack a layer. Return an empty archive that stands for it; its comment names the folder."""
+    """Unpack a layer. Return an empty archive that represents it: its comment names the folder."""
     folder = Path(os.environ["TMPDIR"]) / "layers" / hashlib.sha256(data).hexdigest()
     draft = Path(tempfile.mkdtemp(prefix="layer-"))
     with zipfile.ZipFile(io.BytesIO(data)) as layer:
@@ -219,7 +221,7 @@ def _cached_check(check: Any) -> Any:
 
 
 def speed_up_queries() -> None:
-    """Parse each condition once, and measure items leaf by leaf only if a page may be full."""
+    """Parse each condition only once. Measure the exact size of items only if a page may be full."""
     tokenize, measured = dynamodb._tokenize, dynamodb._paginate_evaluated_items
     dynamodb._tokenize = functools.lru_cache(maxsize=1000)(lambda expression: tuple(tokenize(expression)))
     for check in ("_check_redundant_parens", "_check_reserved_keyword_usage", "_condition_syntax_error"):
@@ -267,7 +269,7 @@ def _run_executions_on_their_version() -> None:
     version_arn: contextvars.ContextVar[str | None] = contextvars.ContextVar("version_arn", default=None)
 
     def start_version(parameters: Document) -> Any:
-        # The thread of the execution gets a copy of this context.
+        # The thread of the execution gets a copy of this context variable.
         started = version_arn.set(
             stepfunctions._execution_version_arn(str(parameters.get("stateMachineArn", "")).partition("#")[0])
         )

@@ -1,4 +1,4 @@
-"""Probe each part of a data centre."""
+"""Check whether each part of a data centre answers."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _slowest_schedule(status: Json, up_since: str) -> str:
     """Return how long ago the slowest scheduled function finished.
 
     Raises:
-        RuntimeError: a function is silent, or has never finished although there was time.
+        RuntimeError: a function is silent, or has never finished although it had enough time.
     """
     now, oldest = datetime.now(UTC), 0.0
     for beat in status["heartbeats"]:

@@ -30,7 +30,7 @@ from typing import Self
 
 GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.02
-_DEAD = ("Z", "X")  # process states that hold a pid and nothing else
+_DEAD = ("Z", "X")  # process states that hold a pid and no other resource
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ProcessMark:
     """A process, distinguished from later processes with the same pid."""
 
     pid: int
-    started: str  # opaque; differs between processes with the same pid
+    started: str  # opaque; differs between two processes with the same pid
 
     @classmethod
     def of(cls, pid: int) -> ProcessMark | None:
@@ -177,7 +177,7 @@ class Child:
             if self.is_running():
                 _signal_group(self.pid, signal.SIGTERM)
                 self.wait(grace_seconds)
-            # The leader is ended or unwilling; either way it still holds the group's number, so this hits no stranger.
+            # The leader has ended or ignores SIGTERM. It still holds the group's id, so the signal hits no other group.
             _signal_group(self.pid, signal.SIGKILL)
             _ends_within(self.pid, GRACE_SECONDS)  # a killed process ends a moment later
             self._process.wait()

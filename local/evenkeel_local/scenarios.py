@@ -153,7 +153,7 @@ class ScenarioRun:
         for act in self.jobs:
             for entry in self.client.get(f"/jobs/{act.job_id}/timeline")["entries"]:
                 entry_key = (act.job_id, f"{entry['at']} {entry['text']}")
-                # The submission is printed already.
+                # The submission has been printed before.
                 if entry_key not in self._seen_entries and entry["kind"] != "submitted":
                     self._seen_entries.add(entry_key)
                     fresh.append((str(entry["at"]), act.name, str(entry["text"])))
@@ -228,7 +228,7 @@ class ScenarioRun:
 
 
 class CostMeter:
-    """The cost of the rented nodes, measured independently of Evenkeel."""
+    """Measures the cost of the rented nodes independently of Evenkeel."""
 
     def __init__(self) -> None:
         self.max_micros_per_hour = 0
@@ -557,7 +557,7 @@ def inference_spike(run: ScenarioRun) -> None:
 
 
 HOLDING_JOB: Final = TrainingWork(nodes=1, steps=3000, checkpoint_every=4, step_seconds=0.15)
-"""It runs until it is cancelled."""
+"""A job that runs until it is cancelled."""
 URGENT: Final = TrainingWork(nodes=1, steps=400, checkpoint_every=4, step_seconds=0.15)
 PRICES: Final = {"burst-spot": 22_000_000, "burst-on-demand": 55_040_000}
 """Price of a node, in micro-dollars per hour."""
@@ -691,7 +691,7 @@ def nowhere(run: ScenarioRun) -> None:
 
 
 PLAN_SECONDS: Final = 150
-"""Time until the jobs must leave the training plan, once the policy is in force."""
+"""Time from the policy change until the jobs must leave the training plan."""
 
 
 def plan_ends(run: ScenarioRun) -> None:

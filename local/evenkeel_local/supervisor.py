@@ -21,14 +21,14 @@ WINDOW_SECONDS: Final = 600.0
 PROBE_SECONDS: Final = 5.0
 """Time between two probes of a running part."""
 SILENT_SECONDS: Final = 30.0
-"""A part whose probes fail for this long counts as dead. A restart ends its processes, so this is long."""
+"""A part whose probes fail for this long counts as dead. The time is long, because a restart ends its processes."""
 _POLL_SECONDS: Final = 0.25
 
 Say = Callable[[str], None]
 
 
 class RestartLimitReached(Exception):
-    """A part died too often. The message names it and its log."""
+    """Raised if a part died too often. The message names the part and its log."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class HangDetector:
             try:
                 self.probe()
                 self._failing_since = None
-            except Exception:  # noqa: BLE001 - whatever it fails by, the part did not answer
+            except Exception:  # noqa: BLE001 - after any error, the part has not answered
                 self._failing_since = now if self._failing_since is None else self._failing_since
             self._probed_at = self.clock()
         return self._failing_since is not None and self._probed_at - self._failing_since >= SILENT_SECONDS
@@ -93,7 +93,7 @@ class SupervisedPart(Protocol):
         ...
 
     def restart(self) -> tuple[str, str]:
-        """Restart the part; return a sentence about the kept state, and a sentence about the lost state."""
+        """Restart the part. Return a sentence about the kept state, and a sentence about the lost state."""
         ...
 
 
@@ -136,10 +136,10 @@ class Supervisor:
                     continue
                 if not self._revive(process_part, why, stopping):
                     return
-                break  # other parts may depend on it: check again
+                break  # other parts may depend on this part: check all parts again
 
     def _revive(self, part: SupervisedPart, why: str, stopping: threading.Event) -> bool:
-        """Restart a part until it starts or the restart limit is reached; return False on a stop request."""
+        """Try to restart a part until it runs or the restart limit is reached. Return False after a stop request."""
         while True:
             pause = self._backoff.record_death(part.name, self._clock())
             if pause is None:
@@ -162,7 +162,7 @@ class Supervisor:
 
 
 def _failure_text(part: SupervisedPart) -> str:
-    """Return why a part must restart; empty if it is well."""
+    """Return why a part must restart; empty if it works."""
     if not part.is_running():
         return f"{part.name} died"
     return f"{part.name} has not answered for {SILENT_SECONDS:.0f} s" if part.is_silent() else ""

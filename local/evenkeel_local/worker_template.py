@@ -40,7 +40,7 @@ PRELOADED = (
 MODELS = ("dynamodb", "eks", "lambda", "s3", "sns", "sqs", "stepfunctions", "sts")
 """The AWS services whose models are parsed once. `sagemaker` is large, and few functions use it."""
 START_SECONDS = 60.0
-"""A template that has not answered within this time has failed."""
+"""A template that does not answer within this time has failed."""
 _LARGEST_COMMAND = 200_000
 
 

@@ -28,7 +28,7 @@ class Drill:
     fleet: FleetShape = field(default_factory=FleetShape)
     """The hardware that it needs. Drills with the usual shape can share a data centre."""
     full: FleetShape | None = None
-    """The hardware of its full size, which takes too long for every day."""
+    """The hardware of the drill at full size, which takes too long for daily use."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "title", self.title or (self.play.__doc__ or "").partition("\n")[0])
@@ -77,7 +77,7 @@ DRILLS: Final = {
 }
 
 SHARED: Final = {name: drill for name, drill in DRILLS.items() if drill.fleet == FleetShape()}
-"""Drills that can run one after the other in one data centre of the usual shape."""
+"""Drills that can share one data centre of the usual shape. They run one after the other."""
 
 
 def run(drill: Drill, centre: DataCentre, *, seed: int, say: Say = lambda _text: None) -> DrillResult:
@@ -85,7 +85,7 @@ def run(drill: Drill, centre: DataCentre, *, seed: int, say: Say = lambda _text:
 
     Args:
         drill: The drill.
-        centre: The data centre. All its nodes must be in service. They are again afterwards, except after the storm.
+        centre: The data centre. All its nodes must be in service. Except for the storm, they are in service afterwards.
         seed: The seed of the time and the node.
         say: Receives progress messages.
     """

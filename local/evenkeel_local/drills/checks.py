@@ -82,7 +82,7 @@ def resumed_past_a_fence(fence: dict[str, Any]) -> list[str]:
         source, step = int(point["attempt"]), int(point["step"])
         for between in range(source + 1, attempt):
             if between not in pins:
-                continue  # this attempt never raised the fence
+                continue  # this attempt never raised a fence
             stood = pins[between]
             if stood is None or int(stood["attempt"]) < source or int(stood["step"]) < step:
                 wrong.append(f"attempt {attempt} resumed from a{source} step {step} past a{between}'s pin")
@@ -137,7 +137,7 @@ def leftover_records(centre: DataCentre) -> list[str]:
     ):
         for item in page["Items"]:
             pk, sk = item["pk"]["S"], item["sk"]["S"]
-            # A released charge is not open: it names the owner of the quota until the job runs again.
+            # A released charge is not a leftover: it names the owner of the quota until the job runs again.
             is_held = sk.startswith("CHARGE#") and not document_of(item).get("releasedAt")
             is_open = is_held or pk.startswith("OPEN#") or sk.startswith("WAIT#")
             holder = document_of(item).get("incidentId") if pk.startswith("LEASE#") else ""

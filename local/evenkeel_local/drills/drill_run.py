@@ -28,7 +28,7 @@ INCIDENT_SECONDS: Final = 150.0
 
 
 class DrillRun:
-    """A run of a drill."""
+    """One run of a drill: its job, nodes, faults and checks."""
 
     def __init__(self, result: DrillResult, centre: DataCentre, *, say: Say) -> None:
         self.name = result.drill
@@ -83,7 +83,7 @@ class DrillRun:
         return last_step(self.client, self.result.job_id)
 
     def wait_for_step(self, step: int) -> None:
-        """Wait for a step in the log. It may come before Evenkeel knows that the job runs."""
+        """Wait for a step in the log. The log may have it before Evenkeel knows that the job runs."""
         wait_for(f"step {step}", JOB_SECONDS, lambda: self.step() >= step)
 
     def await_random_step(self) -> None:

@@ -30,7 +30,7 @@ DEAD_LETTER_QUEUES: Final = (
     "FailedCyclesQueueUrl",
     "FailedInvocationsQueueUrl",
 )
-"""Outputs of the stack that name queues that must stay empty."""
+"""Stack outputs with the URLs of queues that must stay empty."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class DrillResult:
 
 
 class DrillTimeoutError(AssertionError):
-    """An awaited state did not come in time."""
+    """The data centre did not reach an awaited state in time."""
 
 
 def wait_for(state: str, seconds: float, probe: Callable[[], Any]) -> Any:

@@ -37,7 +37,7 @@ from evenkeel_local.drills.harness import (
 from evenkeel_local.identities import make_user
 
 INTERRUPTED: Final = TrainingWork(paced_attempts=1)
-"""Long enough to be interrupted; a resumed attempt runs without delays."""
+"""Long enough to be interrupted. A resumed attempt runs without delays."""
 ONE_NODE: Final = TrainingWork(nodes=1, paced_attempts=1)
 REPAIR_CALLS: Final = {"api": "hyperpod", "operation": "Batch*ClusterNodes", "code": "ThrottlingException"}
 
@@ -216,9 +216,9 @@ def _ended_rental(drill: DrillRun) -> Json:
 
 @contextmanager
 def _nodes_to_rent(drill: DrillRun, count: int) -> Iterator[None]:
-    """Let Evenkeel rent nodes inside the `with` block. Replacements take a quarter of an hour at this site.
+    """Let Evenkeel rent nodes inside the `with` block. In the policy, replacements take a quarter of an hour.
 
-    Delay costs so little that a scheduling cycle would wait. The recovery counts the cost of the interrupted job.
+    The cost of delay is so low that a scheduling cycle would wait. The recovery adds the cost of the interrupted job.
     """
     pool = rented_pool(drill.centre, RENTED, "on-demand", max_nodes=count, price=_RENT_MICROS)
     burst = {
@@ -261,7 +261,9 @@ def poisoned_checkpoint(drill: DrillRun) -> None:
     drill.wait_for_step(sound + 14)
     every = drill.work.checkpoint_every
     newest = sound // every * every
-    torn = newest - every  # before the first sign, whose time has whole seconds; the newest may be before or after it
+    torn = (
+        newest - every
+    )  # before the first sign, whose time has whole seconds; the newest checkpoint may be before or after it
     for step in (torn, newest):
         _corrupt_shard(drill, step)
     _report_xid(drill, node, "48, pid=4242, name=python, An uncorrectable double bit error (DBE)", first_sign_at)
@@ -541,7 +543,7 @@ def two_owners(drill: DrillRun) -> None:
     try:
         calls = len(drill.cluster.control("GET", "provider-calls")["calls"])
         node = drill.submit_and_choose_node(TrainingWork(steps=160, paced_attempts=1))
-        if not _report_before_owner(drill, node)["repairs"]:  # a node that Evenkeel repairs cannot break
+        if not _report_before_owner(drill, node)["repairs"]:  # no node breaks while Evenkeel repairs it
             drill.inject_fault("gpu-xid79", node)
         incident = drill.wait_until_settled(node)
         calls_made = drill.cluster.control("GET", "provider-calls")["calls"][calls:]
@@ -553,9 +555,9 @@ def two_owners(drill: DrillRun) -> None:
 
 
 def _report_before_owner(drill: DrillRun, node: Json) -> Json:
-    """Report a fault before the owner of the repair sees it; return the incident when Evenkeel has chosen the owner.
+    """Report a fault before the owner of the repair sees it. Return the incident once Evenkeel has chosen the owner.
 
-    On a busy node, the owner might otherwise repair the node before Evenkeel decides.
+    Otherwise, on a busy machine, the owner might repair the node before Evenkeel decides.
     """
     _report_xid(drill, node, "79, pid=4242, name=python, GPU has fallen off the bus.", datetime.now(UTC))
 

@@ -61,7 +61,7 @@ def _run_storm(drill: DrillRun) -> None:
     try:
         wait_for("the storm to be over", DRAINED_SECONDS * 2, is_calm)
     except DrillTimeoutError as late:
-        # Count the events that did happen.
+        # Count only the events that were sent.
         drill.check(
             "all events are handled and all recoveries have ended",
             False,

@@ -43,7 +43,7 @@ JOBS: Final[dict[str, tuple[WorkloadKind, Json, bool]]] = {
         False,
     ),
 }
-"""Each job with its kind, its marks, and whether its process fails with the node. No operator restarts any of them."""
+"""Each job with its kind, its marks, and whether its process fails with the node. No operator restarts these jobs."""
 
 
 def users_jobs(drill: DrillRun) -> None:

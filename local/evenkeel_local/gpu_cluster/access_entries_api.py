@@ -1,4 +1,4 @@
-"""The EKS operations on access entries. The entries are those that decide which Kubernetes user a principal is."""
+"""The EKS operations on access entries. The entries decide which Kubernetes user a principal is."""
 
 from __future__ import annotations
 

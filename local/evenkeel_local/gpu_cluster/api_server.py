@@ -46,7 +46,7 @@ from evenkeel_local.gpu_cluster.validation import causes
 
 _log = logging.getLogger(__name__)
 _warnings: ContextVar[list[str]] = ContextVar("warnings")
-"""Warnings of the answer to the request of this task."""
+"""Warnings for the answer to the request that this task handles."""
 
 BEAT_SECONDS = 5.0
 BOOKMARK_EVERY_BEATS = 6
@@ -73,7 +73,7 @@ PATCH_TYPES = {
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """A request as authorization sees it."""
+    """The attributes of a request that authorization uses."""
 
     verb: str
     group: str
@@ -217,7 +217,7 @@ class ApiServer:
         return answer
 
     def _impersonated(self, http: web.Request, user: User) -> User:
-        """Return the impersonated user; the caller must be allowed to impersonate it."""
+        """Return the user that the request impersonates. Refuse it if the caller may not impersonate that user."""
         name, groups = http.headers.get("Impersonate-User"), http.headers.getall("Impersonate-Group", [])
         if not name:
             if groups:
@@ -236,7 +236,7 @@ class ApiServer:
         return User(name, tuple(dict.fromkeys([*groups, "system:authenticated"])))
 
     def _metrics_response(self, request: RequestInfo) -> web.Response:
-        """Answer a request to the metrics API. Its objects are metrics_server, not stored."""
+        """Answer a request to the metrics API. Its objects are measured, not stored."""
         if request.verb not in ("get", "list") or request.plural not in ("pods", "nodes"):
             raise errors.no_such_path()
         is_pods = request.plural == "pods"
@@ -751,7 +751,7 @@ class ApiServer:
         return response
 
     async def _send_changes(self, watch: _Watch, response: web.StreamResponse) -> None:
-        """Send the existing objects if the client needs them, and then each change until the connection ends."""
+        """Send the existing objects if the client needs them. Then send each change until the connection ends."""
         since = watch.since
         if watch.sends_existing:
             since = self._store.revision
@@ -859,7 +859,7 @@ class _Watch:
     """None = all namespaces."""
     predicate: Predicate | None
     since: int
-    """Revision after which the client wants changes; 0 = it also wants the existing objects."""
+    """The client wants changes after this revision; 0 = it also wants the existing objects."""
     encode: _Encoder
 
     @property
@@ -882,12 +882,12 @@ class _Watch:
         return lines
 
     def lines_of(self, changes: Iterable[StoreChange]) -> list[bytes]:
-        """Encode those of the changes that the client sees."""
+        """Encode the changes that the client may see."""
         events = (self._filter(change) for change in changes)
         return [self.encode.event(*event) for event in events if event is not None]
 
     def _filter(self, change: StoreChange) -> tuple[str, Obj] | None:
-        """Return a change as a watch with a selector sees it; None if the watch does not see it."""
+        """Return the event that this watch gets for a change; None if its selector matches neither version."""
         if self.namespace is not None and change.new["metadata"].get("namespace") != self.namespace:
             return None
         if self.predicate is None:
@@ -900,7 +900,7 @@ class _Watch:
 
 
 def _check_names(request: RequestInfo, metadata: Obj) -> None:
-    """Refuse a body that names another object than the URL.
+    """Refuse a body whose name or namespace differs from the URL.
 
     Raises:
         ApiError: 400 for another name or namespace.

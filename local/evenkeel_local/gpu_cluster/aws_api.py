@@ -26,7 +26,7 @@ READS = ("Describe", "List", "Search")
 
 
 class TokenBucket:
-    """A rate limit with a burst of one second's calls."""
+    """A rate limit that allows the calls of one second at once."""
 
     def __init__(self, per_second: float) -> None:
         self._rate = per_second

@@ -30,7 +30,7 @@ HOP_HEADERS = frozenset({"connection", "transfer-encoding", "content-length", "e
 
 @dataclass(frozen=True)
 class Incoming:
-    """A request as it came over the wire."""
+    """An HTTP request, unchanged."""
 
     method: str
     path: str
@@ -48,7 +48,7 @@ class Incoming:
 
 
 class AwsAuth(Protocol):
-    """Decides about calls to the AWS endpoints."""
+    """Authenticates and authorizes calls to the AWS endpoints."""
 
     async def check(self, request: Incoming, action: str, resource: str, tags: Mapping[str, str] = NO_TAGS) -> str:
         """Return the caller's ARN, or raise the refusal.
@@ -70,7 +70,7 @@ class NoAuth:
 
 
 class EngineAuth:
-    """Lets the engine decide."""
+    """Lets the engine authenticate and authorize each call."""
 
     def __init__(self, engine: EngineClient, account: str, region: str, cache_seconds: float) -> None:
         self._engine = engine
@@ -85,7 +85,7 @@ class EngineAuth:
         self._principals[access_key] = arn
 
     async def check(self, request: Incoming, action: str, resource: str, tags: Mapping[str, str] = NO_TAGS) -> str:
-        """Verify the signature and ask for the decision.
+        """Let the engine verify the signature and evaluate the policies.
 
         Raises:
             AwsError: the signature is missing or wrong, or no policy allows the action.
@@ -103,7 +103,7 @@ class EngineAuth:
         return principal
 
     def _read_signature(self, answer: EngineResponse, action: str) -> None:
-        """Accept "unsupported service": the engine checks the signature first, so it is valid.
+        """Accept the error "unsupported service": the engine checks the signature first, so the signature is valid.
 
         The engine knows neither node groups nor Auto Scaling groups, so it may refuse the action itself. `_decide` then
         decides with the ARN and the tags of the group.
@@ -135,7 +135,7 @@ class EngineAuth:
         return self._principals[access_key]
 
     async def _learn_functions(self) -> None:
-        """Learn the session keys of the engine's functions. It derives them from the ARNs of function and role.
+        """Learn the session keys of the engine's functions. The engine derives them from the ARNs of function and role.
 
         Source: `execution_credentials` in `core/lambda_runtime.py` of the pinned engine.
         """

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class AwsError(Exception):
-    """An error that the service answers."""
+    """An error response of an AWS service."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -60,7 +60,7 @@ def check_input(op: OperationModel, body: Json) -> None:
 
 
 def output_problems(op: OperationModel, body: Json) -> list[str]:
-    """Return where an answer breaks the model. Every answer is checked."""
+    """Return the problems of an answer that does not fit the model. Every answer is checked."""
     return list(_problems(op.output_shape, body, "", answer=True))
 
 
@@ -164,7 +164,7 @@ def _number_problems(shape: Shape, value: Any, path: str) -> Iterator[str]:
 
 @lru_cache(maxsize=512)
 def _compile_pattern(pattern: str) -> re.Pattern[str]:
-    # The model's patterns are Java's. Python spells these classes differently.
+    # The model has Java's regular expressions. Python writes these character classes differently.
     text = pattern.replace(r"\p{Alnum}", "A-Za-z0-9").replace(r"\p{L}", r"\w").replace(r"\p{Z}", r"\s")
     text = text.replace(r"\p{N}", r"\d").replace(r"\p{M}", "").replace(r"\p{S}", "").replace(r"\p{P}", r"!-/:-@\[-`{-~")
     try:

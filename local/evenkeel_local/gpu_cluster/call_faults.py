@@ -46,7 +46,7 @@ class CallFault:
     hits: int = 0
 
     def applies_to(self, call: ApiCall) -> bool:
-        """Whether the rule matches this call and is not used up."""
+        """Whether the rule matches this call and has not been applied the maximum number of times."""
         return (self.times is None or self.hits < self.times) and all(
             fnmatch.fnmatchcase(actual, pattern)
             for actual, pattern in (
@@ -59,7 +59,7 @@ class CallFault:
 
 
 class CallFailed(Exception):
-    """A rule makes this call fail before it has an effect."""
+    """Raised if a rule makes a call fail before it has an effect."""
 
     def __init__(self, fault: CallFault) -> None:
         super().__init__(fault.message)
@@ -67,12 +67,12 @@ class CallFailed(Exception):
 
 
 class ReplyLost(Exception):
-    """A rule drops the answer of this call, which had its effect."""
+    """Raised if a rule drops the answer of a call after the call had its effect."""
 
 
 @dataclass
 class CallFaults:
-    """The rules in force, and the number of calls of each operation."""
+    """The active rules, and the number of calls of each operation."""
 
     rules: list[CallFault] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)

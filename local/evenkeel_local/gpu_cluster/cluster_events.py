@@ -1,4 +1,4 @@
-"""HyperPod cluster events: kept for ListClusterEvents, and sent to EventBridge if the configuration asks for it."""
+"""HyperPod cluster events: stored for ListClusterEvents, and sent to EventBridge if the configuration says so."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ClusterEvents:
         )
 
     def lost_readiness(self, nodes: int) -> None:
-        """Record the warning of each change of the node count. Its message misleads, as on AWS."""
+        """Record the warning that AWS sends for each change of the node count. Its message is misleading, as on AWS."""
         message = f"{nodes} node(s) lost orchestration-ready status"
         misleading = "Request to service failed. If failure persists after retry, contact customer support."
         self.record("Cluster", message, "Warn", {"Cluster": {"FailureMessage": misleading}})

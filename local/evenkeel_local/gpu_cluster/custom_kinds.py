@@ -1,4 +1,4 @@
-"""Resource definitions of the controllers that the cluster plays: with open schemas and a status."""
+"""Custom resource definitions of the controllers that the cluster simulates: open schemas with a status."""
 
 from __future__ import annotations
 

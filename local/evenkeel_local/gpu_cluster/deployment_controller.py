@@ -1,4 +1,4 @@
-"""The Deployment controller: replaces the pods of one template by the pods of the next, through ReplicaSets.
+"""The Deployment controller: replaces the pods of an old template by pods of the new one, through ReplicaSets.
 
 Source: `pkg/controller/deployment` of Kubernetes 1.33: revisions and their history, rolling updates within `maxSurge`
 and `maxUnavailable`, `Recreate`, proportional scaling during a rollout, pausing, and the conditions. The hash of a
@@ -65,12 +65,12 @@ class _Rollout:
 
     @property
     def max_surge(self) -> int:
-        """Return how many pods there may be above the wanted number; a percentage is rounded up."""
+        """Maximum number of pods above the desired number. A percentage is rounded up."""
         return scaled_value(self._bounds["maxSurge"], self.desired_replicas) if self.is_rolling else 0
 
     @property
     def max_unavailable(self) -> int:
-        """Return how many wanted pods may be missing. A percentage is rounded down; without surge it is at least 1."""
+        """Maximum number of missing pods. A percentage is rounded down; without surge it is at least 1."""
         if not self.is_rolling or self.desired_replicas == 0:
             return 0
         value = self._bounds["maxUnavailable"]
@@ -106,7 +106,7 @@ def _revision(obj: Obj) -> int:
 
 
 class DeploymentController(Controller):
-    """Takes each Deployment one step further."""
+    """Brings each Deployment one step closer to its spec."""
 
     kind = catalogue.DEPLOYMENTS
 
@@ -114,7 +114,7 @@ class DeploymentController(Controller):
         if change.key == catalogue.REPLICA_SETS.key:
             self._on_replica_set_change(change.new)
         elif change.key == catalogue.PODS.key and change.kind == "DELETED":
-            # `Recreate` waits for the last of the old pods, which its ReplicaSet no longer counts.
+            # `Recreate` waits for the end of the last old pod, which the ReplicaSet no longer counts.
             owner = controller_of(change.new) or {}
             if owner.get("kind") == "ReplicaSet":
                 replica_set = self._store.find(catalogue.REPLICA_SETS.key, namespace_of(change.new), owner["name"])
@@ -130,7 +130,7 @@ class DeploymentController(Controller):
                 self.notice(deployment)
 
     def sync(self, namespace: str, name: str) -> None:
-        """Take one Deployment one step further."""
+        """Bring one Deployment one step closer to its spec."""
         deployment = self._store.find(catalogue.DEPLOYMENTS.key, namespace, name)
         if deployment is None:
             return
@@ -228,7 +228,7 @@ class DeploymentController(Controller):
                 spare -= going
 
     def _new_replica_set_size(self, rollout: _Rollout, new: Obj | None) -> int:
-        """Return the size that the new ReplicaSet may have now."""
+        """Return the number of replicas that the new ReplicaSet may have now."""
         if not rollout.is_rolling:
             return rollout.desired_replicas
         present = _replica_count(new) if new is not None else 0
@@ -507,7 +507,7 @@ def _new_replica_set_name(rollout: _Rollout) -> str:
 
 
 def template_hash(deployment: Obj) -> str:
-    """Return the hash of the pod template: FNV-1a over its JSON, in letters that form no words."""
+    """Return the hash of the pod template: FNV-1a over its JSON, in characters that cannot form words."""
     count = (deployment.get("status") or {}).get("collisionCount")
     text = json.dumps([_template_without_hash(deployment["spec"]["template"]), count], sort_keys=True)
     number = 0x811C9DC5

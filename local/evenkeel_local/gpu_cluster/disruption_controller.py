@@ -16,7 +16,7 @@ DEBOUNCE_SECONDS = 0.01
 
 
 class DisruptionController:
-    """Counts the healthy pods of each budget."""
+    """Counts the healthy pods of each PodDisruptionBudget, and writes its status."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -31,7 +31,7 @@ class DisruptionController:
             self._dirty.set()
 
     async def run(self) -> None:
-        """Count until cancelled."""
+        """Update the budgets until cancelled."""
         while True:
             await self._dirty.wait()
             await asyncio.sleep(DEBOUNCE_SECONDS)

@@ -45,7 +45,7 @@ class EndpointsController(Controller):
             try:
                 self._registry.create(catalogue.ENDPOINTS, namespace, body)
             except ApiError as refused:
-                if refused.code not in (403, 404):  # the namespace is being deleted, and the Service with it
+                if refused.code not in (403, 404):  # the namespace is being deleted, together with the Service
                     raise
             return
 

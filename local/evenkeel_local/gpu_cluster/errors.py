@@ -9,7 +9,7 @@ Obj = dict[str, Any]
 
 
 class ApiError(Exception):
-    """A request the API server refuses; `status()` is the body it answers with.
+    """Raised if the API server refuses a request. `status()` is the body of the response.
 
     Source: the reasons and codes of `k8s.io/apimachinery/pkg/api/errors`.
     """
@@ -61,32 +61,32 @@ def _details(group: str, kind: str, name: str) -> Obj:
 
 
 def not_found(group: str, plural: str, name: str) -> ApiError:
-    """404 for an object that is not there."""
+    """Return 404 for an object that does not exist."""
     return ApiError(
         404, "NotFound", f'{qualified_resource(group, plural)} "{name}" not found', _details(group, plural, name)
     )
 
 
 def no_such_path() -> ApiError:
-    """404 for a path that names no resource."""
+    """Return 404 for a path that names no resource."""
     return ApiError(404, "NotFound", "the server could not find the requested resource", {})
 
 
 def already_exists(group: str, plural: str, name: str) -> ApiError:
-    """409 for a create of a name that is taken."""
+    """Return 409 for the creation of an object whose name exists."""
     message = f'{qualified_resource(group, plural)} "{name}" already exists'
     return ApiError(409, "AlreadyExists", message, _details(group, plural, name))
 
 
 def conflict(group: str, plural: str, name: str, why: str | None = None) -> ApiError:
-    """409 for a write to an older version of the object."""
+    """Return 409 for a write based on an older version of the object."""
     reason = why or "the object has been modified; please apply your changes to the latest version and try again"
     message = f'Operation cannot be fulfilled on {qualified_resource(group, plural)} "{name}": {reason}'
     return ApiError(409, "Conflict", message, _details(group, plural, name))
 
 
 def invalid(group: str, kind: str, name: str, causes: Iterable[tuple[str, str, str]]) -> ApiError:
-    """422 with one cause per (reason, field, message)."""
+    """Return 422 with one cause for each (reason, field, message)."""
     listed = [{"reason": reason, "message": message, "field": field} for reason, field, message in causes]
     texts = [f"{cause['field']}: {cause['message']}" for cause in listed]
     text = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
@@ -96,32 +96,32 @@ def invalid(group: str, kind: str, name: str, causes: Iterable[tuple[str, str, s
 
 
 def bad_request(message: str) -> ApiError:
-    """400 for a request that cannot be read."""
+    """Return 400 for a request that cannot be parsed."""
     return ApiError(400, "BadRequest", message)
 
 
 def forbidden(group: str, plural: str, name: str, why: str) -> ApiError:
-    """403 for a caller without the permission."""
+    """Return 403 for a caller without the permission."""
     subject = f'{qualified_resource(group, plural)} "{name}"' if name else qualified_resource(group, plural)
     return ApiError(403, "Forbidden", f"{subject} is forbidden: {why}", _details(group, plural, name))
 
 
 def unauthorized() -> ApiError:
-    """401 for a request without a valid identity."""
+    """Return 401 for a request without a valid identity."""
     return ApiError(401, "Unauthorized", "Unauthorized")
 
 
 def gone(message: str = "The resourceVersion for the provided watch is too old.") -> ApiError:
-    """410 for a resourceVersion or continue token that history no longer reaches."""
+    """Return 410 for a resourceVersion or continue token that is older than the stored history."""
     return ApiError(410, "Expired", message)
 
 
 def unsupported_media_type(message: str) -> ApiError:
-    """415 for a patch type that the resource does not take."""
+    """Return 415 for a patch type that the resource does not support."""
     return ApiError(415, "UnsupportedMediaType", message)
 
 
 def too_many_requests(message: str, details: Obj | None = None, retry_after: int | None = None) -> ApiError:
-    """429; an eviction that a disruption budget blocks carries no Retry-After."""
+    """Return 429. If a disruption budget blocks an eviction, there is no Retry-After."""
     headers = {"Retry-After": str(retry_after)} if retry_after is not None else {}
     return ApiError(429, "TooManyRequests", message, details, headers)

@@ -1,4 +1,4 @@
-"""Sends events to EventBridge as AWS does: late, and if configured more than once and out of order."""
+"""Send events to EventBridge as AWS does: late, and, if configured, more than once and out of order."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ async def start_session(
     tty: bool,
     stdin: bool,
 ) -> ExecSession:
-    """Start a command with a container's environment. It has the container's mark, so it ends with the container.
+    """Start a command in a container's environment. It has the container's mark, so it ends with the container.
 
     Raises:
         OSError: the command cannot be started.
@@ -150,7 +150,7 @@ async def serve_session(http: web.Request, begin: Begin) -> web.WebSocketRespons
 
 
 async def _send_output(socket: web.WebSocketResponse, channel: int, reader: asyncio.StreamReader) -> None:
-    with contextlib.suppress(OSError):  # the last process on a terminal closed it
+    with contextlib.suppress(OSError):  # the last process with this terminal has closed it
         while data := await reader.read(CHUNK_BYTES):
             await socket.send_bytes(bytes([channel]) + data)
 

@@ -1,4 +1,4 @@
-"""Faults of the fleet: the effect of each, and the action that repairs or clears it."""
+"""Faults that can be injected into the fleet: the effect of each, and the action that repairs or clears it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ OWNERS: dict[NodeKind, str] = {"hyperpod": "HyperPod's", "burst": "Karpenter's",
 
 @dataclass(frozen=True)
 class Xid:
-    """An Xid: its text in the driver's line, whether it ends GPU work, and HyperPod's fault type."""
+    """An Xid: its text in the driver's log line, whether it ends GPU work, and HyperPod's fault type."""
 
     text: str
     ends_work: bool = True
@@ -85,7 +85,7 @@ class InjectedFault:
         return self.cleared.is_set()
 
     async def wait_cleared(self, seconds: float) -> None:
-        """Wait, at most until the fault is cleared."""
+        """Wait for some seconds, or until the fault is cleared."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.cleared.wait(), seconds)
 
@@ -106,9 +106,9 @@ class InjectedFault:
 
 @dataclass(frozen=True)
 class FaultDefinition:
-    """A kind of fault, and the nodes that it can hit: HyperPod's, Karpenter's (`burst`), and those of node groups.
+    """A kind of fault, and the kinds of nodes that it can hit: HyperPod, Karpenter (`burst`), and node groups.
 
-    A fault of a group or a zone takes it from the option of that name, or from the node.
+    A fault of a group or zone gets its group or zone from the option of that name, or from the node.
     """
 
     name: str
@@ -353,7 +353,7 @@ def _inject_node_flap(table: FaultInjector, node: Node, options: Json, injected:
     async def flap() -> None:
         while table.is_present(node) and not injected.is_cleared:
             kubelet.partition()
-            # The node is NotReady after the grace period; the seconds count from then.
+            # The node becomes NotReady after the grace period. The seconds count from then on.
             await injected.wait_cleared(grace + seconds)
             kubelet.rejoin()
             await injected.wait_cleared(seconds)

@@ -49,12 +49,12 @@ INDEX = re.compile(r"\[[0-9]+\]")
 
 
 class Undecodable(Exception):
-    """A value does not fit its field; the message says which and why."""
+    """Raised if a value does not fit its field. The message names the field and the reason."""
 
 
 @dataclass(frozen=True)
 class _FieldPosition:
-    """The position of a value: its Go struct and its path."""
+    """Where a value is in an object: its Go struct and its path."""
 
     struct: str
     path: str
@@ -135,7 +135,7 @@ def _read_field(text: str) -> tuple[int, Field]:
 
 
 def decode_object(message: str, obj: Obj, unknown: list[str]) -> Obj:
-    """Return an object with the fields that its type has; the paths of other fields go to `unknown`.
+    """Return an object with only the fields of its type. The paths of other fields are added to `unknown`.
 
     Zero values of `omitempty` fields are dropped, as Go drops them.
 
@@ -170,7 +170,7 @@ def _decode_members(message: str, value: Obj, path: str, unknown: list[str]) -> 
 
 
 def _coerce(kind: str, value: Any, at: _FieldPosition, unknown: list[str]) -> Any:
-    if value is None:  # an item of a list or map: Go decodes null to the zero value
+    if value is None:  # in a list or map, Go decodes null to the zero value
         return _zero_value(kind)
     if kind.startswith("[]"):
         if not isinstance(value, list):

@@ -76,7 +76,7 @@ class GarbageCollector:
     def _owner_exists(self, reference: Obj, namespace: str) -> bool:
         rt = self._registry.types.by_kind(reference["apiVersion"], reference["kind"])
         if rt is None:
-            return True  # the kind is not served: assume that the owner exists
+            return True  # the kind is not served, so assume that the owner exists
         owner = self._store.find(rt.key, namespace if rt.namespaced else "", reference["name"])
         return owner is not None and owner["metadata"]["uid"] == reference["uid"]
 

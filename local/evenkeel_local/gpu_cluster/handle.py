@@ -186,7 +186,7 @@ class ClusterHandle:
 def _send_request(
     request: urllib.request.Request, call: str, timeout: float, ca_pem: str | None = None, fine: tuple[int, ...] = ()
 ) -> bytes:
-    """Send a request to loopback, without a proxy; an error status in `fine` answers nothing.
+    """Send a request to loopback, without a proxy. For an error status in `fine`, return nothing.
 
     Raises:
         ClusterFailed: the request failed, or the cluster refused it; the message is the cluster's.

@@ -77,7 +77,7 @@ class HealthAgent:
             self._fleet.replace(machine)
 
     def recheck_after_reboot(self, machine: Machine) -> None:
-        """Check again after a reboot: remove the marks, or report a lasting fault again."""
+        """Check a machine after a reboot: remove its marks, or report a lasting fault again."""
         machine.is_agent_silent = False
         if machine.lasting is not None:
             fault = machine.lasting

@@ -147,7 +147,7 @@ class Host:
         self._runners.append(runner)
 
     def _certificates(self, run_dir: Path) -> tuple[str, str]:
-        # A data folder keeps them across restarts: clients keep the authority.
+        # A data folder keeps the certificates across restarts, so that clients can keep the authority.
         folder = self._options.data_dir or run_dir
         certificate, key, ca = folder / "apiserver.pem", folder / "apiserver.key", folder / "ca.pem"
         if not (self._options.data_dir and ca.exists()):
@@ -157,7 +157,7 @@ class Host:
             leaf.private_key_pem.write_to_path(str(key))
             for number, blob in enumerate(leaf.cert_chain_pems):
                 blob.write_to_path(str(certificate), append=number > 0)
-            # Written last: if it exists, the other two exist.
+            # This file is written last: if it exists, the other two exist.
             authority.cert_pem.write_to_path(str(ca))
         if self._options.data_dir:
             _save_token(self._options.data_dir, self._admin_token)

@@ -19,7 +19,7 @@ from evenkeel_local.gpu_cluster.registry import Registry
 
 CLIENT_TOKEN_LIFE_SECONDS = 8 * 3600
 UPKEEP = ("DeepHealthCheck", "SoftwareUpdate")
-"""Operations of HyperPod itself: callers then get a wrong-status error, not an in-use error (assumed)."""
+"""Operations of HyperPod itself. During these, callers get a wrong-status error, not an in-use error (assumed)."""
 CHANGEABLE = {"ClusterName", "InstanceGroups", "InstanceGroupsToDelete", "NodeRecovery", "AutoScaling"}
 Operation = Callable[[Json, str], Json]
 Refusal = tuple[str, str]
@@ -27,7 +27,7 @@ Refusal = tuple[str, str]
 
 
 class HyperPod:
-    """The operations of one HyperPod cluster. Each takes a checked request, and answers as the model says."""
+    """The operations of one HyperPod cluster. Requests are checked before, and answers follow the model."""
 
     def __init__(self, fleet: MachineFleet, registry: Registry, events: ClusterEvents) -> None:
         self._fleet = fleet

@@ -32,7 +32,7 @@ from evenkeel_local.gpu_cluster.work_queue import Controller
 INDEX = "batch.kubernetes.io/job-completion-index"
 SOURCE = "job-controller"
 BATCH = 100
-"""Most pods that one step creates. Their creation triggers the next step."""
+"""Maximum number of pods that one step creates. Their creation triggers the next step."""
 
 
 def read_indexes(text: str) -> set[int]:
@@ -63,7 +63,7 @@ def is_finished(job: Obj) -> bool:
 
 
 class JobController(Controller):
-    """Takes each Job one step nearer to its spec."""
+    """Brings each Job one step closer to its spec."""
 
     kind = catalogue.JOBS
     debounce_seconds = 0.02  # 1 s in the real controller
@@ -147,7 +147,7 @@ class JobController(Controller):
         return is_deleting(pod) and pod["status"].get("phase") != "Succeeded"
 
     def _count_finished_pods(self, job: Obj, status: Obj, pods: list[Obj]) -> tuple[str, str] | None:
-        """Count the pods that ended, and release them; return the failure that a pod failure policy decides."""
+        """Count ended pods, and remove their finalizers. Return the failure that a pod failure policy decides."""
         indexed = job["spec"]["completionMode"] == "Indexed"
         done = read_indexes(status.get("completedIndexes") or "")
         decided: tuple[str, str] | None = None
@@ -397,7 +397,7 @@ def _rule_matches(rule: Obj, pod: Obj) -> bool:
 
 
 def _restarted_too_often(job: Obj, active: list[Obj]) -> bool:
-    """Whether containers were restarted inside of their pods too often. The Job's active pods are then deleted.
+    """Whether containers restarted too often inside their pods. The Job's active pods are then deleted.
 
     Source: `pkg/controller/job/job_controller.go`, `pastBackoffLimitOnFailure`.
     """

@@ -165,7 +165,7 @@ class Karpenter:
             if price is not None
         ]
         self.zones_out: list[str] = []
-        """Zones without capacity, once for each outage."""
+        """Zones without capacity; a zone occurs once for each outage."""
         self.machines_left: dict[tuple[str, str, str], int] = {}
         """Capacity of offerings that the control address changed."""
 
@@ -504,7 +504,7 @@ class Karpenter:
                     self._registry.record(claim, "DisruptionTerminating", "Disrupting Node: unhealthy", "Warning")
                     self._registry.remove(claim)
                     if instance is not None:
-                        # No grace: neither a budget nor a pod that does not end keeps the machine.
+                        # No grace period: neither a budget nor a pod that does not end can keep the machine.
                         self.end_after(instance, self.settings.repair_drain)
 
     def _nodes_of(self, pool: str) -> list[tuple[Obj, Obj]]:
@@ -518,7 +518,7 @@ class Karpenter:
         return nodes
 
     def _unhealthy_since(self, node: Obj) -> tuple[datetime, float] | None:
-        """Return since when a node is unhealthy and the seconds until its repair, of the condition due first."""
+        """Return since when a node is unhealthy, and the delay of its repair in seconds, for the condition due first."""
         due = []
         for kind, wait in self.settings.node_repair.items():
             condition = condition_of(node, kind)

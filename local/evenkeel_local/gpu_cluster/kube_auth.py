@@ -109,7 +109,7 @@ def bearer_token(authorization: str) -> str:
 
 
 def checked_sts_url(token: str, endpoint: str) -> str | None:
-    """Return the presigned request in a token; None if it must not be sent.
+    """Return the presigned STS URL in a token; None if it must not be requested.
 
     Source: the checks of `pkg/token/token.go` in kubernetes-sigs/aws-iam-authenticator. The host must be the engine.
     """
@@ -162,5 +162,5 @@ def _access_scopes(entry: AccessEntry) -> Iterator[AccessScope]:
     for associated in entry.access_policies:
         policy = AccessPolicy(policy=associated) if isinstance(associated, str) else associated
         role = ROLES.get(policy.policy.rsplit("/", 1)[-1])
-        if role is not None:  # other policies permit nothing that this cluster has
+        if role is not None:  # other policies permit no operation of this cluster
             yield AccessScope(role, policy.namespaces)

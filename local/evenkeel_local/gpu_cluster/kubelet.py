@@ -93,7 +93,7 @@ class Kubelet:
         self.power_off()
 
     def power_off(self) -> None:
-        """Stop at once and kill every process, without a report: the machine is gone."""
+        """Stop immediately and kill every process, without a report: the machine is gone."""
         self.is_on = self.is_connected = False
         if self._beating is not None:
             self._beating.cancel()
@@ -130,7 +130,7 @@ class Kubelet:
         boot_id = node["status"]["nodeInfo"]["bootID"]
 
         def update(obj: Obj) -> None:
-            # A client may have created the object before a machine registered. Then it has only the client's fields.
+            # A client may have created the object before the machine registered. Then it has only the client's fields.
             if "nodeInfo" not in obj.get("status", {}):
                 obj["status"] = {**node["status"], **obj.get("status", {})}
                 obj["spec"] = {**node["spec"], **obj.get("spec", {})}
@@ -392,7 +392,7 @@ class LogReader:
 
 
 class _LineStamps:
-    """Puts its time before each line of a log, part by part."""
+    """Adds to each line of a log its time, for one part of the log after another."""
 
     def __init__(self, log: Path) -> None:
         self._file = processes.times_file(log)

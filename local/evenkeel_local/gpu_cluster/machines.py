@@ -45,7 +45,7 @@ SHAPES: dict[str, dict[str, str]] = {
 }
 """Resources of a node by instance type. Source: the AWS pages of each EC2 type."""
 HUGE_PAGES = {"hugepages-2Mi": "10256Mi"}
-"""Memory that nodes with EFA reserve: EKS' accelerated images reserve 5128 pages of 2 MiB."""
+"""Memory that nodes with EFA reserve: EKS's accelerated images reserve 5128 pages of 2 MiB."""
 DEFAULT_SHAPE = {"cpu": "16", "memory": "64Gi"}
 PODS_PER_NODE = "110"
 NO_CAPACITY = {
@@ -122,7 +122,7 @@ class HardwareFault:
 
 @dataclass
 class FailingBoots:
-    """New machines of a group fail at a stage: `times` machines, or all if None."""
+    """Makes new machines of a group fail at a stage: `times` machines, or all if None."""
 
     stage: str
     times: int | None = None
@@ -130,7 +130,7 @@ class FailingBoots:
 
 @dataclass(frozen=True)
 class EmptySlot:
-    """A slot between two launch attempts, with the state that the next machine takes over."""
+    """A slot between two launch attempts, with the state that the next machine gets."""
 
     group: str
     logical_id: str
@@ -211,7 +211,7 @@ class MachineFleet:
         self.auto_scaling: str | None = None
         """The autoscaler that UpdateCluster enabled; with an autoscaler, Replace only terminates."""
         self.zones_out: list[str] = []
-        """Availability Zones without capacity, once for each outage."""
+        """Availability Zones without capacity; a zone occurs once for each outage."""
         self.failing_boots: dict[str, FailingBoots] = {}
         """Groups whose new machines fail."""
         self._registry = registry
@@ -425,7 +425,7 @@ class MachineFleet:
             self.empty_slots.append(slot)
             machine = await self._fill(slot)
         if machine.status in ("ShuttingDown", "NotFound"):
-            return  # it was deleted meanwhile
+            return  # the slot was deleted meanwhile
         self._run_lifecycle_script(machine)
         is_replacement = machine.operation == "Replace"
         self._power_on(machine)

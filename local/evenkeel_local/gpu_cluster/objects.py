@@ -1,4 +1,4 @@
-"""Facts of a Kubernetes object: labels, owners, conditions, whether it ends."""
+"""Read and change parts of a Kubernetes object: labels, owners, conditions, finalizers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def remove_owner(obj: Obj, uid: str) -> None:
 
 
 def remove_finalizer(obj: Obj, finalizer: str) -> None:
-    """Remove a finalizer; others keep the object."""
+    """Remove a finalizer. Other finalizers still prevent the removal of the object."""
     put(
         obj["metadata"],
         "finalizers",

@@ -32,7 +32,7 @@ DIRECTIVES = (None, "delete", "merge", "replace")
 
 
 class PatchFailed(Exception):
-    """A JSON patch does not apply to the object; the API server answers 422."""
+    """Raised if a JSON patch does not apply to the object. The API server then answers 422."""
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -69,7 +69,7 @@ def json_patch(target: Any, operations: Any) -> Any:
 
 
 class _TestOperation(jsonpatch.TestOperation):
-    """A test, for which a missing member is null, as for the API server."""
+    """A test operation that takes a missing member as null, as the API server does."""
 
     def apply(self, obj: Any) -> Any:
         parent, last = self.pointer.to_last(obj)

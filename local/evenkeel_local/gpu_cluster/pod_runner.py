@@ -71,7 +71,7 @@ class ContainerRun:
     running: RunningProcess | None = None
     pause_ended: asyncio.Event | None = None
     runs: int = 0
-    has_visitors: bool = False  # whether `exec` ran a command in it
+    has_visitors: bool = False  # whether `exec` ran a command in this container
 
     @property
     def name(self) -> str:
@@ -182,7 +182,7 @@ class PodRunner:
             await self._back_off(container)
 
     async def _back_off(self, container: ContainerRun) -> None:
-        """Wait before a container restarts: not the first time, then with a delay that doubles up to 30-fold."""
+        """Wait before a container restarts. The first restart does not wait; then the delay doubles, up to 30-fold."""
         container.last_state = container.state
         delay = 0.0 if container.restarts == 0 else self._restart_backoff * min(2 ** (container.restarts - 1), 30)
         if delay:

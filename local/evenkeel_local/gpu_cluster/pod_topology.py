@@ -76,7 +76,7 @@ def hard_spread_constraints(pod: Obj) -> list[Obj]:
 
 
 def has_topology_rules(pod: Obj) -> bool:
-    """Whether the place of other pods decides where a pod fits."""
+    """Whether the nodes of other pods decide where this pod fits."""
     return bool(
         required_terms(pod, "podAffinity") or required_terms(pod, "podAntiAffinity") or hard_spread_constraints(pod)
     )
@@ -95,7 +95,7 @@ def _same_domain(term: Obj, owner: Obj, other: Obj) -> bool:
 
 
 class PodAffinityRules:
-    """The effect of the placed pods on a pending pod, computed once for all nodes."""
+    """The affinity rules between a pending pod and the placed pods, computed once for all nodes."""
 
     def __init__(self, pod: Obj, capacities: Iterable[NodeCapacityView], is_candidate: Callable[[Obj], bool]) -> None:
         capacities = list(capacities)

@@ -24,7 +24,7 @@ DEEPEST = 64
 
 
 class _InvalidProtobuf(Exception):
-    """The bytes are not valid protobuf."""
+    """Raised if bytes are not valid protobuf."""
 
 
 def decode_body(body: bytes) -> Obj:
@@ -87,13 +87,13 @@ def _read_fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 def _require_bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise _InvalidProtobuf("a number stands where bytes belong")
+        raise _InvalidProtobuf("a number is in a field of bytes")
     return value
 
 
 def _decode_message(name: str, data: bytes, depth: int = 0) -> Obj:
     if depth > DEEPEST:
-        raise _InvalidProtobuf("messages lie too deep in each other")
+        raise _InvalidProtobuf("messages are nested too deeply")
     message = field_table().messages[name]
     document: Obj = {}
     for number, raw in _read_fields(data):
@@ -117,7 +117,7 @@ def _decode_message(name: str, data: bytes, depth: int = 0) -> Obj:
 def _decode_map_entry(kind: str, data: bytes, depth: int) -> tuple[str, Any]:
     parts = dict(_read_fields(data))
     key, raw = _require_bytes(parts.get(1, b"")).decode(), parts.get(2, b"")
-    if kind.startswith("[]"):  # a map cannot hold lists: the list is a message's first field
+    if kind.startswith("[]"):  # a map cannot hold lists, so a message has the list as its first field
         return key, [
             _decode_value(kind[2:], item, depth) for number, item in _read_fields(_require_bytes(raw)) if number == 1
         ]
@@ -127,7 +127,7 @@ def _decode_map_entry(kind: str, data: bytes, depth: int) -> tuple[str, Any]:
 def _decode_value(kind: str, raw: int | bytes, depth: int) -> Any:
     if kind in ("i", "b"):
         if not isinstance(raw, int):
-            raise _InvalidProtobuf("bytes stand where a number belongs")
+            raise _InvalidProtobuf("bytes are in a field of numbers")
         signed = raw - (1 << 64) if raw >> 63 else raw
         return bool(raw) if kind == "b" else signed
     data = _require_bytes(raw)
@@ -154,7 +154,7 @@ def _int_or_string(data: bytes) -> int | str:
         return _require_bytes(parts.get(3, b"")).decode()
     number = parts.get(2, 0)
     if not isinstance(number, int):
-        raise _InvalidProtobuf("bytes stand where a number belongs")
+        raise _InvalidProtobuf("bytes are in a field of numbers")
     return number - (1 << 64) if number >> 63 else number
 
 

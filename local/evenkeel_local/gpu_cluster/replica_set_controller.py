@@ -30,7 +30,7 @@ from evenkeel_local.gpu_cluster.work_queue import Controller
 
 SOURCE = "replicaset-controller"
 BURST = 500
-"""Most pods that one `sync` creates or deletes."""
+"""Maximum number of pods that one `sync` creates or deletes."""
 RETRY_SECONDS = 1.0
 
 

@@ -1,4 +1,4 @@
-"""The parameters of a request, and their validation.
+"""Read and validate the parameters of a request.
 
 Source: `k8s.io/apimachinery/pkg/apis/meta/v1/validation` and `pkg/apis/meta/internalversion/validation`.
 """

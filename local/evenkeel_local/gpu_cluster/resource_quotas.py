@@ -21,7 +21,7 @@ _MUST_BE_SPECIFIED = ("cpu", "memory")
 
 
 def quota_refusal(pod: Obj, store: Store) -> str:
-    """Return why the quotas of its namespace refuse a new pod, in Kubernetes' words; empty if they allow it."""
+    """Return why a quota of the namespace refuses a new pod, with Kubernetes's wording; empty if no quota does."""
     namespace = namespace_of(pod)
     quotas = [document for document in store.each(catalogue.RESOURCE_QUOTAS.key) if namespace_of(document) == namespace]
     if not quotas:

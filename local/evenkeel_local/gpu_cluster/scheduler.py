@@ -84,7 +84,7 @@ def _meets_term(term: Obj, node: Obj) -> bool:
 
 
 def refusal_reason(pod: Obj, wanted: Amounts, capacity: NodeCapacityView) -> str | None:
-    """Return why a pod does not fit a node, in the scheduler's words; None if it fits."""
+    """Return why a pod does not fit a node, with kube-scheduler's wording; None if it fits."""
     spec, node = pod["spec"], capacity.node
     tolerations = spec.get("tolerations") or []
     if (node.get("spec") or {}).get("unschedulable") and not tolerates(
@@ -104,7 +104,7 @@ def refusal_reason(pod: Obj, wanted: Amounts, capacity: NodeCapacityView) -> str
 
 
 class PodScheduler:
-    """Tries the pending pods again after each change that could make one fit."""
+    """Tries the pending pods again after each change that could make a pod fit."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -188,7 +188,7 @@ class PodScheduler:
         until = time.monotonic() + RESYNC_SECONDS
         for pod in pods:
             if time.monotonic() > until:
-                # Let the event loop run; the next cycle continues.
+                # Let the event loop run. The next cycle continues with the other pods.
                 self._dirty.set()
                 return
             shape = _scheduling_key(pod)
@@ -355,7 +355,7 @@ class PodScheduler:
 
 
 def _scheduling_key(pod: Obj) -> str:
-    """Return everything that decides where a pod fits: equal pods get one answer in a cycle."""
+    """Return a key of everything that decides where a pod fits. Pods with equal keys share one search in a cycle."""
     spec = pod["spec"]
     resources = [container.get("resources") for container in spec["containers"]]
     parts = (

@@ -41,7 +41,7 @@ def fill_defaults(schema: Obj, value: Any) -> Any:
 
 
 def prune(schema: Obj, value: Any, path: str = "", dropped: list[str] | None = None) -> Any:
-    """Return a value without unknown fields; their paths go to `dropped`."""
+    """Return a value without unknown fields. Their paths are added to `dropped`."""
     if isinstance(value, dict):
         properties = schema.get("properties") or {}
         extra = schema.get("additionalProperties")

@@ -36,7 +36,7 @@ MACHINE_FIELDS = {
 
 
 class SnapshotRefused(Exception):
-    """This cluster cannot restore the document; the message says why."""
+    """Raised if this cluster cannot restore a snapshot. The message gives the reason."""
 
 
 def take_snapshot(cluster: GpuCluster) -> Json:

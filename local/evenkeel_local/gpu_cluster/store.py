@@ -250,7 +250,7 @@ class Store:
         return stored
 
     def _notify(self) -> None:
-        """Call the listeners in the order of the writes, also if a listener writes."""
+        """Call the listeners in the order of the writes, even if a listener itself writes."""
         if self._notifying:
             return
         self._notifying = True
@@ -403,7 +403,7 @@ def _check_continue_token(token: str) -> None:
 
 
 def expired_continue() -> ApiError:
-    """410 for a continue token that has expired."""
+    """Return 410 for a continue token that has expired."""
     return errors.gone(
         "The provided continue parameter is too old to display a consistent list result. You can start a new list "
         "without the continue parameter."

@@ -1,4 +1,4 @@
-"""Volumes for pods that are plain processes: folders of this machine.
+"""Volumes of pods, which are plain processes here: folders of this machine.
 
 Without a container, nothing can be mounted at an absolute path. So when a container starts, paths below a `mountPath`
 are rewritten to the volume's folder. Such a path must be a whole environment value or word of the command, alone or

@@ -1,4 +1,4 @@
-"""Controllers: each looks again at the objects that a change concerns."""
+"""The queue of a controller, and the base class of controllers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from evenkeel_local.gpu_cluster.store import ResourceType, Store, StoreChange, n
 
 
 class WorkQueue:
-    """Objects of one type that a controller will look at, each once, by namespace and name."""
+    """Objects of one type that a controller will process. Each is queued once, by namespace and name."""
 
     def __init__(self, sync: Callable[[str, str], None], debounce_seconds: float) -> None:
         self._sync = sync
@@ -54,7 +54,7 @@ class Controller(ABC):
 
     kind: ClassVar[ResourceType]
     debounce_seconds: ClassVar[float] = 0.01
-    """Collects changes this long before it looks at an object."""
+    """Seconds for which changes of an object are collected before the controller processes it."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry

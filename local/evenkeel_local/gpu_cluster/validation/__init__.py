@@ -1,6 +1,6 @@
-"""The checks behind status 422, by kind: one module for each family of kinds.
+"""The checks that lead to status 422: one module for each family of kinds.
 
-Only rules that clients of a GPU cluster meet are here; all else is accepted.
+There are only rules that matter to clients of a GPU cluster. Everything else is accepted.
 """
 
 from __future__ import annotations

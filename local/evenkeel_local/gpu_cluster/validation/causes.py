@@ -1,4 +1,4 @@
-"""The causes of a 422, worded as the API server words them.
+"""The causes of status 422, with the API server's wording.
 
 Source: `k8s.io/apimachinery/pkg/util/validation/field`.
 """
@@ -78,7 +78,7 @@ def at_least_zero(field: str, value: Any) -> Iterable[Cause]:
 
 
 def one_of(field: str, value: Any, choices: Iterable[str], *, sort: bool = True) -> Iterable[Cause]:
-    """Yield the cause for a given value outside the choices."""
+    """Yield the cause if a value is set and not one of the choices."""
     valid = list(choices)
     if value is not None and value not in valid:
         yield not_supported(field, value, sorted(valid) if sort else valid)
