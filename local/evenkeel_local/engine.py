@@ -28,7 +28,7 @@ _COMMAND: Final = (PROGRAM.with_name("python"), "-P", Path(__file__).with_name("
 READY_SECONDS: Final = 60.0
 _PORT_TRIES: Final = 5
 
-# The services that the template and the tests use. SageMaker and EKS are absent: a call that the local GPU cluster should
+# The services of the template and the tests. SageMaker and EKS are absent: a call that the local GPU cluster should
 # get must fail here.
 SERVICES: Final = (
     *("account", "apigateway", "cloudformation", "dynamodb", "dynamodbstreams", "events", "iam", "kms", "lambda"),

@@ -518,7 +518,7 @@ class Karpenter:
         return nodes
 
     def _unhealthy_since(self, node: Obj) -> tuple[datetime, float] | None:
-        """Return since when a node is unhealthy, and the delay of its repair in seconds, for the condition due first."""
+        """Return since when a node is unhealthy, and the seconds until its repair, for the condition due first."""
         due = []
         for kind, wait in self.settings.node_repair.items():
             condition = condition_of(node, kind)
