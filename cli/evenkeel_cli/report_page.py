@@ -214,10 +214,10 @@ def draw_fleet_report(out: Printer, report: Json, *, is_wide: bool) -> None:
         columns = [
             Column(
                 title,
-                place,
-                is_right=place >= section.text_columns,
-                wraps=section.wraps and not place,
-                may_shrink=not section.wraps and not place,
+                index,
+                is_right=index >= section.text_columns,
+                wraps=section.wraps and not index,
+                may_shrink=not section.wraps and not index,
             )
             for index, title in enumerate(section.columns)
         ]
@@ -283,7 +283,7 @@ def _html_section(section: ReportSection, report: Json) -> str:
 
 def _html_table(section: ReportSection) -> str:
     def cells(tag: str, row: Sequence[str]) -> str:
-        kinds = [' class="text"' if place < section.text_columns else "" for place in range(len(row))]
+        kinds = [' class="text"' if index < section.text_columns else "" for index in range(len(row))]
         return "".join(f"<{tag}{kind}>{escape(text)}</{tag}>" for kind, text in zip(kinds, row, strict=True))
 
     rows = "".join(f"<tr>{cells('td', row)}</tr>" for row in section.rows)

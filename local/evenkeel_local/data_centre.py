@@ -180,8 +180,8 @@ class DataCentre:
         say("starting the AWS emulator, with IAM enforced")
         self.engine = self._open.enter_context(Engine.start(self.run_dir / "engine", forks_workers=forks_workers))
         self.deployer = create_deployer(self.engine)
-        place = {"LocationConstraint": REGION}
-        self.deployer.client("s3").create_bucket(Bucket=CHECKPOINTS_BUCKET, CreateBucketConfiguration=place)
+        location = {"LocationConstraint": REGION}
+        self.deployer.client("s3").create_bucket(Bucket=CHECKPOINTS_BUCKET, CreateBucketConfiguration=location)
 
     def _start_gpu_cluster(self, fleet: FleetShape, say: Say) -> None:
         self.node_count = fleet.nodes + sum(int(group["count"]) for group in fleet.node_groups)

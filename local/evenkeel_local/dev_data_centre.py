@@ -267,15 +267,15 @@ def environment(root: Path) -> dict[str, str]:
 
 def status(root: Path) -> Json:
     """Probe each part of the data centre; return which parts answer, and their addresses."""
-    places = DevPaths(root)
+    paths = DevPaths(root)
     if _supervisor_process(root) is None:
-        detail = "its supervisor process has ended" if places.pid.exists() else "no data centre was started here"
+        detail = "its supervisor process has ended" if paths.pid.exists() else "no data centre was started here"
         return _down_status(detail)
     if not paths.state.exists():
         detail = f"it is starting or restarting. See {paths.log}"
         return _down_status(detail)
-    state = _read_json(places.state)
-    probe_results = probes.probe_parts(state, _read_json(places.context), _read_json(places.kubeconfig))
+    state = _read_json(paths.state)
+    probe_results = probes.probe_parts(state, _read_json(paths.context), _read_json(paths.kubeconfig))
     return {
         "isUp": all(result.is_up for result in probe_results),
         "parts": [_probe_document(result) for result in probe_results],

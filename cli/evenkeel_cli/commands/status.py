@@ -112,7 +112,7 @@ def _print_counts(out: Printer, counts: Json, *, is_wide: bool) -> None:
     """Print what the last sweep counted. If it is old, it says so."""
     if counts["isStale"]:
         out.line(
-            f"{out.bold('COUNTED')} {out.with_glyph('warn', out.when(counts['at']))}: these numbers are not current"
+            f"{out.bold('COUNTED')} {out.with_glyph('warn', out.time_text(counts['at']))}: these numbers are not current"
         )
     _print_nodes(out, counts["nodes"])
     _print_gpus(out, counts["gpus"])

@@ -202,7 +202,7 @@ def _print_guardrails(out: Printer, readings: list[Json]) -> None:
         Column("GUARDRAIL", lambda reading: plain(reading["guardrail"])),
         Column("READING", lambda reading: "–" if reading["reading"] is None else reading["reading"], is_right=True),
         Column("LIMIT", lambda reading: "–" if reading["limit"] is None else reading["limit"], is_right=True),
-        Column("READ", lambda reading: out.when(reading["readAt"]), is_right=True),
+        Column("READ", lambda reading: out.time_text(reading["readAt"]), is_right=True),
         Column("COUNTS", counts, goes_below=True),
     ]
     out.line()

@@ -193,5 +193,5 @@ def check_selector(selector: Obj | None, field: str) -> Iterator[Cause]:
         elif values:
             yield forbidden(f"{at}.values", "may not be specified when `operator` is 'Exists' or 'DoesNotExist'")
         yield from causes(f"{at}.key", term.get("key", ""), qualified_name_errors(term.get("key", "")))
-        for place, value in enumerate(values):
-            yield from causes(f"{at}.values[{place}]", value, label_value_errors(value))
+        for index, value in enumerate(values):
+            yield from causes(f"{at}.values[{index}]", value, label_value_errors(value))
