@@ -111,9 +111,8 @@ def _reasons(status: Json) -> list[str]:
 def _print_counts(out: Printer, counts: Json, *, is_wide: bool) -> None:
     """Print what the last sweep counted. If it is old, it says so."""
     if counts["isStale"]:
-        out.line(
-            f"{out.bold('COUNTED')} {out.with_glyph('warn', out.time_text(counts['at']))}: these numbers are not current"
-        )
+        counted_at = out.with_glyph("warn", out.time_text(counts["at"]))
+        out.line(f"{out.bold('COUNTED')} {counted_at}: these numbers are not current")
     _print_nodes(out, counts["nodes"])
     _print_gpus(out, counts["gpus"])
     if is_wide:
