@@ -78,7 +78,7 @@ def test_service_proves_a_checkpoint_that_a_training_script_saved(store: S3Check
     choice = pinned_by_service(store, 2)
 
     assert choice.grade == service_side.Grade.PROVED
-    assert choice.resume_from == service_side.CheckpointRef(attempt=1, step=10).point()
+    assert choice.resume_from == service_side.CheckpointRef(attempt=1, step=10).to_resume_point()
     assert [(rejection.step, rejection.code) for rejection in choice.rejected] == [(20, "METRIC_NOT_FINITE")]
 
 
@@ -143,12 +143,12 @@ def test_service_reads_the_pin_of_a_script(store: S3Checkpoints) -> None:
     Run(open_storage(URI), job_id="job-rings", attempt=1).save(10, b"state")
 
     choice = pin(open_storage(URI), 2)
-    fence = service_side.fence_of(store.fence(URI)[0])
+    fence = service_side.parse_fence(store.fence(URI)[0])
 
     assert choice.resume_from == ResumePoint(1, 10, "attempt=1/step=000000010/manifest.json")
     assert service_side.fence_status(fence, 2) == service_side.FenceStatus.PINNED
     assert service_side.fence_status(fence, 1) == service_side.FenceStatus.STALE
     assert (fence.choice().resume_from, fence.choice().grade) == (
-        service_side.CheckpointRef(attempt=1, step=10).point(),
+        service_side.CheckpointRef(attempt=1, step=10).to_resume_point(),
         service_side.Grade.PROVED,
     )

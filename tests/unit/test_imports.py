@@ -313,7 +313,7 @@ DOMAIN_PACKAGES = (
         "external",
         "elastic",
         "admission.scheduling_policy",
-        "jobs.allowance",
+        "jobs.pod_rules",
         "jobs.job_policy",
         "jobs",
     ),

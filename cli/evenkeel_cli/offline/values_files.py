@@ -49,16 +49,16 @@ def _merge_job_types(site: Json, imported: Json) -> Json:
     """Return the site's policy with the imported job types. Lists in `jobs.allowed` keep the site's entries."""
     merged = site | imported
     jobs = site.get("jobs") or {}
-    pod_allowance = dict(jobs.get("allowed") or {})
+    pod_rules = dict(jobs.get("allowed") or {})
     for name, entries in imported.get("jobs", {}).get("allowed", {}).items():
-        present = pod_allowance.get(name) or []
+        present = pod_rules.get(name) or []
         present_names = [entry.get("name") if isinstance(entry, dict) else entry for entry in present]
         added = [
             entry for entry in entries if (entry["name"] if isinstance(entry, dict) else entry) not in present_names
         ]
-        pod_allowance[name] = [*present, *added]
-    if jobs or pod_allowance:
-        merged["jobs"] = jobs | ({"allowed": pod_allowance} if pod_allowance else {})
+        pod_rules[name] = [*present, *added]
+    if jobs or pod_rules:
+        merged["jobs"] = jobs | ({"allowed": pod_rules} if pod_rules else {})
     return merged
 
 

@@ -16,8 +16,8 @@ from evenkeel.adapters.object_fields import (
     Json,
 )
 from evenkeel.domain.capacity.instance_types import EFA
-from evenkeel.domain.jobs.allowance import DEFAULT_ID
 from evenkeel.domain.jobs.job import CheckpointRequirement
+from evenkeel.domain.jobs.pod_rules import DEFAULT_ID
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.validation import RESERVED_ENV
 from evenkeel.domain.jobs.volumes import checkpoint_mount

@@ -481,7 +481,7 @@ def test_job_mounts_only_the_claims_that_its_team_allows(gateway: Gateway) -> No
     assert "data (read-only)" in answer.document["errors"][0]["message"]
 
 
-def test_misspelt_allowance_is_refused_with_its_path(gateway: Gateway) -> None:
+def test_misspelt_pod_rule_is_refused_with_its_path(gateway: Gateway) -> None:
     answer = gateway.call("PUT", TEAM, a_team(allowed={"claims": [{"name": "data", "mode": "rw"}]}), headers=NEW)
 
     assert answer.status == 400

@@ -115,14 +115,14 @@ class ServiceSide:
             case service_side.FenceStatus.PINNED if fence is not None:
                 return _as_answer(fence.choice())
         choice = self._choose(world, attempt, doubt)
-        world.fence = json.dumps(service_side.raised(fence, attempt, choice).to_json()).encode()
+        world.fence = json.dumps(service_side.next_fence(fence, attempt, choice).to_json()).encode()
         return _as_answer(choice)
 
     def would_discard_checkpoints(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> bool:
         return self._choose(world, attempt, doubt).would_discard_checkpoints
 
     def _fence(self, world: CheckpointWorld) -> service_side.Fence | None:
-        return None if world.fence is None else service_side.fence_of(json.loads(world.fence))
+        return None if world.fence is None else service_side.parse_fence(json.loads(world.fence))
 
     def _choose(
         self,

@@ -38,7 +38,7 @@ UNUSABLE: dict[str, Any] = {
 @pytest.mark.parametrize("document", UNUSABLE.values(), ids=UNUSABLE.keys())
 def test_unreadable_fence_never_counts_as_no_fence(document: Any) -> None:
     with pytest.raises(service_side.FenceUnreadableError):
-        service_side.fence_of(document)
+        service_side.parse_fence(document)
     with pytest.raises(training_layout.UnreadableError):
         training_layout.parse_fence(json.dumps(document).encode())
 
@@ -64,10 +64,10 @@ def test_fence_written_by_either_side_is_read_by_the_other(writer: Any, reader: 
 
 def test_fence_cannot_be_raised_to_the_same_attempt() -> None:
     choice = service_side.ResumeChoice(resume_from=None, grade=service_side.Grade.NONE, reason="")
-    fence = service_side.raised(None, 2, choice)
+    fence = service_side.next_fence(None, 2, choice)
 
     with pytest.raises(ValueError, match="attempt 2"):
-        service_side.raised(fence, 2, choice)
+        service_side.next_fence(fence, 2, choice)
 
 
 def test_fence_is_read_again_after_it_moved_during_proof() -> None:

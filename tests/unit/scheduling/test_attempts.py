@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from evenkeel import training
 from evenkeel.domain.jobs import attempt_end
 from evenkeel.domain.jobs.attempt import AttemptState, ObservedWorkload, PodPhase, ResumePoint
-from evenkeel.domain.jobs.attempt_end import AttemptEnd, judge_abandoned, judge_end, lost_nodes
+from evenkeel.domain.jobs.attempt_end import AttemptEnd, judge_abandoned_attempt, judge_end, lost_nodes
 from evenkeel.domain.jobs.job import Job, JobState, ResumeOption, ResumePlan, StopRequest
 from evenkeel.domain.jobs.job_policy import JobPolicy
 from evenkeel.domain.jobs.lifecycle import ATTEMPT_WRITERS, JOB_WRITERS, attempt_writers, job_writers
@@ -197,7 +197,7 @@ def test_attempt_does_not_end_while_a_pod_is_reachable(
 
 
 def abandoned(*pods: Any, job: Job | None = None, failure: str = "", **changes: Any) -> AttemptEnd:
-    return judge_abandoned(a_workload(*pods), job or a_job(), an_attempt(**changes), failure)
+    return judge_abandoned_attempt(a_workload(*pods), job or a_job(), an_attempt(**changes), failure)
 
 
 def test_attempt_that_could_not_launch_never_ran() -> None:

@@ -20,7 +20,7 @@ from evenkeel.domain.kueue.preemption import outranks
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.quotas import quota_facts
 from evenkeel.domain.quotas.quota_documents import DocumentCache, serialize
-from evenkeel.domain.quotas.quota_facts import CycleState, QuotaFacts
+from evenkeel.domain.quotas.quota_facts import KueueCycleState, QuotaFacts
 from evenkeel.domain.quotas.quota_holders import admitted_document, sum_documents
 from tests.examples import examples
 from tests.unit.scheduling.builders import a_request, at
@@ -32,7 +32,7 @@ _PLAIN_BYTES = 3_000_000
 
 
 def plain_jobs(
-    decision: CycleDecision, state: CycleState, scheduler: Scheduler, quotas: Json, most: int
+    decision: CycleDecision, state: KueueCycleState, scheduler: Scheduler, quotas: Json, most: int
 ) -> tuple[list[Json], int, bool]:
     """Return the documents of the holders, how many are in sums, and whether they were cut: holder by holder."""
     workload = decision.workload
@@ -87,7 +87,7 @@ def _compared(snapshot: AdmissionInput, most: int) -> list[QuotaFacts]:
     fast = quota_facts.quota_facts_of
 
     def compared(
-        document: Json, decision: CycleDecision, state: CycleState, scheduler: Scheduler, cache: DocumentCache
+        document: Json, decision: CycleDecision, state: KueueCycleState, scheduler: Scheduler, cache: DocumentCache
     ) -> QuotaFacts:
         facts = fast(document, decision, state, scheduler, cache)
         jobs, summed, is_cut = plain_jobs(decision, state, scheduler, facts.quotas, most)

@@ -252,14 +252,14 @@ def test_unused_rentals_increase_the_backoff() -> None:
     serving_state = ServingState.of(CHAT)
     waits_seconds = []
     for _ in range(9):
-        serving_state = serving_state.after_end(was_used=False, now=START)
+        serving_state = serving_state.after_return(was_used=False, now=START)
         assert serving_state.not_before is not None
         waits_seconds.append((serving_state.not_before - START).total_seconds())
 
     (answer,) = decided(a_replica(), serving_state=serving_state)
     assert answer.action is not PlacementAction.RENT
     assert waits_seconds == [900, 1800, 3600, 7200, 14_400, 28_800, 57_600, 86_400, 86_400]
-    assert serving_state.after_end(was_used=True, now=START) == ServingState.of(CHAT)
+    assert serving_state.after_return(was_used=True, now=START) == ServingState.of(CHAT)
 
 
 @given(

@@ -57,7 +57,7 @@ def test_values_file_imports_unchanged() -> None:
         86_400,
     )
     assert read.claims == {"data": "training-data-pvc", "checkpoints": "model-checkpoints-pvc"}
-    assert read.of() == read.of("development")
+    assert read.template_of() == read.template_of("development")
 
 
 def test_all_fourteen_traps_of_values_files_are_found() -> None:

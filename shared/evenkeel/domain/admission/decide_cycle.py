@@ -174,7 +174,7 @@ def _plan_queue(
             decisions = decide_queue(queue, policy, now)
         elif ALL_JOBS in snapshot.head_ends:
             cursors = cursors.with_barriers(decisions, snapshot.head_ends[ALL_JOBS])
-    decisions = fit_sizes(queue, decisions, policy, now, snapshot.rented.serving)
+    decisions = fit_sizes(queue, decisions, policy, now, snapshot.rented.rental_by_holder)
     decisions = (*_decide_excluded_jobs(snapshot, now), *decisions)
     resizes = plan_resizes(admission_input, decisions, snapshot.resizable_jobs(), demand.demands, policy, now)
     return QueuePlan(
@@ -336,7 +336,7 @@ def _steps(
 ) -> Iterator[JobStep]:
     """Yield the step for each pending job."""
     shrinks = queue_plan.resizes.shrinks_by_waiter
-    serving = snapshot.rented.serving
+    serving = snapshot.rented.rental_by_holder
     for decision in queue_plan.decisions:
         job = snapshot.pending[decision.job_id]
         launch_mode = job.launch_mode(mode, job.current_attempt + 1)

@@ -45,7 +45,7 @@ from evenkeel.domain.kueue.objects import Amounts, Workload
 from evenkeel.domain.kueue.preemption import QuotaDemand, Victim, preemptable_victims
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.quotas.quota_documents import DocumentCache
-from evenkeel.domain.quotas.quota_facts import CycleState, quota_facts_of
+from evenkeel.domain.quotas.quota_facts import KueueCycleState, quota_facts_of
 
 _MAX_KUEUE_CYCLES = 2000
 """Maximum Kueue cycles for one group of jobs. Then the decisions so far are final."""
@@ -65,7 +65,7 @@ class _QuotaDecision(NamedTuple):
     """The Kueue decision about a head, with the state before it."""
 
     decision: CycleDecision
-    before: CycleState
+    before: KueueCycleState
     """The state right before the Kueue cycle."""
     offers: tuple[PoolFit, ...]
 
@@ -234,7 +234,7 @@ class _TeamAdmission:
         """Run Kueue cycles until one more could change nothing."""
         states: set[str] = set()
         for _ in range(_MAX_KUEUE_CYCLES):
-            state_before = CycleState.of(self.scheduler, self.reserved_quota.values())
+            state_before = KueueCycleState.of(self.scheduler, self.reserved_quota.values())
             self.offers = {}
             decisions = self.scheduler.cycle(self.now.timestamp())
             if not decisions:

@@ -79,7 +79,7 @@ _LOOKAHEAD = timedelta(seconds=MAX_GRACE_SECONDS + 600)
 
 def jobs_without_nodes(snapshot: CycleSnapshot, decisions: Iterable[AdmissionDecision]) -> tuple[Job, ...]:
     """Return the pending jobs that wait for nodes and have no rental, in queue order."""
-    serving = snapshot.rented.serving
+    serving = snapshot.rented.rental_by_holder
     return tuple(
         snapshot.pending[decision.job_id]
         for decision in decisions

@@ -22,7 +22,7 @@ class ReservedPool(Reservation):
 
     @property
     def reservation(self) -> Reservation:
-        """The times of the reservation, without the pool."""
+        """Start, end and notice of the reservation."""
         return Reservation(starts_at=self.starts_at, ends_at=self.ends_at, closing_seconds=self.closing_seconds)
 
 

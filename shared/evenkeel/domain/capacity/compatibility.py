@@ -27,7 +27,7 @@ class PoolEnvironment(Value):
     storage: dict[Word, Line] = {}
     """Claim or mount → the storage behind it: a file system's id, a bucket.
 
-    A claim's name is not enough: each cluster has its own claims.
+    The name of a claim is not enough, because each cluster has its own claims.
     """
 
 
@@ -93,7 +93,7 @@ def needs_of(requires: Requirements, claim: str, cluster: str, storage: Storage)
 
 
 def differences(needs: EnvironmentNeeds, environment: PoolEnvironment) -> tuple[str, ...]:
-    """Return why a job could not run in an environment, one sentence for each reason; empty if it could.
+    """Return why a job cannot run in an environment, one sentence for each reason; empty if it can.
 
     A needed but unknown property counts as a difference: a move to find out could lose the job.
     """

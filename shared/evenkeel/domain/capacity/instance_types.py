@@ -13,7 +13,7 @@ NEURON = "aws.amazon.com/neurondevice"
 EFA = "vpc.amazonaws.com/efa"
 MIG_PREFIX = "nvidia.com/"
 HYPERPOD_PREFIX = "ml."
-"""SageMaker's names of instance types begin with it; the rest is EC2's name."""
+"""Prefix of SageMaker's names of instance types. EC2's name follows."""
 
 
 class InstanceType(Value):

@@ -60,13 +60,13 @@ class ClosestNodes(NamedTuple):
     nodes: tuple[NodeCapacity, ...] = ()
     """Empty if no domain of the required level has enough of them."""
     level: NetworkLevel | None = None
-    """The narrowest level whose domain has all of them; None if no level is known to."""
+    """The narrowest level at which one domain holds all of them; None if unknown."""
     domain: str = ""
     """Id of that domain: a network node or an UltraServer."""
 
 
 def has_position(capacity: NodeCapacity) -> bool:
-    """Whether the network location of a node is known."""
+    """Whether the position of a node in the network is known."""
     return bool(capacity.network_layers or capacity.ultra_server)
 
 
@@ -96,7 +96,7 @@ def closest_nodes(usable: Sequence[NodeCapacity], count: int, needs: NetworkNeed
 def nodes_to_reserve(
     usable: Sequence[NodeCapacity], pool_nodes: Iterable[NodeCapacity], count: int, needs: NetworkNeeds
 ) -> tuple[NodeCapacity, ...]:
-    """Return the free nodes to reserve for a gang that waits for more.
+    """Return the free nodes to reserve for a gang that waits for more nodes.
 
     For a required level, the nodes are those of the domain that has the most free nodes, of the domains large enough.
 
@@ -157,7 +157,7 @@ def _domains(capacities: Sequence[NodeCapacity], level: NetworkLevel) -> Iterabl
 
 
 def _levels_to_try(needs: NetworkNeeds) -> tuple[NetworkLevel, ...]:
-    """Return the levels of which one domain may hold the gang, in the order of preference."""
+    """Return the levels at which one domain may hold the gang, in the order of preference."""
     if needs.required:
         return LEVELS[LEVELS.index(needs.required) :][::-1]
     return LEVELS[: LEVELS.index(needs.preferred) + 1][::-1] if needs.preferred else LEVELS[::-1]

@@ -15,7 +15,7 @@ from evenkeel.domain.values import Instant, Value
 TAINTED = "tainted"
 """Why a node accepts only pods that tolerate its taints."""
 UNHEALTHY = "unhealthy"
-"""Why a node accepts no pods: it needs a repair that is not under way, whether it is cordoned or not."""
+"""Why a node accepts no pods: it needs a repair, and none is under way. Holds for uncordoned nodes, too."""
 
 NodeKey = tuple[str, str]
 """Cluster and node name."""
@@ -32,13 +32,13 @@ class NodeCapacity(Value):
     offered: Resources
     """Allocatable when the node is in service; 0 if no node object states it yet."""
     free: Resources
-    """Amounts that neither a pod nor an attempt's charge takes."""
+    """Amounts that no pod uses and no attempt is charged for."""
     unschedulable_reason: str = ""
     """Why no pod may start on it now; empty if pods may."""
     labels: dict[str, str] = {}
     """Labels of its node object. Flavors select nodes by them."""
     taints: tuple[str, ...] = ()
-    """`key=value:Effect` of the taints that keep off pods without a toleration."""
+    """`key=value:Effect` of the taints that block pods without a toleration."""
     network_layers: tuple[str, ...] = ()
     """Ids of the network nodes above it, from layer 1 down; empty if unknown."""
     ultra_server: str = ""
@@ -77,7 +77,7 @@ class NodeCapacity(Value):
 
     @property
     def is_unused(self) -> bool:
-        """Whether no workload uses accelerators of it."""
+        """Whether no workload uses its accelerators."""
         return self.is_open and self.free.accelerators == self.offered.accelerators
 
 

@@ -1,4 +1,4 @@
-"""The share of a node that a pod requests if its job names no CPU or memory."""
+"""The share of a node that a pod requests if its job states no CPU or memory."""
 
 import functools
 from collections.abc import Iterable
@@ -58,9 +58,9 @@ def _allowance(
 
 @functools.lru_cache(maxsize=4096)
 def complete_request(requested: Resources, node: Resources, stated: Resources = NONE) -> Resources:
-    """Return a pod's request on a node, with the CPU and the memory that it leaves open.
+    """Return a pod's request on a node, with the CPU and the memory that its job does not state.
 
-    An open amount follows from the largest share that the request names, as in HyperPod task governance. A request
+    An amount that is not stated follows from the largest stated share, as in HyperPod task governance. A request
     for all accelerators leaves room for the node's own software.
 
     Args:
@@ -92,7 +92,7 @@ def _share(amount: int, total: int) -> Fraction:
 
 
 def smallest_request(requested: Resources, nodes: Iterable[tuple[Resources, Resources]]) -> Resources:
-    """Return the request that a pod makes wherever it runs: the smallest of its requests on the nodes that fit.
+    """Return the one request of a pod for all nodes: the smallest of its requests on the nodes that fit.
 
     Requests are no limits: on a larger node the pod may use idle CPU and memory beyond its request.
 
@@ -120,7 +120,7 @@ def _is_large_enough(node: Resources, requested: Resources) -> bool:
 
 
 class NodeShares:
-    """The CPU and memory that pods request on the nodes of a fleet, wherever their jobs leave them open."""
+    """The CPU and memory that pods request on the nodes of a fleet if their jobs do not state them."""
 
     def __init__(self, capacities: Iterable[NodeCapacity], pools: Iterable[Pool] = ()) -> None:
         """Read the amounts of the nodes, and of pools without a node.
@@ -146,7 +146,7 @@ class NodeShares:
                 self._amounts[kind] = amounts_of(pool.instance_type, Resources(accelerators=pool.accelerators_per_node))
 
     def request_of(self, requested: Resources, cluster: str, instance_types: tuple[str, ...] = ()) -> Resources:
-        """Return the request of a pod, with the CPU and the memory that its job leaves open.
+        """Return the request of a pod, with the CPU and the memory that its job does not state.
 
         Args:
             requested: The amounts that the job names; 0 = open.
@@ -167,7 +167,7 @@ class NodeShares:
 
 
 def amounts_of(instance_type: str, stated: Resources) -> Resources:
-    """Return everything that a node has: by the catalogue, else as its node object states.
+    """Return all resources of a node: as the catalogue states, else as its node object states.
 
     Args:
         instance_type: The instance type, with or without `ml.`.
@@ -178,7 +178,7 @@ def amounts_of(instance_type: str, stated: Resources) -> Resources:
 
 
 def expected_offer(instance_type: str, accelerators: int) -> Resources:
-    """Return the amounts that a future node will offer to pods. CPU and memory of an unknown type are left open."""
+    """Return the amounts that a future node will offer to pods. CPU and memory of an unknown type are 0."""
     hardware = shipped_instance_types().find(instance_type)
     usable = available_to_pods(whole_machine(hardware)) if hardware else NONE
     return usable.replace_unchecked(accelerators=accelerators)

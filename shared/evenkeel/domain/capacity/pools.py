@@ -93,7 +93,7 @@ class Pool(Value):
     max_nodes: int = Field(ge=0)
     """Size of a committed pool; limit of a rented pool. A rented pool needs a limit."""
     micros_per_node_hour: int = Field(default=0, ge=0)
-    """Cost of one more node-hour; 0 if the capacity is paid anyway."""
+    """Cost of one more node-hour; 0 if the capacity is already paid for."""
     min_billed_seconds: int = 60
     """The shortest time that AWS bills."""
     launch: LaunchDelay

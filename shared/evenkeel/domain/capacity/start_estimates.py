@@ -14,14 +14,14 @@ _EARLY, _LIKELY, _LATE = 0.1, 0.5, 0.9
 
 
 class RunningUse(NamedTuple):
-    """Accelerators in use, and for how much longer."""
+    """Accelerators in use, and how much longer they stay in use."""
 
     accelerators: int
     seconds_left: float
 
 
 class WaitingUse(NamedTuple):
-    """Accelerators that a pending job needs, and for how long it will hold them."""
+    """Accelerators that a pending job needs, and how long it will hold them."""
 
     accelerators: int
     seconds: float
@@ -56,7 +56,7 @@ def expected_starts(free: int, running: Iterable[RunningUse], queue: Sequence[Wa
 def after_whole_nodes(
     starts: Sequence[float], queue: Sequence[WaitingUse], empty_after: Sequence[float]
 ) -> tuple[float, ...]:
-    """Return the starts of a queue, each gang not before enough nodes are expected to be empty at once.
+    """Delay the starts of a queue until enough nodes for each gang are expected to be empty at the same time.
 
     Free accelerators on many nodes are of no use to a job that needs whole nodes.
 
@@ -102,7 +102,7 @@ class StartEstimate(Value):
     earliest_seconds: float | None
     latest_seconds: float | None
     samples: int
-    """Number of past runs behind the estimate."""
+    """Number of past runs from which the start is estimated."""
 
 
 def estimate_start(

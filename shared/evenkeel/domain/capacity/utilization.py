@@ -15,7 +15,7 @@ WINDOW = timedelta(minutes=15)
 SAMPLE = timedelta(minutes=1)
 """Time that one sample covers."""
 _ROUNDING = 5
-"""Percent above 100 that still mean 100: agents divide counters by intervals that they measure inexactly."""
+"""Readings up to this much above 100 % count as 100 %: agents measure their intervals inexactly."""
 
 
 class Measure(StrEnum):
@@ -29,7 +29,7 @@ class Measure(StrEnum):
 
 
 class GroupBy(StrEnum):
-    """The unit that one item of the view describes."""
+    """The unit that one row of the view describes."""
 
     POOL = "pool"
     NODE = "node"
@@ -48,7 +48,7 @@ class NodeUtilization(Value):
     percent: dict[Measure, float] = {}
     """Average over the window, from 0 to 100. A measure without a reading is missing, and never 0."""
     measured_at: Instant | None = None
-    """End of the newest sample; of the measure whose samples ended first. None: nothing was measured."""
+    """End of the newest sample, for the measure that was sampled least recently. None: nothing was measured."""
     invalid: tuple[Measure, ...] = ()
     """Measures with a value that is no percentage. They have no reading."""
 

@@ -5,7 +5,7 @@ A service calls `choose_resume_point` in a loop, which reads each checkpoint at 
     evidence = {}
     while isinstance(answer := choose_resume_point(attempt, fence, found, evidence), ContentsNeeded):
         evidence[answer.ref] = ...  # its manifest, and size and checksum of each file from the store
-    store.raise_fence(uri, raised(fence, attempt, answer).to_json(), tag)
+    store.next_fence(uri, raised(fence, attempt, answer).to_json(), tag)
 """
 
 from evenkeel.domain.checkpoints.fence import (
@@ -17,10 +17,10 @@ from evenkeel.domain.checkpoints.fence import (
     Rejection,
     RejectionCode,
     ResumeChoice,
-    fence_of,
+    fence_rejection,
     fence_status,
-    raised,
-    refusal,
+    next_fence,
+    parse_fence,
 )
 from evenkeel.domain.checkpoints.layout import (
     MANIFEST_NAME,
@@ -57,13 +57,13 @@ __all__ = [
     "Shard",
     "StoredObject",
     "choose_resume_point",
-    "fence_of",
+    "fence_rejection",
     "fence_status",
+    "next_fence",
+    "parse_fence",
     "parse_manifest",
     "prove",
-    "raised",
     "ref_of_folder",
     "ref_of_key",
-    "refusal",
     "verify",
 ]

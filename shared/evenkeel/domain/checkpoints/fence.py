@@ -118,7 +118,7 @@ class ResumeChoice(Value):
     throughput: Annotated[float, Field(ge=MIN_PER_SECOND, le=MAX_PER_SECOND)] | None = None
     """Throughput that the checkpoint reports. The fence does not keep it."""
     reason: str
-    """A sentence for an operator."""
+    """The reason as a sentence."""
 
     @property
     def would_discard_checkpoints(self) -> bool:
@@ -192,7 +192,7 @@ class Fence(Value):
         )
 
 
-def fence_of(document: object) -> Fence:
+def parse_fence(document: object) -> Fence:
     """Parse a fence from its JSON form.
 
     Raises:
@@ -213,7 +213,7 @@ def fence_status(fence: Fence | None, attempt: int) -> FenceStatus:
     return FenceStatus.PINNED if fence.attempt == attempt else FenceStatus.STALE
 
 
-def raised(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
+def next_fence(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
     """Return the new fence of `attempt`, with its pin. The caller writes it only if the stored fence is still `fence`.
 
     Raises:
@@ -232,18 +232,18 @@ def raised(fence: Fence | None, attempt: int, choice: ResumeChoice) -> Fence:
     )
 
 
-def refusal(fence: Fence | None, attempt: int, ref: CheckpointRef) -> Rejection | None:
+def fence_rejection(fence: Fence | None, attempt: int, ref: CheckpointRef) -> Rejection | None:
     """Return why `attempt` cannot descend from a checkpoint; None if it can."""
     if ref.attempt >= attempt:
         detail = f"It belongs to attempt {ref.attempt}, which is not before attempt {attempt}."
-        return rejection(ref, RejectionCode.LATER_ATTEMPT, detail)
+        return reject(ref, RejectionCode.LATER_ATTEMPT, detail)
     for pin in () if fence is None else fence.pins:
         if ref.attempt < pin.attempt < attempt and not pin.admits(ref):
             start = "started at step 0" if pin.resume_from is None else f"resumed from step {pin.resume_from.step}"
             detail = f"Attempt {pin.attempt} {start}, so later checkpoints of attempt {ref.attempt} do not count."
-            return rejection(ref, RejectionCode.FENCED, detail)
+            return reject(ref, RejectionCode.FENCED, detail)
     return None
 
 
-def rejection(ref: CheckpointRef, code: RejectionCode, detail: str) -> Rejection:
+def reject(ref: CheckpointRef, code: RejectionCode, detail: str) -> Rejection:
     return Rejection(attempt=ref.attempt, step=ref.step, manifest=ref.manifest_key, code=code, detail=detail)

@@ -49,7 +49,7 @@ class CheckpointRef(Value):
     def convention_key(self) -> str:
         return f"{self.folder}/{CONVENTION_NAME}"
 
-    def point(self, key: str | None = None) -> ResumePoint:
+    def to_resume_point(self, key: str | None = None) -> ResumePoint:
         """Return the resume point of this checkpoint. `key` is the file to resume from; None = the manifest."""
         return ResumePoint(attempt=self.attempt, step=self.step, manifest=key or self.manifest_key)
 

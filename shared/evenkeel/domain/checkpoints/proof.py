@@ -5,7 +5,7 @@ from datetime import datetime
 
 from pydantic import Field
 
-from evenkeel.domain.checkpoints.fence import Grade, Rejection, RejectionCode, rejection
+from evenkeel.domain.checkpoints.fence import Grade, Rejection, RejectionCode, reject
 from evenkeel.domain.checkpoints.layout import CONVENTION_NAME, CONVENTION_SUFFIX, CheckpointRef
 from evenkeel.domain.checkpoints.manifest import (
     Manifest,
@@ -46,14 +46,14 @@ class Distrust(Value):
     """Requirement for all other checkpoints of these attempts."""
 
     def covers(self, attempt: int, began_at: datetime | None) -> bool:
-        """Whether a checkpoint is distrusted. A checkpoint whose start is unknown is."""
+        """Whether a checkpoint is distrusted. A checkpoint whose start is unknown is distrusted."""
         if self.after is None or attempt > self.through_attempt:
             return False
         return began_at is None or began_at > self.after
 
 
 class Proof(Value):
-    """A valid checkpoint."""
+    """Proof that a checkpoint is valid."""
 
     grade: Grade
     key: str
@@ -75,25 +75,25 @@ def prove(manifest: Manifest, listing: Mapping[str, StoredObject]) -> Proof | Re
     rank = rank_without_shard(manifest)
     if rank is not None:
         detail = f"The manifest lists no shard of rank {rank} of {manifest.world_size}."
-        return rejection(ref, RejectionCode.SHARD_MISSING, detail)
+        return reject(ref, RejectionCode.SHARD_MISSING, detail)
     for shard in manifest.shards:
         stored = listing.get(shard.key)
         name = shard.key.rpartition("/")[2]
         if stored is None:
-            return rejection(ref, RejectionCode.SHARD_MISSING, f"{name} is not in the store.")
+            return reject(ref, RejectionCode.SHARD_MISSING, f"{name} is not in the store.")
         if stored.size_bytes != shard.size_bytes:
             detail = f"{name} has {stored.size_bytes} bytes; the manifest says {shard.size_bytes}."
-            return rejection(ref, RejectionCode.SHARD_SIZE, detail)
+            return reject(ref, RejectionCode.SHARD_SIZE, detail)
         if stored.sha256 is not None and stored.sha256 != shard.sha256:
             detail = f"{name} has checksum {stored.sha256[:12]}…; the manifest says {shard.sha256[:12]}…."
-            return rejection(ref, RejectionCode.SHARD_CHECKSUM, detail)
+            return reject(ref, RejectionCode.SHARD_CHECKSUM, detail)
     if manifest.is_finite is False:
         detail = "The training script found numbers in it that are not finite."
-        return rejection(ref, RejectionCode.METRIC_NOT_FINITE, detail)
+        return reject(ref, RejectionCode.METRIC_NOT_FINITE, detail)
     metric = manifest.metric_not_finite()
     if metric is not None:
         detail = f"Its {metric} is {manifest.metrics[metric]}, which is not a finite number."
-        return rejection(ref, RejectionCode.METRIC_NOT_FINITE, detail)
+        return reject(ref, RejectionCode.METRIC_NOT_FINITE, detail)
     every_checksum = all(listing[shard.key].sha256 is not None for shard in manifest.shards)
     return Proof(
         grade=Grade.PROVED if every_checksum else Grade.COMPLETE_BY_CONVENTION,
@@ -123,7 +123,7 @@ def verify(ref: CheckpointRef, evidence: CheckpointContents, distrust: tuple[Dis
         try:
             manifest = parse_manifest(ref, evidence.manifest)
         except ManifestUnreadableError as error:
-            return rejection(ref, RejectionCode.MANIFEST_UNREADABLE, f"The manifest cannot be used: {error}.")
+            return reject(ref, RejectionCode.MANIFEST_UNREADABLE, f"The manifest cannot be used: {error}.")
         distrusted = _distrust_reason(ref, manifest.started_at, distrust)
         if distrusted is not None:
             return distrusted
@@ -137,15 +137,15 @@ def _prove_by_convention(ref: CheckpointRef, evidence: CheckpointContents) -> Pr
     files = {key: stored for key, stored in evidence.objects.items() if key.startswith(f"{ref.folder}/")}
     shards = [key for key in files if key.endswith(CONVENTION_SUFFIX)]
     if ref.convention_key not in files:
-        return rejection(ref, RejectionCode.MANIFEST_MISSING, "The checkpoint was never finished: it has no manifest.")
+        return reject(ref, RejectionCode.MANIFEST_MISSING, "The checkpoint was never finished: it has no manifest.")
     if not shards:
         detail = f"It has {CONVENTION_NAME}, but no *{CONVENTION_SUFFIX} file."
-        return rejection(ref, RejectionCode.SHARD_MISSING, detail)
+        return reject(ref, RejectionCode.SHARD_MISSING, detail)
     empty = sorted(key for key in (ref.convention_key, *shards) if files[key].size_bytes == 0)
     if empty:
-        return rejection(ref, RejectionCode.SHARD_SIZE, f"{empty[0].rpartition('/')[2]} is empty.")
-    # The write began before its first file was in the store. `began_at` is therefore too late if anything, and the
-    # checkpoint is rather distrusted than trusted.
+        return reject(ref, RejectionCode.SHARD_SIZE, f"{empty[0].rpartition('/')[2]} is empty.")
+    # The write began before its first file was in the store. `began_at` may be too late but not too early. So in doubt
+    # the checkpoint is distrusted.
     times = [files[key].modified_at for key in shards]
     known_times = [time for time in times if time is not None]
     return Proof(
@@ -162,5 +162,5 @@ def _distrust_reason(ref: CheckpointRef, began_at: datetime | None, distrust: tu
         if doubt.after and doubt.covers(ref.attempt, began_at):
             began = "at an unknown time" if began_at is None else f"at {began_at:%H:%M:%S} UTC"
             detail = f"It was begun {began}; the fault makes checkpoints after {doubt.after:%H:%M:%S} UTC suspect."
-            return rejection(ref, RejectionCode.DISTRUSTED, detail)
+            return reject(ref, RejectionCode.DISTRUSTED, detail)
     return None

@@ -14,7 +14,7 @@ from evenkeel.domain.checkpoints.manifest import Manifest
 
 
 def trained_at(saved: Sequence[Manifest], resumed_step: int, running_at: datetime) -> datetime | None:
-    """Return when an attempt trained again; None if fewer than two checkpoints tell.
+    """Return when an attempt trained again; None if fewer than two checkpoints show it.
 
     Args:
         saved: The first checkpoints of the attempt, in any order.

@@ -2,7 +2,15 @@
 
 from collections.abc import Collection, Mapping
 
-from evenkeel.domain.checkpoints.fence import Fence, Grade, Rejection, RejectionCode, ResumeChoice, refusal, rejection
+from evenkeel.domain.checkpoints.fence import (
+    Fence,
+    Grade,
+    Rejection,
+    RejectionCode,
+    ResumeChoice,
+    fence_rejection,
+    reject,
+)
 from evenkeel.domain.checkpoints.layout import CheckpointRef
 from evenkeel.domain.checkpoints.manifest import Manifest
 from evenkeel.domain.checkpoints.proof import CheckpointContents, Distrust, Proof, readable_manifest, verify
@@ -59,18 +67,18 @@ def choose_resume_point(
     rules = rules or CheckpointRules()
     rejected: list[Rejection] = []
     for ref in sorted(checkpoints, key=lambda ref: (ref.step, ref.attempt), reverse=True):
-        refused = refusal(fence, attempt, ref)
+        refused = fence_rejection(fence, attempt, ref)
         if refused is not None:
             rejected.append(refused)
             continue
         if ref in rules.damaged:
             detail = "An earlier attempt could not resume from it: its bytes differ from its manifest."
-            rejected.append(rejection(ref, RejectionCode.DAMAGED, detail))
+            rejected.append(reject(ref, RejectionCode.DAMAGED, detail))
             continue
         if ref not in evidence:
             if len(evidence) == max_reads:
                 detail = f"Evenkeel examined {max_reads} newer checkpoints, which is the limit, and none was valid."
-                rejected.append(rejection(ref, RejectionCode.NOT_EXAMINED, detail))
+                rejected.append(reject(ref, RejectionCode.NOT_EXAMINED, detail))
                 break
             return ContentsNeeded(ref=ref)
         verdict = verify(ref, evidence[ref], rules.distrust)
@@ -80,14 +88,16 @@ def choose_resume_point(
             rejected.append(verdict)
         else:
             return ResumeChoice(
-                resume_from=ref.point(verdict.key),
+                resume_from=ref.to_resume_point(verdict.key),
                 grade=verdict.grade,
                 began_at=verdict.began_at,
                 throughput=verdict.throughput,
                 rejected=tuple(rejected),
-                reason=_reason(ref, verdict, rejected),
+                reason=_reason_to_resume(ref, verdict, rejected),
             )
-    return ResumeChoice(resume_from=None, grade=Grade.NONE, rejected=tuple(rejected), reason=_no_reason(rejected))
+    return ResumeChoice(
+        resume_from=None, grade=Grade.NONE, rejected=tuple(rejected), reason=_reason_to_start_over(rejected)
+    )
 
 
 def _missing_evidence(
@@ -99,13 +109,13 @@ def _missing_evidence(
     """Return why a valid checkpoint does not meet the requirement; None if it does."""
     if requirement is not CheckpointRequirement.CONVENTION and proof.grade is not Grade.PROVED:
         detail = "Its files are complete but have no checksums, and proof is required."
-        return rejection(ref, RejectionCode.BELOW_GRADE, detail)
+        return reject(ref, RejectionCode.BELOW_GRADE, detail)
     if requirement is not CheckpointRequirement.EVIDENCE:
         return None
     manifest = readable_manifest(ref, evidence[ref])
     if manifest is None or not manifest.claims_healthy:
         detail = "The fault may have corrupted this checkpoint: its manifest has neither a finite loss nor isFinite."
-        return rejection(ref, RejectionCode.NO_EVIDENCE, detail)
+        return reject(ref, RejectionCode.NO_EVIDENCE, detail)
     after = _next_after(ref, evidence)
     if after is None or not after.claims_healthy:
         why = (
@@ -113,7 +123,7 @@ def _missing_evidence(
             if after is None
             else f"the next checkpoint, step {after.step}, does not show healthy numbers"
         )
-        return rejection(ref, RejectionCode.NO_CLEAN_RUN, f"The fault may have corrupted this checkpoint: {why}.")
+        return reject(ref, RejectionCode.NO_CLEAN_RUN, f"The fault may have corrupted this checkpoint: {why}.")
     return None
 
 
@@ -130,14 +140,14 @@ def _next_after(ref: CheckpointRef, evidence: Mapping[CheckpointRef, CheckpointC
     return next((manifest for manifest in manifests if manifest is not None), None)
 
 
-def _reason(ref: CheckpointRef, proof: Proof, rejected: list[Rejection]) -> str:
+def _reason_to_resume(ref: CheckpointRef, proof: Proof, rejected: list[Rejection]) -> str:
     files = count_of(proof.files, "file")
     how = "every size and checksum matches" if proof.grade is Grade.PROVED else "complete, without checksums"
     text = f"Step {ref.step} of attempt {ref.attempt} is valid: {files}, {proof.size_bytes} bytes, {how}."
     return f"{text} Rejected: {_summary(rejected)}." if rejected else text
 
 
-def _no_reason(rejected: list[Rejection]) -> str:
+def _reason_to_start_over(rejected: list[Rejection]) -> str:
     if not rejected:
         return "The job has no checkpoint yet, so training starts at step 0."
     return f"No checkpoint is valid. Rejected: {_summary(rejected)}."

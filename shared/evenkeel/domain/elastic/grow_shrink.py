@@ -32,7 +32,7 @@ class SizeChange(Value):
 
 
 class IdleNodes(Value):
-    """Idle nodes that no waiting job asks for."""
+    """Idle nodes that no pending job can use."""
 
     nodes: int
     idle_node_seconds: float
@@ -61,7 +61,7 @@ class ResizeDecision(Value):
 
 
 def plan_growth(facts: GrowFacts) -> ResizeDecision:
-    """Give idle nodes to the job that gains most work by them. At most one job grows at a time.
+    """Give idle nodes to the job that gains the most work from them. At most one job grows at a time.
 
     idle node-seconds so far x effective nodes gained for each node >= resize seconds x effective nodes at the new size
     """
@@ -129,7 +129,7 @@ def _growth(job: ElasticJob, facts: GrowFacts) -> tuple[int, str]:
 
 
 def _gained_nodes(job: ElasticJob, size: int) -> float:
-    """Return the effective nodes that a job gains at another size."""
+    """Return how many effective nodes a job gains at another size."""
     return job.effective_nodes(size) - job.effective_nodes(job.nodes)
 
 
@@ -204,7 +204,8 @@ _MAX_SETS = 256
 """Maximum number of compared sets of jobs to stop, first the sets with the smallest single losses. This bounds the
 time."""
 _MAX_EXHAUSTIVE = 10
-"""Candidates up to which every set is compared. With more, jobs are added by loss per node until they are enough."""
+"""Up to this many candidates, all sets are compared. With more, jobs are added by loss per node until they free
+enough."""
 
 
 def _cheapest_set(
@@ -309,14 +310,14 @@ class NodeLossDecision(Value):
 
     action: NodeLossAction
     nodes: int
-    """Number of nodes with which it continues; 0 if it waits."""
+    """Number of nodes on which it continues; 0 if it waits."""
     reason: str
     recheck_at: Instant | None = None
     facts: NodeLossFacts
 
 
 def decide_after_node_loss(facts: NodeLossFacts) -> NodeLossDecision:
-    """Decide how a job continues that lost nodes: on spares, after a wait with fewer nodes, or in the queue."""
+    """Decide how a job continues after it lost nodes: on spares, later with fewer nodes, or in the queue."""
     job, lost = facts.job, facts.lost_nodes
     if facts.spares >= lost:
         reason = f"{count_of(facts.spares, 'node')} kept as spares: the job continues at its size."

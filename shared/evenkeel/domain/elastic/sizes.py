@@ -16,7 +16,7 @@ class Sizes(Value):
     step: int | None = Field(default=None, ge=1)
     """Difference between two sizes, counted from `least`; 1 if neither this nor `discrete` is given."""
     discrete: tuple[int, ...] = ()
-    """All sizes, if they are listed in place of a step."""
+    """All sizes, if they are listed instead of a step."""
 
     @model_validator(mode="after")
     def _has_step_or_list(self) -> Self:
@@ -53,13 +53,14 @@ class ElasticJob(Value):
     throughput: Throughput | None = None
     """None if unknown. Then each node counts the same at every size."""
     since_checkpoint_seconds: float | None = None
-    """None if unknown. Then the median of the other jobs counts, so that reporting it is never a disadvantage."""
+    """None if unknown. Then the median of the other jobs counts, so that a job has no disadvantage if it reports the
+    value."""
     can_save: bool = True
     """Whether it saves a checkpoint before a resize. Then it loses only the time of the resize."""
     is_preemptable: bool = True
     """Whether it may be stopped for another job if shrinking is not enough."""
     resize_seconds: float = 150
-    """Time of a resize, during which all its accelerators are idle."""
+    """Duration of a resize: all accelerators of the job are idle."""
     resized_at: Instant | None = None
     failed_growths: int = 0
     """Number of failed growths in a row."""
@@ -68,7 +69,7 @@ class ElasticJob(Value):
     started_at: Instant
 
     def effective_nodes(self, nodes: int) -> float:
-        """Return the work of the job at a size, as a number of nodes without loss by scaling."""
+        """Return the work of the job at a size, as the number of nodes that would do it without scaling loss."""
         return self.throughput.equivalent_nodes(nodes) if self.throughput else float(nodes)
 
     def lost_gpu_seconds(self, usual_seconds: float, *, is_killed: bool = False) -> float:
@@ -88,8 +89,8 @@ class ElasticPolicy(StrictValue):
     backoff_seconds: float = Field(default=600, ge=0)
     """Time after a failed growth before the next one; doubles with each failure in a row."""
     max_backoff_seconds: float = Field(default=21_600, ge=0)
-    """Longest pause: it doubles up to here."""
+    """Maximum of this time, up to which it doubles."""
     scaling_timeout_seconds: float = Field(default=0, ge=0)
-    """Time for which nodes must have been idle, however cheap the resize is."""
+    """Minimum time for which nodes must have been idle, even if the resize is cheap."""
     spare_wait_seconds: float = Field(default=120, ge=0)
     """Time after a fault for which a job waits for a spare before it shrinks."""

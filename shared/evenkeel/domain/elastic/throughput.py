@@ -33,7 +33,7 @@ class Throughput(Value):
     points: Annotated[tuple[SizeThroughput, ...], Field(min_length=MIN_POINTS)]
     """The known sizes, ascending."""
     is_measured: bool
-    """Whether the job's checkpoints report it; else its submission declares it."""
+    """Whether the job's checkpoints report it. If not, its submission declares it."""
 
     def per_second(self, nodes: int) -> float:
         """Estimate the throughput at a size; never negative.

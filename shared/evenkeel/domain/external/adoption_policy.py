@@ -20,7 +20,7 @@ class ServingWorkload(Section):
     priority: int = Field(default=1_000_000, ge=-2_147_483_648, le=2_000_001_000)
     """The priority if the fleet has no such class."""
     max_replicas: int = Field(default=100, ge=1, le=100_000)
-    """Most replicas for which Evenkeel frees or rents capacity."""
+    """Maximum number of replicas for which Evenkeel frees or rents capacity."""
     rents_from: tuple[Word, ...] = ()
     """Names of `burst.pools` that only this Deployment uses; empty rents nothing for it."""
     team: Word = "default"

@@ -71,7 +71,7 @@ class KueueEviction(Value):
     """An eviction by Kueue."""
 
     reason: str
-    """A sentence."""
+    """The reason as a sentence."""
     at: Instant | None = None
     was_preempted: bool = False
     """Whether Kueue preempted it for another workload."""
@@ -123,14 +123,14 @@ def describe_status(workload: KueueStatus | None, queue: str, now: datetime) -> 
     if not workload.is_active:
         return "The job's Workload is inactive. Kueue admits it only after its spec.active is set to true again."
     if workload.is_true(ADMITTED):
-        return f"Kueue admitted the job{_queue_position(workload)}."
+        return f"Kueue admitted the job{_quota_text(workload)}."
     if workload.is_true(QUOTA_RESERVED):
-        return f"Kueue reserved quota for the job{_queue_position(workload)} and waits for {_open_checks(workload)}."
+        return f"Kueue reserved quota for the job{_quota_text(workload)} and waits for {_open_checks(workload)}."
     condition = workload.condition(QUOTA_RESERVED)
     position_text = f", {_ordinal(workload.position)} of its LocalQueue" if workload.position else ""
     if workload.requeue_at is not None and workload.requeue_at > now:
-        again = f"Kueue tries again after {workload.requeue_at:%H:%M:%S} UTC"
-        return f"The job waits in Kueue's queue {workload.queue}{position_text}: {again}."
+        requeue_text = f"Kueue tries again after {workload.requeue_at:%H:%M:%S} UTC"
+        return f"The job waits in Kueue's queue {workload.queue}{position_text}: {requeue_text}."
     evicted = workload.condition(EVICTED)
     if condition is None:
         return f"The job waits in Kueue's queue {workload.queue}{position_text}: Kueue has not evaluated the job yet."
@@ -144,7 +144,7 @@ def describe_status(workload: KueueStatus | None, queue: str, now: datetime) -> 
 
 
 def status_step(workload: KueueStatus | None) -> str:
-    """Return a short code for the status of a job in Kueue. It does not change from cycle to cycle."""
+    """Return a short code for the status of a job in Kueue. It changes only if the status does."""
     if workload is None:
         return ""
     if not workload.is_active:
@@ -173,7 +173,7 @@ _WHY_PENDING = {
 }
 
 
-def _queue_position(workload: KueueStatus) -> str:
+def _quota_text(workload: KueueStatus) -> str:
     flavors = f" of {', '.join(workload.flavors)}" if workload.flavors else ""
     return f" by quota{flavors} in ClusterQueue {workload.cluster_queue}" if workload.cluster_queue else ""
 

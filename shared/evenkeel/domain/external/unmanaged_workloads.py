@@ -32,7 +32,7 @@ class PodRecreation(StrEnum):
     BY_OWNER = "BY_OWNER"
     """Its controller creates a new pod."""
     BY_HYPERPOD = "BY_HYPERPOD"
-    """HyperPod restarts its job. Evenkeel must not, or it would be restarted twice."""
+    """HyperPod restarts its job. Evenkeel must not, because the job would restart twice."""
     NEVER = "NEVER"
     """No controller creates a new pod."""
 
@@ -57,7 +57,7 @@ class OwnershipClaim(Value):
     job_id: str = ""
     attempt: int = 0
     controller: str = ""
-    """Name of the Kubernetes Job that controls the pod; empty where no Job does."""
+    """Name of the Kubernetes Job that controls the pod; empty if no Job does."""
     controller_uid: str = ""
     decision_id: str = ""
 

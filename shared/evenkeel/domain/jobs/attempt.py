@@ -14,7 +14,7 @@ from evenkeel.domain.values import Instant, Sentence, Value
 
 
 class AttemptState(StrEnum):
-    """The state of an attempt. `schedule_jobs` writes STARTING, `run_job` of the attempt the rest."""
+    """The state of an attempt. `schedule_jobs` writes STARTING; the attempt's `run_job` writes all other states."""
 
     STARTING = "STARTING"
     """Admitted and charged; not launched yet."""

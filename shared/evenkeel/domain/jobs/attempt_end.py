@@ -1,4 +1,4 @@
-"""The end of an attempt: whether and how it ended, and which part takes the blame."""
+"""The end of an attempt: whether and how it ended, and what caused it."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -64,9 +64,9 @@ class AttemptEnd(Value):
 
     state: AttemptState
     reason: str
-    """A sentence."""
+    """The reason as a sentence."""
     exit_codes: dict[str, int] = {}
-    """By pod name."""
+    """Exit codes by pod name."""
     counts_as_failure: bool = False
     """Whether the end uses up a restart of the application."""
     is_final: bool = False
@@ -90,8 +90,8 @@ def judge_end(
 ) -> AttemptEnd | None:
     """Decide whether and how a launched attempt ended; None while any pod may still run.
 
-    The gang ends together, so blame waits for the last pod. A rank that lost its peer fails at once, long before the
-    peer's node is known to be lost.
+    The gang ends together, so the cause is judged after the last pod ended. A rank that lost its peer fails at once,
+    long before the peer's node is known to be lost.
 
     Args:
         workload: The Kubernetes Job and the pods of the attempt.
@@ -239,7 +239,8 @@ def _exit_text(pod: ObservedPod) -> str:
 def without_blame(ending: AttemptEnd, attempt: Attempt, faulty_nodes: frozenset[str]) -> AttemptEnd:
     """Return the end without blame for the job if one of its nodes is lost or faulty, because the whole gang then ends.
 
-    An attempt that never ran for this reason counts as LOST, so its job keeps its queue position and does not pause.
+    An attempt that never ran for this reason counts as LOST, so its job keeps its position in the queue and does not
+    pause.
     """
     faulty_used = sorted(faulty_nodes & set(attempt.node_names))
     if ending.state not in (A.FAILED, A.NEVER_RAN) or not faulty_used or ending.is_final:
@@ -260,13 +261,13 @@ def _names_text(nodes: list[str]) -> str:
     return nodes[0] if len(nodes) == 1 else f"{nodes[0]} and {len(nodes) - 1} more"
 
 
-def judge_abandoned(workload: ObservedWorkload, job: Job, attempt: Attempt, failure: str) -> AttemptEnd:
+def judge_abandoned_attempt(workload: ObservedWorkload, job: Job, attempt: Attempt, failure: str) -> AttemptEnd:
     """Decide the end of an attempt that is abandoned before all its pods ended, or were created.
 
-    The rest of it is deleted, and the next launch waits for it or fences it out, so the settlement is safe.
+    Its remaining pods are deleted. The next launch waits for them or fences them out, so the settlement is safe.
 
     Args:
-        workload: The rest of it.
+        workload: Its remaining workload and pods.
         job: The job of the attempt.
         attempt: The attempt.
         failure: Why the workflow itself failed; empty if a deadline passed or the launch was abandoned.

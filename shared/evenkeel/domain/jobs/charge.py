@@ -35,7 +35,7 @@ class Charge(Value):
     """The queue whose quota it uses; empty if there were no teams."""
     priority: int = 0
     queued_at: Instant | None = None
-    """The time that decided its queue position."""
+    """The time that decided its position in the queue."""
     use: dict[str, dict[str, int]] = {}
     """The quota that the job uses: flavor → resource → amount."""
     is_rented: bool = False
@@ -110,7 +110,7 @@ def charged_resources(
 def resources_taken(
     in_use: Mapping[NodeKey, Resources], charges: Iterable[Charge], workloads: Iterable[tuple[str, ObservedWorkload]]
 ) -> dict[NodeKey, Resources]:
-    """Return the amounts of each node that are not free, while pods of some attempts are not there yet.
+    """Return the amounts of each node that are not free, including attempts whose pods do not exist yet.
 
     Args:
         in_use: Requests of live pods, unmanaged pods included.

@@ -1,4 +1,4 @@
-"""Meanings of exit codes of pods. A code names how a process ended; the cause is at most a possibility."""
+"""Meanings of exit codes of pods. A code shows how a process ended, and at most suggests the cause."""
 
 _MEANINGS = {
     126: "its command cannot be executed",

@@ -52,7 +52,7 @@ def import_values(read: JobTemplates) -> ImportedTypes:
     return ImportedTypes(
         policy={
             "jobTypes": types.model_dump(mode="json", by_alias=True, exclude_defaults=True),
-            **({"jobs": {"allowed": allowance}} if (allowance := _allowance_fields(read)) else {}),
+            **({"jobs": {"allowed": pod_rules}} if (pod_rules := _pod_rule_fields(read)) else {}),
         },
         quotas={
             "priorityClasses": {priority_class.name: priority_class.value for priority_class in read.classes},
@@ -78,7 +78,7 @@ def import_values(read: JobTemplates) -> ImportedTypes:
 
 
 def market_of(pool: TemplatePool) -> Market:
-    """Return the market of a pool, as far as its labels and name show it."""
+    """Return the market of a pool, guessed from its labels and its name."""
     label_text = f"{pool.labels.get('node-type', '')} {pool.name}".lower()
     if pool.is_spot:
         return Market.SPOT
@@ -109,7 +109,7 @@ def _data_claims(read: JobTemplates) -> list[str]:
     return [claim for use, claim in read.claims.items() if use == "data"]
 
 
-def _allowance_fields(read: JobTemplates) -> dict[str, Any]:
+def _pod_rule_fields(read: JobTemplates) -> dict[str, Any]:
     """Return the entries that the types need in `jobs.allowed`, or in `allowed` of each team."""
     modes = [(claim, "read-write" if use == "checkpoints" else "") for use, claim in read.claims.items()]
     claims = [{"name": claim, **({"maxMode": mode} if mode else {})} for claim, mode in modes]
@@ -143,7 +143,7 @@ def _additions(read: JobTemplates) -> Iterator[str]:
         yield f"{claim} is mounted read-only at {DATA_PATH}: the file names no path"
     if "checkpoints" in read.claims:
         yield f"{read.claims['checkpoints']} keeps the checkpoints of jobs whose checkpoint.uri is a folder"
-    if _allowance_fields(read):
+    if _pod_rule_fields(read):
         yield "jobs.allowed lists the claims and Secrets; with teams, copy it to `allowed` of each team"
     for template in read.templates:
         for toleration in _tolerations_of_later_pools(template, read):

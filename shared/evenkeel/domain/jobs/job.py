@@ -15,7 +15,7 @@ class JobState(StrEnum):
     """The state of a job."""
 
     PENDING = "PENDING"
-    """It waits for capacity, for the first time or after an end of an attempt."""
+    """It waits for capacity, for the first time or again after an attempt ended."""
     STARTING = "STARTING"
     """Admitted: attempt `currentAttempt` is being launched."""
     RUNNING = "RUNNING"
@@ -77,7 +77,7 @@ class CheckpointRequirement(StrEnum):
     PROOF = "PROOF"
     """Every size and checksum matches."""
     EVIDENCE = "EVIDENCE"
-    """Proved, and it and the next checkpoint state that their numbers are sound."""
+    """Proved, and both it and the next checkpoint state healthy numbers."""
 
     @property
     def rank(self) -> int:
@@ -101,7 +101,7 @@ class ResumePlan(Value):
     shrinks_at: Instant | None = None
     """When an elastic job continues with fewer nodes instead of waiting for all; None if it is not elastic."""
     max_rent_parts: int | None = None
-    """Most rent for which it is resumed on rented nodes, in parts of `economics.money`; None if it waits."""
+    """Maximum rent for which it is resumed on rented nodes, in parts of `economics.money`; None if it waits."""
     capacity_at: Instant | None = None
     """When its recovery expects committed nodes for the job. Until then, scheduling cycles expect the same."""
     lost_committed: bool = False
@@ -115,7 +115,7 @@ class StopRequest(Value):
 
     attempt: int
     reason: Sentence
-    """A sentence."""
+    """The reason as a sentence."""
     by: str
     """`recover_node/inc-…`, `cancel/<principal>`."""
     outcome: AttemptState = AttemptState.STOPPED
@@ -176,7 +176,7 @@ class Job(Value):
     cluster: str
     namespace: str
     service_account: str = ""
-    """Service account of its pods, from its team; empty is the stack's own."""
+    """Service account of its pods, from its team; empty for the stack's own account."""
     is_preempted: bool = False
     """Whether it was preempted and has not started again since."""
     is_suspended: bool = False
@@ -184,9 +184,9 @@ class Job(Value):
     queue: str = ""
     """The queue of its team; empty without teams: there is one queue for all jobs."""
     priority: int = 0
-    """Priority of its class when it was submitted or got another class."""
+    """Priority of its class, from its submission or the last change of its class."""
     queued_at: Instant | None = None
-    """When it lost its queue position; None if its submission decides the position."""
+    """When it lost its position in the queue; None if its submission decides its position."""
     current_attempt: int = 0
     local_queue: str = ""
     """Kueue's LocalQueue of its current attempt; empty if Evenkeel admitted it."""
@@ -225,15 +225,16 @@ class Job(Value):
     placement: PlacementNote | None = None
     """While it is pending: where it could run, and why nothing is rented for it. Its text ends the reason."""
     avoids_spot: bool = False
-    """Whether its last rental avoided spot because of its deadline. It stays so until it is well ahead."""
+    """Whether its last rental avoided spot because of its deadline. This holds until the job is well ahead of its
+    schedule."""
     is_migrating_back: bool = False
     """Whether it was stopped on rented nodes to continue on committed nodes, and has not started again since."""
     displaced_at: Instant | None = None
     """When it was stopped on committed nodes to free them for another job; None once it has started again. Until then
-    it is behind all other jobs without quotas, and in its queue behind jobs of equal priority."""
+    it is behind all other jobs; with teams, behind the jobs of equal priority in its queue."""
     displacing_since: Instant | None = None
-    """When other jobs were asked to free nodes for it; None once it has started. Until then it goes before the jobs of
-    its queue that had no nodes before: the nodes become free for it."""
+    """When other jobs were asked to free nodes for it; None once it has started. Until then it is ahead of the jobs of
+    its queue that had no nodes before, because the nodes become free for it."""
     moves: int = 0
     """How often it was moved between committed and rented nodes to save money."""
     open_job_counters: tuple[str, ...] = ()

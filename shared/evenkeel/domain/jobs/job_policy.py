@@ -4,12 +4,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from evenkeel.domain.jobs.allowance import NOTHING_ALLOWED, PodAllowance
+from evenkeel.domain.jobs.pod_rules import NOTHING_ALLOWED, PodRules
 from evenkeel.domain.policy_section import Deadline, PriorityClass, Seconds, Section, Tries
 from evenkeel.domain.values import Word
 
 RESTART = "restart"
-"""Stands for a fault class: the job restarts, but not because of a node fault."""
+"""Used instead of a fault class: the job restarts, but not because of a node fault."""
 
 
 class JobPolicy(Section):
@@ -17,7 +17,7 @@ class JobPolicy(Section):
 
     priority_classes: Annotated[tuple[PriorityClass, ...], Field(max_length=100)] = ()
     """Kubernetes PriorityClasses that pods may have if there are no teams, without Kubernetes' own."""
-    allowed: PodAllowance = NOTHING_ALLOWED
+    allowed: PodRules = NOTHING_ALLOWED
     """Claims, Secrets, user ids, scratch folders and huge pages that jobs may use if there are no teams."""
     launch_deadline_seconds: Deadline = 900
     """Longest delay of a launch by the remains of the previous attempt."""

@@ -65,7 +65,7 @@ def read_values(document: Any) -> JobTemplates:
         grace_seconds=_number(document, "graceSeconds", 0) or None,
         losses=tuple(find_losses(document)),
     )
-    if read.of() is None:
+    if read.template_of() is None:
         raise ValuesError(f"jobType: there is no template {read.default!r}")
     return read.replace(findings=tuple(find_traps(document, read)))
 

@@ -8,7 +8,7 @@ from evenkeel.domain.capacity.network_topology import NetworkLevel, NetworkNeeds
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.elastic.sizes import Sizes
 from evenkeel.domain.elastic.throughput import MAX_POINTS, SizeThroughput
-from evenkeel.domain.jobs.allowance import MAX_HUGE_PAGES_MIB, MAX_ID
+from evenkeel.domain.jobs.pod_rules import MAX_HUGE_PAGES_MIB, MAX_ID
 from evenkeel.domain.jobs.volumes import MAX_SCRATCH_FOLDERS, MAX_VOLUMES, ScratchFolder, Volume
 from evenkeel.domain.jobs.workload_kind import WorkloadKind
 from evenkeel.domain.resources import Resources
@@ -39,7 +39,7 @@ _DNS_ADVICE = "Use 1 to 63 lower-case letters, digits and dashes, without a dash
 
 
 class OnNodeFault(StrEnum):
-    """How to treat a job when one of its nodes becomes faulty, if the fault leaves the choice."""
+    """How to treat a job when one of its nodes becomes faulty, if the fault allows a choice."""
 
     MOVE = "move"
     """Stop the job with its grace period, then resume it on other nodes."""

@@ -1,4 +1,4 @@
-"""The traps of a values file: fields that do something else than they seem to."""
+"""The traps of a values file: fields whose effect is not what a reader would expect."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -158,7 +158,7 @@ def _findings_of_classes(document: Json, read: JobTemplates) -> Iterator[Templat
     unused = [priority_class.name for priority_class in read.classes if priority_class.name not in used_classes]
     if unused:
         yield _finding("T0-11", FindingSeverity.NOTE, "priorityClasses", f"No template uses {' or '.join(unused)}.")
-    fields = [f"priorityClasses.{name}" for name, row in rows.items() if _preempts(row)]
+    fields = [f"priorityClasses.{name}" for name, row in rows.items() if _may_preempt(row)]
     if "preemptionPolicy" in rows:
         fields.append("priorityClasses.preemptionPolicy")
     for field in fields:
@@ -178,7 +178,7 @@ def _findings_of_classes(document: Json, read: JobTemplates) -> Iterator[Templat
         )
 
 
-def _preempts(row: Any) -> bool:
+def _may_preempt(row: Any) -> bool:
     return isinstance(row, Mapping) and row.get("preemptionPolicy") == "PreemptLowerPriority"
 
 

@@ -89,7 +89,7 @@ def _leaf_values(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
 
 
 def _entry_of(path: Path, table: Mapping[Path, Any], default: Any) -> Any:
-    """Return the entry whose path is equal, `ANY` standing for any name."""
+    """Return the entry whose path is equal; `ANY` matches any name."""
     for pattern, value in table.items():
         if len(pattern) == len(path) and all(a in (ANY, b) for a, b in zip(pattern, path, strict=True)):
             return value

@@ -27,7 +27,7 @@ class FindingSeverity(StrEnum):
     CHANGED = "changed"
     """The import changes the field."""
     WARNING = "warning"
-    """The field does something else than it seems to."""
+    """The effect of the field is not what a reader would expect."""
     NOTE = "note"
 
 
@@ -112,7 +112,7 @@ class JobTemplates(Value):
     losses: tuple[str, ...] = ()
     """Settings that job types do not keep, each with its path and the reason."""
 
-    def of(self, job_type: str = "") -> JobTemplate | None:
+    def template_of(self, job_type: str = "") -> JobTemplate | None:
         """Return the template of a job type; without a type, the default template."""
         return next((template for template in self.templates if template.name == (job_type or self.default)), None)
 

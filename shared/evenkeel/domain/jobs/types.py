@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from evenkeel.domain.capacity.pool_choices import PoolChoice, Toleration
 from evenkeel.domain.capacity.pools import Market
-from evenkeel.domain.jobs.allowance import MAX_ID
+from evenkeel.domain.jobs.pod_rules import MAX_ID
 from evenkeel.domain.jobs.spec import MAX_PULL_SECRETS, JobSpec
 from evenkeel.domain.jobs.validation import SpecError, mount_errors
 from evenkeel.domain.jobs.volumes import MAX_SCRATCH_FOLDERS, MAX_VOLUMES, ScratchFolder, Volume
@@ -16,7 +16,7 @@ from evenkeel.domain.names import unknown_name
 from evenkeel.domain.values import Image, ProgramText, StrictValue, Word
 
 _MAX_ENTRIES = 20
-"""Most pools and tolerations of a type. Each job of the type stores all of them."""
+"""Maximum number of pools, and of tolerations, of a type. Each job of the type stores all of them."""
 
 
 class JobType(StrictValue):
@@ -55,7 +55,7 @@ class JobType(StrictValue):
 
 
 class PoolAlias(StrictValue):
-    """The nodes that a pool name stands for, besides the instance group or NodePool with this name."""
+    """The nodes that a pool name means, besides the instance group or NodePool with this name."""
 
     labels: dict[Word, Word] = {}
     """All nodes with these labels."""
@@ -71,10 +71,10 @@ class JobTypes(StrictValue):
     types: dict[Word, JobType] = {}
     """The template of each type, by name."""
     pools: dict[Word, PoolAlias] = {}
-    """Nodes that a pool name of a template stands for, by that name."""
+    """Pool name in a template → the nodes that it means."""
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _names_known_types_and_distinct_pools(self) -> Self:
         if self.default and self.default not in self.types:
             raise ValueError(f"default: no job type is named {self.default!r}")
         for name, job_type in self.types.items():

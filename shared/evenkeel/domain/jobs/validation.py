@@ -1,4 +1,4 @@
-"""Validation of a submitted job, as far as its specification alone decides it."""
+"""Validation of a submitted job by its specification alone."""
 
 import json
 import re
@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from evenkeel.domain.elastic.throughput import MAX_PER_SECOND, MIN_PER_SECOND, MIN_POINTS, SizeThroughput
-from evenkeel.domain.jobs.allowance import OBJECT_NAME
+from evenkeel.domain.jobs.pod_rules import OBJECT_NAME
 from evenkeel.domain.jobs.spec import MAX_NODES, MAX_SIZES, MAX_TEXT, MAX_URI, JobSpec
 from evenkeel.domain.jobs.volumes import (
     ScratchFolder,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from evenkeel.domain.jobs.allowance import MAX_SCRATCH_GIB
+from evenkeel.domain.jobs.pod_rules import MAX_SCRATCH_GIB
 from evenkeel.domain.submitted import Submitted
 from evenkeel.domain.values import StrictValue
 

@@ -29,7 +29,7 @@ class AssignmentMode(IntEnum):
     NO_FIT = 0
     PREEMPT = 1
     DEFERRED = 2
-    """It fits when the present evictions have ended."""
+    """It fits once the present evictions have ended."""
     FIT = 3
 
 
@@ -47,7 +47,7 @@ class Pending(StrEnum):
 
     @property
     def severity(self) -> int:
-        """A rank to compare reasons by; 0 for none."""
+        """Rank by which reasons are compared; 0 for none."""
         return _SEVERITY[self]
 
 
@@ -66,7 +66,7 @@ class Choice(NamedTuple):
 
 
 class Inequality(NamedTuple):
-    """The figures that decided about one key of a flavor."""
+    """The figures that decided whether one key of a flavor is enough."""
 
     resource: str
     wanted: int
@@ -119,7 +119,7 @@ class FlavorCursor(NamedTuple):
 
 @dataclass(slots=True)
 class Assignment:
-    """The flavors of a workload at one size, and the use and verdict that follow."""
+    """The flavors of a workload at one size, with the resulting use and mode."""
 
     counts: tuple[int, ...]
     choices: list[Mapping[str, Choice]] = field(default_factory=list)

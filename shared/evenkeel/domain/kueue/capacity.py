@@ -27,7 +27,7 @@ class Slot:
         self.parent_slot = parent_slot
         """The slot of the same key in the parent."""
         self.chain: tuple[Slot, ...] = (self,) if parent_slot is None else (*parent_slot.chain, self)
-        """The slots from the root's to its own."""
+        """The slots on the path from the root to this node."""
         self.subtree = quota.nominal
         self.guaranteed = 0
         self.use = 0
@@ -40,7 +40,7 @@ class Slot:
 
     @property
     def potential(self) -> int:
-        """The most that could be used in an empty tree."""
+        """Maximum that could be used in an empty tree."""
         if self._potential is None:
             total = self.subtree
             if self.parent_slot is not None:
@@ -92,7 +92,7 @@ class Slot:
 
 
 class QuotaNode:
-    """A node of the quota tree: a queue or a cohort, with its quota and use. It is no machine."""
+    """A node of the quota tree: a queue or a cohort, with its quota and use. It is not a node of the fleet."""
 
     __slots__ = (
         "_by_resource",
@@ -141,11 +141,11 @@ class QuotaNode:
 
     @property
     def root(self) -> "QuotaNode":
-        """The root of the tree; the entry itself if it has no parent."""
+        """The root of the tree; this node itself if it has no parent."""
         return self.path[-1] if self.path else self
 
     def potential(self, key: Key) -> int:
-        """Return the most that could be used in an empty tree."""
+        """Return the maximum that could be used in an empty tree."""
         return self.at(key).potential
 
     def available(self, key: Key) -> int:
@@ -157,7 +157,7 @@ class QuotaNode:
         return max(0, self.at(key).available())
 
     def fits(self, requested: Mapping[Key, int]) -> bool:
-        """Whether all of these amounts are available at once."""
+        """Whether all of these amounts are available together."""
         return all(amount <= 0 or amount <= self.at(key).available() for key, amount in requested.items())
 
     def add_all(self, amounts: Mapping[Key, int]) -> None:
@@ -224,7 +224,7 @@ class QuotaNode:
 
     @property
     def lendable(self) -> dict[str, int]:
-        """The most that a child could use, by resource."""
+        """Maximum that a child could use, by resource."""
         if self._lendable is None:
             amounts: dict[str, int] = {}
             for key, _ in self.root.declared:
@@ -258,7 +258,7 @@ class Tree:
         """Cohorts that are their own ancestors. Queues below them admit no workload."""
         for name in (*specs.values(), *parents.values()):
             if name and name not in declared:
-                declared[name] = Cohort(name)  # named as a parent but never declared: a root without quota
+                declared[name] = Cohort(name)  # named as a parent but not declared: it is a root without quota
         self.cohorts = {name: quota_node_of(declared[name], is_queue=False) for name in sorted(declared)}
         for name, parent in sorted(parents.items()):
             if parent and name not in self.cyclic:

@@ -1,4 +1,4 @@
-"""Kueue's own configuration (`config.kueue.x-k8s.io`), as far as a plan depends on it."""
+"""The part of Kueue's own configuration (`config.kueue.x-k8s.io`) that a plan depends on."""
 
 from collections.abc import Mapping
 from fractions import Fraction
@@ -74,7 +74,7 @@ class AdmissionFairSharing(Document):
     resource_weights: dict[str, Number] = {}
 
     def to_decay(self) -> Decay | None:
-        """Return how use decays; None with a half-life of 0, because no use is remembered then."""
+        """Return how use decays; None if the half-life is 0, because then no past use counts."""
         half_life, sampling = duration(self.usage_half_life_time), duration(self.usage_sampling_interval)
         weights = tuple(sorted(self.resource_weights.items())) or (("", 1.0),)
         return Decay(half_life, sampling, weights) if half_life else None
@@ -95,12 +95,12 @@ class WaitForPodsReady(Document):
     ignored_fields: ClassVar[frozenset[str]] = frozenset({"timeout", "recoveryTimeout"})
     requeuing_strategy: RequeuingStrategy = Field(default_factory=RequeuingStrategy)
     enable: bool | None = None
-    """Only v1beta1 has this field. There, pods are not waited for without it."""
+    """Only v1beta1 has this field. If it is missing there, Kueue does not wait for pods."""
     block_admission: bool | None = None
 
 
 class Configuration(Document):
-    """Kueue's own configuration, as far as a plan depends on it."""
+    """The part of Kueue's own configuration that a plan depends on."""
 
     ignored_fields: ClassVar[frozenset[str]] = frozenset(
         {"kind", "metadata", "namespace", "webhook", "leaderElection", "metrics", "health"}

@@ -46,7 +46,7 @@ class Entry:
 
 
 class _TakenQuota(NamedTuple):
-    """Quota that a head of this cycle took; the cycle returns it at its end."""
+    """Quota that a head of this cycle took. The cycle returns it when it ends."""
 
     quota_node: QuotaNode
     amounts: Mapping[Key, int]
@@ -149,7 +149,7 @@ class SchedulingCycle:
         )
 
     def _decide_without_fit(self, entry: Entry, quota_node: QuotaNode) -> CycleDecision | None:
-        """Decide about a head that had no usable nomination; None if it had one."""
+        """Decide about a head whose nomination cannot be used; None if it can."""
         workload, assignment = entry.waiting.workload, entry.assignment
         if workload.inadmissible_reason:
             return _decision(entry, Result.INADMISSIBLE, workload.inadmissible_reason)
@@ -179,7 +179,7 @@ class SchedulingCycle:
         return None
 
     def _decide_without_nodes(self, entry: Entry, quota_node: QuotaNode) -> CycleDecision | None:
-        """Decide about a head that has quota and no nodes; None if nodes fit."""
+        """Decide about a head that has quota but no nodes; None if nodes fit."""
         workload, assignment = entry.waiting.workload, entry.assignment
         why_not = self._node_fit(workload, assignment, tuple(entry.victims)) if self._node_fit else ""
         if not why_not:
@@ -260,7 +260,7 @@ class SchedulingCycle:
         return below
 
     def _still_fits(self, entry: Entry, quota_node: QuotaNode, preempted: Mapping[str, Admitted]) -> bool:
-        """Whether the head fits once its own victims and all earlier victims of the cycle are gone."""
+        """Whether the head fits after its own victims and all earlier victims of the cycle have stopped."""
         gone = {**preempted, **{victim.workload_id: victim.admitted for victim in entry.victims}}
         if not gone:
             return self._fits_now(entry, quota_node)
@@ -283,7 +283,7 @@ class SchedulingCycle:
         return quota_node.fits(entry.use) and (topology is None or topology.fits(entry.domain_use))
 
     def _lacks_only_domains(self, entry: Entry, quota_node: QuotaNode, preempted: Mapping[str, Admitted]) -> bool:
-        """Whether the head still has its quota, but an earlier head of this cycle took its nodes in a domain."""
+        """Whether the head still has its quota, but an earlier head of this cycle took its capacity in a domain."""
         if not self._snapshot.rules.recomputes_domains:
             return False
         gone = {**preempted, **{victim.workload_id: victim.admitted for victim in entry.victims}}
@@ -306,7 +306,7 @@ class SchedulingCycle:
         entry.was_recomputed = True
 
     def _reserves(self, entry: Entry) -> bool:
-        """Whether capacity is reserved for a head without candidates. Not if its queue may reclaim it from any."""
+        """Whether capacity is reserved for a head without candidates. A queue that may reclaim from all needs none."""
         queue = self._snapshot.queue_of(entry.waiting.workload)
         return queue.spec.preemption.reclaim is not PreemptionPolicy.ANY
 

@@ -17,7 +17,7 @@ class Result(StrEnum):
     PREEMPTING = "Preempting"
     """Its victims were asked to stop. The head waits for them."""
     DEFERRED = "Deferred"
-    """It fits when the evictions of this cycle have ended."""
+    """It fits once the evictions of this cycle have ended."""
     NO_FIT = "NoFit"
     NO_CANDIDATES = "NoCandidates"
     """It fits only after preemption, and no workload may be preempted."""
@@ -28,7 +28,7 @@ class Result(StrEnum):
     BLOCKED = "Blocked"
     """It fits, but waits until the pods of all admitted workloads are ready."""
     NO_NODES = "NoNodes"
-    """It has quota, but too few nodes are free. Only if the scheduler checks nodes (`NodeFit`)."""
+    """It has quota, but too few nodes are free. Occurs only if the scheduler checks nodes (`NodeFit`)."""
 
 
 NodeFit = Callable[[Workload, Assignment, tuple[Victim, ...]], str]
@@ -73,7 +73,7 @@ class CycleDecision(NamedTuple):
     scan_start: FlavorCursor | None = None
     """The flavor at which its scan started."""
     below_nominal: Mapping[str, Amounts] = MappingProxyType({})
-    """By queue: how far it falls below its nominal quota once the victims are gone.
+    """Queue → how far it falls below its nominal quota after the victims have stopped.
 
     The last victim may be larger than what its queue had borrowed.
     """

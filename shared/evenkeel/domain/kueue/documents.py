@@ -77,7 +77,7 @@ Instant = Annotated[
     WithJsonSchema(
         {
             "anyOf": [{"type": "number"}, {"type": "string", "format": "date-time"}],
-            "description": "Seconds since any fixed instant, or RFC 3339. All files must use the same form.",
+            "description": "Seconds since any instant that you choose, or RFC 3339. All files must use the same form.",
         }
     ),
 ]

@@ -27,12 +27,12 @@ class Setting(NamedTuple):
 
 
 class Eviction(NamedTuple):
-    """An eviction: the queue that preempted, and under which rule."""
+    """An eviction: the preempting queue, and the rule that allowed it."""
 
     queue: str
     reason: Reason
     by: str
-    """The job that was preempted for."""
+    """The preempting job."""
     victim: str
 
 

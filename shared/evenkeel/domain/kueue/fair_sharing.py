@@ -29,7 +29,7 @@ from evenkeel.domain.kueue.snapshot import Snapshot, not_using, using
 
 
 class Share(NamedTuple):
-    """The borrowing of a quota node, relative to the quota that others could lend to it."""
+    """The borrowing of a quota node, relative to the quota that other nodes could lend to it."""
 
     ratio: float = 0.0
     """Per mille, before division by the weight."""
@@ -95,7 +95,7 @@ _Rank = tuple[bool, tuple[bool, float], int, float]
 class Tournament:
     """The order of the heads: each cohort sends up the winner of its child cohorts and its own queues' heads.
 
-    Trees are independent of each other. A winner stands until a head below it is removed or use changes.
+    Trees are independent of each other. A cached winner stays valid until a head below it is removed or use changes.
     """
 
     def __init__(self, contestants: Mapping[str, Contestant]) -> None:
@@ -108,7 +108,7 @@ class Tournament:
         for contestant in contestants.values():
             root = contestant.quota_node.root
             self._roots[root] = self._roots.get(root, 0) + 1
-        # Trees in the order of the first of their queues' names.
+        # The trees are sorted by the first name of their queues.
         self._waiting = [contestants[name].quota_node.root for name in sorted(contestants, reverse=True)]
 
     def __bool__(self) -> bool:
@@ -154,7 +154,7 @@ class Tournament:
         return winner
 
     def _rank(self, contestant: Contestant, through: QuotaNode) -> _Rank:
-        """Return the rank of a head at a cohort: the share of the child it came through, its wanted quota included."""
+        """Return the rank of a head at a cohort: the share, with its request, of the child it came through."""
         with using(contestant.quota_node, contestant.requested):
             share = share_of(through)
         workload = contestant.workload
@@ -175,7 +175,7 @@ def fair_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
         return []
     first, *second = snapshot.rules.fair_strategies
     victims: list[Victim] = []
-    with using(demand.queue.quota_node, demand.requested):  # shares are compared with the preemptor's use included
+    with using(demand.queue.quota_node, demand.requested):  # the compared shares include the preemptor's use
         is_enough, retry = _first_rule(demand, snapshot, candidates, victims, first)
         if not is_enough and second:
             is_enough = _second_rule(demand, snapshot, retry, victims)
@@ -318,7 +318,7 @@ def _first_rule(
             continue
         preemptor_branch, queue_branch = targets.branches(queue)
         new, old = targets.share(preemptor_branch).rank, targets.share(queue_branch).rank
-        # Without a candidate, the share of its branch is at most the present one. So this rule may exclude all of them.
+        # Removing a candidate never raises the share of its branch. So this rule may exclude all candidates.
         needs_final_share = rule == "LessThanOrEqualToFinalShare"
         if new > old or (new == old and not needs_final_share):
             retry += targets.take_all(queue)
@@ -326,7 +326,8 @@ def _first_rule(
         failed: list[Amounts] = []
         while targets.of[queue.name]:
             admitted = targets.take(queue)
-            # Until a candidate is removed, candidates of equal use get the same answer: most jobs of a queue are alike.
+            # Until a candidate is removed, candidates of equal use get the same answer. Most jobs of a queue have equal
+            # use.
             if admitted.use in failed:
                 retry.append(admitted)
                 continue

@@ -73,7 +73,7 @@ class FlavorAssigner:
             simulate: Simulates preemption for one key.
             progress: The flavor at which an earlier scan stopped.
             cycle: Number of the present cycle.
-            only: By pod set, the flavors to use; None allows all.
+            only: Flavors to use, by pod set; None allows all.
             replaced: The smaller slice that the workload replaces.
         """
         self.workload = workload
@@ -173,7 +173,7 @@ class FlavorAssigner:
         return requests
 
     def _already_held(self, index: int, resource: str) -> int:
-        """Return the amount of a resource that the replaced slice already holds for this pod set."""
+        """Return the amount of a resource that the replaced slice holds for this pod set."""
         if self.replaced is None:
             return 0
         count = self.replaced.counts[index]
@@ -262,7 +262,7 @@ class FlavorAssigner:
     def _try_flavor(
         self, group: _Group, flavor: str, requested: dict[str, int], used: Amounts, fungibility: Fungibility
     ) -> tuple[dict[str, tuple[str, FlavorMode, int]], FlavorAttempt]:
-        """Evaluate one flavor for all resources of its group. The worst mode of a resource counts."""
+        """Evaluate one flavor for all resources of its group. The resource with the worst mode decides."""
         worst, worst_level, pending = FlavorMode.FIT, 0, Pending.NONE
         choices: dict[str, tuple[str, FlavorMode, int]] = {}
         compared: list[Inequality] = []
@@ -281,7 +281,7 @@ class FlavorAssigner:
                     )
                     break
             with_earlier = used.get(key, 0) + amount
-            if worst is FlavorMode.NO_FIT:  # the other resources only decide which reason is the most severe
+            if worst is FlavorMode.NO_FIT:  # later resources can only change which reason is the most severe
                 if pending is Pending.WAITING_FOR_QUOTA and with_earlier > self.queue.quota_node.at(key).potential:
                     pending = Pending.EXCEEDS_MAX_QUOTA
                 continue
@@ -297,7 +297,7 @@ class FlavorAssigner:
         return choices, FlavorAttempt(flavor, worst, worst_level, pending, why_not, tuple(compared))
 
     def _compare(self, key: Key, requested: int) -> tuple[Pending, Inequality]:
-        """Compare the amount wanted of one key with the quota."""
+        """Compare the requested amount of one key with the quota."""
         quota_node, spec = self.queue.quota_node, self.queue.spec
         slot = quota_node.slots.get(key) or quota_node.at(key)
         available, potential, pending = max(0, slot.available()), slot.potential, Pending.NONE

@@ -43,7 +43,7 @@ class TopologySpec(Document):
 
 
 class TopologyManifest(KubernetesManifest):
-    """A Topology: the node labels that describe how near nodes are to each other, the widest first."""
+    """A Topology: the node labels that describe how close nodes are to each other, the widest first."""
 
     kind: Literal["Topology"] = "Topology"
     spec: TopologySpec
@@ -86,7 +86,7 @@ class NodeStatus(Document):
 
 
 class NodeManifest(KubernetesManifest):
-    """A Node with its labels and what it has for pods."""
+    """A Node with its labels and the amounts that it offers to pods."""
 
     ignored_fields: ClassVar[frozenset[str]] = frozenset()
     kind: Literal["Node"] = "Node"
@@ -143,9 +143,9 @@ class PodManifest(KubernetesManifest):
 
     @property
     def takes_of_node(self) -> dict[str, int]:
-        """The amounts that it takes of its node.
+        """The amounts that it uses of its node.
 
-        Nothing without a node, once it has ended, or with a topology annotation: then its workload counts.
+        Empty without a node, after its end, or with a topology annotation: then its workload counts.
         """
         has_ended = self.status.phase in ("Succeeded", "Failed")
         if not self.spec.node_name or has_ended or TOPOLOGY_ANNOTATIONS & self.metadata.annotations.keys():

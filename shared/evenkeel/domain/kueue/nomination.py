@@ -33,7 +33,8 @@ class Nominator:
         self._snapshot = snapshot
         self._cycle = cycle
         self._victims: dict[tuple[object, ...], list[Victim]] = {}
-        """The victims of the present workload by (wanted, contested, domains): simulation and nomination often agree.
+        """Victims of the present workload by (requested, contested, domains). Simulation and nomination often ask the
+        same.
         """
 
     def nominate(
@@ -44,7 +45,7 @@ class Nominator:
         Args:
             workload: The head of a queue.
             progress: The flavor at which an earlier scan stopped.
-            only: By pod set, the flavors to use; None allows all.
+            only: Flavors to use, by pod set; None allows all.
         """
         nomination = self._nominate(workload, progress, only)
         assignment = nomination.assignment
@@ -53,7 +54,7 @@ class Nominator:
         return nomination
 
     def _place_afterwards(self, nomination: Nomination) -> None:
-        """Find the domains that a workload gets once its victims are gone; without victims, in empty domains."""
+        """Find the domains that a workload gets after its victims stop; without victims, in empty domains."""
         topology, victims = self._snapshot.topology, nomination.victims
         assert topology is not None
         with self._snapshot.without_use_of(victim.admitted for victim in victims):

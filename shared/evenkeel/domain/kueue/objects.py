@@ -71,9 +71,9 @@ class Quota:
 
     nominal: int = 0
     borrow: int | None = None
-    """Borrowing limit: the most that may be used beyond nominal; None is no limit."""
+    """Borrowing limit: maximum use beyond nominal; None for no limit."""
     lend: int | None = None
-    """Lending limit: the most that other queues may use; None is all."""
+    """Lending limit: maximum that other queues may use; None for all."""
 
 
 NO_QUOTA = Quota()
@@ -246,14 +246,14 @@ class SliceConstraint:
 
 @dataclass(frozen=True, slots=True)
 class TopologyRequest:
-    """How near to each other the pods of a pod set must run. Levels are node labels."""
+    """How close to each other the pods of a pod set must run. Levels are node labels."""
 
     required: str = ""
     """All pods must be in one domain of this level."""
     preferred: str = ""
     """All pods should be in one domain of this level, else of the lowest level above it that fits them."""
     unconstrained: bool | None = None
-    """Whether any nodes will do, one by one."""
+    """Whether the pods may run on any nodes."""
     slices: tuple[SliceConstraint, ...] = ()
     """The widest level first; each size divides the one before it."""
 
@@ -310,7 +310,7 @@ class PodSet:
 
     @property
     def needs_of_node(self) -> Mapping[str, int]:
-        """The amounts that one pod takes of its node, its pod slot included."""
+        """The amounts that one pod uses of its node, including its pod slot."""
         requests = self.requests if self.node_requests is None else self.node_requests
         return {**requests, PODS: 1}
 
@@ -330,20 +330,20 @@ class Workload:
     created_at: float = 0.0
     """Seconds since the epoch. Only the order matters."""
     requeued_at: float | None = None
-    """When it lost its queue position: evicted for its ready timeout, or by an admission check.
+    """When it lost its position in the queue: evicted for its ready timeout, or by an admission check.
 
     None otherwise. A preempted workload keeps its position.
     """
     replaces: str = ""
     """The admitted workload slice that this larger slice replaces."""
     has_reservation: bool = False
-    """Whether it already holds its quota, and the cycle only checks it again."""
+    """Whether it already holds its quota, so that the cycle only checks it again."""
     uid: str = ""
     """Breaks ties; without it, the id does."""
     inadmissible_reason: str = ""
     """Why its queue never admits it: its namespace does not match, its checks failed, or its pods are invalid."""
     blocks_when_inadmissible: bool = False
-    """Whether a strict queue waits behind it although it is inadmissible. Not if its namespace does not match."""
+    """Whether it blocks a strict queue although it is inadmissible. Not if its namespace does not match."""
     sub_queue: str = ""
     """Its submitter or LocalQueue. A queue that orders by recent use measures the use of each sub-queue."""
     sub_weight: float = 1.0
@@ -351,7 +351,7 @@ class Workload:
 
     @property
     def queued_at(self) -> float:
-        """The time that decides its queue position."""
+        """The time that decides its position in the queue."""
         return self.created_at if self.requeued_at is None else self.requeued_at
 
     @property
@@ -443,7 +443,7 @@ class Admitted:
     work_at_risk: float | None = None
     """Device-seconds since its last checkpoint, restart included; None if unknown."""
     is_started: bool = True
-    """Whether it was admitted, and not only given quota: its admission checks have passed.
+    """Whether it was admitted, not only given quota: all its admission checks have passed.
 
     A queue with stop policy Hold evicts the workloads that have not started.
     """

@@ -19,7 +19,7 @@ from evenkeel.domain.kueue.assignment import FlavorCursor
 from evenkeel.domain.kueue.objects import QueueingStrategy, Workload
 
 _Entry = tuple[int, float, str, str, str, str]
-"""A workload's order, shape and sub-queue: a flat tuple, because the heaps compare little else."""
+"""A workload's order, shape and sub-queue. It is a flat tuple, because the heaps compare it often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class PendingQueue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether certainly no workload can be tried: a cheap test for cycles over many queues."""
+        """Whether it is certain that no workload can be tried: a cheap test for cycles over many queues."""
         return (
             not self._heads and not self._backoff_ends and not self.sticky and self._seen_count == self._trigger.count
         )
@@ -137,7 +137,7 @@ class PendingQueue:
         if workload.workload_id in self:
             sticky = self.sticky
             self.remove(workload.workload_id)
-            self.sticky = sticky  # a changed priority or size does not cost it the head
+            self.sticky = sticky  # it stays the head even if its priority or size changed
         if not_before is not None:
             self._backing_off[workload.workload_id] = waiting
             heapq.heappush(self._backoff_ends, (not_before, workload.workload_id))
@@ -239,7 +239,7 @@ class PendingQueue:
         if is_preempting and is_best_effort:
             self.sticky = workload.workload_id
         elif self.sticky == workload.workload_id and parks_shape:
-            self.sticky = ""  # no workload can be evicted for it any more; a skipped workload stays sticky
+            self.sticky = ""  # no workload can still be evicted for it; a skipped workload stays sticky
         was_woken = self._woken_at >= self._pops
         has_more = waiting.progress is not None and waiting.progress.has_more
         may_park = is_best_effort or bool(workload.inadmissible_reason)
@@ -254,7 +254,7 @@ class PendingQueue:
         return parks
 
     def wake(self) -> int:
-        """Let all parked workloads be tried again; return how many shapes were parked."""
+        """Wake all parked workloads, so that they are tried again; return how many shapes were parked."""
         self._woken_at = self._pops
         woken, self._parked = self._parked - self._inadmissible_shapes, self._parked & self._inadmissible_shapes
         keys = (

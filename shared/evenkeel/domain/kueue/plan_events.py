@@ -16,7 +16,7 @@ class TimedEvent(Document):
 
 
 class Submit(TimedEvent):
-    """Queue one job or several."""
+    """Queue one or more jobs."""
 
     type: Literal["submit"]
     job: Json | None = None
@@ -39,7 +39,7 @@ class DeleteEvent(TimedEvent):
 
 
 class Evict(TimedEvent):
-    """A running job is asked to stop, for another reason than quota. It holds its quota until `podsGone`."""
+    """A running job is asked to stop, for a reason other than quota. It holds its quota until `podsGone`."""
 
     type: Literal["evict"]
     job: str
@@ -51,7 +51,7 @@ class PodsGone(TimedEvent):
     type: Literal["podsGone", "evictionDone"]
     job: str
     reason: Literal["Preempted", "PodsReadyTimeout", "AdmissionCheck", "Deactivated"] = "Preempted"
-    """After PodsReadyTimeout and AdmissionCheck the job loses its queue position. After Deactivated it is not
+    """After PodsReadyTimeout and AdmissionCheck, the job loses its position in the queue. After Deactivated it is not
     queued again."""
     requeue_after_seconds: Number | None = None
     """Time until the job may be tried again."""
@@ -65,7 +65,7 @@ class PodsReady(TimedEvent):
 
 
 class NotReady(TimedEvent):
-    """A job's pods missed their ready timeout. It stops, loses its queue position and backs off longer each time."""
+    """A job's pods missed their ready timeout. It stops, loses its queue position and backs off, longer each time."""
 
     type: Literal["notReady"]
     job: str

@@ -21,7 +21,7 @@ _MODES = {
 }
 
 _MAX_NAMED = 10
-"""Most jobs that a sentence lists by name."""
+"""Maximum jobs that a sentence lists by name."""
 
 
 class ChosenFlavor(Output):
@@ -119,7 +119,7 @@ class DecisionAnswer(Output):
     waits until pods are ready. NoCandidates: the job fits only after preemption, and no job may be preempted. NoFit.
     Inadmissible: its queue does not accept it."""
     reason: str
-    """A sentence."""
+    """The reason as a sentence."""
     pending: str
     """NoMatchingFlavor, ExceedsMaxQuota, WaitingForQuota, TopologyPlacementFailed or WaitingForPodsReady; empty
     otherwise."""
@@ -261,7 +261,7 @@ class LoopAnswer(Output):
     jobs: tuple[str, ...]
     """Jobs that evict or are evicted, by name."""
     settings: tuple[SettingAnswer, ...]
-    """Settings that would each end the loop, found by running the scheduler with the setting."""
+    """Settings that would each end the loop. Each was found by a run of the scheduler with this setting."""
 
     @property
     def sentence(self) -> str:
@@ -274,7 +274,8 @@ class LoopAnswer(Output):
         ]
         if not changes:
             return (
-                f"{text} No single preemption setting ends this; `--evictions held` shows the plan until the jobs stop"
+                f"{text} No change of one preemption setting ends the loop. "
+                "`--evictions held` shows the plan up to the point where the jobs stop"
             )
         return f"{text} Each of these settings alone ends it: {'; '.join(changes)}"
 

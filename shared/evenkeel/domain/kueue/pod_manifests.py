@@ -99,7 +99,7 @@ class PodSpec(Document):
     def requests(self) -> dict[str, Fraction]:
         """Return the requests of one pod.
 
-        The requests are the sum of its containers, or the most that its start needs, whichever is larger. Init
+        The requests are the sum of its containers, or the maximum that its start needs, whichever is larger. Init
         containers run one after another, next to the sidecars (init containers that always restart) started before
         them. Requests of the pod itself take precedence; its overhead is added. Source:
         https://kubernetes.io/docs/concepts/workloads/pods/init-containers/#resource-sharing-within-containers

@@ -26,7 +26,7 @@ class Reason(StrEnum):
     IN_COHORT_FAIR_SHARING = "InCohortFairSharing"
     IN_COHORT_RECLAIM_WHILE_BORROWING = "InCohortReclaimWhileBorrowing"
     REPLACED = "WorkloadSliceReplaced"
-    """The larger slice of the same job replaces it: it is not a victim."""
+    """The larger slice of the same job replaces it. It is not a victim."""
 
     @property
     def words(self) -> str:
@@ -44,7 +44,7 @@ _WORDS = {
 
 
 def reason_text(reason: str) -> str:
-    """Return a reason of a preemption for people; a text that is no `Reason` stays as it is."""
+    """Return a reason of a preemption for people. A text that is not a `Reason` is returned unchanged."""
     return Reason(reason).words if reason in set(Reason) else reason
 
 
@@ -253,7 +253,7 @@ def classical_victims(demand: QuotaDemand, snapshot: Snapshot) -> list[Victim]:
 
 
 def preemptable_victims(demand: QuotaDemand, snapshot: Snapshot, *, may_borrow: bool) -> list[Victim]:
-    """Return all workloads that may be preempted, in order. Each may be preempted once those before it are gone.
+    """Return all workloads that may be preempted, in order. Each may be preempted after those before it have stopped.
 
     For a workload that has quota and no nodes: the nodes decide how many of them are needed. With fair sharing, another
     queue only returns borrowed quota, and only to a queue that stays within its own.
@@ -288,6 +288,7 @@ def _candidates_in_order(
     queue: str,
     snapshot: Snapshot,
 ) -> Iterator[_Candidate]:
+    """Yield the candidates: evicted ones first, then by group, then by `candidate_order`."""
     median = compute_median_risk(
         (candidate.admitted for candidate in (*own_queue, *hierarchical, *by_priority)), snapshot
     )
@@ -367,7 +368,7 @@ def _try_candidates(
 
 
 def _is_usable(candidate: _Candidate, demand: QuotaDemand, snapshot: Snapshot, *, may_borrow: bool) -> bool:
-    """Whether a candidate may still be preempted. It may not once its queue is back within its quota."""
+    """Whether a candidate may still be preempted. It may not if its queue is back within its quota."""
     if candidate.kind is _Kind.WITHIN:
         return True
     if may_borrow and candidate.kind is _Kind.WITHOUT_BORROWING:
@@ -387,7 +388,7 @@ def _is_usable(candidate: _Candidate, demand: QuotaDemand, snapshot: Snapshot, *
 
 
 def simulate(demand: QuotaDemand, key: Key, victims: list[Victim], snapshot: Snapshot) -> tuple[FlavorMode, int]:
-    """Return the mode in which these victims free one key, and the borrowing level once they are gone."""
+    """Return the mode in which these victims free one key, and the borrowing level after they have stopped."""
     quota_node = demand.queue.quota_node
     amount = demand.requested[key]
     if not victims:

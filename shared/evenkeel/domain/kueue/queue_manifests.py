@@ -342,7 +342,7 @@ class LocalQueue(KubernetesManifest):
 
     @property
     def consumed(self) -> tuple[dict[str, float], float | None] | None:
-        """The recent use by resource, and the time of that figure; None if the status has none."""
+        """The recent use by resource, and the time at which it was measured; None if the status has none."""
         sharing = self.status.fair_sharing
         status = sharing.admission_fair_sharing_status if sharing else None
         if status is None:

@@ -47,7 +47,7 @@ class DecayedUse:
 
         Args:
             decay: How use is measured and decays.
-            capacity: By resource, the most that the queue could use.
+            capacity: By resource, the maximum that the queue could use.
         """
         self._decay = decay
         self._weights = dict(decay.weights)
@@ -74,14 +74,14 @@ class DecayedUse:
         since = now if admitted.reserved_at is None else min(now, admitted.reserved_at)
         entry_seconds = self._decay.entry_seconds if since >= use.reported_until else 0.0
         since = max(since, use.reported_until)
-        # Decayed use up to now. The use of several workloads is the sum of theirs.
+        # Use until now, decayed. The use of several workloads is added up.
         fraction = self._fraction(use.at - since + entry_seconds) if is_new else 0.0
         for name, amount in _by_resource(admitted.use).items():
             use.running[name] = use.running.get(name, 0.0) + amount
             use.decayed[name] = use.decayed.get(name, 0.0) + amount * fraction
 
     def add_past(self, sub_queue: str, amounts: Mapping[str, float], now: float) -> None:
-        """Add the rest, decayed to now, of a sub-queue's use before anything counted here; by resource."""
+        """Add a sub-queue's earlier use, decayed to now, by resource."""
         use = self._by_sub_queue.setdefault(sub_queue, _Use())
         self._decay_to(use, now)
         for name, amount in amounts.items():

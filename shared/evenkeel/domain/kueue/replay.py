@@ -45,27 +45,27 @@ from evenkeel.domain.kueue.setup import QuotaDocuments
 from evenkeel.domain.words import count_of
 
 _MAX_EVICTING_CYCLES = 10_000
-"""Evicting cycles at one instant after which a plan stops, even if no state was repeated."""
+"""Maximum cycles with evictions at one instant. Then a plan stops, even if no state was repeated."""
 _MAX_SETTINGS = 8
-"""Settings that are tried to end an eviction loop. Each needs a run of its own."""
+"""Maximum settings that are tried to end an eviction loop. Each needs its own run."""
 _MAX_TRIAL_CYCLES = 500
-"""Cycles within which a setting must end an eviction loop."""
+"""Maximum cycles within which a setting must end an eviction loop."""
 
 
 @dataclass(slots=True)
 class Replay:
-    """A plan while it runs."""
+    """A running replay of a plan's events."""
 
     declared: QuotaDocuments
     max_cycles: int | None = None
-    """Most cycles at one instant; None runs them until nothing changes."""
+    """Maximum cycles at one instant; None runs them until nothing changes."""
     releases_at_once: bool = False
     """Whether evicted jobs stop, and are queued again, before the next cycle."""
     at: float = 0.0
     scheduler: Scheduler = field(init=False)
     cycles: list[CycleAnswer] = field(default_factory=list)
     loops: list[LoopAnswer] = field(default_factory=list)
-    """Eviction loops: cycles of an instant stop after one period of the loop."""
+    """Eviction loops found so far. The cycles of an instant stop after one period of a loop."""
     decisions: list[CycleDecision] = field(default_factory=list)
     unqueued: dict[str, str] = field(default_factory=dict)
     is_trial: bool = False
@@ -103,7 +103,7 @@ class Replay:
         if job.unqueued:
             self.unqueued[name] = job.unqueued
         elif job.admitted is not None:
-            # Time starts no earlier than the latest admission: an unknown time of admission counts as latest.
+            # Time starts at the latest admission: an unknown time of admission counts as the latest.
             self.at = max(self.at, job.admitted.reserved_at or 0.0)
             self.scheduler.restore(job.admitted)
         else:
@@ -267,7 +267,7 @@ class Replay:
             requeued_at=None,
             replaces=event.job,
         )
-        for queue in self.scheduler.pending.values():  # of several pending slices of a job only the last stays
+        for queue in self.scheduler.pending.values():  # if a job has several pending slices, only the last stays
             for workload in queue.all():
                 if workload.workload.replaces == event.job:
                     queue.remove(workload.workload.workload_id)

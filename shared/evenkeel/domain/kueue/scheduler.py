@@ -1,4 +1,4 @@
-"""The scheduler: queues, their pending workloads and the workloads that hold quota, from cycle to cycle."""
+"""The scheduler: queues, their pending workloads, and the workloads that hold quota, over many Kueue cycles."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -71,7 +71,7 @@ class Scheduler:
         self._add_holder(admitted)
 
     def advance_to(self, now: float) -> None:
-        """Set the time of the following calls. Time never goes back."""
+        """Set the time for the following calls. An earlier time is ignored."""
         self.snapshot.now = max(self.snapshot.now, now)
 
     def admitted(self, workload_id: str) -> Admitted | None:
@@ -96,7 +96,7 @@ class Scheduler:
 
         Args:
             workload_id: The evicted workload.
-            requeued_at: When it lost its queue position: evicted for its ready timeout or by an admission check.
+            requeued_at: When it lost its position in the queue: evicted for its ready timeout or by an admission check.
             not_before: The earliest time of its next try.
         """
         admitted = self.release(workload_id)
@@ -107,7 +107,7 @@ class Scheduler:
             self.submit(replace(workload, has_reservation=False), not_before=not_before)
 
     def evict(self, workload_id: str) -> None:
-        """Tell a workload to stop. It holds its quota until `requeue_evicted` or `release`."""
+        """Mark a workload as asked to stop. It holds its quota until `requeue_evicted` or `release`."""
         admitted = self.admitted(workload_id)
         if admitted is not None and not admitted.is_evicted:
             admitted.is_evicted = True
@@ -140,7 +140,7 @@ class Scheduler:
         self._forget_cursor(admitted.workload)
 
     def reprioritize(self, workload_id: str, priority: int) -> None:
-        """Change the priority of a workload that holds quota. Its tree is woken: the workload may be a victim now."""
+        """Change the priority of a workload that holds quota. Its tree is woken: the workload may now be a victim."""
         admitted = self.admitted(workload_id)
         if admitted is None or admitted.workload.priority == priority:
             return
@@ -148,7 +148,7 @@ class Scheduler:
         self._forget_cursor(admitted.workload)
 
     def wake(self, quota_node: QuotaNode) -> None:
-        """Let all parked workloads of a quota tree be tried again."""
+        """Wake all parked workloads of a quota tree, so that they are tried again."""
         self._triggers[quota_node.root].count += 1
 
     def _add_holder(self, admitted: Admitted) -> None:
@@ -264,7 +264,7 @@ class Scheduler:
         cycle = SchedulingCycle(self.snapshot, self.cycles + 1, self._node_fit)
         entries = cycle.nominate(self._heads(now))
         if not entries:
-            return []  # not counted: progress of flavor scans ages by cycles
+            return []  # does not count as a cycle: cursors of flavor scans expire by the number of cycles
         self.cycles += 1
         preempted = [admitted for name in earlier.victims if (admitted := self.admitted(name)) is not None]
         decisions = cycle.run(entries, earlier, preempted)
@@ -312,7 +312,7 @@ class Scheduler:
             self.snapshot.release(replaced)
             del self._queue_by_workload[workload.replaces]
             queue.generation += 1
-        use = {} if workload.replaces else dict(assignment.use)  # the use of a slice counts only the difference
+        use = {} if workload.replaces else dict(assignment.use)  # the use of a larger slice adds only the difference
         is_ready = not self.rules.blocks_until_ready
         self._add_holder(
             Admitted(

@@ -86,7 +86,7 @@ class QuotaDocuments:
     cluster_queues: dict[str, queue_manifests.ClusterQueue] = field(default_factory=dict)
     """ClusterQueue manifests by name, for their namespace selectors."""
     topologies: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """By name of a Topology: the node labels of its levels."""
+    """Name of a Topology → the node labels of its levels."""
     topology_by_flavor: dict[str, str] = field(default_factory=dict)
     nodes: dict[str, node_manifests.NodeManifest] = field(default_factory=dict)
     pods: dict[tuple[str, str], node_manifests.PodManifest] = field(default_factory=dict)
@@ -441,7 +441,7 @@ class QuotaDocuments:
         if not_before is None and any(
             condition.type == "Requeued" and condition.status == "False" for condition in document.status.conditions
         ):
-            not_before = float("inf")  # no document states the end of the backoff
+            not_before = float("inf")  # no document says when the backoff ends
         return DeclaredJob(workload, None, not_before, unqueued, document.missed)
 
     def _report_topology(self, document: workload_manifests.WorkloadManifest, where: str) -> None:
@@ -477,7 +477,7 @@ class QuotaDocuments:
         return self.namespaces.get(name, {"kubernetes.io/metadata.name": name})
 
     def _queue_of(self, namespace: str, name: str) -> tuple[str, str]:
-        """Return the queue to which a job's queue name leads, and why it leads to none."""
+        """Return the queue that a job's queue name refers to, and why it refers to none."""
         local = self._local_queue(namespace, name)
         if local is None:
             if not self.local_queues and name in self.queues:

@@ -33,9 +33,9 @@ class QuotaLimits(Document):
 
     nominal: Quantity = 0
     borrow: Quantity | None = None
-    """Most that may be used beyond nominal; no limit if omitted."""
+    """Maximum use beyond nominal; no limit if omitted."""
     lend: Quantity | None = None
-    """Most that other queues may use of it; all if omitted."""
+    """Maximum that other queues may use of it; all if omitted."""
 
 
 Group = dict[str, dict[str, Quantity | QuotaLimits]]
@@ -263,7 +263,7 @@ class ShortJob(Document):
     sub_queue: str = ""
     """Its submitter. Queues with `byUse` measure the use of each sub-queue."""
     requeued_at: Instant | None = None
-    """When it lost its queue position, if it did."""
+    """When it lost its position in the queue, if it did."""
     uid: str = ""
     count: WholeNumber = Field(1, ge=0)
     min_count: WholeNumber | None = Field(None, ge=0)

@@ -92,11 +92,11 @@ class Snapshot:
         self.rules = rules
         self.queues = {spec.name: ClusterQueueSnapshot(spec, tree.queues[spec.name]) for spec in specs}
         self.now: float = 0.0
-        """The present time. Stands for an unknown time of admission."""
+        """The present time. It also counts as the time of admission if that is unknown."""
         self.evicted_at: dict[frozenset[str], float] = {}
-        """By pair of workloads: when one of them last preempted the other."""
+        """Pair of workloads → when one of them last preempted the other."""
         self.recent_use: dict[str, Callable[[str, float], float]] = {}
-        """By queue that orders by recent use: returns the use of a sub-queue, divided by its weight."""
+        """Queue that orders by recent use → function that returns the use of a sub-queue, divided by its weight."""
         self.topology = TopologyState.of(flavors, least_free_capacity=rules.least_free_capacity)
         """None if no flavor has a topology."""
         self._cached: dict[tuple[str, tuple[object, ...]], Any] = {}
@@ -123,7 +123,7 @@ class Snapshot:
 
     @contextmanager
     def without(self, workloads: Sequence[Admitted]) -> Any:
-        """Remove these workloads and their use while the context is open."""
+        """Remove these workloads and their use until the context closes."""
         for workload in workloads:
             self.release(workload)
         try:
@@ -134,7 +134,7 @@ class Snapshot:
 
     @contextmanager
     def without_use_of(self, workloads: Iterable[Admitted]) -> Any:
-        """Remove the use of these workloads while the context is open. The workloads stay."""
+        """Remove the use of these workloads until the context closes. The workloads stay."""
         gone = tuple(workloads)
         for workload in gone:
             self.queue_of(workload.workload).quota_node.remove_all(workload.use)
@@ -174,7 +174,7 @@ class Snapshot:
 
 @contextmanager
 def using(quota_node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
-    """Add use to a queue while the context is open."""
+    """Add use to a queue until the context closes."""
     quota_node.add_all(amounts)
     try:
         yield
@@ -184,7 +184,7 @@ def using(quota_node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
 
 @contextmanager
 def not_using(quota_node: QuotaNode, amounts: Mapping[Key, int]) -> Any:
-    """Remove use from a queue while the context is open."""
+    """Remove use from a queue until the context closes."""
     quota_node.remove_all(amounts)
     try:
         yield

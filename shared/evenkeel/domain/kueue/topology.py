@@ -41,13 +41,13 @@ class Domain:
         self.values = values
         self.children: list[Domain] = []
         self.allocatable: Counter[str] = Counter()
-        """At the lowest level, what its nodes have for pods of workloads with a topology assignment."""
+        """At the lowest level, the amounts that its nodes offer to pods of workloads with a topology assignment."""
         self.node: TopologyNode | None = None
         """The node, if the lowest level is a node."""
 
 
 class NoPlacementError(Exception):
-    """A pod set fits nowhere in a topology. The message is the reason, in Kueue's words."""
+    """A pod set does not fit in a topology. The message is the reason, in Kueue's words."""
 
 
 class TopologyTree:
@@ -262,7 +262,7 @@ def choose_domains(
         free: Returns how much of these resources is free in a domain of the lowest level.
         pod_set: The pods.
         count: How many of them.
-        leader: A pod set of one pod that must be near to them.
+        leader: A pod set of one pod that must be close to them.
         least_free_capacity: Whether small domains come first for a request that is unconstrained.
 
     Raises:
@@ -461,7 +461,7 @@ class _Choice:
             capacity.slices, capacity.slices_with_leader = capacity.pods // size, capacity.pods_with_leader // size
 
     def _spread(self, domains: list[Domain], count: int, leaders: int, unit: _Unit) -> list[Domain]:
-        """Give pods and leaders to domains, in their order, until all are placed; return these domains."""
+        """Assign pods and leaders to domains, in their order, until all are placed; return these domains."""
         remaining, chosen = count // unit.size, list[Domain]()
         domains = self._with_leader_first(domains, remaining, leaders, unit)
         for position, first in enumerate(domains):

@@ -70,7 +70,7 @@ class TopologyRequestManifest(Document):
 
 
 def _request_of(annotations: Mapping[str, str]) -> TopologyRequestManifest | None:
-    """Return the request that the annotations of a pod template make; None without such annotations.
+    """Return the request in the annotations of a pod template; None without such annotations.
 
     Raises:
         ValueError: An annotation has an invalid value, or two contradict each other.
@@ -126,7 +126,7 @@ class PodTemplateMetadata(Document):
     annotations: Annotated[dict[str, str], AfterValidator(_checked_annotations)] = {}
 
     def topology_request(self) -> TopologyRequestManifest | None:
-        """Return the topology request that the annotations make; None without one."""
+        """Return the topology request in the annotations; None without one."""
         return _request_of(self.annotations)
 
 

@@ -1,4 +1,4 @@
-"""Which nodes of the flavors with a topology are free, and the pod sets of a workload that must be placed on them."""
+"""Which nodes of the flavors with a topology are free, and the pod sets of a workload that need domains there."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ class PlacementResult(NamedTuple):
 
 
 def domain_use(pod_sets: Sequence[PodSet], assignments: Sequence[TopologyAssignment | None]) -> tuple[DomainUse, ...]:
-    """Return what a workload uses of each domain."""
+    """Return the amounts that a workload uses of each domain."""
     return tuple(
         DomainUse(assignment.flavors, domain.values, pod_set.needs_of_node, domain.count)
         for pod_set, assignment in zip(pod_sets, assignments, strict=False)
@@ -60,10 +60,10 @@ def domain_use(pod_sets: Sequence[PodSet], assignments: Sequence[TopologyAssignm
 
 
 class TopologyState:
-    """The nodes of all flavors with a topology, and what workloads use of them.
+    """The nodes of all flavors with a topology, and the amounts that workloads use of them.
 
-    Flavors whose lowest level is a node share these nodes: what one uses, the other does not have (Kueue's gate
-    `TASHandleOverlappingFlavors`).
+    Flavors whose lowest level is a node share these nodes: the amounts that one flavor uses are not free for the other
+    (Kueue's gate `TASHandleOverlappingFlavors`).
     """
 
     def __init__(self, flavors: Mapping[str, Flavor], *, least_free_capacity: bool = True) -> None:
@@ -86,11 +86,11 @@ class TopologyState:
     # ------------------------------------------------------------ use
 
     def add(self, uses: Iterable[DomainUse]) -> None:
-        """Count what pods use. A domain without a node is ignored."""
+        """Add the use of pods. A domain without a node is ignored."""
         self._add(uses, 1)
 
     def remove(self, uses: Iterable[DomainUse]) -> None:
-        """Count it no longer: the reverse of `add`."""
+        """Remove the use of pods: the reverse of `add`."""
         self._add(uses, -1)
 
     def _add(self, uses: Iterable[DomainUse], sign: int) -> None:
@@ -164,7 +164,7 @@ class TopologyState:
             if not count or not (pod_set.topology or is_implied):
                 continue
             given = list(flavors[index].values())
-            if not given and pod_set.group:  # a leader that requests nothing runs where its group runs
+            if not given and pod_set.group:  # a leader without requests runs where its group runs
                 groups = (other.group for other in pod_sets)
                 given = [
                     name
@@ -185,7 +185,7 @@ class TopologyState:
 
         Args:
             demands: The pod sets of one workload.
-            is_empty: Whether to ignore what workloads use.
+            is_empty: Whether to ignore the use of workloads.
         """
         assignments: dict[int, TopologyAssignment] = {}
         assumed: Used = {}

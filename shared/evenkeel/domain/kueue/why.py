@@ -18,7 +18,7 @@ from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.snapshot import SchedulerRules
 
 _SEARCH_LIMIT = 64
-"""Most flavors, priorities and running jobs that a search tries."""
+"""Maximum flavors, priorities and running jobs that a search tries."""
 _GRANTED = frozenset({Result.ADMITTED, Result.PREEMPTING})
 
 
@@ -44,7 +44,7 @@ class Why(Output):
     queue: str
     sentence: str
     position: int | None
-    """Its queue position, from 1; null if it is not pending."""
+    """Its position in the queue, from 1; null if it is not pending."""
     before: tuple[str, ...]
     """The first ten jobs before it in the queue."""
     decision: DecisionAnswer
@@ -148,7 +148,7 @@ def _sentence(scheduler: Scheduler, workload: Workload, decision: CycleDecision,
 
 
 def _tightest(decision: CycleDecision) -> str:
-    """Return the last comparison of the last flavor: the figure that decided."""
+    """Return the last comparison of the last flavor, which decided."""
     for attempts in reversed(decision.assignment.attempts):
         for attempt in reversed(attempts):
             if attempt.why:
@@ -273,7 +273,7 @@ def _by_priority(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Adm
     """Find the lowest priority that lets the job preempt others."""
     root = scheduler.snapshot.queues[workload.queue].quota_node.root
     queues = {quota_node.name for quota_node in root.queues} | {workload.queue}
-    # A policy compares priorities: the job needs a higher one, or the same one and an earlier queue position.
+    # A policy compares priorities: the job needs a higher one, or the same one and an earlier position in the queue.
     present = {
         admitted_workload.workload.priority
         for admitted_workload in state.admitted

@@ -20,7 +20,7 @@ from evenkeel.domain.renting.rental import Rental, RentalState
 _PARTS_PER_MICRO = money.PARTS // money.MICROS_PER_USD
 
 Spends = Mapping[tuple[str, str], Spending]
-"""By team and period name."""
+"""By team and name of the period."""
 
 
 def rent_by_period(rental: Rental, now: datetime) -> tuple[PeriodUsage, ...]:

@@ -1,4 +1,4 @@
-"""Flavors and nodes: which nodes a flavor of quota stands for, and how much quota a job requests.
+"""Flavors and nodes: which nodes a flavor covers, and how much quota a job requests.
 
 A flavor with labels stands for the nodes with these labels. A flavor without labels stands for the instance type of its
 name (`ml.p5.48xlarge`), or for the instance family (`ml.p5`). A job uses quota of each resource that its queue covers:
@@ -23,11 +23,11 @@ FAMILY_LABEL = "evenkeel.io/instance-family"
 MODEL_LABEL = "evenkeel.io/accelerator-model"
 """Label with which a flavor can name an accelerator model: `h100`. Evenkeel derives it; nodes do not need it."""
 CLUSTER_LABEL = "evenkeel.io/cluster"
-"""Label of a job's cluster. No flavor has it; it only keeps the shapes of jobs in different clusters apart."""
+"""Label of a job's cluster. No flavor has it. It only distinguishes the shapes of jobs in different clusters."""
 
 
 def with_labels(flavor: Flavor) -> Flavor:
-    """Return a flavor with the labels of the nodes that it stands for."""
+    """Return a flavor with the labels of the nodes that it covers."""
     if flavor.labels:
         return flavor
     is_family = "." not in flavor.name.removeprefix("ml.")
@@ -36,7 +36,7 @@ def with_labels(flavor: Flavor) -> Flavor:
 
 
 def matches_node(flavor: Flavor, instance_type: str, pool: str, labels: Mapping[str, str]) -> bool:
-    """Whether a flavor stands for a node."""
+    """Whether a flavor covers a node."""
     node_labels = {**labels, **labels_of_type(instance_type), **dict.fromkeys(POOL_LABELS, pool)}
     return all(node_labels.get(name) == value for name, value in with_labels(flavor).labels.items())
 
@@ -55,7 +55,7 @@ def labels_of_type(instance_type: str) -> Mapping[str, str]:
 def affinity_to_types(instance_types: Iterable[str]) -> tuple[tuple[Expression, ...], ...]:
     """Return the node affinity of a job that may run on these instance types only; empty if it may run on any.
 
-    Kueue considers of a term only the keys that the flavors of its group have as labels.
+    Kueue considers only those keys of a term that are labels of the flavors in its group.
     """
     values: dict[str, list[str]] = {}
     for name in instance_types:
@@ -100,9 +100,9 @@ def resource_of(instance_types: Iterable[str], queue: Queue, catalogue: Instance
 def quota_use(
     charge: Charge, queue: Queue, flavors: Mapping[str, Flavor], catalogue: InstanceTypes
 ) -> Mapping[str, Mapping[str, int]]:
-    """Return the quota that a charge uses. Return the quota that a charge older than the quota would have used.
+    """Return the quota that a charge uses; derived if the charge is older than the quota.
 
-    Empty if its nodes match no flavor of the queue: they are used, but no quota is.
+    Empty if its nodes match no flavor of the queue: then the nodes are used, but no quota.
     """
     if charge.use:
         return charge.use

@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Iterator
 
-from evenkeel.domain.jobs.allowance import NOTHING_ALLOWED, PodAllowance
-from evenkeel.domain.jobs.check_allowance import check_allowance
+from evenkeel.domain.jobs.check_pod_rules import check_pod_rules
 from evenkeel.domain.jobs.job import Job
+from evenkeel.domain.jobs.pod_rules import NOTHING_ALLOWED, PodRules
 from evenkeel.domain.jobs.spec import DEFAULT_TEAM, JobSpec
 from evenkeel.domain.jobs.validation import SpecError
 from evenkeel.domain.names import unknown_name
@@ -20,7 +20,7 @@ def team_of(spec: JobSpec, setup: TeamSetup, identity: str) -> str:
 
 
 def check_permitted(
-    spec: JobSpec, setup: TeamSetup, classes: Collection[str] = (), allowance: PodAllowance = NOTHING_ALLOWED
+    spec: JobSpec, setup: TeamSetup, classes: Collection[str] = (), pod_rules: PodRules = NOTHING_ALLOWED
 ) -> tuple[SpecError, ...]:
     """Return an error for each field of a job that its team may not use.
 
@@ -28,20 +28,22 @@ def check_permitted(
         spec: The job's specification.
         setup: The teams.
         classes: Priority classes that the policy allows if there are no teams.
-        allowance: The allowance of the policy; it applies if there are no teams.
+        pod_rules: The rules of the policy; they apply if there are no teams.
     """
-    return tuple(_errors(spec, setup) if setup.has_teams else _errors_without_teams(spec, classes, allowance))
+    return tuple(
+        _errors_with_teams(spec, setup) if setup.has_teams else _errors_without_teams(spec, classes, pod_rules)
+    )
 
 
-def _errors_without_teams(spec: JobSpec, classes: Collection[str], allowance: PodAllowance) -> Iterator[SpecError]:
+def _errors_without_teams(spec: JobSpec, classes: Collection[str], pod_rules: PodRules) -> Iterator[SpecError]:
     if spec.priority_class and spec.priority_class not in classes:
         hint = f"The policy allows {', '.join(sorted(classes)[:10])}" if classes else "The policy allows none"
         text = f"The site's policy does not allow priority class {spec.priority_class} (jobs.priorityClasses). {hint}."
         yield SpecError("priorityClass", text)
-    yield from check_allowance(spec, allowance, "The site's policy (jobs.allowed)")
+    yield from check_pod_rules(spec, pod_rules, "The site's policy (jobs.allowed)")
 
 
-def _errors(spec: JobSpec, setup: TeamSetup) -> Iterator[SpecError]:
+def _errors_with_teams(spec: JobSpec, setup: TeamSetup) -> Iterator[SpecError]:
     team = setup.by_name.get(spec.team)
     if team is None:
         team_names = ", ".join(list(setup.by_name)[:10])
@@ -65,7 +67,7 @@ def _team_errors(spec: JobSpec, team: Team, setup: TeamSetup) -> Iterator[SpecEr
     if spec.priority_class and team.priority_classes and spec.priority_class not in team.priority_classes:
         allowed_text = ", ".join(team.priority_classes[:10])
         yield SpecError("priorityClass", f"Use one of the priority classes of team {team.name}: {allowed_text}.")
-    yield from check_allowance(spec, team.allowed, f"Team {team.name}")
+    yield from check_pod_rules(spec, team.allowed, f"Team {team.name}")
     if not spec.checkpoint_uri:
         return
     other_teams = (other_team for other_team in setup.teams if other_team.name != team.name)

@@ -38,7 +38,7 @@ class SerializedDocuments(tuple[Json, ...]):
 
     @classmethod
     def of(cls, documents: Iterable[Json], texts: Iterable[str]) -> "SerializedDocuments":
-        """Return documents with their text. A given text is of one document, or of several with commas."""
+        """Return documents with their text. A text holds one document, or several separated by commas."""
         instance = cls(documents)
         instance.text = f"[{','.join(texts)}]"
         return instance
@@ -54,7 +54,7 @@ def serialize(document: Any) -> str:
 class HolderRun:
     """Consecutive holders of one queue with one priority that use the same keys. Preemption rarely distinguishes them.
 
-    A tree has few runs and many holders. So the facts of a decision cost as much as the tree has runs.
+    A tree has few runs and many holders. So the cost of a decision's facts depends on the number of runs.
     """
 
     def __init__(self, holders: Sequence[Holder]) -> None:
@@ -79,7 +79,7 @@ class HolderRun:
         return total
 
     def split(self, is_single: Callable[[Admitted], bool]) -> "Iterator[tuple[bool, HolderRun]]":
-        """Yield the parts of the run of which all holders, or no holder, have a property."""
+        """Split the run into parts in which all holders, or none, have a property."""
         for has_property, holders in itertools.groupby(self.holders, key=lambda holder: is_single(holder[0])):
             yield has_property, HolderRun(list(holders))
 
@@ -116,11 +116,11 @@ class DocumentCache:
         if name not in self._runs:
             names = frozenset(tree)
             runs = runs_of(holder for holder in holders if holder[0].workload.queue in names)
-            self._runs[name] = (holders, runs)  # the holders are kept, so that their id stays theirs
+            self._runs[name] = (holders, runs)  # this reference keeps the holders alive, so their id stays unique
         return self._runs[name][1]
 
     def documents(self, run: HolderRun) -> tuple[tuple[Json, ...], str]:
-        """Return the holders of a run in the short form, and their text with commas."""
+        """Return the holders of a run in the short form, and their texts joined with commas."""
         if run not in self._documents:
             holder_documents = tuple(self.holder(*holder) for holder in run.holders)
             self._documents[run] = (holder_documents, ",".join(document.text for document in holder_documents))
@@ -136,10 +136,10 @@ class DocumentCache:
     def fits_packed(
         self, tree: tuple[str, ...], documents: Sequence[Json], runs: Iterable[HolderRun], max_size: int
     ) -> bool:
-        """Whether some documents of a tree surely have at most so many characters after compression.
+        """Whether some documents of a tree certainly fit into this many characters after compression.
 
-        Packing takes milliseconds, and most records hold a part of the same documents. So all of them are packed once,
-        and a part of them is assumed to need at most a quarter more. False if that does not answer it.
+        Packing takes milliseconds, and most records hold a part of the same documents. So all of them are packed once.
+        A part of them is assumed to need at most a quarter more than its share. False if that is not certain enough.
 
         Args:
             tree: Names of the queues of the tree.

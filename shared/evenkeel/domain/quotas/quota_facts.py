@@ -56,9 +56,10 @@ StoredDocument = Annotated[Json, *_AS_TEXT]
 StoredDocuments = Annotated[tuple[Json, ...], *_AS_TEXT]
 
 MAX_BYTES = 180_000
-"""Maximum size of one stored record; an item may have 400 kB. A larger record also sums preemptable holders."""
+"""Maximum size of one stored record; DynamoDB limits an item to 400 kB. A larger record also sums preemptable
+holders."""
 _MAX_PLAIN_BYTES = 3_000_000
-"""Maximum size of one unpacked record; an answer of the API may have 6 MB."""
+"""Maximum size of one unpacked record; Lambda limits an API response to 6 MB."""
 
 
 class ReservedQuota(Value):
@@ -80,13 +81,13 @@ class QuotaFacts(Value):
     job: StoredDocument
     rules: dict[str, Any]
     reserved: tuple[ReservedQuota, ...] = ()
-    """Quota that was reserved before the cycle for jobs that wait only for nodes."""
+    """Quota that was reserved before the Kueue cycle for jobs that wait only for nodes."""
     earlier_use: tuple[ReservedQuota, ...] = ()
-    """Quota that earlier heads of the cycle took."""
+    """Quota that earlier heads took in the same Kueue cycle."""
     earlier_victims: tuple[str, ...] = ()
-    """Victims of earlier heads of the cycle."""
+    """Victims of earlier heads in the same Kueue cycle."""
     evicted_at: dict[str, float] = {}
-    """By other job: when one of the two last preempted the other. It matters with a flap guard."""
+    """Other job → when one of the two last preempted the other. The flap guard reads it."""
     scan_start: tuple[dict[str, int], ...] = ()
     """Where the scan of the flavors started, by pod set: resource → index of the last flavor examined before."""
     summed_holders: int = 0
@@ -95,8 +96,8 @@ class QuotaFacts(Value):
     """Whether a sum contains holders that could be preempted, because there were too many. Such facts do not replay."""
 
 
-class CycleState(NamedTuple):
-    """The state right before a cycle."""
+class KueueCycleState(NamedTuple):
+    """The scheduler's state right before a Kueue cycle."""
 
     queues: Mapping[str, Queue]
     cohorts: tuple[Cohort, ...]
@@ -109,7 +110,7 @@ class CycleState(NamedTuple):
     """(queue, amounts) reserved for jobs that wait only for nodes."""
 
     @classmethod
-    def of(cls, scheduler: Scheduler, reserved: Iterable[tuple[str, Amounts]] = ()) -> "CycleState":
+    def of(cls, scheduler: Scheduler, reserved: Iterable[tuple[str, Amounts]] = ()) -> "KueueCycleState":
         """Return the present state of a scheduler."""
         snapshot = scheduler.snapshot
         return cls(
@@ -128,14 +129,14 @@ class CycleState(NamedTuple):
 
 
 def quota_facts_of(
-    document: Json, decision: CycleDecision, state: CycleState, scheduler: Scheduler, cache: DocumentCache
+    document: Json, decision: CycleDecision, state: KueueCycleState, scheduler: Scheduler, cache: DocumentCache
 ) -> QuotaFacts:
     """Return the facts that a decision depends on.
 
     Args:
         document: The job, in the short form.
         decision: The decision about the job.
-        state: The state when the cycle began.
+        state: The state when the Kueue cycle began.
         scheduler: The scheduler. Only its trees are read: they do not change.
         cache: Documents of the same scheduler.
     """
@@ -234,7 +235,7 @@ def _max_single_holders(quota_document: Json, documents: Sequence[Json]) -> int:
 
 
 def replay_quota(facts: QuotaFacts, now: float, node_fit: NodeFit) -> CycleDecision:
-    """Run the cycle again for the job alone, and return its decision."""
+    """Run a Kueue cycle again for the job alone, and return its decision."""
     scheduler, _ = _rebuild_scheduler(facts, node_fit)
     usage = tuple((quota.queue, by_key(quota.amounts), quota.fits) for quota in facts.earlier_use)
     return scheduler.cycle(now, EarlierHeads(usage, facts.earlier_victims))[0]
@@ -297,7 +298,7 @@ def _ancestors(queues: Iterable[Queue], cohorts: tuple[Cohort, ...]) -> list[Coh
     return [cohort for cohort in cohorts if cohort.name in ancestors]
 
 
-def _quota_document(queues: Mapping[str, Queue], state: CycleState) -> Json:
+def _quota_document(queues: Mapping[str, Queue], state: KueueCycleState) -> Json:
     above = _ancestors(queues.values(), state.cohorts)
     groups = [group for queue in queues.values() for group in queue.groups]
     groups += [group for cohort in above for group in cohort.groups]

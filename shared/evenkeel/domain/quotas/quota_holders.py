@@ -69,7 +69,7 @@ def admitted_document(admitted: Admitted, *, was_evicted: bool) -> Json:
 
     Args:
         admitted: The workload.
-        was_evicted: Whether it had been asked to stop before the cycle.
+        was_evicted: Whether it had been asked to stop before the Kueue cycle.
     """
     workload = admitted.workload
     pods = [

@@ -92,7 +92,7 @@ class UsageLimit(Value):
     used: float
     limit: float
     requested: float = 0
-    """The amount that the job adds at once; 0 if the job may start while anything is left."""
+    """The amount that the job adds when it starts; 0 if the job may start while any amount is left."""
 
     @property
     def is_reached(self) -> bool:

@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, WithJsonSchema, model_validator
 
-from evenkeel.domain.jobs.allowance import NOTHING_ALLOWED, PodAllowance
+from evenkeel.domain.jobs.pod_rules import NOTHING_ALLOWED, PodRules
 from evenkeel.domain.kueue.documents import Document
 from evenkeel.domain.kueue.objects import Cohort, Flavor, Queue
 from evenkeel.domain.kueue.setup import RULES, Profile, QuotaDocuments
@@ -122,17 +122,17 @@ class TeamQueue(ShortQueue):
 
 
 class Team(_SetupPart):
-    """A team: its quota, its members, the namespace of its pods, its limits and its budgets."""
+    """A team: its quota, its members, the namespace of its pods, and its limits and budgets."""
 
     name: str
     queue: Annotated[TeamQueue, _plan_schema("queue")] = TeamQueue()
     members: tuple[Member, ...] = ()
     namespace: str = ""
-    """Namespace of its pods; empty is the stack's own."""
+    """Namespace of its pods; empty for the stack's own namespace."""
     service_account: str = ""
-    """Service account of its pods; empty is the stack's own."""
+    """Service account of its pods; empty for the stack's own account."""
     local_queue: str = ""
-    """Kueue's LocalQueue in that namespace, if Kueue admits jobs; empty is the team's name."""
+    """Kueue's LocalQueue in that namespace, if Kueue admits jobs; empty if it has the team's name."""
     images: tuple[str, ...] = ()
     """Images that its jobs may run; empty allows any image.
 
@@ -142,7 +142,7 @@ class Team(_SetupPart):
     """Folders in which its jobs may keep checkpoints; empty allows any folder that belongs to no other team."""
     priority_classes: tuple[str, ...] = ()
     """Priority classes of the fleet that its jobs may have; empty allows all."""
-    allowed: PodAllowance = NOTHING_ALLOWED
+    allowed: PodRules = NOTHING_ALLOWED
     """Claims, Secrets, user ids, scratch folders and huge pages that its jobs may use."""
     max_accelerators_per_user: int | None = Field(None, ge=0, le=MAX_ACCELERATORS)
     budgets: tuple[Budget, ...] = ()
@@ -223,7 +223,7 @@ class TeamSetup(Value):
     """Sorted by name."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def _has_sorted_teams(self) -> Self:
         names = [team.name for team in self.teams]
         if names != sorted(set(names)):
             raise ValueError("teams must be sorted by name, each name once")

@@ -58,7 +58,7 @@ def usage_rows(
 
 
 _COHORT_QUOTA = ""
-"""Stands for a team: the quota that a cohort holds itself."""
+"""Used instead of a team: the quota that a cohort holds itself."""
 
 
 def _distribute_borrowing(

@@ -14,7 +14,7 @@ from evenkeel.domain.values import Value
 
 
 class RentalAllocation(Value):
-    """The part of caps and limits that a rental takes until it has ended. Its row lies beside the quota tree's."""
+    """The part of caps and limits that a rental uses until it ends. Its row is stored beside the quota tree's row."""
 
     job_id: str
     number: int
@@ -47,21 +47,21 @@ class RentalBook(NamedTuple):
     rentals: tuple[Rental, ...] = ()
     allocations: tuple[RentalAllocation, ...] = ()
     budgets_left: Mapping[str, int] = {}
-    """By team with a budget in dollars: the rest of it, in parts of `economics.money`."""
+    """Team with a budget in dollars → the rest of the budget, in parts of `economics.money`."""
 
     @property
-    def serving(self) -> Mapping[str, Rental]:
-        """By job or Deployment: the rental whose nodes it has, or is to have."""
+    def rental_by_holder(self) -> Mapping[str, Rental]:
+        """Job or Deployment → the rental whose nodes it has or will get."""
         return {rental.job_id: rental for rental in self.rentals if rental.state.serves}
 
     def in_rented_cluster(self, job: Job) -> Job:
         """Return a job in the cluster of its rented nodes, if it has received any."""
-        rental = self.serving.get(job.job_id)
+        rental = self.rental_by_holder.get(job.job_id)
         if rental is None or rental.state is not RentalState.READY or job.is_migrating_back:
             return job
         return job if rental.offer.cluster == job.cluster else job.replace(cluster=rental.offer.cluster)
 
-    def capacities(
+    def reserve_nodes(
         self, capacities: Iterable[NodeCapacity], jobs: Iterable[Job], pools: Iterable[Pool]
     ) -> tuple[NodeCapacity, ...]:
         """Return the capacities with rented nodes reserved for their jobs. Migrating jobs reserve none.
@@ -75,7 +75,7 @@ class RentalBook(NamedTuple):
         return reserve_rented_nodes(capacities, self.rentals, pools, migrating)
 
     def with_planned(self, decisions: Iterable[PlacementDecision], pools: Iterable[Pool]) -> "RentalBook":
-        """Return the book with rentals that are decided and not begun yet."""
+        """Return the book with the rentals that are decided but not opened yet."""
         allocations, budgets_left = list(self.allocations), dict(self.budgets_left)
         by_name = {pool.name: pool for pool in pools}
         for decision in decisions:

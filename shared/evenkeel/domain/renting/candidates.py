@@ -31,17 +31,17 @@ from evenkeel.domain.renting.placement import PlacementFacts
 from evenkeel.domain.renting.rental import Rental
 
 _MAX_PLACED = 20
-"""Pending jobs that one cycle places."""
+"""Maximum pending jobs that one cycle places: half are at the head of the queue, half on a later page."""
 _STRIDE = 7
-"""Prime to the number of values of an estimate."""
-_MANY = 12
-"""Runs from which their ends are spread over the values of an estimate."""
+"""Step between the values of an estimate. It has no common divisor with their number."""
+_MIN_RUNS_TO_SPREAD = 12
+"""Minimum number of runs whose ends are spread over the values of an estimate."""
 _LONGEST_WAIT = 30 * 86_400.0
-"""Seconds. A forecast beyond a month says no more than that."""
+"""Maximum forecast in seconds. Longer forecasts are not meaningful."""
 
 
 class PlacementContext(NamedTuple):
-    """The snapshot of a scheduling cycle, as far as placements depend on it."""
+    """The part of a scheduling cycle's snapshot that placements depend on."""
 
     now: datetime
     capacities: tuple[NodeCapacity, ...] = ()
@@ -55,11 +55,11 @@ class PlacementContext(NamedTuple):
     run_times: RunTimes = NO_PAST_RUNS
     """Past runs."""
     holders: Mapping[str, Job] = {}
-    """Jobs that hold a charge. A job that is missing here is known by its class alone."""
+    """Jobs that hold a charge. If one is missing, only its class is known."""
 
 
 class QueueForecasts:
-    """The expected starts on the committed pools, and portability: equal for all placements of one cycle."""
+    """The expected starts on the committed pools, and portability. All placements of one cycle share them."""
 
     def __init__(self, context: PlacementContext, policy: Policy) -> None:
         self._context, self._policy = context, policy
@@ -78,24 +78,26 @@ class QueueForecasts:
             self._differences[key] = why_not_portable(job, pool, self._policy.storage, self._policy.hardware)
         return self._differences[key]
 
-    def starts(self, pool: Pool) -> Mapping[str, float]:
+    def starts_in(self, pool: Pool) -> Mapping[str, float]:
         """Return after how many seconds each waiting job is expected to start in a committed pool."""
         kind = _kind(pool)
         if kind not in self._starts:
             burst = self._policy.burst
             ahead = [job for job in self._context.queue if not self.why_not_portable(job, pool)]
-            waiting = [self._use_of(job, pool, index, len(ahead)) for index, job in enumerate(ahead)]
+            waiting = [self._use_of(job, pool, position, len(ahead)) for position, job in enumerate(ahead)]
             starts = forecast_starts(pool, waiting, self._context, self._policy)
             self._starts[kind] = {job.job_id: start for job, start in zip(ahead, starts, strict=True)}
             self.delays[kind] = sum(burst.delay_of(job.spec.priority_class) for job in ahead)
         return self._starts[kind]
 
-    def _use_of(self, job: Job, pool: Pool, index: int, count: int) -> WaitingUse:
+    def _use_of(self, job: Job, pool: Pool, position: int, count: int) -> WaitingUse:
         spec = job.spec
         remaining = self._context.run_times.remaining(origin_of(job, self._policy), 0.0)
         is_whole = spec.nodes > 1 or spec.accelerators_per_node >= pool.accelerators_per_node
         return WaitingUse(
-            spec.nodes * spec.accelerators_per_node, _one_of(remaining, index, count), spec.nodes * is_whole
+            spec.nodes * spec.accelerators_per_node,
+            _expected_seconds(remaining, position, count),
+            spec.nodes * is_whole,
         )
 
 
@@ -110,12 +112,16 @@ def origin_of(job: Job, policy: Policy) -> RunOrigin:
     return RunOrigin(spec.team, job.owner, spec.job_type, spec.expected_seconds, seconds)
 
 
-def _one_of(remaining: RemainingTime, index: int, count: int) -> float:
+def _expected_seconds(remaining: RemainingTime, position: int, count: int) -> float:
     """Return the expected time of one of several runs; of many runs, one of the equally likely times.
 
     So the runs of a forecast end at different times, as they will.
     """
-    return remaining.seconds[index * _STRIDE % len(remaining.seconds)] if count >= _MANY else remaining.mean
+    return (
+        remaining.seconds[position * _STRIDE % len(remaining.seconds)]
+        if count >= _MIN_RUNS_TO_SPREAD
+        else remaining.mean
+    )
 
 
 def placement_facts(
@@ -347,14 +353,14 @@ def committed_pools(capacities: Iterable[NodeCapacity], policy: Policy) -> tuple
 def _committed_candidate(
     job: Job, pool: Pool, context: PlacementContext, forecasts: QueueForecasts, policy: Policy
 ) -> CandidatePool:
-    """Return a committed pool. The cycle could not start the job there, so no free node counts as free for it."""
-    starts = forecasts.starts(pool)
+    """Return a committed pool. No node there counts as free for the job, because the cycle could not start it there."""
+    starts = forecasts.starts_in(pool)
     waited = (context.now - (job.queued_at or job.submitted_at)).total_seconds()
     own_delay = policy.burst.delay_of(job.spec.priority_class) if job.job_id in starts else 0
     wait = expected_wait(starts.get(job.job_id, _LONGEST_WAIT), waited)
     plan = job.live_plan()
     if plan and plan.capacity_at and plan.capacity_at > context.now and job.job_id in starts:
-        wait = (plan.capacity_at - context.now).total_seconds()  # the forecast that the recovery decided with
+        wait = (plan.capacity_at - context.now).total_seconds()  # the forecast on which the recovery decided
     return CandidatePool(
         pool=pool,
         accelerators_left=0,
@@ -387,16 +393,16 @@ def forecast_starts(
     ]
     running, busy_until = [], dict[str, float]()
     charges = [charge for charge in context.charges if (charge.cluster, charge.pool, charge.instance_type) == kind]
-    for index, charge in enumerate(sorted(charges, key=lambda charge: charge.job_id)):
+    for position, charge in enumerate(sorted(charges, key=lambda charge: charge.job_id)):
         holder = context.holders.get(charge.job_id)
         usual = policy.burst.run_seconds_of(context.classes.get(charge.job_id, ""))
         origin = origin_of(holder, policy) if holder else RunOrigin(charge.team, charge.owner, "", None, usual)
         ran = (context.now - charge.admitted_at).total_seconds() if charge.admitted_at else 0.0
-        seconds_left = _one_of(context.run_times.remaining(origin, ran), index, len(charges))
+        seconds_left = _expected_seconds(context.run_times.remaining(origin, ran), position, len(charges))
         running.append(RunningUse(charge.accelerators, seconds_left))
         busy_until |= {name: max(seconds_left, busy_until.get(name, 0.0)) for name in charge.node_names}
-    # A node that is out of service usually comes back, so a booting node is no reason to rent. Not if HyperPod has just
-    # reported that it has no capacity for the instance group.
+    # A node that is out of service usually comes back, so a booting node is no reason to rent. It is one if HyperPod
+    # has just reported that it has no capacity for the group.
     if context.shortages.unavailable_until(pool.name, "", Market.COMMITTED, context.now) is None:
         running += [
             RunningUse(capacity.accelerators or pool.accelerators_per_node, policy.jobs.expected_replace_seconds)
@@ -418,7 +424,7 @@ def forecast_starts(
 def opportunity_cost_of(pool: Pool, delay_micros_per_hour: int, burst: BurstPolicy) -> int:
     """Return the value of an accelerator-hour of a committed pool for the waiting jobs; 0 if no job waits.
 
-    Past demand by the hour is not recorded yet. While a job waits, every hour counts as wanted.
+    Past demand by the hour is not recorded yet. While a job waits, every hour counts as needed.
     """
     prices = [
         rented_pool.micros_per_node_hour // max(1, rented_pool.accelerators_per_node) for rented_pool in burst.pools
@@ -449,7 +455,7 @@ def why_not_portable(job: Job, pool: Pool, storage: Storage, hardware: InstanceT
 
 
 def environment_in(pool: Pool, storage: Storage, catalogue: InstanceTypes) -> PoolEnvironment:
-    """Return the properties of a pool's nodes: its instance type's properties, with the overrides in `place`."""
+    """Return the properties of a pool's nodes: its instance type's properties, with the overrides in `position`."""
     environment = compatibility.environment_on(pool.instance_type, catalogue)
     overrides = {name: value for name in pool.place.model_fields_set if (value := getattr(pool.place, name))}
     return environment.replace(**{**overrides, "storage": {**storage.get(pool.cluster, {}), **pool.place.storage}})

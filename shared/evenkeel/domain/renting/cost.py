@@ -60,7 +60,7 @@ class JobDemand(Value):
     """Seconds between two checkpoints; None if the job keeps none and restarts from step 0."""
     save_seconds: float = 60
     restart_seconds: float = 0
-    """From Ready nodes until the job trains."""
+    """Time from Ready nodes until the job trains."""
     failures_per_node_hour: float = 0
     """Faults of a node of any market. Unlike a reclaimed spot node, it gives no notice."""
     submitted_at: Instant
@@ -70,7 +70,7 @@ class JobDemand(Value):
     returns_when_free: bool = False
     """Whether rented nodes would be temporary capacity. The job leaves them once committed nodes are free for it."""
     avoids_spot: bool = False
-    """The job fell behind its deadline on spot nodes and has not caught up yet."""
+    """Whether the job fell behind its deadline on spot nodes and has not caught up yet."""
     max_rent_parts: int | None = None
     """Highest rent at which the job's recovery prefers renting; None if no recovery chose to rent."""
 
@@ -91,11 +91,11 @@ class CandidatePool(Value):
     accelerators_left: int
     """Free now in a committed pool; left below the limit of a rented pool."""
     wait_seconds: float = 0
-    """Until a committed pool is expected to have free nodes for the job."""
+    """Expected time until a committed pool has free nodes for the job."""
     opportunity_micros_per_accelerator_hour: int = 0
-    """Price that the jobs that wait would pay for an accelerator-hour of a committed pool."""
+    """Price that waiting jobs would pay for an accelerator-hour of a committed pool."""
     unavailable_until: Instant | None = None
-    """The provider refused capacity there; Evenkeel does not ask again before this time."""
+    """End of a shortage: Evenkeel does not request this offering again before. None without a shortage."""
     differences: tuple[str, ...] = ()
     """Why the job would not run the same in this pool."""
 
@@ -123,7 +123,7 @@ class SpendLimits(Value):
 
 
 class RiskLimits(Value):
-    """Limits on risk."""
+    """The policy's limits on risk."""
 
     spot_checkpoint_share: float = 0.1
     """On spot nodes, the longest time between checkpoints as a share of the mean time between interruptions."""
@@ -145,13 +145,13 @@ class PoolCost(Value):
     why_not: str
     """Why the job cannot run there; empty if it can."""
     starts_after_seconds: float
-    """Until the job trains."""
+    """Time until the job trains."""
     ends_after_seconds: float
     rent_parts: int
     delay_parts: int
     opportunity_parts: int
     interruptions: float
-    """Expected number."""
+    """Expected number of interruptions until the job ends."""
     is_available_now: bool
     """Whether the pool is committed, has free nodes now and can run the job."""
 
@@ -222,8 +222,8 @@ def cost_of_pool(
         rent, moved_seconds = 0, 0.0
         opportunity = round(candidate.opportunity_micros_per_accelerator_hour * job.accelerators * run)
     end = round(start + run + moved_seconds, 3)
-    question = _PoolEvaluation(job, candidate, spending, risk_limits, now, start, end, rent, changeover_seconds)
-    why_not = next(_rejections(question), "")
+    evaluation = _PoolEvaluation(job, candidate, spending, risk_limits, now, start, end, rent, changeover_seconds)
+    why_not = next(_rejections(evaluation), "")
     return PoolCost(
         pool=pool.name,
         market=pool.market,
@@ -304,7 +304,7 @@ def _loss_per_fault(job: JobDemand) -> float:
 
 
 class _PoolEvaluation(NamedTuple):
-    """A pool for one job, with the figures computed so far."""
+    """A pool for one job, with the figures from which the reasons against it are derived."""
 
     job: JobDemand
     candidate: CandidatePool
@@ -317,8 +317,8 @@ class _PoolEvaluation(NamedTuple):
     changeover_seconds: float
 
 
-def _rejections(question: _PoolEvaluation) -> Iterator[str]:
-    job, candidate = question.job, question.candidate
+def _rejections(evaluation: _PoolEvaluation) -> Iterator[str]:
+    job, candidate = evaluation.job, evaluation.candidate
     pool = candidate.pool
     if job.accelerators_per_node > pool.accelerators_per_node:
         accelerators = count_of(pool.accelerators_per_node, "accelerator")
@@ -330,53 +330,53 @@ def _rejections(question: _PoolEvaluation) -> Iterator[str]:
         yield f"The pool has at most {count_of(most_accelerators, 'accelerator')}, the job asks for more."
     if candidate.differences:
         yield candidate.differences[0]
-    yield from _past_reservation(question)
+    yield from _rejections_by_reservation(evaluation)
     if not pool.market.is_rented:
         return
-    yield from _without_price_of_delay(question)
+    yield from _rejections_without_delay_price(evaluation)
     if job.accelerators_in(pool) > candidate.accelerators_left:
         rentable = count_of(candidate.accelerators_left // pool.accelerators_per_node, "node")
         yield f"The pool's limit leaves capacity for {rentable}."
-    if candidate.unavailable_until and candidate.unavailable_until > question.now:
+    if candidate.unavailable_until and candidate.unavailable_until > evaluation.now:
         until = f"{candidate.unavailable_until:%H:%M:%S} UTC"
         yield f"The provider refused capacity there. Evenkeel does not ask again before {until}."
     if pool.market is Market.SPOT:
-        yield from _too_risky(question)
-    yield from _above_limits(question)
+        yield from _rejections_by_risk(evaluation)
+    yield from _rejections_by_limits(evaluation)
 
 
-def _without_price_of_delay(question: _PoolEvaluation) -> Iterator[str]:
-    job = question.job
+def _rejections_without_delay_price(evaluation: _PoolEvaluation) -> Iterator[str]:
+    job = evaluation.job
     if job.micros_per_hour_of_delay:
         return
     if job.deadline_at is None:
         yield "The policy sets no price on the delay of the job's class, so Evenkeel rents nothing for it."
         return
-    late = question.end_seconds - (job.deadline_at - question.now).total_seconds()
+    late = evaluation.end_seconds - (job.deadline_at - evaluation.now).total_seconds()
     if late > 0:
         delay = duration_text(late)
         yield f"The job would end {delay} after its deadline, and the policy sets no price on the delay of its class."
 
 
-def _above_limits(question: _PoolEvaluation) -> Iterator[str]:
-    spending = question.spending
-    rate = question.candidate.pool.micros_per_node_hour * question.job.nodes
-    for scope, spent, cap in spending.exceeded_caps(question.job.team, rate):
+def _rejections_by_limits(evaluation: _PoolEvaluation) -> Iterator[str]:
+    spending = evaluation.spending
+    rate = evaluation.candidate.pool.micros_per_node_hour * evaluation.job.nodes
+    for scope, spent, cap in spending.exceeded_caps(evaluation.job.team, rate):
         hour, now_spent, cap_text = (money.format_usd(amount * 3600) for amount in (rate, spent, cap))
         spend_text = f"{scope} spends {now_spent} of {cap_text} an hour"
         yield f"Renting costs {hour} an hour, which exceeds the limit: {spend_text}."
     budget_parts = spending.team_budget_left_parts
-    if budget_parts is not None and question.rent_parts > budget_parts:
-        price, budget = money.format_usd(question.rent_parts), money.format_usd(budget_parts)
-        yield f"Renting costs {price}, but the budget of team {question.job.team} has {budget} left."
+    if budget_parts is not None and evaluation.rent_parts > budget_parts:
+        price, budget = money.format_usd(evaluation.rent_parts), money.format_usd(budget_parts)
+        yield f"Renting costs {price}, but the budget of team {evaluation.job.team} has {budget} left."
 
 
-def _past_reservation(question: _PoolEvaluation) -> Iterator[str]:
-    job, reservation = question.job, question.candidate.pool.reservation
+def _rejections_by_reservation(evaluation: _PoolEvaluation) -> Iterator[str]:
+    job, reservation = evaluation.job, evaluation.candidate.pool.reservation
     if reservation is None:
         return
-    until = question.risk_limits.last_save_at(reservation, job.save_seconds)
-    seconds_left = (until - question.now).total_seconds() - question.start_seconds
+    until = evaluation.risk_limits.last_save_at(reservation, job.save_seconds)
+    seconds_left = (until - evaluation.now).total_seconds() - evaluation.start_seconds
     end_text = f"{reservation.usable_until:%d %b %H:%M} UTC"
     if job.checkpoint_seconds is None and job.p90_run_seconds > seconds_left:
         yield f"The reservation is usable until {end_text}. The job keeps no checkpoints and may not finish by then."
@@ -384,18 +384,18 @@ def _past_reservation(question: _PoolEvaluation) -> Iterator[str]:
         yield f"The reservation is usable until {end_text}, before the job's first checkpoint."
 
 
-def _too_risky(question: _PoolEvaluation) -> Iterator[str]:
-    job = question.job
+def _rejections_by_risk(evaluation: _PoolEvaluation) -> Iterator[str]:
+    job = evaluation.job
     if job.checkpoint_seconds is None:
         yield "The provider may reclaim its nodes, and the job keeps no checkpoints."
         return
-    per_hour = question.candidate.pool.interruptions_per_node_hour * job.nodes
-    if per_hour and job.checkpoint_seconds > question.risk_limits.spot_checkpoint_share * 3600 / per_hour:
+    per_hour = evaluation.candidate.pool.interruptions_per_node_hour * job.nodes
+    if per_hour and job.checkpoint_seconds > evaluation.risk_limits.spot_checkpoint_share * 3600 / per_hour:
         yield (
             f"The job would be interrupted every {3600 / per_hour / 60:.0f} min on this many nodes. A checkpoint every "
             f"{job.checkpoint_seconds / 60:.0f} min is too infrequent."
         )
-    reason = why_not_spot(job, question.changeover_seconds, question.now)
+    reason = why_not_spot(job, evaluation.changeover_seconds, evaluation.now)
     if reason:
         yield reason
 

@@ -40,14 +40,14 @@ class MovableJob(Value):
     """Equally likely values of the run time that is left."""
     save_seconds: float
     standstill_seconds: float
-    """From its last checkpoint until it trains on rented nodes."""
+    """Time from its last checkpoint until it trains on rented nodes."""
     pool: str
     """Cheapest pool that can be rented for it now."""
     rent_micros_per_hour: int
 
 
 class DisplacementFacts(Value):
-    """Everything that a displacement is decided from. A recorded decision replays from these facts alone."""
+    """All facts of a displacement decision. The recorded decision replays from these facts alone."""
 
     job_id: str
     nodes: int
@@ -55,7 +55,7 @@ class DisplacementFacts(Value):
     accelerators_per_node: int
     micros_per_hour_of_delay: int
     start_seconds: float
-    """Until the job trains on the nodes: save of the other jobs and its launch."""
+    """Time until the job trains on the nodes: the other jobs save, then it launches."""
     wait_seconds: float
     """Expected wait for committed nodes if no job is displaced."""
     other_option: str
@@ -90,15 +90,17 @@ class DisplacementDecision(Value):
 
 
 def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
-    """Choose the jobs that move for a job; none if another option costs less, or if too few jobs can move."""
+    """Choose the jobs that move to free nodes for a job; none if another option costs less, or if too few can move."""
     chosen = _cheapest_nodes(facts)
     if chosen is None:
-        return _decision(facts, DisplacementAction.KEEP, "Too few nodes would become free if all movable jobs moved.")
+        return _build_decision(
+            facts, DisplacementAction.KEEP, "Too few nodes would become free if all movable jobs moved."
+        )
     victims = [job for job in facts.movable if job.job_id in chosen]
     if not victims:
-        return _decision(facts, DisplacementAction.KEEP, "Enough nodes are free without moving a job.")
-    if why_not := _above_caps(facts, victims):
-        return _decision(facts, DisplacementAction.KEEP, why_not)
+        return _build_decision(facts, DisplacementAction.KEEP, "Enough nodes are free without moving a job.")
+    if why_not := _why_above_caps(facts, victims):
+        return _build_decision(facts, DisplacementAction.KEEP, why_not)
     parts = round(facts.micros_per_hour_of_delay * facts.start_seconds) + sum(
         _cost_of_move(job, facts) for job in victims
     )
@@ -106,8 +108,8 @@ def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
     names = f"{len(victims)} job{'' if len(victims) == 1 else 's'}"
     if parts >= facts.other_parts:
         reason = f"Moving {names} to rented nodes would cost {price}, and {facts.other_option} costs {other_price}."
-        return _decision(facts, DisplacementAction.KEEP, reason, parts=parts)
-    return _decision(
+        return _build_decision(facts, DisplacementAction.KEEP, reason, parts=parts)
+    return _build_decision(
         facts,
         DisplacementAction.DISPLACE,
         f"{names} {'moves' if len(victims) == 1 else 'move'} to rented nodes, so that the job starts in "
@@ -117,7 +119,7 @@ def decide_displacement(facts: DisplacementFacts) -> DisplacementDecision:
     )
 
 
-def _decision(
+def _build_decision(
     facts: DisplacementFacts, action: DisplacementAction, reason: str, victims: tuple[str, ...] = (), parts: int = 0
 ) -> DisplacementDecision:
     usd = round(facts.other_parts / money.PARTS, 2)
@@ -143,7 +145,7 @@ def _cost_of_move(job: MovableJob, facts: DisplacementFacts) -> int:
     return round(job.micros_per_hour_of_delay * job.standstill_seconds + min(rent, wait))
 
 
-def _above_caps(facts: DisplacementFacts, victims: Sequence[MovableJob]) -> str:
+def _why_above_caps(facts: DisplacementFacts, victims: Sequence[MovableJob]) -> str:
     teams: dict[str, int] = {}
     for job in victims:
         teams[job.team] = teams.get(job.team, 0) + job.rent_micros_per_hour
@@ -156,7 +158,7 @@ def _above_caps(facts: DisplacementFacts, victims: Sequence[MovableJob]) -> str:
 
 
 def _cheapest_nodes(facts: DisplacementFacts) -> set[str] | None:
-    """Return the jobs to move from the nodes that become free at the lowest cost; None if too few nodes can.
+    """Return the jobs to move so that enough nodes become free at the lowest cost; None if too few can become free.
 
     A job on several nodes is counted once, with all its nodes.
     """
@@ -175,7 +177,7 @@ def _node_options(facts: DisplacementFacts, costs: dict[str, int]) -> Iterator[t
     for node in facts.committed:
         free, victims = node.free, list[str]()
         on_node = [job for job in facts.movable if node.name in job.nodes]
-        # The cheapest accelerators first. Then jobs stay that the remaining moves make unnecessary.
+        # The cheapest accelerators come first. A job stays if the remaining moves make its move unnecessary.
         for job in sorted(on_node, key=lambda job: (costs[job.job_id] / job.nodes[node.name], job.job_id)):
             if free >= facts.accelerators_per_node:
                 break

@@ -1,4 +1,4 @@
-"""Jobs that must leave their nodes: back to committed capacity, out of an expiring reservation, off temporary capacity.
+"""Jobs that leave rented or reserved nodes: to save rent, before a reservation ends, or to return temporary capacity.
 
 A job migrates at a checkpoint, and the migration costs a restart. The saved rent must pay for the migration and for one
 more restart. So a slightly wrong estimate does not move a job back and forth.
@@ -51,7 +51,7 @@ class MigrationCandidate(Value):
 
 
 class MigrationFacts(Value):
-    """Everything that a migration is decided from. A recorded decision replays from these facts alone."""
+    """All facts of a migration decision. The recorded decision replays from these facts alone."""
 
     candidate: MigrationCandidate
     pool: Pool
@@ -60,7 +60,7 @@ class MigrationFacts(Value):
     budget_left_parts: int | None = None
     """Rest of the team's budget; None without a budget."""
     team_micros_per_hour: int = 0
-    """Rents of the team by the hour, this rental included."""
+    """Hourly rents of the team, including this rental."""
     risk_limits: RiskLimits = RiskLimits()
     now: Instant
 
@@ -125,7 +125,7 @@ def decide_migration(facts: MigrationFacts) -> MigrationDecision:
         return MigrationDecision(action=MigrationAction.REQUEUE, reason=ends[1], by=ends[0], facts=facts)
     why_not = _why_not_migrate(facts, saving, cost)
     if not why_not:
-        assert facts.target is not None  # or there would be a reason
+        assert facts.target is not None  # otherwise `why_not` would name a reason
         return MigrationDecision(
             action=MigrationAction.MIGRATE,
             reason=f"{facts.target.pool} has free nodes. The migration saves {money.format_usd(saving)} of rent "
@@ -240,7 +240,7 @@ def migration_facts(  # noqa: PLR0913 - facts, the last ones given by name
 
 
 class TemporaryCapacity(Value):
-    """Rented nodes that stand in for committed nodes that failed.
+    """Rented nodes that replace failed committed nodes.
 
     The team of the job that runs on them pays the rent. Their accelerators are in its quota by the attempt's charge.
     """
@@ -254,7 +254,7 @@ class TemporaryCapacity(Value):
     micros_per_node_hour: int
     begun_at: Instant
     due_at: Instant
-    """When the nodes go back in any case."""
+    """Time at which the nodes are returned at the latest."""
     returned_at: Instant | None = None
 
 
@@ -265,7 +265,7 @@ class TemporaryCapacityState(StrEnum):
     RETURN = "RETURN"
     """Return it at the job's next checkpoint: the committed nodes are back, or no job uses it."""
     END = "END"
-    """Return it now: its time is over."""
+    """Return it now: its time limit has passed."""
     RETURNED = "RETURNED"
     """It was returned."""
 
@@ -275,11 +275,11 @@ class TemporaryCapacityFacts(Value):
 
     temporary: TemporaryCapacity
     has_baseline_recovered: bool
-    """The failed committed nodes accept work again."""
+    """Whether the failed committed nodes accept work again."""
     is_job_running: bool
-    """The job still runs on the temporary capacity."""
+    """Whether the job still runs on the temporary capacity."""
     keeps_checkpoints: bool = True
-    """A job without checkpoints would restart from step 0, so it stays until the due time."""
+    """Whether the job keeps checkpoints. Otherwise it would restart from step 0, so it stays until the due time."""
     save_seconds: float = 60
     now: Instant
 
@@ -313,7 +313,7 @@ def decide_temporary_capacity(facts: TemporaryCapacityFacts) -> TemporaryCapacit
 
 
 def temporary_capacity_of(rental: Rental) -> TemporaryCapacity | None:
-    """Return a rental as temporary capacity; None if it stands in for no failed nodes."""
+    """Return a rental as temporary capacity; None if it replaces no failed nodes."""
     if rental.due_at is None or rental.serving_target is not None:
         return None
     return TemporaryCapacity(
@@ -356,7 +356,7 @@ def decide_departure(
     ran_seconds: float,
     run_times: RunTimes = NO_PAST_RUNS,
 ) -> DepartureDecision | None:
-    """Decide whether a running job leaves its rented nodes: temporary capacity goes back, or a migration saves rent.
+    """Decide whether a running job leaves its rented nodes: they are temporary capacity, or a migration saves rent.
 
     Args:
         job: The job that runs on the rental.

@@ -34,7 +34,7 @@ from evenkeel.domain.values import Instant, Value
 
 
 class PlacementFacts(Value):
-    """Everything that a placement is decided from. A recorded decision replays from these facts alone."""
+    """All facts of a placement decision. The recorded decision replays from these facts alone."""
 
     job: JobDemand
     candidates: tuple[CandidatePool, ...]
@@ -60,7 +60,7 @@ class NotPlaced(NamedTuple):
     """No nodes are rented for a job now."""
 
     reason: str
-    """A sentence for people."""
+    """The reason as a sentence."""
 
 
 class PlacementDecision(Value):
@@ -84,7 +84,7 @@ class PlacementDecision(Value):
 
     @property
     def note_key(self) -> str:
-        """Key by which two answers about one job are the same, though their figures differ."""
+        """Key that two decisions about a job share if they differ only in their figures."""
         why_nots = {row.pool: row.why_not for row in self.table}
         excluded = ",".join(sorted(name for name, why_not in why_nots.items() if why_not))
         return f"{self.action}/{self.pool}/{excluded}{'' if self.late_seconds is None else '/late'}"
@@ -112,26 +112,32 @@ def choose_pool(facts: PlacementFacts) -> PlacementDecision:
     possible = [row for row in rows if not row.why_not]
     if not possible:
         reasons = " ".join(f"{row.pool}: {row.why_not}" for row in rows) or "No pools are configured."
-        return _decision(facts, rows, PlacementAction.NO_POOL, f"No pool can run the job now. {reasons}", ())
+        return _build_decision(facts, rows, PlacementAction.NO_POOL, f"No pool can run the job now. {reasons}", ())
     in_time = _meeting_deadline(facts, possible)
     chosen = in_time[0]
     if chosen.is_available_now:
         reason = f"{chosen.pool} is already paid for and has free nodes."
-        return _decision(facts, rows, PlacementAction.START, reason + _deadline_text(facts, possible, chosen), in_time)
+        return _build_decision(
+            facts, rows, PlacementAction.START, reason + _deadline_text(facts, possible, chosen), in_time
+        )
     rented = cheapest_rented(in_time)
     worth = facts.job.max_rent_parts
     if not chosen.market.is_rented and rented and worth is not None and rented.rent_parts <= worth:
         price, limit_text = money.format_usd(rented.rent_parts), money.format_usd(worth)
         reason = f"The job's recovery chose to rent: {rented.pool} costs {price}, below the limit of {limit_text}."
-        return _decision(facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,))
+        return _build_decision(
+            facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,)
+        )
     if not chosen.market.is_rented and rented and (waited := _overdue_seconds(facts)):
         limit_text = duration_text(facts.risk_limits.max_wait_seconds)
         reason = f"The job has waited {duration_text(waited)}, longer than the policy's limit of {limit_text}."
-        return _decision(facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,))
+        return _build_decision(
+            facts, rows, PlacementAction.RENT, reason + _deadline_text(facts, possible, rented), (rented,)
+        )
     is_rent = chosen.market.is_rented
     reason = _rent_reason(possible, chosen) if is_rent else _wait_reason(rows, chosen)
     action = PlacementAction.RENT if is_rent else PlacementAction.WAIT
-    return _decision(facts, rows, action, reason + _deadline_text(facts, possible, chosen), in_time)
+    return _build_decision(facts, rows, action, reason + _deadline_text(facts, possible, chosen), in_time)
 
 
 def _overdue_seconds(facts: PlacementFacts) -> float:
@@ -150,7 +156,7 @@ def place_in_queue_order(queue: Sequence[PlacementFacts]) -> tuple[PlacementDeci
     """Place jobs one after another, each with the capacity, caps and budgets that the jobs before it leave.
 
     Args:
-        queue: In queue order, each with pools and spending as they stand before the cycle.
+        queue: In queue order, each with pools and spending as they were before the cycle.
     """
     accelerators_taken: dict[str, int] = {}
     fleet_micros_per_hour = 0
@@ -265,7 +271,7 @@ def _wait_reason(rows: Sequence[PoolCost], chosen: PoolCost) -> str:
     return f"{waits}: {rented.pool} would {saving}."
 
 
-def _decision(
+def _build_decision(
     facts: PlacementFacts, rows: Sequence[PoolCost], action: PlacementAction, reason: str, in_time: Sequence[PoolCost]
 ) -> PlacementDecision:
     """Return the decision for the first of the pools that meet the deadline, or for none if no pool can run the job."""

@@ -29,7 +29,7 @@ from evenkeel.domain.values import Instant, Sentence, Value
 from evenkeel.domain.words import count_of
 
 UNASSIGNED = "-"
-"""Instead of a job's id: no job may start on this node of a rented pool."""
+"""Used instead of a job's id: no job may start on this node of a rented pool."""
 
 
 class RentalState(StrEnum):
@@ -46,7 +46,7 @@ class RentalState(StrEnum):
 
     @property
     def serves(self) -> bool:
-        """Whether the job has its nodes, or will have them."""
+        """Whether the job has the nodes, or will get them."""
         return self in (RentalState.OPENING, RentalState.READY)
 
 
@@ -145,7 +145,7 @@ class Rental(Value):
     incident_id: str = ""
     """The recovery whose failed nodes this temporary capacity replaces; empty for other rentals."""
     due_at: Instant | None = None
-    """When its nodes go back in any case: for temporary capacity, or a Deployment with a time limit."""
+    """Latest return of its nodes, for temporary capacity or a Deployment with a time limit; None without a limit."""
     other_rentals_nodes: tuple[str, ...] = ()
     """Nodes of the same pool that belong to other rentals, as last seen. They are not this rental's nodes."""
     was_used: bool = False
@@ -232,7 +232,7 @@ class RentalChange(NamedTuple):
     has_new_offer: bool = False
     """Whether its allocation must be written."""
     changes_capacity: bool = False
-    """Whether the nodes or caps that admissions rest on change, so that the quota tree's version must be raised."""
+    """Whether nodes or caps change on which admissions depend. Then the quota tree's version must be raised."""
     capacity_answer: CapacityAnswer | None = None
     """Recorded as a shortage, or as the end of one; None changes no shortage."""
 
@@ -308,7 +308,7 @@ def with_joined_nodes(rental: Rental, names: Iterable[str]) -> Rental:
 
 
 def with_other_rentals_nodes(rental: Rental, rentals: Iterable[Rental]) -> Rental:
-    """Return a rental that knows which nodes belong to the other rentals of its pool.
+    """Record in a rental which nodes of its pool belong to other rentals.
 
     The wait for its own nodes reads the row of this rental alone.
     """
@@ -317,7 +317,7 @@ def with_other_rentals_nodes(rental: Rental, rentals: Iterable[Rental]) -> Renta
 
 
 def with_replicas_observed(rental: Rental, *, has_replicas: bool, now: datetime) -> Rental:
-    """Return a Deployment's rental that knows whether replicas run on its node."""
+    """Record in a Deployment's rental whether replicas run on its node."""
     idle_since = None if has_replicas else rental.idle_since or now
     was_used = has_replicas or rental.was_used
     if (idle_since, was_used) == (rental.idle_since, rental.was_used):
@@ -359,7 +359,7 @@ def refuse_offer(rental: Rental, reason: str) -> RentalChange:
 def next_offer(
     rental: Rental, placement: PlacementDecision, reason: str, decision_id: str, burst: BurstPolicy, now: datetime
 ) -> RentalChange:
-    """Ask the next pool, once nothing of the refused offer is left.
+    """Request the nodes from the next pool, once no node or pod of the refused offer is left.
 
     Args:
         rental: Its current offer was refused.
@@ -386,7 +386,7 @@ def next_offer(
 
 
 def release_rental(rental: Rental, reason: str, usable: Collection[str]) -> RentalChange:
-    """Take its nodes from the holder: no cycle starts the job there any more.
+    """Take the nodes from the holder. From then on, no scheduling cycle starts the job there.
 
     Args:
         rental: An open rental.

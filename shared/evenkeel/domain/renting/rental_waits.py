@@ -139,7 +139,7 @@ def why_node_not_needed(
 
     Args:
         rental: An OPENING rental.
-        other_rentals: Rentals of the same Deployment. Without them the answer comes later than it could.
+        other_rentals: Rentals of the same Deployment. Without them, the answer may come late.
         registered: The Deployments in the policy.
         pods: Pods without a node, and pods on the nodes of the rental's pool.
         nodes: Nodes of the cluster.
@@ -163,7 +163,7 @@ def why_node_not_needed(
 
 
 def _target_of(rental: Rental) -> ServingTarget:
-    assert rental.serving_target is not None  # or the rental would be a job's
+    assert rental.serving_target is not None  # otherwise the rental would belong to a job
     return rental.serving_target
 
 
@@ -203,6 +203,6 @@ def evaluate_serving_rental_over(
     idle = (now - (rental.idle_since or now)).total_seconds()
     if idle < quiet_seconds:
         return None
-    none = "has run on the node for" if rental.was_used else "used the node within"
+    idle_text = "has run on the node for" if rental.was_used else "used the node within"
     label = _target_of(rental).label
-    return WaitAnswer(outcome=OVER, reason=f"No replica of {label} {none} {round(idle)} s.")
+    return WaitAnswer(outcome=OVER, reason=f"No replica of {label} {idle_text} {round(idle)} s.")

@@ -67,8 +67,8 @@ class ServingState(Value):
             name=registered.name,
         )
 
-    def after_end(self, *, was_used: bool, now: datetime) -> "ServingState":
-        """Return the state once one of its nodes goes back."""
+    def after_return(self, *, was_used: bool, now: datetime) -> "ServingState":
+        """Return the state after one of its nodes was returned."""
         if was_used:
             return self.replace(unused_rentals=0, not_before=None)
         seconds = min(_MAX_UNUSED_SECONDS, _UNUSED_SECONDS * 2**self.unused_rentals)
@@ -144,7 +144,7 @@ def why_not_schedulable(pod: UnmanagedPod, pool: RentedPool) -> str:
 
 
 def decide_serving_rentals(
-    short: ReplicaShortfall,
+    shortfall: ReplicaShortfall,
     waiting: int,
     context: PlacementContext,
     state: ServingState,
@@ -155,7 +155,7 @@ def decide_serving_rentals(
     """Decide which nodes are rented for waiting replicas: one at a time, until all fit or renting does not pay.
 
     Args:
-        short: The Deployment with its waiting replicas.
+        shortfall: The Deployment with its waiting replicas.
         waiting: Number of replicas that fit on neither committed nor rented nodes.
         context: The snapshot of the cycle, without its queue.
         state: The stored state of the Deployment.
@@ -165,23 +165,25 @@ def decide_serving_rentals(
     Returns:
         A decision for each node to rent, or a single one with the reason why none is rented.
     """
-    patience = timedelta(seconds=short.registered.patience_seconds)
-    waiting_pods = [pod for pod in short.waiting if pod.created_at is None or context.now - pod.created_at >= patience]
+    patience = timedelta(seconds=shortfall.registered.patience_seconds)
+    waiting_pods = [
+        pod for pod in shortfall.waiting if pod.created_at is None or context.now - pod.created_at >= patience
+    ]
     still_waiting = min(waiting, len(waiting_pods))
     pools = {pool.name: pool for pool in policy.burst.pools}
     decisions: list[PlacementDecision] = []
     while still_waiting > 0 and len(decisions) < max_rentals:
-        answer = choose_pool(_placement_facts(short, waiting_pods, still_waiting, context, state, policy))
+        answer = choose_pool(_placement_facts(shortfall, waiting_pods, still_waiting, context, state, policy))
         if answer.action is not PlacementAction.RENT:
             return tuple(decisions) or (answer,)
         decisions.append(answer)
-        still_waiting -= _replicas_per_node(pools[answer.pool].accelerators_per_node, short.per_replica)
+        still_waiting -= _replicas_per_node(pools[answer.pool].accelerators_per_node, shortfall.per_replica)
         context = context._replace(rented=context.rented.with_planned((answer,), policy.burst.pools))
     return tuple(decisions)
 
 
 def _placement_facts(
-    short: ReplicaShortfall,
+    shortfall: ReplicaShortfall,
     waiting_pods: Sequence[UnmanagedPod],
     waiting: int,
     context: PlacementContext,
@@ -190,9 +192,9 @@ def _placement_facts(
 ) -> PlacementFacts:
     """Return the facts for one more node, which several replicas may share.
 
-    A replica whose node is reclaimed loses only the time until the next node, as a job that saves all the time.
+    A replica whose node is reclaimed loses only the time until the next node, like a job that saves continuously.
     """
-    registered, per_replica = short.registered, short.per_replica
+    registered, per_replica = shortfall.registered, shortfall.per_replica
     pools = policy.pools_for(registered)
     fewest = min((_replicas_per_node(pool.accelerators_per_node, per_replica) for pool in pools), default=1)
     together = min(waiting, fewest)
@@ -212,7 +214,7 @@ def _placement_facts(
     )
     waited = (context.now - since).total_seconds()
     committed = (
-        _committed_candidate(short, pool, together, waited, context, policy)
+        _committed_candidate(shortfall, pool, together, waited, context, policy)
         for pool in committed_pools(context.capacities, policy)
         if pool.cluster == registered.cluster
     )
@@ -222,7 +224,7 @@ def _placement_facts(
     book = context.rented
     return PlacementFacts(
         job=demand,
-        candidates=(*committed, _no_extra_node(short), *rented),
+        candidates=(*committed, _no_extra_node(shortfall), *rented),
         spending=spend_limits(registered.team, book.allocations, policy.burst, book.budgets_left.get(registered.team)),
         now=context.now,
     )
@@ -235,17 +237,21 @@ def _differences_of(
     if whys and all(whys):
         return (whys[0],)
     if state.not_before and now < state.not_before:
-        return (
-            f"No replica used the node rented last. No node is rented before {state.not_before:%d %b %H:%M:%S} UTC.",
-        )
+        not_before = f"{state.not_before:%d %b %H:%M:%S} UTC"
+        return (f"The node that was rented last stayed unused. No node is rented before {not_before}.",)
     return ()
 
 
 def _committed_candidate(
-    short: ReplicaShortfall, pool: Pool, together: int, waited_seconds: float, context: PlacementContext, policy: Policy
+    shortfall: ReplicaShortfall,
+    pool: Pool,
+    together: int,
+    waited_seconds: float,
+    context: PlacementContext,
+    policy: Policy,
 ) -> CandidatePool:
-    """Return a committed pool. None of it is free for a waiting replica, and nothing waits ahead of the replica."""
-    spike, per_replica = short.registered.spike_seconds, short.per_replica
+    """Return a committed pool. None of its nodes is free for a waiting replica, and no job is ahead of the replica."""
+    spike, per_replica = shortfall.registered.spike_seconds, shortfall.per_replica
     queue = [WaitingUse(per_replica, spike)] * together
     starts = forecast_starts(pool, queue, context, policy, min_free=per_replica)
     return CandidatePool(
@@ -253,15 +259,15 @@ def _committed_candidate(
     )
 
 
-def _no_extra_node(short: ReplicaShortfall) -> CandidatePool:
+def _no_extra_node(shortfall: ReplicaShortfall) -> CandidatePool:
     pool = Pool(
         name=NO_EXTRA_NODE,
-        cluster=short.registered.cluster,
+        cluster=shortfall.registered.cluster,
         market=Market.COMMITTED,
         instance_type="",
-        accelerators_per_node=short.per_replica,
+        accelerators_per_node=shortfall.per_replica,
         max_nodes=1,
         launch=LaunchDelay(p50_seconds=0, p90_seconds=0),
         place=PoolEnvironment(),
     )
-    return CandidatePool(pool=pool, accelerators_left=0, wait_seconds=short.registered.spike_seconds)
+    return CandidatePool(pool=pool, accelerators_left=0, wait_seconds=shortfall.registered.spike_seconds)

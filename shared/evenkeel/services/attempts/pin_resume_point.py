@@ -29,10 +29,10 @@ from evenkeel.domain.checkpoints import (
     ResumeChoice,
     StoredObject,
     choose_resume_point,
-    fence_of,
     fence_status,
+    next_fence,
+    parse_fence,
     parse_manifest,
-    raised,
     ref_of_folder,
     verify,
 )
@@ -96,7 +96,7 @@ def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore, policy: JobPo
     """
     uri = job.spec.checkpoint_uri
     document, tag = checkpoints.fence(uri)
-    fence = None if document is None else fence_of(document)
+    fence = None if document is None else parse_fence(document)
     match fence_status(fence, attempt.attempt):
         case FenceStatus.STALE:
             return PinAnswer(PinOutcome.STALE, _from_the_beginning("A later attempt has raised the fence."))
@@ -108,7 +108,7 @@ def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore, policy: JobPo
     choice = _choose_resume_point(job, attempt, fence, checkpoints, policy)
     if choice.would_discard_checkpoints and not policy.start_over_when_unproven:
         return PinAnswer(PinOutcome.UNPROVEN, choice)
-    checkpoints.raise_fence(uri, raised(fence, attempt.attempt, choice).to_json(), tag)
+    checkpoints.raise_fence(uri, next_fence(fence, attempt.attempt, choice).to_json(), tag)
     return PinAnswer(PinOutcome.PINNED, choice)
 
 

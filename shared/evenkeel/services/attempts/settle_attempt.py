@@ -11,7 +11,7 @@ from evenkeel.domain.jobs.attempt import Attempt, AttemptState, ObservedWorkload
 from evenkeel.domain.jobs.attempt_end import (
     AttemptEnd,
     end_despite_live_pods,
-    judge_abandoned,
+    judge_abandoned_attempt,
     judge_end,
     lost_nodes,
     without_blame,
@@ -99,7 +99,7 @@ def _judge(
     if reported and (ending is None or not workload.pods):
         ending = end_despite_live_pods(reported, workload) or reported
     if ending is None:
-        ending = judge_abandoned(workload, job, attempt, _failure_text(request.failure))
+        ending = judge_abandoned_attempt(workload, job, attempt, _failure_text(request.failure))
     if job.stop_of(attempt.attempt) is None:
         gone = lost_nodes(nodes, attempt.node_names, context.now, context.policy.jobs.lost_node_seconds)
         faulty = _faulty_nodes(attempt, context.ledger) | {name for name, node in nodes.items() if shows_fault(node)}

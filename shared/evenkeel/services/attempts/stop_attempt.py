@@ -3,7 +3,7 @@
 from enum import StrEnum
 
 from evenkeel.domain.jobs.attempt import Attempt
-from evenkeel.domain.jobs.attempt_end import judge_abandoned
+from evenkeel.domain.jobs.attempt_end import judge_abandoned_attempt
 from evenkeel.domain.jobs.job import Job, StopRequest
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Value
@@ -68,7 +68,7 @@ def _record_deadline(request: attempt_record.AttemptRequest, context: Context) -
 
 
 def _request(job: Job, attempt: Attempt, context: Context) -> StopRequest:
-    ending = judge_abandoned(context.cluster.workload(attempt), job, attempt, failure="")
+    ending = judge_abandoned_attempt(context.cluster.workload(attempt), job, attempt, failure="")
     return StopRequest(
         attempt=attempt.attempt,
         reason=ending.reason,

@@ -401,7 +401,7 @@ def _serving_state_writes(case: _StepCase) -> tuple[Write, ...]:
     if not rental.was_used and idle_seconds < context.policy.burst.quiet_seconds:
         return ()  # the node was lost before any replica could start
     state = rows.decode(row, ServingState)
-    new_state = state.after_end(was_used=rental.was_used, now=context.now)
+    new_state = state.after_return(was_used=rental.was_used, now=context.now)
     return () if new_state == state else (Put(job_rows.serving_row(new_state, row.version)),)
 
 

@@ -151,7 +151,7 @@ def _load_fleet(
     rented = rented._replace(
         budgets_left=remaining_by_team(setup, spent, live_charges, rented.rentals, context.policy.economy, context.now)
     )
-    capacities = rented.capacities(
+    capacities = rented.reserve_nodes(
         _node_capacity(interrupted, nodes, in_use, charges, context.now),
         [interrupted.job],
         context.policy.burst.pools,
@@ -287,7 +287,7 @@ def _find_rental(
     price = context.policy.burst.delay_of(interrupted.job.spec.priority_class)
     if not price and interrupted.job.spec.deadline_at is None:
         return None, _unavailable(option, f"{_NO_PRICE}, so Evenkeel rents no nodes for the job")
-    rental = fleet.rented.serving.get(name)
+    rental = fleet.rented.rental_by_holder.get(name)
     if rental is not None:
         what = "still serve it" if rental.state is RentalState.READY else "are starting"
         return None, _unavailable(option, f"nodes rented for the job {what}")

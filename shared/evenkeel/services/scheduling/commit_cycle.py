@@ -119,7 +119,7 @@ def _admit(
     for step in admissions:
         decision = step.decision
         attempt = decision.to_attempt(loaded.snapshot.pending[decision.job_id], context.ids.new("dec"))
-        rental = loaded.snapshot.rented.serving.get(decision.job_id)
+        rental = loaded.snapshot.rented.rental_by_holder.get(decision.job_id)
         is_rented = rental is not None and rental.hosts(attempt)
         price = context.policy.economy.price_of(attempt.instance_type, attempt.admitted_at, attempt.pool)
         attempts[decision.job_id] = attempt.replace(

@@ -400,7 +400,7 @@ def _with_clusters(loaded: LoadedCycle, rented: RentalBook, lists: _NodeLists, c
     unhealthy = unhealthy_nodes.unhealthy_among(nodes, context)
     used = resources_taken(in_use, snapshot.live_charges, workloads)
     capacities = node_capacity(join_nodes(nodes, provider_nodes, names[0]), used, unhealthy)
-    capacities = rented.capacities(capacities, snapshot.pending.values(), policy.burst.pools)
+    capacities = rented.reserve_nodes(capacities, snapshot.pending.values(), policy.burst.pools)
     return loaded._replace(
         snapshot=snapshot._replace(
             capacities=with_reservation_ends(capacities, policy),

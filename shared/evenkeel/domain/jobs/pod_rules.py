@@ -14,7 +14,7 @@ from evenkeel.domain.policy_section import Section
 from evenkeel.domain.values import Word
 
 MAX_ALLOWED = 200
-"""Maximum number of claims, and of Secrets, that an allowance names."""
+"""Maximum number of claims, and of Secrets, that a list of rules names."""
 MAX_RANGES = 20
 MAX_ID = 2**31 - 1
 """Maximum user or group id, as in Kubernetes."""
@@ -88,7 +88,7 @@ class IdRange(Section):
         return str(self.min) if self.min == self.max else f"{self.min}-{self.max}"
 
 
-class PodAllowance(Section):
+class PodRules(Section):
     """The parts of a pod that jobs may use beyond the defaults. By default none."""
 
     claims: Annotated[tuple[AllowedClaim, ...], Field(max_length=MAX_ALLOWED)] = ()
@@ -114,4 +114,4 @@ class PodAllowance(Section):
         return self
 
 
-NOTHING_ALLOWED = PodAllowance()
+NOTHING_ALLOWED = PodRules()

@@ -1,12 +1,12 @@
-"""The claims, Secrets, ids and folders of a job: valid values, and the permissions of its team."""
+"""The claims, Secrets, ids and folders of a job: valid values, and what its team allows."""
 
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from evenkeel.domain.jobs.allowance import NOTHING_ALLOWED, PodAllowance
-from evenkeel.domain.jobs.check_allowance import check_allowance
+from evenkeel.domain.jobs.check_pod_rules import check_pod_rules
+from evenkeel.domain.jobs.pod_rules import NOTHING_ALLOWED, PodRules
 from evenkeel.domain.jobs.types import JobTypes, with_defaults
 from evenkeel.domain.jobs.validation import check_spec
 from tests.unit.scheduling.builders import a_spec
@@ -32,7 +32,7 @@ def test_claims_and_scratch_folders_on_separate_paths_are_valid() -> None:
     "path",
     ["", "data", "/", "/data/", "/data/../etc", "/data/.", "//data", "/da ta", "/data\n", "/daté"],
 )
-def test_mount_path_that_is_not_absolute_and_plain_is_refused(path: str) -> None:
+def test_paths_that_are_not_plain_are_refused(path: str) -> None:
     assert fields(volumes=[{**DATA, "mountPath": path}]) == ["volumes.0.mountPath"]
 
 
@@ -69,7 +69,7 @@ def test_names_that_kubernetes_refuses_are_refused(name: str) -> None:
     assert set(problems) == {"volumes.0.claim", "imagePullSecrets.0"}
 
 
-def test_user_or_group_id_of_root_is_refused() -> None:
+def test_root_has_no_valid_id() -> None:
     assert fields(run_as_user=0, run_as_group=0, fs_group=0) == [
         "securityContext.runAsUser",
         "securityContext.runAsGroup",
@@ -83,14 +83,14 @@ def test_memory_request_of_pods_includes_shared_memory() -> None:
     assert fields(shared_memory_gib=64, memory_gib_per_node=64) == []
 
 
-def test_huge_pages_must_be_a_multiple_of_two_mib() -> None:
+def test_huge_pages_have_two_mib() -> None:
     assert fields(huge_pages_mib_per_node=3) == ["hugePagesMibPerNode"]
 
 
 # ---------------------------------------------------------------- allowed values
 
 
-ALLOWED = PodAllowance.model_validate(
+ALLOWED = PodRules.model_validate(
     {
         "claims": [
             {"name": "data"},
@@ -108,8 +108,8 @@ ALLOWED = PodAllowance.model_validate(
 )
 
 
-def refusals(allowed: PodAllowance = ALLOWED, **changes: Any) -> dict[str, str]:
-    return {error.field: error.message for error in check_allowance(a_spec(**changes), allowed, "Team nlp")}
+def refusals(allowed: PodRules = ALLOWED, **changes: Any) -> dict[str, str]:
+    return {error.field: error.message for error in check_pod_rules(a_spec(**changes), allowed, "Team nlp")}
 
 
 def test_default_pod_needs_no_permission_of_its_team() -> None:
@@ -117,7 +117,7 @@ def test_default_pod_needs_no_permission_of_its_team() -> None:
     assert refusals(NOTHING_ALLOWED, run_as_user=1000, checkpoint_uri="file:///fsx/a", checkpoint_claim="any") == {}
 
 
-def test_everything_that_the_policy_lists_is_allowed() -> None:
+def test_everything_that_is_listed_is_allowed() -> None:
     job: dict[str, Any] = {
         "volumes": [DATA, {"claim": "models", "mountPath": "/models", "readOnly": False}],
         "image_pull_secrets": ["registry"],
@@ -191,9 +191,9 @@ def test_each_pod_extra_is_refused_unless_the_policy_lists_it() -> None:
         ({"claims": [{"name": "a", "mode": "read-write"}]}, "Extra inputs"),
     ],
 )
-def test_invalid_allowance_is_refused(document: dict[str, Any], words: str) -> None:
+def test_invalid_pod_rules_are_refused(document: dict[str, Any], words: str) -> None:
     with pytest.raises(ValidationError, match=words):
-        PodAllowance.model_validate(document)
+        PodRules.model_validate(document)
 
 
 # ---------------------------------------------------------------- job types

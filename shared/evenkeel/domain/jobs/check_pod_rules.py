@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from evenkeel.domain.jobs.allowance import DEFAULT_ID, AccessMode, AllowedClaim, ClaimMode, PodAllowance
+from evenkeel.domain.jobs.pod_rules import DEFAULT_ID, AccessMode, AllowedClaim, ClaimMode, PodRules
 from evenkeel.domain.jobs.spec import JobSpec
 from evenkeel.domain.jobs.validation import SpecError
 from evenkeel.domain.jobs.volumes import Volume
@@ -11,48 +11,48 @@ _SHOWN = 10
 """Names that a message lists."""
 
 
-def check_allowance(spec: JobSpec, allowance: PodAllowance, owner: str) -> Iterator[SpecError]:
+def check_pod_rules(spec: JobSpec, rules: PodRules, owner: str) -> Iterator[SpecError]:
     """Yield an error for each field of a job that its team does not allow.
 
     Args:
         spec: The job.
-        allowance: The allowance of the team, or of the policy if there are no teams.
+        rules: The rules of the team, or of the policy if there are no teams.
         owner: The name of either at the start of a sentence: `Team nlp`.
     """
-    yield from _claim_errors(spec, allowance, owner)
-    yield from _secret_errors(spec, allowance, owner)
+    yield from _claim_errors(spec, rules, owner)
+    yield from _secret_errors(spec, rules, owner)
     for field, number, ranges in (
-        ("securityContext.runAsUser", spec.run_as_user, allowance.users),
-        ("securityContext.runAsGroup", spec.run_as_group, allowance.groups),
-        ("securityContext.fsGroup", spec.fs_group, allowance.fs_groups),
+        ("securityContext.runAsUser", spec.run_as_user, rules.users),
+        ("securityContext.runAsGroup", spec.run_as_group, rules.groups),
+        ("securityContext.fsGroup", spec.fs_group, rules.fs_groups),
     ):
         if number is not None and number != DEFAULT_ID and not any(number in id_range for id_range in ranges):
             allowed_ids = ", ".join([str(DEFAULT_ID), *(id_range.text for id_range in ranges)])
             yield SpecError(field, f"{owner} allows these ids: {allowed_ids}.")
     scratch_gib = sum(folder.size_gib for folder in spec.scratch)
-    if scratch_gib > allowance.max_scratch_gib:
+    if scratch_gib > rules.max_scratch_gib:
         yield SpecError(
-            "scratch", f"{owner} allows {allowance.max_scratch_gib} GiB of scratch folders in a pod, not {scratch_gib}."
+            "scratch", f"{owner} allows {rules.max_scratch_gib} GiB of scratch folders in a pod, not {scratch_gib}."
         )
-    if (pages := spec.huge_pages_mib_per_node or 0) > allowance.max_huge_pages_mib:
-        text = f"{owner} allows {allowance.max_huge_pages_mib} MiB of huge pages in a pod, not {pages}."
+    if (pages := spec.huge_pages_mib_per_node or 0) > rules.max_huge_pages_mib:
+        text = f"{owner} allows {rules.max_huge_pages_mib} MiB of huge pages in a pod, not {pages}."
         yield SpecError("hugePagesMibPerNode", text)
 
 
-def _claim_errors(spec: JobSpec, allowance: PodAllowance, owner: str) -> Iterator[SpecError]:
-    by_name = {claim.name: claim for claim in allowance.claims}
+def _claim_errors(spec: JobSpec, rules: PodRules, owner: str) -> Iterator[SpecError]:
+    by_name = {claim.name: claim for claim in rules.claims}
     for index, volume in enumerate(spec.volumes):
         allowed_claim = by_name.get(volume.claim)
         if allowed_claim is None:
-            yield SpecError(f"volumes.{index}.claim", _unlisted_text("mounts", "claim", allowance.claims, owner))
+            yield SpecError(f"volumes.{index}.claim", _unlisted_text("mounts", "claim", rules.claims, owner))
         else:
             yield from _mode_errors(spec, volume, allowed_claim, f"volumes.{index}", owner)
     # Without a list, checkpoints may be on any claim of the namespace, as in earlier releases.
-    if spec.checkpoint_claim and allowance.claims:
+    if spec.checkpoint_claim and rules.claims:
         allowed_claim = by_name.get(spec.checkpoint_claim)
         written = Volume(claim=spec.checkpoint_claim, mount_path="", read_only=False)
         if allowed_claim is None:
-            yield SpecError("checkpoint.claim", _unlisted_text("mounts", "claim", allowance.claims, owner))
+            yield SpecError("checkpoint.claim", _unlisted_text("mounts", "claim", rules.claims, owner))
         else:
             yield from _mode_errors(spec, written, allowed_claim, "checkpoint", owner)
 
@@ -69,14 +69,14 @@ def _mode_errors(spec: JobSpec, volume: Volume, claim: AllowedClaim, field: str,
         yield SpecError(f"{field}.claim", text)
 
 
-def _secret_errors(spec: JobSpec, allowance: PodAllowance, owner: str) -> Iterator[SpecError]:
+def _secret_errors(spec: JobSpec, rules: PodRules, owner: str) -> Iterator[SpecError]:
     for index, name in enumerate(spec.image_pull_secrets):
-        if name not in allowance.image_pull_secrets:
-            allowed_names = _joined(allowance.image_pull_secrets)
+        if name not in rules.image_pull_secrets:
+            allowed_names = _joined(rules.image_pull_secrets)
             yield SpecError(f"imagePullSecrets.{index}", f"{owner} pulls images with {allowed_names or 'no Secret'}.")
     for name, source in spec.secret_env.items():
-        if allowance.env_secrets and source.secret not in allowance.env_secrets:
-            text = f"{owner} reads variables from these Secrets: {_joined(allowance.env_secrets)}."
+        if rules.env_secrets and source.secret not in rules.env_secrets:
+            text = f"{owner} reads variables from these Secrets: {_joined(rules.env_secrets)}."
             yield SpecError(f"secretEnv.{name}.secret", text)
 
 
