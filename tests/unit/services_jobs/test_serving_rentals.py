@@ -443,7 +443,7 @@ def test_unused_rented_node_pauses_further_rentals() -> None:
     assert rental.state is RentalState.ENDED
     assert "No replica of serving/chat used the node within" in rental.reason
     assert renting.serving_state().unused_rentals == 1
-    assert "No replica used the node rented last" in renting.notes()
+    assert "The node that was rented last stayed unused" in renting.notes()
     assert renting.left() == []
     renting.turns(45)
     assert len(renting.rentals()) == 2
