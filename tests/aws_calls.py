@@ -32,7 +32,7 @@ from evenkeel.adapters.messages import (
     LambdaWaitAnswers,
     S3RawEvents,
     SnsChat,
-    SnsPager,
+    SnsOnCall,
     SqsCycleRequests,
     SqsDeadLetters,
     SqsInbox,
@@ -215,8 +215,8 @@ CASES: Final = (
     ),
     Case(
         "messages",
-        "page",
-        lambda client: SnsPager(f"arn:aws:sns:{ACCOUNT}:pages", "research", client("sns")).page(
+        "alert",
+        lambda client: SnsOnCall(f"arn:aws:sns:{ACCOUNT}:pages", "research", client("sns")).alert(
             "node i-1 is lost", "Look at it.", key="inc-1"
         ),
     ),

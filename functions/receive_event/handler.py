@@ -13,4 +13,4 @@ from evenkeel.services.incidents import receive_event
 
 @entry.event(parse=envelope.parse, urgency=attrgetter("urgency"), malformed=Malformed, ignored_types=(Ignored, Unknown))
 def handler(parsed: ParsedEvent, _context: entry.LambdaContext) -> entry.Json:
-    return receive_event.handle_event(parsed, wiring.context())
+    return receive_event.ingest_event(parsed, wiring.context())

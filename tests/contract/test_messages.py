@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError, EndpointConnectionError
 from evenkeel.adapters.messages import (
     LambdaWaitAnswers,
     S3RawEvents,
-    SnsPager,
+    SnsOnCall,
     SqsCycleRequests,
     SqsDeadLetters,
     SqsInbox,
@@ -132,7 +132,7 @@ def test_alert_reaches_the_topic_with_its_key(engine_user: Credentials, unique: 
     sqs.set_queue_attributes(QueueUrl=url, Attributes={"Policy": policy})
     sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=queue_arn)
 
-    SnsPager(topic, "main", sns).page("A recovery\nneeds — you " + "x" * 200, HOSTILE, key="inc-1")
+    SnsOnCall(topic, "main", sns).alert("A recovery\nneeds — you " + "x" * 200, HOSTILE, key="inc-1")
 
     (message,) = all_messages(sqs, url, 1)
     page = json.loads(message["Body"])
@@ -229,7 +229,7 @@ def test_each_aws_error_has_its_own_error(error: str, meaning: type[Exception]) 
     with pytest.raises(meaning):
         SqsDeadLetters("u", client).put("b", "c", "r")
     with pytest.raises(meaning):
-        SnsPager("t", "main", client).page("s", "m", key="k")
+        SnsOnCall("t", "main", client).alert("s", "m", key="k")
     with pytest.raises(meaning):
         LambdaWaitAnswers("f", client).request("s", "n", 1, {})
 
@@ -263,7 +263,7 @@ def bytes_of(request: dict[str, Any], body: str) -> int:
 def test_alert_of_any_length_fits_the_topic(character: str) -> None:
     client = RecordingClient()
 
-    SnsPager("arn", "main", client).page("subject", character * 300_000, key="\u20ac" * 200)
+    SnsOnCall("arn", "main", client).alert("subject", character * 300_000, key="\u20ac" * 200)
 
     assert 190_000 < bytes_of(client.sent[0], "Message") <= 262_144
 

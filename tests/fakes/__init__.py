@@ -8,7 +8,7 @@ from tests.fakes.messages import (
     InMemoryDeadLetters,
     InMemoryRawEvents,
     RecordingCycleRequests,
-    RecordingPager,
+    RecordingOnCall,
     RecordingWaitAnswers,
 )
 from tests.fakes.provider import FakeProvider, a_provider_node
@@ -29,7 +29,7 @@ __all__ = [
     "InMemoryLedger",
     "InMemoryRawEvents",
     "RecordingCycleRequests",
-    "RecordingPager",
+    "RecordingOnCall",
     "RecordingTelemetry",
     "RecordingTokens",
     "RecordingWaitAnswers",

@@ -34,7 +34,7 @@ class RecordingCycleRequests:
 
 
 @dataclass(frozen=True)
-class PageSent:
+class SentAlert:
     """An alert to the on-call."""
 
     subject: str
@@ -43,11 +43,11 @@ class PageSent:
 
 
 @dataclass
-class RecordingPager:
-    pages: list[PageSent] = field(default_factory=list)
+class RecordingOnCall:
+    alerts: list[SentAlert] = field(default_factory=list)
 
-    def page(self, subject: str, message: str, *, key: str) -> None:
-        self.pages.append(PageSent(subject, message, key))
+    def alert(self, subject: str, message: str, *, key: str) -> None:
+        self.alerts.append(SentAlert(subject, message, key))
 
 
 @dataclass

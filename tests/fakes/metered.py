@@ -377,7 +377,7 @@ def metered_ports(world: Any, meter: Meter, sizes: ObjectSizes) -> dict[str, Any
         "node_groups": MeteredPort(world.node_groups, meter, one_call("autoscaling:Describe")),
         "wait_answers": MeteredPort(world.wait_answers, meter, one_call("lambda:Invoke")),
         "cycle_requests": MeteredPort(world.cycle_requests, meter, one_call("sqs:SendMessage")),
-        "pager": MeteredPort(world.pager, meter, one_call("sns:Publish")),
+        "on_call": MeteredPort(world.on_call, meter, one_call("sns:Publish")),
         "raw_events": MeteredPort(world.raw_events, meter, one_call("s3:PutObject", 100, 1_500)),
         "dead_letters": MeteredPort(world.dead_letters, meter, one_call("sqs:SendMessage")),
         "inbox": MeteredPort(world.inbox, meter, one_call("sqs:GetQueueAttributes")),

@@ -19,7 +19,7 @@ from tests.fakes.messages import (
     RecordingBus,
     RecordingChat,
     RecordingCycleRequests,
-    RecordingPager,
+    RecordingOnCall,
     RecordingWaitAnswers,
 )
 from tests.fakes.node_groups import InMemoryNodeGroups
@@ -76,7 +76,7 @@ class FakeWorld:
         self.tokens = RecordingTokens()
         self.wait_answers = RecordingWaitAnswers()
         self.cycle_requests = RecordingCycleRequests()
-        self.pager = RecordingPager()
+        self.on_call = RecordingOnCall()
         self.event_bus = RecordingBus()
         self.chat = RecordingChat()
         self.raw_events = InMemoryRawEvents()

@@ -19,7 +19,7 @@ PORTS: dict[str, type] = {
     "tokens": ports.Tokens,
     "wait_answers": ports.WaitAnswers,
     "cycle_requests": ports.CycleRequests,
-    "pager": ports.Pager,
+    "on_call": ports.OnCall,
     "raw_events": ports.RawEvents,
     "inbox": ports.Inbox,
     "dead_letters": ports.DeadLetters,

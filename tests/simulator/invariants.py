@@ -63,7 +63,7 @@ class CheckTrigger(StrEnum):
     LIMIT = "whenever a pool's limit is set"
     LOOK = "every half minute"
     ANSWER = "at every answer to a wait"
-    PAGE = "at every page"
+    ALERT = "at every page"
     FAILURE = "whenever a function fails"
     RETURN = "whenever a function ends"
     BLIND = "every ten seconds"
@@ -153,8 +153,8 @@ class InvariantChecker:
     def answered(self, world: "Simulation", token: str, output: "Json") -> None:
         self._make(CheckTrigger.ANSWER, world, token, output)
 
-    def paged(self, world: "Simulation", key: str) -> None:
-        self._make(CheckTrigger.PAGE, world, key)
+    def alert_sent(self, world: "Simulation", key: str) -> None:
+        self._make(CheckTrigger.ALERT, world, key)
 
     def raised(self, world: "Simulation", call: "FunctionCall", error: Exception) -> None:
         self._make(CheckTrigger.FAILURE, world, call, error)
@@ -760,15 +760,15 @@ def waits_are_distinct(world: "Simulation", changes: Changes) -> Iterator[str]:
     yield from ()
 
 
-@invariant_check("one-page-per-incident", "A person is paged once for one event.", CheckTrigger.PAGE)
+@invariant_check("one-page-per-incident", "A person is paged once for one event.", CheckTrigger.ALERT)
 def one_page_per_incident(world: "Simulation", key: str) -> Iterator[str]:
     incident = "-".join(key.split("-")[:2]) if key.startswith("inc-") else key  # a shared cause is its own
     injected_failures = world.chaos.injected_failures
-    before = world.watched.pages.get(incident)
+    before = world.watched.alerts.get(incident)
     # A call that dies between the alert and its record sends the alert again under the same key.
     if before and (before[0] != key or before[1] == injected_failures):
         yield f"{incident} was paged under {before[0]} and is paged again under {key}"
-    world.watched.pages[incident] = (key, injected_failures)
+    world.watched.alerts[incident] = (key, injected_failures)
 
 
 @invariant_check(

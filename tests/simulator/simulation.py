@@ -57,7 +57,7 @@ from tests.fakes.checkpoints import InMemoryCheckpoints
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.crashes import Crash
 from tests.fakes.ledger import InMemoryLedger
-from tests.fakes.messages import InMemoryDeadLetters, InMemoryInbox, InMemoryRawEvents, RecordingPager
+from tests.fakes.messages import InMemoryDeadLetters, InMemoryInbox, InMemoryRawEvents, RecordingOnCall
 from tests.fakes.system import RecordingTelemetry, SequenceIds
 from tests.simulator.asl import Execution, Failure, Json, Reply, WorkflowEngine
 from tests.simulator.chaos import Chaos
@@ -284,7 +284,7 @@ class RecordedEffects:
     """First answer to each token, by the number of waits opened for it."""
     opened: Counter[str] = field(default_factory=Counter)
     """By token: number of waits that were opened when none was stored."""
-    pages: dict[str, tuple[str, int]] = field(default_factory=dict)
+    alerts: dict[str, tuple[str, int]] = field(default_factory=dict)
     """By incident: the key of its page, and the number of faults until then."""
     calls: dict[str, list[tuple[float, str, bool]]] = field(default_factory=dict)
     """Repair calls that the provider took, by node: when, which rung, and whether the reply got through."""
@@ -493,7 +493,7 @@ class Simulation:
         self.cluster.on_change = self.ingest
         self.engine = WorkflowEngine(loop, self.invoke, rng)
         self.engine.on_end = self._execution_ended
-        self.pager = RecordingPager()
+        self.on_call = RecordingOnCall()
         self.ids = SequenceIds()
         wrapped = {
             name: self.chaos.wrap(name, port)
@@ -506,7 +506,7 @@ class Simulation:
                 "tokens": SimulatedTokens(self),
                 "wait_answers": SimulatedWaitAnswers(self),
                 "cycle_requests": SimulatedCycleRequests(self),
-                "pager": SimulatedPager(self),
+                "on_call": SimulatedOnCall(self),
                 "raw_events": InMemoryRawEvents(),
                 "inbox": InMemoryInbox(),
                 "dead_letters": InMemoryDeadLetters(),
@@ -1136,14 +1136,14 @@ class SimulatedCycleRequests:
             self.simulation.request_cycle()
 
 
-class SimulatedPager:
+class SimulatedOnCall:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
 
-    def page(self, subject: str, message: str, *, key: str) -> None:
+    def alert(self, subject: str, message: str, *, key: str) -> None:
         self.simulation.log(f"PAGE {key}: {message.splitlines()[0][:160]}")
         self.simulation.checks.paged(self.simulation, key)
-        self.simulation.pager.page(subject, message, key=key)
+        self.simulation.on_call.alert(subject, message, key=key)
         if "shared-cause-" in key:
             self.simulation.end_cause(key.partition("shared-cause-")[2])
 

@@ -42,7 +42,7 @@ def test_time_buckets_of_every_job_sum_to_its_elapsed_time(worlds: list[Simulati
     for world in worlds:
         context = world.observer_context()
         for job in jobs_of(world):
-            receipt = read_receipts.of_job(job, Reader(), context)
+            receipt = read_receipts.visible_job_receipt(job, Reader(), context)
             interrupted += len(receipt.interruptions)
             assert sum(round(bucket.seconds * 1e6) for bucket in receipt.buckets) == round(
                 receipt.elapsed_seconds * 1e6
@@ -57,7 +57,9 @@ def test_one_incident_owns_the_loss_of_an_attempt(worlds: list[Simulation]) -> N
         owners: dict[tuple[str, int], str] = {}
         context = world.observer_context()
         for incident in incidents_of(world):
-            for interruption in read_receipts.of_incident(incident, Reader(), context, may_see_all=True).jobs:
+            for interruption in read_receipts.visible_incident_receipt(
+                incident, Reader(), context, may_see_all=True
+            ).jobs:
                 attempt_key = (interruption.job_id, interruption.attempt)
                 assert owners.setdefault(attempt_key, incident.incident_id) == incident.incident_id, (
                     world.seed,
@@ -72,7 +74,7 @@ def test_recoveries_have_known_stages_and_a_forecast(worlds: list[Simulation]) -
     for world in worlds:
         context = world.observer_context()
         for incident in incidents_of(world):
-            receipt = read_receipts.of_incident(incident, Reader(), context, may_see_all=True)
+            receipt = read_receipts.visible_incident_receipt(incident, Reader(), context, may_see_all=True)
             for interruption in receipt.jobs:
                 assert interruption.cause is InterruptionCause.INCIDENT
                 if interruption.resumed_by_attempt:

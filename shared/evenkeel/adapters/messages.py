@@ -1,4 +1,4 @@
-"""Messages over AWS: queues, the topic for pages, the archive of raw events, and calls of `resolve_wait`."""
+"""Messages over AWS: queues, the topic for alerts, the archive of raw events, and calls of `resolve_wait`."""
 
 import json
 import re
@@ -41,8 +41,8 @@ _DEDUPLICATION_SECONDS = 4.0
 """A second request for the same wait is sent only after this time."""
 _LONGEST_REASON = 200
 _LONGEST_SUBJECT = 100
-_LARGEST_PAGE = 200_000
-"""Maximum bytes of a page. SNS accepts 256 KiB with attributes."""
+_MAX_ALERT_BYTES = 200_000
+"""Maximum bytes of an alert. SNS accepts 256 KiB with attributes."""
 _MAX_MESSAGE_BYTES = 260_000
 """Maximum bytes of a message. SQS accepts 256 KiB with attributes."""
 
@@ -134,21 +134,21 @@ class SqsDeadLetters:
             )
 
 
-class SnsPager:
-    """Pages people through an SNS topic."""
+class SnsOnCall:
+    """Alerts the people on call through an SNS topic."""
 
     def __init__(self, topic_arn: str, fleet: str, client: Any = None) -> None:
         self._topic_arn = topic_arn
         self._fleet = fleet
         self._client = client or aws.client("sns")
 
-    def page(self, subject: str, message: str, *, key: str) -> None:
+    def alert(self, subject: str, message: str, *, key: str) -> None:
         """Idempotent: no, because a repeat is a second message; receivers can merge messages with the same `key`."""
-        with aws.translate_errors(f"page about {key}", _ERRORS_BY_CODE):
+        with aws.translate_errors(f"alert about {key}", _ERRORS_BY_CODE):
             self._client.publish(
                 TopicArn=self._topic_arn,
                 Subject=_sns_subject(f"{self._fleet}: {subject}"),
-                Message=_truncate_bytes(escape_invalid_characters(message), _LARGEST_PAGE),
+                Message=_truncate_bytes(escape_invalid_characters(message), _MAX_ALERT_BYTES),
                 MessageAttributes={
                     "key": {"DataType": "String", "StringValue": escape_invalid_characters(key) or "none"}
                 },

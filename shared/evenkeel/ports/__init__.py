@@ -60,7 +60,7 @@ from evenkeel.ports.ledger import (
     site_policy_key,
     utf8_bytes,
 )
-from evenkeel.ports.messages import BusEvent, Chat, DeadLetters, EventBus, Inbox, Pager, RawEvents
+from evenkeel.ports.messages import BusEvent, Chat, DeadLetters, EventBus, Inbox, OnCall, RawEvents
 from evenkeel.ports.node_groups import NodeGroups
 from evenkeel.ports.permissions import KubernetesPermission
 from evenkeel.ports.provider import Provider
@@ -121,8 +121,8 @@ __all__ = [
     "NodeGroups",
     "NotAllowed",
     "NotFound",
+    "OnCall",
     "Page",
-    "Pager",
     "PermanentError",
     "PodGroup",
     "PodsInUse",

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 
-class Pager(Protocol):
-    """Pages people."""
+class OnCall(Protocol):
+    """The people on call, who receive alerts."""
 
-    def page(self, subject: str, message: str, *, key: str) -> None:
-        """Send one page. Pages with the same `key` are the same page."""
+    def alert(self, subject: str, message: str, *, key: str) -> None:
+        """Send one alert. Alerts with the same `key` are the same alert."""
         ...
 
 

@@ -21,7 +21,7 @@ from evenkeel.ports import (
     Inbox,
     Ledger,
     NodeGroups,
-    Pager,
+    OnCall,
     Provider,
     RawEvents,
     Table,
@@ -173,10 +173,10 @@ class World:
         return SqsCycleRequests(self.settings.need("cycles_queue_url"))
 
     @cached_property
-    def pager(self) -> Pager:
-        from evenkeel.adapters.messages import SnsPager
+    def on_call(self) -> OnCall:
+        from evenkeel.adapters.messages import SnsOnCall
 
-        return SnsPager(self.settings.need("page_topic_arn"), self.settings.fleet)
+        return SnsOnCall(self.settings.need("page_topic_arn"), self.settings.fleet)
 
     @cached_property
     def event_bus(self) -> EventBus:

@@ -19,7 +19,7 @@ from evenkeel.ports import (
     Key,
     Ledger,
     NodeGroups,
-    Pager,
+    OnCall,
     PermanentError,
     Provider,
     Row,
@@ -88,7 +88,7 @@ class Context:
     tokens: Tokens
     wait_answers: WaitAnswers
     cycle_requests: CycleRequests
-    pager: Pager
+    on_call: OnCall
     event_bus: EventBus
     chat: Chat
     inbox: Inbox

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import Incident
-from evenkeel.domain.recovery.settling import PAGED, BranchEnd, choose_incident_end, why_replan
+from evenkeel.domain.recovery.settling import ALERTING_STATES, BranchEnd, choose_incident_end, why_replan
 from tests.unit.recovery.facts import LIFE, SLOT, at
 
 
@@ -44,8 +44,10 @@ def test_worst_branch_decides_the_final_state_of_the_incident(
 
 
 def test_fault_that_needs_a_person_waits_for_one() -> None:
-    assert choose_incident_end(("ask_person",), BranchEnd(outcome="NOTHING"), None, None, "").state in PAGED
-    assert choose_incident_end("node:pressure", BranchEnd(outcome="NOTHING"), None, None, "").state not in PAGED
+    assert choose_incident_end(("ask_person",), BranchEnd(outcome="NOTHING"), None, None, "").state in ALERTING_STATES
+    assert (
+        choose_incident_end("node:pressure", BranchEnd(outcome="NOTHING"), None, None, "").state not in ALERTING_STATES
+    )
 
 
 # ---------------------------------------------------------------- what came since the plan

@@ -55,7 +55,7 @@ def test_a_world_builds_nothing_before_it_is_used() -> None:
     world = World(Settings.from_environment({}))
 
     assert set(vars(world)) == {"settings"}
-    for name in ("wait_answers", "cycle_requests", "inbox", "pager", "raw_events", "dead_letters"):
+    for name in ("wait_answers", "cycle_requests", "inbox", "on_call", "raw_events", "dead_letters"):
         with pytest.raises(BadSetting):
             getattr(world, name)
 

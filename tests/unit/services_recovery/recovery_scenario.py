@@ -101,7 +101,7 @@ class RecoveryScenario:
         self.tokens = crashing(world.tokens, self.plan, "succeed")
         self.wait_answers = crashing(world.wait_answers, self.plan, "request")
         self.cycle_requests = crashing(world.cycle_requests, self.plan, "request")
-        self.pager = crashing(world.pager, self.plan, "page")
+        self.on_call = crashing(world.on_call, self.plan, "alert")
         self.crashes = 0
         self.visited: list[str] = []
         """`state: outcome` in order, as an operator would read the execution."""
@@ -132,7 +132,7 @@ class RecoveryScenario:
             "tokens": self.tokens,
             "wait_answers": self.wait_answers,
             "cycle_requests": self.cycle_requests,
-            "pager": self.pager,
+            "on_call": self.on_call,
             "policy": self.policy,
             "mode": self.mode,
             "drills_may_act": self.drills_may_act,
@@ -361,7 +361,7 @@ class RecoveryScenario:
             "tainted": [node.name for node in world.cluster.by_name.values() if node.is_awaiting_validation],
             "nodes": len(world.cluster.by_name),
             "job": (self.job.state, self.job.current_attempt) if self.job_id else None,
-            "pages": sorted({page.key.removeprefix(self.incident_id) for page in world.pager.pages}),
+            "pages": sorted({page.key.removeprefix(self.incident_id) for page in world.on_call.alerts}),
             "kinds": sorted(set(self.kinds())),
         }
 

@@ -115,7 +115,7 @@ class RecoveryWithDrills(RecoveryScenario):
             "nodes": dict(world.cluster.by_name),
             "rebooted": world.provider.accepted_calls("reboot"),
             "replaced": world.provider.accepted_calls("replace"),
-            "pages": [(page.subject, page.key) for page in world.pager.pages],
+            "pages": [(page.subject, page.key) for page in world.on_call.alerts],
         }
 
 
@@ -293,7 +293,7 @@ def test_notice_survives_any_number_of_drills_about_its_machine() -> None:
     row = recovery.world.ledger.get(incident_rows.notice_before_listing_key(instance_id(77)))
 
     assert row
-    assert receive_event.notices_before_listing(row) == (notice,)
+    assert receive_event.facts_of_unlisted_instance(row) == (notice,)
 
 
 def unknown(number: int, **changes: Any) -> NodeFact:

@@ -432,7 +432,7 @@ def test_faults_in_one_zone_stop_repairs_and_alert_once() -> None:
 
     assert outcomes == again == ["BLOCKED"] * 4
     assert recovery.world.provider.asked == []
-    [page] = recovery.world.pager.pages
+    [page] = recovery.world.on_call.alerts
     assert page.key == "shared-cause-zone/us-west-2a"
     block = incident(recovery, faulty[0]).block
     assert block
@@ -441,7 +441,7 @@ def test_faults_in_one_zone_stop_repairs_and_alert_once() -> None:
 
 def test_shared_cause_alerts_once_while_active_and_again_later() -> None:
     recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
-    pages = recovery.world.pager.pages
+    pages = recovery.world.on_call.alerts
     first = at_repair(recovery, 1)
     recovery.world.clock.advance(200)
     second, _ = at_repair(recovery, 2), at_repair(recovery, 3)
@@ -472,13 +472,13 @@ def test_retry_after_a_failed_alert_sends_it_once() -> None:
     recovery.plan.at, recovery.plan.when = 3, "before"
 
     repair(recovery, faulty[0])
-    assert recovery.plan.effects[2] == "page"
-    assert len(recovery.world.pager.pages) == 1
+    assert recovery.plan.effects[2] == "alert"
+    assert len(recovery.world.on_call.alerts) == 1
     recovery.world.clock.advance(121)
     repair(recovery, faulty[1])
     repair(recovery, faulty[2])
 
-    assert len(recovery.world.pager.pages) == 1
+    assert len(recovery.world.on_call.alerts) == 1
 
 
 def end_cause(recovery: RecoveryScenario, cause: str = "zone/us-west-2a", **changes: Any) -> dict[str, Any]:
@@ -522,7 +522,7 @@ def test_shared_cause_outlasts_its_window_while_machines_are_unhealthy(seconds: 
     assert released(recovery, faulty) == [[], [], [], []]
     assert [repair(recovery, incident_id).outcome for incident_id in faulty] == ["BLOCKED"] * 4
     assert recovery.world.provider.asked == []
-    assert len(recovery.world.pager.pages) == 1
+    assert len(recovery.world.on_call.alerts) == 1
 
 
 def test_shared_cause_during_a_hold_alerts_after_the_hold() -> None:
@@ -537,7 +537,7 @@ def test_shared_cause_during_a_hold_alerts_after_the_hold() -> None:
 
     assert released(recovery, faulty) == [["RELEASED"]] * 3
     assert [repair(recovery, incident_id).outcome for incident_id in faulty] == ["BLOCKED"] * 3
-    assert len(recovery.world.pager.pages) == 1
+    assert len(recovery.world.on_call.alerts) == 1
 
 
 def test_shared_cause_ends_when_too_few_machines_are_unhealthy() -> None:

@@ -86,7 +86,7 @@ def test_group_replaces_a_faulty_node_without_a_person() -> None:
     assert recovery.recover() == IncidentState.RECOVERED
     assert recovery.groups.terminated == [FAULTY]
     assert recovery.incident.node_branch == "GONE"
-    assert recovery.world.pager.pages == []
+    assert recovery.world.on_call.alerts == []
     assert recovery.job.state is JobState.RUNNING
     assert recovery.groups.group(GROUP.name) == GROUP
 

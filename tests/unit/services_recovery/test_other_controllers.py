@@ -58,7 +58,7 @@ def test_node_returns_after_the_repair_by_nvsentinel() -> None:
     assert recovery.incident.plan.owner == "CONTROLLER"
     assert not recovery.world.cluster.by_name[("research-eks", NODE)].is_cordoned
     assert recovery.job.state is JobState.RUNNING
-    assert recovery.world.pager.pages == []
+    assert recovery.world.on_call.alerts == []
 
 
 def test_cordon_of_evenkeel_may_be_removed_by_the_controller() -> None:

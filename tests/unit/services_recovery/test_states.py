@@ -86,7 +86,7 @@ def test_person_is_alerted_once_per_incident() -> None:
 
     recovery.state("SettleIncident", settle_incident)
 
-    [page] = recovery.world.pager.pages
+    [page] = recovery.world.on_call.alerts
     assert page.key == f"{recovery.incident_id}-WAITING_FOR_PERSON"
     assert recovery.job_id in page.message
 
@@ -104,7 +104,7 @@ def test_failed_run_leaves_the_incident_open_without_an_alert() -> None:
     assert (first.outcome, again) == ("FAILED", first)
     assert recovery.incident.state is IncidentState.RECOVERING
     assert recovery.kinds().count("failed") == 1
-    assert recovery.world.pager.pages == []
+    assert recovery.world.on_call.alerts == []
     assert recovery.lease
     assert recovery.lease.incident_id == recovery.incident_id
 
@@ -132,7 +132,7 @@ def test_last_failed_run_closes_the_incident_and_alerts_person() -> None:
     result = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
 
     assert (result.outcome, recovery.incident.state) == ("FAILED", IncidentState.FAILED)
-    assert [page.key for page in recovery.world.pager.pages] == [f"{recovery.incident_id}-FAILED"]
+    assert [page.key for page in recovery.world.on_call.alerts] == [f"{recovery.incident_id}-FAILED"]
 
 
 def test_effects_of_a_reboot_by_evenkeel_are_no_evidence() -> None:
@@ -786,7 +786,7 @@ def test_person_is_alerted_if_a_job_never_resumes() -> None:
     recovery.run_jobs = lambda: None  # type: ignore[method-assign]  # no cycle runs
 
     assert recovery.recover() == IncidentState.JOB_NOT_RESUMED
-    assert len(recovery.world.pager.pages) == 1
+    assert len(recovery.world.on_call.alerts) == 1
 
 
 # ---------------------------------------------------------------- decisions

@@ -17,7 +17,7 @@ from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.domain.policy import PolicyChange
 from evenkeel.domain.recovery.approval import pending_approval
 from evenkeel.domain.recovery.leases import ManualCordons
-from evenkeel.domain.recovery.settling import PAGED
+from evenkeel.domain.recovery.settling import ALERTING_STATES
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import Instant, Sentence, Value
 
@@ -248,7 +248,7 @@ def open_question_of(incident: Incident) -> str:
     """Return a text that identifies the question to a person; another question has another text; empty if none."""
     if pending_approval(incident) and incident.plan:
         return incident.plan.decision_id
-    return incident.state if incident.state in PAGED else ""
+    return incident.state if incident.state in ALERTING_STATES else ""
 
 
 def _incident_event(change: RowTransition, kind: OutboundKind, incident: Incident) -> OutboundEvent:

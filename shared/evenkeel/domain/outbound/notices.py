@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.incidents import Incident, IncidentState
 from evenkeel.domain.outbound.events import OutboundEvent, OutboundKind
-from evenkeel.domain.recovery.settling import PAGED
+from evenkeel.domain.recovery.settling import ALERTING_STATES
 from evenkeel.domain.words import count_of
 
 MAX_ALERT_CHARACTERS = 500
@@ -78,7 +78,7 @@ def incident_notice(incident: Incident) -> Notice:
     jobs = [affected.job_id for affected in incident.affected_jobs]
     plan = incident.plan
     repairs = f"tried: {', '.join(incident.repairs)}." if incident.repairs else "no repair was requested."
-    if incident.state in PAGED:
+    if incident.state in ALERTING_STATES:
         until = "you act. Evenkeel does nothing more about this incident by itself."
         if incident.state is IncidentState.JOB_NOT_RESUMED:
             until = "the job runs again or you act. The node needs nothing more."

@@ -38,7 +38,7 @@ class IncidentEnd(Value):
     reason: str
 
 
-PAGED = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_RESUMED, IncidentState.FAILED)
+ALERTING_STATES = (IncidentState.WAITING_FOR_PERSON, IncidentState.JOB_NOT_RESUMED, IncidentState.FAILED)
 
 _PLANNED = {
     "OBSERVE": IncidentState.OBSERVED,

@@ -64,7 +64,7 @@ def run(request: RemoveTeamRequest, context: Context) -> RemoveTeamResult:
 def _remove(request: RemoveTeamRequest, context: Context) -> bool:
     """Remove the team in one commit. Return whether there was one."""
     name = request.team
-    tree = _tree(context.ledger)
+    tree = _quota_tree_row(context.ledger)
     stored = team_setup.load(context.ledger)
     if name not in stored.setup.by_name:
         return False
@@ -85,7 +85,7 @@ def _remove(request: RemoveTeamRequest, context: Context) -> bool:
     return True
 
 
-def _tree(ledger: Ledger) -> Row:
+def _quota_tree_row(ledger: Ledger) -> Row:
     key = quota_rows.tree_key()
     return next((row for row in ledger.partition(key.table, key.pk, key.sk) if row.key == key), Row(key, {}))
 
@@ -95,7 +95,9 @@ def _why_in_use(team: str, setup: TeamSetup, ledger: Ledger) -> str:
     if jobs := jobs_of(team, ledger):
         return jobs
     charges = read_charges.run(ledger)
-    lent = next((line for entry in read_teams.table(setup, charges.held, {}) for line in _lent_by(entry, team)), "")
+    lent = next(
+        (line for entry in read_teams.table(setup, charges.held, {}) for line in _lent_amounts(entry, team)), ""
+    )
     return f"other teams use {lent} of its quota" if lent else ""
 
 
@@ -104,29 +106,29 @@ def jobs_of(team: str, ledger: Ledger) -> str:
     charges = read_charges.run(ledger)
     team_charges = [charge for charge in charges.held if team in (charge.team, charge.queue)]
     if team_charges:
-        return f"{_and_more([charge.job_id for charge in team_charges])} still holds quota"
+        return f"{_first_and_count([charge.job_id for charge in team_charges])} still holds quota"
     # The index may not list an interrupted job yet.
     returning = next((charge.job_id for charge, _ in charges.released if charge.team == team), "")
-    waiting = returning or _waiting(team, ledger)
+    waiting = returning or _find_waiting_job(team, ledger)
     return f"its job {waiting} is queued: cancel it first" if waiting else ""
 
 
-def _waiting(team: str, ledger: Ledger) -> str:
+def _find_waiting_job(team: str, ledger: Ledger) -> str:
     """Return a pending or suspended job of the team; empty if there is none."""
     pending = f"JOB#{JobState.PENDING}"
     queued = ledger.by_state(Table.JOBS, pending, prefix=job_rows.queue_prefix(team), limit=1).rows
-    before = _of_team(team, ledger, pending, _BEFORE_TEAMS)
-    held_back = _of_team(team, ledger, f"JOB#{JobState.SUSPENDED}")
+    before = _jobs_in_state(team, ledger, pending, _BEFORE_TEAMS)
+    held_back = _jobs_in_state(team, ledger, f"JOB#{JobState.SUSPENDED}")
     row = next(iter(queued), None) or next(before, None) or next(held_back, None)
     return str(row.doc["jobId"]) if row else ""
 
 
-def _of_team(team: str, ledger: Ledger, state: str, prefix: str = "") -> Iterator[Row]:
+def _jobs_in_state(team: str, ledger: Ledger, state: str, prefix: str = "") -> Iterator[Row]:
     queued_rows = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
     return (row for row in queued_rows if row.doc["spec"]["team"] == team)
 
 
-def _lent_by(line: dict[str, object], team: str) -> list[str]:
+def _lent_amounts(line: dict[str, object], team: str) -> list[str]:
     resources = line["resources"]
     if line["team"] != team or not isinstance(resources, list):
         return []
@@ -137,5 +139,5 @@ def _lent_by(line: dict[str, object], team: str) -> list[str]:
     ]
 
 
-def _and_more(names: list[str]) -> str:
+def _first_and_count(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"

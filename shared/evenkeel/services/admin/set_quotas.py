@@ -60,28 +60,28 @@ def run(request: SetQuotasRequest, context: Context, *, own_namespaces: Collecti
     _refuse(check_team(request.part) if isinstance(request.part, Team) else check_fleet(request.part), field)
     if isinstance(request.part, Team) and request.part.namespace in own_namespaces:
         _refuse((SetupError("namespace", f"{request.part.namespace} is reserved for Evenkeel."),), field)
-    until_committed(lambda: _set(request, context), "The setup changed on every try. Try again.")
+    until_committed(lambda: _store_part(request, context), "The setup changed on every try. Try again.")
     context.cycle_requests.request(f"{_part_text(name)} set")
     return SetQuotasResult(part=request.part, version=request.expected + 1)
 
 
-def _set(request: SetQuotasRequest, context: Context) -> None:
+def _store_part(request: SetQuotasRequest, context: Context) -> None:
     """Store the part in one commit, unless it is stored already."""
     part = request.part
     name = part.name if isinstance(part, Team) else team_setup.FLEET
     field = "team" if isinstance(part, Team) else "quotas"
     stored = team_setup.load(context.ledger)
     version = stored.version_of(name)
-    if version == request.expected + 1 and _now(stored.setup, name) == part.to_json():
+    if version == request.expected + 1 and _stored_document(stored.setup, name) == part.to_json():
         return
     if version != request.expected:
         raise StaleVersion(f"{_part_text(name)} is at version {version}, not {request.expected}.")
-    _refuse(check_change(stored.setup, _with(stored.setup, part), name), field)
+    _refuse(check_change(stored.setup, _with_part(stored.setup, part), name), field)
     _refuse_while_in_use(part, stored.setup, context.ledger)
     text = f"{_part_text(name)} set by {request.by}: {request.reason}"
     entry = TimelineEntry(at=context.now, kind="setup", text=text, writer=request.by)
     context.ledger.commit(
-        Put(quota_rows.setup_row(_key(name), part, version)),
+        Put(quota_rows.setup_row(_part_key(name), part, version)),
         Put(Row(quota_rows.setup_key(), {}, stored.version)),
         Add(quota_rows.tree_key(), {"setUps": 1}),
         Put(quota_rows.setup_event_row(entry, stored.version + 1)),
@@ -104,7 +104,7 @@ def _refuse(faults: tuple[SetupError, ...], field: str) -> None:
         raise Invalid("The setup is not valid.", named)
 
 
-def _key(name: str) -> Key:
+def _part_key(name: str) -> Key:
     return quota_rows.team_key(name) if name else quota_rows.fleet_quotas_key()
 
 
@@ -112,9 +112,9 @@ def _part_text(name: str) -> str:
     return f"Team {name}" if name else "The fleet's quotas"
 
 
-def _now(setup: TeamSetup, name: str) -> dict[str, Any]:
+def _stored_document(setup: TeamSetup, name: str) -> dict[str, Any]:
     return (setup.by_name[name] if name else setup.fleet).to_json()
 
 
-def _with(setup: TeamSetup, part: SetupPart) -> TeamSetup:
+def _with_part(setup: TeamSetup, part: SetupPart) -> TeamSetup:
     return setup.with_team(part) if isinstance(part, Team) else setup.replace(fleet=part)

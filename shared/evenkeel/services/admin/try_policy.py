@@ -54,19 +54,20 @@ def run(
     except PolicyError as error:
         raise Invalid("The policy changes are not valid.", (("changes", str(error)),)) from error
     since = since or now - LOOKBACK
-    incidents = list(islice(_incidents(ledger, since), _MAX_INCIDENTS + 1))
+    incidents = list(islice(_incidents_since(ledger, since), _MAX_INCIDENTS + 1))
     jobs = pagination.newest_first(
         ledger, Table.JOBS, [f"JOB#{state}" for state in JobState], pagination.PageRequest(_MAX_JOBS)
     )
     modes = {
         incident.incident_id: mode
         for incident in incidents[:_MAX_INCIDENTS]
-        if (mode := _mode(incident, policy, stack_mode)) is not _mode(incident, current, stack_mode)
+        if (mode := _mode_of_incident(incident, policy, stack_mode))
+        is not _mode_of_incident(incident, current, stack_mode)
     }
     subjects = [incident.incident_id for incident in incidents[:_MAX_INCIDENTS]]
     subjects += [str(row.doc["jobId"]) for row in jobs.rows]
     examined, unreadable, differing = 0, 0, []
-    records = (record for subject in subjects for record in _decisions(ledger, subject, since))
+    records = (record for subject in subjects for record in _decisions_since(ledger, subject, since))
     for record in with_facts(records, ledger):
         examined += 1
         other_mode = modes.get(record.subject)
@@ -78,7 +79,7 @@ def run(
             unreadable += 1
             continue
         if (again.action, after) != (record.action, before):
-            differing.append(_changed(record, decision, again, before, after))
+            differing.append(_changed_decision(record, decision, again, before, after))
     return {
         "policyHash": policy.hash,
         "since": rfc3339(since),
@@ -90,7 +91,7 @@ def run(
     }
 
 
-def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
+def _incidents_since(ledger: Ledger, since: datetime) -> Iterator[Incident]:
     """Yield the incidents that were opened since a time, the newest first."""
     token = ""
     while True:
@@ -106,19 +107,21 @@ def _incidents(ledger: Ledger, since: datetime) -> Iterator[Incident]:
             return
 
 
-def _decisions(ledger: Ledger, subject: str, since: datetime) -> list[Decision]:
+def _decisions_since(ledger: Ledger, subject: str, since: datetime) -> list[Decision]:
     page = ledger.by_state(Table.INCIDENTS, f"DEC#{subject}", limit=_MAX_DECISIONS, newest_first=True)
     decisions = (rows.decode(row, Decision) for row in page.rows)
     # Decisions about an incident follow its opening, but a job may have waited for weeks.
     return [decision for decision in decisions if subject.startswith("inc-") or decision.decided_at >= since]
 
 
-def _mode(incident: Incident, policy: Policy, stack_mode: Mode) -> Mode:
+def _mode_of_incident(incident: Incident, policy: Policy, stack_mode: Mode) -> Mode:
     fault_class = policy.catalogue.look_up(incident.fault_key).fault_class
     return most_cautious_mode(stack_mode, policy.modes, fault_class, incident.pool)
 
 
-def _changed(record: Decision, tested_record: Decision, again: replay.Replayed, before: str, after: str) -> Json:
+def _changed_decision(
+    record: Decision, tested_record: Decision, again: replay.Replayed, before: str, after: str
+) -> Json:
     return {
         "decisionId": record.decision_id,
         "kind": record.kind,

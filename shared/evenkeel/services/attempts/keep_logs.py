@@ -38,7 +38,7 @@ def run(job: Job, attempt: Attempt, context: Context, *, within_seconds: float) 
                     "LogNotRead", job_id=log.job_id, attempt=log.attempt, pod=log.pod_name, detail=log.why
                 )
         if logs:
-            _store(logs, context)
+            _store_logs(logs, context)
     except EvenkeelError as error:
         context.telemetry.warning("LogsNotKept", job_id=job.job_id, attempt=attempt.attempt, detail=str(error))
 
@@ -59,17 +59,17 @@ def _kept_log(job: Job, attempt: Attempt, rank: int, tail: LogTail, now: datetim
     )
 
 
-def _store(logs: list[KeptLog], context: Context) -> None:
+def _store_logs(logs: list[KeptLog], context: Context) -> None:
     first = logs[0]
     if context.ledger.get(job_rows.kept_log_key(first.job_id, first.attempt, first.rank)) is None:
         with contextlib.suppress(Conflict):  # another call keeps them at this moment
             context.ledger.commit(*(Put(job_rows.kept_log_row(log, 0, context.now + KEPT_FOR)) for log in logs))
             return
     for log in logs:
-        _store_newer(log, context)
+        _store_log_if_newer(log, context)
 
 
-def _store_newer(log: KeptLog, context: Context) -> None:
+def _store_log_if_newer(log: KeptLog, context: Context) -> None:
     row = context.ledger.get(job_rows.kept_log_key(log.job_id, log.attempt, log.rank))
     if row is not None and not log.text:
         return

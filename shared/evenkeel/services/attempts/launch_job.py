@@ -55,7 +55,7 @@ class LaunchOutcome(StrEnum):
 
 
 class LaunchJobResult(Value):
-    """The outcome, with a sentence."""
+    """The outcome, and its reason as a sentence."""
 
     outcome: LaunchOutcome
     wait_seconds: int = 0
@@ -102,7 +102,7 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
     if give_up_reason and not context.cluster.workload(attempt).has_runnable_pods:
         return _give_up(stored, attempt, give_up_reason, context, is_refused=attempt.is_refused)
 
-    earlier_attempts = _earlier_attempts(attempt, context)
+    earlier_attempts = _find_earlier_attempts(attempt, context)
     for earlier_attempt in earlier_attempts:
         if earlier_attempt.workload.has_runnable_pods:
             # The attempt is settled but its Job was not deleted: a crash came in between.
@@ -123,10 +123,10 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
         return _give_up(stored, attempt, reason, context, is_refused=True)
     if pin.kind is PinOutcome.STALE:
         return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=pin.choice.reason)
-    return _launch(stored, earlier_attempts, pin, context)
+    return _launch_from_pin(stored, earlier_attempts, pin, context)
 
 
-def _launch(
+def _launch_from_pin(
     stored: attempt_record.StoredAttempt,
     earlier_attempts: Iterable[_EarlierAttempt],
     pin: pin_resume_point.PinAnswer,
@@ -239,7 +239,7 @@ def _why_give_up(job: Job, attempt: Attempt, context: Context) -> str:
     return ""
 
 
-def _earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttempt, ...]:
+def _find_earlier_attempts(attempt: Attempt, context: Context) -> tuple[_EarlierAttempt, ...]:
     """Find the remaining parts of earlier attempts, from the newest back to the last launched attempt.
 
     The fence of that attempt already excludes older attempts. Two reachable attempts never run side by side.

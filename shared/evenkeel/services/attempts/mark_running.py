@@ -24,7 +24,7 @@ class RunningOutcome(StrEnum):
 
 
 class MarkRunningResult(Value):
-    """The outcome, with a sentence."""
+    """The outcome, and its reason as a sentence."""
 
     outcome: RunningOutcome
 
@@ -35,17 +35,17 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> MarkRunning
     Idempotent: yes, by the attempt's state.
     """
     message = f"{request.job_id} kept changing while attempt {request.attempt} was to be marked running"
-    return until_committed(lambda: _mark(request, context), message)
+    return until_committed(lambda: _try_to_mark(request, context), message)
 
 
-def _mark(request: attempt_record.AttemptRequest, context: Context) -> MarkRunningResult:
+def _try_to_mark(request: attempt_record.AttemptRequest, context: Context) -> MarkRunningResult:
     stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
     job, attempt = stored.job, stored.attempt
     if attempt.state is AttemptState.RUNNING:
         return MarkRunningResult(outcome=RunningOutcome.RUNNING)
     if attempt.state is not AttemptState.LAUNCHED or job.current_attempt != attempt.attempt:
         return MarkRunningResult(outcome=RunningOutcome.STALE)
-    reported = measured_throughput.with_report(job, attempt, context.ledger)
+    reported = measured_throughput.with_reported_throughput(job, attempt, context.ledger)
     changed = reported.replace(launch_failures=0, started_at=job.started_at or context.now, is_preempted=False)
     if job.is_growth_attempt(attempt.attempt):
         changed = changed.replace(failed_growths=0, growth_failed_at=None)

@@ -9,7 +9,7 @@ from evenkeel.ports import Ledger
 from evenkeel.services.storage import job_rows, rows
 
 
-def with_report(job: Job, attempt: Attempt, ledger: Ledger) -> Job:
+def with_reported_throughput(job: Job, attempt: Attempt, ledger: Ledger) -> Job:
     """Return an elastic job with the throughput that the resume point of its attempt reports; else the job itself.
 
     Repeats are safe: a report replaces the earlier report of the same size.

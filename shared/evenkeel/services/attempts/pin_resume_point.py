@@ -85,10 +85,10 @@ def run(job: Job, attempt: Attempt, checkpoints: CheckpointStore, *, policy: Job
         )
         return PinAnswer(PinOutcome.IN_CLUSTER, _from_the_beginning(reason), _proof_rules(job, attempt, policy))
     message = f"the fence of {attempt.workload_name} kept changing while it was to be raised"
-    return until_committed(lambda: _pin(job, attempt, checkpoints, policy), message)
+    return until_committed(lambda: _raise_fence_once(job, attempt, checkpoints, policy), message)
 
 
-def _pin(job: Job, attempt: Attempt, checkpoints: CheckpointStore, policy: JobPolicy) -> PinAnswer:
+def _raise_fence_once(job: Job, attempt: Attempt, checkpoints: CheckpointStore, policy: JobPolicy) -> PinAnswer:
     """Raise the fence once, from the state that is read here.
 
     Raises:
@@ -176,10 +176,10 @@ def _choose_resume_point(
         answer = choose_resume_point(attempt.attempt, fence, refs, evidence, rules, max_reads=MAX_CHECKPOINTS_READ)
         if not isinstance(answer, ContentsNeeded):
             return answer
-        evidence[answer.ref] = _examine(uri, answer.ref, checkpoints, rules.distrust)
+        evidence[answer.ref] = _examine_checkpoint(uri, answer.ref, checkpoints, rules.distrust)
 
 
-def _examine(
+def _examine_checkpoint(
     uri: str, ref: CheckpointRef, checkpoints: CheckpointStore, doubts: tuple[Distrust, ...]
 ) -> CheckpointContents:
     """Read the facts of one checkpoint: its manifest and, if that decides nothing, its files."""

@@ -61,10 +61,10 @@ def run(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
     Idempotent: yes, by the attempt's state. A repeated call returns ALREADY_SETTLED and repeats only harmless effects.
     """
     message = f"{request.job_id} kept changing while attempt {request.attempt} was to be settled"
-    return until_committed(lambda: _settle(request, context), message)
+    return until_committed(lambda: _try_to_settle(request, context), message)
 
 
-def _settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
+def _try_to_settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptResult:
     stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
     if record_pin.run(stored, context):
         stored = attempt_record.load(context.ledger, request.job_id, request.attempt)
@@ -76,10 +76,10 @@ def _settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptRes
         context.cycle_requests.request(f"{attempt.workload_name} settled")
         reason = f"{attempt.workload_name} was settled before: {settled_outcome(job)}."
         return SettleAttemptResult(outcome=SettleOutcome.ALREADY_SETTLED, reason=reason)
-    ending = _judge(request, job, attempt, workload, context)
-    reported = measured_throughput.with_report(job, attempt, context.ledger)
+    ending = _judge_end(request, job, attempt, workload, context)
+    reported = measured_throughput.with_reported_throughput(job, attempt, context.ledger)
     settlement = settle(reported, attempt, ending, context.policy.jobs, context.now)
-    _commit(stored, settlement, context)
+    _commit_settlement(stored, settlement, context)
     context.cycle_requests.request(f"{attempt.workload_name} settled")
     _keep_logs(job, settlement.attempt, workload, context)
     _delete_live_objects(job, settlement.attempt, workload, context.cluster)
@@ -88,7 +88,7 @@ def _settle(request: SettleAttemptRequest, context: Context) -> SettleAttemptRes
     return SettleAttemptResult(outcome=settlement.outcome, reason=settlement.job.reason)
 
 
-def _judge(
+def _judge_end(
     request: SettleAttemptRequest, job: Job, attempt: Attempt, workload: ObservedWorkload, context: Context
 ) -> AttemptEnd:
     """Judge the end by the existing objects, else by the last wait; without either, the attempt is given up."""
@@ -139,7 +139,7 @@ def _faulty_nodes(attempt: Attempt, ledger: Ledger) -> set[str]:
     return {name for life, name in slots if ledger.get(incident_rows.open_key(life))}
 
 
-def _commit(stored: attempt_record.StoredAttempt, settlement: Settlement, context: Context) -> None:
+def _commit_settlement(stored: attempt_record.StoredAttempt, settlement: Settlement, context: Context) -> None:
     attempt = settlement.attempt
     text = f"Attempt {attempt.attempt} {_STATE_TEXT[attempt.state]}: {attempt.reason}"
     entry = TimelineEntry(at=context.now, kind="settled", text=text, writer=WRITER)

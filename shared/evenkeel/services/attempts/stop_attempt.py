@@ -23,7 +23,7 @@ class StopOutcome(StrEnum):
 
 
 class StopAttemptResult(Value):
-    """The outcome, with a sentence."""
+    """The outcome, and its reason as a sentence."""
 
     outcome: StopOutcome = StopOutcome.STOPPING
     reason: str
@@ -55,7 +55,7 @@ def _record_deadline(request: attempt_record.AttemptRequest, context: Context) -
         stop_request = stored.job.stop_of(request.attempt)
         if stop_request:
             return stop_request
-        stop_request = _request(stored.job, stored.attempt, context)
+        stop_request = _stop_request(stored.job, stored.attempt, context)
         entry = TimelineEntry(at=context.now, kind="stopped", text=f"Stopped: {stop_request.reason}", writer=WRITER)
         context.ledger.commit(
             Put(job_rows.job_row(stored.job.replace(stop_request=stop_request), stored.job_version)),
@@ -67,7 +67,7 @@ def _record_deadline(request: attempt_record.AttemptRequest, context: Context) -
     return until_committed(commit_once, message)
 
 
-def _request(job: Job, attempt: Attempt, context: Context) -> StopRequest:
+def _stop_request(job: Job, attempt: Attempt, context: Context) -> StopRequest:
     ending = judge_abandoned_attempt(context.cluster.workload(attempt), job, attempt, failure="")
     return StopRequest(
         attempt=attempt.attempt,

@@ -55,7 +55,7 @@ def run(request: ApproveRecoveryRequest, context: Context) -> Incident:
             # A declined plan may be approved later, while its node is still unhealthy.
             if not (request.approves and not approval.approves and current.state.is_settled):
                 raise AlreadyAnswered(f"{describe_approval(approval).rstrip('.')}. That answer is final.")
-        why = _why_not(current, request, context.ledger)
+        why = _why_not_answerable(current, request, context.ledger)
         if why:
             raise PlanSuperseded(why)
         answer = Approval(
@@ -88,7 +88,7 @@ def run(request: ApproveRecoveryRequest, context: Context) -> Incident:
     return after
 
 
-def _why_not(incident: Incident, request: ApproveRecoveryRequest, ledger: Ledger) -> str:
+def _why_not_answerable(incident: Incident, request: ApproveRecoveryRequest, ledger: Ledger) -> str:
     plan = incident.plan
     if incident.state.is_settled and not (request.approves and _is_left_unhealthy(incident, ledger)):
         return f"{incident.incident_id} is settled: {incident.outcome}"
@@ -96,7 +96,7 @@ def _why_not(incident: Incident, request: ApproveRecoveryRequest, ledger: Ledger
         return f"{incident.incident_id} has no plan that needs approval."
     if plan.decision_id != request.decision_id:
         return f"Plan {request.decision_id} is out of date: answer {plan.decision_id}."
-    return why_superseded(incident, _node(incident, ledger))
+    return why_superseded(incident, _stored_node(incident, ledger))
 
 
 def _is_left_unhealthy(incident: Incident, ledger: Ledger) -> bool:
@@ -106,7 +106,7 @@ def _is_left_unhealthy(incident: Incident, ledger: Ledger) -> bool:
     return is_of_incident and ledger.get(incident_rows.open_key(incident.life)) is None
 
 
-def _node(incident: Incident, ledger: Ledger) -> KubernetesNode | None:
+def _stored_node(incident: Incident, ledger: Ledger) -> KubernetesNode | None:
     """Return the node as the sweep last stored it. That is enough to see that it has booted again."""
     row = ledger.get(fleet_rows.node_key(incident.life.cluster, incident.life.instance_id))
     node = rows.decode(row, FleetNode) if row else None

@@ -36,7 +36,7 @@ def run(fact: GroupFact, context: Context) -> NoteGroupFactResult:
         context.ledger.commit(Put(row))
     except Conflict:
         return result
-    _remember_capacity(fact, context.ledger)
+    _record_shortage(fact, context.ledger)
     context.telemetry.count("GroupFactsNoted", kind=fact.kind)
     keys = {"group": fact.instance_group, "fact": fact.kind, "code": fact.code, "isDrill": fact.is_drill}
     if fact.fault_key:
@@ -46,7 +46,7 @@ def run(fact: GroupFact, context: Context) -> NoteGroupFactResult:
     return NoteGroupFactResult(outcome="NOTED", reason=f"Recorded for {subject}: {fact.kind}.")
 
 
-def _remember_capacity(fact: GroupFact, ledger: Ledger) -> None:
+def _record_shortage(fact: GroupFact, ledger: Ledger) -> None:
     """Record that a group lacks capacity, as a hint for placements. A crash may lose the hint.
 
     Drills record nothing. Idempotent: no, each refusal counts; guarded by the fact's own row.

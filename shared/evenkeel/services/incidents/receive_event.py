@@ -93,7 +93,7 @@ def _affected_node_of(node: Node) -> AffectedNode:
     )
 
 
-def handle_event(event: ParsedEvent, context: Context) -> dict[str, Any]:
+def ingest_event(event: ParsedEvent, context: Context) -> dict[str, Any]:
     """Ingest one event. An event that names many nodes is queued as several events instead.
 
     So the work of one invocation is limited, and an urgent event does not wait until hundreds of nodes are ingested.
@@ -101,7 +101,7 @@ def handle_event(event: ParsedEvent, context: Context) -> dict[str, Any]:
     Idempotent: yes, as `ingest_facts`: a part that is queued twice has the same facts.
     """
     if not event.parts:
-        return summary(ingest_facts(event.facts, context))
+        return summarize_outcomes(ingest_facts(event.facts, context))
     for part in event.parts:
         context.inbox.put(part)
     return {
@@ -141,7 +141,7 @@ def ingest_facts(facts: Iterable[NodeFact | GroupFact], context: Context) -> tup
     return tuple(outcomes)
 
 
-def summary(outcomes: tuple[IngestResult, ...]) -> dict[str, Any]:
+def summarize_outcomes(outcomes: tuple[IngestResult, ...]) -> dict[str, Any]:
     """Return the handler's answer for an event: its single outcome, or the number of each outcome."""
     if len(outcomes) == 1:
         return outcomes[0].to_json()
@@ -180,12 +180,12 @@ def ingest_fact(fact: NodeFact, context: Context) -> IngestResult:
             f"The drill names {fact.instance_id}, which is not a node of this fleet.", fact.source, context.telemetry
         )
     if affected is None and signal_source(fact.source).is_account_wide:
-        _store_notice_before_listing(fact, context.replace(now=context.clock.now()))
+        _store_fact_of_unlisted_instance(fact, context.replace(now=context.clock.now()))
         return _other_fleet_outcome(f"{fact.instance_id} is not a node of this fleet.", fact.source, context.telemetry)
     fact = _without_future_time(fact, context.clock.now())
     if affected is None:
         return _store_unresolved(fact, context)
-    return attach_to_incident(fact, affected, context)
+    return ingest_node_fact(fact, affected, context)
 
 
 def _without_future_time(fact: NodeFact, now: datetime) -> NodeFact:
@@ -241,7 +241,7 @@ def find_affected_node(instance_id: str, context: Context, *, provider: Provider
     return _affected_node_of(Node(life=life, provider=record))
 
 
-def attach_to_incident(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestResult:
+def ingest_node_fact(fact: NodeFact, affected: AffectedNode, context: Context) -> IngestResult:
     """Let a fact about a known node join or open its incident, and ensure that the recovery runs.
 
     Idempotent: yes, by the fact's row and the conditions of the commit.
@@ -251,7 +251,7 @@ def attach_to_incident(fact: NodeFact, affected: AffectedNode, context: Context)
     """
     for _ in range(incident_record.MAX_TRIES):
         try:
-            decision = _attach_once(fact, affected, context)
+            decision = _try_to_ingest(fact, affected, context)
         except Conflict:
             continue
         break
@@ -307,7 +307,7 @@ class _FactRows(NamedTuple):
         )
 
 
-def _attach_once(fact: NodeFact, affected: AffectedNode, context: Context) -> IntakeDecision:
+def _try_to_ingest(fact: NodeFact, affected: AffectedNode, context: Context) -> IntakeDecision:
     """Load the rows, decide, and commit. Raises Conflict if a row changed since it was read."""
     now = context.clock.now()
     if fact.job_id:
@@ -321,11 +321,13 @@ def _attach_once(fact: NodeFact, affected: AffectedNode, context: Context) -> In
     for key, history in decision.histories.items():
         writes.append(
             Put(
-                incident_rows.history_row(key, history, _version(fact_rows.histories[key]), now, is_drill=fact.is_drill)
+                incident_rows.history_row(
+                    key, history, _row_version(fact_rows.histories[key]), now, is_drill=fact.is_drill
+                )
             )
         )
     if decision.action is IntakeAction.OPEN and decision.incident:
-        writes.append(Put(incident_rows.slot_row(decision.incident, _version(fact_rows.slot), now)))
+        writes.append(Put(incident_rows.slot_row(decision.incident, _row_version(fact_rows.slot), now)))
     if fact_rows.unresolved is not None:
         writes.append(Delete(fact_rows.unresolved.key, fact_rows.unresolved.version))
     if writes:
@@ -362,7 +364,7 @@ def _decision_writes(
     match decision.action:
         case IntakeAction.EXPECTED if decision.incident:
             yield Put(
-                incident_rows.fact_row(fact.fact_key, decision.incident.incident_id, now, _version(fact_rows.fact))
+                incident_rows.fact_row(fact.fact_key, decision.incident.incident_id, now, _row_version(fact_rows.fact))
             )
         case IntakeAction.IGNORED if fact.kind is FactKind.RECOVERED and not fact.is_drill:
             yield from _clear_unhealthy_node(fact, affected, context)
@@ -376,11 +378,11 @@ def _decision_writes(
             yield from _opening_writes(decision.incident, classified_fact, fact_rows, now)
             # The rows are read at different times. An incident settled between two reads would otherwise seem missing.
             yield ConditionCheck(
-                incident_rows.last_key(affected.life, is_drill=fact.is_drill), _version(fact_rows.last_incident)
+                incident_rows.last_key(affected.life, is_drill=fact.is_drill), _row_version(fact_rows.last_incident)
             )
 
 
-def _version(row: Row | None) -> int:
+def _row_version(row: Row | None) -> int:
     return row.version if row else 0
 
 
@@ -432,7 +434,7 @@ def _fact_writes(
     text = _timeline_text(classified_fact, opens=opens)
     entry = incident_record.timeline_row_of(incident_id, _TIMELINE_KINDS[fact.kind], text, at=now, writer=WRITER)
     key = entry.key._replace(sk=f"EVENT#{evidence_row.key.sk.removeprefix('EVIDENCE#')}")
-    yield Put(incident_rows.fact_row(fact.fact_key, incident_id, now, _version(fact_rows.fact)))
+    yield Put(incident_rows.fact_row(fact.fact_key, incident_id, now, _row_version(fact_rows.fact)))
     yield Put(evidence_row)
     yield Put(Row(key, entry.doc, 0, None, entry.expires_at))
 
@@ -499,14 +501,14 @@ def _store_unresolved(fact: NodeFact, context: Context) -> IngestResult:
     return IngestResult(outcome=UNRESOLVED, reason=reason)
 
 
-def _store_notice_before_listing(fact: NodeFact, context: Context) -> None:
+def _store_fact_of_unlisted_instance(fact: NodeFact, context: Context) -> None:
     """Store a notice about an instance that no sweep has listed yet, for an hour.
 
     AWS may reclaim a Spot instance before a sweep lists it.
     """
     for _ in range(incident_record.MAX_TRIES):
         row = context.ledger.get(incident_rows.notice_before_listing_key(fact.instance_id, is_drill=fact.is_drill))
-        facts = notices_before_listing(row) if row else ()
+        facts = facts_of_unlisted_instance(row) if row else ()
         if any(node_fact.fact_key == fact.fact_key for node_fact in facts):
             return
         node_facts = (*facts, fact)[-_MAX_NOTICES_BEFORE_LISTING:]
@@ -524,7 +526,7 @@ def _store_notice_before_listing(fact: NodeFact, context: Context) -> None:
     raise Conflict(f"the stored facts of {fact.instance_id} changed on every try")
 
 
-def notices_before_listing(row: Row) -> tuple[NodeFact, ...]:
+def facts_of_unlisted_instance(row: Row) -> tuple[NodeFact, ...]:
     """Return the stored notices about an instance that no sweep had listed."""
     return tuple(rows.parse(row.key, NodeFact, fact) for fact in row.doc["facts"])
 
@@ -535,7 +537,7 @@ def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
     Each call takes the next facts of the list, so every fact is tried however long the list is. Drills come after real
     facts, and are left out if drills may not act.
 
-    Idempotent: yes, as `attach_to_incident`.
+    Idempotent: yes, as `ingest_node_fact`.
 
     Raises:
         EvenkeelError: the first failure, after each fact was tried.
@@ -546,7 +548,7 @@ def retry_unresolved(context: Context) -> tuple[IngestResult, ...]:
         try:
             affected = find_affected_node(fact.instance_id, context, provider=context.provider)
             if affected is not None:
-                outcomes.append(attach_to_incident(fact, affected, context))
+                outcomes.append(ingest_node_fact(fact, affected, context))
                 continue
         except EvenkeelError as error:
             failures.append(error)

@@ -73,7 +73,7 @@ def run(request: ReportFaultsRequest, context: Context) -> Json:
     row = context.ledger.get(fleet_rows.automation_request_key(request.request_id))
     is_in_force = row is not None and (row.expires_at is None or row.expires_at > context.now)
     if row is not None and is_in_force:
-        return _first_answer(row, request)
+        return _earlier_answer(row, request)
     checked = check_reports(request, context)
     for job_id, facts, attribution in checked.attributions:
         record = decision_of(
@@ -93,7 +93,7 @@ def run(request: ReportFaultsRequest, context: Context) -> Json:
         )
     except Conflict:
         first = context.ledger.get(request_row.key)
-        return _first_answer(first, request) if first else answer
+        return _earlier_answer(first, request) if first else answer
     return answer
 
 
@@ -117,7 +117,7 @@ def check_reports(request: ReportFaultsRequest, context: Context) -> CheckedRepo
         Invalid, NotFound: as `run`.
     """
     faults_by_report = _named_faults(request, context.now)
-    instance_ids, attributions = _instance_ids(request, context)
+    instance_ids, attributions = _find_instance_ids(request, context)
     faults = [
         reported_faults.report_entry(
             instance_id,
@@ -130,12 +130,12 @@ def check_reports(request: ReportFaultsRequest, context: Context) -> CheckedRepo
         for report, instance_id, named_faults in zip(request.reports, instance_ids, faults_by_report, strict=True)
         for named_fault in named_faults
     ]
-    document = _enveloped(request, faults, context.now)
+    document = _to_envelope(request, faults, context.now)
     ignored_lines = sum(not named_faults for named_faults in faults_by_report)
     return CheckedReports(document, len(faults), ignored_lines, tuple(attributions))
 
 
-def _first_answer(row: Row, request: ReportFaultsRequest) -> Json:
+def _earlier_answer(row: Row, request: ReportFaultsRequest) -> Json:
     if row.doc["fingerprint"] != request.fingerprint:
         raise KeyReused("This idempotency key was used for a different request. Use a new key.")
     first_answer: Json = row.doc["answer"]
@@ -159,7 +159,7 @@ def _named_faults(request: ReportFaultsRequest, now: datetime) -> list[tuple[Nam
             errors.append((f"{field}.{report.code_field}", unknown_code(report.code)))
         elif named_faults and not allowed:
             code_field = report.code_field if report.code else "line"
-            errors.append((f"{field}.{code_field}", _reserved(named_faults[0].fault_key)))
+            errors.append((f"{field}.{code_field}", _reserved_key_error(named_faults[0].fault_key)))
         if report.observed_at > now + _MAX_CLOCK_SKEW:
             errors.append((f"{field}.observedAt", "lies in the future"))
         if report.observed_at < now - _MAX_AGE:
@@ -176,7 +176,7 @@ def unknown_code(code: str) -> str:
     return f"is not in the fault catalogue (evenkeel faults ls).{advice}"
 
 
-def _reserved(fault_key: str) -> str:
+def _reserved_key_error(fault_key: str) -> str:
     allowed = ", ".join(f"{family}:" for family in DETECTOR_FAMILIES)
     return (
         f"names {fault_key}, which a detector may not report. "
@@ -184,7 +184,7 @@ def _reserved(fault_key: str) -> str:
     )
 
 
-def _instance_ids(
+def _find_instance_ids(
     request: ReportFaultsRequest, context: Context
 ) -> tuple[list[str], list[tuple[str, AttributionFacts, Attribution]]]:
     """Return the instance id of each fault, and how the nodes of jobs were found.
@@ -197,15 +197,15 @@ def _instance_ids(
     by_name: dict[str, str] | None = None
     for report in request.reports:
         if report.job_id:
-            facts, attribution = _attribute(report, context.ledger)
+            facts, attribution = _attribute_fault(report, context.ledger)
             attributions.append((report.job_id, facts, attribution))
             instance_ids.append(attribution.instance_id)
             continue
-        instance_id = report.instance_id or _id_in(report.node_name)
+        instance_id = report.instance_id or _instance_id_in(report.node_name)
         if not instance_id:
-            by_name = _by_name(context.ledger) if by_name is None else by_name
+            by_name = _instance_ids_by_name(context.ledger) if by_name is None else by_name
             instance_id = by_name.get(report.node_name, "")
-        if not instance_id or not _is_ours(instance_id, context):
+        if not instance_id or not _is_own_node(instance_id, context):
             stated_name = report.instance_id or report.node_name
             nodes = (rows.decode(row, FleetNode) for row in context.ledger.by_state(Table.FLEET, "NODE").rows)
             similar_names = (
@@ -217,7 +217,7 @@ def _instance_ids(
     return instance_ids, attributions
 
 
-def _attribute(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, Attribution]:
+def _attribute_fault(report: FaultReport, ledger: Ledger) -> tuple[AttributionFacts, Attribution]:
     """Return the node of a fault that was seen in a job.
 
     Raises:
@@ -243,24 +243,24 @@ def _last_incident(life: NodeLife, ledger: Ledger) -> Incident | None:
     return rows.decode(incident, Incident) if incident else None
 
 
-def _id_in(node_name: str) -> str:
+def _instance_id_in(node_name: str) -> str:
     match = _HYPERPOD_NAME.fullmatch(node_name)
     return match["id"] if match and INSTANCE_ID.fullmatch(match["id"]) else ""
 
 
-def _is_ours(instance_id: str, context: Context) -> bool:
+def _is_own_node(instance_id: str, context: Context) -> bool:
     nodes = (context.ledger.get(fleet_rows.node_key(cluster, instance_id)) for cluster in context.site.clusters)
     return any(row is not None and not rows.decode(row, FleetNode).is_gone for row in nodes)
 
 
-def _by_name(ledger: Ledger) -> dict[str, str]:
+def _instance_ids_by_name(ledger: Ledger) -> dict[str, str]:
     nodes = (
         rows.decode(row, FleetNode) for row in every(lambda cursor: ledger.by_state(Table.FLEET, "NODE", cursor=cursor))
     )
     return {node.node_name: node.life.instance_id for node in nodes if node.node_name and not node.is_gone}
 
 
-def _enveloped(request: ReportFaultsRequest, faults: list[dict[str, str]], now: datetime) -> Json:
+def _to_envelope(request: ReportFaultsRequest, faults: list[dict[str, str]], now: datetime) -> Json:
     """Return the envelope that carries a report.
 
     Raises:

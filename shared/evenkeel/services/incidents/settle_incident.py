@@ -14,7 +14,7 @@ from evenkeel.domain.health.intake import LastIncident
 from evenkeel.domain.outbound import notices
 from evenkeel.domain.recovery.leases import RepairLease, released_lease
 from evenkeel.domain.recovery.settling import (
-    PAGED,
+    ALERTING_STATES,
     BranchEnd,
     IncidentEnd,
     choose_incident_end,
@@ -64,7 +64,9 @@ def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResul
         if incident.failed_at is not None and request.run == incident.run:
             return SettleIncidentResult(outcome=IncidentState.FAILED, reason=incident.outcome)
         rungs = IncidentFault.of(incident, context.policy.catalogue).rungs
-        incident_end = choose_incident_end(rungs, request.plan, request.node, request.jobs, _failure(request.failure))
+        incident_end = choose_incident_end(
+            rungs, request.plan, request.node, request.jobs, _failure_text(request.failure)
+        )
         plan_ended = request.plan.outcome if request.plan else ""
         next_run_reason = (
             ""
@@ -84,11 +86,11 @@ def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResul
         except Conflict:
             continue
         incident = settled
-        _count(settled, context)
+        _count_settled(settled, context)
         break
     else:
         raise Conflict(f"incident {request.incident_id} changed on every try to settle it")
-    _page(incident, context)
+    _alert_on_call(incident, context)
     return SettleIncidentResult(outcome=incident.state, reason=incident.outcome)
 
 
@@ -120,7 +122,7 @@ def _leave_open(incident: Incident, version: int, incident_end: IncidentEnd, con
     return SettleIncidentResult(outcome=IncidentState.FAILED, reason=reason)
 
 
-def _failure(failure: dict[str, Any] | None) -> str:
+def _failure_text(failure: dict[str, Any] | None) -> str:
     if not failure:
         return ""
     cause = error_message(str(failure.get("Cause", "")))[:_CAUSE_LIMIT]
@@ -201,15 +203,15 @@ _STATE_TEXT = {
 }
 
 
-def _page(incident: Incident, context: Context) -> None:
-    """Page a person. A crash between the page and its record pages again, with the same key."""
-    if incident.state not in PAGED or incident.paged_at is not None:
+def _alert_on_call(incident: Incident, context: Context) -> None:
+    """Alert the people on call. After a crash before the record, the alert is sent again with the same key."""
+    if incident.state not in ALERTING_STATES or incident.paged_at is not None:
         return
     where = incident.node_name or incident.life.instance_id
     drill = "[drill] " if incident.is_drill else ""
     subject = f"{drill}{incident.incident_id}: {_STATE_TEXT[incident.state].rstrip('.').lower()}, {where}"
     message = notices.alert_text(notices.incident_notice(incident))
-    context.pager.page(subject, message, key=f"{incident.incident_id}-{incident.state}")
+    context.on_call.alert(subject, message, key=f"{incident.incident_id}-{incident.state}")
     context.telemetry.error("IncidentNeedsPerson", outcome=incident.state, reason=incident.outcome, runbook=_RUNBOOK)
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
@@ -221,7 +223,7 @@ def _page(incident: Incident, context: Context) -> None:
 _RUNBOOK = "incident-needs-person"
 
 
-def _count(incident: Incident, context: Context) -> None:
+def _count_settled(incident: Incident, context: Context) -> None:
     context.telemetry.count("IncidentsSettled", outcome=incident.state)
     context.telemetry.seconds(
         "DetectedToSettled", (context.now - incident.opened_at).total_seconds(), outcome=incident.state

@@ -33,7 +33,7 @@ class SubmitJobRequest(Value):
 
     spec: JobSpec
     requester: check_role.Requester
-    """The principal whose keys these are, and whose teams are looked up."""
+    """The caller: owner of the idempotency key, and the identity whose team roles are checked."""
     idempotency_key: str
 
 
@@ -97,7 +97,7 @@ def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
                     )
                 ),
                 Put(subject_rows.timeline_row(job.job_id, entry, "submitted")),
-                *claim_of(job, requester, setup, context.ledger),
+                *checkpoint_folder_claim(job, requester, setup, context.ledger),
                 *open_jobs.counted(job, context.ledger, context.policy.scheduling),
             )
         except (Conflict, Invalid, open_jobs.TooManyOpenJobs) as error:
@@ -193,7 +193,9 @@ def check_fits_fleet(job: Job, setup: TeamSetup, context: Context) -> None:
         raise Invalid(f"The job was refused. Field `{error.field}`: {error.message}", (error,))
 
 
-def claim_of(job: Job, requester: check_role.Requester, setup: TeamSetup, ledger: Ledger) -> tuple[Put, ...]:
+def checkpoint_folder_claim(
+    job: Job, requester: check_role.Requester, setup: TeamSetup, ledger: Ledger
+) -> tuple[Put, ...]:
     """Return the writes that reserve a checkpoint folder for this job; none if the job keeps no checkpoints.
 
     If two jobs claim one folder at once, one commit fails. A folder inside another job's folder, or a parent of it, is
@@ -212,7 +214,7 @@ def claim_of(job: Job, requester: check_role.Requester, setup: TeamSetup, ledger
     state, prefix = job_rows.checkpoints_entry(folder)
     nested_claims = every(lambda cursor: ledger.by_state(Table.JOBS, state, prefix=prefix, cursor=cursor))
     for claim in (same_folder, *parent_claims, *itertools.islice(nested_claims, _MAX_NESTED_CLAIMS)):
-        if claim is not None and _is_in_force(claim, ledger):
+        if claim is not None and _is_claim_in_force(claim, ledger):
             owner_id = str(claim.doc["jobId"])
             row = ledger.get(job_rows.job_key(owner_id))
             is_visible = row is not None and may_read(
@@ -234,7 +236,7 @@ def _parent_folders(folder: str) -> Iterator[str]:
         yield f"{root}{separator}{lead}{'/'.join(parts[:count])}"
 
 
-def _is_in_force(claim: Row, ledger: Ledger) -> bool:
+def _is_claim_in_force(claim: Row, ledger: Ledger) -> bool:
     """Whether a folder still belongs to its job. It is free if the job is gone, or ended without writing there."""
     row = ledger.get(job_rows.job_key(str(claim.doc["jobId"])))
     if row is None:

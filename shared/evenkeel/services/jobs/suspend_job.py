@@ -50,13 +50,13 @@ def suspend(request: JobChangeRequest, context: Context) -> Job:
     def changed(job: Job) -> Job | None:
         if job.is_suspended:
             return None
-        reason = f"Suspended by {_by(request)}."
+        reason = f"Suspended by {_requester_text(request)}."
         if job.state is JobState.PENDING:
             return job.replace(state=JobState.SUSPENDED, is_suspended=True, reason=reason)
         stopping = job.stop_request_now(reason, f"suspend/{request.requester.actor}", context.now)
         return job.replace(is_suspended=True, stop_request=stopping)
 
-    return _change(request, "suspended", changed, context)
+    return _commit_change(request, "suspended", changed, context)
 
 
 def resume(request: JobChangeRequest, context: Context) -> Job:
@@ -78,14 +78,14 @@ def resume(request: JobChangeRequest, context: Context) -> Job:
             return job.replace(is_suspended=False)
         return job.replace(state=JobState.PENDING, is_suspended=False, reason=f"Resumed by {request.requester.actor}.")
 
-    return _change(request, "resumed", changed, context)
+    return _commit_change(request, "resumed", changed, context)
 
 
-def _by(request: JobChangeRequest) -> str:
+def _requester_text(request: JobChangeRequest) -> str:
     return f"{request.requester.actor}{f': {request.reason}' if request.reason else ''}"
 
 
-def _change(request: JobChangeRequest, kind: str, changed: Callable[[Job], Job | None], context: Context) -> Job:
+def _commit_change(request: JobChangeRequest, kind: str, changed: Callable[[Job], Job | None], context: Context) -> Job:
     setup = team_setup.load(context.ledger).setup
 
     def commit_once() -> tuple[Job, bool]:
@@ -99,7 +99,9 @@ def _change(request: JobChangeRequest, kind: str, changed: Callable[[Job], Job |
         changed_job = changed(job)
         if changed_job is None:
             return job, False
-        entry = TimelineEntry(at=context.now, kind=kind, text=f"{kind.capitalize()} by {_by(request)}.", writer=WRITER)
+        entry = TimelineEntry(
+            at=context.now, kind=kind, text=f"{kind.capitalize()} by {_requester_text(request)}.", writer=WRITER
+        )
         context.ledger.commit(
             Put(job_rows.job_row(changed_job, row.version)),
             Put(subject_rows.timeline_row(job.job_id, entry, f"{kind}-{row.version}")),

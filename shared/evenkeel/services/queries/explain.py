@@ -49,12 +49,12 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
     head: Decision | None = None
     if job.state is JobState.PENDING:
         if job.live_plan():
-            decisions = _first(context.ledger, planned, decisions)
+            decisions = _put_first(context.ledger, planned, decisions)
         head = _why_pending(decisions, planned, attempts[-1] if attempts else None)
         decisions = [decision for decision in decisions if decision != head]
     else:
         for named in (admitted, resized, planned) if job.live_plan() else (planned, admitted, resized):
-            decisions = _first(context.ledger, named, decisions)
+            decisions = _put_first(context.ledger, named, decisions)
         head, decisions = (decisions[0], decisions[1:]) if decisions else (None, [])
     return {
         "subject": job_id,
@@ -62,12 +62,12 @@ def why_job(job_id: str, reader: Reader, context: Context) -> Json:
         "cluster": latest.cluster if latest else job.cluster,
         "state": job.state,
         "sentence": _job_sentence(job, latest, context.now, read_queue.waits_with_kueue(job, context.ledger))
-        + _late(job, context.now),
-        "decision": _short(head) if head else None,
-        "considered": _considered(head) if head else [],
-        "changes": _changes(context.ledger, head) if head and job.state is JobState.PENDING else [],
-        "earlier": [_short(decision) for decision in decisions],
-        "next": _job_next(job) if may_see_all else None,
+        + _deadline_text(job, context.now),
+        "decision": _short_decision(head) if head else None,
+        "considered": _considered_options(head) if head else [],
+        "changes": _smallest_changes(context.ledger, head) if head and job.state is JobState.PENDING else [],
+        "earlier": [_short_decision(decision) for decision in decisions],
+        "next": _next_command_for_job(job) if may_see_all else None,
         "isRedacted": not may_see_all,
         "evidence": {
             "execution": latest.workload_name if latest else None,
@@ -97,11 +97,13 @@ def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
         "kind": "incident",
         "state": incident.state,
         "sentence": _incident_sentence(incident, context.now),
-        "decision": _short(decisions[0]) if decisions else None,
-        "considered": _considered(decisions[0]) if decisions else [],
+        "decision": _short_decision(decisions[0]) if decisions else None,
+        "considered": _considered_options(decisions[0]) if decisions else [],
         "guardrails": read_guardrails.show(incident, decisions, context),
-        "earlier": [_short(decision) for decision in decisions[1:]],
-        "next": _incident_next(incident, needs=read_incidents.needs_person(incident, jobs.values(), None, context.now)),
+        "earlier": [_short_decision(decision) for decision in decisions[1:]],
+        "next": _next_command_for_incident(
+            incident, needs=read_incidents.needs_person(incident, jobs.values(), None, context.now)
+        ),
         "evidence": {
             "execution": incident.execution_name,
             "signals": incident.evidence_count,
@@ -111,12 +113,12 @@ def why_incident(incident_id: str, reader: Reader, context: Context) -> Json:
 
 
 def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait | None = None) -> str:
-    reason = _sentence(job.reason)
+    reason = _as_sentence(job.reason)
     where = f"attempt {job.current_attempt}"
-    stop = _stop(job)
+    stop = _stop_request(job)
     match job.state:
         case JobState.PENDING:
-            since = _ago(job.submitted_at, now)
+            since = _duration_since(job.submitted_at, now)
             begin = (
                 f"The job waits for capacity to resume after {where}."
                 if job.current_attempt
@@ -124,10 +126,10 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait |
             )
             return f"{begin} {reason or 'No scheduling cycle has examined it yet.'}"
         case JobState.STARTING | JobState.RUNNING if stop is not None:
-            requested = f"Requested {_ago(stop.requested_at, now)} ago by {_asker(stop)}."
-            return f"The job is stopping, {where}. {_sentence(stop.reason)} {requested} {_after_stop(job, stop)}"
+            requested = f"Requested {_duration_since(stop.requested_at, now)} ago by {_requester_text(stop)}."
+            return f"The job is stopping, {where}. {_as_sentence(stop.reason)} {requested} {_after_stop(job, stop)}"
         case JobState.STARTING if waits is not None:
-            return f"The job waits for Kueue to admit it, {where}. {_sentence(waits.kueue_status)}"
+            return f"The job waits for Kueue to admit it, {where}. {_as_sentence(waits.kueue_status)}"
         case JobState.STARTING:
             return f"The job is starting, {where}. {reason}".strip()
         case JobState.RUNNING:
@@ -146,13 +148,13 @@ def _job_sentence(job: Job, latest: Attempt | None, now: datetime, waits: Wait |
             return f"The job was cancelled. {reason}".strip()
 
 
-def _stop(job: Job) -> StopRequest | None:
+def _stop_request(job: Job) -> StopRequest | None:
     """Return the stop request of the job's present attempt, until that has stopped."""
     is_at_work = job.state in (JobState.STARTING, JobState.RUNNING)
     return job.stop_of(job.current_attempt) if is_at_work else None
 
 
-def _asker(stop: StopRequest) -> str:
+def _requester_text(stop: StopRequest) -> str:
     kind, _, asker = stop.by.partition("/")
     if kind in ("cancel", "suspend"):
         return asker
@@ -179,11 +181,11 @@ def _after_stop(job: Job, stop: StopRequest) -> str:
     return f"{begin} it waits for capacity and {point}."
 
 
-def _late(job: Job, now: datetime) -> str:
+def _deadline_text(job: Job, now: datetime) -> str:
     deadline_at = job.spec.deadline_at
     if deadline_at is None or deadline_at > now or job.state.has_ended:
         return ""
-    return f" Its deadline passed {_ago(deadline_at, now)} ago."
+    return f" Its deadline passed {_duration_since(deadline_at, now)} ago."
 
 
 def _incident_sentence(incident: Incident, now: datetime) -> str:
@@ -193,17 +195,17 @@ def _incident_sentence(incident: Incident, now: datetime) -> str:
         case IncidentState.OPEN:
             return f"{begin} Its recovery begins."
         case IncidentState.RECOVERING if incident.plan and read_incidents.waits(incident):
-            return f"{begin} {_sentence(incident.plan.reason)}"
+            return f"{begin} {_as_sentence(incident.plan.reason)}"
         case IncidentState.RECOVERING:
             lane = read_incidents.node_lane(incident)
             doing = _DOING.get(lane["phase"], lane["phase"])
-            return f"{begin} Recovery has run for {_ago(incident.opened_at, now)}; the node {doing}."
+            return f"{begin} Recovery has run for {_duration_since(incident.opened_at, now)}; the node {doing}."
         case IncidentState.BLOCKED:
             why = incident.block.reason if incident.block else ""
             act = f"the {incident.block.action}" if incident.block and incident.block.action else "the next step"
-            return f"{begin} T{act[1:]} waits: {_sentence(why)}".strip()
+            return f"{begin} T{act[1:]} waits: {_as_sentence(why)}".strip()
         case _:
-            return f"{begin} {_sentence(incident.outcome)}".strip()
+            return f"{begin} {_as_sentence(incident.outcome)}".strip()
 
 
 _DOING = {
@@ -221,8 +223,8 @@ _DOING = {
 """The phases of the node branch, as a part of a sentence."""
 
 
-def _job_next(job: Job) -> str | None:
-    if _stop(job) is not None:
+def _next_command_for_job(job: Job) -> str | None:
+    if _stop_request(job) is not None:
         return f"evenkeel jobs {'resume' if job.is_suspended else 'wait'} {job.job_id}"
     match job.state:
         case JobState.PENDING | JobState.STARTING | JobState.STOPPING:
@@ -235,7 +237,7 @@ def _job_next(job: Job) -> str | None:
             return None
 
 
-def _incident_next(incident: Incident, *, needs: bool) -> str | None:
+def _next_command_for_incident(incident: Incident, *, needs: bool) -> str | None:
     if pending_approval(incident):
         return f"evenkeel incidents approve {incident.incident_id}"
     if not incident.state.is_settled or needs:
@@ -268,7 +270,7 @@ def _why_pending(decided: list[Decision], planned: str, latest: Attempt | None) 
     return max(decisions, key=lambda decision: (decision.kind != "PLACEMENT", decision.decided_at), default=None)
 
 
-def _first(ledger: Ledger, decision_id: str, decisions: list[Decision]) -> list[Decision]:
+def _put_first(ledger: Ledger, decision_id: str, decisions: list[Decision]) -> list[Decision]:
     """Put the decision that the subject itself names before other decisions about it."""
     row = ledger.get(subject_rows.decision_key(decision_id)) if decision_id else None
     if row is None:
@@ -281,7 +283,7 @@ _CHANGEABLE = (Action.NO_QUOTA, Action.SAME_SHAPE, Action.BLOCKED)
 """Results of an admission that a smallest change may flip."""
 
 
-def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
+def _smallest_changes(ledger: Ledger, decision: Decision) -> list[Json]:
     """Return the smallest changes that would flip the result; of a blocked job, those of the job that blocks it.
 
     None are known if the record has no facts, because they were too large or cannot be read.
@@ -303,7 +305,7 @@ def _changes(ledger: Ledger, decision: Decision) -> list[Json]:
     return []
 
 
-def _short(decision: Decision) -> Json:
+def _short_decision(decision: Decision) -> Json:
     return {
         "decisionId": decision.decision_id,
         "kind": decision.kind,
@@ -316,7 +318,7 @@ def _short(decision: Decision) -> Json:
     }
 
 
-def _considered(decision: Decision) -> list[Json]:
+def _considered_options(decision: Decision) -> list[Json]:
     chosen = decision.chosen or Alternative(option=decision.action, why_not="")
     return [
         _option_document(chosen, chosen=True),
@@ -335,12 +337,12 @@ def _option_document(option: Alternative, *, chosen: bool) -> Json:
     }
 
 
-def _sentence(text: str) -> str:
+def _as_sentence(text: str) -> str:
     text = text.strip()
     return text if not text or text.endswith((".", "!", "?")) else f"{text}."
 
 
-def _ago(since: datetime, now: datetime) -> str:
+def _duration_since(since: datetime, now: datetime) -> str:
     """Write a duration in its two largest units: `18m 20s`, `3h 5m`, `2d`."""
     left = max(0, int((now - since).total_seconds()))
     parts: list[str] = []

@@ -74,12 +74,12 @@ def _by_month(ledger: Ledger, table: Table, partition: str, since: datetime, unt
     month = f"{until:%Y-%m}"
     while month >= f"{since:%Y-%m}":
         stored = ledger.partition(table, partition, f"EVENT#{month}")
-        yield from sorted((_of_entry(rows.decode(row, TimelineEntry)) for row in stored), reverse=True)
+        yield from sorted((_act_of_entry(rows.decode(row, TimelineEntry)) for row in stored), reverse=True)
         first = datetime.fromisoformat(f"{month}-01")
         month = f"{first - timedelta(days=1):%Y-%m}"
 
 
-def _of_entry(entry: TimelineEntry) -> _Act:
+def _act_of_entry(entry: TimelineEntry) -> _Act:
     return _Act(at=rfc3339(entry.at), kind=entry.kind, by=entry.writer, text=entry.text)
 
 

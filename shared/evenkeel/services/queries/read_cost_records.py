@@ -55,7 +55,7 @@ def attempts_in(ledger: Ledger, span: Span) -> tuple[list[Attempt], Window]:
 
 
 def _ended_since(ledger: Ledger, state: str, kind: type[E], start: datetime) -> tuple[list[E], datetime | None]:
-    """Return what ended since a time; if there is too much of it, also the end of the oldest one read."""
+    """Return the records that ended since a time; if there are too many, also the end of the oldest record read."""
     since_start: list[E] = []
     cursor: str | None = None
     while True:

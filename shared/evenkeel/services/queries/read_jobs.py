@@ -218,7 +218,7 @@ def job_logs(
             "text": text,
             "isCut": is_cut,
             "keptAt": rfc3339(kept_log.kept_at),
-            "note": f"{_note(chosen, kept_log)}{_NO_TIMES if timestamps and not kept_log.times else ''}",
+            "note": f"{_kept_log_note(chosen, kept_log)}{_NO_TIMES if timestamps and not kept_log.times else ''}",
         }
     return document | {"text": text[-LARGEST_LOG:], "isCut": len(text) > LARGEST_LOG, "keptAt": None, "note": None}
 
@@ -227,17 +227,18 @@ def _why_no_log(attempt: Attempt, rank: int, kept_log: KeptLog | None, error: st
     if kept_log is not None:
         why = f"It could not be read at {rfc3339(kept_log.kept_at)}: {kept_log.why or 'it was empty'}"
         pod = f"Rank {rank} of {attempt.workload_name}"
-        return f"{pod} has no kept log. {why.rstrip('.')}. {_elsewhere(attempt, kept_log)}"
+        return f"{pod} has no kept log. {why.rstrip('.')}. {_rest_of_log_text(attempt, kept_log)}"
     how = f"The attempt ended: {attempt.reason}" if attempt.ended_at else f"Its pod cannot be read: {error}"
     return f"Rank {rank} of {attempt.workload_name} has no pod and no kept log. {how}"
 
 
-def _note(attempt: Attempt, kept_log: KeptLog) -> str:
+def _kept_log_note(attempt: Attempt, kept_log: KeptLog) -> str:
     extent = "The last lines" if kept_log.is_cut else "The whole log"
-    return f"{extent} of pod {kept_log.pod_name}, kept at {rfc3339(kept_log.kept_at)}. {_elsewhere(attempt, kept_log)}"
+    rest = _rest_of_log_text(attempt, kept_log)
+    return f"{extent} of pod {kept_log.pod_name}, kept at {rfc3339(kept_log.kept_at)}. {rest}"
 
 
-def _elsewhere(attempt: Attempt, kept_log: KeptLog) -> str:
+def _rest_of_log_text(attempt: Attempt, kept_log: KeptLog) -> str:
     log_path = f"/var/log/pods/{attempt.namespace}_{kept_log.pod_name}_*"
     node = kept_log.node_name or "its node"
     return f"The rest is on {node} in {log_path} while the node and the pod exist; afterwards ask your log collector."

@@ -69,7 +69,7 @@ def queue_position(job: Job, context: Context) -> Json | None:
     if job.job_id not in names:
         return {"position": None, "estimate": None}
     index = names.index(job.job_id)
-    return {"position": index + 1, "estimate": _estimate(job, page.rows[:index], context)}
+    return {"position": index + 1, "estimate": _estimate_start(job, page.rows[:index], context)}
 
 
 def waits_with_kueue(job: Job, ledger: Ledger) -> Wait | None:
@@ -87,7 +87,7 @@ def _position_with_kueue(job: Job, ledger: Ledger) -> Json | None:
     return {"position": wait.kueue_position, "estimate": None} if wait else None
 
 
-def _estimate(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
+def _estimate_start(job: Job, ahead: Sequence[Any], context: Context) -> Json | None:
     runs = [run.seconds for run in past_runs.load(context.ledger) if run.team == job.spec.team]
     if len(runs) < context.policy.economy.min_samples:
         return None
@@ -160,7 +160,7 @@ def plan(spec: JobSpec, requester: check_role.Requester, context: Context) -> Js
     capacities = request_facts.with_reservation_ends(
         reserve_rented_nodes(_node_capacity(context.ledger, charges), (), context.policy.burst.pools), context.policy
     )
-    jobs = _heads(context.ledger, setup, context.policy.scheduling.jobs_per_page)
+    jobs = _queue_heads(context.ledger, setup, context.policy.scheduling.jobs_per_page)
     shares = NodeShares(capacities, context.policy.burst.pools)
     pending = tuple(
         request_facts.admission_request(other, shares, context.policy, context.now) for other in (*jobs, job)
@@ -207,12 +207,12 @@ def _plan_document(job: Job, *, position: int, decision: AdmissionDecision, plac
         "jobType": job.spec.job_type or None,
         "namespace": job.namespace,
         "position": position,
-        "decision": _shown(decision),
+        "decision": _decision_document(decision),
         "placement": placement,
     }
 
 
-def _shown(decision: AdmissionDecision) -> Json:
+def _decision_document(decision: AdmissionDecision) -> Json:
     return {
         "action": decision.action,
         "reason": decision.reason,
@@ -228,7 +228,7 @@ def _shown(decision: AdmissionDecision) -> Json:
     }
 
 
-def _heads(ledger: Ledger, setup: TeamSetup, heads: int) -> list[Job]:
+def _queue_heads(ledger: Ledger, setup: TeamSetup, heads: int) -> list[Job]:
     prefixes = [job_rows.queue_prefix(team) for team in setup.by_name] or [""]
     state = f"JOB#{JobState.PENDING}"
     pages = (ledger.by_state(Table.JOBS, state, prefix=prefix, limit=heads) for prefix in prefixes)

@@ -31,12 +31,12 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
         NotFound: there is no such job.
     """
     job = read_jobs.load_job(context.ledger, job_id)
-    return of_job(job, reader, context).to_json() | {"isRedacted": not reader.may_see_job(job)}
+    return visible_job_receipt(job, reader, context).to_json() | {"isRedacted": not reader.may_see_job(job)}
 
 
-def of_job(job: Job, reader: Reader, context: Context) -> JobReceipt:
+def visible_job_receipt(job: Job, reader: Reader, context: Context) -> JobReceipt:
     """Return the receipt of a job as the caller may see it."""
-    attempts, prices = _public(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
+    attempts, prices = _visible_attempts(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
     return job_receipt(reader.view(job), attempts, _incidents_of(job, context.ledger), prices, context.now)
 
 
@@ -48,15 +48,17 @@ def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     """
     incident = read_incidents.load_incident(context.ledger, incident_id)
     may_see_all = reader.may_see_all_of(incident, context.ledger)
-    receipt = of_incident(incident, reader, context, may_see_all=may_see_all)
+    receipt = visible_incident_receipt(incident, reader, context, may_see_all=may_see_all)
     return receipt.to_json() | {"isRedacted": not may_see_all}
 
 
-def of_incident(incident: Incident, reader: Reader, context: Context, *, may_see_all: bool) -> IncidentReceipt:
+def visible_incident_receipt(
+    incident: Incident, reader: Reader, context: Context, *, may_see_all: bool
+) -> IncidentReceipt:
     """Return the receipt of an incident as the caller may see it."""
     lost: list[LostTime] = []
     for job in read_incidents.load_affected_jobs(context.ledger, incident).values():
-        attempts, prices = _public(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
+        attempts, prices = _visible_attempts(job, read_jobs.load_attempts(context.ledger, job.job_id), context, reader)
         named = [*_incidents_of(job, context.ledger), *_named_by(incident, job.job_id)]
         lost += interruptions(reader.view(job), attempts, named, prices, context.now)
     kind = context.policy.hardware.find(incident.instance_type)
@@ -72,7 +74,7 @@ def of_incident(incident: Incident, reader: Reader, context: Context, *, may_see
     )
 
 
-def _public(
+def _visible_attempts(
     job: Job, attempts: tuple[Attempt, ...], context: Context, reader: Reader
 ) -> tuple[tuple[Attempt, ...], Mapping[int, GpuPrice | None]]:
     """Return the attempts and prices that the caller may see."""

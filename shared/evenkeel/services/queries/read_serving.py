@@ -22,7 +22,7 @@ def list_serving(ledger: Ledger) -> list[Json]:
     if not memories:
         return []
     unsettled = [rows.decode(row, Rental) for row in ledger.by_state(Table.JOBS, "RENTAL#OPEN", limit=_MOST).rows]
-    return [_shown(memory, _rentals(memory, unsettled, ledger)) for memory in memories]
+    return [_deployment_document(memory, _rentals(memory, unsettled, ledger)) for memory in memories]
 
 
 def _rentals(memory: ServingState, unsettled: list[Rental], ledger: Ledger) -> list[Rental]:
@@ -35,7 +35,7 @@ def _rentals(memory: ServingState, unsettled: list[Rental], ledger: Ledger) -> l
     return [rentals_by_number[number] for number in sorted(rentals_by_number, reverse=True)]
 
 
-def _shown(memory: ServingState, rentals: list[Rental]) -> Json:
+def _deployment_document(memory: ServingState, rentals: list[Rental]) -> Json:
     note = memory.last_note
     return {
         "id": memory.holder_id,

@@ -67,7 +67,7 @@ def table(setup: TeamSetup, charges: Sequence[Charge], pending: Mapping[str, int
                     "lent": sum(line.lent for line in of_accelerators) if team else None,
                     "utilization": _percent(used, allocated),
                 },
-                "resources": [_line(line) for line in lines.get(name, ())],
+                "resources": [_team_document(line) for line in lines.get(name, ())],
                 "running": running[name],
                 "pending": pending.get(name, 0),
             }
@@ -94,7 +94,7 @@ def use_by_team(setup: TeamSetup, charges: Iterable[Charge]) -> Mapping[str, Amo
     return use
 
 
-def _line(line: QuotaUsageRow) -> Json:
+def _team_document(line: QuotaUsageRow) -> Json:
     flavor, resource = line.key
 
     def said(amount: int) -> str:

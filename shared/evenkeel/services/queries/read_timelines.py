@@ -26,9 +26,9 @@ def show_job(job_id: str, reader: Reader, context: Context) -> Json:
     entries = read_jobs.job_timeline(context.ledger, job_id)
     if not reader.may_see_job(job):
         entries = disclosure.job_timeline(entries)
-    receipt = read_receipts.of_job(job, reader, context)
+    receipt = read_receipts.visible_job_receipt(job, reader, context)
     ends = [
-        _entry(ended_at, interruption_sentence(interruption))
+        _timeline_entry(ended_at, interruption_sentence(interruption))
         for interruption in receipt.interruptions
         if interruption.is_over and (ended_at := interruption.ended_at)
     ]
@@ -49,12 +49,14 @@ def show_incident(incident_id: str, reader: Reader, context: Context) -> Json:
     if incident.mode == Mode.OBSERVE:
         entries = [*entries, *_aftermath(context.ledger, incident_id)]
     if incident.stages.settled_at and incident.affected_jobs:
-        text = incident_sentence(read_receipts.of_incident(incident, reader, context, may_see_all=may_see_all))
-        entries = [*entries, _entry(incident.stages.settled_at, text)]
+        text = incident_sentence(
+            read_receipts.visible_incident_receipt(incident, reader, context, may_see_all=may_see_all)
+        )
+        entries = [*entries, _timeline_entry(incident.stages.settled_at, text)]
     return {"subject": incident_id, "entries": _by_time(entries)}
 
 
-def _entry(at: datetime, text: str) -> Json:
+def _timeline_entry(at: datetime, text: str) -> Json:
     return TimelineEntry(at=at, kind="receipt", text=text, writer="read_receipts").to_json()
 
 

@@ -44,18 +44,18 @@ def run(request: incident_record.RecoveryRun, context: Context) -> CheckNodeResu
     decision = choose_check(facts, context.policy.repair)
     if decision.kind is CheckKind.BASIC or observed.node is None or incident.state.is_settled:
         return CheckNodeResult(outcome=CheckKind.BASIC, reason=decision.reason)
-    check = _noted(incident, observed, facts, decision, context)
+    check = _record_check(incident, observed, facts, decision, context)
     if check.answer:
         return CheckNodeResult(outcome=check.kind, reason="The check already started.")
-    answer = _begin(incident, observed, check, context)
+    answer = _start_check(incident, observed, check, context)
     kind = check.kind if answer in (RepairAnswer.ACCEPTED, RepairAnswer.UNKNOWN) else CheckKind.BASIC
-    _answered(incident, check.replace(kind=kind, answer=answer), context.ledger)
+    _record_answer(incident, check.replace(kind=kind, answer=answer), context.ledger)
     context.telemetry.count("ChecksStarted", kind=kind, answer=answer)
     reason = decision.reason if kind == check.kind else f"{check.kind} could not start: {answer}."
     return CheckNodeResult(outcome=kind, reason=reason)
 
 
-def _is_of(check: NodeCheck | None, observed: ObservedNode, incident: Incident) -> bool:
+def _is_check_of(check: NodeCheck | None, observed: ObservedNode, incident: Incident) -> bool:
     """Whether a check was started for this node in this boot, after its last failed validation."""
     if check is None or observed.node is None:
         return False
@@ -63,13 +63,13 @@ def _is_of(check: NodeCheck | None, observed: ObservedNode, incident: Incident) 
     return (check.instance_id, check.boot_id) == (observed.instance_id, observed.node.boot_id) and not is_spent
 
 
-def _noted(
+def _record_check(
     incident: Incident, observed: ObservedNode, facts: CheckFacts, decision: CheckDecision, context: Context
 ) -> NodeCheck:
     decision_id = context.ids.new("dec")
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if _is_of(current.check, observed, current):
+        if _is_check_of(current.check, observed, current):
             return None
         assert observed.node
         check = NodeCheck(
@@ -93,7 +93,7 @@ def _noted(
     return after.check
 
 
-def _begin(incident: Incident, observed: ObservedNode, check: NodeCheck, context: Context) -> RepairAnswer:
+def _start_check(incident: Incident, observed: ObservedNode, check: NodeCheck, context: Context) -> RepairAnswer:
     assert observed.node
     if check.kind == CheckKind.DEEP:
         assert observed.record
@@ -116,7 +116,7 @@ def _begin(incident: Incident, observed: ObservedNode, check: NodeCheck, context
     return RepairAnswer.ACCEPTED
 
 
-def _answered(incident: Incident, check: NodeCheck, ledger: Ledger) -> None:
+def _record_answer(incident: Incident, check: NodeCheck, ledger: Ledger) -> None:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         is_same_check = current.check is not None and current.check.started_at == check.started_at
         return (current.replace(check=check), []) if is_same_check and current.check != check else None

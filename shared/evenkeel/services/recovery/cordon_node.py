@@ -95,7 +95,8 @@ def cordon(incident: Incident, context: Context, read_before: ReadBefore | None 
     if not incident.node_name:
         return CordonNodeResult(outcome=CordonOutcome.GONE, reason="The node never joined its cluster.")
     verdict = _register_cordon(incident, context, read_before.rows if read_before else None)
-    # A node that is gone needs no entry. A wait for an entry would keep its slot locked for its replacement.
+    # A node that is gone needs no entry. If this incident waited for an entry, its replacement could not use the
+    # node slot.
     if not verdict.is_allowed and context.cluster.node(incident.life.cluster, incident.node_name) is not None:
         record_block.block(incident, GuardrailAction.CORDON, verdict, context, writer=WRITER)
         return CordonNodeResult(outcome=CordonOutcome.BLOCKED, reason=verdict.reason)

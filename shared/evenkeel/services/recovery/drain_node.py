@@ -107,7 +107,7 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
     Idempotent: yes, as `run`.
     """
     jobs = find_affected_jobs(incident, context)
-    incident = _remember(incident, jobs, context.ledger)
+    incident = _record_affected_jobs(incident, jobs, context.ledger)
     if job_action(incident) in (JobAction.MOVE, JobAction.LEAVE):
         for affected in incident.affected_jobs:
             _excuse_failure(incident, affected, context)
@@ -122,7 +122,7 @@ def drain(incident: Incident, context: Context) -> DrainNodeResult:
         )
     incident, finishing = _allow_finish(incident, context)
     leaving = [affected for affected in incident.affected_jobs if affected.job_id not in finishing]
-    stopped = [affected for affected in leaving if _stop(incident, affected, context)]
+    stopped = [affected for affected in leaving if _stop_attempt(incident, affected, context)]
     _record_stops(incident, stopped, context)
     context.telemetry.count("JobsStopped", len(stopped))
     messages = (
@@ -147,14 +147,17 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
     ]
     owned = attempt_record.owned(context.ledger, ((cluster, workload) for workload in workloads))
     candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
-    for attempt in (*_live(context.ledger), *_ended_since(affected_since(incident, context.policy), context.ledger)):
+    for attempt in (
+        *_live_attempts(context.ledger),
+        *_ended_since(affected_since(incident, context.policy), context.ledger),
+    ):
         if any(life.key == incident.life.key for life in attempt.nodes):
             candidates.add((attempt.job_id, attempt.attempt))
     affected = [AffectedJob(job_id=job, attempt=number) for job, number in sorted(candidates)]
-    return tuple(job for job in affected if _is_affected(job, incident, context))
+    return tuple(job for job in affected if _is_still_affected(job, incident, context))
 
 
-def _live(ledger: Ledger) -> Iterator[Attempt]:
+def _live_attempts(ledger: Ledger) -> Iterator[Attempt]:
     for row in every(lambda cursor: ledger.by_state(Table.JOBS, "ATTEMPT#LIVE", limit=1000, cursor=cursor)):
         yield rows.decode(row, Attempt)
 
@@ -168,8 +171,8 @@ def _ended_since(since: datetime, ledger: Ledger) -> Iterator[Attempt]:
         yield attempt
 
 
-def _is_affected(affected: AffectedJob, incident: Incident, context: Context) -> bool:
-    loaded = _load(affected, context.ledger)
+def _is_still_affected(affected: AffectedJob, incident: Incident, context: Context) -> bool:
+    loaded = _load_job_and_attempt(affected, context.ledger)
     if loaded is None:
         return False
     job, _, attempt = loaded
@@ -182,7 +185,7 @@ def _is_affected(affected: AffectedJob, incident: Incident, context: Context) ->
     )
 
 
-def _load(affected: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
+def _load_job_and_attempt(affected: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | None:
     job = ledger.get(job_rows.job_key(affected.job_id))
     attempt = ledger.get(job_rows.attempt_key(affected.job_id, affected.attempt))
     if job is None or attempt is None:
@@ -190,7 +193,7 @@ def _load(affected: AffectedJob, ledger: Ledger) -> tuple[Job, int, Attempt] | N
     return rows.decode(job, Job), job.version, rows.decode(attempt, Attempt)
 
 
-def _remember(incident: Incident, jobs: tuple[AffectedJob, ...], ledger: Ledger) -> Incident:
+def _record_affected_jobs(incident: Incident, jobs: tuple[AffectedJob, ...], ledger: Ledger) -> Incident:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         # A job is listed once, with its latest affected attempt.
         before = {affected.job_id: affected for affected in current.affected_jobs}
@@ -212,7 +215,7 @@ def _excuse_failure(incident: Incident, affected: AffectedJob, context: Context)
     The incident records it in the same commit, so that it is taken back once.
     """
     for _ in range(incident_record.MAX_TRIES):
-        loaded = None if affected.is_failure_excused else _load(affected, context.ledger)
+        loaded = None if affected.is_failure_excused else _load_job_and_attempt(affected, context.ledger)
         if loaded is None:
             return
         job, job_version, attempt = loaded
@@ -248,7 +251,7 @@ def _allow_finish(incident: Incident, context: Context) -> tuple[Incident, froze
     fault = context.policy.catalogue.look_up(incident.fault_key)
     until: dict[str, datetime] = {}
     for affected in incident.affected_jobs:
-        loaded = _load(affected, context.ledger)
+        loaded = _load_job_and_attempt(affected, context.ledger)
         on_node_fault = loaded[0].spec.on_node_fault if loaded and loaded[2].ended_at is None else OnNodeFault.MOVE
         at = finish_deadline(
             on_node_fault, fault, opened_at=incident.opened_at, deadline_at=incident.deadline_at, policy=context.policy
@@ -288,7 +291,7 @@ def _decide_drain(incident: Incident, fault: Fault, job: Job, policy: Policy, no
     return plan_drain(facts, policy)
 
 
-def _request(incident: Incident, fault: Fault, affected: AffectedJob, drain: Drain, now: datetime) -> StopRequest:
+def _stop_request(incident: Incident, fault: Fault, affected: AffectedJob, drain: Drain, now: datetime) -> StopRequest:
     """Return the request to stop an attempt."""
     act = job_action(incident)
     where = incident.node_name or incident.life.instance_id
@@ -309,7 +312,7 @@ def _request(incident: Incident, fault: Fault, affected: AffectedJob, drain: Dra
     )
 
 
-def _stop(incident: Incident, affected: AffectedJob, context: Context) -> bool:
+def _stop_attempt(incident: Incident, affected: AffectedJob, context: Context) -> bool:
     """Request the stop of an attempt and delete its workload. Return False if it ended or has another request."""
     message = f"{affected.job_id} changed on every try to stop attempt {affected.attempt}"
     requested = until_committed(
@@ -328,7 +331,7 @@ def _stop(incident: Incident, affected: AffectedJob, context: Context) -> bool:
 
 def _request_stop(incident: Incident, affected: AffectedJob, context: Context) -> tuple[Attempt, StopRequest] | None:
     """Record a request to stop an attempt, and keep its logs. Return the request in force; None after its end."""
-    loaded = _load(affected, context.ledger)
+    loaded = _load_job_and_attempt(affected, context.ledger)
     if loaded is None:
         return None
     job, version, attempt = loaded
@@ -339,7 +342,7 @@ def _request_stop(incident: Incident, affected: AffectedJob, context: Context) -
         return attempt, stop_request
     fault = context.policy.catalogue.look_up(incident.fault_key)
     drain = _decide_drain(incident, fault, job, context.policy, context.now)
-    stop_request = _request(incident, fault, affected, drain, context.now)
+    stop_request = _stop_request(incident, fault, affected, drain, context.now)
     record = decision_of(
         "DRAIN", incident.incident_id, drain.action, drain, drain.facts, context.replace(mode=incident.mode)
     )
@@ -396,7 +399,7 @@ def evict_movable_pods(incident: Incident, context: Context, *, may_stop: bool) 
     incident = _record_unmanaged_workloads(incident, pods, context)
     moved_jobs = restart_unmanaged.run(incident, context, may_stop=may_stop)
     movable = [pod for pod in pods if (pod.is_movable or pod.label in moved_jobs) and may_stop]
-    incident, moved = _evict(incident, movable, context)
+    incident, moved = _evict_pods(incident, movable, context)
     if moved:
         _record_evictions(incident, [f"{pod.label} is evicted, as its label allows" for pod in moved], context)
     return incident, len(moved)
@@ -448,7 +451,7 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
                 question = question or f"{verdict.reason}{_eviction_failure(incident, pod)}"
             case _:
                 assert_never(verdict.action)
-    incident, evicted = _evict(incident, list(leaving.values()), context)
+    incident, evicted = _evict_pods(incident, list(leaving.values()), context)
     if evicted:
         _record_evictions(incident, list({pod.label: messages[pod.uid] for pod in evicted}.values()), context)
     left = math.ceil((until - context.now).total_seconds())
@@ -457,7 +460,9 @@ def drain_unmanaged_pods(incident: Incident, context: Context) -> UnmanagedDrain
     return UnmanagedDrain(wait_seconds=min(left, pause) if waits else 0, question=question)
 
 
-def _evict(incident: Incident, pods: Sequence[UnmanagedPod], context: Context) -> tuple[Incident, list[UnmanagedPod]]:
+def _evict_pods(
+    incident: Incident, pods: Sequence[UnmanagedPod], context: Context
+) -> tuple[Incident, list[UnmanagedPod]]:
     """Request the eviction of each pod. Return the evicted pods, and the incident with the answers for the rest.
 
     A refusal stops no other eviction. A server that does not answer would use up the function's time, so the try ends
@@ -467,22 +472,22 @@ def _evict(incident: Incident, pods: Sequence[UnmanagedPod], context: Context) -
     start = int(context.now.timestamp()) % len(pods) if pods else 0
     for pod in (*pods[start:], *pods[:start]):
         if unanswered == _MAX_UNANSWERED:
-            refused[_name(pod)] = "not asked for: the API server did not answer for other pods"
+            refused[_pod_name(pod)] = "not asked for: the API server did not answer for other pods"
             continue
         answer = context.cluster.evict(incident.life.cluster, pod)
         unanswered += answer.result is EvictionStatus.NO_ANSWER
         if answer.result is EvictionStatus.EVICTED:
             evicted.append(pod)
         elif answer.result is not EvictionStatus.GONE:
-            refused[_name(pod)] = answer.why
-            context.telemetry.warning("PodNotEvicted", pod=_name(pod), result=str(answer.result), detail=answer.why)
+            refused[_pod_name(pod)] = answer.why
+            context.telemetry.warning("PodNotEvicted", pod=_pod_name(pod), result=str(answer.result), detail=answer.why)
     return _record_failed_evictions(incident, pods, refused, context), evicted
 
 
 def _record_failed_evictions(
     incident: Incident, pods: Sequence[UnmanagedPod], refused: dict[str, str], context: Context
 ) -> Incident:
-    names = {_name(pod) for pod in pods}
+    names = {_pod_name(pod) for pod in pods}
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         kept = {name: why for name, why in current.failed_evictions.items() if name not in names}
@@ -503,13 +508,13 @@ def _record_failed_evictions(
     return incident_record.update(context.ledger, incident.incident_id, change)
 
 
-def _name(pod: UnmanagedPod) -> str:
+def _pod_name(pod: UnmanagedPod) -> str:
     return f"{pod.namespace}/{pod.name}"
 
 
 def _eviction_failure(incident: Incident, pod: UnmanagedPod) -> str:
-    why = incident.failed_evictions.get(_name(pod), "")
-    return f" Its pod {_name(pod)} was not evicted: {why.rstrip('.')}." if why else ""
+    why = incident.failed_evictions.get(_pod_name(pod), "")
+    return f" Its pod {_pod_name(pod)} was not evicted: {why.rstrip('.')}." if why else ""
 
 
 def _record_evictions(incident: Incident, messages: list[str], context: Context) -> None:

@@ -102,7 +102,7 @@ def hold(request: HoldRequest, context: Context) -> Hold:
     scope_text = requested_hold.scope_text + (", with all scheduling," if requested_hold.stops_scheduling else "")
     text = f"Held{scope_text} by {request.by} until {request.until:%Y-%m-%dT%H:%M:%SZ}: {request.reason}"
     return Hold.model_validate(
-        _once(
+        _commit_once(
             context.ledger,
             request,
             TimelineEntry(at=context.now, kind="held", text=text, writer=request.by),
@@ -141,7 +141,7 @@ def release(request: ReleaseRequest, context: Context) -> Json:
         if is_new:
             _check_scope(request, context)
     text = f"Released by {request.by}" + (f": {request.reason}" if request.reason else "")
-    return _once(
+    return _commit_once(
         context.ledger, request, TimelineEntry(at=context.now, kind="released", text=text, writer=request.by), None
     )
 
@@ -189,7 +189,7 @@ def _end_cause(request: ReleaseRequest, context: Context) -> Json:
     raise Conflict("The cause changed on every try. Try again.")
 
 
-def _once(
+def _commit_once(
     ledger: Ledger, request: HoldRequest | ReleaseRequest, entry: TimelineEntry, requested_hold: Hold | None
 ) -> Json:
     """Write the hold, or its end, and its record in one commit. A repeated request returns the first answer."""

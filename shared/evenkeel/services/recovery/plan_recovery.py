@@ -50,16 +50,18 @@ def run(request: incident_record.RecoveryRun, context: Context) -> PlanRecoveryR
     Idempotent: yes. The plan of a run is stored with its incident, and returned again.
     """
     incident, version, _ = incident_record.load_with(request.incident_id, context)
-    stored = _result_in_force(incident, request)
+    stored = _plan_still_binding(incident, request)
     if stored and stored.outcome is not PlanOutcome.ASK:
         return stored
     node_state = _read_node_state(incident, context)
     decision_id = context.ids.new("dec")
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
-        if _result_in_force(current, request, node_state.slot_state):
+        if _plan_still_binding(current, request, node_state.slot_state):
             return None
-        decision = _decide(current, node_state, context, drills_may_act=incident_record.drill_may_act(current, context))
+        decision = _decide_plan(
+            current, node_state, context, drills_may_act=incident_record.drill_may_act(current, context)
+        )
         if _is_delayed_by_same_obstacle(current, decision.plan, request):
             return None
         approved_id = _approved_decision_id(current, decision.facts, decision.plan, request)
@@ -68,7 +70,7 @@ def run(request: incident_record.RecoveryRun, context: Context) -> PlanRecoveryR
         return planned_incident, _decision_writes(current, decision, request, decision_id, approved_id, context)
 
     after = incident_record.update(context.ledger, request.incident_id, change, read_before=(incident, version))
-    result = _stored_result(after, request)
+    result = _plan_stored_for_run(after, request)
     assert result
     context.telemetry.count("RecoveriesPlanned", outcome=result.outcome)
     context.telemetry.info(
@@ -102,10 +104,12 @@ def _read_node_state(incident: Incident, context: Context) -> _NodeState:
     return _NodeState(slot_state.result(), slot.opted_out_pools, hyperpod_settings.result())
 
 
-def _decide(incident: Incident, node_state: _NodeState, context: Context, *, drills_may_act: bool) -> _PlanDecision:
+def _decide_plan(
+    incident: Incident, node_state: _NodeState, context: Context, *, drills_may_act: bool
+) -> _PlanDecision:
     fault = IncidentFault.of(incident, context.policy.catalogue)
-    mode = _mode(incident, fault, node_state.slot_state, context)
-    facts = _facts(incident, fault, node_state, mode, context, drills_may_act=drills_may_act)
+    mode = _mode_of_recovery(incident, fault, node_state.slot_state, context)
+    facts = _read_plan_facts(incident, fault, node_state, mode, context, drills_may_act=drills_may_act)
     return _PlanDecision(facts, plan_recovery(facts, context.policy.repair), mode)
 
 
@@ -151,19 +155,19 @@ def preview_plan(
 ) -> RecoveryPlan:
     """Return the plan that would be made now for a real incident. Records nothing."""
     pools = opted_out_pools((node.pool, node.labels) for node in nodes)
-    return _decide(incident, _NodeState(slot_state, pools, hyperpod_settings), context, drills_may_act=False).plan
+    return _decide_plan(incident, _NodeState(slot_state, pools, hyperpod_settings), context, drills_may_act=False).plan
 
 
-def _mode(incident: Incident, fault: IncidentFault, slot_state: SlotState, context: Context) -> Mode:
-    pool = _pool(incident, slot_state.original.node)
+def _mode_of_recovery(incident: Incident, fault: IncidentFault, slot_state: SlotState, context: Context) -> Mode:
+    pool = _pool_of(incident, slot_state.original.node)
     return most_cautious_mode(context.mode, context.policy.modes, fault.fault.fault_class, pool)
 
 
-def _result_in_force(
+def _plan_still_binding(
     incident: Incident, request: incident_record.RecoveryRun, slot_state: SlotState | None = None
 ) -> PlanRecoveryResult | None:
     """Return the plan that this run must follow; None if it must plan again: later, or because the facts changed."""
-    stored = _stored_result(incident, request)
+    stored = _plan_stored_for_run(incident, request)
     if stored is None or stored.outcome is PlanOutcome.LATER:
         return None
     if stored.outcome is PlanOutcome.ASK and slot_state and why_superseded(incident, slot_state.original.node):
@@ -171,13 +175,13 @@ def _result_in_force(
     return stored
 
 
-def _pool(incident: Incident, node: KubernetesNode | None) -> str:
+def _pool_of(incident: Incident, node: KubernetesNode | None) -> str:
     return incident.pool or (node.pool if node else "")
 
 
 def _is_delayed_by_same_obstacle(incident: Incident, plan: RecoveryPlan, request: incident_record.RecoveryRun) -> bool:
     """Whether the same obstacle still delays the plan. That is no new decision."""
-    stored = _stored_result(incident, request)
+    stored = _plan_stored_for_run(incident, request)
     return plan.outcome is PlanOutcome.LATER and stored is not None and stored.reason == plan.reason
 
 
@@ -196,7 +200,7 @@ def _approved_decision_id(
     return earlier_plan.decision_id if is_same and not beyond_approval(incident, facts.ladder) else ""
 
 
-def _stored_result(incident: Incident, request: incident_record.RecoveryRun) -> PlanRecoveryResult | None:
+def _plan_stored_for_run(incident: Incident, request: incident_record.RecoveryRun) -> PlanRecoveryResult | None:
     """Return the earlier plan of this run; the outcome NOTHING if the incident is over or belongs to another run."""
     stored_plan = incident.plan
     if stored_plan is not None and stored_plan.run == request.run and not incident.state.is_settled:
@@ -224,7 +228,7 @@ def read_hyperpod_settings(provider: Provider) -> ProviderCluster | None:
         return None
 
 
-def _facts(
+def _read_plan_facts(
     incident: Incident,
     fault: IncidentFault,
     node_state: _NodeState,
@@ -312,6 +316,6 @@ def _with_plan(
         # The node object completes the fields that the event did not name.
         node_name=incident.node_name or (node.name if node else ""),
         boot_id=incident.boot_id or (node.boot_id if node else ""),
-        pool=_pool(incident, node),
+        pool=_pool_of(incident, node),
         instance_type=incident.instance_type or (node.instance_type if node else ""),
     ).at_stage("planned_at", context.now)

@@ -15,8 +15,8 @@ from evenkeel.ports import Conflict, Ledger, Put, Row, Write
 from evenkeel.services.context import Context
 from evenkeel.services.storage import fleet_rows, incident_record, rows, subject_rows
 
-_PAGE_CLAIM_TIMEOUT = timedelta(minutes=2)
-"""After this time another recovery sends a claimed page that was not recorded as sent."""
+_ALERT_CLAIM_TIMEOUT = timedelta(minutes=2)
+"""After this time another recovery sends a claimed alert that was not recorded as sent."""
 
 
 def block(
@@ -85,12 +85,14 @@ def unblock(incident: Incident, ledger: Ledger) -> None:
         incident_record.update(ledger, incident.incident_id, change)
 
 
-def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, incident: Incident, window: timedelta) -> None:
-    """Page once for a shared cause, however many nodes it blocks and whichever service sees it first.
+def alert_about_shared_cause(
+    verdict: GuardrailVerdict, context: Context, *, incident: Incident, window: timedelta
+) -> None:
+    """Alert people once about a shared cause, however many nodes it blocks and whichever service sees it first.
 
-    While one of the nodes that were faulty at the page still is, the cause stays the same. The row is claimed, then the
-    page is sent, then the claim records that. After a failure in between, a retry of the same recovery sends the page
-    at once, and another recovery after `_PAGE_CLAIM_TIMEOUT`. Two pages are better than none.
+    While one of the nodes that were faulty at the alert still is, the cause stays the same. The row is claimed, then
+    the alert is sent, then the claim records that. After a failure in between, a retry of the same recovery sends the
+    alert at once, and another recovery after `_ALERT_CLAIM_TIMEOUT`. Two alerts are better than none.
     Idempotent: yes, by the row.
     """
     is_drill = incident.is_drill
@@ -111,14 +113,14 @@ def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, incident: 
     }
     expires_at = until + rows.KEPT
     is_own_claim = was.get("claimedBy") == incident.incident_id
-    if claimed_at is not None and (is_paged or (not is_own_claim and context.now - claimed_at < _PAGE_CLAIM_TIMEOUT)):
+    if claimed_at is not None and (is_paged or (not is_own_claim and context.now - claimed_at < _ALERT_CLAIM_TIMEOUT)):
         if is_paged and until - datetime.fromisoformat(str(was["until"])) > window:
             _try_put(context.ledger, Row(key, doc, row.version if row else 0, None, expires_at))
         return
     claimed = {"claimedAt": rfc3339(context.now), "claimedBy": incident.incident_id}
     claim = Row(key, doc | claimed, row.version if row else 0, None, expires_at)
     if not _try_put(context.ledger, claim):
-        return  # another run recorded it first, and pages
+        return  # another run recorded it first, and sends the alert
     kind, _, name = verdict.cause.partition("/")
     notice = notices.Notice(
         what=verdict.reason,
@@ -130,7 +132,7 @@ def page_shared_cause(verdict: GuardrailVerdict, context: Context, *, incident: 
     )
     drill, of_drills = ("[drill] ", "drill-") if is_drill else ("", "")
     subject = f"{drill}Several nodes of {kind} {name} failed at once"
-    context.pager.page(subject, notices.alert_text(notice), key=f"{of_drills}shared-cause-{verdict.cause}")
+    context.on_call.alert(subject, notices.alert_text(notice), key=f"{of_drills}shared-cause-{verdict.cause}")
     context.telemetry.error("SharedCause", cause=verdict.cause, reason=verdict.reason, runbook="shared-cause")
     paged = Row(key, claim.doc | {"isPaged": True}, claim.version + 1, None, claim.expires_at)
     _try_put(context.ledger, paged)

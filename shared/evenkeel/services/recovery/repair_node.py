@@ -119,7 +119,7 @@ def run(request: incident_record.RecoveryRun, context: Context) -> RepairNodeRes
         return RepairNodeResult(outcome="STAND_DOWN", reason="The incident is settled, or a later run took over.")
     lease_row = context.ledger.get(fleet_rows.lease_key(incident.slot, is_drill=incident.is_drill))
     lease = rows.decode(lease_row, RepairLease) if lease_row else None
-    facts, decision, guardrail_state = _decide(incident, lease, context)
+    facts, decision, guardrail_state = _decide_step(incident, lease, context)
     if _needs_cordon(incident, facts, decision):
         cordon_result = cordon_node.cordon(incident, context)
         if cordon_result.outcome == "BLOCKED":
@@ -132,7 +132,7 @@ def run(request: incident_record.RecoveryRun, context: Context) -> RepairNodeRes
         return waits
     record = decision_of("REPAIR", facts.incident_id, decision.action, decision, facts, context)
     step = _Step(incident, lease, lease_row, facts, decision, record, guardrail_state)
-    return _call(step, context) if decision.rung else _carry_out(step, context)
+    return _call_provider(step, context) if decision.rung else _record_without_call(step, context)
 
 
 class _Step(NamedTuple):
@@ -148,11 +148,11 @@ class _Step(NamedTuple):
     """The facts of the guardrails; None if no provider call is decided."""
 
 
-def _decide(
+def _decide_step(
     incident: Incident, lease: RepairLease | None, context: Context
 ) -> tuple[RepairFacts, RepairDecision, GuardrailState | None]:
     """Decide the next step. If it is a provider call, read the guardrails and decide again with them."""
-    facts = _facts(incident, lease, context)
+    facts = _read_facts(incident, lease, context)
     decision = choose_repair(facts, context.policy.repair)
     if not decision.rung:
         return facts, decision, None
@@ -166,7 +166,7 @@ def _drain_first(
     incident: Incident, facts: RepairFacts, decision: RepairDecision, context: Context
 ) -> RepairNodeResult | None:
     """Give the pods on the node time to save. Return the outcome of a repair that waits for them, else None."""
-    wait = _drain(incident, context, facts)
+    wait = _drain_remaining_work(incident, context, facts)
     if decision.rung:
         unmanaged = drain_node.drain_unmanaged_pods(incident, context)
         if unmanaged.question:
@@ -178,21 +178,21 @@ def _drain_first(
     return None
 
 
-def _carry_out(step: _Step, context: Context) -> RepairNodeResult:
+def _record_without_call(step: _Step, context: Context) -> RepairNodeResult:
     """Record a decision that calls no provider."""
     incident, decision = step.incident, step.decision
     if decision.awaited_owner:
         _record_request(step, _owner_request(step.facts, decision), None, context.ledger)
     if decision.action is Repair.AWAIT:
-        _reconcile(incident, step.facts, context.ledger)
+        _confirm_unanswered_call(incident, step.facts, context.ledger)
     if decision.action in _TIMELINE_KINDS:
-        _note(incident, decision, step.record, context)
+        _record_reason(incident, decision, step.record, context)
     if decision.action in (Repair.HOLD, Repair.BLOCKED):
-        _block(incident, step.facts, step.record, context)
+        _record_block(incident, step.facts, step.record, context)
     else:
         record_block.unblock(incident, context.ledger)
     if decision.action in _BRANCH_ENDS:
-        _end(incident, step.facts, decision, step.record, context)
+        _record_end(incident, step.facts, decision, step.record, context)
     return RepairNodeResult(
         outcome=_OUTCOMES[decision.action],
         rung=_last_rung(step.lease, incident),
@@ -204,7 +204,7 @@ def _carry_out(step: _Step, context: Context) -> RepairNodeResult:
 # ---------------------------------------------------------------- load
 
 
-def _facts(incident: Incident, lease: RepairLease | None, context: Context) -> RepairFacts:
+def _read_facts(incident: Incident, lease: RepairLease | None, context: Context) -> RepairFacts:
     requests = tuple(request for request in (lease.requests if lease else ()) if request.life.key == incident.life.key)
     own_requests = [request for request in requests if request.incident_id == incident.incident_id]
     since = own_requests[0].requested_at if own_requests else incident.opened_at
@@ -319,7 +319,7 @@ def _needs_cordon(incident: Incident, facts: RepairFacts, decision: RepairDecisi
 # ---------------------------------------------------------------- act
 
 
-def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
+def _drain_remaining_work(incident: Incident, context: Context, facts: RepairFacts) -> int:
     """Stop the remaining work on the node. Return the seconds that its pods may still take, if they can be reached."""
     drain_node.drain(incident, context)
     node = facts.slot_state.original.node
@@ -340,7 +340,7 @@ def _drain(incident: Incident, context: Context, facts: RepairFacts) -> int:
     return max(0, round((until - context.now).total_seconds()))
 
 
-def _call(step: _Step, context: Context) -> RepairNodeResult:
+def _call_provider(step: _Step, context: Context) -> RepairNodeResult:
     """Record the intent, call the provider, and record its answer."""
     incident, facts, decision, guardrail_state = step.incident, step.facts, step.decision, step.guardrail_state
     assert guardrail_state
@@ -468,7 +468,7 @@ def _record_answer(incident: Incident, answered: RepairRequest, answer: str, led
     until_committed(commit_once, message, tries=incident_record.MAX_TRIES)
 
 
-def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
+def _confirm_unanswered_call(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
     """Treat a call without a reply as accepted, once evidence shows that it took effect."""
     last = facts.requests[-1] if facts.requests else None
     is_unanswered = last and last.incident_id == incident.incident_id and last.answer in ("", RepairAnswer.UNKNOWN)
@@ -476,7 +476,7 @@ def _reconcile(incident: Incident, facts: RepairFacts, ledger: Ledger) -> None:
         _record_answer(incident, last, RepairAnswer.ACCEPTED, ledger)
 
 
-def _note(incident: Incident, decision: RepairDecision, record: Decision, context: Context) -> None:
+def _record_reason(incident: Incident, decision: RepairDecision, record: Decision, context: Context) -> None:
     """Write why the repair waits, or its next step, once for each reason."""
 
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
@@ -491,7 +491,7 @@ def _note(incident: Incident, decision: RepairDecision, record: Decision, contex
     incident_record.update(context.ledger, incident.incident_id, change)
 
 
-def _block(incident: Incident, facts: RepairFacts, record: Decision, context: Context) -> None:
+def _record_block(incident: Incident, facts: RepairFacts, record: Decision, context: Context) -> None:
     """Record on the incident which guardrail blocks the repair. If many nodes share the cause, page once."""
     rung = choose_repair(facts.replace(hold=None, guard=None), context.policy.repair).rung
     act = GuardrailAction(rung) if rung else GuardrailAction.STOP
@@ -500,10 +500,12 @@ def _block(incident: Incident, facts: RepairFacts, record: Decision, context: Co
     record_block.block(incident, act, verdict, context.replace(now=facts.now), writer=WRITER, record=record)
     if verdict.cause:
         window = timedelta(seconds=context.policy.repair.guardrails.shared_cause_window_seconds)
-        record_block.page_shared_cause(verdict, context.replace(now=facts.now), incident=incident, window=window)
+        record_block.alert_about_shared_cause(verdict, context.replace(now=facts.now), incident=incident, window=window)
 
 
-def _end(incident: Incident, facts: RepairFacts, decision: RepairDecision, record: Decision, context: Context) -> None:
+def _record_end(
+    incident: Incident, facts: RepairFacts, decision: RepairDecision, record: Decision, context: Context
+) -> None:
     branch = _BRANCH_ENDS[decision.action]
     kind = "asked" if branch == NodeBranchResult.WAITING_FOR_PERSON else "stood-down"
 

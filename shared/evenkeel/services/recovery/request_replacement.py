@@ -52,7 +52,7 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     if request.code and not reported_faults.named_faults(request.code, ""):
         raise Invalid("the code is unknown", (("code", report_faults.unknown_code(request.code)),))
     now = context.clock.now()
-    report = _report(request, now)
+    report = _fault_report(request, now)
     if not request.dry_run:
         answer = report_faults.run(report, context.replace(now=now))
         return {"instanceId": request.instance_id, "envelopeId": answer["envelopeId"]}, "/v1/incidents"
@@ -64,7 +64,7 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     dry_run = context.replace(ledger=dry_run_ledger, telemetry=NullTelemetry(), workflows=NullWorkflows(), now=now)
     for fact in parsed.facts:
         assert isinstance(fact, NodeFact)
-        noted = receive_event.attach_to_incident(
+        noted = receive_event.ingest_node_fact(
             fact,
             affected,
             dry_run,
@@ -85,7 +85,7 @@ def run(request: ReplacementRequest, context: Context) -> tuple[Json, str]:
     ), f"/v1/decisions/{record.decision_id}"
 
 
-def _report(request: ReplacementRequest, now: datetime) -> report_faults.ReportFaultsRequest:
+def _fault_report(request: ReplacementRequest, now: datetime) -> report_faults.ReportFaultsRequest:
     codes = dict.fromkeys((ASKED_FOR, request.code) if request.code else (ASKED_FOR,))
     return report_faults.ReportFaultsRequest(
         reports=tuple(

@@ -59,7 +59,7 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
     if not incident.node_name or not may_stop:
         return frozenset()
     for label, action in incident.unmanaged_jobs.items():
-        if action == RestartAction.RESTART and (row := context.ledger.get(_key(incident, label))):
+        if action == RestartAction.RESTART and (row := context.ledger.get(_restart_key(incident, label))):
             _advance_safely(rows.decode(row, Restart), context)
     moved = set()
     node = _stored_node(incident, context)
@@ -67,7 +67,7 @@ def run(incident: Incident, context: Context, *, may_stop: bool) -> frozenset[st
         if why_not_concerned(job, incident.node_name, by_policy=_is_adopted(job, context)):
             continue
         try:
-            if _handle(incident, job, node, context) is RestartAction.MOVE:
+            if _handle_job(incident, job, node, context) is RestartAction.MOVE:
                 moved.add(job.label)
         except EvenkeelError as error:
             context.telemetry.warning("UnmanagedJobNotHandled", job=job.label, detail=str(error))
@@ -91,7 +91,7 @@ def _advance_safely(restart: Restart, context: Context) -> None:
         context.telemetry.warning("UnmanagedJobNotHandled", job=restart.label, detail=str(error))
 
 
-def _key(incident: Incident, label: str) -> Key:
+def _restart_key(incident: Incident, label: str) -> Key:
     kind, namespace, name = parse_label(label)
     return restart_rows.restart_key(incident.life.cluster, namespace, kind, name)
 
@@ -120,12 +120,12 @@ def _is_adopted(job: UnmanagedJob, context: Context) -> bool:
     return job.namespace in context.policy.adoption.namespaces
 
 
-def _handle(incident: Incident, job: UnmanagedJob, node: FleetNode | None, context: Context) -> RestartAction:
-    row = context.ledger.get(_key(incident, job.label))
+def _handle_job(incident: Incident, job: UnmanagedJob, node: FleetNode | None, context: Context) -> RestartAction:
+    row = context.ledger.get(_restart_key(incident, job.label))
     last = rows.decode(row, Restart) if row else None
     if last is not None and last.stage is not RestartStage.ENDED:
         return RestartAction.RESTART
-    decision = _decide(incident, job, node, last, context)
+    decision = _decide_restart(incident, job, node, last, context)
     named = incident.unmanaged_jobs
     is_known = named.get(job.label) == decision.action or len(named) >= _MAX_NAMED_JOBS
     if decision.action is not RestartAction.RESTART and is_known:
@@ -141,13 +141,13 @@ def _handle(incident: Incident, job: UnmanagedJob, node: FleetNode | None, conte
         begun_at=context.now,
         earlier=last.recent_starts(context.now) if last else (),
     )
-    _record(incident, job, decision, restart, row.version if row else 0, context)
+    _record_decision(incident, job, decision, restart, row.version if row else 0, context)
     if decision.action is RestartAction.RESTART:
         advance(restart, context)
     return decision.action
 
 
-def _decide(
+def _decide_restart(
     incident: Incident, job: UnmanagedJob, node: FleetNode | None, last: Restart | None, context: Context
 ) -> RestartDecision:
     policy = context.policy
@@ -166,7 +166,7 @@ def _decide(
     return decide_restart(facts)
 
 
-def _record(
+def _record_decision(
     incident: Incident, job: UnmanagedJob, decision: RestartDecision, restart: Restart, version: int, context: Context
 ) -> None:
     """Record a decision with its timeline line. In the same commit, record the restart if there is one."""
@@ -218,13 +218,13 @@ def advance(restart: Restart, context: Context) -> Restart:
     if step.step is RestartStep.WAIT:
         return progress.note(step.reason)
     if step.step is RestartStep.CREATE:
-        return _create(progress, step.reason)
+        return _create_job_again(progress, step.reason)
     if step.step is RestartStep.END or job is None:
         return progress.end(step.reason, was_restarted=step.was_restarted)
     if step.step is RestartStep.RESUME:
         context.cluster.suspend(restart.cluster, job, is_suspended=False)
         return progress.end(step.reason, was_restarted=True)
-    return _stop(progress, job, step)
+    return _stop_job(progress, job, step)
 
 
 class _Progress:
@@ -273,7 +273,7 @@ def _why_not_now(incident: Incident, context: Context) -> str:
     return "" if verdict.is_allowed else verdict.reason
 
 
-def _stop(progress: _Progress, job: UnmanagedJob, step: NextStep) -> Restart:
+def _stop_job(progress: _Progress, job: UnmanagedJob, step: NextStep) -> Restart:
     """Suspend the object, or delete it. Record that first, so that the next call can tell who did it."""
     cluster, restart = progress.context.cluster, progress.restart
     if missing := cluster.missing_restart_rights(restart.cluster, job):
@@ -299,7 +299,7 @@ def _stop(progress: _Progress, job: UnmanagedJob, step: NextStep) -> Restart:
     return restart
 
 
-def _create(progress: _Progress, reason: str) -> Restart:
+def _create_job_again(progress: _Progress, reason: str) -> Restart:
     """Create the deleted job. A refusal is repeated until it succeeds, because only the ledger has the job now."""
     restart = progress.restart
     try:

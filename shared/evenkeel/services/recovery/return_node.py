@@ -42,21 +42,21 @@ def run(request: incident_record.RecoveryRun, context: Context) -> ReturnNodeRes
     observed = slot_state.replacement or slot_state.original
     node = observed.node
     if node is None:
-        return _record(
+        return _record_return(
             incident, ReturnNodeResult(outcome=NodeBranchResult.GONE, reason="The node slot is empty."), "", context
         )
     if incident.is_drill and context.ledger.get(incident_rows.open_key(incident.life)) is not None:
         reason = f"{node.name} stays cordoned, because a real incident is open for it."
-        return _record(
+        return _record_return(
             incident,
             ReturnNodeResult(outcome=NodeBranchResult.STAYS_CORDONED, reason=reason),
             observed.instance_id,
             context,
         )
-    mark = _mark(node.incident_id, incident, context.ledger)
+    mark = _removable_mark(node.incident_id, incident, context.ledger)
     result = context.cluster.release(incident.life.cluster, node.name, mark)
     outcome, text = _OUTCOME_TEXT[result]
-    answer = _record(
+    answer = _record_return(
         incident, ReturnNodeResult(outcome=outcome, reason=text.format(name=node.name)), observed.instance_id, context
     )
     context.cycle_requests.request(f"{node.name} returned")
@@ -65,7 +65,7 @@ def run(request: incident_record.RecoveryRun, context: Context) -> ReturnNodeRes
     return answer
 
 
-def _mark(mark: str | None, incident: Incident, ledger: Ledger) -> str:
+def _removable_mark(mark: str | None, incident: Incident, ledger: Ledger) -> str:
     """Return the incident whose cordon may be removed: this one, or a settled earlier incident of the same node.
 
     After a restore of the tables, nodes may have marks of incidents that the ledger does not know. A real incident that
@@ -83,7 +83,9 @@ def _mark(mark: str | None, incident: Incident, ledger: Ledger) -> str:
     return incident.incident_id
 
 
-def _record(incident: Incident, answer: ReturnNodeResult, instance_id: str, context: Context) -> ReturnNodeResult:
+def _record_return(
+    incident: Incident, answer: ReturnNodeResult, instance_id: str, context: Context
+) -> ReturnNodeResult:
     def change(current: Incident) -> tuple[Incident, list[Write]] | None:
         if current.node_branch == answer.outcome or current.state.is_settled:
             return None

@@ -80,8 +80,8 @@ def cordon(request: SetManualCordonRequest, context: Context) -> SetManualCordon
         CordonedByRecovery: a recovery cordoned the node, and would remove the cordon.
         KeyReused: the request id was used for another request.
     """
-    node = _find(request.instance_id, context)
-    begun = _begin(request, node, context)
+    node = _find_node(request.instance_id, context)
+    begun = _record_request(request, node, context)
     life = node.life.key
     is_known = life in manual_cordons.load(context.ledger)
     if not is_known:
@@ -103,7 +103,7 @@ def cordon(request: SetManualCordonRequest, context: Context) -> SetManualCordon
     if result is CordonResult.GONE:
         raise NotFound(f"{node.node_name} is gone from {node.life.cluster}.")
     if result is CordonResult.CORDONED or (begun.is_repeat and not begun.was_cordoned):
-        _record(request, f"{request.by} cordoned {node.node_name}", "cordoned", begun.at, context)
+        _record_act(request, f"{request.by} cordoned {node.node_name}", "cordoned", begun.at, context)
     return SetManualCordonResult(outcome="CORDONED", instance_id=request.instance_id, node_name=node.node_name)
 
 
@@ -117,8 +117,8 @@ def uncordon(request: SetManualCordonRequest, context: Context) -> SetManualCord
         NotOurs: a person cordoned the node outside Evenkeel.
         KeyReused: the request id was used for another request.
     """
-    node = _find(request.instance_id, context)
-    begun = _begin(request, node, context)
+    node = _find_node(request.instance_id, context)
+    begun = _record_request(request, node, context)
     incident_id = begun.incident_id
     result = context.cluster.release(node.life.cluster, node.node_name, incident_id or None)
     if result is ReleaseResult.GONE:
@@ -133,7 +133,7 @@ def uncordon(request: SetManualCordonRequest, context: Context) -> SetManualCord
             f"To remove that cordon: kubectl uncordon {node.node_name}."
         )
     if result is ReleaseResult.RELEASED or (begun.is_repeat and begun.was_cordoned):
-        _record(request, f"{request.by} uncordoned {node.node_name}", "uncordoned", begun.at, context)
+        _record_act(request, f"{request.by} uncordoned {node.node_name}", "uncordoned", begun.at, context)
     _record_on_incident(request, node, incident_id, begun.at, context)
     _mark_trusted(node, request.by, incident_id, context)
     return SetManualCordonResult(
@@ -157,7 +157,7 @@ def _mark_trusted(node: FleetNode, by: str, incident_id: str, context: Context) 
         context.ledger.commit(Put(incident_rows.unhealthy_row(trusted, row.version if row else 0)))
 
 
-def _find(instance_id: str, context: Context) -> FleetNode:
+def _find_node(instance_id: str, context: Context) -> FleetNode:
     for name in context.site.clusters:
         row = context.ledger.get(fleet_rows.node_key(name, instance_id))
         node = rows.decode(row, FleetNode) if row else None
@@ -166,7 +166,7 @@ def _find(instance_id: str, context: Context) -> FleetNode:
     raise known_names.no_node(instance_id, context.ledger)
 
 
-def _begin(request: SetManualCordonRequest, node: FleetNode, context: Context) -> Begun:
+def _record_request(request: SetManualCordonRequest, node: FleetNode, context: Context) -> Begun:
     """Record a request, and the cordon of the node before it, unless an earlier try did.
 
     Raises:
@@ -197,7 +197,7 @@ def _begin(request: SetManualCordonRequest, node: FleetNode, context: Context) -
     return until_committed(begin, f"request {request.request_id} changed on every try")
 
 
-def _record(request: SetManualCordonRequest, text: str, kind: str, at: datetime, context: Context) -> None:
+def _record_act(request: SetManualCordonRequest, text: str, kind: str, at: datetime, context: Context) -> None:
     """Record the act. Idempotent: yes, a repeat has the same key."""
     reason = f": {request.reason}" if request.reason else "."
     entry = TimelineEntry(at=at, kind=kind, text=f"{text}{reason}", writer=request.by)

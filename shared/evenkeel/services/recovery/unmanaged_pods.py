@@ -33,7 +33,7 @@ def pods(name: str, context: Context, on: str | None = None) -> tuple[UnmanagedP
 def of_listed(name: str, listed: Iterable[UnmanagedPod], context: Context) -> tuple[UnmanagedPod, ...]:
     """Return the unmanaged pods among the listed pods of a cluster."""
     unmanaged = tuple(listed)
-    keys = {pod.uid: key for pod in unmanaged if pod.claim and (key := _key(pod.claim))}
+    keys = {pod.uid: key for pod in unmanaged if pod.claim and (key := _attempt_key(pod.claim))}
     # Some callers may not read many incidents at once. There are few node tests.
     stored = get_all(context.ledger, (key for key in keys.values() if key.table is Table.JOBS))
     tests = {key: context.ledger.get(key) for key in keys.values() if key.table is not Table.JOBS}
@@ -49,7 +49,7 @@ def of_listed(name: str, listed: Iterable[UnmanagedPod], context: Context) -> tu
     return tuple(pod for pod in unmanaged if not is_managed(pod))
 
 
-def _key(claim: OwnershipClaim) -> Key | None:
+def _attempt_key(claim: OwnershipClaim) -> Key | None:
     if claim.kind is ManagedKind.ATTEMPT:
         return job_rows.attempt_key(claim.job_id, claim.attempt)
     if claim.kind is ManagedKind.RENTAL:

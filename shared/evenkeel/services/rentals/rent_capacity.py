@@ -76,7 +76,7 @@ class RentCapacityRequest(Value):
 
 
 class RentOutcome(StrEnum):
-    """Answer of a step."""
+    """Outcome of one step of burst_capacity. A prefix such as `CHECK:` names the step that returns it."""
 
     GO = "GO"
     """CHECK: ask for its nodes."""
@@ -175,7 +175,7 @@ def _load(request: RentCapacityRequest, context: Context) -> _StepCase:
 # ---------------------------------------------------------------- the steps
 
 
-def _check(case: _StepCase) -> RentCapacityResult:
+def _check_budget(case: _StepCase) -> RentCapacityResult:
     """Check that the rental is still needed and allowed (state CheckBudget); after a crash, name the next state."""
     rental = case.rental
     if rental.state is RentalState.READY:
@@ -234,7 +234,7 @@ def _free_node(case: _StepCase) -> None:
         case.context.cluster.delete_capacity_pods(case.cluster_name, case.rental.namespace, case.rental.pods_name)
 
 
-def _open(case: _StepCase) -> RentCapacityResult:
+def _open_pool(case: _StepCase) -> RentCapacityResult:
     """Raise the pool's limit by the rented nodes, and request all nodes at once (state OpenPool)."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.OPENING:
@@ -349,7 +349,7 @@ def _pools_for(case: _StepCase) -> tuple[RentedPool, ...]:
     return policy.pools_for(registered) if registered else ()
 
 
-def _release(case: _StepCase) -> RentCapacityResult:
+def _release_pool(case: _StepCase) -> RentCapacityResult:
     """Stop new pods on the pool's nodes, and release all nodes (state ReleasePool)."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.ENDING:
@@ -369,7 +369,7 @@ def _release(case: _StepCase) -> RentCapacityResult:
     return RentCapacityResult(outcome=RentOutcome.RELEASED, reason="All of its nodes are gone.")
 
 
-def _settle(case: _StepCase) -> RentCapacityResult:
+def _settle_rental(case: _StepCase) -> RentCapacityResult:
     """Write the bill and free the caps, once nothing of the rental is left (state SettleRental)."""
     rental, context = case.rental, case.context
     if rental.state is not RentalState.ENDING:
@@ -406,12 +406,12 @@ def _serving_state_writes(case: _StepCase) -> tuple[Write, ...]:
 
 
 _STEPS = {
-    RentalStep.CHECK: _check,
-    RentalStep.OPEN: _open,
+    RentalStep.CHECK: _check_budget,
+    RentalStep.OPEN: _open_pool,
     RentalStep.HAND_OVER: _hand_over,
     RentalStep.NEXT: _next_offer,
-    RentalStep.RELEASE: _release,
-    RentalStep.SETTLE: _settle,
+    RentalStep.RELEASE: _release_pool,
+    RentalStep.SETTLE: _settle_rental,
 }
 
 

@@ -114,7 +114,9 @@ class _Fleet(NamedTuple):
     rented: RentalBook
 
 
-def _decide(jobs: Iterable[Job], queue: AdmissionInput, policy: Policy, now: datetime) -> tuple[AdmissionDecision, ...]:
+def _decide_as_cycle(
+    jobs: Iterable[Job], queue: AdmissionInput, policy: Policy, now: datetime
+) -> tuple[AdmissionDecision, ...]:
     """Decide about these pending jobs as a scheduling cycle does."""
     shares = NodeShares(queue.capacities, policy.burst.pools)
     pending = tuple(request_facts.admission_request(job, shares, policy, now) for job in jobs)
@@ -232,7 +234,7 @@ def _queue_heads(job: Job, setup: TeamSetup, kept: Iterable[str], context: Conte
 # ---------------------------------------------------------------- preemption victims
 
 
-def _as_waiting(interrupted: InterruptedJob, option: ResumeOption, now: datetime) -> Job:
+def _as_pending(interrupted: InterruptedJob, option: ResumeOption, now: datetime) -> Job:
     """Return the job as it waits once its interrupted attempt has ended, if it resumes in this way."""
     plan = ResumePlan(
         incident_id="",
@@ -251,8 +253,8 @@ def _find_preemption_victims(
 ) -> tuple[tuple[PreemptionCandidate, ...], ResumeOffer | None]:
     if not fleet.queue.setup.has_teams:
         return (), _unavailable(ResumeOption.PREEMPT, _NO_TEAMS)
-    job = _as_waiting(interrupted, ResumeOption.PREEMPT, now)
-    decisions = _decide((*fleet.waiting, job), fleet.queue, policy, now)
+    job = _as_pending(interrupted, ResumeOption.PREEMPT, now)
+    decisions = _decide_as_cycle((*fleet.waiting, job), fleet.queue, policy, now)
     decided = next(decision for decision in decisions if decision.job_id == interrupted.job.job_id)
     if decided.action is Action.ADMIT:
         return (), _unavailable(ResumeOption.PREEMPT, f"no job must stop for it: {decided.reason}")
@@ -291,7 +293,7 @@ def _find_rental(
     if rental is not None:
         what = "still serve it" if rental.state is RentalState.READY else "are starting"
         return None, _unavailable(option, f"nodes rented for the job {what}")
-    job = _as_waiting(interrupted, option, context.now)
+    job = _as_pending(interrupted, option, context.now)
     rental_context = PlacementContext(
         now=context.now,
         capacities=fleet.queue.capacities,
@@ -315,5 +317,5 @@ def _find_rental(
     pool = next(rented_pool for rented_pool in context.policy.burst.pools if rented_pool.name == row.pool)
     with_rented = (*fleet.queue.capacities, *nodes_to_rent(job, pool, context.now))
     jobs = (*fleet.waiting, job.replace(cluster=pool.cluster))
-    decisions = _decide(jobs, fleet.queue._replace(capacities=with_rented), context.policy, context.now)
+    decisions = _decide_as_cycle(jobs, fleet.queue._replace(capacities=with_rented), context.policy, context.now)
     return RentOption(placement=facts, barred=why_rental_would_not_help(name, pool, decisions)), None

@@ -89,11 +89,11 @@ def run(request: incident_record.RecoveryRun, context: Context) -> PlanResumeRes
         return PlanResumeResult(outcome="NO_JOBS", reason=reason_not_allowed or "The incident is settled.")
     if not incident.affected_jobs:
         return PlanResumeResult(outcome="NO_JOBS", reason="No job ran on the node.")
-    observed = _observe(incident, context)
+    observed = _read_shared_facts(incident, context)
     is_held = guardrails.GuardrailInputs(context).hold_on(incident) is not None
     planned = []
     for affected in incident.affected_jobs:
-        done = _plan(incident, affected, observed, context, is_held=is_held)
+        done = _plan_job(incident, affected, observed, context, is_held=is_held)
         if done is not None:
             planned.append(done)
     if not planned:
@@ -115,7 +115,7 @@ class _Observed(NamedTuple):
     """Past recoveries that succeeded."""
 
 
-def _observe(incident: Incident, context: Context) -> _Observed:
+def _read_shared_facts(incident: Incident, context: Context) -> _Observed:
     jobs = get_all(context.ledger, (job_rows.job_key(affected.job_id) for affected in incident.affected_jobs)).values()
     names = sorted({incident.life.cluster, *(rows.decode(row, Job).cluster for row in jobs)})
     nodes = tuple(node for name in names for node in context.cluster.nodes(name))
@@ -132,7 +132,7 @@ def _observe(incident: Incident, context: Context) -> _Observed:
     )
 
 
-def _plan(
+def _plan_job(
     incident: Incident,
     affected: AffectedJob,
     observed: _Observed,
@@ -147,7 +147,7 @@ def _plan(
     """
 
     def attempt_once() -> PlannedJob | None:
-        return _plan_once(
+        return _try_to_plan(
             incident, affected, observed, context, is_held=is_held, may_rent_or_preempt=may_rent_or_preempt
         )
 
@@ -155,7 +155,7 @@ def _plan(
     return until_committed(attempt_once, message, tries=incident_record.MAX_TRIES)
 
 
-def _plan_once(
+def _try_to_plan(
     incident: Incident,
     affected: AffectedJob,
     observed: _Observed,
@@ -186,10 +186,10 @@ def _plan_once(
         return PlannedJob(job_id=job.job_id, attempt=affected.attempt)
     else:
         attempt = rows.load(ledger, job_rows.attempt_key(job.job_id, job.current_attempt), Attempt, "such attempt")
-    facts = _facts(incident, job, attempt, observed, context, may_rent_or_preempt=may_rent_or_preempt)
+    facts = _resume_facts(incident, job, attempt, observed, context, may_rent_or_preempt=may_rent_or_preempt)
     resume_decision = plan_resume(facts, context.policy.jobs)
     is_doubted = _has_open_distrust(job, attempt, ledger)
-    writes = _writes(incident, job, row.version, facts, resume_decision, context, is_doubted=is_doubted)
+    writes = _plan_writes(incident, job, row.version, facts, resume_decision, context, is_doubted=is_doubted)
     if rollback is not None:
         record = decision_of("ROLLBACK", incident.incident_id, rollback.action, rollback, rollback.facts, context)
         writes = _rollback_writes(incident, affected, attempt, record, writes, context)
@@ -208,7 +208,7 @@ def _record_running_resume(
 ) -> None:
     """Record that the job resumed before the plan, and page a person if it may not be rolled back again."""
     if rollback.action is Rollback.LIMIT:
-        _page_suspect_job(incident, affected, job.current_attempt, rollback, context)
+        _alert_about_suspect_job(incident, affected, job.current_attempt, rollback, context)
     _note_already_resuming(incident, job, attempt, context.ledger)
 
 
@@ -295,11 +295,11 @@ def roll_back_suspect_jobs(incident: Incident, context: Context) -> int:
             continue
         rollback = _judge_rollback(incident, affected, job, context)
         if rollback.action is Rollback.LIMIT:
-            _page_suspect_job(incident, affected, job.current_attempt, rollback, context)
+            _alert_about_suspect_job(incident, affected, job.current_attempt, rollback, context)
         if rollback.action is not Rollback.STOP:
             continue
-        observed = _observe(incident, context)
-        _plan(incident, affected, observed, context, may_rent_or_preempt=False)
+        observed = _read_shared_facts(incident, context)
+        _plan_job(incident, affected, observed, context, may_rent_or_preempt=False)
         taken += 1
     return taken
 
@@ -313,12 +313,12 @@ def _note_already_resuming(incident: Incident, job: Job, attempt: Attempt, ledge
         ledger.commit(incident_record.timeline_put(incident.incident_id, "job", text, at=at, writer=writer))
 
 
-def _page_suspect_job(
+def _alert_about_suspect_job(
     incident: Incident, affected: AffectedJob, attempt: int, rollback: RollbackDecision, context: Context
 ) -> None:
     """Page a person once: the job was rolled back too often, and continues from a doubtful checkpoint.
 
-    A crash between the page and its record pages again.
+    After a crash before the record, the alert is sent again.
     """
     if affected.suspect_attempt == attempt:
         return
@@ -370,7 +370,7 @@ def _past_attempts(attempt: Attempt, ledger: Ledger) -> tuple[Attempt, ...]:
     return (*(rows.decode(row, Attempt) for row in attempts if row), attempt)
 
 
-def _delays(
+def _resume_delays(
     incident: Incident, past: tuple[Incident, ...], attempts: tuple[Attempt, ...], policy: Policy
 ) -> ResumeDelays:
     economy, jobs = policy.economy, policy.jobs
@@ -404,7 +404,7 @@ def _interrupted_job(
     )
 
 
-def _facts(
+def _resume_facts(
     incident: Incident,
     job: Job,
     attempt: Attempt,
@@ -414,7 +414,7 @@ def _facts(
     may_rent_or_preempt: bool,
 ) -> ResumeFacts:
     pools = _pool_capacities(incident, job, attempt, observed, context.policy)
-    delays = _delays(incident, observed.past, _past_attempts(attempt, context.ledger), context.policy)
+    delays = _resume_delays(incident, observed.past, _past_attempts(attempt, context.ledger), context.policy)
     is_repaired = bool(incident.plan and incident.plan.repairs_node)
     wait = capacity_wait(delays, pools, _nodes_wanted(job), is_repaired=is_repaired)
     offers = find_resume_options.ResumeOffers(refused=_NO_OFFERS)
@@ -437,7 +437,7 @@ def _facts(
         renting=offers.renting,
         preemption_victims=offers.preemption_victims,
         usd_per_hour_of_delay=policy.burst.usd_of_delay(job.spec.priority_class),
-        fault=_fault(incident, job, attempt, pools, policy, now),
+        fault=_node_loss_facts(incident, job, attempt, pools, policy, now),
         delays=delays,
         lost_work_seconds=lost_work_seconds(
             ran_seconds=(ended_at - (attempt.running_at or ended_at)).total_seconds(),
@@ -457,7 +457,7 @@ def _facts(
     )
 
 
-def _fault(
+def _node_loss_facts(
     incident: Incident, job: Job, attempt: Attempt, pools: tuple[PoolCapacity, ...], policy: Policy, now: datetime
 ) -> NodeLossFacts | None:
     """Return the nodes that an elastic job lost and kept; None if it runs at one size only."""
@@ -524,7 +524,7 @@ def _pool_capacities(
     return tuple(PoolCapacity(pool=pool, usable=usable[pool], spares=spares.get(pool, 0)) for pool in order)
 
 
-def _writes(
+def _plan_writes(
     incident: Incident,
     job: Job,
     version: int,

@@ -70,7 +70,7 @@ def run(plan: CyclePlan, loaded: LoadedCycle, admitted: list[str], context: Cont
         Conflict: another writer was first.
     """
     tree = QuotaTree(loaded.tree, plan.scheduler_state)
-    refused_jobs = _admit(plan.admissions, loaded, tree, admitted, context)
+    refused_jobs = _commit_admissions(plan.admissions, loaded, tree, admitted, context)
     if refused_jobs:
         return refused_jobs
     rentals.begin_for_deployments(plan.serving_rentals, tree, context)
@@ -110,7 +110,7 @@ def store_cursors(cursors: QueueCursors, row: Row, context: Context) -> None:
 # ---------------------------------------------------------------- admissions
 
 
-def _admit(
+def _commit_admissions(
     admissions: Sequence[AdmissionStep], loaded: LoadedCycle, tree: QuotaTree, admitted: list[str], context: Context
 ) -> frozenset[str]:
     """Create the attempts of a plan and start their workflows. Return the jobs whose admission the ledger refused."""
@@ -210,7 +210,7 @@ def _admission_group(
     )
     released = loaded.charges.released_by(job)
     recorded_facts = facts.of(decision, attempt.decision_id)
-    record = _record(decision, attempt.decision_id, decision.reason, Mode.ACT, context, recorded_facts)
+    record = _decision_record(decision, attempt.decision_id, decision.reason, Mode.ACT, context, recorded_facts)
     return batches.WriteGroup(
         job.job_id,
         (
@@ -307,7 +307,7 @@ def _preempt(step: PreemptionStep, loaded: LoadedCycle, tree: QuotaTree, context
         write_groups.append(
             batches.WriteGroup(name, _stop_writes(name, reason_to_stop, f"{WRITER}/{job.job_id}", loaded, context.now))
         )
-    record = _record(decision, context.ids.new("dec"), decision.reason, Mode.ACT, context)
+    record = _decision_record(decision, context.ids.new("dec"), decision.reason, Mode.ACT, context)
     waiting_job = _with_current_queue(job, loaded.snapshot.setup).replace(reason=decision.reason)
     job_writes = (Put(job_rows.job_row(waiting_job, version)), Put(subject_rows.decision_row(record)))
 
@@ -550,7 +550,7 @@ def _reason_writes(step: PendingStep, loaded: LoadedCycle, context: Context) -> 
     writes = (Put(job_rows.job_row(updated, version)), *records)
     if job.queue_reason == reason:
         return writes
-    record = _record(decision, context.ids.new("dec"), reason, step.mode, context)
+    record = _decision_record(decision, context.ids.new("dec"), reason, step.mode, context)
     return (*writes, Put(subject_rows.decision_row(record)))
 
 
@@ -562,7 +562,7 @@ def _with_current_queue(job: Job, setup: TeamSetup) -> Job:
     return job.replace(queue=queue, priority=setup.priority_of(job.spec.priority_class))
 
 
-def _record(
+def _decision_record(
     decision: AdmissionDecision, decision_id: str, reason: str, mode: Mode, context: Context, facts: Json | None = None
 ) -> Decision:
     """Return the record of a decision, with its own facts unless other facts are given."""

@@ -186,7 +186,7 @@ def _read_pages(queries: Iterable[tuple[str, int, str | None]], ledger: Ledger) 
 
 
 def _read_page(ledger: Ledger, team: str, limit: int, cursor: str | None) -> Page:
-    return ledger.by_state(Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=cursor)
+    return ledger.by_state(Table.JOBS, _PENDING, prefix=_queue_prefix(team), limit=limit, cursor=cursor)
 
 
 def _read_next_pages(
@@ -232,7 +232,7 @@ def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Contex
         if len(pending) >= policy.examined_jobs_limit:
             break
         page = context.ledger.by_state(
-            Table.JOBS, _PENDING, prefix=_prefix(team), limit=limit, cursor=next_page.pop(team)
+            Table.JOBS, _PENDING, prefix=_queue_prefix(team), limit=limit, cursor=next_page.pop(team)
         )
         jobs = _read_jobs(context.ledger, (row.key for row in page.rows))
         # A job whose charge this cycle still sees as held was settled since. The next cycle decides about it.
@@ -254,7 +254,7 @@ def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Contex
     )
 
 
-def _prefix(team: str) -> str:
+def _queue_prefix(team: str) -> str:
     return "" if team == ALL_JOBS else job_rows.queue_prefix(team)
 
 
