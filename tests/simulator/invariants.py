@@ -580,7 +580,9 @@ def persons_cordon_stays(world: "Simulation", name: str, result: str) -> Iterato
 # ---------------------------------------------------------------- jobs
 
 
-@invariant_check("live-attempts-are-charged", "An attempt is charged exactly while it is live.", CheckTrigger.COMMIT)
+@invariant_check(
+    "live-attempts-are-charged", "A live attempt is charged; an ended attempt is not.", CheckTrigger.COMMIT
+)
 def charge_with_attempt(world: "Simulation", changes: Changes) -> Iterator[str]:
     for key, _, after in changes:
         if key.table is not Table.JOBS or not key.sk.startswith("ATTEMPT#") or after is None:
@@ -693,7 +695,7 @@ def no_attempt_without_charge(world: "Simulation", spec: LaunchSpec) -> Iterator
 
 @invariant_check(
     "no-resume-from-fenced-checkpoint",
-    "No job resumes from a checkpoint that was written behind a later fence.",
+    "No job resumes from a checkpoint that was written after a later attempt raised the fence.",
     CheckTrigger.LAUNCH,
 )
 def fenced_is_never_read(world: "Simulation", spec: LaunchSpec) -> Iterator[str]:
