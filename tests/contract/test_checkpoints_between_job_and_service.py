@@ -67,7 +67,7 @@ def pinned_by_service(store: S3Checkpoints, attempt: int) -> service_side.Resume
     """Choose and pin the resume point, as a launch does."""
     answer = pin_resume_point.run(a_job(), an_attempt(attempt), store, policy=JobPolicy())
     assert answer.kind is pin_resume_point.PinOutcome.PINNED
-    return answer.choice
+    return answer.resume_choice
 
 
 def test_service_proves_a_checkpoint_that_a_training_script_saved(store: S3Checkpoints) -> None:
@@ -91,7 +91,7 @@ def test_launch_makes_a_bounded_number_of_store_calls(store: S3Checkpoints, call
 
     answer = pin_resume_point.run(a_job(), an_attempt(2), store, policy=JobPolicy())
 
-    point = answer.choice.resume_from
+    point = answer.resume_choice.resume_from
     assert point
     assert point.step == 90
     assert Counter(calls) == {
@@ -111,7 +111,7 @@ def test_rejection_by_manifest_needs_one_call_per_checkpoint(store: S3Checkpoint
 
     answer = pin_resume_point.run(doubted, an_attempt(2), store, policy=JobPolicy())
 
-    assert {rejection.code for rejection in answer.choice.rejected} == {"DISTRUSTED"}
+    assert {rejection.code for rejection in answer.resume_choice.rejected} == {"DISTRUSTED"}
     assert Counter(calls) == {"GetObject": 1 + 5, "ListObjectsV2": 2, "PutObject": 1}
 
 

@@ -122,7 +122,7 @@ def run(request: attempt_record.AttemptRequest, context: Context) -> LaunchJobRe
         reason = f"The job's checkpoints cannot be used: {error}"
         return _give_up(stored, attempt, reason, context, is_refused=True)
     if pin.kind is PinOutcome.STALE:
-        return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=pin.choice.reason)
+        return LaunchJobResult(outcome=LaunchOutcome.STALE, reason=pin.resume_choice.reason)
     return _launch_from_pin(stored, earlier_attempts, pin, context)
 
 
@@ -133,7 +133,7 @@ def _launch_from_pin(
     context: Context,
 ) -> LaunchJobResult:
     """Launch an attempt whose resume point is decided."""
-    job, attempt, resume_choice = stored.job, stored.attempt, pin.choice
+    job, attempt, resume_choice = stored.job, stored.attempt, pin.resume_choice
     pinned_attempt = attempt.replace(
         is_pinned=pin.kind is PinOutcome.PINNED,
         resume_from=resume_choice.resume_from,
@@ -310,7 +310,7 @@ def _network_text(launched: Attempt, network: efa.EfaRequest) -> str:
 
 
 def _resume_text(pin: pin_resume_point.PinAnswer) -> str:
-    resume_choice = pin.choice
+    resume_choice = pin.resume_choice
     if pin.kind is PinOutcome.IN_CLUSTER:
         return f". {resume_choice.reason}"
     point = resume_choice.resume_from

@@ -64,7 +64,7 @@ class PinAnswer(NamedTuple):
     """The resume point of an attempt, as far as it is known here."""
 
     kind: PinOutcome
-    choice: ResumeChoice
+    resume_choice: ResumeChoice
     proof_rules: ProofRules | None = None
 
 

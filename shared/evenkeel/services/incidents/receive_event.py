@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from evenkeel.domain.health.classification import ClassifiedFact
@@ -56,7 +57,6 @@ from evenkeel.services.incidents import note_group_fact, record_aftermath
 from evenkeel.services.storage import fleet_rows, incident_record, incident_rows, rows
 
 UNRESOLVED, UNRESOLVED_DRILL = "UNRESOLVED", "UNRESOLVED-DRILL"
-OTHER_FLEET = "OTHER_FLEET"
 WRITER = "receive_event"
 _UNRESOLVED_KEPT = timedelta(hours=6)
 """Time for which a fact about an unknown node is stored. A fact that is older was about another cluster."""
@@ -67,11 +67,27 @@ _MAX_NOTICES_BEFORE_LISTING = 5
 _CLUSTER_ID = re.compile(r".*:cluster/[a-z0-9]{12}", re.ASCII)
 
 
-class IngestResult(Value):
-    """The outcome for a fact."""
+class IngestOutcome(StrEnum):
+    """Outcome of one fact. Facts about known nodes have the values of `IntakeAction`; other facts the last three."""
 
-    outcome: str
-    """An `IntakeAction`; UNRESOLVED; OTHER_FLEET for a node of another fleet; NOTED or DUPLICATE for a group."""
+    OPEN = "OPEN"
+    JOIN = "JOIN"
+    DUPLICATE = "DUPLICATE"
+    STALE = "STALE"
+    EXPECTED = "EXPECTED"
+    IGNORED = "IGNORED"
+    UNRESOLVED = "UNRESOLVED"
+    """No control plane lists the node yet. The fact is stored, and the sweep tries again."""
+    OTHER_FLEET = "OTHER_FLEET"
+    """The node belongs to another fleet."""
+    NOTED = "NOTED"
+    """The fact is about an instance group or a cluster, and is stored."""
+
+
+class IngestResult(Value):
+    """The outcome for a fact, and its reason."""
+
+    outcome: IngestOutcome
     reason: str
     incident_id: str = ""
     has_started_recovery: bool = False
@@ -131,7 +147,7 @@ def ingest_facts(facts: Iterable[NodeFact | GroupFact], context: Context) -> tup
                 )
             elif isinstance(fact, GroupFact):
                 noted = note_group_fact.run(fact, context)
-                outcomes.append(IngestResult(outcome=noted.outcome, reason=noted.reason))
+                outcomes.append(IngestResult(outcome=IngestOutcome(noted.outcome), reason=noted.reason))
             else:
                 outcomes.append(ingest_fact(fact, context))
         except EvenkeelError as error:
@@ -158,7 +174,7 @@ def _is_of_another_cluster(stated_arn: str, own_arn: str) -> bool:
 
 def _other_fleet_outcome(reason: str, source: str, telemetry: Telemetry) -> IngestResult:
     telemetry.count("FactsOtherFleet", source=source.partition(":")[0])
-    return IngestResult(outcome=OTHER_FLEET, reason=reason)
+    return IngestResult(outcome=IngestOutcome.OTHER_FLEET, reason=reason)
 
 
 def ingest_fact(fact: NodeFact, context: Context) -> IngestResult:
@@ -171,7 +187,7 @@ def ingest_fact(fact: NodeFact, context: Context) -> IngestResult:
         if affected is None:
             node = find_affected_node(fact.instance_id, context, provider=None)
             record_aftermath.record_progress(fact, node.life if node else None, context)
-            return IngestResult(outcome=IntakeAction.IGNORED, reason="No repair of this node is in progress.")
+            return IngestResult(outcome=IngestOutcome.IGNORED, reason="No repair of this node is in progress.")
     else:
         provider = None if signal_source(fact.source).is_account_wide else context.provider
         affected = find_affected_node(fact.instance_id, context, provider=provider)
@@ -263,7 +279,7 @@ def ingest_node_fact(fact: NodeFact, affected: AffectedNode, context: Context) -
     if incident is not None and incident.state is IncidentState.OPEN:
         has_started = start_recovery(incident, context.workflows)
     return IngestResult(
-        outcome=decision.action,
+        outcome=IngestOutcome(decision.action),
         reason=decision.reason,
         incident_id=incident.incident_id if incident else "",
         has_started_recovery=has_started,
@@ -498,7 +514,7 @@ def _store_unresolved(fact: NodeFact, context: Context) -> IngestResult:
         else:
             context.telemetry.count("FactsUnresolved")
             context.telemetry.warning("FactUnresolved", instanceId=fact.instance_id, source=fact.source)
-    return IngestResult(outcome=UNRESOLVED, reason=reason)
+    return IngestResult(outcome=IngestOutcome.UNRESOLVED, reason=reason)
 
 
 def _store_fact_of_unlisted_instance(fact: NodeFact, context: Context) -> None:

@@ -81,21 +81,19 @@ def run(request: SubmitJobRequest, context: Context) -> SubmitJobResult:
     job = job.replace(open_job_counters=open_jobs.names_of(job))
     text = f"Submitted by {job.submitted_by}."
     answer = {"jobId": job.job_id, "fingerprint": fingerprint}
-    idempotency_row = job_rows.idempotency_row(requester.principal, request.idempotency_key, answer, context.now)
+    idempotency_row = job_rows.idempotency_row(
+        requester.principal,
+        request.idempotency_key,
+        answer,
+        context.now,
+        version=earlier.version if earlier else 0,
+    )
     entry = TimelineEntry(at=context.now, kind="submitted", text=text, writer=WRITER)
     for _ in range(_TRIES):
         try:
             context.ledger.commit(
                 Put(job_rows.job_row(job, 0)),
-                Put(
-                    Row(
-                        idempotency_row.key,
-                        idempotency_row.doc,
-                        earlier.version if earlier else 0,
-                        None,
-                        idempotency_row.expires_at,
-                    )
-                ),
+                Put(idempotency_row),
                 Put(subject_rows.timeline_row(job.job_id, entry, "submitted")),
                 *checkpoint_folder_claim(job, requester, setup, context.ledger),
                 *open_jobs.counted(job, context.ledger, context.policy.scheduling),

@@ -67,9 +67,9 @@ def idempotency_key(principal: str, key: str) -> Key:
     return Key(Table.JOBS, f"IDEM#{principal}#{key}", "META")
 
 
-def idempotency_row(principal: str, key: str, answer: dict[str, Any], now: datetime) -> Row:
+def idempotency_row(principal: str, key: str, answer: dict[str, Any], now: datetime, *, version: int = 0) -> Row:
     """Return the row with the first answer, which every repeat within a day gets again."""
-    return Row(idempotency_key(principal, key), answer, 0, None, now + rows.IDEMPOTENCY_KEPT)
+    return Row(idempotency_key(principal, key), answer, version, None, now + rows.IDEMPOTENCY_KEPT)
 
 
 def open_jobs_key(name: str) -> Key:

@@ -38,7 +38,7 @@ def ingest_notices_before_listing(sweep: SweepRun) -> int:
     for row in sweep.as_stored(row for instance_id, row in notice_rows if instance_id in own_instances):
         outcomes = [_ingest(sweep, fact) for fact in receive_event.facts_of_unlisted_instance(row)]
         opened += outcomes.count(IntakeAction.OPEN)
-        if receive_event.OTHER_FLEET in outcomes:
+        if receive_event.IngestOutcome.OTHER_FLEET in outcomes:
             continue  # this sweep listed the node but could not store it; the next sweep ingests the notices
         with contextlib.suppress(Conflict):  # another notice arrived; the next sweep ingests it
             ledger.commit(Delete(row.key, row.version))
