@@ -155,7 +155,7 @@ def run(ledger: Ledger, load: Load) -> LoadTestResult:
     return LoadTestResult(
         jobs=crowd.jobs,
         states={job.state for job in ended},
-        faults=list(admission_audit.faults(commits, setup, GPUS)),
+        faults=list(admission_audit.broken_limits(commits, setup, GPUS)),
         errors=crowd.errors,
         attempts=sum(job.current_attempt for job in ended),
         preempted=sum("preempted" in scenario.timeline(job) for job in crowd.jobs),

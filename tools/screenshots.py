@@ -15,7 +15,7 @@ from evenkeel_cli.commands import lookup
 from evenkeel_cli.console.server import ConsoleServer
 from tests import browser
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import heartbeats
+from tests.unit.api.seeds import store_heartbeats
 from tests.unit.cli.busy_fleet import busy_fleet
 from tests.unit.cli.conftest import CliFixture
 
@@ -34,7 +34,7 @@ PICTURES = (
 def main() -> int:
     """Write every picture, and print its path."""
     gateway = Gateway()
-    heartbeats(gateway.fakes.ledger)
+    store_heartbeats(gateway.fakes.ledger)
     busy_fleet(gateway)
     IMAGES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch, browser.running() as chromium:

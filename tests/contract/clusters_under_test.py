@@ -535,7 +535,7 @@ def seen(bench: ClusterUnderTest, spec: LaunchSpec) -> ObservedWorkload:
     return bench.cluster.workload(spec.attempt)
 
 
-def on_both(local: ClusterHandle, kind: str) -> Iterator[ClusterUnderTest]:
+def restored_fleet(local: ClusterHandle, kind: str) -> Iterator[ClusterUnderTest]:
     """Yield the fleet of this kind, and restore it afterwards."""
     if kind == "twin":
         yield FakeClusterUnderTest()

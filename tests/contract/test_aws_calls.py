@@ -53,7 +53,7 @@ def test_request_fits_the_model_of_its_service(case: Case) -> None:
 @pytest.mark.parametrize("fill", Fill)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_adapter_reads_every_answer_that_the_model_allows(case: Case, fill: Fill) -> None:
-    recorder = Recorder(_values(case, fill), fill)
+    recorder = Recorder(_values_sent(case, fill), fill)
 
     with contextlib.nullcontext() if fill is Fill.ALL else contextlib.suppress(EvenkeelError):
         case.act(recorder.client)
@@ -119,7 +119,7 @@ def _requests(case: Case) -> list[tuple[OperationModel, dict[str, Any]]]:
     return recorder.requests
 
 
-def _values(case: Case, fill: Fill) -> Mapping[str, Any]:
+def _values_sent(case: Case, fill: Fill) -> Mapping[str, Any]:
     is_kept = fill is not Fill.EMPTY
     return {name: value for name, value in case.values.items() if is_kept or not isinstance(value, list)}
 

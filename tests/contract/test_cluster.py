@@ -34,7 +34,7 @@ from tests.contract.clusters_under_test import (
     FakeClusterUnderTest,
     a_launch,
     free_nodes,
-    on_both,
+    restored_fleet,
     seen,
 )
 
@@ -44,7 +44,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
     if request.param == "twin":
         yield FakeClusterUnderTest()
     else:
-        yield from on_both(request.getfixturevalue("gpu_cluster"), request.param)
+        yield from restored_fleet(request.getfixturevalue("gpu_cluster"), request.param)
 
 
 def test_server_version_comes_from_the_server(bench: ClusterUnderTest) -> None:
@@ -582,7 +582,7 @@ def test_recreated_job_with_another_uid_belongs_to_no_attempt(bench: ClusterUnde
     bench.deletes_job(spec)
     bench.eventually(lambda: not bench.cluster.workload(recorded).uid, "the Job to be gone")
 
-    again = bench.eventually(lambda: created_anew(bench, spec), "another Job of its name")
+    again = bench.eventually(lambda: recreate_job(bench, spec), "another Job of its name")
 
     assert again != uid
     workload = bench.cluster.workload(recorded)
@@ -592,7 +592,7 @@ def test_recreated_job_with_another_uid_belongs_to_no_attempt(bench: ClusterUnde
     assert seen(bench, spec).uid == again
 
 
-def created_anew(bench: ClusterUnderTest, spec: LaunchSpec) -> str:
+def recreate_job(bench: ClusterUnderTest, spec: LaunchSpec) -> str:
     result, uid = bench.cluster.launch(spec)
     return uid if result is LaunchResult.CREATED else ""
 

@@ -61,21 +61,21 @@ def connections(guarded: ClusterHandle, caller: Credentials, monkeypatch: pytest
     return EksConnections("us-west-2", session.client("eks", endpoint_url=guarded.eks_url), session)
 
 
-def let_in(guarded: ClusterHandle, caller: Credentials, *groups: str) -> None:
+def create_access_entry(guarded: ClusterHandle, caller: Credentials, *groups: str) -> None:
     guarded.put_access_entry(caller.principal_arn, groups)
 
 
 def test_identity_without_an_access_entry_is_refused(
     guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
-    let_in(guarded, caller)
+    create_access_entry(guarded, caller)
 
     with pytest.raises(NotAllowed):
         KubernetesCluster(connections, fleet=FLEET).nodes(CLUSTER)
 
 
 def test_wrong_secret_is_refused(guarded: ClusterHandle, caller: Credentials, connections: EksConnections) -> None:
-    let_in(guarded, caller, "evenkeel:readers")
+    create_access_entry(guarded, caller, "evenkeel:readers")
     forger = boto3.session.Session(caller.access_key_id, "wrong", region_name="us-west-2")
     api = KubernetesApi(CLUSTER, guarded.kubernetes_url, guarded.ca_pem, EksToken(CLUSTER, "us-west-2", forger))
 
@@ -86,7 +86,7 @@ def test_wrong_secret_is_refused(guarded: ClusterHandle, caller: Credentials, co
 def test_token_for_another_cluster_is_refused(
     guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
-    let_in(guarded, caller, "evenkeel:readers")
+    create_access_entry(guarded, caller, "evenkeel:readers")
     token = EksToken("another-eks", "us-west-2", caller.session())
 
     with pytest.raises(NotAllowed):
@@ -96,7 +96,7 @@ def test_token_for_another_cluster_is_refused(
 def test_readers_read_and_change_nothing(
     guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
-    let_in(guarded, caller, "evenkeel:readers")
+    create_access_entry(guarded, caller, "evenkeel:readers")
     cluster = KubernetesCluster(connections, fleet=FLEET)
 
     name = cluster.nodes(CLUSTER)[0].name
@@ -110,7 +110,7 @@ def test_readers_read_and_change_nothing(
 
 
 def test_cordoners_cordon_and_release(guarded: ClusterHandle, caller: Credentials, connections: EksConnections) -> None:
-    let_in(guarded, caller, "evenkeel:cordoners")
+    create_access_entry(guarded, caller, "evenkeel:cordoners")
     cluster = KubernetesCluster(connections, fleet=FLEET)
     name = guarded.nodes()[0]["name"]
 
@@ -123,7 +123,7 @@ def test_cordoners_cordon_and_release(guarded: ClusterHandle, caller: Credential
 def test_launchers_manage_jobs_and_log_readers_read_logs(
     guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
-    let_in(guarded, caller, "evenkeel:readers", "evenkeel:launchers", "evenkeel:log-readers")
+    create_access_entry(guarded, caller, "evenkeel:readers", "evenkeel:launchers", "evenkeel:log-readers")
     cluster = KubernetesCluster(connections, fleet=FLEET)
 
     class Numbers:
@@ -156,7 +156,7 @@ def log_of(cluster: KubernetesCluster, attempt: Attempt) -> str:
 def test_role_has_exactly_the_rights_of_its_groups(
     function: str, guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
-    let_in(guarded, caller, *access.groups_of(function))
+    create_access_entry(guarded, caller, *access.groups_of(function))
     cluster = KubernetesCluster(connections, fleet=FLEET)
     needed = [KubernetesPermission(*right) for right in access.rights_of(function, [NAMESPACE])]
     never = KubernetesPermission("delete", "", "namespaces")
@@ -167,7 +167,7 @@ def test_role_has_exactly_the_rights_of_its_groups(
 def test_server_version_is_read_by_every_function(
     guarded: ClusterHandle, caller: Credentials, connections: EksConnections
 ) -> None:
-    let_in(guarded, caller, "evenkeel:cordoners")
+    create_access_entry(guarded, caller, "evenkeel:cordoners")
 
     assert KubernetesCluster(connections, fleet=FLEET).server_version(CLUSTER).startswith("v1.")
 
@@ -180,7 +180,7 @@ def test_a_cluster_that_does_not_exist_is_not_found(connections: EksConnections)
 # ---------------------------------------------------------------- the token itself
 
 
-def decoded(token: str) -> Any:
+def decode_token(token: str) -> Any:
     payload = token.removeprefix("k8s-aws-v1.")
     return urlsplit(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)).decode())
 
@@ -188,7 +188,7 @@ def decoded(token: str) -> Any:
 def test_token_is_a_presigned_sts_call_for_the_cluster() -> None:
     token = EksToken("research-eks", "us-west-2", boto3.session.Session("AKIA", "secret"))(False)
 
-    url = decoded(token)
+    url = decode_token(token)
     query = parse_qs(url.query)
     assert token.startswith("k8s-aws-v1.")
     assert not token.endswith("=")

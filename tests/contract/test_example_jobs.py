@@ -34,7 +34,7 @@ def bench(gpu_cluster: ClusterHandle) -> Iterator[LocalClusterUnderTest]:
     local_cluster_under_test.restore()
 
 
-def submitted(bench: LocalClusterUnderTest, example: Example, faults: Path) -> UnmanagedJob:
+def submit_example(bench: LocalClusterUnderTest, example: Example, faults: Path) -> UnmanagedJob:
     """Create the example, and wait until all of its pods run."""
     name = f"example-{next(NUMBERS)}"
     script = f'while :; do [ -e "{faults}/$NODE" ] && exit 1; sleep 0.1; done'
@@ -82,7 +82,7 @@ def recovery_of(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str) -> R
     return recovery
 
 
-def recovered(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: int) -> str:
+def controller_that_recovers(bench: LocalClusterUnderTest, job: UnmanagedJob, node: str, pods: int) -> str:
     """Run the drain and the sweep until the job runs on other nodes. Return the controller that restarted it."""
     recovery = recovery_of(bench, job, node)
     context = recovery.context(cluster=bench.cluster)
@@ -118,10 +118,10 @@ def test_documented_table_matches_the_tested_example_jobs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "operate" / "adoption.md").read_text(encoding="utf-8")
     rows = [row for row in page.partition("## Published examples")[2].splitlines() if row.startswith("| ")][1:]
 
-    assert rows == [documented(example) for example in EXAMPLES]
+    assert rows == [documented_row(example) for example in EXAMPLES]
 
 
-def documented(example: Example) -> str:
+def documented_row(example: Example) -> str:
     named = [f"`{name}`" if name.endswith(".yaml") else name for name in example.examples]
     return f"| {example.name} | {', '.join(named) or '–'} | {example.after_crash} | {example.after_drain} |"
 
@@ -131,15 +131,15 @@ def documented(example: Example) -> str:
 def test_example_job_recovers_as_documented_after_crash_or_drain(
     bench: LocalClusterUnderTest, example: Example, fault: str, tmp_path: Path
 ) -> None:
-    job = submitted(bench, example, tmp_path)
+    job = submit_example(bench, example, tmp_path)
     node = job.live_nodes[0]
     bench.cordon_as_a_person(node)  # first, so that the job's operator does not use up its restarts on this node
     if fault == "crash":
         before = {pod["metadata"]["uid"] for pod in pods_of(bench, job)}
         (tmp_path / node).touch()
-        bench.eventually(lambda: is_hurt(pods_of(bench, job), before), "the failure of a process")
+        bench.eventually(lambda: has_lost_a_process(pods_of(bench, job), before), "the failure of a process")
 
-    assert recovered(bench, job, node, example.pods) == (
+    assert controller_that_recovers(bench, job, node, example.pods) == (
         example.after_crash if fault == "crash" else example.after_drain
     )
 
@@ -149,7 +149,7 @@ def pods_of(bench: LocalClusterUnderTest, job: UnmanagedJob) -> list[Json]:
     return [pod for pod in listed if pod["metadata"]["name"].startswith(f"{job.name}-")]
 
 
-def is_hurt(pods: list[Json], before: set[str]) -> bool:
+def has_lost_a_process(pods: list[Json], before: set[str]) -> bool:
     """Return whether a pod has failed, was restarted, or was replaced."""
     restarts = [
         container.get("restartCount") for pod in pods for container in pod["status"].get("containerStatuses") or ()

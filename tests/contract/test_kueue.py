@@ -39,7 +39,7 @@ def messages(bench: LocalClusterUnderTest, spec: LaunchSpec) -> str:
     return describe_status(seen(bench, spec).kueue, "research", A_MOMENT)
 
 
-def taken_back(bench: LocalClusterUnderTest, spec: LaunchSpec) -> KueueEviction | None:
+def is_stopped_by_kueue(bench: LocalClusterUnderTest, spec: LaunchSpec) -> KueueEviction | None:
     kueue_status = seen(bench, spec).kueue
     assert kueue_status
     return eviction_of(kueue_status)
@@ -61,13 +61,13 @@ def test_job_is_admitted_evicted_and_admitted_again(bench: LocalClusterUnderTest
     until(lambda: seen(bench, spec).is_suspended and not seen(bench, spec).pods, "its pods to go")
     assert not seen(bench, spec).has_failed
     until(lambda: (kueue_status := seen(bench, spec).kueue) and kueue_status.was_admitted, "its quota to go")
-    evicted = taken_back(bench, spec)
+    evicted = is_stopped_by_kueue(bench, spec)
     assert evicted
     assert (evicted.reason, evicted.was_preempted) == ("Kueue preempted the job: for another.", True)
 
     kueue.room = 16
     until(lambda: [pod.phase for pod in seen(bench, spec).pods] == [PodPhase.RUNNING] * 2, "its pods to run again")
-    assert taken_back(bench, spec)
+    assert is_stopped_by_kueue(bench, spec)
 
 
 def test_pending_job_shows_its_position_by_priority_then_age(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:
@@ -99,7 +99,7 @@ def test_normal_end_is_reported_to_kueue_as_finished(bench: LocalClusterUnderTes
     until(lambda: seen(bench, spec).has_completed, "its end")
     until(lambda: (kueue_status := seen(bench, spec).kueue) and kueue_status.is_true("Finished"), "Kueue to know")
 
-    assert taken_back(bench, spec) is None
+    assert is_stopped_by_kueue(bench, spec) is None
 
 
 def test_a_users_job_is_suspended_and_resumed_by_kueue(bench: LocalClusterUnderTest, kueue: FakeKueue) -> None:

@@ -75,7 +75,7 @@ def ledger(request: pytest.FixtureRequest, unique: str) -> Iterator[Ledger]:
 
 def test_recreated_row_never_reuses_versions(ledger: Ledger) -> None:
     ledger.commit(Put(Row(JOB, {"life": 1}), first_version=1_000))
-    before = stored(ledger, JOB)
+    before = stored_row(ledger, JOB)
     ledger.commit(Delete(JOB, before.version))
     ledger.commit(anew := Put(Row(JOB, {"life": 2}), first_version=2_000))
 
@@ -84,13 +84,13 @@ def test_recreated_row_never_reuses_versions(ledger: Ledger) -> None:
     with pytest.raises(Conflict):
         ledger.commit(Delete(JOB, before.version))
 
-    now = stored(ledger, JOB)
+    now = stored_row(ledger, JOB)
     assert (now.version, now.doc) == (anew.version, {"life": 2}) == (2_001, {"life": 2})
     ledger.commit(raised := Put(Row(JOB, {"life": 3}, now.version), first_version=3_000))
-    assert stored(ledger, JOB).version == raised.version == 2_002
+    assert stored_row(ledger, JOB).version == raised.version == 2_002
 
 
-def stored(ledger: Ledger, key: Key) -> Row:
+def stored_row(ledger: Ledger, key: Key) -> Row:
     row = ledger.get(key)
     assert row is not None
     return row
@@ -110,7 +110,7 @@ def test_written_row_is_read_at_the_next_version(ledger: Ledger) -> None:
 
     ledger.commit(Put(Row(JOB, doc, 0, ("JOB#PENDING", "2026#job-1"), expires)))
 
-    assert stored(ledger, JOB) == Row(JOB, doc, 1, ("JOB#PENDING", "2026#job-1"), expires.replace(microsecond=0))
+    assert stored_row(ledger, JOB) == Row(JOB, doc, 1, ("JOB#PENDING", "2026#job-1"), expires.replace(microsecond=0))
 
 
 def test_numbers_are_read_unchanged_and_integers_as_int(ledger: Ledger) -> None:
@@ -118,7 +118,7 @@ def test_numbers_are_read_unchanged_and_integers_as_int(ledger: Ledger) -> None:
 
     ledger.commit(Put(Row(JOB, doc)))
 
-    read = stored(ledger, JOB).doc
+    read = stored_row(ledger, JOB).doc
     assert read == {"whole": 2, "big": 10**15, "tiny": 1e-07, "negative": -1.5, "zero": 0}
     assert isinstance(read["whole"], int)
 
@@ -126,7 +126,7 @@ def test_numbers_are_read_unchanged_and_integers_as_int(ledger: Ledger) -> None:
 def test_invalid_utf8_text_is_stored_as_its_escape(ledger: Ledger) -> None:
     ledger.commit(Put(Row(JOB, {"detail": "a\ud800b \u202e \x00 ok", "\udfff": 1})))
 
-    assert stored(ledger, JOB).doc == {"detail": "a\\ud800b \u202e \x00 ok", "\\udfff": 1}
+    assert stored_row(ledger, JOB).doc == {"detail": "a\\ud800b \u202e \x00 ok", "\\udfff": 1}
 
 
 def test_a_missing_row_is_none(ledger: Ledger) -> None:
@@ -168,19 +168,19 @@ def test_first_put_conflicts_with_an_existing_row(ledger: Ledger) -> None:
         ledger.commit(Put(Row(JOB, {"by": "second"})))
 
     assert caught.value.failed == (0,)
-    assert stored(ledger, JOB).doc == {"by": "first"}
+    assert stored_row(ledger, JOB).doc == {"by": "first"}
 
 
 def test_a_put_needs_the_version_that_it_read(ledger: Ledger) -> None:
     ledger.commit(Put(Row(JOB, {"n": 1})))
-    read = stored(ledger, JOB)
+    read = stored_row(ledger, JOB)
     ledger.commit(Put(replace(read, doc={"n": 2})))
 
     with pytest.raises(Conflict):
         ledger.commit(Put(replace(read, doc={"n": 3})))
 
-    assert stored(ledger, JOB).doc == {"n": 2}
-    assert stored(ledger, JOB).version == 2
+    assert stored_row(ledger, JOB).doc == {"n": 2}
+    assert stored_row(ledger, JOB).version == 2
 
 
 def test_put_at_a_version_conflicts_with_a_deleted_row(ledger: Ledger) -> None:
@@ -214,7 +214,7 @@ def test_condition_check_guards_the_commit_without_writing(ledger: Ledger) -> No
 
     ledger.commit(Put(Row(JOB, {})), ConditionCheck(OTHER, 1), ConditionCheck(USAGE, 0))
 
-    assert stored(ledger, OTHER).version == 1
+    assert stored_row(ledger, OTHER).version == 1
     assert ledger.get(USAGE) is None
 
 
@@ -222,19 +222,19 @@ def test_add_creates_a_missing_row_and_increases_an_existing_one(ledger: Ledger)
     ledger.commit(Add(USAGE, {"gpus": 8, "jobs": 1}))
     ledger.commit(Add(USAGE, {"gpus": -3}))
 
-    row = stored(ledger, USAGE)
+    row = stored_row(ledger, USAGE)
     assert (row.doc, row.version) == ({"gpus": 5, "jobs": 1}, 2)
 
 
 def test_add_increases_a_put_value_and_later_put_replaces_it(ledger: Ledger) -> None:
     ledger.commit(Put(Row(USAGE, {"gpus": 10, "name": "default"})))
     ledger.commit(Add(USAGE, {"gpus": 6}))
-    read = stored(ledger, USAGE)
+    read = stored_row(ledger, USAGE)
     assert read.doc == {"gpus": 16, "name": "default"}
 
     ledger.commit(Put(replace(read, doc={**read.doc, "gpus": read.doc["gpus"] + 1})))
 
-    row = stored(ledger, USAGE)
+    row = stored_row(ledger, USAGE)
     assert (row.doc, row.version) == ({"gpus": 17, "name": "default"}, 3)
 
 
@@ -246,7 +246,7 @@ def test_concurrent_adds_are_never_lost(ledger: Ledger) -> None:
 
     run_together(*[add] * 4)
 
-    assert stored(ledger, USAGE).doc == {"gpus": 20}
+    assert stored_row(ledger, USAGE).doc == {"gpus": 20}
 
 
 @where_writers_race
@@ -262,7 +262,7 @@ def test_exactly_one_of_many_concurrent_first_puts_succeeds(ledger: Ledger) -> N
 
     run_together(*[lambda number=number: come(number) for number in range(8)])
 
-    assert [stored(ledger, OTHER).doc["by"]] == won
+    assert [stored_row(ledger, OTHER).doc["by"]] == won
 
 
 def test_two_writes_to_one_row_are_refused(ledger: Ledger) -> None:
@@ -283,7 +283,7 @@ def test_a_hundred_writes_over_all_tables_are_one_commit(ledger: Ledger) -> None
     assert [len(ledger.partition(table, f"P#{n}")) for n, table in enumerate(tables)] == [25] * 4
 
 
-def filled(sk: str, size: int, text: str = "x") -> Put:
+def row_of_size(sk: str, size: int, text: str = "x") -> Put:
     """Return a row of exactly this many bytes in DynamoDB: names and values, in UTF-8."""
     key = Key(Table.JOBS, "JOB#job-1", sk)
     names_and_keys = len("pk" + key.pk + "sk" + sk + "version" + "doc") + len('{"text":""}') + 2
@@ -293,20 +293,20 @@ def filled(sk: str, size: int, text: str = "x") -> Put:
 
 @pytest.mark.parametrize("text", ["x", "\u20ac", "\U0001f600"])
 def test_a_row_holds_400_kilobytes_of_utf8(ledger: Ledger, text: str) -> None:
-    ledger.commit(filled("FITS", 400_000, text))
+    ledger.commit(row_of_size("FITS", 400_000, text))
 
     with pytest.raises(Refused):
-        ledger.commit(filled("LARGE", 400_001, text))
+        ledger.commit(row_of_size("LARGE", 400_001, text))
 
     assert [row.key.sk for row in ledger.partition(Table.JOBS, "JOB#job-1")] == ["FITS"]
 
 
 def test_a_commit_holds_four_megabytes(ledger: Ledger) -> None:
     size = 4_000_000 // 16
-    ledger.commit(*(filled(f"FITS#{n:02d}", size) for n in range(16)))
+    ledger.commit(*(row_of_size(f"FITS#{n:02d}", size) for n in range(16)))
 
     with pytest.raises(Refused):
-        ledger.commit(*(filled(f"LARGE#{n:02d}", size + (n == 0)) for n in range(16)))
+        ledger.commit(*(row_of_size(f"LARGE#{n:02d}", size + (n == 0)) for n in range(16)))
 
     assert len(ledger.partition(Table.JOBS, "JOB#job-1")) == 16
 
@@ -331,7 +331,7 @@ def test_keys_of_the_full_length_are_kept(ledger: Ledger) -> None:
     key = Key(Table.JOBS, "p" * 2048, "s" * 1024)
     ledger.commit(Put(Row(key, {"n": 1}, 0, ("x" * 2048, "y" * 1024))))
 
-    assert stored(ledger, key).doc == {"n": 1}
+    assert stored_row(ledger, key).doc == {"n": 1}
 
 
 @given(
@@ -453,8 +453,8 @@ def test_a_commit_repeated_under_its_token_has_no_second_effect(ledger: Ledger, 
 
     ledger.commit(*writes, token=token)
 
-    assert stored(ledger, USAGE).doc == {"gpus": 8}
-    assert stored(ledger, JOB).version == 1
+    assert stored_row(ledger, USAGE).doc == {"gpus": 8}
+    assert stored_row(ledger, JOB).version == 1
 
 
 @pytest.mark.parametrize("ledger", ["memory", "engine"], indirect=True)

@@ -51,7 +51,7 @@ def with_prefix(write: Write, prefix: str) -> Write:
     return replace(write, key=write.key._replace(pk=prefix + write.key.pk))
 
 
-def answer(ledger: Ledger, commit: list[Write]) -> Any:
+def answer_of(ledger: Ledger, commit: list[Write]) -> Any:
     try:
         ledger.commit(*commit)
     except Conflict as conflict:
@@ -61,7 +61,7 @@ def answer(ledger: Ledger, commit: list[Write]) -> Any:
     return "done"
 
 
-def held(ledger: Ledger, prefix: str) -> Any:
+def stored_rows(ledger: Ledger, prefix: str) -> Any:
     rows = [ledger.get(a_key(prefix + name)) for name in NAMES]
     pages = [ledger.by_state(Table.JOBS, prefix + state).rows for state in ("S", "T")]
     return rows, [sorted((row.key.pk, row.state) for row in page) for page in pages]
@@ -83,6 +83,6 @@ def test_fake_and_dynamodb_agree_on_every_history(dynamo: DynamoLedger, commits:
 
     for commit in commits:
         moved = [with_prefix(write, prefix) for write in commit]
-        assert answer(twin, moved) == answer(dynamo, moved)
+        assert answer_of(twin, moved) == answer_of(dynamo, moved)
 
-    assert held(twin, prefix) == held(dynamo, prefix)
+    assert stored_rows(twin, prefix) == stored_rows(dynamo, prefix)

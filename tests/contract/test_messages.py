@@ -24,7 +24,7 @@ HOSTILE = (
 )
 
 
-def all_messages(sqs: Any, queue_url: str, count: int) -> list[Any]:
+def receive_all_messages(sqs: Any, queue_url: str, count: int) -> list[Any]:
     messages: list[Any] = []
 
     def enough() -> bool:
@@ -46,7 +46,7 @@ def test_cycle_requests_are_delivered_in_one_group(engine_user: Credentials, uni
     for _ in range(3):
         passes.request("job-1 ended")
 
-    bodies = [json.loads(message["Body"]) for message in all_messages(sqs, url, 3)]
+    bodies = [json.loads(message["Body"]) for message in receive_all_messages(sqs, url, 3)]
     assert bodies == [{"reason": "job-1 ended"}] * 3
 
 
@@ -57,7 +57,7 @@ def test_sent_envelope_is_received_unchanged(engine_user: Credentials, unique: s
 
     SqsInbox(url, sqs).put(document)
 
-    (message,) = all_messages(sqs, url, 1)
+    (message,) = receive_all_messages(sqs, url, 1)
     assert json.loads(message["Body"]) == document
 
 
@@ -68,7 +68,7 @@ def test_dead_letter_contains_the_whole_event_and_its_error_code(engine_user: Cr
 
     SqsDeadLetters(url, sqs).put(event, "EVENT_BAD_TEXT", HOSTILE)
 
-    (message,) = all_messages(sqs, url, 1)
+    (message,) = receive_all_messages(sqs, url, 1)
     assert message["MessageAttributes"]["code"]["StringValue"] == "EVENT_BAD_TEXT"
     assert message["MessageAttributes"]["reason"]["StringValue"].startswith("lone \\ud800 surrogate, nul \\u0000")
     assert json.loads(message["Body"])["detail"]["text"] == HOSTILE
@@ -80,7 +80,7 @@ def test_a_dead_letter_of_200_kb_fits(engine_user: Credentials, unique: str) -> 
 
     SqsDeadLetters(url, sqs).put("x" * 200_000, "EVENT_TOO_LARGE", "")
 
-    (message,) = all_messages(sqs, url, 1)
+    (message,) = receive_all_messages(sqs, url, 1)
     assert len(message["Body"]) == 200_000
 
 
@@ -134,7 +134,7 @@ def test_alert_reaches_the_topic_with_its_key(engine_user: Credentials, unique: 
 
     SnsOnCall(topic, "main", sns).alert("A recovery\nneeds — you " + "x" * 200, HOSTILE, key="inc-1")
 
-    (message,) = all_messages(sqs, url, 1)
+    (message,) = receive_all_messages(sqs, url, 1)
     page = json.loads(message["Body"])
     assert page["Subject"].startswith("main: A recovery needs ? you xxx")
     assert len(page["Subject"]) == 100

@@ -118,7 +118,7 @@ each_kind = pytest.mark.parametrize("kind", list(SPECS))
 each_spec = pytest.mark.parametrize("changes", [{}, OF_TWO_SIZES])
 
 
-def rendered(kind: WorkloadKind, local_queue: str = "", **changes: Any) -> Json:
+def rendered_manifest(kind: WorkloadKind, local_queue: str = "", **changes: Any) -> Json:
     spec = a_spec(**changes)
     spec = replace(spec, attempt=spec.attempt.replace(kind=kind, local_queue=local_queue))
     return operator_manifests.workload(spec, "research", "nvidia.com/gpu")
@@ -141,13 +141,13 @@ def templates_of(manifest: Json) -> list[Json]:
 @each_kind
 @each_spec
 def test_the_manifests_stay_within_the_published_options(kind: WorkloadKind, changes: Json) -> None:
-    Draft202012Validator(SPECS[kind]).validate(rendered(kind, **changes)["spec"])
+    Draft202012Validator(SPECS[kind]).validate(rendered_manifest(kind, **changes)["spec"])
 
 
 @each_kind
 @each_spec
 def test_their_pods_are_valid_for_the_real_api(kind: WorkloadKind, changes: Json) -> None:
-    for template in templates_of(rendered(kind, **changes)):
+    for template in templates_of(rendered_manifest(kind, **changes)):
         whole = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "pods"}, "template": template}
         kubernetes_validate.validate(whole, "1.33", strict=True)
 
@@ -156,7 +156,7 @@ def test_their_pods_are_valid_for_the_real_api(kind: WorkloadKind, changes: Json
 def test_gang_has_one_pod_per_rank_on_attempt_nodes(kind: WorkloadKind) -> None:
     spec = a_spec()
 
-    templates = templates_of(rendered(kind))
+    templates = templates_of(rendered_manifest(kind))
 
     assert len(templates) == spec.attempt.ranks == 2
     for template in templates:
@@ -168,7 +168,7 @@ def test_gang_has_one_pod_per_rank_on_attempt_nodes(kind: WorkloadKind) -> None:
 
 @each_kind
 def test_the_operator_never_restarts_a_pod(kind: WorkloadKind) -> None:
-    manifest = rendered(kind)
+    manifest = rendered_manifest(kind)
 
     assert {template["spec"]["restartPolicy"] for template in templates_of(manifest)} == {"Never"}
     limits = {
@@ -181,7 +181,7 @@ def test_the_operator_never_restarts_a_pod(kind: WorkloadKind) -> None:
 
 @each_kind
 def test_object_and_pods_name_attempt_and_decision(kind: WorkloadKind) -> None:
-    manifest = rendered(kind)
+    manifest = rendered_manifest(kind)
 
     for metadata in (manifest["metadata"], *(template["metadata"] for template in templates_of(manifest))):
         assert metadata["labels"]["evenkeel.io/attempt"] == "3"
@@ -190,7 +190,7 @@ def test_object_and_pods_name_attempt_and_decision(kind: WorkloadKind) -> None:
 
 def test_hyperpods_operator_sets_the_ranks() -> None:
     kind = WorkloadKind.HYPERPOD_PYTORCH_JOB
-    container = templates_of(rendered(kind))[0]["spec"]["containers"][0]
+    container = templates_of(rendered_manifest(kind))[0]["spec"]["containers"][0]
     names = {variable["name"] for variable in container["env"]}
 
     assert container["name"] == operator_manifests.container_of(kind)
@@ -199,7 +199,7 @@ def test_hyperpods_operator_sets_the_ranks() -> None:
 
 
 def test_job_set_pods_find_rank_0_by_pod_name() -> None:
-    manifest = rendered(WorkloadKind.JOB_SET)
+    manifest = rendered_manifest(WorkloadKind.JOB_SET)
     name = manifest["metadata"]["name"]
     template = templates_of(manifest)[0]
     variables = {variable["name"]: variable.get("value") for variable in template["spec"]["containers"][0]["env"]}
@@ -209,14 +209,14 @@ def test_job_set_pods_find_rank_0_by_pod_name() -> None:
 
 
 def test_pytorch_job_succeeds_only_if_all_its_pods_succeed() -> None:
-    manifest = rendered(WorkloadKind.PYTORCH_JOB)
+    manifest = rendered_manifest(WorkloadKind.PYTORCH_JOB)
 
     assert list(manifest["spec"]["pytorchReplicaSpecs"]) == ["Worker"]
     assert manifest["spec"]["runPolicy"]["cleanPodPolicy"] == "Running"
 
 
 def test_pytorch_job_ranks_are_worker_indexes() -> None:
-    manifest = rendered(WorkloadKind.PYTORCH_JOB)
+    manifest = rendered_manifest(WorkloadKind.PYTORCH_JOB)
     container = templates_of(manifest)[0]["spec"]["containers"][0]
     variables = {variable["name"]: variable for variable in container["env"]}
 
@@ -230,8 +230,8 @@ def test_pytorch_job_ranks_are_worker_indexes() -> None:
 
 @each_kind
 def test_kueue_gets_a_suspended_object(kind: WorkloadKind) -> None:
-    manifest = rendered(kind, local_queue="team")
+    manifest = rendered_manifest(kind, local_queue="team")
 
     assert manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     assert workloads.is_suspended(manifest)
-    assert not workloads.is_suspended(rendered(kind))
+    assert not workloads.is_suspended(rendered_manifest(kind))

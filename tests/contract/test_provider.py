@@ -11,7 +11,13 @@ from evenkeel.adapters.hyperpod import HyperPodProvider
 from evenkeel.domain.nodes import ProviderNode
 from evenkeel.domain.recovery.validation import DEEP_CHECK_STATUS
 from evenkeel.ports import NotAllowed, NotFound, Refused, RepairAnswer, Throttled, Unreachable
-from tests.contract.clusters_under_test import CLUSTER, ClusterUnderTest, FakeClusterUnderTest, on_both, tainted_machine
+from tests.contract.clusters_under_test import (
+    CLUSTER,
+    ClusterUnderTest,
+    FakeClusterUnderTest,
+    restored_fleet,
+    tainted_machine,
+)
 
 ARN = "arn:aws:sagemaker:us-west-2:000000000000:cluster/abcdefghijkl"
 MACHINE = "i-0123456789abcdef0"
@@ -22,7 +28,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[ClusterUnderTest]:
     if request.param == "twin":
         yield FakeClusterUnderTest()
     else:
-        yield from on_both(request.getfixturevalue("gpu_cluster"), request.param)
+        yield from restored_fleet(request.getfixturevalue("gpu_cluster"), request.param)
 
 
 def test_cluster_shows_whether_hyperpod_repairs(bench: ClusterUnderTest) -> None:

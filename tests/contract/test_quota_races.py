@@ -17,7 +17,7 @@ from tests.fakes import InMemoryLedger
 from tests.interleaving import InterleavedLedger, at_every_point
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
-from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams
 
 ledger = three_beds
 
@@ -28,7 +28,7 @@ def a_fleet(ledger: Ledger, run: str, *, teams: bool, size: int) -> JobScenario:
     # DynamoDB remembers the tokens of commits, so two runs in one account need different ids.
     scenario.world.ids._numbers = itertools.count(1000 * zlib.crc32(run.encode()))
     if teams:
-        set_up(scenario, a_team("red", 16, members=MEMBERS))
+        set_up_teams(scenario, a_team("red", 16, members=MEMBERS))
     return scenario
 
 
@@ -155,7 +155,7 @@ def test_cycle_reads_again_if_a_settlement_is_partly_visible() -> None:
     end_pods(scenario, alpha)
     running = scenario.world.ledger.get(job_rows.job_key(alpha.job_id))
     scenario.settle(alpha.job_id)
-    torn = HalfVisible(scenario.world.ledger, running)
+    torn = PartlyVisibleLedger(scenario.world.ledger, running)
     scenario.ledger = torn  # type: ignore[assignment]
 
     scenario.run_scheduling_cycle()
@@ -164,7 +164,7 @@ def test_cycle_reads_again_if_a_settlement_is_partly_visible() -> None:
     assert (scenario.job(alpha.job_id).state, scenario.job(beta.job_id).state) == (JobState.STARTING, JobState.PENDING)
 
 
-class HalfVisible:
+class PartlyVisibleLedger:
     """A ledger that returns an old version of one row once: a read may see only a part of a transaction."""
 
     def __init__(self, ledger: Ledger, row: Any) -> None:

@@ -136,7 +136,7 @@ class RecordingClient:
         return [{"MetricDataResults": [{"Id": query["Id"], **result} for query in request["MetricDataQueries"]]}]
 
 
-def queried(client: RecordingClient) -> list[str]:
+def queried_metrics(client: RecordingClient) -> list[str]:
     queries = [query for request in client.requests for query in request["MetricDataQueries"]]
     return [query["MetricStat"]["Metric"]["MetricName"] for query in queries]
 
@@ -170,7 +170,7 @@ def test_only_metrics_of_the_hardware_are_queried(instance_type: str, expected: 
 
     ContainerInsights(client).read([a_node(instance_type=instance_type)], NOW)
 
-    assert set(queried(client)) == expected
+    assert set(queried_metrics(client)) == expected
 
 
 class Stubs(NamedTuple):

@@ -35,7 +35,7 @@ def bench(gpu_cluster: ClusterHandle) -> Iterator[LocalClusterUnderTest]:
     local_cluster_under_test.restore()
 
 
-def launched(
+def launch_workload(
     bench: LocalClusterUnderTest, kind: WorkloadKind, script: str = "exec sleep 60", count: int = 2
 ) -> LaunchSpec:
     spec = a_launch(bench, free_nodes(bench, count), script, kind=kind)
@@ -43,8 +43,8 @@ def launched(
     return spec
 
 
-def running(bench: LocalClusterUnderTest, kind: WorkloadKind, script: str = "exec sleep 60") -> LaunchSpec:
-    spec = launched(bench, kind, script)
+def launch_and_run(bench: LocalClusterUnderTest, kind: WorkloadKind, script: str = "exec sleep 60") -> LaunchSpec:
+    spec = launch_workload(bench, kind, script)
 
     def runs() -> bool:
         pods = seen(bench, spec).pods
@@ -63,7 +63,7 @@ def services_of(bench: LocalClusterUnderTest, spec: LaunchSpec) -> list[str]:
 
 @each_kind
 def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
-    spec = running(bench, kind)
+    spec = launch_and_run(bench, kind)
 
     workload = seen(bench, spec)
 
@@ -77,7 +77,7 @@ def test_an_attempt_runs_a_pod_on_each_of_its_nodes(bench: LocalClusterUnderTest
 
 @each_kind
 def test_every_rank_knows_its_number_and_address_of_rank_0(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
-    spec = running(bench, kind, f"{RANK}; exec sleep 60")
+    spec = launch_and_run(bench, kind, f"{RANK}; exec sleep 60")
 
     def logs() -> list[str]:
         texts = [bench.cluster.logs(spec.attempt, rank, None).strip() for rank in (0, 1)]
@@ -98,7 +98,7 @@ def test_every_rank_knows_its_number_and_address_of_rank_0(bench: LocalClusterUn
 def test_success_and_failure_of_an_attempt_are_read(
     bench: LocalClusterUnderTest, kind: WorkloadKind, code: int, *, completes: bool
 ) -> None:
-    spec = launched(bench, kind, f"exit {code}")
+    spec = launch_workload(bench, kind, f"exit {code}")
 
     def end() -> ObservedWorkload | None:
         workload = seen(bench, spec)
@@ -113,7 +113,7 @@ def test_success_and_failure_of_an_attempt_are_read(
 @each_kind
 def test_an_attempt_fails_if_any_rank_fails(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     """Rank 0 succeeds first, and rank 1 fails later."""
-    spec = launched(bench, kind, '[ "${JOB_COMPLETION_INDEX:-$RANK}" = 0 ] || { sleep 0.5; exit 5; }')
+    spec = launch_workload(bench, kind, '[ "${JOB_COMPLETION_INDEX:-$RANK}" = 0 ] || { sleep 0.5; exit 5; }')
 
     bench.eventually(lambda: seen(bench, spec).has_failed, "the failure of the attempt")
 
@@ -124,10 +124,10 @@ def test_an_attempt_fails_if_any_rank_fails(bench: LocalClusterUnderTest, kind: 
 
 @each_kind
 def test_no_operator_restarts_a_failed_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
-    spec = launched(bench, kind, "exit 3", count=1)
+    spec = launch_workload(bench, kind, "exit 3", count=1)
     bench.eventually(lambda: seen(bench, spec).has_failed, "the failure")
     before = {pod.name for pod in seen(bench, spec).pods}
-    other = launched(bench, kind, "exit 0", count=1)
+    other = launch_workload(bench, kind, "exit 0", count=1)
     bench.eventually(lambda: seen(bench, other).has_completed, "a later attempt to end")
 
     assert {pod.name for pod in seen(bench, spec).pods} == before
@@ -135,7 +135,7 @@ def test_no_operator_restarts_a_failed_attempt(bench: LocalClusterUnderTest, kin
 
 @each_kind
 def test_stop_deletes_every_object_of_the_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
-    spec = running(bench, kind)
+    spec = launch_and_run(bench, kind)
 
     bench.cluster.stop(spec.attempt, 1)
 
@@ -149,7 +149,7 @@ def test_stop_deletes_every_object_of_the_attempt(bench: LocalClusterUnderTest, 
 @each_kind
 def test_pods_that_terminate_still_belong_to_the_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
     """A pod that ignores SIGTERM still writes, so the next attempt must wait for it."""
-    spec = running(bench, kind, "trap '' TERM; while :; do sleep 0.05; done")
+    spec = launch_and_run(bench, kind, "trap '' TERM; while :; do sleep 0.05; done")
     uid = seen(bench, spec).uid
 
     bench.cluster.stop(spec.attempt, 3)
@@ -162,7 +162,7 @@ def test_pods_that_terminate_still_belong_to_the_attempt(bench: LocalClusterUnde
 
 @each_kind
 def test_pods_of_a_lost_node_are_removed(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
-    spec = running(bench, kind)
+    spec = launch_and_run(bench, kind)
     lost = seen(bench, spec).pods[1].node_name
 
     bench.cluster.force_delete_pods(spec.attempt, [lost])
@@ -212,7 +212,7 @@ def test_a_workload_with_a_copied_name_is_not_the_attempt(bench: LocalClusterUnd
 
 @each_kind
 def test_listed_pod_identifies_its_attempt(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
-    spec = running(bench, kind)
+    spec = launch_and_run(bench, kind)
     workload = seen(bench, spec)
 
     claims = [pod.claim for pod in bench.cluster.pods(CLUSTER) if pod.claim]
@@ -224,7 +224,7 @@ def test_listed_pod_identifies_its_attempt(bench: LocalClusterUnderTest, kind: W
 
 @pytest.mark.parametrize("kind", [WorkloadKind.JOB, WorkloadKind.JOB_SET])
 def test_evicted_pod_is_disruption_not_application_failure(bench: LocalClusterUnderTest, kind: WorkloadKind) -> None:
-    spec = running(bench, kind)
+    spec = launch_and_run(bench, kind)
     name = seen(bench, spec).pods[0].name
     body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name, "namespace": NAMESPACE}}
 
@@ -267,7 +267,7 @@ def test_watch_reports_changes_of_each_workload_kind(bench: LocalClusterUnderTes
     try:
         bench.eventually(lambda: states.count("job") >= len(WorkloadKind), "the first list of each kind")
         first = seen_changes.count("job")
-        launched(bench, kind, count=1)
+        launch_workload(bench, kind, count=1)
         bench.eventually(lambda: seen_changes.count("job") > first, "a change of the workload")
     finally:
         ended.set()

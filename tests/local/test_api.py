@@ -96,7 +96,7 @@ def _context(centre: DataCentre, user: Credentials) -> context.ApiContext:
     return context.read_context(document, "test", {})
 
 
-def asked(call: Callable[[], Any]) -> str:
+def problem_code_of(call: Callable[[], Any]) -> str:
     """Return the problem code of a call; `OK` if the call succeeds."""
     try:
         call()
@@ -119,7 +119,9 @@ def test_policy_opens_only_its_routes(route: Any, name: str, people: People, dat
 
     # No request here changes anything: ids do not exist, and bodies lack required fields.
     body = {"reason": 7}
-    code = asked(lambda: client.get(path) if route.method == "GET" else _change(client, route.method, path, body))
+    code = problem_code_of(
+        lambda: client.get(path) if route.method == "GET" else _change(client, route.method, path, body)
+    )
 
     may = POLICIES.index(name) >= POLICIES.index(NEEDS.get((route.method, route.path), "Viewer"))
     if may:
@@ -137,13 +139,13 @@ def test_detector_role_may_report_faults_but_read_nothing(data_centre: DataCentr
     node = until(lambda: people["Viewer"].get("/nodes")["items"], "nodes in the list")[0]
     nobody = {"instanceId": "i-00000000000000404", "code": "no-such-fault", "observedAt": "2026-11-03T10:15:00Z"}
 
-    reported = asked(lambda: detector.post("/faults", {"faults": [nobody]}))
+    reported = problem_code_of(lambda: detector.post("/faults", {"faults": [nobody]}))
     line = {"instanceId": node["instanceId"], "line": "all is well", "observedAt": f"{datetime.now(UTC):%FT%TZ}"}
     document = detector.post("/faults", {"faults": [line]})
 
     assert (reported, document["ignored"]) == ("VALIDATION_FAILED", 1)
-    assert asked(lambda: detector.get("/status")) in {"NOT_ALLOWED", "HTTP_403"}
-    assert asked(lambda: detector.post("/jobs", SMALL)) in {"NOT_ALLOWED", "HTTP_403"}
+    assert problem_code_of(lambda: detector.get("/status")) in {"NOT_ALLOWED", "HTTP_403"}
+    assert problem_code_of(lambda: detector.post("/jobs", SMALL)) in {"NOT_ALLOWED", "HTTP_403"}
 
 
 def test_unsigned_request_is_refused(data_centre: DataCentre) -> None:
@@ -157,13 +159,13 @@ def test_unsigned_request_is_refused(data_centre: DataCentre) -> None:
 def test_wrong_signature_is_refused(data_centre: DataCentre) -> None:
     forged = replace(data_centre.operator, secret_access_key="another-secret")
 
-    assert asked(lambda: ApiClient(_context(data_centre, forged)).get("/status")) != "OK"
+    assert problem_code_of(lambda: ApiClient(_context(data_centre, forged)).get("/status")) != "OK"
 
 
 def test_unknown_key_is_refused(data_centre: DataCentre) -> None:
     forged = replace(data_centre.operator, access_key_id="AKIANOBODY0000000000")
 
-    assert asked(lambda: ApiClient(_context(data_centre, forged)).get("/status")) != "OK"
+    assert problem_code_of(lambda: ApiClient(_context(data_centre, forged)).get("/status")) != "OK"
 
 
 def test_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
@@ -172,7 +174,7 @@ def test_job_is_submitted_once_shown_and_cancelled(people: People) -> None:
     long = {**SMALL, "command": ["sleep", "120"]}  # a short job may succeed before it is cancelled
 
     jobs = [submitter.post("/jobs", long, key=key) for _ in range(2)]
-    reused = asked(lambda: submitter.post("/jobs", {**long, "nodes": 2}, key=key))
+    reused = problem_code_of(lambda: submitter.post("/jobs", {**long, "nodes": 2}, key=key))
     job_id = jobs[0]["jobId"]
     shown = people["Viewer"].get(f"/jobs/{job_id}")
     cancelled = submitter.post(f"/jobs/{job_id}/cancel", {"reason": "seen enough"})

@@ -81,11 +81,11 @@ def centre(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
 @pytest.fixture(autouse=True)
 def has_ended(centre: DataCentre) -> Iterator[None]:
     yield
-    until(lambda: not left_of(centre), "everything rented to be given back", 60)
-    assert left_of(centre) == []
+    until(lambda: not remains_of_rentals(centre), "everything rented to be given back", 60)
+    assert remains_of_rentals(centre) == []
 
 
-def left_of(centre: DataCentre) -> list[str]:
+def remains_of_rentals(centre: DataCentre) -> list[str]:
     """Return the remains of rentals: nodes, capacity pods, limits, and rows that count against the caps."""
     get = centre.cluster.get
     claims = [claim["metadata"]["name"] for claim in get("/apis/karpenter.sh/v1/nodeclaims")["items"]]
@@ -106,7 +106,7 @@ def rental_of(job: TrainingJob, number: int = 1) -> Json:
     return next((rental for rental in job.show()["rentals"] if rental["rental"] == number), {})
 
 
-def ended(job: TrainingJob, number: int = 1) -> Json:
+def await_rental_end(job: TrainingJob, number: int = 1) -> Json:
     def look() -> Json:
         rental = rental_of(job, number)
         return rental if rental.get("endedAt") else {}
@@ -144,7 +144,7 @@ def test_urgent_job_bursts_and_migrates_back_to_free_committed_capacity(centre: 
     )
     assert urgent.attempt(2)["pool"] == "p5-workers"
     assert urgent.attempt(2)["resumeFrom"]["step"] >= 8
-    rental = ended(urgent)
+    rental = await_rental_end(urgent)
     assert rental["costUsd"] == bill_of(rental)
     assert len(urgent.show()["rentals"]) == 1
 
@@ -165,7 +165,7 @@ def test_reclaimed_spot_node_is_replaced_on_demand(centre: DataCentre) -> None:
     assert (urgent.attempt(1)["pool"], urgent.attempt(2)["pool"]) == (SPOT, ON_DEMAND)
     assert urgent.attempt(2)["resumeFrom"]["step"] >= told_at
     for number in (1, 2):
-        assert ended(urgent, number)["costUsd"] == bill_of(ended(urgent, number))
+        assert await_rental_end(urgent, number)["costUsd"] == bill_of(await_rental_end(urgent, number))
 
 
 @pytest.mark.drills
@@ -177,7 +177,7 @@ def test_job_without_capacity_anywhere_waits_with_its_reason(centre: DataCentre)
     first = TrainingJob.submit(centre, "baseline", SHORT).reach(4)
     urgent = TrainingJob.submit(centre, "urgent", SHORT)
 
-    rental = ended(urgent)
+    rental = await_rental_end(urgent)
     waiting = until(
         lambda: urgent.show() if "nothing can be rented" in urgent.show()["reason"] else {}, "its reason", 60
     )

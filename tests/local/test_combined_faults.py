@@ -115,12 +115,12 @@ def test_recovery_survives_function_deaths_and_a_lost_repair_reply(data_centre: 
 
     trouble.strike("gpu-xid79", 1)
     for function in ("plan_recovery", "cordon_node", "drain_node", "repair_node", "open_wait", "watch_cluster"):
-        wait_for(f"a process of {function}", 20, partial(kill, data_centre, function))
+        wait_for(f"a process of {function}", 20, partial(kill_processes, data_centre, function))
 
     assert trouble.failures() == []
 
 
-def kill(centre: DataCentre, function: str) -> int:
+def kill_processes(centre: DataCentre, function: str) -> int:
     """Kill the processes of a function, found by their working folder. Return their number."""
     killed = 0
     for entry in Path("/proc").iterdir():

@@ -56,7 +56,7 @@ def _all_nodes_in_service(centre: DataCentre) -> Iterator[None]:
     yield from with_all_nodes_in_service(centre)
 
 
-def serve(centre: DataCentre, replicas: int) -> None:
+def scale_deployment(centre: DataCentre, replicas: int) -> None:
     """Scale the Deployment that serves, as its own autoscaler would."""
     waits = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); time.sleep(3600)"
     container = {
@@ -72,13 +72,13 @@ def serve(centre: DataCentre, replicas: int) -> None:
     centre.cluster.apply([{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}])
 
 
-def serving(centre: DataCentre) -> int:
+def running_replicas(centre: DataCentre) -> int:
     """Count the replicas that run."""
     pods = centre.cluster.get("/api/v1/namespaces/default/pods?labelSelector=app%3Dchat")["items"]
     return sum(pod["status"].get("phase") == "Running" for pod in pods)
 
 
-def at_size(job: TrainingJob, nodes: int) -> Json:
+def await_size(job: TrainingJob, nodes: int) -> Json:
     """Wait until a job runs on this number of nodes."""
 
     def look() -> Json:
@@ -92,14 +92,14 @@ def at_size(job: TrainingJob, nodes: int) -> Json:
 @pytest.mark.timeout(900)
 def test_elastic_job_grows_shrinks_for_a_higher_class_and_regrows(centre: DataCentre) -> None:
     job = TrainingJob.submit(centre, "elastic", LONG, team="red", priorityClass="low", elastic=SIZES)
-    grown = at_size(job, 3)
+    grown = await_size(job, 3)
     step = job.last_step()
     job.reach(step + 5)
     high = TrainingJob.submit(centre, "urgent", SHORT, team="red", priorityClass="high")
-    shrunk = at_size(job, 1)
+    shrunk = await_size(job, 1)
     beside = high.reach_state("RUNNING", "SUCCEEDED")
     done = high.end()
-    back = at_size(job, 3)
+    back = await_size(job, 3)
     ended = job.end()
 
     assert [document["currentAttempt"] for document in (grown, shrunk, back)] == [2, 3, 4]
@@ -121,11 +121,11 @@ def test_serving_spike_shrinks_a_job_until_it_ends(centre: DataCentre) -> None:
     work = TrainingWork(nodes=3, steps=1000, checkpoint_every=4, step_seconds=0.12)
     job = TrainingJob.submit(centre, "beside-chat", work, team="red", priorityClass="low", elastic=SIZES).reach(9)
 
-    serve(centre, 1)
-    shrunk = at_size(job, 2)
-    until(lambda: serving(centre) == 1, "the replica to run", SECONDS)
-    serve(centre, 0)
-    back = at_size(job, 3)
+    scale_deployment(centre, 1)
+    shrunk = await_size(job, 2)
+    until(lambda: running_replicas(centre) == 1, "the replica to run", SECONDS)
+    scale_deployment(centre, 0)
+    back = await_size(job, 3)
     ended = job.end()
 
     assert (shrunk["currentAttempt"], back["currentAttempt"]) == (2, 3)
@@ -141,10 +141,10 @@ def test_elastic_job_trains_on_fewer_nodes_during_a_repair(centre: DataCentre) -
     node = job.node(2)
 
     centre.cluster.inject("gpu-xid79", node=node)
-    shrunk = at_size(job, 2)
+    shrunk = await_size(job, 2)
     incident = signals.incidents_about(centre, node.removeprefix("hyperpod-"))[0]
     signals.settled_incident(centre, node.removeprefix("hyperpod-"))
-    back = at_size(job, 3)
+    back = await_size(job, 3)
     ended = job.end()
 
     assert incident["state"] not in ("RECOVERED", "STOOD_DOWN")

@@ -53,7 +53,7 @@ def receiver(data_centre: DataCentre) -> Receiver:
     return Receiver(data_centre)
 
 
-def hold(centre: DataCentre, reason: str) -> None:
+def hold_automation(centre: DataCentre, reason: str) -> None:
     client = centre.client()
     automation = f"/clusters/{client.fleet}/automation"
     client.post(f"{automation}/hold", {"reason": reason, "forSeconds": 60})
@@ -61,7 +61,7 @@ def hold(centre: DataCentre, reason: str) -> None:
 
 
 def test_hold_reaches_the_rule_and_the_chat(data_centre: DataCentre, receiver: Receiver) -> None:
-    hold(data_centre, "a storm in zone a")
+    hold_automation(data_centre, "a storm in zone a")
 
     until(lambda: len(receiver.about("bus", "a storm in zone a")) >= 2, "both events", SECONDS)
     until(lambda: len(receiver.about("chat", "a storm in zone a")) >= 2, "both messages", SECONDS)
@@ -85,7 +85,7 @@ def test_event_waits_in_the_stream_while_the_bus_refuses_it(data_centre: DataCen
         RoleName=role, PolicyName="publish_events", PolicyDocument=json.dumps({**whole, "Statement": statements})
     )
     try:
-        hold(data_centre, "while the bus is closed")
+        hold_automation(data_centre, "while the bus is closed")
         until(lambda: refusals(data_centre), "a refused publication", SECONDS)
         assert receiver.about("bus", "while the bus is closed") == []
     finally:

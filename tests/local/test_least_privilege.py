@@ -71,7 +71,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PermissionBench]
         yield standing
 
 
-def refused(stage: PermissionBench, function: str, permission: Permission) -> InvocationResult | None:
+def first_refused_probe(stage: PermissionBench, function: str, permission: Permission) -> InvocationResult | None:
     """Return the first probe that was refused this action; None if no probe was."""
     for probe in sorted(probes_of(function), key=lambda probe: -MISSED[str(probe)]):
         result = probe.run(stage)
@@ -87,10 +87,10 @@ def is_missed(stage: PermissionBench, permission: Permission) -> bool:
     with stage.without(permission):
         if permission.action == "eks:DescribeCluster":
             stage.start_cold(function)  # a container caches where the cluster is
-        if refused(stage, function, permission):
+        if first_refused_probe(stage, function, permission):
             return True
         stage.start_cold(function)  # and, for a while, the site's policy
-        return refused(stage, function, permission) is not None
+        return first_refused_probe(stage, function, permission) is not None
 
 
 Grant = TypeVar("Grant")
@@ -223,7 +223,7 @@ def test_route_is_refused_without_its_statement(stage: PermissionBench, statemen
     route = ROUTES[statement.sid]
 
     reply = stage.call(caller, route)
-    set_policy(stage.centre.deployer, f"caller-{statement.owner}", without(granted, statement.sid))
+    set_policy(stage.centre.deployer, f"caller-{statement.owner}", without_statement(granted, statement.sid))
     less = stage.call(caller, route)
 
     assert (reply.is_refused, less.is_refused) == (False, True), (reply, less)
@@ -238,7 +238,7 @@ def test_policy_opens_only_its_own_routes(stage: PermissionBench, policy: str) -
     assert open_to_it == {statement.sid for statement in CALLERS if statement.owner == policy}
 
 
-def without(granted: list[Json], sid: str) -> list[Json]:
+def without_statement(granted: list[Json], sid: str) -> list[Json]:
     return [statement for statement in granted if statement["Sid"] != sid]
 
 

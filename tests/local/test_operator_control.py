@@ -41,7 +41,7 @@ def centre(data_centre: DataCentre) -> Iterator[DataCentre]:
     await_all_nodes_ready(client, data_centre)
 
 
-def newest(centre: DataCentre, machine: str) -> Json:
+def newest_incident(centre: DataCentre, machine: str) -> Json:
     """Return the newest incident of a node; an incident without a state if there is none."""
     return next(iter(signals.incidents_about(centre, machine)), {"state": "", "block": None, "pendingApproval": None})
 
@@ -100,7 +100,7 @@ def test_uncordon_by_a_person_under_a_hold_ends_the_recovery(centre: DataCentre)
     try:
         signals.queue(centre, signals.health_event(machine))
         until(
-            lambda: (newest(centre, machine)["block"] or {}).get("guardrail") == "HOLD",
+            lambda: (newest_incident(centre, machine)["block"] or {}).get("guardrail") == "HOLD",
             "the repair to be held",
             SECONDS,
         )
@@ -119,20 +119,20 @@ def test_uncordon_by_a_person_under_a_hold_ends_the_recovery(centre: DataCentre)
 def test_node_with_an_opt_out_label_is_left_alone(centre: DataCentre) -> None:
     machine = signals.untouched_machine(centre)
     name = node_of(centre, machine)["name"]
-    label(centre, name, "off")
+    set_opt_out_label(centre, name, "off")
     try:
         signals.queue(centre, signals.health_event(machine, fault="NvidiaErrorTerminate"))
         settled = signals.settled_incident(centre, machine)
         node = node_of(centre, machine)
     finally:
-        label(centre, name, "on")
+        set_opt_out_label(centre, name, "on")
 
     assert (settled["state"], settled["repairs"], node["unschedulable"]) == ("STOOD_DOWN", [], False)
     assert "has the label evenkeel.io/automation=off" in settled["outcome"]
     assert signals.accepted_calls(centre, machine) == {}
 
 
-def label(centre: DataCentre, name: str, value: str) -> None:
+def set_opt_out_label(centre: DataCentre, name: str, value: str) -> None:
     """Set or remove the opt-out label of a node, as a person with kubectl does."""
     labels = {"evenkeel.io/automation": value}
     centre.cluster.apply([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}])
@@ -142,7 +142,9 @@ def test_recommend_mode_acts_only_after_one_approval(centre: DataCentre) -> None
     machine = signals.untouched_machine(centre)
     signals.queue(centre, signals.health_event(machine, fault="EfaError"))
     incident = until(
-        lambda: newest(centre, machine) if newest(centre, machine)["pendingApproval"] else {}, "the plan", SECONDS
+        lambda: newest_incident(centre, machine) if newest_incident(centre, machine)["pendingApproval"] else {},
+        "the plan",
+        SECONDS,
     )
     untouched = (node_of(centre, machine)["unschedulable"], signals.accepted_calls(centre, machine))
     answer = {"decisionId": incident["pendingApproval"]["decisionId"], "reason": "go on"}

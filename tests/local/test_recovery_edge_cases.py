@@ -33,7 +33,7 @@ def incident_of(centre: DataCentre, node: str) -> Json:
     return client.get(f"/incidents/{incidents[0]['incidentId']}") if incidents else {}
 
 
-def settled(centre: DataCentre, node: str) -> Json:
+def await_settled(centre: DataCentre, node: str) -> Json:
     """Wait until the newest incident of a node is settled, and return it."""
     settled_id = signals.settled_incident(centre, node.removeprefix("hyperpod-"))["incidentId"]
     return dict(centre.client().get(f"/incidents/{settled_id}"))
@@ -45,7 +45,7 @@ def timeline_of(centre: DataCentre, incident: Json) -> list[str]:
     return [str(entry["kind"]) for entry in entries]
 
 
-def machine(centre: DataCentre, node: str) -> Json:
+def node_in_cluster(centre: DataCentre, node: str) -> Json:
     """Return the node as the cluster shows it; empty if it was deleted."""
     return next((document for document in centre.cluster.nodes() if document["name"] == node), {})
 
@@ -58,22 +58,22 @@ def test_hold_allows_only_the_cordon_until_its_release(data_centre: DataCentre) 
     automation = f"/clusters/{client.fleet}/automation"
     job = TrainingJob.submit(data_centre, "held", LONG).reach(5)
     node = job.node()
-    before = signals.accepted_calls(data_centre, machine(data_centre, node)["instanceId"])
+    before = signals.accepted_calls(data_centre, node_in_cluster(data_centre, node)["instanceId"])
     earlier = incident_of(data_centre, node).get("incidentId")  # it may belong to another test, and may be held
     client.post(f"{automation}/hold", {"reason": "the auditors are here", "forSeconds": 600})
     try:
         # No other test reports this fault: a report in the same minute as an equal report is a copy of it.
-        event = signals.health_event(machine(data_centre, node)["instanceId"], fault="InstanceUnreachable")
+        event = signals.health_event(node_in_cluster(data_centre, node)["instanceId"], fault="InstanceUnreachable")
         signals.queue(data_centre, event)
         until(lambda: "held" in _timeline_since(earlier, data_centre, node), "the repair to be held", SECONDS)
         at_step = job.last_step()
         job.reach(at_step + 10)
-        held, node_state = incident_of(data_centre, node), machine(data_centre, node)
+        held, node_state = incident_of(data_centre, node), node_in_cluster(data_centre, node)
         accepted_calls = signals.accepted_calls(data_centre, held["node"]["instanceId"])
         running = job.show()
     finally:
         client.post(f"{automation}/release", {})
-    incident = settled(data_centre, node)
+    incident = await_settled(data_centre, node)
     after = job.show()
 
     assert (held["state"], held["repairs"], accepted_calls, node_state["unschedulable"]) == (
@@ -105,13 +105,13 @@ def test_cordon_of_a_person_stays_and_its_jobs_move(data_centre: DataCentre) -> 
     job = TrainingJob.submit(data_centre, "persons", SHORT).reach(8)
     node = job.node()
     cordon(data_centre, node)
-    instance = machine(data_centre, node)["instanceId"]
+    instance = node_in_cluster(data_centre, node)["instanceId"]
     before = signals.accepted_calls(data_centre, instance)
 
     fault = data_centre.cluster.inject("gpu-xid79", node=node)
     ended = job.end()
-    incident = settled(data_centre, node)
-    document = machine(data_centre, node)
+    incident = await_settled(data_centre, node)
+    document = node_in_cluster(data_centre, node)
     data_centre.cluster.clear(fault["faultId"])
     cordon(data_centre, node, unschedulable=False)
 
@@ -149,10 +149,10 @@ def test_unusable_checkpoints_are_rejected_with_reasons(data_centre: DataCentre)
 
     assert is_in_time
     assert (second["state"], second["resumeFrom"]["step"]) == ("LOST", unvouched)
-    assert _passed_over(second, missing) == {missing: "SHARD_MISSING", corrupt: "SHARD_CHECKSUM"}
+    assert _rejection_reasons(second, missing) == {missing: "SHARD_MISSING", corrupt: "SHARD_CHECKSUM"}
     assert second["reason"] == f"The checkpoint it resumed from (step {unvouched} of attempt 1) is damaged."
     assert third["resumeFrom"]["step"] == whole
-    assert _passed_over(third, missing) == {missing: "FENCED", corrupt: "FENCED", unvouched: "DAMAGED"}
+    assert _rejection_reasons(third, missing) == {missing: "FENCED", corrupt: "FENCED", unvouched: "DAMAGED"}
     timeline = [line for line in job.timeline() if "launched" in line]
     assert f"from step {unvouched} of attempt 1" in timeline[1]
     assert f"step {missing} of attempt 1 (SHARD_MISSING), step {corrupt} of attempt 1 (SHARD_CHECKSUM)" in timeline[1]
@@ -164,7 +164,7 @@ def test_unusable_checkpoints_are_rejected_with_reasons(data_centre: DataCentre)
     assert job.digest() == job.right_digest
 
 
-def _passed_over(attempt: Json, last_saved: int) -> dict[int, str]:
+def _rejection_reasons(attempt: Json, last_saved: int) -> dict[int, str]:
     """Return why each finished checkpoint was rejected, except those that were incomplete at the end."""
     return {out["step"]: out["code"] for out in attempt["rejectedCheckpoints"] if out["step"] <= last_saved}
 
@@ -265,16 +265,16 @@ def careful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DataCentre]:
         yield running
 
 
-def switch(centre: DataCentre, **parameters: str) -> None:
+def redeploy_with(centre: DataCentre, **parameters: str) -> None:
     """Deploy the stack again with some parameters changed, as an operator does."""
     [stack] = centre.deployer.client("cloudformation").describe_stacks(StackName=STACK_NAME)["Stacks"]
     before = {parameter["ParameterKey"]: parameter["ParameterValue"] for parameter in stack["Parameters"]}
     deploy(centre.engine, centre.deployer, before | parameters, run_dir=centre.run_dir)
 
 
-def untouched(centre: DataCentre, job: TrainingJob, node: str) -> list[Any]:
+def everything_an_action_changes(centre: DataCentre, job: TrainingJob, node: str) -> list[Any]:
     """Return everything that an action would change: node, attempts, processes and provider calls."""
-    node_state, shown = machine(centre, node), job.show()
+    node_state, shown = node_in_cluster(centre, node), job.show()
     return [
         (node_state["instanceId"], node_state["bootId"], node_state["unschedulable"], node_state["taints"]),
         (shown["state"], shown["currentAttempt"], shown["stopRequest"], shown["resumePlan"]),
@@ -283,26 +283,26 @@ def untouched(centre: DataCentre, job: TrainingJob, node: str) -> list[Any]:
     ]
 
 
-def observed(centre: DataCentre, node: str, fault: str, source: str = "aws.sagemaker") -> Json:
+def report_and_settle(centre: DataCentre, node: str, fault: str, source: str = "aws.sagemaker") -> Json:
     """Report a fault of a node, and return its incident once it is settled."""
-    event = signals.health_event(machine(centre, node)["instanceId"], fault=fault, source=source)
+    event = signals.health_event(node_in_cluster(centre, node)["instanceId"], fault=fault, source=source)
     signals.queue(centre, event)
     signals.await_handled(centre, event["id"])
-    return settled(centre, node)
+    return await_settled(centre, node)
 
 
 def test_observe_mode_decides_the_same_and_touches_nothing(careful: DataCentre) -> None:
     job = TrainingJob.submit(careful, "careful", LONG)
     job.reach_state("RUNNING")
     node = job.node()
-    before = untouched(careful, job, node)
+    before = everything_an_action_changes(careful, job, node)
 
-    drill = observed(careful, node, "NvidiaErrorReboot", source="evenkeel.drill")
-    switch(careful, Mode="observe", DrillsMayAct="true")
+    drill = report_and_settle(careful, node, "NvidiaErrorReboot", source="evenkeel.drill")
+    redeploy_with(careful, Mode="observe", DrillsMayAct="true")
     pending = TrainingJob.submit(careful, "in-observe", LONG)
-    watched = observed(careful, node, "NvidiaErrorTerminate")
+    watched = report_and_settle(careful, node, "NvidiaErrorTerminate")
     until(lambda: "Mode is observe" in pending.show()["reason"], "a cycle in mode observe", SECONDS)
-    after = untouched(careful, job, node)
+    after = everything_an_action_changes(careful, job, node)
     step = job.last_step()
     job.reach(step + 1)
 

@@ -55,7 +55,7 @@ def client(root: Path) -> ApiClient:
     return ApiClient(read_context(context, "the data centre", {}))
 
 
-def restarts(root: Path, part: str) -> list[Json]:
+def restart_count(root: Path, part: str) -> list[Json]:
     if not dev_data_centre.DevPaths(root).state.exists():
         return []
     return [restart for restart in state(root)["restarts"] if restart["part"] == part]
@@ -65,7 +65,7 @@ def machines(root: Path) -> set[str]:
     return {node["instanceId"] for node in client(root).get("/nodes")["items"] if node["state"] == "IN_SERVICE"}
 
 
-def command_of_engine(root: Path) -> int:
+def engine_pid(root: Path) -> int:
     """Return the pid of the engine, not of the guard process that leads its group."""
     leader = state(root)["pids"]["engine"]
     children = Path(f"/proc/{leader}/task/{leader}/children").read_text(encoding="utf-8").split()
@@ -82,33 +82,33 @@ def test_killed_gpu_cluster_restarts_with_its_machines(root: Path) -> None:
     os.kill(state(root)["pids"]["gpuCluster"], signal.SIGKILL)
 
     until(lambda: parts_down(root) >= {"GPU cluster", "Kubernetes"}, "the loss to be seen", 30)
-    until(lambda: restarts(root, "GPU cluster"), "the restart to be told", 60)
-    assert "all running processes" in restarts(root, "GPU cluster")[-1]["lost"]
+    until(lambda: restart_count(root, "GPU cluster"), "the restart to be told", 60)
+    assert "all running processes" in restart_count(root, "GPU cluster")[-1]["lost"]
     assert until(lambda: machines(root) == before, "the same machines in service", 120)
     assert command(root, "dev", "status").returncode == 0
 
 
 @pytest.mark.exhaustive
 def test_stopped_gpu_cluster_is_restarted(root: Path) -> None:
-    restarts_before = len(restarts(root, "GPU cluster"))
+    restarts_before = len(restart_count(root, "GPU cluster"))
     before = until(lambda: len(nodes := machines(root)) == 5 and nodes, "five nodes in service", _UP_SECONDS)
 
     os.kill(state(root)["pids"]["gpuCluster"], signal.SIGSTOP)
 
-    until(lambda: len(restarts(root, "GPU cluster")) > restarts_before, "the restart to be told", 120)
+    until(lambda: len(restart_count(root, "GPU cluster")) > restarts_before, "the restart to be told", 120)
     assert until(lambda: machines(root) == before, "the same machines in service", 120)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("killed", ["the engine", "its guard"])
 def test_killed_engine_restarts_and_its_loss_is_reported(root: Path, killed: str) -> None:
-    restarts_before = len(restarts(root, "engine"))
-    pid = command_of_engine(root) if killed == "the engine" else state(root)["pids"]["engine"]
+    restarts_before = len(restart_count(root, "engine"))
+    pid = engine_pid(root) if killed == "the engine" else state(root)["pids"]["engine"]
 
     os.kill(pid, signal.SIGKILL)
 
-    until(lambda: len(restarts(root, "engine")) > restarts_before, "the data centre to be built anew", _UP_SECONDS)
-    assert "all jobs, incidents" in restarts(root, "engine")[-1]["lost"]
+    until(lambda: len(restart_count(root, "engine")) > restarts_before, "the data centre to be built anew", _UP_SECONDS)
+    assert "all jobs, incidents" in restart_count(root, "engine")[-1]["lost"]
     assert (dev_data_centre.DevPaths(root).previous_run_dir / "engine" / "engine.log").exists()
     assert parts_down(root) == set()
     assert client(root).get("/status")["fleet"] == "laptop"

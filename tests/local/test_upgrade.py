@@ -128,7 +128,7 @@ def fail_node(centre: DataCentre, job: TrainingJob) -> str:
     return str(blocked[0]["incidentId"])
 
 
-def settled(centre: DataCentre, incident_id: str) -> Json:
+def await_settled(centre: DataCentre, incident_id: str) -> Json:
     path = f"/incidents/{incident_id}"
     return until(
         lambda: document if (document := centre.client().get(path))["state"] in SETTLED else {},
@@ -154,7 +154,7 @@ def test_work_goes_on_through_an_upgrade_and_a_rollback(data_centre: DataCentre,
         third = TrainingJob.submit(data_centre, "after", LONG).reach(3)
     finally:
         client.post(f"{automation}/release", {})
-    ends = [settled(data_centre, name) for name in (old_incident, new_incident)]
+    ends = [await_settled(data_centre, name) for name in (old_incident, new_incident)]
     for job in (first, second, third):
         client.post(f"/jobs/{job.job_id}/cancel", {})
     cancelled = [

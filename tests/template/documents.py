@@ -116,6 +116,6 @@ def strings(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
         yield path, node
 
 
-def listed(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """Return a list; wrap a single value."""
     return value if isinstance(value, list) else [value]

@@ -30,7 +30,7 @@ def all_statements() -> tuple[Statement, ...]:
     return (*statements.of_roles(), *statements.of_callers(), *statements.of_on_call())
 
 
-def described(action: str) -> Json:
+def reference_entry(action: str) -> Json:
     """Return the entry of an action in the reference.
 
     Raises:
@@ -47,7 +47,7 @@ def actions() -> Json:
     return {
         name: {
             "reference": _PUBLISHED.format(service=name.partition(":")[0]),
-            "resources": sorted(described(name).get("Resources", ())),
+            "resources": sorted(reference_entry(name).get("Resources", ())),
         }
         for name in names
     }
@@ -58,7 +58,7 @@ def arn_patterns(action: str) -> list[str]:
     types: Json = {name.lower(): kind for name, kind in REFERENCE[action.partition(":")[0]]["Resources"].items()}
     formats = [
         arn
-        for resource in described(action).get("Resources", ())
+        for resource in reference_entry(action).get("Resources", ())
         for arn in types.get(resource.lower(), {}).get("ARNFormats", ())
     ]
     return [re.sub(r"\$\{[^}]+\}", "[^:/]*", arn) for arn in formats]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from tests.template.documents import Json, listed, resources
+from tests.template.documents import Json, as_list, resources
 
 _NOTHING = {"Ref": "AWS::NoValue"}
 FUNCTIONS: Final = {
@@ -53,8 +53,8 @@ def of_document(owner: str, document: Json) -> Iterator[Statement]:
         yield Statement(
             owner,
             statement["Sid"],
-            tuple(listed(statement["Action"])),
-            tuple(listed(statement["Resource"])),
+            tuple(as_list(statement["Action"])),
+            tuple(as_list(statement["Resource"])),
             condition,
         )
 
@@ -122,7 +122,7 @@ def without(document: Json, permission: Permission) -> Json:
     """Return a deployed policy document without one action, and without the statement if that was its last."""
     kept = []
     for statement in document["Statement"]:
-        actions = listed(statement["Action"])
+        actions = as_list(statement["Action"])
         if statement.get("Sid") == permission.sid:
             actions = [action for action in actions if action != permission.action]
         if actions:

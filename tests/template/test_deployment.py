@@ -40,7 +40,7 @@ def arn_of(value: Any) -> str:
     return str(target[0] if isinstance(target, list) else target.split(".")[0])
 
 
-def watched(namespace: str, metric: str, dimension: str) -> dict[str, Json]:
+def alarms_by_resource(namespace: str, metric: str, dimension: str) -> dict[str, Json]:
     """Return the alarms of one metric, by logical id of the watched resource."""
     alarms = {}
     for alarm in ALARMS.values():
@@ -116,7 +116,7 @@ def test_rule_sends_undelivered_events_to_a_dead_letter_queue(name: str) -> None
     assert arn_of(target["Arn"]) == "EventsQueue"
     assert target["RetryPolicy"] == {"MaximumEventAgeInSeconds": A_DAY, "MaximumRetryAttempts": 185}
     assert arn_of(target["DeadLetterConfig"]["Arn"]) in DEAD_LETTERS
-    assert name in watched("AWS/Events", "InvocationsFailedToBeSentToDlq", "RuleName")
+    assert name in alarms_by_resource("AWS/Events", "InvocationsFailedToBeSentToDlq", "RuleName")
 
 
 def matches(pattern: Json, event: Json) -> bool:
@@ -146,14 +146,14 @@ def test_queue_has_a_dead_letter_queue_of_its_kind(name: str) -> None:
     assert keeper in DEAD_LETTERS
     assert QUEUES[keeper].get("FifoQueue") == queue.get("FifoQueue")
     assert 3 <= queue["RedrivePolicy"]["maxReceiveCount"] <= 10
-    assert name in watched("AWS/SQS", "ApproximateAgeOfOldestMessage", "QueueName")
+    assert name in alarms_by_resource("AWS/SQS", "ApproximateAgeOfOldestMessage", "QueueName")
 
 
 @pytest.mark.parametrize("name", sorted(DEAD_LETTERS))
 def test_dead_letter_queue_has_retention_and_an_alarm(name: str) -> None:
     # The next cycle repeats a failed cycle's work, so its request is kept only as long as the alarm needs.
     assert QUEUES[name]["MessageRetentionPeriod"] == (900 if name == "FailedCyclesQueue" else 14 * A_DAY)
-    assert watched("AWS/SQS", "ApproximateNumberOfMessagesVisible", "QueueName")[name]["Threshold"] == 0
+    assert alarms_by_resource("AWS/SQS", "ApproximateNumberOfMessagesVisible", "QueueName")[name]["Threshold"] == 0
 
 
 def sources_of_functions() -> Iterator[tuple[str, Json]]:
@@ -233,14 +233,14 @@ def test_failed_scheduled_run_leaves_no_message(name: str) -> None:
     assert arn_of(target["RoleArn"]) == "SchedulerRole"
 
 
-def clocked() -> set[str]:
+def scheduled_functions() -> set[str]:
     """Return the functions that a schedule invokes."""
     return {arn_of(schedule["Target"]["Arn"]) for schedule in SCHEDULES.values()}
 
 
-def asynchronous() -> set[str]:
+def asynchronous_functions() -> set[str]:
     """Return the functions that are invoked asynchronously."""
-    scheduled = clocked()
+    scheduled = scheduled_functions()
     invoked = {
         arn_of(resource)
         for statement in statements.of_roles()
@@ -251,10 +251,10 @@ def asynchronous() -> set[str]:
 
 
 def test_exactly_four_functions_are_invoked_asynchronously() -> None:
-    assert asynchronous() == {"ScheduleJobs", "WatchCluster", "SweepFleet", "ResolveWait"}
+    assert asynchronous_functions() == {"ScheduleJobs", "WatchCluster", "SweepFleet", "ResolveWait"}
 
 
-@pytest.mark.parametrize("name", sorted(asynchronous() - clocked()))
+@pytest.mark.parametrize("name", sorted(asynchronous_functions() - scheduled_functions()))
 def test_asynchronous_function_sends_failed_events_to_a_dead_letter_queue(name: str) -> None:
     config = FUNCTIONS[name]["EventInvokeConfig"]
     assert config["MaximumEventAgeInSeconds"] <= 3600
@@ -272,17 +272,17 @@ def test_asynchronous_function_sends_failed_events_to_a_dead_letter_queue(name: 
 @pytest.mark.parametrize("name", sorted(MACHINES))
 @pytest.mark.parametrize("metric", ["ExecutionsFailed", "ExecutionsTimedOut", "ExecutionsAborted"])
 def test_failed_execution_of_each_workflow_raises_an_alarm(name: str, metric: str) -> None:
-    assert watched("AWS/States", metric, "StateMachineArn")[name]["Threshold"] == 0
+    assert alarms_by_resource("AWS/States", metric, "StateMachineArn")[name]["Threshold"] == 0
 
 
 def test_every_function_has_an_alarm_on_its_errors() -> None:
     behind_the_api = {name for name in FUNCTIONS if name.startswith("Api")}
-    assert set(watched("AWS/Lambda", "Errors", "FunctionName")) == set(FUNCTIONS) - behind_the_api
-    assert watched("AWS/ApiGateway", "5XXError", "ApiName")
+    assert set(alarms_by_resource("AWS/Lambda", "Errors", "FunctionName")) == set(FUNCTIONS) - behind_the_api
+    assert alarms_by_resource("AWS/ApiGateway", "5XXError", "ApiName")
 
 
 def test_silent_scheduled_function_raises_an_alarm() -> None:
-    beats = watched("Evenkeel", "Heartbeat", "Function")
+    beats = alarms_by_resource("Evenkeel", "Heartbeat", "Function")
     scheduled = {arn_of(schedule["Target"]["Arn"]) for schedule in SCHEDULES.values()}
     assert {"".join(word.capitalize() for word in name.split("_")) for name in beats} == scheduled
     for alarm in beats.values():

@@ -27,7 +27,7 @@ ALARMS = resources("AWS::CloudWatch::Alarm")
 DOCUMENTS = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 LIST = ROOT / "docs" / "operate" / "metrics.md"
 _MAX_DIMENSIONS = 3
-SAID = {"FleetName": "research", "KubernetesClusters": ["research-eks", "burst-eks"]}
+PARAMETERS = {"FleetName": "research", "KubernetesClusters": ["research-eks", "burst-eks"]}
 """Parameters of the tested deployment. All others have their defaults."""
 LAMBDA = {"AWS_REGION": "us-west-2", "AWS_LAMBDA_FUNCTION_NAME": "evenkeel-main-x", "_X_AMZN_TRACE_ID": "Root=1"}
 """Environment variables that Lambda sets."""
@@ -78,7 +78,7 @@ def resolved(value: Any) -> Any:
         case {"Ref": "AWS::NoValue"}:
             return None
         case {"Ref": str(name)} if name in TEMPLATE["Parameters"]:
-            return SAID.get(name, TEMPLATE["Parameters"][name]["Default"])
+            return PARAMETERS.get(name, TEMPLATE["Parameters"][name]["Default"])
         case {"Ref": str(name)}:
             return name
         case {"Fn::GetAtt": target}:
@@ -104,7 +104,7 @@ METHODS = {"Count": "count", "Seconds": "seconds", "None": "gauge"}
 """Unit → the method of the telemetry that emits it."""
 
 
-def emitted(
+def emitted_series(
     function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[tuple[Series, str]]:
     """Yield every series, with its unit, that the real telemetry emits in the environment of one function."""
@@ -128,7 +128,7 @@ def emitted(
         yield Series(directive["Namespace"], definition["Name"], pairs), definition["Unit"]
 
 
-def watched_by(alarm: Json) -> Iterator[tuple[Series, Json]]:
+def series_watched_by(alarm: Json) -> Iterator[tuple[Series, Json]]:
     """Yield each series that an alarm watches, with its statistic and unit."""
     for source in [alarm, *(query["MetricStat"] for query in alarm.get("Metrics", ()) if "MetricStat" in query)]:
         metric = source.get("Metric", source)
@@ -143,7 +143,7 @@ def widgets() -> list[Json]:
     """Return the widgets of the dashboard. References to resources stay as they are written."""
     (dashboard,) = resources("AWS::CloudWatch::Dashboard").values()
     text = dashboard["DashboardBody"]["Fn::Sub"]
-    body: Json = json.loads(text.replace("${FleetName}", str(SAID["FleetName"])))
+    body: Json = json.loads(text.replace("${FleetName}", str(PARAMETERS["FleetName"])))
     return list(body["widgets"])
 
 
@@ -225,8 +225,8 @@ def test_widgets_do_not_overlap() -> None:
 def test_every_alarm_and_widget_reads_an_emitted_metric(
     function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    units = dict(emitted(function, monkeypatch, capsys))
-    watched = [(name, *watched_series) for name, alarm in ALARMS.items() for watched_series in watched_by(alarm)]
+    units = dict(emitted_series(function, monkeypatch, capsys))
+    watched = [(name, *watched_series) for name, alarm in ALARMS.items() for watched_series in series_watched_by(alarm)]
     watched += [(name, series, {}) for name, series in watched_by_dashboards()]
     own_series = [entry for entry in watched if not entry[1].namespace.startswith("AWS/")]
 
@@ -240,19 +240,19 @@ def test_every_alarm_and_widget_reads_an_emitted_metric(
 def test_every_metric_has_exactly_its_declared_dimensions(
     function: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for series, unit in emitted(function, monkeypatch, capsys):
+    for series, unit in emitted_series(function, monkeypatch, capsys):
         metric = METRICS[series.name]
         names = {name for name, _ in series.dimensions}
         assert series.namespace == NAMESPACE
         assert names == {FLEET_DIMENSION, *map(to_pascal, metric.dimensions)}
         assert len(names) <= _MAX_DIMENSIONS
         assert unit == metric.unit
-        assert (FLEET_DIMENSION, SAID["FleetName"]) in series.dimensions
+        assert (FLEET_DIMENSION, PARAMETERS["FleetName"]) in series.dimensions
 
 
 @pytest.mark.parametrize("name", sorted(ALARMS))
 def test_alarm_on_an_aws_metric_has_real_dimensions(name: str) -> None:
-    for series, how in watched_by(ALARMS[name]):
+    for series, how in series_watched_by(ALARMS[name]):
         if series.namespace == NAMESPACE:
             continue
         given = dict(series.dimensions)
@@ -312,7 +312,7 @@ def test_alarm_on_an_expression_reads_all_its_series(name: str) -> None:
 def test_alarm_counts_throttles_of_a_table_and_its_index(table: str) -> None:
     throttled = {
         (series.name, dict(series.dimensions).get("GlobalSecondaryIndexName", ""))
-        for series, _ in watched_by(ALARMS[f"{table}ThrottledAlarm"])
+        for series, _ in series_watched_by(ALARMS[f"{table}ThrottledAlarm"])
         if ("TableName", table) in series.dimensions
     }
 
@@ -325,7 +325,7 @@ def test_workflows_and_functions_before_cordon_have_throttle_alarms() -> None:
     watched = {
         (series.name, dict(series.dimensions).get("FunctionName") or dict(series.dimensions)["StateMachineArn"])
         for alarm in ALARMS.values()
-        for series, _ in watched_by(alarm)
+        for series, _ in series_watched_by(alarm)
         if series.name in ("Throttles", "ExecutionThrottled")
     }
 
@@ -335,7 +335,9 @@ def test_workflows_and_functions_before_cordon_have_throttle_alarms() -> None:
 
 
 def test_every_kind_of_data_source_has_a_staleness_alarm() -> None:
-    watched = {pair for alarm in ALARMS.values() for series, _ in watched_by(alarm) for pair in series.dimensions}
+    watched = {
+        pair for alarm in ALARMS.values() for series, _ in series_watched_by(alarm) for pair in series.dimensions
+    }
     assert {value for name, value in watched if name == "Source"} == set(SourceKind)
 
 
@@ -427,8 +429,8 @@ def test_documented_alarms_match_the_template() -> None:
     assert written == [
         (
             name,
-            next(series.namespace for series, _ in watched_by(alarm)),
-            ", ".join(dict.fromkeys(series.name for series, _ in watched_by(alarm))),
+            next(series.namespace for series, _ in series_watched_by(alarm)),
+            ", ".join(dict.fromkeys(series.name for series, _ in series_watched_by(alarm))),
             alarm["AlarmDescription"],
         )
         for name, alarm in sorted(ALARMS.items())

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.template import statements
-from tests.template.documents import Json, listed, resources
+from tests.template.documents import Json, as_list, resources
 
 SEND = {"AWS::SQS::Queue": "sqs:SendMessage", "AWS::SNS::Topic": "sns:Publish"}
 POLICIES = {
@@ -57,7 +57,7 @@ def senders(name: str, kind: str) -> set[str]:
 
 
 def arns(condition: Json, operator: str) -> list[Any]:
-    return listed(condition.get(operator, {}).get("aws:PrincipalArn", []))
+    return as_list(condition.get(operator, {}).get("aws:PrincipalArn", []))
 
 
 @pytest.mark.parametrize(("name", "kind"), RECEIVERS)

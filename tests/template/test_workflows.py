@@ -134,7 +134,7 @@ def keys(node: Any) -> Iterator[str]:
             yield from keys(value)
 
 
-def assigned(machine: Json) -> set[str]:
+def assigned_variables(machine: Json) -> set[str]:
     """Return the variables that the states of one machine assign, without those of its branches."""
     names: set[str] = set()
     for state in machine["States"].values():
@@ -146,9 +146,9 @@ def assigned(machine: Json) -> set[str]:
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_variables_are_assigned_within_their_own_scope(name: str) -> None:
     definition = DEFINITIONS[name]
-    outer = assigned(definition)
+    outer = assigned_variables(definition)
     for where, machine in machines(definition):
-        own = assigned(machine)
+        own = assigned_variables(machine)
         assert where == "" or not own & outer, "AWS refuses a branch that assigns a variable of the state around it"
         own_states = {n: {k: v for k, v in s.items() if k != "Branches"} for n, s in machine["States"].items()}
         used = {variable for expression in expressions(own_states) for variable in VARIABLE.findall(expression)}

@@ -43,7 +43,7 @@ class AwsCommand(NamedTuple):
         return words[: min(ends, default=len(words))]
 
 
-def commands() -> Iterator[AwsCommand]:
+def documented_commands() -> Iterator[AwsCommand]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         name = str(page.relative_to(ROOT))
@@ -58,7 +58,7 @@ def commands() -> Iterator[AwsCommand]:
             yield AwsCommand("tools/adoption.py", command)
 
 
-COMMANDS = sorted(set(commands()))
+COMMANDS = sorted(set(documented_commands()))
 
 
 @functools.cache
@@ -66,7 +66,7 @@ def model_of(service: str) -> ServiceModel:
     return get_session().get_service_model(service)
 
 
-def problems(command: AwsCommand) -> list[str]:
+def problems_of(command: AwsCommand) -> list[str]:
     """Return what is wrong with a command."""
     _, service, operation, *rest = command.words()
     if (service, operation) in _OWN_OF_THE_CLI:
@@ -95,7 +95,7 @@ def problems(command: AwsCommand) -> list[str]:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command.page}: {command.text[:60]}")
 def test_aws_command_of_a_page_exists(command: AwsCommand) -> None:
-    assert problems(command) == [], command.text
+    assert problems_of(command) == [], command.text
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_aws_command_of_a_page_exists(command: AwsCommand) -> None:
     ],
 )
 def test_wrong_command_is_found(text: str, says: str) -> None:
-    assert any(says in problem for problem in problems(AwsCommand("a page", text)))
+    assert any(says in problem for problem in problems_of(AwsCommand("a page", text)))
 
 
 def test_pages_have_many_commands() -> None:

@@ -26,7 +26,7 @@ EXAMPLE = CHART.parents[1] / "docs" / "examples" / "plan" / "x1-quota.yaml"
 HYBRID = Path(__file__).parents[1] / "fixtures" / "values" / "hybrid.yaml"
 
 
-def rendered(tmp_path: Path, **values: Any) -> dict[tuple[str, str, str], Json]:
+def render_chart(tmp_path: Path, **values: Any) -> dict[tuple[str, str, str], Json]:
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
     text = subprocess.run(
         [helm(), "template", "evenkeel", CHART, "-f", tmp_path / "values.yaml"],
@@ -38,17 +38,17 @@ def rendered(tmp_path: Path, **values: Any) -> dict[tuple[str, str, str], Json]:
     return {key_of(document): document for document in yaml.safe_load_all(text) if document}
 
 
-def refusals(values: Json) -> list[str]:
+def schema_errors(values: Json) -> list[str]:
     return [error.message for error in jsonschema.Draft7Validator(SCHEMA).iter_errors(values)]
 
 
 def test_default_values_follow_the_schema() -> None:
-    assert refusals(VALUES) == []
+    assert schema_errors(VALUES) == []
 
 
 def test_schema_accepts_every_value_that_policy_import_reads() -> None:
     assert set(SCHEMA["properties"]) == KNOWN_FIELDS
-    assert refusals(yaml.safe_load(HYBRID.read_text(encoding="utf-8"))) == []
+    assert schema_errors(yaml.safe_load(HYBRID.read_text(encoding="utf-8"))) == []
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_schema_accepts_every_value_that_policy_import_reads() -> None:
     ],
 )
 def test_schema_refuses_a_wrong_value(values: Json, named: str) -> None:
-    (refused,) = refusals(values)
+    (refused,) = schema_errors(values)
 
     assert named in refused
 
@@ -80,7 +80,9 @@ def test_default_chart_values_import_without_refusal() -> None:
 def test_chart_and_import_write_the_same_priority_classes(tmp_path: Path) -> None:
     imported = import_values(read_values(VALUES)).priority_classes["items"]
 
-    classes = [priority_class for (kind, _, _), priority_class in rendered(tmp_path).items() if kind == "PriorityClass"]
+    classes = [
+        priority_class for (kind, _, _), priority_class in render_chart(tmp_path).items() if kind == "PriorityClass"
+    ]
 
     def facts(item: Json) -> tuple[str, int, str]:
         return item["metadata"]["name"], item["value"], item["description"]
@@ -96,7 +98,7 @@ def test_chart_and_import_write_the_same_priority_classes(tmp_path: Path) -> Non
 
 
 def test_burst_pools_start_with_limit_zero_and_are_never_disrupted(tmp_path: Path) -> None:
-    objects = rendered(tmp_path, **BURST)
+    objects = render_chart(tmp_path, **BURST)
 
     for name, market in (("burst-on-demand", "on-demand"), ("burst-spot", "spot")):
         spec = objects["NodePool", "", name]["spec"]
@@ -115,13 +117,13 @@ def test_burst_pools_start_with_limit_zero_and_are_never_disrupted(tmp_path: Pat
 
 def test_pool_of_an_unknown_node_class_is_refused(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as refused:
-        rendered(tmp_path, nodePools=BURST["nodePools"])
+        render_chart(tmp_path, nodePools=BURST["nodePools"])
 
     assert "nodePools.burst-on-demand.nodeClass: there is no node class" in refused.value.stderr
 
 
 def test_each_namespace_gets_the_same_rights(tmp_path: Path) -> None:
-    objects = rendered(tmp_path, **TEAMS)
+    objects = render_chart(tmp_path, **TEAMS)
 
     def rights(namespace: str) -> Iterator[tuple[str, str]]:
         return (
@@ -139,14 +141,14 @@ def test_each_namespace_gets_the_same_rights(tmp_path: Path) -> None:
 def test_kueue_objects_of_the_chart_match_the_quota_export(tmp_path: Path) -> None:
     exported = quota_files.convert_quotas([EXAMPLE], "kueue")
 
-    objects = rendered(tmp_path, kueue={"documents": list(exported.documents), "losses": list(exported.losses)})
+    objects = render_chart(tmp_path, kueue={"documents": list(exported.documents), "losses": list(exported.losses)})
 
     assert {key_of(document): document for document in exported.documents}.items() <= objects.items()
     assert {document["kind"] for document in exported.documents} >= {"ClusterQueue", "ResourceFlavor"}
 
 
 def test_uninstall_leaves_every_object_that_jobs_depend_on(tmp_path: Path) -> None:
-    objects = rendered(tmp_path, **TEAMS, **BURST)
+    objects = render_chart(tmp_path, **TEAMS, **BURST)
 
     kept = {
         kind

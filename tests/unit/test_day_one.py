@@ -61,7 +61,7 @@ def test_policy_holds_exactly_the_calls_of_hyperpod() -> None:
     assert {statement["Resource"] for statement in statements.values()} == {CLUSTER}
 
 
-def simulated(decision: str) -> Json:
+def simulation_result(decision: str) -> Json:
     actions = next(call for call in CALLS if call.operation == "simulate_custom_policy").parameters["ActionNames"]
     return {"EvaluationResults": [{"EvalActionName": name, "EvalDecision": decision} for name in actions]}
 
@@ -71,7 +71,7 @@ def good_answer(call: Call) -> Json:
         case "validate_policy":
             return {"findings": []}
         case "simulate_custom_policy":
-            return simulated("allowed" if call.parameters["ResourceArns"] == [CLUSTER] else "implicitDeny")
+            return simulation_result("allowed" if call.parameters["ResourceArns"] == [CLUSTER] else "implicitDeny")
         case "validate_state_machine_definition":
             return {"result": "OK", "diagnostics": []}
     return {"status": "SUCCEEDED", "nextState": call.title.rpartition(" ")[2]}
@@ -89,7 +89,7 @@ def bad_answer(call: Call) -> Json:
             }
             return {"findings": [finding]}
         case "simulate_custom_policy":
-            return simulated("implicitDeny" if call.parameters["ResourceArns"] == [CLUSTER] else "allowed")
+            return simulation_result("implicitDeny" if call.parameters["ResourceArns"] == [CLUSTER] else "allowed")
         case "validate_state_machine_definition":
             return {
                 "result": "FAIL",
@@ -98,7 +98,7 @@ def bad_answer(call: Call) -> Json:
     return {"status": "FAILED", "error": "States.QueryEvaluationError", "cause": "no variable"}
 
 
-def asked(call: Call, answer: Json) -> int:
+def ask_stubbed_client(call: Call, answer: Json) -> int:
     """Ask a stubbed client, which checks the request and the answer against the service model."""
     session = boto3.Session("x", "x", region_name="us-west-2")
     client = session.client(call.service)  # type: ignore[call-overload]  # its overloads name each service
@@ -109,10 +109,10 @@ def asked(call: Call, answer: Json) -> int:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.title)
 def test_expected_answer_passes_and_another_is_reported(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
-    assert asked(call, good_answer(call)) == 0
+    assert ask_stubbed_client(call, good_answer(call)) == 0
     assert capsys.readouterr().out.startswith("ok")
 
-    assert asked(call, bad_answer(call)) == 1
+    assert ask_stubbed_client(call, bad_answer(call)) == 1
     assert capsys.readouterr().out.startswith(f"WRONG  {call.title}: ")
 
 

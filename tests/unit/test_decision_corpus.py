@@ -59,10 +59,10 @@ def check_decision(record: Json, translation: Translation, policies: dict[str, J
     decision = Decision.model_validate(now)
     check_all_read(now, decision.to_json(), "decision")
     check_all_read(now["facts"], encode(FACTS[decision.kind].model_validate(now["facts"])), "decision.facts")
-    same(now, answer_of(decision, policies[record["policy"]]), translation, "decision")
+    check_equal(now, answer_of(decision, policies[record["policy"]]), translation, "decision")
     for policy, answer in record["others"].items():
         path = f"others.{policy}"
-        same(translation.of(kind, answer), answer_of(decision, policies[policy]), translation, path)
+        check_equal(translation.of(kind, answer), answer_of(decision, policies[policy]), translation, path)
 
 
 def answer_of(decision: Decision, policy: Json) -> Json:
@@ -75,10 +75,10 @@ def check_call(record: Json, translation: Translation, policies: dict[str, Json]
     name = record["function"]
     arguments = arguments_of(name, translation.of(name, record["arguments"], "arguments"), policies)
     recorded = translation.of(name, record["answer"], "answer")
-    same({"answer": recorded}, {"answer": encode(FUNCTIONS[name](**arguments))}, translation, "")
+    check_equal({"answer": recorded}, {"answer": encode(FUNCTIONS[name](**arguments))}, translation, "")
 
 
-def same(recorded: Json, now: Json, translation: Translation, path: str) -> None:
+def check_equal(recorded: Json, now: Json, translation: Translation, path: str) -> None:
     """Compare all that an answer says with the record."""
     recorded = {key: recorded[key] for key in now}
     if not translation.compares_sentences:
@@ -102,7 +102,7 @@ def differences(
     return texts
 
 
-def told(differing: list[str]) -> str:
+def difference_text(differing: list[str]) -> str:
     return "\n".join([*differing[:20], f"{len(differing)} records differ." if differing else "", ADVICE])
 
 
@@ -111,13 +111,13 @@ def test_recorded_decisions_replay_to_the_same_answers(
     file: str, translation: Translation, policies: dict[str, Json]
 ) -> None:
     texts = differences(read_lines(file), check_decision, translation, policies)
-    assert not texts, told(texts)
+    assert not texts, difference_text(texts)
 
 
 @pytest.mark.parametrize("file", CALLS)
 def test_recorded_calls_return_the_same_answers(file: str, translation: Translation, policies: dict[str, Json]) -> None:
     texts = differences(read_lines(file), check_call, translation, policies)
-    assert not texts, told(texts)
+    assert not texts, difference_text(texts)
 
 
 def test_recorded_policies_are_read_in_full(policies: dict[str, Json]) -> None:

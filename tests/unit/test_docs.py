@@ -30,7 +30,7 @@ def names_of_tests() -> frozenset[str]:
     )
 
 
-def exists(name: str) -> bool:
+def is_existing_proof(name: str) -> bool:
     """Whether a proof is there: a test, a planted bug, an invariant, or a file of tests."""
     if "/" in name:
         return (PROJECT / name).exists()
@@ -51,7 +51,7 @@ def table_of(page: str) -> Iterator[tuple[str, ...]]:
 def test_every_proof_named_in_a_page_exists(page: str, proof: re.Pattern[str]) -> None:
     rows = list(table_of(page))
 
-    missing = [(row[0], name) for row in rows for name in proof.findall(row[-1]) if not exists(name)]
+    missing = [(row[0], name) for row in rows for name in proof.findall(row[-1]) if not is_existing_proof(name)]
     assert missing == []
     assert [row[0] for row in rows if not proof.search(row[-1]) and "its own test" not in row[-1]] == []
 

@@ -157,7 +157,7 @@ def is_within(module: str, allowed: tuple[str, ...] | frozenset[str]) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in allowed)
 
 
-def offence(layer: LayerRule, imported: Import) -> str | None:
+def why_forbidden(layer: LayerRule, imported: Import) -> str | None:
     """Return why a layer may not have this import; None if it may."""
     top = imported.module.partition(".")[0]
     top = "mypy_boto3" if top.startswith("mypy_boto3_") else top
@@ -176,13 +176,13 @@ def offence(layer: LayerRule, imported: Import) -> str | None:
     return f"may not use {top}"
 
 
-def offences(layer: LayerRule, source: str) -> list[str]:
+def forbidden_imports(layer: LayerRule, source: str) -> list[str]:
     """List the forbidden imports and calls of a file of this layer."""
     tree = ast.parse(source)
     problems = [
         f"line {imported.line}: {layer.name}: `{imported.module}` {why}"
         for imported in imports_of(tree)
-        if (why := offence(layer, imported)) is not None
+        if (why := why_forbidden(layer, imported)) is not None
     ]
     if layer.is_pure:
         calls = ((node, ast.unparse(node.func)) for node in ast.walk(tree) if isinstance(node, ast.Call))
@@ -218,7 +218,7 @@ def test_file_imports_only_allowed_layers(path: str) -> None:
     layer = layer_of(path)
     assert layer is not None or path == "shared/evenkeel/__init__.py", f"{path} belongs to no layer"
 
-    problems = [] if layer is None else offences(layer, (PROJECT / path).read_text(encoding="utf-8"))
+    problems = [] if layer is None else forbidden_imports(layer, (PROJECT / path).read_text(encoding="utf-8"))
 
     assert problems == []
 
@@ -264,8 +264,8 @@ def test_forbidden_import_is_found(file: str, source: str, why: str) -> None:
     layer = layer_of(file)
 
     assert layer is not None
-    assert len(offences(layer, source)) == 1
-    assert why in offences(layer, source)[0]
+    assert len(forbidden_imports(layer, source)) == 1
+    assert why in forbidden_imports(layer, source)[0]
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_allowed_import_is_accepted(file: str, source: str) -> None:
     layer = layer_of(file)
 
     assert layer is not None
-    assert offences(layer, source) == []
+    assert forbidden_imports(layer, source) == []
 
 
 # ---------------------------------------------------------------- packages point one way

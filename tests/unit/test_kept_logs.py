@@ -85,19 +85,19 @@ def test_secret_at_the_truncation_boundary_is_masked_completely() -> None:
     assert "A1b2" not in kept
 
 
-def stamped(*lines: str) -> str:
+def timestamped(*lines: str) -> str:
     return "".join(f"2026-11-03T10:00:{second:02d}.123456789Z {line}\n" for second, line in enumerate(lines))
 
 
 def test_each_kept_line_has_its_time() -> None:
-    text, _, times = shortened_with_times(stamped("one", "10 %\r20 %", "2026-01-01T00:00:00Z own time"), ())
+    text, _, times = shortened_with_times(timestamped("one", "10 %\r20 %", "2026-01-01T00:00:00Z own time"), ())
 
     assert text.splitlines() == ["one", "10 %", "20 %", "2026-01-01T00:00:00Z own time"]
     assert times == tuple(f"2026-11-03T10:00:0{second}.123" for second in (0, 1, 1, 2))
 
 
 def test_secret_across_lines_is_masked_and_times_are_left_out() -> None:
-    text, _, times = shortened_with_times(stamped("one", "key: abc", "defghi", "two"), ("abc\ndefghi",))
+    text, _, times = shortened_with_times(timestamped("one", "key: abc", "defghi", "two"), ("abc\ndefghi",))
 
     assert "abc" not in text
     assert "defghi" not in text

@@ -36,7 +36,7 @@ BLOCK = re.compile(r'^(resource|data) "(aws_\w+)" "(\w+)" \{\n(.*?)^\}\n', re.MU
 ARGUMENT = re.compile(r"^  (\w+) += (.*)\n", re.MULTILINE)
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_terraform(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = os.environ.get("EVENKEEL_TERRAFORM") or shutil.which("terraform")
     if not program:
         pytest.skip("terraform is not on the PATH, and no package has it; EVENKEEL_TERRAFORM can name it")
@@ -50,24 +50,24 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("variables")
     shutil.copy(terraform.VARIABLES, folder)
     (folder / "output.tf").write_text(OUTPUT)
-    done = run(folder, "init", "-input=false", "-no-color")
+    done = run_terraform(folder, "init", "-input=false", "-no-color")
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def parameters(variables: Path, tmp_path: Path, **given: Any) -> dict[str, str]:
+def evaluated_parameters(variables: Path, tmp_path: Path, **given: Any) -> dict[str, str]:
     """Apply the variables, and return the parameters that the stack would get."""
     (tmp_path / "given.tfvars.json").write_text(json.dumps(given))
     files = (f"-var-file={tmp_path / 'given.tfvars.json'}", f"-state={tmp_path / 'state'}")
-    done = run(variables, "apply", "-auto-approve", "-input=false", "-no-color", *files)
+    done = run_terraform(variables, "apply", "-auto-approve", "-input=false", "-no-color", *files)
     assert done.returncode == 0, done.stderr
-    shown = run(variables, "output", f"-state={tmp_path / 'state'}", "-json")
+    shown = run_terraform(variables, "output", f"-state={tmp_path / 'state'}", "-json")
     values: dict[str, str] = json.loads(shown.stdout)["parameters"]["value"]
     return values
 
 
 def test_module_has_the_layout_of_terraform_fmt() -> None:
-    done = run(MODULE, "fmt", "-check", "-diff", "-no-color")
+    done = run_terraform(MODULE, "fmt", "-check", "-diff", "-no-color")
 
     assert done.returncode == 0, done.stdout
 
@@ -80,7 +80,7 @@ def test_each_parameter_has_its_own_variable() -> None:
 
 
 def test_omitted_variables_keep_the_defaults_of_the_template(variables: Path, tmp_path: Path) -> None:
-    assert parameters(variables, tmp_path) == {}
+    assert evaluated_parameters(variables, tmp_path) == {}
 
 
 def test_variables_become_string_parameters_of_the_stack(variables: Path, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_variables_become_string_parameters_of_the_stack(variables: Path, tmp_pa
         "page_email": "",
     }
 
-    assert parameters(variables, tmp_path, **given) == {
+    assert evaluated_parameters(variables, tmp_path, **given) == {
         "FleetName": "research",
         "KubernetesClusters": "research-eks,burst-eks",
         "LogRetentionDays": "90",
@@ -113,7 +113,7 @@ def test_variables_become_string_parameters_of_the_stack(variables: Path, tmp_pa
 def test_wrong_value_is_refused_with_the_variables_name(variables: Path, tmp_path: Path, name: str, value: Any) -> None:
     (tmp_path / "given.tfvars.json").write_text(json.dumps({name: value}))
 
-    done = run(variables, "plan", "-input=false", "-no-color", f"-var-file={tmp_path / 'given.tfvars.json'}")
+    done = run_terraform(variables, "plan", "-input=false", "-no-color", f"-var-file={tmp_path / 'given.tfvars.json'}")
 
     assert done.returncode == 1
     assert f"{name} must" in " ".join(done.stderr.split())
@@ -157,9 +157,9 @@ def apply_module(folder: Path, release: Path) -> dict[str, Any]:
     }
     (folder / "terraform.tfvars.json").write_text(json.dumps(given))
     for arguments in (("init", "-input=false"), ("apply", "-auto-approve", "-input=false")):
-        done = run(folder, *arguments, "-no-color")
+        done = run_terraform(folder, *arguments, "-no-color")
         assert done.returncode == 0, done.stderr
-    state = json.loads(run(folder, "show", "-json").stdout)
+    state = json.loads(run_terraform(folder, "show", "-json").stdout)
     resources = state["values"]["root_module"]["resources"]
     return {resource["address"].removeprefix("terraform_data."): resource["values"]["output"] for resource in resources}
 

@@ -14,7 +14,7 @@ MACHINES = Path(__file__).parents[2] / "statemachines"
 RECOVER: dict[str, Any] = json.loads((MACHINES / "recover_node.asl.json").read_text(encoding="utf-8"))
 
 
-def visited(*names: str, ended: int) -> list[Visit]:
+def state_visits(*names: str, ended: int) -> list[Visit]:
     """Return entries into states, a second apart, of which the first `ended` were left."""
     at = [A_MOMENT + timedelta(seconds=second) for second in range(len(names) + 1)]
     return [
@@ -23,7 +23,7 @@ def visited(*names: str, ended: int) -> list[Visit]:
     ]
 
 
-def by_name(visits: list[Visit], *, is_running: bool) -> dict[str, GraphState]:
+def progress_by_state(visits: list[Visit], *, is_running: bool) -> dict[str, GraphState]:
     return {state.name: state for state in graph_of(RECOVER, visits, is_running=is_running)}
 
 
@@ -50,7 +50,7 @@ def test_graph_has_every_state_once_and_no_dangling_arrow(path: Path) -> None:
 
 
 def test_current_state_is_the_one_that_was_not_left() -> None:
-    states = by_name(visited("PlanRecovery", "AwaitApproval", ended=1), is_running=True)
+    states = progress_by_state(state_visits("PlanRecovery", "AwaitApproval", ended=1), is_running=True)
 
     assert states["PlanRecovery"].progress is StateProgress.DONE
     assert states["AwaitApproval"].progress is StateProgress.CURRENT
@@ -58,7 +58,9 @@ def test_current_state_is_the_one_that_was_not_left() -> None:
 
 
 def test_both_parallel_branches_can_be_current() -> None:
-    states = by_name(visited("PlanRecovery", "Recover", "RepairNode", "PlanResume", ended=1), is_running=True)
+    states = progress_by_state(
+        state_visits("PlanRecovery", "Recover", "RepairNode", "PlanResume", ended=1), is_running=True
+    )
 
     current = {name for name, state in states.items() if state.progress is StateProgress.CURRENT}
     assert current == {"Recover", "RepairNode", "PlanResume"}
@@ -67,13 +69,13 @@ def test_both_parallel_branches_can_be_current() -> None:
 
 
 def test_ended_execution_failed_where_it_stopped() -> None:
-    states = by_name(visited("PlanRecovery", "CordonNode", ended=1), is_running=False)
+    states = progress_by_state(state_visits("PlanRecovery", "CordonNode", ended=1), is_running=False)
 
     assert states["CordonNode"].progress is StateProgress.FAILED
 
 
 def test_state_that_is_entered_again_shows_its_last_visit() -> None:
-    states = by_name(visited("PlanRecovery", "AwaitProvider", "PlanRecovery", ended=2), is_running=True)
+    states = progress_by_state(state_visits("PlanRecovery", "AwaitProvider", "PlanRecovery", ended=2), is_running=True)
 
     assert (states["PlanRecovery"].visits, states["PlanRecovery"].progress) == (2, StateProgress.CURRENT)
     assert states["AwaitProvider"].progress is StateProgress.DONE

@@ -256,7 +256,7 @@ def test_token_with_another_host_is_refused(url: str) -> None:
 # Access policies, without the engine
 
 
-def refused(policies: Sequence[Json | str], verb: str, plural: str, namespace: str, group: str = "") -> bool:
+def is_refused(policies: Sequence[Json | str], verb: str, plural: str, namespace: str, group: str = "") -> bool:
     """Return whether these access policies refuse a request."""
     registry = Registry(Store(), ResourceCatalogue())
     for obj in rbac.bootstrap_roles():
@@ -288,17 +288,17 @@ def refused(policies: Sequence[Json | str], verb: str, plural: str, namespace: s
 def test_access_policy_permits_the_verbs_of_its_role(
     policy: str, may: tuple[str, ...], may_not: tuple[str, ...]
 ) -> None:
-    assert not refused([policy], *may)
-    assert refused([policy], *may_not)
+    assert not is_refused([policy], *may)
+    assert is_refused([policy], *may_not)
 
 
 def test_cluster_admin_policy_permits_everything() -> None:
-    assert not refused(["AmazonEKSClusterAdminPolicy"], "delete", "nodes", "")
+    assert not is_refused(["AmazonEKSClusterAdminPolicy"], "delete", "nodes", "")
 
 
 def test_namespace_policy_applies_only_in_its_namespace() -> None:
     policies = [{"policy": "AmazonEKSEditPolicy", "namespaces": ["team"]}]
 
-    assert not refused(policies, "delete", "pods", "team")
-    assert refused(policies, "delete", "pods", "other")
-    assert refused(policies, "list", "pods", "")
+    assert not is_refused(policies, "delete", "pods", "team")
+    assert is_refused(policies, "delete", "pods", "other")
+    assert is_refused(policies, "list", "pods", "")

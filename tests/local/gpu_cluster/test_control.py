@@ -15,13 +15,13 @@ from tests.local.gpu_cluster.kube_client import JOBS, NODES, PODS, Json, KubeCli
 SLEEPS = ("python", "-c", "import time; time.sleep(600)")
 
 
-def add(cluster: ClusterHandle, **rule: Any) -> str:
+def add_fault_rule(cluster: ClusterHandle, **rule: Any) -> str:
     return str(cluster.control("POST", "call-faults", {"api": "kubernetes", **rule})["callFaultId"])
 
 
 def test_kubernetes_call_fails_the_requested_number_of_times(cluster: ClusterHandle, kube: KubeClient) -> None:
-    add(cluster, operation="patch nodes", effect="error", status=500, code="InternalError", times=1)
-    add(cluster, operation="create pods*", effect="throttle", times=2)
+    add_fault_rule(cluster, operation="patch nodes", effect="error", status=500, code="InternalError", times=1)
+    add_fault_rule(cluster, operation="create pods*", effect="throttle", times=2)
     name = kube.items(NODES)[0]["metadata"]["name"]
     patch: Json = {"spec": {"unschedulable": True}}
 
@@ -37,7 +37,7 @@ def test_kubernetes_call_fails_the_requested_number_of_times(cluster: ClusterHan
 
 
 def test_reply_is_lost_after_the_effect(cluster: ClusterHandle, kube: KubeClient) -> None:
-    add(cluster, operation="create jobs", effect="lost-reply")
+    add_fault_rule(cluster, operation="create jobs", effect="lost-reply")
 
     with pytest.raises(urllib3.exceptions.HTTPError):
         kube.create(JOBS, a_job("train", *SLEEPS))
@@ -46,8 +46,8 @@ def test_reply_is_lost_after_the_effect(cluster: ClusterHandle, kube: KubeClient
 
 
 def test_slow_call_rule_can_be_removed(cluster: ClusterHandle, kube: KubeClient) -> None:
-    add(cluster, operation="list pods", effect="latency", seconds=0.3)
-    rule = add(cluster, operation="list nodes", effect="latency", seconds=5, times=None)
+    add_fault_rule(cluster, operation="list pods", effect="latency", seconds=0.3)
+    rule = add_fault_rule(cluster, operation="list nodes", effect="latency", seconds=5, times=None)
 
     began = time.monotonic()
     kube.items(PODS)
@@ -63,7 +63,7 @@ def test_slow_call_rule_can_be_removed(cluster: ClusterHandle, kube: KubeClient)
 
 def test_dropped_watch_ends_without_a_status_event(cluster: ClusterHandle, kube: KubeClient) -> None:
     version = kube.get(NODES)["metadata"]["resourceVersion"]
-    add(cluster, operation="watch nodes", effect="drop-watch")
+    add_fault_rule(cluster, operation="watch nodes", effect="drop-watch")
 
     with pytest.raises(urllib3.exceptions.HTTPError):
         list(kube.watch(f"{NODES}?resourceVersion={version}", seconds=20))
@@ -77,7 +77,7 @@ def test_reopened_watch_loses_no_event_after_a_drop(cluster: ClusterHandle, kube
         for event in kube.watch(f"{PODS}?resourceVersion={version}", seconds=20):
             event_names.append(event["object"]["metadata"]["name"])
             version = event["object"]["metadata"]["resourceVersion"]
-            add(cluster, operation="watch pods", effect="drop-watch")
+            add_fault_rule(cluster, operation="watch pods", effect="drop-watch")
             kube.create(PODS, a_pod("meanwhile", schedulerName="nobody"))
 
     for event in kube.watch(f"{PODS}?resourceVersion={version}", seconds=20):

@@ -66,11 +66,11 @@ def new_image(kube: KubeClient, image: str) -> None:
     kube.patch(WEB, {"spec": {"template": {"spec": {"containers": containers}}}}, STRATEGIC)
 
 
-def names(kube: KubeClient, path: str) -> set[str]:
+def object_names(kube: KubeClient, path: str) -> set[str]:
     return {item["metadata"]["name"] for item in kube.items(path)}
 
 
-class Followed:
+class FollowedPods:
     """The pods after each event of a watch."""
 
     def __init__(self, kube: KubeClient) -> None:
@@ -133,13 +133,13 @@ def test_deployment_runs_its_pods_through_a_replica_set(kube: KubeClient) -> Non
 def test_deleted_pod_is_replaced_and_relabelled_pod_released(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment(replicas=2))
     rolled_out(kube)
-    lost, stray = sorted(names(kube, PODS + OF_WEB))
+    lost, stray = sorted(object_names(kube, PODS + OF_WEB))
 
     kube.delete(f"{PODS}/{lost}")
     kube.patch(f"{PODS}/{stray}", {"metadata": {"labels": {"app": "examined"}}})
 
     eventually(
-        lambda: len(fresh := names(kube, PODS + OF_WEB)) == 2 and not fresh & {lost, stray},
+        lambda: len(fresh := object_names(kube, PODS + OF_WEB)) == 2 and not fresh & {lost, stray},
         "two other pods to stand in",
     )
     assert "ownerReferences" not in kube.get(f"{PODS}/{stray}")["metadata"]
@@ -150,7 +150,7 @@ def test_rolling_update_stays_within_its_bounds(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment(replicas=4, strategy=strategy))
     rolled_out(kube)
 
-    followed = Followed(kube)
+    followed = FollowedPods(kube)
     new_image(kube, "registry.invalid/main:2")
     deployment = rolled_out(kube)
     moments = followed.until_the_watch_ends()
@@ -171,7 +171,7 @@ def test_recreate_waits_for_the_end_of_every_old_pod(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment(replicas=2, pod=slow, strategy={"type": "Recreate"}))
     rolled_out(kube)
 
-    followed = Followed(kube)
+    followed = FollowedPods(kube)
     new_image(kube, "registry.invalid/main:2")
     rolled_out(kube)
     moments = followed.until_the_watch_ends()
@@ -215,7 +215,7 @@ def test_paused_deployment_scales_but_does_not_roll_out(kube: KubeClient) -> Non
     kube.patch(WEB, {"spec": {"paused": True}})
     new_image(kube, "registry.invalid/main:2")
     kube.patch(f"{WEB}/scale", {"spec": {"replicas": 2}})
-    eventually(lambda: len(names(kube, PODS + OF_WEB)) == 2, "the second pod")
+    eventually(lambda: len(object_names(kube, PODS + OF_WEB)) == 2, "the second pod")
     paused = kube.get(WEB)
     held = kube.items(REPLICA_SETS + OF_WEB)
     kube.patch(WEB, {"spec": {"paused": None}})
@@ -270,14 +270,17 @@ def test_deleted_deployment_deletes_its_pods(kube: KubeClient, policy: str) -> N
 
     if policy == "Foreground":
         kube.until_gone(WEB)
-        assert names(kube, PODS + OF_WEB) == names(kube, REPLICA_SETS + OF_WEB) == set()
-    eventually(lambda: not names(kube, PODS + OF_WEB) | names(kube, REPLICA_SETS + OF_WEB), "all of it to be gone")
+        assert object_names(kube, PODS + OF_WEB) == object_names(kube, REPLICA_SETS + OF_WEB) == set()
+    eventually(
+        lambda: not object_names(kube, PODS + OF_WEB) | object_names(kube, REPLICA_SETS + OF_WEB),
+        "all of it to be gone",
+    )
 
 
 def test_successor_adopts_orphaned_pods(kube: KubeClient) -> None:
     kube.create(DEPLOYMENTS, a_deployment())
     rolled_out(kube)
-    before = names(kube, PODS + OF_WEB)
+    before = object_names(kube, PODS + OF_WEB)
 
     kube.delete(WEB, {"propagationPolicy": "Orphan"})
     kube.until_gone(WEB)
@@ -286,7 +289,7 @@ def test_successor_adopts_orphaned_pods(kube: KubeClient) -> None:
 
     (replica_set,) = kube.items(REPLICA_SETS + OF_WEB)
     assert replica_set["metadata"]["ownerReferences"][0]["uid"] == successor["metadata"]["uid"]
-    assert names(kube, PODS + OF_WEB) == before
+    assert object_names(kube, PODS + OF_WEB) == before
 
 
 # Services
@@ -318,7 +321,7 @@ def test_service_lists_the_addresses_of_its_pods(kube: KubeClient) -> None:
 
 
 def test_unready_pod_is_listed_separately_unless_published() -> None:
-    apart = Apart()
+    apart = ControllersAlone()
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment(replicas=1))
     apart.settle()
     (pod,) = apart.store.all(catalogue.PODS.key)
@@ -338,7 +341,7 @@ def test_unready_pod_is_listed_separately_unless_published() -> None:
 # Controllers without the cluster: a test sets the state between two reconciliations
 
 
-class Apart:
+class ControllersAlone:
     """Both controllers without queues, scheduler and kubelet."""
 
     def __init__(self) -> None:
@@ -385,11 +388,11 @@ class Apart:
 
 
 @pytest.fixture
-def apart() -> Apart:
-    return Apart()
+def apart() -> ControllersAlone:
+    return ControllersAlone()
 
 
-def test_second_reconciliation_changes_nothing(apart: Apart) -> None:
+def test_second_reconciliation_changes_nothing(apart: ControllersAlone) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment())
     apart.settle()
     apart.make_ready()
@@ -424,7 +427,7 @@ def test_failing_object_stops_no_other_reconciliation() -> None:
     assert looked == ["first", "broken", "last"]
 
 
-def test_replica_set_with_another_owner_gets_a_new_name(apart: Apart) -> None:
+def test_replica_set_with_another_owner_gets_a_new_name(apart: ControllersAlone) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment())
     apart.look()
     (document,) = apart.store.all(catalogue.REPLICA_SETS.key)
@@ -442,7 +445,7 @@ def test_replica_set_with_another_owner_gets_a_new_name(apart: Apart) -> None:
     assert len(apart.store.all(catalogue.REPLICA_SETS.key)) == 2
 
 
-def test_broken_template_stops_the_rollout_at_its_bounds(apart: Apart) -> None:
+def test_broken_template_stops_the_rollout_at_its_bounds(apart: ControllersAlone) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment(replicas=8))
     apart.settle()
     apart.make_ready()
@@ -454,7 +457,7 @@ def test_broken_template_stops_the_rollout_at_its_bounds(apart: Apart) -> None:
     assert apart.images() == ["1"] * 6 + ["2"] * 4  # a quarter may be missing, a quarter may be too many
 
 
-def test_scaling_during_a_rollout_is_proportional(apart: Apart) -> None:
+def test_scaling_during_a_rollout_is_proportional(apart: ControllersAlone) -> None:
     apart.registry.create(catalogue.DEPLOYMENTS, "default", a_deployment(replicas=8))
     apart.settle()
     apart.make_ready()

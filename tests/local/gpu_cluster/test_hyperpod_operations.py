@@ -25,7 +25,7 @@ def first_node(cluster: ClusterHandle) -> Json:
     return cluster.nodes()[0]
 
 
-def check(cluster: ClusterHandle, sagemaker: Any, instance: str) -> Json:
+def start_health_check(cluster: ClusterHandle, sagemaker: Any, instance: str) -> Json:
     wish = {"InstanceGroupName": GROUP, "InstanceIds": [instance], "DeepHealthChecks": ["InstanceStress"]}
     answer = sagemaker.start_cluster_health_check(
         ClusterName=cluster.cluster_name, DeepHealthCheckConfigurations=[wish]
@@ -47,7 +47,7 @@ def test_deep_health_check_marks_and_releases_its_node(
     node = first_node(cluster)
     path = f"{NODES}/{node['name']}"
 
-    answer = check(cluster, sagemaker, node["instanceId"])
+    answer = start_health_check(cluster, sagemaker, node["instanceId"])
     during = kube.get(path)
     described = sagemaker.describe_cluster_node(ClusterName=cluster.cluster_name, NodeId=node["instanceId"])
     running = operations(cluster, sagemaker, Type="DeepHealthCheck", Status="InProgress")
@@ -70,7 +70,7 @@ def test_hyperpod_replaces_a_node_that_fails_its_check(cluster: ClusterHandle, s
     node = first_node(cluster)
     cluster.control("POST", "failing-checks", {"instanceId": node["instanceId"]})
 
-    check(cluster, sagemaker, node["instanceId"])
+    start_health_check(cluster, sagemaker, node["instanceId"])
 
     eventually(
         lambda: any(
@@ -98,22 +98,22 @@ def test_hyperpod_may_reboot_a_node_that_fails_its_check(
     node = first_node(cluster)
     cluster.control("POST", "failing-checks", {"instanceId": node["instanceId"], "repair": "reboot"})
 
-    check(cluster, sagemaker, node["instanceId"])
+    start_health_check(cluster, sagemaker, node["instanceId"])
 
     path = f"{NODES}/{node['name']}"
     after = kube.until(path, lambda obj: obj["status"]["nodeInfo"]["bootID"] != node["bootId"], "the reboot")
-    kube.until(path, lambda obj: health(obj) == "Schedulable", "the marks to go")
+    kube.until(path, lambda obj: health_label(obj) == "Schedulable", "the marks to go")
     assert after["metadata"]["labels"][CHECK] == "Failed"
 
 
 # Automatic recovery
 
 
-def health(node: Json) -> str:
+def health_label(node: Json) -> str:
     return str(node["metadata"]["labels"][f"{PREFIX}node-health-status"])
 
 
-def marked(cluster: ClusterHandle, kube: KubeClient, label: str) -> tuple[Json, str]:
+def mark_first_node(cluster: ClusterHandle, kube: KubeClient, label: str) -> tuple[Json, str]:
     """Write a health label on the first node, as an operator does; return the node as it was, and its path."""
     node = first_node(cluster)
     path = f"{NODES}/{node['name']}"
@@ -126,10 +126,10 @@ def test_health_label_triggers_a_repair_under_automatic_recovery(
 ) -> None:
     sagemaker.update_cluster(ClusterName=cluster.cluster_name, NodeRecovery="Automatic")
 
-    node, path = marked(cluster, kube, "UnschedulablePendingReboot")
+    node, path = mark_first_node(cluster, kube, "UnschedulablePendingReboot")
 
     kube.until(path, lambda obj: obj["status"]["nodeInfo"]["bootID"] != node["bootId"], "the reboot")
-    kube.until(path, lambda obj: health(obj) == "Schedulable", "the label to go back")
+    kube.until(path, lambda obj: health_label(obj) == "Schedulable", "the label to go back")
     kube.patch(path, {"metadata": {"labels": {f"{PREFIX}node-health-status": "UnschedulablePendingReplacement"}}})
     kube.until_gone(path)
 
@@ -137,14 +137,14 @@ def test_health_label_triggers_a_repair_under_automatic_recovery(
 def test_health_label_triggers_nothing_without_automatic_recovery(
     cluster: ClusterHandle, kube: KubeClient, sagemaker: Any
 ) -> None:
-    node, path = marked(cluster, kube, "UnschedulablePendingReplacement")
+    node, path = mark_first_node(cluster, kube, "UnschedulablePendingReplacement")
     other = cluster.nodes()[1]["instanceId"]
 
     # A whole reboot of another node takes longer than HyperPod's wait.
     sagemaker.batch_reboot_cluster_nodes(ClusterName=cluster.cluster_name, NodeIds=[other])
     eventually(lambda: all(item["ready"] == "True" for item in cluster.nodes()), "the reboot")
 
-    assert health(kube.get(path)) == "UnschedulablePendingReplacement"
+    assert health_label(kube.get(path)) == "UnschedulablePendingReplacement"
     assert first_node(cluster)["instanceId"] == node["instanceId"]
 
 

@@ -32,7 +32,7 @@ HOLD = "evenkeel.io/hold"
 BUDGET = "guard"
 
 
-def attempt(call: Callable[[], T]) -> tuple[T | None, ApiError | None]:
+def result_or_refusal(call: Callable[[], T]) -> tuple[T | None, ApiError | None]:
     """Return the result of a call, or its refusal."""
     try:
         return call(), None
@@ -108,7 +108,7 @@ class Objects(RuleBasedStateMachine):
 
     def _create(self, rt: ResourceType, body: Json) -> Json:
         name = name_of(body)
-        created, refused = attempt(lambda: self.registry.create(rt, "default" if rt.namespaced else "", body))
+        created, refused = result_or_refusal(lambda: self.registry.create(rt, "default" if rt.namespaced else "", body))
         current = self._current(rt, name)
         if created is None:
             self._refused(refused, 409)
@@ -142,7 +142,7 @@ class Objects(RuleBasedStateMachine):
         changed["metadata"]["labels"] = {**changed["metadata"]["labels"], "v": value}
         changed["status"] = {**changed.get("status", {}), "told": value}
         subresource = "status" if status else ""
-        stored, refused = attempt(lambda: self.registry.update(rt, changed, subresource=subresource))
+        stored, refused = result_or_refusal(lambda: self.registry.update(rt, changed, subresource=subresource))
         if stored is None:
             self._refused(refused, 404, 409)
             assert current is None or version_of(current) != version_of(obj)
@@ -164,7 +164,7 @@ class Objects(RuleBasedStateMachine):
         changed["metadata"]["uid"] = obj["metadata"]["uid"]
         changed["metadata"].pop("resourceVersion", None)
         changed["metadata"]["annotations"] = {"v": value}
-        stored, refused = attempt(lambda: self.registry.update(rt, changed))
+        stored, refused = result_or_refusal(lambda: self.registry.update(rt, changed))
         if stored is None:
             self._refused(refused, 404, 422)
             assert current is None or current["metadata"]["uid"] != obj["metadata"]["uid"]
@@ -213,7 +213,7 @@ class Objects(RuleBasedStateMachine):
         rt, name, uid = self._type_of(obj), name_of(obj), obj["metadata"]["uid"]
         current = self._current(rt, name)
         options: Json = {"preconditions": {"uid": uid}, "gracePeriodSeconds": grace, "propagationPolicy": policy}
-        done, refused = attempt(lambda: self.registry.delete(rt, namespace_of(obj), name, options))
+        done, refused = result_or_refusal(lambda: self.registry.delete(rt, namespace_of(obj), name, options))
         if done is None:
             self._refused(refused, 404 if current is None else 409)
             assert current is None or current["metadata"]["uid"] != uid
@@ -237,7 +237,7 @@ class Objects(RuleBasedStateMachine):
         }
         self.registry.mutate(catalogue.BUDGETS, "default", BUDGET, lambda obj: obj["status"].update(counts))
         current = self._current(POD, name)
-        _, refused = attempt(lambda: self.registry.evict("default", name, {}, dry_run=dry_run))
+        _, refused = result_or_refusal(lambda: self.registry.evict("default", name, {}, dry_run=dry_run))
         if current is None:
             self._refused(refused, 404)
             return
@@ -303,7 +303,7 @@ class Objects(RuleBasedStateMachine):
         held = self.replayed[rt.key]
         position = sorted(held)[-1 - back % len(held)]
         objects = dict(held[position])
-        changes, expired = attempt(lambda: self.store.changes_since(rt.key, position))
+        changes, expired = result_or_refusal(lambda: self.store.changes_since(rt.key, position))
         if changes is None:
             self._refused(expired, 410)
             objects = {name_of(obj): obj for obj in self.store.all(rt.key)}

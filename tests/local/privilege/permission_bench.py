@@ -47,7 +47,7 @@ from evenkeel_local.identities import Credentials, make_user
 from tests import fake_kueue
 from tests.local import containers
 from tests.template import statements
-from tests.template.documents import Json, listed
+from tests.template.documents import Json, as_list
 from tests.template.statements import Permission
 from tests.waiting import until
 
@@ -231,8 +231,8 @@ class PermissionBench:
             allowing = [
                 Permission(owner, statement["Sid"], action)
                 for statement in self.deployed(owner)["Statement"]
-                if action in listed(statement["Action"])
-                and any(fnmatch(resource, pattern) for pattern in listed(statement["Resource"]))
+                if action in as_list(statement["Action"])
+                and any(fnmatch(resource, pattern) for pattern in as_list(statement["Resource"]))
             ]
             if len(allowing) == 1:
                 used.add(allowing[0])

@@ -9,7 +9,7 @@ from evenkeel.adapters.hyperpod import HyperPodProvider
 ARN = "arn:aws:sagemaker:us-west-2:111122223333:cluster/abcdefghijkl"
 
 
-class Described:
+class DescribeClusterStub:
     """Answers DescribeCluster."""
 
     def __init__(self, **changes: Any) -> None:
@@ -31,6 +31,6 @@ class Described:
 def test_settings_name_the_owners_of_a_repair(
     changes: dict[str, Any], repairs_by_itself: bool, has_karpenter: bool
 ) -> None:
-    settings = HyperPodProvider(ARN, reader=Described(**changes), repairer=Described()).cluster()
+    settings = HyperPodProvider(ARN, reader=DescribeClusterStub(**changes), repairer=DescribeClusterStub()).cluster()
 
     assert (settings.repairs_by_itself, settings.has_karpenter) == (repairs_by_itself, has_karpenter)

@@ -150,7 +150,7 @@ def affected(job: Job, attempt: int = 1) -> tuple[AffectedJob, ...]:
     return (AffectedJob(job_id=job.job_id, attempt=attempt),)
 
 
-def an_event(ledger: InMemoryLedger, subject: str, *entries: tuple[datetime, str, str]) -> None:
+def store_timeline_entries(ledger: InMemoryLedger, subject: str, *entries: tuple[datetime, str, str]) -> None:
     """Store the timeline entries of a subject."""
     for number, (at, kind, text) in enumerate(entries):
         entry = TimelineEntry(at=at, kind=kind, text=text, writer="test")
@@ -165,7 +165,7 @@ def stored(ledger: InMemoryLedger, *things: object) -> None:
             ledger.commit(Put(incident_rows.open_row(value.life, value.incident_id)))
 
 
-def count_fleet(fakes: FakeWorld, *, minutes_ago: float = 0) -> dict[str, Any]:
+def store_fleet_counts(fakes: FakeWorld, *, minutes_ago: float = 0) -> dict[str, Any]:
     """Store the counts of the overview, as the sweep does."""
     context = a_context(fakes, now=ago(minutes=minutes_ago))
     counts = read_overview.count(read_sources.run(context), context)
@@ -174,7 +174,7 @@ def count_fleet(fakes: FakeWorld, *, minutes_ago: float = 0) -> dict[str, Any]:
     return counts
 
 
-def heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT, **errors: str) -> None:
+def store_heartbeats(ledger: InMemoryLedger, at: datetime = A_MOMENT, **errors: str) -> None:
     """Store heartbeats in which every source answered; the kinds in `errors` fail since ten minutes before."""
     expected = expected_sources([CLUSTER], has_hyperpod=True)
     reports = {}

@@ -35,6 +35,6 @@ def an_observed(number: int = 1, hours: float = 30, **changes: Any) -> Incident:
     return an_incident(number, **{**facts, **changes})
 
 
-def happened(gateway: Gateway, incident: Incident, kind: NodeEventKind, hours: float) -> None:
+def store_node_event(gateway: Gateway, incident: Incident, kind: NodeEventKind, hours: float) -> None:
     event = NodeEvent(at=ago(hours=hours), kind=kind, actor=Actor.HYPERPOD, evidence="a record")
     gateway.fakes.ledger.commit(Put(incident_rows.aftermath_row(incident, Aftermath(events=(event,)), 0)))

@@ -58,7 +58,7 @@ SUITABLE = st.sampled_from(
 
 
 @st.composite
-def bodies(draw: st.DrawFn) -> str:
+def draw_body(draw: st.DrawFn) -> str:
     """Draw a valid body of some route with one field replaced by any value, or any text."""
     if draw(st.booleans()):
         return draw(
@@ -70,7 +70,7 @@ def bodies(draw: st.DrawFn) -> str:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> tuple[str, str, str | None]:
+def draw_request(draw: st.DrawFn) -> tuple[str, str, str | None]:
     """Draw method, target and body of a request."""
     route = draw(st.sampled_from(template_routes()))
     names = draw(st.sampled_from([SUBMITTED, FLEET]) | TEXT)
@@ -78,11 +78,15 @@ def requests(draw: st.DrawFn) -> tuple[str, str, str | None]:
     parameters = draw(st.lists(st.tuples(PARAMETERS, TEXT | st.integers().map(str)), max_size=2))
     query = "&".join(f"{name}={quote(value, errors='replace')}" for name, value in parameters)
     method = draw(st.sampled_from([*[route.method] * 3, "GET", "POST", "PUT", "PATCH", "DELETE", "HEAD"]))
-    return method, f"{path}?{query}" if query else path, draw(bodies()) if method in ("POST", "PUT", "PATCH") else None
+    return (
+        method,
+        f"{path}?{query}" if query else path,
+        draw(draw_body()) if method in ("POST", "PUT", "PATCH") else None,
+    )
 
 
 @settings(max_examples=examples(400), deadline=None)
-@given(requests(), st.none() | TEXT | st.uuids().map(str), st.sampled_from(["application/json", "text/plain", ""]))
+@given(draw_request(), st.none() | TEXT | st.uuids().map(str), st.sampled_from(["application/json", "text/plain", ""]))
 def test_any_request_gets_a_documented_response(
     request: tuple[str, str, str | None], key: str | None, content_type: str
 ) -> None:

@@ -40,7 +40,7 @@ def call(method: str, target: str, body: dict[str, Any] | None, headers: Mapping
     return lambda gateway, caller: gateway.call(method, target, body, caller=caller, headers=headers)
 
 
-def after(first: Change, then: Change) -> Change:
+def prepared_by(first: Change, then: Change) -> Change:
     def both(gateway: Gateway, caller: str) -> ApiResponse:
         assert first(gateway, f"arn:aws:iam::{ACCOUNT}:user/another-person").status < 300
         return then(gateway, caller)
@@ -48,7 +48,7 @@ def after(first: Change, then: Change) -> Change:
     return both
 
 
-def after_our_cordon(gateway: Gateway, caller: str) -> ApiResponse:
+def prepared_by_a_cordon(gateway: Gateway, caller: str) -> ApiResponse:
     gateway.fakes.cluster.cordon(CLUSTER, f"hyperpod-{NODE}", "inc-0000000001")
     return gateway.post(f"/v1/nodes/{NODE}/uncordon", {}, caller=caller)
 
@@ -58,7 +58,7 @@ CHANGES: Mapping[tuple[str, str], Change | None] = {
     ("POST", "/v1/jobs/plan"): None,  # decides only
     ("POST", "/v1/jobs/{jobId}/cancel"): post(f"{JOB}/cancel", {}),
     ("POST", "/v1/jobs/{jobId}/suspend"): post(f"{JOB}/suspend", {}),
-    ("POST", "/v1/jobs/{jobId}/resume"): after(
+    ("POST", "/v1/jobs/{jobId}/resume"): prepared_by(
         post(f"{JOB}/suspend", {}), lambda gateway, caller: gateway.post(f"{JOB}/resume", {}, caller=caller, key="k2")
     ),
     ("PATCH", "/v1/jobs/{jobId}"): call("PATCH", JOB, {"priorityClass": "high"}, AS_READ),
@@ -68,13 +68,13 @@ CHANGES: Mapping[tuple[str, str], Change | None] = {
     ("POST", "/v1/incidents/{incidentId}/acknowledge"): post("/v1/incidents/inc-0000000001/acknowledge", {}),
     ("POST", "/v1/incidents/{incidentId}/decline"): post("/v1/incidents/inc-0000000001/decline", PLAN),
     ("POST", "/v1/nodes/{nodeId}/cordon"): post(f"/v1/nodes/{NODE}/cordon", {}),
-    ("POST", "/v1/nodes/{nodeId}/uncordon"): after_our_cordon,
+    ("POST", "/v1/nodes/{nodeId}/uncordon"): prepared_by_a_cordon,
     ("POST", "/v1/nodes/{nodeId}/replace"): post(f"/v1/nodes/{NODE}/replace", {"reason": "x"}),
     ("POST", "/v1/faults"): None,  # all sessions of a detector are one source
     ("POST", "/v1/clusters/{cluster}/policy"): post(f"/v1/clusters/{FLEET}/policy", {"changes": {}, "reason": "x"}),
     ("POST", "/v1/clusters/{cluster}/policy/test"): None,  # decides only
     ("PUT", "/v1/teams/{team}/quota"): call("PUT", "/v1/teams/nlp/quota", TEAM, NEW),
-    ("DELETE", "/v1/teams/{team}"): after(
+    ("DELETE", "/v1/teams/{team}"): prepared_by(
         call("PUT", "/v1/teams/nlp/quota", TEAM, NEW), call("DELETE", "/v1/teams/nlp?reason=x", None, AS_READ)
     ),
     ("PUT", "/v1/clusters/{cluster}/quotas"): call(
@@ -111,7 +111,7 @@ def test_change_records_role_and_session(site: Gateway, route: tuple[str, str], 
 
     assert answer.status in (200, 202), answer.text
     records = [row.doc for row in site.fakes.ledger.rows.values()] + site.fakes.inbox.queued
-    assert any(CALLERS[caller] in written for written in texts(records))
+    assert any(CALLERS[caller] in written for written in texts_in(records))
 
 
 ON_THE_FLEET = [
@@ -178,10 +178,10 @@ def test_acknowledged_incident_shows_who_works_on_it(site: Gateway) -> None:
     assert site.post("/v1/incidents/inc-0000000404/acknowledge", {}).status == 404
 
 
-def texts(value: Any) -> list[str]:
+def texts_in(value: Any) -> list[str]:
     match value:
         case dict():
-            return [text for item in value.values() for text in texts(item)]
+            return [text for item in value.values() for text in texts_in(item)]
         case list() | tuple():
-            return [text for item in value for text in texts(item)]
+            return [text for item in value for text in texts_in(item)]
     return [str(value)]

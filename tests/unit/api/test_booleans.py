@@ -12,7 +12,7 @@ from evenkeel.domain.values import NOT_A_NUMBER, alternatives, booleans_for_numb
 from evenkeel.runtime import api_types
 from evenkeel.runtime.api import Body
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.test_faults import report
+from tests.unit.api.test_faults import report_faults
 from tests.unit.api.test_idempotent_changes import A_JOB, HOLD
 
 
@@ -37,7 +37,7 @@ def test_boolean_in_a_submission_is_refused(gateway: Gateway, path: str, changes
 
 def test_boolean_in_other_requests_is_refused(gateway: Gateway) -> None:
     hold = gateway.post(HOLD, {"reason": "A look.", "forSeconds": True})
-    fault = report(gateway, {"jobId": "job-1", "rank": True, "code": "79", "observedAt": "2026-11-03T10:15:00Z"})
+    fault = report_faults(gateway, {"jobId": "job-1", "rank": True, "code": "79", "observedAt": "2026-11-03T10:15:00Z"})
     page = gateway.get("/v1/jobs?pageSize=true")
 
     assert [answer.status for answer in (hold, fault, page)] == [400, 400, 400]
@@ -56,15 +56,15 @@ def test_boolean_in_a_policy_is_refused() -> None:
         changed(Policy(), {"scheduling": {"jobsPerPage": True, "spareNodes": {"p5": True}}})
 
 
-def numbers(model: type[BaseModel], document: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+def paths_of_numbers(model: type[BaseModel], document: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
     """Return the path of each number in a document that a model has written."""
     if isinstance(document, dict):
-        return [number for name, value in document.items() for number in numbers(model, value, (*path, name))]
+        return [number for name, value in document.items() for number in paths_of_numbers(model, value, (*path, name))]
     return [path] if isinstance(document, int | float) and not isinstance(document, bool) else []
 
 
 def test_boolean_for_any_number_of_the_policy_is_found() -> None:
-    paths = numbers(Policy, Policy().to_json())
+    paths = paths_of_numbers(Policy, Policy().to_json())
     assert len(paths) > 80
 
     for path in paths:
@@ -74,16 +74,16 @@ def test_boolean_for_any_number_of_the_policy_is_found() -> None:
         assert list(booleans_for_numbers(Policy, changes)) == [path]
 
 
-def bodies(kind: type[Body] = Body) -> Iterator[type[Body]]:
+def models_in(kind: type[Body] = Body) -> Iterator[type[Body]]:
     """Yield every model of a body or query of the API, and the models inside it."""
     for subclass in kind.__subclasses__():
         yield subclass
-        yield from bodies(subclass)
+        yield from models_in(subclass)
 
 
 def test_boolean_for_any_number_of_any_body_is_found() -> None:
     fields = set()
-    for body in bodies():
+    for body in models_in():
         for name, field in body.model_fields.items():
             kinds = set(alternatives(field.annotation))
             if kinds & {int, float} and bool not in kinds:
@@ -91,4 +91,4 @@ def test_boolean_for_any_number_of_any_body_is_found() -> None:
                 assert list(booleans_for_numbers(body, {field.alias or name: True})) == [(field.alias or name,)]
     assert {("JobBody", "gpusPerNode"), ("ElasticBody", "step"), ("RecoveryBody", "maxRestarts")} <= fields
     assert len(fields) > 10
-    assert api_types.JobBody in bodies()
+    assert api_types.JobBody in models_in()

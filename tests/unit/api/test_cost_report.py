@@ -8,47 +8,47 @@ from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries import read_cost_records, read_live_days
 from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_attempt, an_incident, stored
-from tests.unit.api.test_receipts import a_lost_job, its_incident
+from tests.unit.api.test_receipts import a_lost_job, an_incident_of
 
 
-def report(gateway: Gateway, query: str = "") -> Any:
+def read_report(gateway: Gateway, query: str = "") -> Any:
     answer = gateway.get(f"/v1/cost-report{query}")
     assert answer.status == 200, answer.text
     return answer.document
 
 
-def a_fleet(gateway: Gateway, **changes: Any) -> None:
+def store_fleet(gateway: Gateway, **changes: Any) -> None:
     job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, its_incident(job, **changes))
+    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job, **changes))
     stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 6)))
 
 
-def uses(report: Any) -> dict[str, float]:
+def gpu_hours_by_use(report: Any) -> dict[str, float]:
     return {use["use"]: round(use["gpuHours"], 6) for use in report["allNodes"]["uses"] if use["gpuHours"]}
 
 
 def test_uses_of_the_window_sum_to_all_node_time(gateway: Gateway) -> None:
-    a_fleet(gateway)
+    store_fleet(gateway)
 
-    document = report(gateway, f"?since={rfc3339(ago(hours=3))}")
+    document = read_report(gateway, f"?since={rfc3339(ago(hours=3))}")
 
     # Attempt 1 lost 12 of 62 minutes; attempt 2 started for two minutes and runs since 52 minutes.
-    assert uses(document) == {
+    assert gpu_hours_by_use(document) == {
         "PRODUCTIVE": round(16 * (50 + 52) / 60, 6),
         "LOST": round(16 * (12 + 2) / 60, 6),
         "IN_REPAIR": round(8 * (18 / 60), 6),
         "NO_JOB": round(5 * 8 * 3 - 16 * 116 / 60 - 8 * 18 / 60, 6),
     }
     assert document["allNodes"]["gpuHours"] == 5 * 8 * 3
-    assert document["idleCommittedGpuHours"] == pytest.approx(uses(document)["NO_JOB"])
-    assert document["idleCommittedUsdMicros"] == pytest.approx(uses(document)["NO_JOB"] * 6.88e6, abs=100)
+    assert document["idleCommittedGpuHours"] == pytest.approx(gpu_hours_by_use(document)["NO_JOB"])
+    assert document["idleCommittedUsdMicros"] == pytest.approx(gpu_hours_by_use(document)["NO_JOB"] * 6.88e6, abs=100)
     assert (document["isComplete"], document["isNodeTimeComplete"]) == (True, True)
 
 
 def test_failures_have_intervals_and_losses_their_cause(gateway: Gateway) -> None:
-    a_fleet(gateway)
+    store_fleet(gateway)
 
-    document = report(gateway)
+    document = read_report(gateway)
 
     rate = document["failures"]["rate"]
     assert (document["failures"]["count"], rate["nodeHours"]) == (1, 5 * 72)
@@ -62,19 +62,19 @@ def test_failures_have_intervals_and_losses_their_cause(gateway: Gateway) -> Non
 
 
 def test_improvements_are_ranked_by_their_worth(gateway: Gateway) -> None:
-    a_fleet(gateway)
+    store_fleet(gateway)
 
-    worths = [improvement["worthUsdMicros"] for improvement in report(gateway)["improvements"]]
+    worths = [improvement["worthUsdMicros"] for improvement in read_report(gateway)["improvements"]]
 
     assert worths == sorted(worths, reverse=True)
     assert len(worths) == 6
 
 
 def test_unknown_price_is_unknown_and_ranks_by_gpu_hours(gateway: Gateway) -> None:
-    a_fleet(gateway)
+    store_fleet(gateway)
     stored(gateway.fakes.ledger, a_fleet_node(9, instance_type="ml.p5e.48xlarge"))
 
-    document = report(gateway)
+    document = read_report(gateway)
 
     assert document["idleCommittedUsdMicros"] is None
     hours = [improvement["worthGpuHours"] for improvement in document["improvements"]]
@@ -82,20 +82,20 @@ def test_unknown_price_is_unknown_and_ranks_by_gpu_hours(gateway: Gateway) -> No
 
 
 def test_drills_count_neither_as_failures_nor_as_savings(gateway: Gateway) -> None:
-    a_fleet(gateway, is_drill=True)
+    store_fleet(gateway, is_drill=True)
 
-    document = report(gateway)
+    document = read_report(gateway)
 
     assert (document["failures"]["count"], document["lost"]["interruptions"]) == (0, 0)
     assert [(saving["claimed"], saving["highSavedGpuHours"]) for saving in document["saved"]] == [(0, None), (0, None)]
 
 
 def test_interruption_belongs_to_the_window_in_which_its_attempt_ended(gateway: Gateway) -> None:
-    a_fleet(gateway)
+    store_fleet(gateway)
     border = rfc3339(ago(minutes=57))
 
-    before = report(gateway, f"?since={rfc3339(ago(hours=9))}&until={border}")
-    after = report(gateway, f"?since={border}")
+    before = read_report(gateway, f"?since={rfc3339(ago(hours=9))}&until={border}")
+    after = read_report(gateway, f"?since={border}")
 
     assert (before["lost"]["interruptions"], after["lost"]["interruptions"]) == (1, 0)
     assert before["lost"]["gpuHours"] == pytest.approx(4.8)
@@ -111,7 +111,7 @@ def test_losses_of_job_older_than_window_are_complete(gateway: Gateway) -> None:
     third = second.replace(attempt=3, resumed_work_from=ago(days=8, hours=1))
     stored(gateway.fakes.ledger, job.replace(current_attempt=3), earlier, ended, third)
 
-    document = report(gateway, f"?since={rfc3339(ago(hours=2))}")
+    document = read_report(gateway, f"?since={rfc3339(ago(hours=2))}")
 
     # Until it ran again: 8 days and an hour, without the 52 minutes since, and without the day of the first loss.
     assert document["lost"]["interruptions"] == 1
@@ -122,23 +122,23 @@ def test_preemption_is_no_failure(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     stored(gateway.fakes.ledger, job, lost.replace(state="STOPPED"), again)
 
-    document = report(gateway)
+    document = read_report(gateway)
 
     assert (document["lost"]["interruptions"], document["requested"]["interruptions"]) == (0, 1)
     assert (document["lost"]["usdMicros"], document["recovery"]["p50Seconds"]) == (0, None)
 
 
 def test_empty_fleet_has_unknown_ratios_and_no_zero_rates(gateway: Gateway) -> None:
-    document = report(gateway)
+    document = read_report(gateway)
 
     assert document["failures"]["rate"] is document["effective"]["ratio"] is None
     assert {use["share"] for use in document["allNodes"]["uses"]} == {None}
 
 
 def test_window_beyond_recorded_days_begins_later(gateway: Gateway) -> None:
-    a_fleet(gateway)
+    store_fleet(gateway)
 
-    document = report(gateway, f"?since={rfc3339(ago(days=60))}")
+    document = read_report(gateway, f"?since={rfc3339(ago(days=60))}")
 
     assert not document["isNodeTimeComplete"]
     assert document["since"] >= rfc3339(ago(days=30))
@@ -158,16 +158,16 @@ def test_report_states_that_it_left_out_records(gateway: Gateway, monkeypatch: p
         job = a_job(number, state="PENDING")
         ended = an_attempt(job, state="LOST", running_at=ago(hours=2), ended_at=ago(minutes=10 * number))
         stored(gateway.fakes.ledger, job, ended)
-    monkeypatch.setattr(gateway.fakes.ledger, "by_state", _two_at_a_time(gateway.fakes.ledger.by_state))
+    monkeypatch.setattr(gateway.fakes.ledger, "by_state", _read_two_per_page(gateway.fakes.ledger.by_state))
 
-    document = report(gateway)
+    document = read_report(gateway)
 
     assert not document["isComplete"]
     assert document["since"] == rfc3339(ago(minutes=20))
     assert document["lost"]["interruptions"] == 1
 
 
-def _two_at_a_time(read: Any) -> Any:
+def _read_two_per_page(read: Any) -> Any:
     return lambda *args, **options: read(*args, **{**options, "limit": min(2, options.get("limit", 100))})
 
 
@@ -175,7 +175,7 @@ def test_loss_of_an_expired_job_is_unknown(gateway: Gateway) -> None:
     _, lost, _ = a_lost_job()
     stored(gateway.fakes.ledger, lost)
 
-    document = report(gateway)
+    document = read_report(gateway)
 
     assert (document["isComplete"], document["lost"]["interruptions"]) == (False, 0)
     assert "1 interrupted job is no longer stored: losses unknown." in document["notes"]
@@ -183,16 +183,22 @@ def test_loss_of_an_expired_job_is_unknown(gateway: Gateway) -> None:
 
 def test_node_with_many_failures_is_above_the_fleet(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 60)))
-    stored(gateway.fakes.ledger, *(an_incident(9, **{**_settled(1), "incident_id": f"inc-{n:010d}"}) for n in range(4)))
+    stored(
+        gateway.fakes.ledger,
+        *(an_incident(9, **{**_settled_incident(1), "incident_id": f"inc-{n:010d}"}) for n in range(4)),
+    )
     # Two failures of one of 59 nodes are not unusual: in every fifth fleet some node has as many.
-    stored(gateway.fakes.ledger, *(an_incident(8, **{**_settled(2), "incident_id": f"inc-{n:010d}"}) for n in (7, 8)))
+    stored(
+        gateway.fakes.ledger,
+        *(an_incident(8, **{**_settled_incident(2), "incident_id": f"inc-{n:010d}"}) for n in (7, 8)),
+    )
 
-    document = {row["node"]: row["isAboveFleet"] for row in report(gateway)["failures"]["nodes"]}
+    document = {row["node"]: row["isAboveFleet"] for row in read_report(gateway)["failures"]["nodes"]}
 
     assert document == {"i-00000000000000001": True, "i-00000000000000002": False}
 
 
-def _settled(number: int) -> dict[str, Any]:
+def _settled_incident(number: int) -> dict[str, Any]:
     return {"life": a_fleet_node(number).life, "state": "RECOVERED"}
 
 
@@ -205,9 +211,9 @@ def test_wrong_window_is_refused(query: str, gateway: Gateway) -> None:
 
 
 def test_demand_before_the_first_record_is_unknown(gateway: Gateway) -> None:
-    a_fleet(gateway)
+    store_fleet(gateway)
 
-    (entry,) = report(gateway)["commitments"]
+    (entry,) = read_report(gateway)["commitments"]
 
     # The nodes exist since three days, until 10:15 o'clock; the part of the first and of the last hour is unknown.
     assert (entry["instanceType"], entry["committedNodes"]) == ("p5.48xlarge", 5)
@@ -217,9 +223,9 @@ def test_demand_before_the_first_record_is_unknown(gateway: Gateway) -> None:
 
 
 def test_advice_needs_a_price_of_the_site(gateway: Gateway) -> None:
-    a_fleet(gateway)
+    store_fleet(gateway)
 
-    (entry,) = report(gateway)["commitments"]
+    (entry,) = read_report(gateway)["commitments"]
 
     assert (entry["best"], entry["reserved"]) == (None, None)
     assert entry["whyUnknown"] == "The policy states no price for committed nodes (economy.prices)."

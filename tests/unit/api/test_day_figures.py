@@ -32,7 +32,7 @@ DAY = timedelta(days=1)
 TODAY = begin_of_day(day_of(A_MOMENT))
 
 
-def a_history(seed: int, days: int = 12) -> FakeWorld:
+def store_random_history(seed: int, days: int = 12) -> FakeWorld:
     """Store a random history: nodes join and leave, jobs are interrupted, some resume, and nodes are rented."""
     draw = random.Random(seed)
     fakes = FakeWorld()
@@ -82,7 +82,7 @@ def fold(fakes: FakeWorld, now: datetime = A_MOMENT) -> SweepRun:
     return sweep
 
 
-def report(fakes: FakeWorld, since: datetime, until: datetime | None = None, **given: Any) -> dict[str, Any]:
+def read_report(fakes: FakeWorld, since: datetime, until: datetime | None = None, **given: Any) -> dict[str, Any]:
     window = read_cost_report.ReportWindow(since, until)
     return read_cost_report.show(window, a_context(fakes, **given))
 
@@ -92,12 +92,12 @@ def seconds_of(at: datetime) -> float:
     return (at - datetime(2026, 11, 3, tzinfo=A_MOMENT.tzinfo)).total_seconds()
 
 
-def rows_of(fakes: FakeWorld) -> dict[str, DayRow]:
+def stored_days(fakes: FakeWorld) -> dict[str, DayRow]:
     listed = [row for row in fakes.ledger.rows.values() if row.key.pk.startswith("DAY#")]
     return {row.key.pk: rows.decode(row, DayRow) for row in listed}
 
 
-def forget(fakes: FakeWorld, *prefixes: str) -> None:
+def delete_rows(fakes: FakeWorld, *prefixes: str) -> None:
     """Delete rows, as their expiry does."""
     for row in list(fakes.ledger.rows.values()):
         if row.key.pk.startswith(prefixes):
@@ -107,14 +107,14 @@ def forget(fakes: FakeWorld, *prefixes: str) -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(1, 46), st.integers(0, 20))
 def test_window_within_stored_days_counts_each_hour_once(seed: int, hours: int, until: int) -> None:
-    fakes = a_history(seed)
+    fakes = store_random_history(seed)
     fold(fakes)
     end = TODAY - timedelta(hours=until)
     since = end - timedelta(hours=hours)
 
-    with_rows = report(fakes, since, end)
-    forget(fakes, "DAY#")
-    without_rows = report(fakes, since, end)
+    with_rows = read_report(fakes, since, end)
+    delete_rows(fakes, "DAY#")
+    without_rows = read_report(fakes, since, end)
 
     assert with_rows.pop("notes") == without_rows.pop("notes")
     assert with_rows == without_rows
@@ -127,7 +127,7 @@ def test_rent_of_a_day_remains_after_its_rental_ended() -> None:
     fakes.ledger.commit(Put(job_rows.rental_row(a_rental(1, opened, None), 0)))
     fold(fakes)
     yesterday = f"DAY#{day_of(TODAY - DAY)}"
-    rent = rows_of(fakes)[yesterday].figures.rent
+    rent = stored_days(fakes)[yesterday].figures.rent
     ended = a_rental(1, opened, seconds_of(TODAY + DAY / 2))
     row = fakes.ledger.get(job_rows.rental_key(ended.job_id, ended.number))
     assert row
@@ -136,16 +136,16 @@ def test_rent_of_a_day_remains_after_its_rental_ended() -> None:
     fold(fakes, A_MOMENT + DAY)
 
     assert rent.usd_micros
-    assert rows_of(fakes)[yesterday].figures.rent == rent
+    assert stored_days(fakes)[yesterday].figures.rent == rent
 
 
 def test_unreadable_row_of_yesterday_stops_no_other_day() -> None:
-    fakes = a_history(7)
+    fakes = store_random_history(7)
     fold(fakes)
     row = fakes.ledger.get(fleet_rows.day_key(day_of(TODAY - DAY)))
     assert row
     fakes.ledger.commit(Put(replace(row, doc={**row.doc, "figures": {}})))
-    forget(fakes, f"DAY#{day_of(TODAY - 2 * DAY)}")
+    delete_rows(fakes, f"DAY#{day_of(TODAY - 2 * DAY)}")
 
     sweep = fold(fakes, A_MOMENT + timedelta(hours=1))
 
@@ -156,13 +156,13 @@ def test_unreadable_row_of_yesterday_stops_no_other_day() -> None:
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10_000), st.integers(3, 15))
 def test_stored_days_and_records_give_one_report(seed: int, days: int) -> None:
-    fakes = a_history(seed)
+    fakes = store_random_history(seed)
     fold(fakes)
     since = TODAY - days * DAY
 
-    from_rows = report(fakes, since)
-    forget(fakes, "DAY#")
-    from_records = report(fakes, since)
+    from_rows = read_report(fakes, since)
+    delete_rows(fakes, "DAY#")
+    from_records = read_report(fakes, since)
 
     notes = from_rows.pop("notes"), from_records.pop("notes")
     assert from_rows == from_records
@@ -170,60 +170,60 @@ def test_stored_days_and_records_give_one_report(seed: int, days: int) -> None:
 
 
 def test_report_uses_stored_days_after_the_records_expired() -> None:
-    fakes = a_history(7)
+    fakes = store_random_history(7)
     later = A_MOMENT + 40 * DAY
-    before = report(fakes, TODAY - 12 * DAY, TODAY - 4 * DAY)
+    before = read_report(fakes, TODAY - 12 * DAY, TODAY - 4 * DAY)
     for day in range(41):
         fold(fakes, A_MOMENT + day * DAY)
-    forget(fakes, "JOB#", "INC#", "NODE#")
+    delete_rows(fakes, "JOB#", "INC#", "NODE#")
 
-    after = report(fakes, TODAY - 12 * DAY, TODAY - 4 * DAY, now=later)
+    after = read_report(fakes, TODAY - 12 * DAY, TODAY - 4 * DAY, now=later)
 
     for figure in ("lost", "recovery", "stages", "allNodes", "rent"):
         assert after[figure] == before[figure], figure
 
 
 def test_repeated_folding_of_a_day_writes_nothing() -> None:
-    fakes = a_history(3)
+    fakes = store_random_history(3)
     fold(fakes)
     before = {row.key: row.version for row in fakes.ledger.rows.values()}
 
     fold(fakes)
 
     assert {row.key: row.version for row in fakes.ledger.rows.values()} == before
-    assert f"DAY#{day_of(TODAY - DAY)}" in rows_of(fakes)
-    assert f"DAY#{day_of(TODAY)}" not in rows_of(fakes)
+    assert f"DAY#{day_of(TODAY - DAY)}" in stored_days(fakes)
+    assert f"DAY#{day_of(TODAY)}" not in stored_days(fakes)
 
 
 def test_late_record_changes_the_stored_day() -> None:
-    fakes = a_history(3)
+    fakes = store_random_history(3)
     fold(fakes)
     late = an_incident(40, state="RECOVERED", opened_at=TODAY - 5 * DAY, first_signal_at=TODAY - 5 * DAY)
     stored(fakes.ledger, late)
 
     fold(fakes, A_MOMENT + DAY)
 
-    day = rows_of(fakes)[f"DAY#{day_of(TODAY - 5 * DAY)}"]
+    day = stored_days(fakes)[f"DAY#{day_of(TODAY - 5 * DAY)}"]
     assert late.life.instance_id in {failure.node for failure in day.figures.failures}
 
 
 def test_day_is_folded_after_midnight_with_a_margin() -> None:
-    fakes = a_history(3)
+    fakes = store_random_history(3)
 
     fold(fakes, TODAY + timedelta(minutes=14))
 
-    assert rows_of(fakes) == {}
+    assert stored_days(fakes) == {}
 
 
 def test_missing_day_is_unknown_and_in_no_figure() -> None:
-    fakes = a_history(5)
+    fakes = store_random_history(5)
     fold(fakes)
     fold(fakes, A_MOMENT + 10 * DAY)
     gap = day_of(TODAY - 3 * DAY)
-    whole = report(fakes, TODAY - 6 * DAY, TODAY, now=A_MOMENT + 35 * DAY)
-    forget(fakes, f"DAY#{gap}")
+    whole = read_report(fakes, TODAY - 6 * DAY, TODAY, now=A_MOMENT + 35 * DAY)
+    delete_rows(fakes, f"DAY#{gap}")
 
-    document = report(fakes, TODAY - 6 * DAY, TODAY, now=A_MOMENT + 35 * DAY)
+    document = read_report(fakes, TODAY - 6 * DAY, TODAY, now=A_MOMENT + 35 * DAY)
 
     assert document["unknownDays"] == [str(gap)]
     assert not document["isComplete"]
@@ -231,20 +231,20 @@ def test_missing_day_is_unknown_and_in_no_figure() -> None:
 
 
 def test_unreadable_day_is_unknown() -> None:
-    fakes = a_history(5)
+    fakes = store_random_history(5)
     fold(fakes)
     key = fleet_rows.day_key(day_of(TODAY - 3 * DAY))
     row = fakes.ledger.get(key)
     assert row is not None
     fakes.ledger.commit(Put(row.__class__(key, {**row.doc, "figures": {}}, row.version)))
 
-    document = report(fakes, TODAY - 6 * DAY, TODAY, now=A_MOMENT + 35 * DAY)
+    document = read_report(fakes, TODAY - 6 * DAY, TODAY, now=A_MOMENT + 35 * DAY)
 
     assert document["unknownDays"] == [str(day_of(TODAY - 3 * DAY))]
 
 
 def test_year_reads_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    fakes = a_history(5)
+    fakes = store_random_history(5)
     for day in range(0, 360, 20):
         fold(fakes, A_MOMENT + day * DAY)
     now = A_MOMENT + 360 * DAY
@@ -258,7 +258,7 @@ def test_year_reads_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return page
 
     monkeypatch.setattr(fakes.ledger, "by_state", by_state)
-    document = report(fakes, now - 350 * DAY, now=now)
+    document = read_report(fakes, now - 350 * DAY, now=now)
 
     assert (document["unknownDays"], document["since"]) == ([], rfc3339(begin_of_day(day_of(now - 350 * DAY))))
     assert document["isComplete"]
@@ -266,7 +266,7 @@ def test_year_reads_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_operators_see_spend_of_teams() -> None:
-    fakes = a_history(5)
+    fakes = store_random_history(5)
     window = read_cost_report.ReportWindow(TODAY - 6 * DAY)
 
     shown = read_cost_report.show(window, a_context(fakes))["teams"]
@@ -279,14 +279,14 @@ def test_only_operators_see_spend_of_teams() -> None:
 
 
 def test_metrics_of_yesterday_are_emitted_once() -> None:
-    fakes = a_history(3)
+    fakes = store_random_history(3)
     fold(fakes)
     first = {(metric.name, metric.dimensions.get("use")): metric.value for metric in fakes.telemetry.metrics}
     fold(fakes)
 
     assert len(fakes.telemetry.metrics) == len(first)
     uses = [value for (name, _), value in first.items() if name == "DayNodeSeconds"]
-    figures = rows_of(fakes)[f"DAY#{day_of(TODAY - DAY)}"].figures
+    figures = stored_days(fakes)[f"DAY#{day_of(TODAY - DAY)}"].figures
     nodes = sum(sum(pool.node_microseconds.values()) for pool in figures.pools)
     assert sum(uses) == pytest.approx(nodes / 1e6)
     assert 0 <= first["DayTrainingTimeRatio", None] <= 1

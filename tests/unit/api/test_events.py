@@ -15,22 +15,24 @@ from tests.unit.api.gateway import Gateway
 from tests.unit.api.seeds import a_job, an_incident
 
 
-def publish(gateway: Gateway, row: Row, before: Row | None = None, *, at: datetime, recorded_at: datetime) -> None:
+def publish_change(
+    gateway: Gateway, row: Row, before: Row | None = None, *, at: datetime, recorded_at: datetime
+) -> None:
     """Publish a change that was stored at one time and recorded by the publisher at another."""
     gateway.fakes.clock.set(recorded_at)
     publish_events.run(RowChange(before, row, at), a_context(gateway.fakes))
     gateway.fakes.clock.set(A_MOMENT)
 
 
-def submitted(
+def publish_submission(
     gateway: Gateway, number: int, *, recorded_at: datetime, at: datetime | None = None, team: str = ""
 ) -> None:
     job = a_job(number)
     row = job_rows.job_row(job.replace(spec=job.spec.replace(team=team)), 1)
-    publish(gateway, row, at=at or recorded_at, recorded_at=recorded_at)
+    publish_change(gateway, row, at=at or recorded_at, recorded_at=recorded_at)
 
 
-def ids(gateway: Gateway, query: str = "") -> list[str]:
+def listed_event_ids(gateway: Gateway, query: str = "") -> list[str]:
     subjects: list[str] = []
     token = ""
     while True:
@@ -43,29 +45,29 @@ def ids(gateway: Gateway, query: str = "") -> list[str]:
 
 def test_events_come_newest_first_over_months(gateway: Gateway) -> None:
     for number, days in enumerate((80, 40, 20, 3, 0), 1):
-        submitted(gateway, number, recorded_at=A_MOMENT - timedelta(days=days))
+        publish_submission(gateway, number, recorded_at=A_MOMENT - timedelta(days=days))
 
-    assert ids(gateway) == [f"job-{number:010d}" for number in (5, 4, 3, 2, 1)]
+    assert listed_event_ids(gateway) == [f"job-{number:010d}" for number in (5, 4, 3, 2, 1)]
     assert gateway.get("/v1/events").document["keptDays"] == 90
 
 
 def test_event_recorded_late_comes_first_whatever_its_own_time(gateway: Gateway) -> None:
-    submitted(gateway, 1, recorded_at=A_MOMENT - timedelta(minutes=5))
-    submitted(gateway, 2, at=A_MOMENT - timedelta(hours=2), recorded_at=A_MOMENT - timedelta(minutes=1))
+    publish_submission(gateway, 1, recorded_at=A_MOMENT - timedelta(minutes=5))
+    publish_submission(gateway, 2, at=A_MOMENT - timedelta(hours=2), recorded_at=A_MOMENT - timedelta(minutes=1))
 
     newest, older = gateway.get("/v1/events").document["items"]
 
     assert (newest["subject"], older["subject"]) == ("job-0000000002", "job-0000000001")
     assert newest["occurredAt"] < older["occurredAt"]
     since = f"{A_MOMENT - timedelta(minutes=2):%Y-%m-%dT%H:%M:%SZ}"
-    assert ids(gateway, f"&since={since}") == ["job-0000000002"], "a caller who asks again misses nothing"
+    assert listed_event_ids(gateway, f"&since={since}") == ["job-0000000002"], "a caller who asks again misses nothing"
 
 
 def test_page_token_survives_new_events(gateway: Gateway) -> None:
     for number in range(1, 6):
-        submitted(gateway, number, recorded_at=A_MOMENT - timedelta(minutes=10 - number))
+        publish_submission(gateway, number, recorded_at=A_MOMENT - timedelta(minutes=10 - number))
     first = gateway.get("/v1/events?pageSize=2").document
-    submitted(gateway, 9, recorded_at=A_MOMENT)
+    publish_submission(gateway, 9, recorded_at=A_MOMENT)
     document = gateway.get(f"/v1/events?pageSize=9&nextPageToken={first['nextPageToken']}").document
 
     listed = [event["subject"] for event in (*first["items"], *document["items"])]
@@ -82,12 +84,12 @@ FILTERS = [
 
 @pytest.mark.parametrize(("query", "expected"), FILTERS)
 def test_filters_select_events(gateway: Gateway, query: str, expected: list[str]) -> None:
-    submitted(gateway, 1, recorded_at=A_MOMENT - timedelta(minutes=5))
-    submitted(gateway, 2, recorded_at=A_MOMENT - timedelta(minutes=4), team="nlp")
+    publish_submission(gateway, 1, recorded_at=A_MOMENT - timedelta(minutes=5))
+    publish_submission(gateway, 2, recorded_at=A_MOMENT - timedelta(minutes=4), team="nlp")
     row = incident_rows.incident_row(an_incident(1), 1)
-    publish(gateway, row, at=A_MOMENT, recorded_at=A_MOMENT - timedelta(minutes=3))
+    publish_change(gateway, row, at=A_MOMENT, recorded_at=A_MOMENT - timedelta(minutes=3))
 
-    assert ids(gateway, query) == expected
+    assert listed_event_ids(gateway, query) == expected
 
 
 @pytest.mark.parametrize("query", ["kind=Nonsense", "since=yesterday", "pageSize=0", "nextPageToken=abc", "job=1"])
@@ -96,11 +98,11 @@ def test_wrong_query_is_refused(gateway: Gateway, query: str) -> None:
 
 
 def test_unchanged_list_is_answered_without_a_body(gateway: Gateway) -> None:
-    submitted(gateway, 1, recorded_at=A_MOMENT - timedelta(minutes=5))
+    publish_submission(gateway, 1, recorded_at=A_MOMENT - timedelta(minutes=5))
     tag = gateway.get("/v1/events").headers["ETag"]
 
     same: Any = gateway.call("GET", "/v1/events", headers={"If-None-Match": tag})
-    submitted(gateway, 2, recorded_at=A_MOMENT)
+    publish_submission(gateway, 2, recorded_at=A_MOMENT)
     changed: Any = gateway.call("GET", "/v1/events", headers={"If-None-Match": tag})
 
     assert (same.status, changed.status) == (304, 200)

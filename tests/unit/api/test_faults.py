@@ -38,11 +38,11 @@ def a_fault(number: int = 1, **changes: Any) -> dict[str, Any]:
     return {name: value for name, value in facts.items() if value is not None}
 
 
-def report(gateway: Gateway, *faults: dict[str, Any], **options: Any) -> ApiResponse:
+def report_faults(gateway: Gateway, *faults: dict[str, Any], **options: Any) -> ApiResponse:
     return gateway.post("/v1/faults", {"faults": list(faults)}, **options)
 
 
-def reported(gateway: Gateway) -> list[NodeFact]:
+def queued_events(gateway: Gateway) -> list[NodeFact]:
     """Return the events that receive_event reads from the queue."""
     facts: list[NodeFact] = []
     for document in gateway.fakes.inbox.queued:
@@ -53,11 +53,13 @@ def reported(gateway: Gateway) -> list[NodeFact]:
 
 
 def test_report_becomes_facts_of_one_source(fleet: Gateway) -> None:
-    answer = report(fleet, a_fault(detail="our own probe", gpu="GPU-5d1f7c0a"), a_fault(2, code="dcgm_diag_failed"))
+    answer = report_faults(
+        fleet, a_fault(detail="our own probe", gpu="GPU-5d1f7c0a"), a_fault(2, code="dcgm_diag_failed")
+    )
 
     assert (answer.status, answer.headers["Location"]) == (202, "/v1/incidents")
     assert (answer.document["accepted"], answer.document["ignored"]) == (2, 0)
-    first, second = reported(fleet)
+    first, second = queued_events(fleet)
     assert (first.fault_key, first.gpu, first.detail) == ("xid:79", "GPU-5d1f7c0a", "our own probe")
     assert (second.instance_id, second.fault_key) == (instance_id(2), "gpu:dcgm_diag_failed")
     assert {fact.source for fact in (first, second)} == {"site:role/Researcher"}
@@ -67,11 +69,11 @@ def test_report_becomes_facts_of_one_source(fleet: Gateway) -> None:
 
 
 def test_a_report_opens_an_incident(fleet: Gateway) -> None:
-    report(fleet, a_fault())
+    report_faults(fleet, a_fault())
     fakes = fleet.fakes
 
     results = receive_event.ingest_facts(
-        reported(fleet),
+        queued_events(fleet),
         fakes.context(),
     )
 
@@ -84,16 +86,20 @@ def test_a_report_opens_an_incident(fleet: Gateway) -> None:
 def test_each_caller_role_is_one_source(fleet: Gateway) -> None:
     role = "arn:aws:sts::000000000000:assumed-role/Detector/"
     for session in ("a", "b"):
-        report(fleet, a_fault(), caller=role + session, key=f"key-{session}")
-    report(fleet, a_fault(), caller="arn:aws:iam::000000000000:user/probe", key="key-c")
+        report_faults(fleet, a_fault(), caller=role + session, key=f"key-{session}")
+    report_faults(fleet, a_fault(), caller="arn:aws:iam::000000000000:user/probe", key="key-c")
 
-    assert [fact.source for fact in reported(fleet)] == ["site:role/Detector", "site:role/Detector", "site:user/probe"]
+    assert [fact.source for fact in queued_events(fleet)] == [
+        "site:role/Detector",
+        "site:role/Detector",
+        "site:user/probe",
+    ]
 
 
 @pytest.mark.parametrize("name", [f"hyperpod-{instance_id(1)}", "ip-10-0-0-2.ec2.internal"])
 def test_node_name_identifies_the_instance(fleet: Gateway, name: str) -> None:
-    assert report(fleet, a_fault(instanceId=None, nodeName=name)).status == 202
-    assert reported(fleet)[0].instance_id in (instance_id(1), instance_id(2))
+    assert report_faults(fleet, a_fault(instanceId=None, nodeName=name)).status == 202
+    assert queued_events(fleet)[0].instance_id in (instance_id(1), instance_id(2))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +111,7 @@ def test_node_name_identifies_the_instance(fleet: Gateway, name: str) -> None:
     ],
 )
 def test_unknown_instance_is_not_found_and_nothing_is_recorded(fleet: Gateway, named: dict[str, Any]) -> None:
-    answer = report(fleet, a_fault(), a_fault(**named))
+    answer = report_faults(fleet, a_fault(), a_fault(**named))
 
     assert (answer.status, answer.document["code"]) == (404, "NOT_FOUND")
     assert fleet.fakes.inbox.queued == []
@@ -114,7 +120,7 @@ def test_unknown_instance_is_not_found_and_nothing_is_recorded(fleet: Gateway, n
 def test_removed_instance_is_not_found(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, a_fleet_node(1, is_gone=True))
 
-    assert report(gateway, a_fault()).status == 404
+    assert report_faults(gateway, a_fault()).status == 404
 
 
 @pytest.mark.parametrize(
@@ -131,16 +137,16 @@ def test_removed_instance_is_not_found(gateway: Gateway) -> None:
     ],
 )
 def test_fault_is_read_from_a_log_line(fleet: Gateway, line: str, keys: list[str]) -> None:
-    answer = report(fleet, a_fault(code=None, line=line))
+    answer = report_faults(fleet, a_fault(code=None, line=line))
 
     assert answer.document["accepted"] == len(keys)
-    assert [fact.fault_key for fact in reported(fleet)] == keys
-    assert "79" in reported(fleet)[0].detail
+    assert [fact.fault_key for fact in queued_events(fleet)] == keys
+    assert "79" in queued_events(fleet)[0].detail
 
 
 @pytest.mark.parametrize("line", ["NVRM: Xid (PCI:0000:b9:00): 45, cleanup", "all is well"])
 def test_line_without_a_fault_is_ignored_and_reported(fleet: Gateway, line: str) -> None:
-    answer = report(fleet, a_fault(code=None, line=line))
+    answer = report_faults(fleet, a_fault(code=None, line=line))
 
     assert (answer.status, answer.document) == (202, {"accepted": 0, "ignored": 1, "envelopeId": None})
     assert fleet.fakes.inbox.queued == []
@@ -171,7 +177,7 @@ def test_line_without_a_fault_is_ignored_and_reported(fleet: Gateway, line: str)
     ],
 )
 def test_invalid_field_is_named(fleet: Gateway, changes: dict[str, Any], field: str) -> None:
-    answer = report(fleet, a_fault(**changes))
+    answer = report_faults(fleet, a_fault(**changes))
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     assert [error["field"] for error in answer.document["errors"]] == [field]
@@ -180,32 +186,32 @@ def test_invalid_field_is_named(fleet: Gateway, changes: dict[str, Any], field: 
 
 @pytest.mark.parametrize("count", [0, 101])
 def test_a_batch_has_one_to_a_hundred_faults(fleet: Gateway, count: int) -> None:
-    assert report(fleet, *[a_fault()] * count).status == 400
+    assert report_faults(fleet, *[a_fault()] * count).status == 400
 
 
 def test_accepted_batch_of_long_texts_can_be_parsed(fleet: Gateway) -> None:
-    wide = report(fleet, *[a_fault(detail="\U0001f600" * 400)] * 100)
-    plain = report(fleet, *[a_fault(detail="x" * 400)] * 100, key="key-2")
+    wide = report_faults(fleet, *[a_fault(detail="\U0001f600" * 400)] * 100)
+    plain = report_faults(fleet, *[a_fault(detail="x" * 400)] * 100, key="key-2")
 
     assert (wide.status, plain.status) == (400, 202)
-    assert len(reported(fleet)) == 100
+    assert len(queued_events(fleet)) == 100
 
 
 # ---------------------------------------------------------------- twice
 
 
 def test_repeated_request_gets_the_same_answer_and_queues_nothing(fleet: Gateway) -> None:
-    first = report(fleet, a_fault())
+    first = report_faults(fleet, a_fault())
     fleet.fakes.clock.advance(3600)
 
-    assert report(fleet, a_fault()).document == first.document
+    assert report_faults(fleet, a_fault()).document == first.document
     assert len(fleet.fakes.inbox.queued) == 1
 
 
 def test_the_same_key_for_another_report_is_refused(fleet: Gateway) -> None:
-    report(fleet, a_fault())
+    report_faults(fleet, a_fault())
 
-    assert report(fleet, a_fault(code="xid:48")).document["code"] == "IDEMPOTENCY_KEY_REUSED"
+    assert report_faults(fleet, a_fault(code="xid:48")).document["code"] == "IDEMPOTENCY_KEY_REUSED"
 
 
 def test_retry_after_a_crash_queues_the_same_envelope(fleet: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,15 +220,15 @@ def test_retry_after_a_crash_queues_the_same_envelope(fleet: Gateway, monkeypatc
 
     with monkeypatch.context() as patched:
         patched.setattr(fleet.fakes.ledger, "commit", dies)
-        assert report(fleet, a_fault()).status == 503
-    assert report(fleet, a_fault()).status == 202
+        assert report_faults(fleet, a_fault()).status == 503
+    assert report_faults(fleet, a_fault()).status == 202
 
-    first, second = reported(fleet)
+    first, second = queued_events(fleet)
     assert first == second
 
 
 def test_report_needs_an_idempotency_key(fleet: Gateway) -> None:
-    assert report(fleet, a_fault(), key=None).document["code"] == "IDEMPOTENCY_KEY_MISSING"
+    assert report_faults(fleet, a_fault(), key=None).document["code"] == "IDEMPOTENCY_KEY_MISSING"
 
 
 # ---------------------------------------------------------------- faults seen in a job
@@ -236,24 +242,26 @@ def training(fleet: Gateway) -> Gateway:
     return fleet
 
 
-def in_job(**changes: Any) -> dict[str, Any]:
+def a_fault_of_a_job(**changes: Any) -> dict[str, Any]:
     return a_fault(instanceId=None, jobId="job-0000000001", **{"code": "train:hang", **changes})
 
 
 @pytest.mark.parametrize(("rank", "number"), [(None, 1), (1, 2)])
 def test_fault_of_a_job_is_attributed_to_the_ranks_node(training: Gateway, rank: int | None, number: int) -> None:
-    assert report(training, in_job(rank=rank)).status == 202
+    assert report_faults(training, a_fault_of_a_job(rank=rank)).status == 202
 
-    assert [(fact.instance_id, fact.fault_key) for fact in reported(training)] == [(instance_id(number), "train:hang")]
+    assert [(fact.instance_id, fact.fault_key) for fact in queued_events(training)] == [
+        (instance_id(number), "train:hang")
+    ]
 
 
 def test_hang_after_a_node_fault_joins_its_incident(training: Gateway) -> None:
     faulty = an_incident(2, last_signal_at=A_MOMENT - timedelta(minutes=9))
     stored(training.fakes.ledger, faulty)
 
-    report(training, in_job(rank=0))
+    report_faults(training, a_fault_of_a_job(rank=0))
 
-    assert [fact.instance_id for fact in reported(training)] == [instance_id(2)]
+    assert [fact.instance_id for fact in queued_events(training)] == [instance_id(2)]
     (row,) = training.fakes.ledger.by_state(Table.INCIDENTS, "DEC#job-0000000001").rows
     record = Decision.model_validate(row.doc)
     assert (record.kind, record.action) == ("ATTRIBUTION", instance_id(2))
@@ -271,10 +279,10 @@ def test_hang_after_a_node_fault_joins_its_incident(training: Gateway) -> None:
     ],
 )
 def test_job_without_a_matching_attempt_is_refused(training: Gateway, changes: dict[str, Any], status: int) -> None:
-    fault = {name: value for name, value in {**in_job(), **changes}.items() if value is not None}
+    fault = {name: value for name, value in {**a_fault_of_a_job(), **changes}.items() if value is not None}
 
-    assert report(training, fault).status == status
-    assert reported(training) == []
+    assert report_faults(training, fault).status == status
+    assert queued_events(training) == []
 
 
 # ---------------------------------------------------------------- whose fault it is to report
@@ -293,7 +301,7 @@ def test_detectors_may_report_only_their_fault_families() -> None:
 @pytest.mark.parametrize("field", ["code", "faultKey"])
 @pytest.mark.parametrize("key", NOT_A_DETECTORS)
 def test_detector_cannot_report_provider_or_operator_faults(fleet: Gateway, key: str, field: str) -> None:
-    answer = report(fleet, a_fault(2), a_fault(1, **{"code": None, field: key}))
+    answer = report_faults(fleet, a_fault(2), a_fault(1, **{"code": None, field: key}))
 
     assert (answer.status, [error["field"] for error in answer.document["errors"]]) == (400, [f"faults[1].{field}"])
     assert key in answer.document["detail"]
@@ -302,12 +310,12 @@ def test_detector_cannot_report_provider_or_operator_faults(fleet: Gateway, key:
 
 @pytest.mark.parametrize("code", ["NvidiaErrorTerminate", "instance_retirement", " person:replace", "PERSON:REPLACE"])
 def test_other_spellings_of_reserved_faults_are_refused(fleet: Gateway, code: str) -> None:
-    assert report(fleet, a_fault(code=code)).status == 400
+    assert report_faults(fleet, a_fault(code=code)).status == 400
     assert fleet.fakes.inbox.queued == []
 
 
 def test_reported_line_with_the_verdict_of_an_agent_is_refused(fleet: Gateway) -> None:
-    answer = report(fleet, a_fault(code=None, line=json.dumps(AGENT_LINE)))
+    answer = report_faults(fleet, a_fault(code=None, line=json.dumps(AGENT_LINE)))
 
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "faults[0].line")
 
@@ -316,7 +324,7 @@ def test_reported_line_with_the_verdict_of_an_agent_is_refused(fleet: Gateway) -
     "reporter_role", [{}, {"reporterRole": "detector"}, {"reporterRole": "OPERATOR"}, {"reporterRole": ""}]
 )
 def test_forged_envelope_is_refused(fleet: Gateway, reporter_role: dict[str, str]) -> None:
-    report(fleet, a_fault())
+    report_faults(fleet, a_fault())
     (document,) = fleet.fakes.inbox.queued
     detail = {name: value for name, value in document["detail"].items() if name != "reporterRole"} | reporter_role
     detail["faults"][0]["faultKey"] = "person:replace"
@@ -334,16 +342,16 @@ def test_operator_request_is_recorded_under_the_session(fleet: Gateway) -> None:
     )
 
     assert answer.status == 202
-    assert [(fact.fault_key, fact.source) for fact in reported(fleet)] == [
+    assert [(fact.fault_key, fact.source) for fact in queued_events(fleet)] == [
         ("person:replace", "person:role/Operator (ana.smith)"),
         ("xid:79", "person:role/Operator (ana.smith)"),
     ]
-    assert {source_family(fact.source) for fact in reported(fleet)} == {"person:role/Operator"}
+    assert {source_family(fact.source) for fact in queued_events(fleet)} == {"person:role/Operator"}
 
 
 @pytest.mark.parametrize("source", ["evenkeel.drill", "aws.sagemaker", "custom.site"])
 def test_events_of_other_sources_cannot_report_faults(fleet: Gateway, source: str) -> None:
-    report(fleet, a_fault())
+    report_faults(fleet, a_fault())
     (document,) = fleet.fakes.inbox.queued
 
     assert isinstance(envelope.parse(json.dumps(document | {"source": source}).encode()), Unknown)

@@ -27,17 +27,17 @@ def site(gateway: Gateway) -> Gateway:
     return gateway
 
 
-def submitted(site: Gateway, key: str = "k1", **fields: Any) -> ApiResponse:
+def submit_job(site: Gateway, key: str = "k1", **fields: Any) -> ApiResponse:
     return site.post("/v1/jobs", {"name": "a", **fields}, key=key)
 
 
-def shown(site: Gateway, answer: ApiResponse) -> dict[str, Any]:
+def shown_job(site: Gateway, answer: ApiResponse) -> dict[str, Any]:
     document: dict[str, Any] = site.get(f"/v1/jobs/{answer.document['jobId']}").document
     return document
 
 
 def test_job_type_alone_is_a_valid_submission(site: Gateway) -> None:
-    job = shown(site, submitted(site))
+    job = shown_job(site, submit_job(site))
 
     assert (job["jobType"], job["image"], job["command"], job["nodes"], job["gpusPerNode"]) == (
         "research",
@@ -49,8 +49,9 @@ def test_job_type_alone_is_a_valid_submission(site: Gateway) -> None:
 
 
 def test_body_overrides_the_job_type(site: Gateway) -> None:
-    job = shown(
-        site, submitted(site, jobType="production", gpusPerNode=4, requires={"gpuMemoryGib": 80, "gpuModels": ["H100"]})
+    job = shown_job(
+        site,
+        submit_job(site, jobType="production", gpusPerNode=4, requires={"gpuMemoryGib": 80, "gpuModels": ["H100"]}),
     )
 
     assert (job["jobType"], job["nodes"], job["gpusPerNode"]) == ("production", 2, 4)
@@ -59,22 +60,22 @@ def test_body_overrides_the_job_type(site: Gateway) -> None:
 
 
 def test_unknown_job_type_is_refused_by_field(site: Gateway) -> None:
-    answer = submitted(site, jobType="prodution")
+    answer = submit_job(site, jobType="prodution")
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     assert answer.document["errors"][0]["field"] == "jobType"
 
 
 def test_repeated_submission_ignores_a_changed_job_type(site: Gateway) -> None:
-    first = submitted(site)
+    first = submit_job(site)
     path = f"/v1/clusters/{FLEET}/policy"
     site.post(path, {"changes": {}, "reason": "Without."}, key="none")
     site.fakes.clock.advance(31)
 
-    again = submitted(site)
+    again = submit_job(site)
 
     assert (again.status, again.document["jobId"]) == (202, first.document["jobId"])
-    assert shown(site, again)["jobType"] == "research"
+    assert shown_job(site, again)["jobType"] == "research"
 
 
 def test_image_and_command_are_required_without_job_types(gateway: Gateway) -> None:

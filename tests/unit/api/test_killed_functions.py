@@ -15,7 +15,7 @@ OTHER = f"arn:aws:iam::{ACCOUNT}:user/another-person"
 _MAX_EFFECTS = 12
 
 
-def cordoned_by_a_recovery(gateway: Gateway) -> None:
+def store_cordon_of_recovery(gateway: Gateway) -> None:
     gateway.fakes.cluster.cordon(CLUSTER, f"hyperpod-{NODE}", "inc-0000000001")
 
 
@@ -28,7 +28,7 @@ PREPARED: Mapping[tuple[str, str], tuple[Callable[[Gateway], object], Change]] =
         lambda gateway: gateway.call("PUT", "/v1/teams/nlp/quota", TEAM, headers=NEW, caller=OTHER),
         call("DELETE", "/v1/teams/nlp?reason=x", None, AS_READ),
     ),
-    ("POST", "/v1/nodes/{nodeId}/uncordon"): (cordoned_by_a_recovery, post(f"/v1/nodes/{NODE}/uncordon", {})),
+    ("POST", "/v1/nodes/{nodeId}/uncordon"): (store_cordon_of_recovery, post(f"/v1/nodes/{NODE}/uncordon", {})),
 }
 """Changes that need a prepared state: the step that prepares it, and the change."""
 ACTS = {
@@ -54,12 +54,12 @@ def kill_at(gateway: Gateway, number: int, when: CrashTiming) -> CrashPlan:
 @pytest.mark.parametrize("route", ACTS, ids=" ".join)
 def test_repeat_after_a_kill_completes_the_act(route: tuple[str, str], when: CrashTiming) -> None:
     prepare, change = ACTS[route]
-    undisturbed = begin(prepare)
+    undisturbed = prepare_site(prepare)
     assert change(undisturbed, OPERATOR).status in (200, 202)
     expected = undisturbed.fakes.ledger.contents()
 
     for number in range(1, _MAX_EFFECTS):
-        gateway = begin(prepare)
+        gateway = prepare_site(prepare)
         kill_at(gateway, number, when)
         try:
             change(gateway, OPERATOR)
@@ -77,7 +77,7 @@ def test_repeat_after_a_kill_completes_the_act(route: tuple[str, str], when: Cra
     raise AssertionError("the act has more effects than the test kills")
 
 
-def begin(prepare: Callable[[Gateway], object]) -> Gateway:
+def prepare_site(prepare: Callable[[Gateway], object]) -> Gateway:
     gateway = a_site()
     prepare(gateway)
     return gateway

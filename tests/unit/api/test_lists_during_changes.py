@@ -13,7 +13,7 @@ from evenkeel.ports import Put, Row
 from evenkeel.services.storage import incident_rows, job_rows
 from tests.fakes.ledger import InMemoryLedger
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_job, an_incident, heartbeats, stored
+from tests.unit.api.seeds import a_job, an_incident, store_heartbeats, stored
 
 INCIDENT_CHANGES = (
     (IncidentState.OPEN, IncidentState.RECOVERING),
@@ -31,7 +31,7 @@ JOB_CHANGES = (
 )
 
 
-def change_before_read(ledger: InMemoryLedger, monkeypatch: pytest.MonkeyPatch, number: int, changed: Row) -> None:
+def change_before_list_read(ledger: InMemoryLedger, monkeypatch: pytest.MonkeyPatch, number: int, changed: Row) -> None:
     """Change a row just before the list read with this number."""
     reads = iter(range(1_000))
     inner = ledger.by_state
@@ -55,9 +55,9 @@ def test_incident_that_changes_state_between_pages_is_listed_once(
     after: IncidentState,
     number: int,
 ) -> None:
-    heartbeats(gateway.fakes.ledger)
+    store_heartbeats(gateway.fakes.ledger)
     stored(gateway.fakes.ledger, an_incident(1, state=before))
-    change_before_read(
+    change_before_list_read(
         gateway.fakes.ledger, monkeypatch, number, incident_rows.incident_row(an_incident(1, state=after), 1)
     )
 
@@ -73,7 +73,7 @@ def test_job_that_changes_state_between_pages_is_listed_once(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, before: JobState, after: JobState, number: int
 ) -> None:
     stored(gateway.fakes.ledger, a_job(1, state=before))
-    change_before_read(gateway.fakes.ledger, monkeypatch, number, job_rows.job_row(a_job(1, state=after), 1))
+    change_before_list_read(gateway.fakes.ledger, monkeypatch, number, job_rows.job_row(a_job(1, state=after), 1))
 
     items = gateway.get("/v1/jobs").document["items"]
 

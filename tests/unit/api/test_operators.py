@@ -26,13 +26,13 @@ def asking(gateway: Gateway) -> Gateway:
     return gateway
 
 
-def answer_to(gateway: Gateway, verb: str, body: dict[str, Any], **options: Any) -> Any:
+def send_answer(gateway: Gateway, verb: str, body: dict[str, Any], **options: Any) -> Any:
     return gateway.post(f"/v1/incidents/inc-0000000001/{verb}", body, **options)
 
 
 def test_pending_approval_is_shown_and_approved_by_decision_id(asking: Gateway) -> None:
     before = asking.get("/v1/incidents/inc-0000000001").document
-    answer = answer_to(asking, "approve", YES)
+    answer = send_answer(asking, "approve", YES)
 
     assert before["pendingApproval"] == {
         "decisionId": ASKS.decision_id,
@@ -53,8 +53,8 @@ def test_pending_approval_is_shown_and_approved_by_decision_id(asking: Gateway) 
 
 
 def test_second_approver_gets_a_conflict_with_the_author(asking: Gateway) -> None:
-    answer_to(asking, "approve", YES)
-    second = answer_to(asking, "decline", YES, caller=BO, key="k2")
+    send_answer(asking, "approve", YES)
+    second = send_answer(asking, "decline", YES, caller=BO, key="k2")
 
     assert (second.status, second.document["code"]) == (409, "ALREADY_ANSWERED")
     assert second.document["detail"] == "Approved by role/Researcher (ana): go on. That answer is final."
@@ -65,14 +65,14 @@ def test_approval_is_refused_while_no_plan_awaits_one(gateway: Gateway, body: di
     plan = ASKS.replace(outcome="ACT") if body["decisionId"] == ASKS.decision_id else ASKS
     stored(gateway.fakes.ledger, an_incident(1, plan=plan))
 
-    answer = answer_to(gateway, "approve", body)
+    answer = send_answer(gateway, "approve", body)
 
     assert (answer.status, answer.document["code"]) == (409, "PLAN_SUPERSEDED")
 
 
 @pytest.mark.parametrize("body", [{}, {"decisionId": "inc-1"}, {"decisionId": "dec-1", "reason": "a\nb"}])
 def test_approval_that_names_no_plan_is_refused(asking: Gateway, body: dict[str, Any]) -> None:
-    assert answer_to(asking, "approve", body).document["code"] == "VALIDATION_FAILED"
+    assert send_answer(asking, "approve", body).document["code"] == "VALIDATION_FAILED"
 
 
 def test_why_explains_a_pending_approval(asking: Gateway) -> None:

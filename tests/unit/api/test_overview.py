@@ -26,8 +26,8 @@ from tests.unit.api.seeds import (
     ago,
     an_attempt,
     an_incident,
-    count_fleet,
-    heartbeats,
+    store_fleet_counts,
+    store_heartbeats,
     stored,
 )
 from tests.unit.publishing.test_publish_events import SCHEMA
@@ -36,7 +36,7 @@ Json = dict[str, Any]
 ROUTE = "/v1/overview"
 
 
-def fill(gateway: Gateway, nodes: int, jobs: int, incidents: int, teams: int = 3) -> None:
+def store_fleet(gateway: Gateway, nodes: int, jobs: int, incidents: int, teams: int = 3) -> None:
     stored(gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, nodes + 1)))
     for number in range(1, jobs + 1):
         job = a_job(number % 29, job_id=f"job-{number:010d}", state=("PENDING", "RUNNING")[number % 2])
@@ -49,12 +49,12 @@ def fill(gateway: Gateway, nodes: int, jobs: int, incidents: int, teams: int = 3
     )
 
 
-def reads_of(size: int) -> tuple[int, int]:
+def count_reads(size: int) -> tuple[int, int]:
     """Return how many calls and rows one request reads in a fleet of this size."""
     gateway = Gateway()
-    fill(gateway, size, size, min(size, 200))
-    heartbeats(gateway.fakes.ledger)
-    count_fleet(gateway.fakes)
+    store_fleet(gateway, size, size, min(size, 200))
+    store_heartbeats(gateway.fakes.ledger)
+    store_fleet_counts(gateway.fakes)
     counted = CountedCalls(gateway.fakes)
     context = a_context(gateway.fakes).replace(**counted.ports)
     counted.clear()
@@ -65,7 +65,7 @@ def reads_of(size: int) -> tuple[int, int]:
 
 
 def test_number_of_reads_does_not_depend_on_fleet_size() -> None:
-    small, large = reads_of(60), reads_of(1200)
+    small, large = count_reads(60), count_reads(1200)
 
     assert small == large
     assert large[0] <= 22
@@ -74,8 +74,8 @@ def test_number_of_reads_does_not_depend_on_fleet_size() -> None:
 
 def test_overview_of_a_large_fleet_stays_small() -> None:
     gateway = Gateway()
-    fill(gateway, 2000, 1000, 100, teams=300)
-    counts = count_fleet(gateway.fakes)
+    store_fleet(gateway, 2000, 1000, 100, teams=300)
+    counts = store_fleet_counts(gateway.fakes)
 
     answer = gateway.get(ROUTE)
 
@@ -95,7 +95,7 @@ def test_counts_are_unknown_before_the_first_sweep() -> None:
 
 def test_counts_of_earlier_build_are_unknown() -> None:
     gateway = Gateway()
-    counts = count_fleet(gateway.fakes)
+    counts = store_fleet_counts(gateway.fakes)
     row = gateway.fakes.ledger.get(fleet_rows.overview_key())
     assert row
     earlier = {name: value for name, value in counts.items() if name not in ("jobsOnNode", "serving")}
@@ -107,8 +107,8 @@ def test_counts_of_earlier_build_are_unknown() -> None:
 @pytest.mark.parametrize(("minutes", "is_stale"), [(1, False), (11, True)])
 def test_old_counts_are_marked_with_their_time(minutes: int, is_stale: bool) -> None:
     gateway = Gateway()
-    fill(gateway, 3, 4, 0)
-    count_fleet(gateway.fakes, minutes_ago=minutes)
+    store_fleet(gateway, 3, 4, 0)
+    store_fleet_counts(gateway.fakes, minutes_ago=minutes)
 
     counts = gateway.get(ROUTE).document["counts"]
 
@@ -117,8 +117,8 @@ def test_old_counts_are_marked_with_their_time(minutes: int, is_stale: bool) -> 
 
 def test_open_incidents_are_current_and_questions_come_first() -> None:
     gateway = Gateway()
-    heartbeats(gateway.fakes.ledger)
-    count_fleet(gateway.fakes)
+    store_heartbeats(gateway.fakes.ledger)
+    store_fleet_counts(gateway.fakes)
     plan = StoredRecoveryPlan(
         run=1,
         outcome="ASK",
@@ -145,7 +145,7 @@ def test_open_incidents_are_current_and_questions_come_first() -> None:
 def test_incident_left_for_a_person_shows_its_outcome() -> None:
     gateway = Gateway()
     stored(gateway.fakes.ledger, an_incident(3, state="FAILED", outcome="The node did not come back."))
-    count_fleet(gateway.fakes)
+    store_fleet_counts(gateway.fakes)
 
     document = gateway.get(ROUTE).document
     (left,) = document["incidents"]["items"]
@@ -161,8 +161,8 @@ def test_incident_left_for_a_person_shows_its_outcome() -> None:
 
 def test_incident_failed_since_sweep_needs_person_at_once() -> None:
     gateway = Gateway()
-    heartbeats(gateway.fakes.ledger)
-    count_fleet(gateway.fakes, minutes_ago=1)
+    store_heartbeats(gateway.fakes.ledger)
+    store_fleet_counts(gateway.fakes, minutes_ago=1)
     settled = StageTimes(settled_at=ago(seconds=20))
     before = StageTimes(settled_at=ago(hours=3))
     stored(
@@ -180,7 +180,7 @@ def test_incident_failed_since_sweep_needs_person_at_once() -> None:
 def test_handled_incident_leaves_the_overview_before_the_next_sweep() -> None:
     gateway = Gateway()
     stored(gateway.fakes.ledger, an_incident(3, state="WAITING_FOR_PERSON"))
-    count_fleet(gateway.fakes)
+    store_fleet_counts(gateway.fakes)
     key = incident_rows.incident_key("inc-0000000003")
     row = gateway.fakes.ledger.get(key)
     assert row
@@ -207,7 +207,7 @@ def test_jobs_under_pending_approval_are_known_after_sweep() -> None:
     job = a_job(1, state="RUNNING", current_attempt=1)
     stored(gateway.fakes.ledger, job, an_attempt(job, 1), an_incident(1, plan=ASKS))
     (before,) = gateway.get(ROUTE).document["incidents"]["items"]
-    count_fleet(gateway.fakes)
+    store_fleet_counts(gateway.fakes)
 
     (after,) = gateway.get(ROUTE).document["incidents"]["items"]
 
@@ -217,7 +217,7 @@ def test_jobs_under_pending_approval_are_known_after_sweep() -> None:
 
 def test_cordon_of_a_person_shows_at_once() -> None:
     gateway = Gateway()
-    count_fleet(gateway.fakes)
+    store_fleet_counts(gateway.fakes)
     life = a_fleet_node(1).life
     manual_cordons.put(gateway.fakes.ledger, ManualCordon(life=life.key, by="ana", reason="fan", at=A_MOMENT))
 
@@ -228,7 +228,7 @@ def test_cordon_of_a_person_shows_at_once() -> None:
 
 def test_ages_of_sources_alone_do_not_change_the_etag() -> None:
     gateway = Gateway()
-    heartbeats(gateway.fakes.ledger)
+    store_heartbeats(gateway.fakes.ledger)
     first = gateway.get(ROUTE)
     gateway.fakes.clock.advance(5)
 
@@ -240,7 +240,7 @@ def test_ages_of_sources_alone_do_not_change_the_etag() -> None:
 
 def test_overview_shows_rent_beside_its_cap() -> None:
     gateway = Gateway()
-    count_fleet(gateway.fakes)
+    store_fleet_counts(gateway.fakes)
 
     rent = gateway.get(ROUTE).document["counts"]["rent"]
 
@@ -265,7 +265,7 @@ def test_classes_are_in_the_order_of_their_priority() -> None:
         job = a_job(number)
         stored(gateway.fakes.ledger, job.replace(spec=job.spec.replace(priority_class=name)))
 
-    listed = count_fleet(gateway.fakes)["jobs"]["classes"]
+    listed = store_fleet_counts(gateway.fakes)["jobs"]["classes"]
 
     assert [job_class["priorityClass"] for job_class in listed] == ["high", "medium", "low", None]
 
@@ -280,8 +280,8 @@ def test_overview_shows_a_hold_immediately() -> None:
 
 def test_unchanged_overview_is_answered_without_a_body() -> None:
     gateway = Gateway()
-    fill(gateway, 3, 4, 1)
-    count_fleet(gateway.fakes)
+    store_fleet(gateway, 3, 4, 1)
+    store_fleet_counts(gateway.fakes)
     tag = gateway.get(ROUTE).headers["ETag"]
 
     same = gateway.call("GET", ROUTE, headers={"If-None-Match": tag})
@@ -299,16 +299,16 @@ def test_team_has_the_ninetieth_percentile_of_its_waits() -> None:
     started = a_job(1, job_id="job-0000000099", submitted_at=ago(hours=9), started_at=ago(hours=8))
     stored(gateway.fakes.ledger, started.replace(spec=started.spec.replace(team="vision")))
 
-    waits = {team["team"]: team["p90WaitSeconds"] for team in count_fleet(gateway.fakes)["teams"]}
+    waits = {team["team"]: team["p90WaitSeconds"] for team in store_fleet_counts(gateway.fakes)["teams"]}
 
     assert waits == {"nlp": 90 * 60, "vision": 3600}
 
 
 def test_lists_have_the_counts_of_the_last_sweep() -> None:
     gateway = Gateway()
-    fill(gateway, 4, 6, 1)
+    store_fleet(gateway, 4, 6, 1)
     before = (gateway.get("/v1/nodes").document["counts"], gateway.get("/v1/jobs").document["counts"])
-    count_fleet(gateway.fakes, minutes_ago=1)
+    store_fleet_counts(gateway.fakes, minutes_ago=1)
 
     nodes, jobs = gateway.get("/v1/nodes?pageSize=1").document, gateway.get("/v1/jobs?pageSize=1").document
 
@@ -330,7 +330,7 @@ def test_lists_have_the_counts_of_the_last_sweep() -> None:
 )
 def test_nodes_are_filtered_by_state_and_pool(query: str, expected: list[int]) -> None:
     gateway = Gateway()
-    fill(gateway, 4, 0, 1)
+    store_fleet(gateway, 4, 0, 1)
     row = gateway.fakes.ledger.get(fleet_rows.node_key(a_fleet_node(2).life.cluster, a_fleet_node(2).life.instance_id))
     assert row
     gateway.fakes.ledger.commit(Put(Row(row.key, a_fleet_node(2, is_gone=True).to_json(), row.version, row.state)))
@@ -354,7 +354,7 @@ def test_table_of_tasks_also_counts_jobs_without_a_class() -> None:
         a_job(4, submitted_at=ago(hours=1), is_preempted=True, started_at=ago(minutes=50)),
     )
 
-    (unset,) = count_fleet(gateway.fakes)["jobs"]["classes"]
+    (unset,) = store_fleet_counts(gateway.fakes)["jobs"]["classes"]
 
     assert unset == {
         "priorityClass": None,
@@ -372,7 +372,7 @@ def test_table_of_tasks_also_counts_jobs_without_a_class() -> None:
 # ---------------------------------------------------------------- budgets
 
 
-def budgets(used: float, *, period: str = "2026-11", limit: float = 1000) -> Row:
+def published_budget_events(used: float, *, period: str = "2026-11", limit: float = 1000) -> Row:
     entry = {"team": "nlp", "period": period, "quantity": "gpuHours", "used": used, "limit": limit}
     return Row(fleet_rows.overview_key(), {"budgets": [entry]}, 7)
 
@@ -389,7 +389,9 @@ CROSSINGS = [
 
 @pytest.mark.parametrize(("before", "after", "threshold"), CROSSINGS)
 def test_budget_event_at_each_threshold(before: float, after: float, threshold: int | None) -> None:
-    events = publish_events.derive(RowChange(budgets(before), budgets(after), A_MOMENT), "research")
+    events = publish_events.derive(
+        RowChange(published_budget_events(before), published_budget_events(after), A_MOMENT), "research"
+    )
 
     assert [event.data["thresholdPercent"] for event in events] == ([threshold] if threshold else [])
 
@@ -398,9 +400,9 @@ def test_budget_event_id_repeats_within_period_and_changes_after() -> None:
     def ids(change: RowChange) -> list[str]:
         return [event.event_id for event in publish_events.derive(change, "research")]
 
-    first = ids(RowChange(budgets(790), budgets(810), A_MOMENT))
-    again = ids(RowChange(budgets(795), budgets(805), A_MOMENT + timedelta(hours=1)))
-    later = ids(RowChange(budgets(900), budgets(850, period="2026-12"), A_MOMENT))
+    first = ids(RowChange(published_budget_events(790), published_budget_events(810), A_MOMENT))
+    again = ids(RowChange(published_budget_events(795), published_budget_events(805), A_MOMENT + timedelta(hours=1)))
+    later = ids(RowChange(published_budget_events(900), published_budget_events(850, period="2026-12"), A_MOMENT))
 
     assert first == again
     assert len({*first, *later}) == 2
@@ -408,7 +410,9 @@ def test_budget_event_id_repeats_within_period_and_changes_after() -> None:
 
 def test_budget_event_follows_the_schema() -> None:
     fakes = Gateway().fakes
-    publish_events.run(RowChange(budgets(790), budgets(810), A_MOMENT), a_context(fakes))
+    publish_events.run(
+        RowChange(published_budget_events(790), published_budget_events(810), A_MOMENT), a_context(fakes)
+    )
     (event,) = fakes.event_bus.events
 
     jsonschema.validate({"source": event.source, "detail-type": event.detail_type, "detail": event.detail}, SCHEMA)

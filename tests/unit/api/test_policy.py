@@ -43,21 +43,21 @@ def site(gateway: Gateway) -> Gateway:
     return gateway
 
 
-def give(site: Gateway, changes: Any = OURS, key: str = "k1", **more: Any) -> ApiResponse:
+def put_policy(site: Gateway, changes: Any = OURS, key: str = "k1", **more: Any) -> ApiResponse:
     return site.call("POST", PATH, {"changes": changes, "reason": "Ours.", **more}, key=key)
 
 
-def code(answer: ApiResponse) -> tuple[int, str]:
+def problem_code(answer: ApiResponse) -> tuple[int, str]:
     return answer.status, answer.document["code"]
 
 
-def stored(site: Gateway, table: Table = Table.INCIDENTS) -> PolicyChange | None:
+def stored_policy_row(site: Gateway, table: Table = Table.INCIDENTS) -> PolicyChange | None:
     row = site.fakes.ledger.get(site_policy_key(table))
     return rows.decode(row, PolicyChange) if row else None
 
 
 def test_policy_change_applies_and_shows_its_author(site: Gateway) -> None:
-    response = give(site)
+    response = put_policy(site)
     site.fakes.clock.advance(31)
     shown = site.get(PATH).document
 
@@ -70,30 +70,30 @@ def test_policy_change_applies_and_shows_its_author(site: Gateway) -> None:
 
 
 def test_policy_is_stored_in_both_tables(site: Gateway) -> None:
-    give(site)
-    give(site, {}, key="k2")
+    put_policy(site)
+    put_policy(site, {}, key="k2")
 
-    assert stored(site, Table.INCIDENTS) == stored(site, Table.JOBS)
-    assert stored(site)
+    assert stored_policy_row(site, Table.INCIDENTS) == stored_policy_row(site, Table.JOBS)
+    assert stored_policy_row(site)
 
 
 def test_late_repeat_does_not_undo_a_newer_change(site: Gateway) -> None:
-    first = give(site)
-    give(site, {"repair": {"maxAttempts": 1}}, key="k2")
+    first = put_policy(site)
+    put_policy(site, {"repair": {"maxAttempts": 1}}, key="k2")
 
-    again = give(site)
+    again = put_policy(site)
 
     assert again.document == first.document
-    change = stored(site)
+    change = stored_policy_row(site)
     assert change
     assert (change.number, change.changes) == (2, {"repair": {"maxAttempts": 1}})
     assert change.before == OURS
 
 
 def test_idempotency_key_belongs_to_one_request(site: Gateway) -> None:
-    give(site)
+    put_policy(site)
 
-    assert code(give(site, {"repair": {"maxAttempts": 1}})) == (422, "IDEMPOTENCY_KEY_REUSED")
+    assert problem_code(put_policy(site, {"repair": {"maxAttempts": 1}})) == (422, "IDEMPOTENCY_KEY_REUSED")
 
 
 @pytest.mark.parametrize(
@@ -104,20 +104,20 @@ def test_idempotency_key_belongs_to_one_request(site: Gateway) -> None:
     ],
 )
 def test_invalid_policy_is_refused_by_field(site: Gateway, changes: dict[str, Any], expected: str) -> None:
-    refused = give(site, changes)
+    refused = put_policy(site, changes)
 
-    assert code(refused) == (400, "VALIDATION_FAILED")
+    assert problem_code(refused) == (400, "VALIDATION_FAILED")
     assert expected in refused.text
-    assert stored(site) is None
+    assert stored_policy_row(site) is None
 
 
 def test_change_for_an_older_policy_is_refused(site: Gateway) -> None:
-    give(site)
+    put_policy(site)
 
-    stale = give(site, {}, key="k2", basedOn=site.fakes.policy.hash)
+    stale = put_policy(site, {}, key="k2", basedOn=site.fakes.policy.hash)
 
-    assert code(stale) == (409, "CONFLICT")
-    change = stored(site)
+    assert problem_code(stale) == (409, "CONFLICT")
+    change = stored_policy_row(site)
     assert change
     assert change.number == 1
 
@@ -150,7 +150,7 @@ def a_rollback(taken_back: int) -> Decision:
     )
 
 
-def tried(site: Gateway, changes: Any, **more: Any) -> ApiResponse:
+def replay_policy(site: Gateway, changes: Any, **more: Any) -> ApiResponse:
     return site.call("POST", f"{PATH}/test", {"changes": changes, **more})
 
 
@@ -158,7 +158,7 @@ def test_proposed_policy_is_replayed_on_recorded_decisions(site: Gateway) -> Non
     keep(site.fakes.ledger, an_incident(), a_rollback(1), a_rollback(2))
     commits = len(site.fakes.ledger.commits)
 
-    same, other = tried(site, {}).document, tried(site, {"jobs": {"maxRollbacks": 2}}).document
+    same, other = replay_policy(site, {}).document, replay_policy(site, {"jobs": {"maxRollbacks": 2}}).document
 
     assert (same["examined"], same["changed"]) == (2, [])
     (changed,) = other["changed"]
@@ -187,8 +187,8 @@ def test_admission_is_replayed_under_another_number_of_spare_nodes(site: Gateway
     )
     keep(site.fakes.ledger, a_job(1), record)
 
-    same = tried(site, {}).document
-    other = tried(site, {"scheduling": {"spareNodes": {"workers": 2}}}).document
+    same = replay_policy(site, {}).document
+    other = replay_policy(site, {"scheduling": {"spareNodes": {"workers": 2}}}).document
 
     assert (same["examined"], same["changed"]) == (1, [])
     (changed,) = other["changed"]
@@ -233,7 +233,7 @@ def a_repair(number: int, subject: str, **changes: Any) -> Decision:
 def test_proposed_modes_are_replayed_on_recorded_decisions(site: Gateway, rule: dict[str, str], after: str) -> None:
     keep(site.fakes.ledger, an_incident(), a_plan(1, "inc-0000000001"))
 
-    document = tried(site, {"modes": [rule]}).document
+    document = replay_policy(site, {"modes": [rule]}).document
 
     changes = [(change["before"], change["after"]["action"], change["after"]["mode"]) for change in document["changed"]]
     assert [(before["action"], before["mode"], action) for before, action, _ in changes] == (
@@ -243,11 +243,11 @@ def test_proposed_modes_are_replayed_on_recorded_decisions(site: Gateway, rule: 
 
 
 def test_removal_of_mode_rules_is_replayed_on_decisions(site: Gateway) -> None:
-    give(site, {"modes": [{"mode": "observe"}]})
+    put_policy(site, {"modes": [{"mode": "observe"}]})
     site.fakes.clock.advance(31)
     keep(site.fakes.ledger, an_incident(mode="observe"), a_plan(1, "inc-0000000001", Mode.OBSERVE))
 
-    same, freed = tried(site, {"modes": [{"mode": "observe"}]}).document, tried(site, {}).document
+    same, freed = replay_policy(site, {"modes": [{"mode": "observe"}]}).document, replay_policy(site, {}).document
 
     assert same["changed"] == []
     assert [(change["before"]["action"], change["after"]["action"]) for change in freed["changed"]] == [
@@ -258,9 +258,9 @@ def test_removal_of_mode_rules_is_replayed_on_decisions(site: Gateway) -> None:
 def test_repair_is_replayed_under_other_modes_and_limits(site: Gateway) -> None:
     keep(site.fakes.ledger, an_incident(), a_repair(1, "inc-0000000001"))
 
-    same = tried(site, {}).document
-    observed = tried(site, {"modes": [{"mode": "observe"}]}).document
-    limited = tried(site, {"repair": {"guardrails": {"fleetRepairs": 1}}}).document
+    same = replay_policy(site, {}).document
+    observed = replay_policy(site, {"modes": [{"mode": "observe"}]}).document
+    limited = replay_policy(site, {"repair": {"guardrails": {"fleetRepairs": 1}}}).document
 
     assert (same["examined"], same["changed"], same["cannot"]) == (1, [], 0)
     assert [change["kind"] for change in observed["changed"]] == ["REPAIR"]
@@ -274,33 +274,33 @@ def test_records_that_cannot_replay_are_counted_and_old_ones_skipped(site: Gatew
     keep(site.fakes.ledger, an_incident(), a_decision(1, "inc-0000000001", engine_version="0"))
     keep(site.fakes.ledger, a_decision(2, "inc-0000000001", kind="ROLLBACK"))
 
-    document = tried(site, {}).document
+    document = replay_policy(site, {}).document
 
     assert (document["examined"], document["cannot"], document["changed"]) == (2, 2, [])
-    assert tried(site, {}, since="2030-01-01T00:00:00Z").document["examined"] == 0
+    assert replay_policy(site, {}, since="2030-01-01T00:00:00Z").document["examined"] == 0
 
 
 def test_invalid_policy_is_not_replayed(site: Gateway) -> None:
-    assert code(tried(site, {"jobs": {"maxRollbaks": 2}})) == (400, "VALIDATION_FAILED")
-    assert code(tried(site, {}, since="2026-11-03T10:15:00")) == (400, "VALIDATION_FAILED")
+    assert problem_code(replay_policy(site, {"jobs": {"maxRollbaks": 2}})) == (400, "VALIDATION_FAILED")
+    assert problem_code(replay_policy(site, {}, since="2026-11-03T10:15:00")) == (400, "VALIDATION_FAILED")
 
 
 @pytest.mark.parametrize(
     "since", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1793700840", "2026-11-03", 1793700840]
 )
 def test_trial_start_must_be_a_valid_time(site: Gateway, since: Any) -> None:
-    refused = tried(site, {}, since=since)
+    refused = replay_policy(site, {}, since=since)
 
-    assert code(refused) == (400, "VALIDATION_FAILED")
+    assert problem_code(refused) == (400, "VALIDATION_FAILED")
     assert [error["field"] for error in refused.document["errors"]] == ["since"]
-    assert tried(site, {}, since="0001-01-01T00:00:00Z").status == 200
+    assert replay_policy(site, {}, since="0001-01-01T00:00:00Z").status == 200
 
 
 @pytest.mark.parametrize("size", [1, 2, 50])
 def test_history_lists_every_change_newest_first(site: Gateway, size: int) -> None:
     for number in range(1, 6):
-        assert give(site, {"repair": {"maxAttempts": number}}, key=f"k{number}").status == 200
-    give(site, {"repair": {"maxAttempts": 3}}, key="k3")  # a late repeat changes nothing
+        assert put_policy(site, {"repair": {"maxAttempts": number}}, key=f"k{number}").status == 200
+    put_policy(site, {"repair": {"maxAttempts": 3}}, key="k3")  # a late repeat changes nothing
 
     changes, token = [], ""
     while True:
@@ -362,16 +362,16 @@ FULL: dict[str, Any] = {
 WHOLE = changed(Policy(), FULL).to_json()
 
 
-def numbers(part: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+def paths_of_numbers(part: Any, way: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
     """Yield the path of every number in a document."""
     if isinstance(part, dict | list):
         for name, item in part.items() if isinstance(part, dict) else enumerate(part):
-            yield from numbers(item, (*way, name))
+            yield from paths_of_numbers(item, (*way, name))
     elif isinstance(part, int | float) and not isinstance(part, bool):
         yield way
 
 
-def with_number(way: tuple[str | int, ...], value: float) -> dict[str, Any]:
+def policy_with_number(way: tuple[str | int, ...], value: float) -> dict[str, Any]:
     """Return the whole policy with one number replaced."""
     document = copy.deepcopy(WHOLE)
     part: Any = document
@@ -381,11 +381,11 @@ def with_number(way: tuple[str | int, ...], value: float) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("way", list(numbers(WHOLE)), ids=lambda way: ".".join(map(str, way)))
+@pytest.mark.parametrize("way", list(paths_of_numbers(WHOLE)), ids=lambda way: ".".join(map(str, way)))
 def test_every_number_of_the_policy_has_bounds(way: tuple[str | int, ...]) -> None:
     for value in (-(10**18), 10**18, math.inf, -math.inf, math.nan):
         with pytest.raises(PolicyError):
-            changed(Policy(), with_number(way, value))
+            changed(Policy(), policy_with_number(way, value))
 
 
 def test_every_field_of_a_section_has_bounds() -> None:
@@ -415,11 +415,11 @@ def test_every_field_of_a_section_has_bounds() -> None:
 
 @pytest.mark.parametrize("heads", [0, -1, 100_000])
 def test_jobs_per_page_has_bounds(site: Gateway, heads: int) -> None:
-    refused = give(site, {"scheduling": {"jobsPerPage": heads}})
+    refused = put_policy(site, {"scheduling": {"jobsPerPage": heads}})
 
-    assert code(refused) == (400, "VALIDATION_FAILED")
+    assert problem_code(refused) == (400, "VALIDATION_FAILED")
     assert "scheduling.jobsPerPage" in refused.document["detail"]
-    assert stored(site) is None
+    assert stored_policy_row(site) is None
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ def test_null_value_is_no_policy_change(site: Gateway, changes: dict[str, Any]) 
 
     with pytest.raises(Invalid):
         change_policy.run(request, ledger=site.fakes.ledger, base=Policy(), now=ago())
-    assert stored(site) is None
+    assert stored_policy_row(site) is None
 
 
 def test_margins_beyond_the_calendar_are_refused() -> None:
@@ -448,9 +448,9 @@ def test_margins_beyond_the_calendar_are_refused() -> None:
 
 
 def test_unusable_change_is_shown_with_the_policy_in_force(site: Gateway) -> None:
-    give(site)
-    give(site, {"repair": {"maxAttempts": 1}}, key="k2")
-    change = stored(site)
+    put_policy(site)
+    put_policy(site, {"repair": {"maxAttempts": 1}}, key="k2")
+    change = stored_policy_row(site)
     assert change
     nonsense = change.replace(changes={"repair": {"noLonger": 1}}, number=3, before=change.changes)
     document = site.get(PATH).document

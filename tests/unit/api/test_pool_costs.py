@@ -43,7 +43,7 @@ BODY = {
 }
 
 
-def at_work(gateway: Gateway, **burst: Any) -> Gateway:
+def store_busy_fleet(gateway: Gateway, **burst: Any) -> Gateway:
     """Store two nodes that are in use for 15 minutes, and two pools to rent from."""
     policy = changed(gateway.fakes.policy, {"burst": BURST | burst})
     gateway.world.__dict__["policies"] = type("Site", (), {"current": lambda self: policy, "base": policy})()
@@ -61,7 +61,7 @@ def placement_of(gateway: Gateway, **fields: Any) -> dict[str, Any]:
 
 
 def test_plan_of_an_urgent_job_explains_every_pool(gateway: Gateway) -> None:
-    site = at_work(gateway)
+    site = store_busy_fleet(gateway)
     commits = len(site.fakes.ledger.commits)
 
     document = placement_of(site)
@@ -81,7 +81,7 @@ def test_plan_of_an_urgent_job_explains_every_pool(gateway: Gateway) -> None:
 
 
 def test_free_committed_nodes_are_chosen(gateway: Gateway) -> None:
-    site = at_work(gateway)
+    site = store_busy_fleet(gateway)
     stored(site.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in (3, 4)))
 
     document = placement_of(site)
@@ -90,7 +90,7 @@ def test_free_committed_nodes_are_chosen(gateway: Gateway) -> None:
 
 
 def test_exceeded_cap_is_shown_in_dollars(gateway: Gateway) -> None:
-    document = placement_of(at_work(gateway, fleetCapMicrosPerHour=60_000_000))
+    document = placement_of(store_busy_fleet(gateway, fleetCapMicrosPerHour=60_000_000))
 
     why = next(row["whyNot"] for row in document["pools"] if row["pool"] == "burst-od")
     assert document["action"] == "WAIT"
@@ -98,7 +98,7 @@ def test_exceeded_cap_is_shown_in_dollars(gateway: Gateway) -> None:
 
 
 def test_class_without_delay_cost_rents_nothing(gateway: Gateway) -> None:
-    document = placement_of(at_work(gateway, otherDelayMicrosPerHour=0))
+    document = placement_of(store_busy_fleet(gateway, otherDelayMicrosPerHour=0))
 
     assert document["action"] == "WAIT"
     assert {row["whyNot"] for row in document["pools"] if row["market"] != "committed"} >= {
@@ -108,7 +108,7 @@ def test_class_without_delay_cost_rents_nothing(gateway: Gateway) -> None:
 
 def test_incompatible_pools_are_explained_before_placement(gateway: Gateway) -> None:
     small = DEMAND | {"name": "small", "instanceType": "p4d.24xlarge"}
-    document = placement_of(at_work(gateway, pools=[small]), requires={"gpuMemoryGib": 80})
+    document = placement_of(store_busy_fleet(gateway, pools=[small]), requires={"gpuMemoryGib": 80})
 
     row = next(row for row in document["pools"] if row["pool"] == "small")
     assert row["differences"] == ["The job needs 80 GiB on each accelerator, but the nodes have 40."]
@@ -127,7 +127,7 @@ def test_table_without_rental_pools_shows_committed_nodes(gateway: Gateway) -> N
 
 
 def test_deadline_is_shown_in_plan_and_job(gateway: Gateway) -> None:
-    site = at_work(gateway, otherDelayMicrosPerHour=0)
+    site = store_busy_fleet(gateway, otherDelayMicrosPerHour=0)
     deadline = rfc3339(site.fakes.clock.now() + timedelta(hours=3))
 
     document = placement_of(site, deadline=deadline)
@@ -180,7 +180,7 @@ def test_plan_with_kueue_admission_has_no_pools(gateway: Gateway) -> None:
 
 def test_status_shows_pools_of_the_policy_as_burst(gateway: Gateway) -> None:
     life = NodeLife(cluster="burst", instance_id="i-0fedcba9876543210", launched_at=ago(hours=1))
-    stored(at_work(gateway).fakes.ledger, a_fleet_node(3, life=life, pool="burst-od"))
+    stored(store_busy_fleet(gateway).fakes.ledger, a_fleet_node(3, life=life, pool="burst-od"))
 
     pools = gateway.get("/v1/status").document["nodes"]["pools"]
 

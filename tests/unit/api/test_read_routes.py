@@ -36,16 +36,16 @@ from tests.unit.api.seeds import (
     affected,
     ago,
     an_attempt,
-    an_event,
     an_incident,
-    heartbeats,
     some_evidence,
+    store_heartbeats,
+    store_timeline_entries,
     stored,
 )
 from tests.unit.scheduling.test_replicas import CHAT, a_rental
 
 
-def job_ids(answer: dict[str, object]) -> list[str]:
+def listed_job_ids(answer: dict[str, object]) -> list[str]:
     items = answer["items"]
     assert isinstance(items, list)
     return [item["jobId"] for item in items]
@@ -57,7 +57,7 @@ def test_jobs_are_listed_newest_first_over_all_states(gateway: Gateway) -> None:
 
     answer = gateway.get("/v1/jobs").document
 
-    assert job_ids(answer) == [f"job-{n:010d}" for n in (5, 4, 3, 2, 1)]
+    assert listed_job_ids(answer) == [f"job-{n:010d}" for n in (5, 4, 3, 2, 1)]
     assert answer["nextPageToken"] is None
 
 
@@ -65,14 +65,19 @@ def test_state_filter_returns_only_those_states(gateway: Gateway) -> None:
     states = ["PENDING", "RUNNING", "SUCCEEDED"]
     stored(gateway.fakes.ledger, *(a_job(n, state=state) for n, state in enumerate(states, 1)))
 
-    assert job_ids(gateway.get("/v1/jobs?state=RUNNING,PENDING").document) == ["job-0000000002", "job-0000000001"]
+    assert listed_job_ids(gateway.get("/v1/jobs?state=RUNNING,PENDING").document) == [
+        "job-0000000002",
+        "job-0000000001",
+    ]
 
 
 @pytest.mark.parametrize("states", ["PENDING,PENDING", "PENDING,RUNNING,PENDING"])
 def test_repeated_state_filter_returns_no_job_twice(gateway: Gateway, states: str) -> None:
     stored(gateway.fakes.ledger, *(a_job(n) for n in (1, 2, 3)))
 
-    assert sorted(job_ids(gateway.get(f"/v1/jobs?state={states}").document)) == [f"job-{n:010d}" for n in (1, 2, 3)]
+    assert sorted(listed_job_ids(gateway.get(f"/v1/jobs?state={states}").document)) == [
+        f"job-{n:010d}" for n in (1, 2, 3)
+    ]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 200])
@@ -84,7 +89,7 @@ def test_each_job_is_on_exactly_one_page(gateway: Gateway, size: int) -> None:
     token = ""
     while True:
         page = gateway.get(f"/v1/jobs?pageSize={size}" + (f"&nextPageToken={token}" if token else "")).document
-        ids += job_ids(page)
+        ids += listed_job_ids(page)
         token = page["nextPageToken"]
         if not token:
             break
@@ -105,7 +110,7 @@ def test_state_change_between_pages_loses_and_repeats_no_job(gateway: Gateway) -
 
     second = gateway.get(f"/v1/jobs?pageSize=3&nextPageToken={first['nextPageToken']}").document
 
-    assert job_ids(second) == ["job-0000000003", "job-0000000002", "job-0000000001"]
+    assert listed_job_ids(second) == ["job-0000000003", "job-0000000002", "job-0000000001"]
 
 
 def test_page_token_fits_only_its_list(gateway: Gateway) -> None:
@@ -247,7 +252,7 @@ def test_node_blamed_by_no_incident_is_shown_in_service(gateway: Gateway) -> Non
 def test_timeline_is_in_time_order(gateway: Gateway) -> None:
     incident = an_incident(1)
     stored(gateway.fakes.ledger, incident)
-    an_event(
+    store_timeline_entries(
         gateway.fakes.ledger,
         incident.incident_id,
         (ago(minutes=11), "decided", "Replace it."),
@@ -414,7 +419,7 @@ def test_stop_of_an_ended_attempt_is_not_shown_later(gateway: Gateway) -> None:
     assert gateway.get("/v1/jobs/job-0000000001/why").document["sentence"] == "The job runs, attempt 3."
 
 
-def requeued(gateway: Gateway, *decisions: Decision, **changes: Any) -> dict[str, Any]:
+def why_after_a_lost_attempt(gateway: Gateway, *decisions: Decision, **changes: Any) -> dict[str, Any]:
     """Return why a job is pending: its first attempt was admitted 20 minutes ago, and was lost."""
     job = a_job(1, state="PENDING", reason="Its node failed. The job waits to run again.", current_attempt=1, **changes)
     lost = an_attempt(job, state="LOST", ended_at=ago(minutes=5), decision_id="dec-0000000002")
@@ -423,7 +428,7 @@ def requeued(gateway: Gateway, *decisions: Decision, **changes: Any) -> dict[str
     return gateway.get(f"/v1/jobs/{job.job_id}/why").document
 
 
-def admission(number: int, action: str, **before: float) -> Decision:
+def an_admission_record(number: int, action: str, **before: float) -> Decision:
     job_id, at = "job-0000000001", ago(**before)
     request = AdmissionRequest(
         job_id=job_id, submitted_at=ago(hours=1), cluster=CLUSTER, nodes=2, accelerators_per_node=8
@@ -434,11 +439,11 @@ def admission(number: int, action: str, **before: float) -> Decision:
 
 
 def test_why_of_a_pending_job_starts_with_its_current_reason(gateway: Gateway) -> None:
-    document = requeued(
+    document = why_after_a_lost_attempt(
         gateway,
-        admission(1, "NO_ROOM", minutes=25),
-        admission(3, "NO_QUOTA", minutes=4),
-        admission(4, "NO_ROOM", minutes=2),
+        an_admission_record(1, "NO_ROOM", minutes=25),
+        an_admission_record(3, "NO_QUOTA", minutes=4),
+        an_admission_record(4, "NO_ROOM", minutes=2),
     )
 
     assert document["state"] == "PENDING"
@@ -451,7 +456,7 @@ def test_why_of_a_pending_job_starts_with_its_current_reason(gateway: Gateway) -
 
 
 def test_why_of_a_pending_job_omits_an_old_admission(gateway: Gateway) -> None:
-    document = requeued(gateway, admission(1, "NO_ROOM", minutes=25))
+    document = why_after_a_lost_attempt(gateway, an_admission_record(1, "NO_ROOM", minutes=25))
 
     assert (document["decision"], document["considered"], document["changes"]) == (None, [], [])
     assert [decision["action"] for decision in document["earlier"]] == ["ADMIT", "NO_ROOM"]
@@ -468,8 +473,8 @@ def test_why_of_a_pending_job_starts_with_its_resume_plan(gateway: Gateway) -> N
     )
     resume = a_decision(5, "inc-0000000001", kind="RESUME", action="SPARE", decided_at=ago(minutes=6))
 
-    planned = requeued(gateway, resume, resume_plan=plan)
-    stored(gateway.fakes.ledger, admission(6, "NO_ROOM", minutes=3))
+    planned = why_after_a_lost_attempt(gateway, resume, resume_plan=plan)
+    stored(gateway.fakes.ledger, an_admission_record(6, "NO_ROOM", minutes=3))
     decided = gateway.get("/v1/jobs/job-0000000001/why").document
 
     assert planned["decision"]["decisionId"] == "dec-0000000005"
@@ -531,7 +536,7 @@ def test_a_node_with_an_open_incident_is_in_repair(gateway: Gateway) -> None:
 
 def test_status_of_a_fleet_without_problems_is_ok(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    heartbeats(ledger)
+    store_heartbeats(ledger)
     stored(
         ledger,
         a_fleet_node(1, accelerators_in_use=8),
@@ -604,7 +609,7 @@ def test_status_shows_rentals_of_deployments(gateway: Gateway) -> None:
 
 
 def test_running_recovery_degrades_the_fleet(gateway: Gateway) -> None:
-    heartbeats(gateway.fakes.ledger)
+    store_heartbeats(gateway.fakes.ledger)
     stored(gateway.fakes.ledger, a_fleet_node(1, is_cordoned=True), an_incident(1))
 
     status = gateway.get("/v1/status").document
@@ -614,7 +619,7 @@ def test_running_recovery_degrades_the_fleet(gateway: Gateway) -> None:
 
 
 def test_missing_heartbeat_of_a_scheduled_function_is_critical(gateway: Gateway) -> None:
-    heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=11))
+    store_heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=11))
 
     status = gateway.get("/v1/status").document
 
@@ -624,7 +629,7 @@ def test_missing_heartbeat_of_a_scheduled_function_is_critical(gateway: Gateway)
 
 def test_incident_waits_for_a_person_until_its_node_is_back(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    heartbeats(ledger)
+    store_heartbeats(ledger)
     incident = an_incident(1, state="WAITING_FOR_PERSON", outcome="Every rung was used.")
     stored(ledger, incident, a_fleet_node(1, is_cordoned=True, incident_id=incident.incident_id))
     before = gateway.get("/v1/status").document
@@ -638,7 +643,7 @@ def test_incident_waits_for_a_person_until_its_node_is_back(gateway: Gateway) ->
 
 def test_replacement_in_service_ends_the_wait_for_a_person(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    heartbeats(ledger)
+    store_heartbeats(ledger)
     incident = an_incident(1, state="WAITING_FOR_PERSON")
     stored(ledger, incident, a_fleet_node(1, is_gone=True))
     empty = gateway.get("/v1/status").document
@@ -653,7 +658,7 @@ def test_replacement_in_service_ends_the_wait_for_a_person(gateway: Gateway) -> 
 
 def test_incident_with_an_unresumed_job_needs_a_person(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    heartbeats(ledger)
+    store_heartbeats(ledger)
     job = a_job(1, state="PENDING", current_attempt=1)
     stored(ledger, job, a_fleet_node(1), an_incident(1, state="WAITING_FOR_PERSON", affected_jobs=affected(job)))
 
@@ -661,7 +666,7 @@ def test_incident_with_an_unresumed_job_needs_a_person(gateway: Gateway) -> None
 
 
 def test_pending_approval_needs_a_person_and_names_the_command(gateway: Gateway) -> None:
-    heartbeats(gateway.fakes.ledger)
+    store_heartbeats(gateway.fakes.ledger)
     at_work = an_incident(2)
     stored(gateway.fakes.ledger, an_incident(1, plan=ASKS), at_work, a_fleet_node(1), a_fleet_node(2))
 
@@ -676,7 +681,7 @@ def test_pending_approval_needs_a_person_and_names_the_command(gateway: Gateway)
 
 def test_old_incident_that_needs_a_person_is_always_shown(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    heartbeats(ledger)
+    store_heartbeats(ledger)
     forgotten = an_incident(1, state="FAILED", opened_at=ago(days=9))
     doubted = an_incident(2, state="FAILED", opened_at=ago(days=8))
     job = a_job(
@@ -701,7 +706,7 @@ def test_old_incident_that_needs_a_person_is_always_shown(gateway: Gateway) -> N
 
 def test_open_incidents_beyond_the_list_are_counted(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    heartbeats(ledger)
+    store_heartbeats(ledger)
     stored(ledger, *(an_incident(n) for n in range(1, 71)), *(a_fleet_node(n) for n in range(1, 71)))
 
     status = gateway.get("/v1/status").document
@@ -715,7 +720,7 @@ def test_open_incidents_beyond_the_list_are_counted(gateway: Gateway) -> None:
 
 def test_incomplete_count_is_shown_as_lower_bound(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    heartbeats(ledger)
+    store_heartbeats(ledger)
     stored(ledger, *(an_incident(n) for n in range(1, 1002)))
     stored(ledger, *(an_incident(n, state="FAILED", opened_at=ago(hours=3)) for n in range(2001, 2102)))
 
@@ -740,7 +745,7 @@ def test_removed_nodes_are_listed_last(gateway: Gateway) -> None:
 
 
 def test_status_shows_a_hold_of_the_fleet(gateway: Gateway) -> None:
-    heartbeats(gateway.fakes.ledger)
+    store_heartbeats(gateway.fakes.ledger)
     gateway.post("/v1/clusters/laptop/automation/hold", {"reason": "network work", "forSeconds": 60})
 
     status = gateway.get("/v1/status").document
@@ -756,7 +761,7 @@ def test_the_policy_in_force_is_shown_with_its_hash(gateway: Gateway) -> None:
 
 def test_status_of_a_large_fleet_is_small(gateway: Gateway) -> None:
     ledger = gateway.fakes.ledger
-    heartbeats(ledger)
+    store_heartbeats(ledger)
     stored(ledger, *(a_fleet_node(n, slot=f"research-eks/n{n}") for n in range(1, 1001)))
     states = ("PENDING", "RUNNING", "SUCCEEDED", "FAILED")
     stored(ledger, *(a_job(n, state=states[n % 4]) for n in range(1, 10_001)))
@@ -821,10 +826,10 @@ def test_preempted_held_and_unmanaged_are_distinguished(gateway: Gateway) -> Non
 # ---------------------------------------------------------------- what Evenkeel cannot see
 
 
-def dead_cluster(gateway: Gateway) -> None:
+def store_dead_cluster(gateway: Gateway) -> None:
     """Store a healthy fleet whose cluster stopped answering twelve minutes ago."""
     ledger = gateway.fakes.ledger
-    heartbeats(ledger)
+    store_heartbeats(ledger)
     for function in ("schedule_jobs", "watch_cluster"):
         ledger.rows.pop(fleet_rows.heartbeat_key(function))
     row = ledger.rows[fleet_rows.heartbeat_key("sweep_fleet")]
@@ -847,7 +852,7 @@ def dead_cluster(gateway: Gateway) -> None:
 
 
 def test_status_is_never_ok_while_a_cluster_does_not_answer(gateway: Gateway) -> None:
-    dead_cluster(gateway)
+    store_dead_cluster(gateway)
 
     status = gateway.get("/v1/status").document
 
@@ -861,7 +866,7 @@ def test_status_is_never_ok_while_a_cluster_does_not_answer(gateway: Gateway) ->
 
 
 def test_facts_of_a_dead_cluster_are_shown_as_stale(gateway: Gateway) -> None:
-    dead_cluster(gateway)
+    store_dead_cluster(gateway)
 
     nodes = gateway.get("/v1/nodes").document
     jobs = {job["state"]: job for job in gateway.get("/v1/jobs").document["items"]}
@@ -876,14 +881,14 @@ def test_facts_of_a_dead_cluster_are_shown_as_stale(gateway: Gateway) -> None:
     ["/v1/jobs", "/v1/jobs/job-0000000001", "/v1/jobs/job-0000000001/why", "/v1/nodes", "/v1/incidents", "/v1/teams"],
 )
 def test_every_list_names_its_stale_sources(gateway: Gateway, path: str) -> None:
-    dead_cluster(gateway)
+    store_dead_cluster(gateway)
 
     assert len(gateway.get(path).document["stale"]) == 1
 
 
 @pytest.mark.parametrize("kind", SourceKind)
 def test_any_stale_source_degrades_the_status(gateway: Gateway, kind: SourceKind) -> None:
-    heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=9))
+    store_heartbeats(gateway.fakes.ledger, A_MOMENT - timedelta(minutes=9))
     row = gateway.fakes.ledger.rows[fleet_rows.heartbeat_key("sweep_fleet")]
     fresh = SourceReport.after(None, "", A_MOMENT).to_json()
     reports = {name: old if name.startswith(kind) else fresh for name, old in row.doc["sources"].items()}

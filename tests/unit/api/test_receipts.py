@@ -64,7 +64,7 @@ def a_lost_job(number: int = 1, **changes: Any) -> tuple[Job, Attempt, Attempt]:
     return job, lost, again
 
 
-def its_incident(job: Job, number: int = 1, **changes: Any) -> Incident:
+def an_incident_of(job: Job, number: int = 1, **changes: Any) -> Incident:
     stages = StageTimes(
         planned_at=ago(minutes=59, seconds=20),
         cordoned_at=ago(minutes=59, seconds=20),
@@ -82,7 +82,9 @@ def its_incident(job: Job, number: int = 1, **changes: Any) -> Incident:
     return an_incident(number, **{**facts, **changes})
 
 
-def planned_resume(gateway: Gateway, job: Job, incident: Incident, number: int = 7, at: datetime | None = None) -> None:
+def store_resume_plan(
+    gateway: Gateway, job: Job, incident: Incident, number: int = 7, at: datetime | None = None
+) -> None:
     """Store the decision of a recovery about a job, and the job's timeline entry that names it."""
     decision = a_decision(
         number,
@@ -101,24 +103,24 @@ def planned_resume(gateway: Gateway, job: Job, incident: Incident, number: int =
     gateway.fakes.ledger.commit(Put(subject_rows.timeline_row(job.job_id, entry, "plan_resume")))
 
 
-def receipt(gateway: Gateway, path: str) -> Any:
+def read_receipt(gateway: Gateway, path: str) -> Any:
     answer = gateway.get(f"/v1/{path}/receipt")
     assert answer.status == 200, answer.text
     return answer.document
 
 
-def seconds_of(interruption: Any) -> dict[str, float]:
+def seconds_by_stage(interruption: Any) -> dict[str, float]:
     return {part["stage"]: part["seconds"] for part in interruption["parts"] if part["seconds"] is not None}
 
 
 def test_every_second_of_an_interruption_has_a_stage(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
+    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job))
 
-    document = receipt(gateway, "incidents/inc-0000000001")
+    document = read_receipt(gateway, "incidents/inc-0000000001")
 
     (interruption,) = document["jobs"]
-    assert seconds_of(interruption) == PART_SECONDS
+    assert seconds_by_stage(interruption) == PART_SECONDS
     assert interruption["total"]["seconds"] == sum(PART_SECONDS.values()) == 18 * 60
     assert interruption["total"]["gpuHours"] == pytest.approx(16 * 0.3)
     assert interruption["total"]["usdMicros"] == pytest.approx(16 * 0.3 * 6.88e6, abs=len(PART_SECONDS))
@@ -130,9 +132,9 @@ def test_every_second_of_an_interruption_has_a_stage(gateway: Gateway) -> None:
 
 def test_node_time_that_its_jobs_lost_is_not_counted_twice(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
+    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job))
 
-    document = receipt(gateway, "incidents/inc-0000000001")
+    document = read_receipt(gateway, "incidents/inc-0000000001")
 
     # The node was out from 59:20 to 40:00. Until 52:00 its job had lost these seconds already.
     assert document["node"]["seconds"] == 19 * 60 + 20
@@ -145,9 +147,9 @@ def test_node_time_that_its_jobs_lost_is_not_counted_twice(gateway: Gateway) -> 
 
 def test_estimates_are_marked_and_state_their_assumptions(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
+    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job))
 
-    hyperpod, manual = receipt(gateway, "incidents/inc-0000000001")["savings"]
+    hyperpod, manual = read_receipt(gateway, "incidents/inc-0000000001")["savings"]
 
     assert (hyperpod["insteadOf"], manual["insteadOf"]) == ("HYPERPOD_UNCHANGED", "MANUAL")
     assert hyperpod["isEstimate"] is manual["isEstimate"] is True
@@ -168,20 +170,20 @@ def test_estimates_are_marked_and_state_their_assumptions(gateway: Gateway) -> N
 )
 def test_receipt_claims_no_savings_unless_evenkeel_acted(gateway: Gateway, changes: dict[str, Any], why: str) -> None:
     job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, its_incident(job, **changes))
+    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job, **changes))
 
-    for saving in receipt(gateway, "incidents/inc-0000000001")["savings"]:
+    for saving in read_receipt(gateway, "incidents/inc-0000000001")["savings"]:
         assert saving["highSavedSeconds"] is saving["lowSavedUsdMicros"] is None
         assert saving["whyUnknown"].startswith(why)
 
 
 def test_receipt_shows_the_forecast_beside_the_actual_time(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
-    incident = its_incident(job)
+    incident = an_incident_of(job)
     stored(gateway.fakes.ledger, job, lost, again, incident)
-    planned_resume(gateway, job, incident)
+    store_resume_plan(gateway, job, incident)
 
-    chosen, other = receipt(gateway, "incidents/inc-0000000001")["options"]
+    chosen, other = read_receipt(gateway, "incidents/inc-0000000001")["options"]
 
     assert (chosen["option"], chosen["isChosen"], chosen["expectedSeconds"]) == ("FREE_NODE", True, 900)
     assert chosen["actualSeconds"] == 7 * 60 + 600
@@ -190,11 +192,11 @@ def test_receipt_shows_the_forecast_beside_the_actual_time(gateway: Gateway) -> 
 
 def test_later_incident_does_not_count_the_same_loss_again(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
-    first, second = its_incident(job, 1), its_incident(job, 2, first_signal_at=ago(minutes=59, seconds=50))
+    first, second = an_incident_of(job, 1), an_incident_of(job, 2, first_signal_at=ago(minutes=59, seconds=50))
     stored(gateway.fakes.ledger, job, lost, again, first, second)
-    planned_resume(gateway, job, first)
+    store_resume_plan(gateway, job, first)
 
-    document = receipt(gateway, "incidents/inc-0000000002")
+    document = read_receipt(gateway, "incidents/inc-0000000002")
 
     assert document["jobs"] == []
     assert [share["incidentIds"] for share in document["shared"]] == [["inc-0000000001", "inc-0000000002"]]
@@ -203,21 +205,21 @@ def test_later_incident_does_not_count_the_same_loss_again(gateway: Gateway) -> 
 
 def test_unknown_resume_point_is_unknown_and_not_zero(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again.replace(is_pinned=False), its_incident(job))
+    stored(gateway.fakes.ledger, job, lost, again.replace(is_pinned=False), an_incident_of(job))
 
-    (interruption,) = receipt(gateway, "incidents/inc-0000000001")["jobs"]
+    (interruption,) = read_receipt(gateway, "incidents/inc-0000000001")["jobs"]
 
-    assert seconds_of(interruption) == {stage: s for stage, s in PART_SECONDS.items() if stage != "REPEATED_WORK"}
+    assert seconds_by_stage(interruption) == {stage: s for stage, s in PART_SECONDS.items() if stage != "REPEATED_WORK"}
     assert interruption["total"]["unknownStages"] == ["REPEATED_WORK", "RESTORE"]
 
 
 def test_type_without_a_price_has_no_dollars(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
     changes: dict[str, Any] = {"instance_type": "ml.p5e.48xlarge", "usd_per_accelerator_hour": None}
-    incident = its_incident(job, instance_type="ml.p5e.48xlarge")
+    incident = an_incident_of(job, instance_type="ml.p5e.48xlarge")
     stored(gateway.fakes.ledger, job, lost.replace(**changes), again.replace(**changes), incident)
 
-    document = receipt(gateway, "incidents/inc-0000000001")
+    document = read_receipt(gateway, "incidents/inc-0000000001")
 
     assert document["totalUsdMicros"] is document["lost"]["usdMicros"] is document["jobs"][0]["price"] is None
     assert document["lost"]["unpricedGpuHours"] == pytest.approx(16 * 0.3)
@@ -226,11 +228,11 @@ def test_type_without_a_price_has_no_dollars(gateway: Gateway) -> None:
 
 def test_time_buckets_of_a_job_sum_to_its_elapsed_time(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
-    incident = its_incident(job)
+    incident = an_incident_of(job)
     stored(gateway.fakes.ledger, job, lost, again, incident)
-    planned_resume(gateway, job, incident)
+    store_resume_plan(gateway, job, incident)
 
-    document = receipt(gateway, f"jobs/{job.job_id}")
+    document = read_receipt(gateway, f"jobs/{job.job_id}")
 
     assert {bucket["bucket"]: bucket["seconds"] for bucket in document["buckets"]} == {
         "PRODUCTIVE": (50 + 52) * 60,
@@ -245,7 +247,7 @@ def test_time_buckets_of_a_job_sum_to_its_elapsed_time(gateway: Gateway) -> None
 
 def test_timeline_of_job_and_incident_ends_with_the_receipt(gateway: Gateway) -> None:
     job, lost, again = a_lost_job()
-    stored(gateway.fakes.ledger, job, lost, again, its_incident(job))
+    stored(gateway.fakes.ledger, job, lost, again, an_incident_of(job))
 
     of_incident = gateway.get("/v1/incidents/inc-0000000001/timeline").document["entries"][-1]
     of_job = gateway.get(f"/v1/jobs/{job.job_id}/timeline").document["entries"][-1]

@@ -25,17 +25,17 @@ def fleet(gateway: Gateway) -> Gateway:
     return gateway
 
 
-def ask(gateway: Gateway, node: str = NODE, *, key: str = "k1", **changes: Any) -> ApiResponse:
+def request_replacement(gateway: Gateway, node: str = NODE, *, key: str = "k1", **changes: Any) -> ApiResponse:
     return gateway.post(f"/v1/nodes/{node}/replace", {"reason": "it smells of smoke", **changes}, key=key)
 
 
-def rehearse(gateway: Gateway, **changes: Any) -> dict[str, Any]:
-    answer = ask(gateway, dryRun=True, **changes)
+def dry_run_replacement(gateway: Gateway, **changes: Any) -> dict[str, Any]:
+    answer = request_replacement(gateway, dryRun=True, **changes)
     assert answer.status == 202, answer.text
     return answer.document
 
 
-def recorded(gateway: Gateway, decision_id: str) -> Decision:
+def recorded_decision(gateway: Gateway, decision_id: str) -> Decision:
     row = gateway.fakes.ledger.get(subject_rows.decision_key(decision_id))
     assert row
     return rows.decode(row, Decision)
@@ -45,13 +45,13 @@ def test_dry_run_records_the_decision_and_changes_nothing(fleet: Gateway) -> Non
     fakes = fleet.fakes
     before, calls = dict(fakes.ledger.rows), list(fakes.cluster.calls)
 
-    answer = ask(fleet, dryRun=True)
+    answer = request_replacement(fleet, dryRun=True)
 
     planned = answer.document
     assert (planned["outcome"], planned["jobs"]) == ("ACT", ["job-0000000001"])
     assert planned["reason"] == "A person asks for it to be replaced: replace, and move the jobs."
     assert answer.headers["Location"] == f"/v1/decisions/{planned['decisionId']}"
-    record = recorded(fleet, planned["decisionId"])
+    record = recorded_decision(fleet, planned["decisionId"])
     assert (record.kind, record.action, record.is_dry_run) == ("RECOVERY", "ACT", True)
     assert record.subject == a_fleet_node(1).life.key
     assert replay(record, fakes.policy).differs_from(record) == ""
@@ -63,8 +63,8 @@ def test_dry_run_records_the_decision_and_changes_nothing(fleet: Gateway) -> Non
 
 
 def test_replacement_request_follows_the_fault_path(fleet: Gateway) -> None:
-    planned = rehearse(fleet, key="dry", code="79")
-    answer = ask(fleet, code="79")
+    planned = dry_run_replacement(fleet, key="dry", code="79")
+    answer = request_replacement(fleet, code="79")
     (queued,) = fleet.fakes.inbox.queued
     heard = envelope.parse(json.dumps(queued).encode())
     assert isinstance(heard, ParsedEvent)
@@ -77,15 +77,15 @@ def test_replacement_request_follows_the_fault_path(fleet: Gateway) -> None:
 
     assert (answer.status, answer.document["envelopeId"]) == (202, queued["id"])
     assert [result.outcome for result in results] == ["OPEN", "JOIN"]
-    assert recorded(fleet, planned["decisionId"]).facts["faultKey"] == "xid:79"
+    assert recorded_decision(fleet, planned["decisionId"]).facts["faultKey"] == "xid:79"
     incident = fakes.ledger.get(incident_rows.incident_key(results[0].incident_id))
     assert incident
     assert (incident.doc["faultKey"], incident.doc["sources"]) == ("xid:79", ["person:role/Researcher (ana)"])
 
 
 def test_repeated_replacement_request_queues_nothing(fleet: Gateway) -> None:
-    first, again = ask(fleet), ask(fleet)
-    other = ask(fleet, code="79")
+    first, again = request_replacement(fleet), request_replacement(fleet)
+    other = request_replacement(fleet, code="79")
 
     assert first.document == again.document
     assert len(fleet.fakes.inbox.queued) == 1
@@ -93,15 +93,15 @@ def test_repeated_replacement_request_queues_nothing(fleet: Gateway) -> None:
 
 
 def test_replacement_request_never_plans_a_weaker_repair(fleet: Gateway) -> None:
-    alone = rehearse(fleet, code="NvidiaErrorReboot")
+    alone = dry_run_replacement(fleet, code="NvidiaErrorReboot")
 
     assert "replace, and move the jobs" in alone["reason"]
-    assert recorded(fleet, alone["decisionId"]).facts["ladder"] == ["replace"]
+    assert recorded_decision(fleet, alone["decisionId"]).facts["ladder"] == ["replace"]
 
 
 def test_dry_run_names_the_blocking_guardrail(fleet: Gateway) -> None:
     fleet.fakes.provider.settings = fleet.fakes.provider.settings.replace(status="SystemUpdating")
-    busy = rehearse(fleet)
+    busy = dry_run_replacement(fleet)
 
     assert (busy["outcome"], "leaves the node alone" in busy["reason"]) == ("LATER", True)
 
@@ -110,19 +110,19 @@ def test_dry_run_in_observe_mode_says_so() -> None:
     gateway = Gateway(environment={"EVENKEEL_MODE": "observe"})
     stored(gateway.fakes.ledger, a_fleet_node(1))
 
-    planned = rehearse(gateway)
+    planned = dry_run_replacement(gateway)
 
     assert planned["outcome"] == "OBSERVE"
-    assert recorded(gateway, planned["decisionId"]).action == "ACT"
+    assert recorded_decision(gateway, planned["decisionId"]).action == "ACT"
 
 
 def test_replacement_request_joins_an_open_incident(fleet: Gateway) -> None:
     incident = an_incident(1, fault_key="hp:NvidiaErrorReboot")
     stored(fleet.fakes.ledger, incident)
 
-    planned = rehearse(fleet)
+    planned = dry_run_replacement(fleet)
 
-    assert recorded(fleet, planned["decisionId"]).facts["ladder"] == ["replace"]
+    assert recorded_decision(fleet, planned["decisionId"]).facts["ladder"] == ["replace"]
     row = fleet.fakes.ledger.get(incident_rows.incident_key(incident.incident_id))
     assert row
     assert row.doc == incident.to_json()
@@ -130,8 +130,8 @@ def test_replacement_request_joins_an_open_incident(fleet: Gateway) -> None:
 
 @pytest.mark.parametrize("is_dry", [True, False])
 def test_unknown_node_or_code_is_refused(fleet: Gateway, is_dry: bool) -> None:
-    unknown = ask(fleet, instance_id(9), dryRun=is_dry)
-    wrong = ask(fleet, code="no-such-fault", dryRun=is_dry, key="k2")
+    unknown = request_replacement(fleet, instance_id(9), dryRun=is_dry)
+    wrong = request_replacement(fleet, code="no-such-fault", dryRun=is_dry, key="k2")
     without = fleet.post(f"/v1/nodes/{NODE}/replace", {"dryRun": is_dry}, key="k3")
 
     assert (unknown.status, wrong.status, without.status) == (404, 400, 400)

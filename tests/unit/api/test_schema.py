@@ -25,13 +25,13 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.unit.api.gateway import FLEET, Gateway, template_routes
 from tests.unit.api.seeds import a_decision, a_fleet_node, a_job, an_incident, stored
-from tests.unit.api.test_teams import NEW, QUOTAS, TEAM, a_team, role, session
+from tests.unit.api.test_teams import NEW, QUOTAS, TEAM, a_team, role_arn, session_arn
 from tools import openapi
 
 SEED = int(os.environ.get("API_SEED", "1"))
 EXAMPLES = int(os.environ.get("API_EXAMPLES", "6"))
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
-CALLERS = [session("Nlp"), session("NlpLead"), session("Guest"), session("Other"), role("Nlp")]
+CALLERS = [session_arn("Nlp"), session_arn("NlpLead"), session_arn("Guest"), session_arn("Other"), role_arn("Nlp")]
 
 
 def a_site() -> Gateway:
@@ -84,12 +84,12 @@ def wsgi(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterabl
     return [answer.text.encode()]
 
 
-def described() -> dict[str, Any]:
+def described_responses() -> dict[str, Any]:
     document: dict[str, Any] = json.loads(openapi.text())
     return document | {"servers": [{"url": "/"}]}
 
 
-SCHEMA = schemathesis.openapi.from_dict(described())
+SCHEMA = schemathesis.openapi.from_dict(described_responses())
 SCHEMA.app = wsgi
 OPERATIONS = [operation.ok() for operation in SCHEMA.get_all_operations() if isinstance(operation, Ok)]
 

@@ -9,11 +9,11 @@ from evenkeel.domain.shadow.cases import NodeEventKind
 from evenkeel.domain.values import rfc3339
 from evenkeel.services.queries import read_incidents
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_fleet_node, ago, an_incident, heartbeats, stored
-from tests.unit.api.shadow_seeds import an_observed, happened
+from tests.unit.api.seeds import a_fleet_node, ago, an_incident, store_heartbeats, stored
+from tests.unit.api.shadow_seeds import an_observed, store_node_event
 
 
-def report(gateway: Gateway, query: str = "") -> Any:
+def read_report(gateway: Gateway, query: str = "") -> Any:
     answer = gateway.get(f"/v1/shadow-report{query}")
     assert answer.status == 200, answer.text
     return answer.document
@@ -22,10 +22,10 @@ def report(gateway: Gateway, query: str = "") -> Any:
 def test_report_compares_each_decision_with_its_node(gateway: Gateway) -> None:
     replaced, healthy, unknown = an_observed(1), an_observed(2), an_observed(3, hours=1)
     stored(gateway.fakes.ledger, replaced, healthy, unknown, a_fleet_node(2))
-    heartbeats(gateway.fakes.ledger)
-    happened(gateway, replaced, NodeEventKind.REPLACED, hours=29)
+    store_heartbeats(gateway.fakes.ledger)
+    store_node_event(gateway, replaced, NodeEventKind.REPLACED, hours=29)
 
-    document = report(gateway)
+    document = read_report(gateway)
 
     assert [(case["decision"]["incidentId"], case["repair"]["verdict"]) for case in document["items"]] == [
         ("inc-0000000003", "UNKNOWN"),
@@ -44,7 +44,7 @@ def test_pages_contain_each_case_once_and_repeat_the_totals(gateway: Gateway) ->
     incident_ids: list[str] = []
     query = "?pageSize=3"
     for _ in range(3):
-        answer = report(gateway, query)
+        answer = read_report(gateway, query)
         assert answer["summary"]["cases"] == 7
         incident_ids += [case["decision"]["incidentId"] for case in answer["items"]]
         query = f"?pageSize=3&nextPageToken={answer['nextPageToken']}"
@@ -56,7 +56,7 @@ def test_pages_contain_each_case_once_and_repeat_the_totals(gateway: Gateway) ->
 def test_drills_and_acting_incidents_are_left_out(gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, an_observed(1, is_drill=True), an_incident(2), an_observed(3, mode="recommend"))
 
-    assert report(gateway)["summary"]["cases"] == 0
+    assert read_report(gateway)["summary"]["cases"] == 0
 
 
 def test_action_of_evenkeel_ends_the_observation_of_a_node(gateway: Gateway) -> None:
@@ -64,9 +64,9 @@ def test_action_of_evenkeel_ends_the_observation_of_a_node(gateway: Gateway) -> 
         9, life=an_observed(1).life, opened_at=ago(hours=29), stages=StageTimes(cordoned_at=ago(hours=29))
     )
     stored(gateway.fakes.ledger, an_observed(1), later, a_fleet_node(1))
-    heartbeats(gateway.fakes.ledger)
+    store_heartbeats(gateway.fakes.ledger)
 
-    (case,) = report(gateway)["items"]
+    (case,) = read_report(gateway)["items"]
 
     assert (case["cordon"]["verdict"], case["cordon"]["cause"]) == ("UNKNOWN", "NOTHING_KNOWN")
     assert case["cordon"]["reason"] == "Evenkeel itself has acted on the node since inc-0000000009."
@@ -80,15 +80,15 @@ def test_cordoned_or_marked_node_is_not_in_service(gateway: Gateway) -> None:
         a_fleet_node(2, marks=("sagemaker.amazonaws.com/fault-types=NvidiaErrorReboot",)),
         a_fleet_node(3, is_ready=False),
     )
-    heartbeats(gateway.fakes.ledger)
+    store_heartbeats(gateway.fakes.ledger)
 
-    assert {case["cordon"]["cause"] for case in report(gateway)["items"]} == {"NOTHING_KNOWN"}
+    assert {case["cordon"]["cause"] for case in read_report(gateway)["items"]} == {"NOTHING_KNOWN"}
 
 
 def test_timeline_shows_what_happened_after_the_decision(gateway: Gateway) -> None:
     incident = an_observed(1)
     stored(gateway.fakes.ledger, incident)
-    happened(gateway, incident, NodeEventKind.REPLACED, hours=29)
+    store_node_event(gateway, incident, NodeEventKind.REPLACED, hours=29)
 
     (entry,) = gateway.get(f"/v1/incidents/{incident.incident_id}/timeline").document["entries"]
 
@@ -98,10 +98,10 @@ def test_timeline_shows_what_happened_after_the_decision(gateway: Gateway) -> No
 def test_comparison_window_can_be_chosen(gateway: Gateway) -> None:
     incident = an_observed(1)
     stored(gateway.fakes.ledger, incident)
-    happened(gateway, incident, NodeEventKind.REPLACED, hours=20)
+    store_node_event(gateway, incident, NodeEventKind.REPLACED, hours=20)
 
-    assert report(gateway)["items"][0]["cordon"]["verdict"] == "EARLIER"
-    assert report(gateway, "?windowHours=4")["items"][0]["cordon"]["verdict"] == "UNKNOWN"
+    assert read_report(gateway)["items"][0]["cordon"]["verdict"] == "EARLIER"
+    assert read_report(gateway, "?windowHours=4")["items"][0]["cordon"]["verdict"] == "UNKNOWN"
 
 
 def test_report_states_that_it_left_out_incidents(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_report_states_that_it_left_out_incidents(gateway: Gateway, monkeypatch:
     monkeypatch.setattr(read_incidents, "MAX_READ", 4)
     stored(gateway.fakes.ledger, *(an_observed(number, hours=number) for number in range(1, 8)))
 
-    document = report(gateway)
+    document = read_report(gateway)
 
     assert (document["isComplete"], document["summary"]["cases"]) == (False, 4)
     assert document["since"] == rfc3339(ago(hours=4))
@@ -119,7 +119,7 @@ def test_report_states_that_it_left_out_incidents(gateway: Gateway, monkeypatch:
 def test_cases_are_filtered_by_time_and_pool(query: str, gateway: Gateway) -> None:
     stored(gateway.fakes.ledger, an_observed(1, hours=2), an_observed(2, hours=2, pool="g6"), an_observed(3, hours=900))
 
-    assert report(gateway, f"?{query}")["summary"]["cases"] == (1 if "pool" in query else 2)
+    assert read_report(gateway, f"?{query}")["summary"]["cases"] == (1 if "pool" in query else 2)
 
 
 @pytest.mark.parametrize(

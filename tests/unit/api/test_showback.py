@@ -16,24 +16,24 @@ from tests.unit.costs.test_rent import a_rental
 HERE = f"?since={rfc3339(ago(hours=4))}"
 
 
-def showback(gateway: Gateway, query: str = HERE, caller: str = "") -> Any:
+def read_showback(gateway: Gateway, query: str = HERE, caller: str = "") -> Any:
     answer = gateway.get(f"/v1/showback{query}", **({"caller": caller} if caller else {}))
     assert answer.status == 200, answer.text
     return answer.document
 
 
-def a_labelled(job: Job, project: str, team: str = "nlp", owner: str = "role/Nlp") -> Job:
+def with_labels(job: Job, project: str, team: str = "nlp", owner: str = "role/Nlp") -> Job:
     return job.replace(spec=job.spec.replace(team=team, labels={"project": project}), owner=owner)
 
 
-def two_jobs(gateway: Gateway) -> None:
+def store_two_jobs(gateway: Gateway) -> None:
     """Job 1 held 16 GPUs for 62 and 54 minutes, job 2 holds 8 GPUs since 20 minutes."""
     job, lost, again = a_lost_job()
-    other = a_labelled(a_job(2, state="RUNNING"), "vit", "vision", "role/Vision")
+    other = with_labels(a_job(2, state="RUNNING"), "vit", "vision", "role/Vision")
     held = an_attempt(other, nodes=(5,), running_at=ago(minutes=20), team="vision", instance_type="ml.p5e.48xlarge")
     stored(
         gateway.fakes.ledger,
-        a_labelled(job, "llama"),
+        with_labels(job, "llama"),
         lost.replace(team="nlp"),
         again.replace(team="nlp"),
         other,
@@ -42,9 +42,9 @@ def two_jobs(gateway: Gateway) -> None:
 
 
 def test_rows_sum_to_the_use_and_cost_of_the_window(gateway: Gateway) -> None:
-    two_jobs(gateway)
+    store_two_jobs(gateway)
 
-    document = showback(gateway)
+    document = read_showback(gateway)
 
     nlp, vision = document["items"]
     assert (nlp["team"], nlp["user"], nlp["project"], nlp["jobs"]) == ("nlp", "role/Nlp", "llama", 1)
@@ -58,24 +58,24 @@ def test_rows_sum_to_the_use_and_cost_of_the_window(gateway: Gateway) -> None:
 
 
 def test_use_is_cut_at_the_window(gateway: Gateway) -> None:
-    two_jobs(gateway)
+    store_two_jobs(gateway)
 
     query = f"?since={rfc3339(ago(minutes=60))}&until={rfc3339(ago(minutes=53))}&team=nlp"
-    (row,) = showback(gateway, query)["items"]
+    (row,) = read_showback(gateway, query)["items"]
 
     # The first attempt ended 58 minutes ago; the second was admitted 54 minutes ago.
     assert row["gpuHours"] == pytest.approx(16 * (2 + 1) / 60)
 
 
 def test_rented_nodes_cost_their_bill(gateway: Gateway) -> None:
-    job = a_labelled(a_job(1, state="RUNNING", rentals=1), "llama")
+    job = with_labels(a_job(1, state="RUNNING", rentals=1), "llama")
     attempt = an_attempt(job, team="nlp", is_rented=True, running_at=ago(minutes=20), instance_type="p5.48xlarge")
     rental = a_rental(1, 0, None).replace(job_id=job.job_id, begun_at=ago(minutes=30))
     rental = rental.with_offer(opened_at=ago(minutes=30))
     stored(gateway.fakes.ledger, job, attempt)
     gateway.fakes.ledger.commit(Put(job_rows.rental_row(rental, 0)))
 
-    document = {row["kind"]: row for row in showback(gateway)["items"]}
+    document = {row["kind"]: row for row in read_showback(gateway)["items"]}
 
     assert (document["USE"]["gpuHours"], document["USE"]["usdMicros"]) == (pytest.approx(16 / 3), 0)
     assert (document["RENT"]["gpuHours"], document["RENT"]["usdMicros"]) == (0, 25_000_000)
@@ -84,12 +84,12 @@ def test_rented_nodes_cost_their_bill(gateway: Gateway) -> None:
 
 def test_pages_contain_each_row_once(gateway: Gateway) -> None:
     for number in range(1, 6):
-        job = a_labelled(a_job(number, state="RUNNING"), f"p{number}")
+        job = with_labels(a_job(number, state="RUNNING"), f"p{number}")
         stored(gateway.fakes.ledger, job, an_attempt(job, running_at=ago(minutes=5)))
     projects: list[str] = []
     query = f"{HERE}&pageSize=2"
     for _ in range(3):
-        answer = showback(gateway, query)
+        answer = read_showback(gateway, query)
         projects += [row["project"] for row in answer["items"]]
         query = f"{HERE}&pageSize=2&nextPageToken={answer['nextPageToken']}"
 
@@ -97,7 +97,7 @@ def test_pages_contain_each_row_once(gateway: Gateway) -> None:
     assert answer["nextPageToken"] is None
 
 
-def with_teams(gateway: Gateway) -> None:
+def store_teams(gateway: Gateway) -> None:
     for name in ("nlp", "vision"):
         role = f"arn:aws:iam::{ACCOUNT}:role/{name}"
         team = {
@@ -112,10 +112,10 @@ def with_teams(gateway: Gateway) -> None:
 
 
 def test_other_teams_show_only_gpu_hours(gateway: Gateway) -> None:
-    with_teams(gateway)
-    two_jobs(gateway)
+    store_teams(gateway)
+    store_two_jobs(gateway)
 
-    document = showback(gateway, caller=f"arn:aws:sts::{ACCOUNT}:assumed-role/vision/ana")
+    document = read_showback(gateway, caller=f"arn:aws:sts::{ACCOUNT}:assumed-role/vision/ana")
 
     nlp, vision = document["items"]
     assert (nlp["user"], nlp["project"], nlp["usdMicros"]) == (None, None, None)
@@ -125,12 +125,12 @@ def test_other_teams_show_only_gpu_hours(gateway: Gateway) -> None:
 
 
 def test_budget_forecast_follows_the_pace_of_the_period(gateway: Gateway) -> None:
-    with_teams(gateway)
+    store_teams(gateway)
     key = quota_rows.spent_key("nlp", "2026-11")
     gateway.fakes.ledger.commit(Add(key, {"usdMicros": 121_250_000, "acceleratorSeconds": 0, "unpricedSeconds": 0}))
 
     caller = f"arn:aws:sts::{ACCOUNT}:assumed-role/nlp/ana"
-    (budget,) = showback(gateway, caller=caller)["budgets"]
+    (budget,) = read_showback(gateway, caller=caller)["budgets"]
 
     # 58 h 15 min of 720 h have passed: 121.25 / 58.25 x 720.
     assert budget["used"] == 121.25

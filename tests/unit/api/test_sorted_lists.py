@@ -8,10 +8,10 @@ import pytest
 from evenkeel.services.queries import sorted_list
 from evenkeel.services.storage import pagination
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_incident, heartbeats, stored
+from tests.unit.api.seeds import a_fleet_node, a_job, ago, an_incident, store_heartbeats, stored
 
 
-def pages(gateway: Gateway, path: str, size: int) -> Iterator[list[Any]]:
+def read_pages(gateway: Gateway, path: str, size: int) -> Iterator[list[Any]]:
     token = ""
     while True:
         answer = gateway.get(f"{path}&pageSize={size}{token and f'&nextPageToken={token}'}")
@@ -21,12 +21,12 @@ def pages(gateway: Gateway, path: str, size: int) -> Iterator[list[Any]]:
             return
 
 
-def ids(gateway: Gateway, path: str, field: str, size: int = 2) -> list[int]:
-    return [int(item[field][-2:], 16) for page in pages(gateway, path, size) for item in page]
+def listed_ids(gateway: Gateway, path: str, field: str, size: int = 2) -> list[int]:
+    return [int(item[field][-2:], 16) for page in read_pages(gateway, path, size) for item in page]
 
 
-def jobs(gateway: Gateway) -> None:
-    heartbeats(gateway.fakes.ledger)
+def store_jobs(gateway: Gateway) -> None:
+    store_heartbeats(gateway.fakes.ledger)
     spec = a_job().spec
     states = {1: "RUNNING", 2: "PENDING", 3: "SUCCEEDED", 4: "PENDING", 5: "FAILED"}
     for number, state in states.items():
@@ -61,20 +61,20 @@ def jobs(gateway: Gateway) -> None:
     ],
 )
 def test_jobs_are_sorted_over_all_pages(gateway: Gateway, sort: str, expected: list[int], size: int) -> None:
-    jobs(gateway)
+    store_jobs(gateway)
 
-    assert ids(gateway, f"/v1/jobs?sort={sort}", "jobId", size) == expected
+    assert listed_ids(gateway, f"/v1/jobs?sort={sort}", "jobId", size) == expected
 
 
 def test_sorted_jobs_keep_their_filter(gateway: Gateway) -> None:
-    jobs(gateway)
+    store_jobs(gateway)
 
-    assert ids(gateway, "/v1/jobs?sort=-name&state=RUNNING,PENDING", "jobId") == [1, 2, 4]
+    assert listed_ids(gateway, "/v1/jobs?sort=-name&state=RUNNING,PENDING", "jobId") == [1, 2, 4]
 
 
 def test_job_added_between_pages_hides_no_listed_job(gateway: Gateway) -> None:
-    jobs(gateway)
-    listing = pages(gateway, "/v1/jobs?sort=name", 2)
+    store_jobs(gateway)
+    listing = read_pages(gateway, "/v1/jobs?sort=name", 2)
     first = next(listing)
     stored(gateway.fakes.ledger, a_job(9, spec=a_job().spec.replace(name="name-0")))
 
@@ -84,7 +84,7 @@ def test_job_added_between_pages_hides_no_listed_job(gateway: Gateway) -> None:
 
 
 def test_nodes_with_problems_come_first(gateway: Gateway) -> None:
-    heartbeats(gateway.fakes.ledger)
+    store_heartbeats(gateway.fakes.ledger)
     stored(
         gateway.fakes.ledger,
         a_fleet_node(1),
@@ -94,12 +94,12 @@ def test_nodes_with_problems_come_first(gateway: Gateway) -> None:
         a_fleet_node(4, is_ready=False, not_ready_since=ago(minutes=1)),
     )
 
-    assert ids(gateway, "/v1/nodes?sort=state", "instanceId", 1) == [4, 3, 2, 1]
-    assert ids(gateway, "/v1/nodes?sort=-instanceId", "instanceId") == [4, 3, 2, 1]
+    assert listed_ids(gateway, "/v1/nodes?sort=state", "instanceId", 1) == [4, 3, 2, 1]
+    assert listed_ids(gateway, "/v1/nodes?sort=-instanceId", "instanceId") == [4, 3, 2, 1]
 
 
 def test_order_is_part_of_the_page_token(gateway: Gateway) -> None:
-    jobs(gateway)
+    store_jobs(gateway)
     token = gateway.get("/v1/jobs?sort=name&pageSize=1").document["nextPageToken"]
 
     answers = [
@@ -111,7 +111,7 @@ def test_order_is_part_of_the_page_token(gateway: Gateway) -> None:
 
 
 def test_forged_list_cursor_is_refused(gateway: Gateway) -> None:
-    jobs(gateway)
+    store_jobs(gateway)
     token = pagination.write_cursor((7, "job-0000000001"), "jobId:name:False")
 
     answer = gateway.get(f"/v1/jobs?sort=name&nextPageToken={token}")
@@ -128,7 +128,7 @@ def test_unknown_field_is_refused_with_the_known_ones(gateway: Gateway) -> None:
 
 
 def test_list_that_is_too_long_to_sort_says_so(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs(gateway)
+    store_jobs(gateway)
     monkeypatch.setattr(sorted_list, "MAX_SORTED", 4)
 
     whole, filtered = gateway.get("/v1/jobs?sort=name"), gateway.get("/v1/jobs?sort=name&state=PENDING")

@@ -17,11 +17,11 @@ NEW = {"If-None-Match": "*"}
 A_JOB: dict[str, Any] = {"name": "llama", "image": "registry/nlp/train:1", "command": ["python", "train.py"]}
 
 
-def role(name: str) -> str:
+def role_arn(name: str) -> str:
     return f"arn:aws:iam::{ACCOUNT}:role/{name}"
 
 
-def session(name: str, person: str = "ana") -> str:
+def session_arn(name: str, person: str = "ana") -> str:
     return f"arn:aws:sts::{ACCOUNT}:assumed-role/{name}/{person}"
 
 
@@ -30,9 +30,9 @@ def a_team(**changes: Any) -> dict[str, Any]:
         "name": "nlp",
         "queue": {"cohort": "research", "groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}]},
         "members": [
-            {"principal": role("Nlp"), "role": "submitter"},
-            {"principal": role("NlpLead"), "role": "lead"},
-            {"principal": role("Guest"), "role": "viewer"},
+            {"principal": role_arn("Nlp"), "role": "submitter"},
+            {"principal": role_arn("NlpLead"), "role": "lead"},
+            {"principal": role_arn("Guest"), "role": "viewer"},
         ],
         "namespace": "nlp",
         "serviceAccount": "nlp-trainer",
@@ -50,7 +50,7 @@ def site(gateway: Gateway) -> Gateway:
     return gateway
 
 
-def submitted(site: Gateway, caller: str = session("Nlp"), key: str = "key-1", **changes: Any) -> ApiResponse:
+def submit_job(site: Gateway, caller: str = session_arn("Nlp"), key: str = "key-1", **changes: Any) -> ApiResponse:
     return site.post("/v1/jobs", A_JOB | changes, caller=caller, key=key)
 
 
@@ -120,22 +120,24 @@ def test_team_name_must_match_its_path(gateway: Gateway) -> None:
 
 
 def test_team_sets_namespace_and_service_account(site: Gateway) -> None:
-    answer = submitted(site, priorityClass="high")
+    answer = submit_job(site, priorityClass="high")
 
-    job = site.get(f"/v1/jobs/{answer.document['jobId']}", caller=session("Nlp")).document
+    job = site.get(f"/v1/jobs/{answer.document['jobId']}", caller=session_arn("Nlp")).document
     assert (answer.status, job["team"], job["namespace"], job["serviceAccount"]) == (202, "nlp", "nlp", "nlp-trainer")
 
 
-@pytest.mark.parametrize("caller", [session("Guest"), session("Other"), session("Other", "Nlp"), role("Other")])
+@pytest.mark.parametrize(
+    "caller", [session_arn("Guest"), session_arn("Other"), session_arn("Other", "Nlp"), role_arn("Other")]
+)
 def test_only_members_submit_for_a_team(site: Gateway, caller: str) -> None:
-    answer = submitted(site, caller, team="nlp")
+    answer = submit_job(site, caller, team="nlp")
 
     assert (answer.status, answer.document["code"]) == (403, "NOT_YOUR_TEAM")
     assert site.get("/v1/jobs").document["items"] == []
 
 
 def test_same_role_name_in_another_account_differs(site: Gateway) -> None:
-    answer = submitted(site, "arn:aws:sts::999988887777:assumed-role/Nlp/ana", team="nlp")
+    answer = submit_job(site, "arn:aws:sts::999988887777:assumed-role/Nlp/ana", team="nlp")
 
     assert (answer.status, answer.document["code"]) == (403, "NOT_YOUR_TEAM")
 
@@ -154,7 +156,7 @@ def test_same_role_name_in_another_account_differs(site: Gateway) -> None:
     ],
 )
 def test_forbidden_job_field_is_named(site: Gateway, changes: dict[str, Any], field: str) -> None:
-    answer = submitted(site, **changes)
+    answer = submit_job(site, **changes)
 
     assert (answer.status, [error["field"] for error in answer.document["errors"]]) == (400, [field])
 
@@ -163,14 +165,14 @@ def test_forbidden_job_field_is_named(site: Gateway, changes: dict[str, Any], fi
 @pytest.mark.parametrize(
     ("caller", "status"),
     [
-        (session("Nlp", "another"), 202),
-        (session("NlpLead"), 202),
-        (session("Guest"), 403),
-        (session("Other"), 403),
+        (session_arn("Nlp", "another"), 202),
+        (session_arn("NlpLead"), 202),
+        (session_arn("Guest"), 403),
+        (session_arn("Other"), 403),
     ],
 )
 def test_only_submitter_or_lead_may_change_a_job(site: Gateway, verb: str, caller: str, status: int) -> None:
-    job_id = submitted(site).document["jobId"]
+    job_id = submit_job(site).document["jobId"]
 
     answer = site.post(f"/v1/jobs/{job_id}/{verb}", {}, caller=caller)
 
@@ -178,10 +180,10 @@ def test_only_submitter_or_lead_may_change_a_job(site: Gateway, verb: str, calle
 
 
 def test_a_job_is_suspended_and_resumed(site: Gateway) -> None:
-    job_id = submitted(site).document["jobId"]
+    job_id = submit_job(site).document["jobId"]
 
     states = [
-        site.post(f"/v1/jobs/{job_id}/{verb}", {}, caller=session("Nlp")).document["state"]
+        site.post(f"/v1/jobs/{job_id}/{verb}", {}, caller=session_arn("Nlp")).document["state"]
         for verb in ("suspend", "suspend", "resume", "resume")
     ]
 
@@ -189,28 +191,28 @@ def test_a_job_is_suspended_and_resumed(site: Gateway) -> None:
 
 
 def test_priority_change_needs_the_etag(site: Gateway) -> None:
-    job_id = submitted(site).document["jobId"]
+    job_id = submit_job(site).document["jobId"]
     tag = site.get(f"/v1/jobs/{job_id}").headers["ETag"]
     body = {"priorityClass": "high"}
 
-    def ranked(headers: dict[str, str], caller: str = session("Nlp")) -> ApiResponse:
+    def ranked(headers: dict[str, str], caller: str = session_arn("Nlp")) -> ApiResponse:
         return site.call("PATCH", f"/v1/jobs/{job_id}", body, caller=caller, headers=headers)
 
     assert [ranked({}).status, ranked({"If-Match": '"9"'}).status] == [428, 412]
-    assert ranked({"If-Match": tag}, session("Other")).document["code"] == "NOT_YOUR_TEAM"
+    assert ranked({"If-Match": tag}, session_arn("Other")).document["code"] == "NOT_YOUR_TEAM"
     assert ranked({"If-Match": tag}).document["priorityClass"] == "high"
     assert ranked({"If-Match": tag}).status == 200  # a lost answer is asked for again
 
 
 def test_ended_job_is_not_changed(site: Gateway) -> None:
-    job_id = submitted(site).document["jobId"]
-    site.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session("Nlp"))
+    job_id = submit_job(site).document["jobId"]
+    site.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session_arn("Nlp"))
 
     answers = [
-        site.post(f"/v1/jobs/{job_id}/suspend", {}, caller=session("Nlp")),
-        site.post(f"/v1/jobs/{job_id}/resume", {}, caller=session("Nlp")),
+        site.post(f"/v1/jobs/{job_id}/suspend", {}, caller=session_arn("Nlp")),
+        site.post(f"/v1/jobs/{job_id}/resume", {}, caller=session_arn("Nlp")),
         site.call(
-            "PATCH", f"/v1/jobs/{job_id}", {"priorityClass": ""}, caller=session("Nlp"), headers={"If-Match": '"2"'}
+            "PATCH", f"/v1/jobs/{job_id}", {"priorityClass": ""}, caller=session_arn("Nlp"), headers={"If-Match": '"2"'}
         ),
     ]
 
@@ -218,8 +220,8 @@ def test_ended_job_is_not_changed(site: Gateway) -> None:
 
 
 def test_jobs_are_listed_by_team_and_class(site: Gateway) -> None:
-    first = submitted(site, key="1", priorityClass="high").document["jobId"]
-    second = submitted(site, key="2").document["jobId"]
+    first = submit_job(site, key="1", priorityClass="high").document["jobId"]
+    second = submit_job(site, key="2").document["jobId"]
 
     def listed(query: str) -> list[str]:
         return [job["jobId"] for job in site.get(f"/v1/jobs?{query}").document["items"]]
@@ -227,14 +229,14 @@ def test_jobs_are_listed_by_team_and_class(site: Gateway) -> None:
     assert listed("class=high") == [first]
     assert listed("class=") == [second]
     assert sorted(listed("team=nlp")) == sorted([first, second])
-    third = submitted(site, key="3", priorityClass="high").document["jobId"]
+    third = submit_job(site, key="3", priorityClass="high").document["jobId"]
     assert listed("state=PENDING&team=nlp") == [first, third, second]
 
 
 def test_filtered_list_is_complete_over_its_pages(site: Gateway) -> None:
-    wanted = [submitted(site, key=f"h{n}", priorityClass="high").document["jobId"] for n in range(5)]
+    wanted = [submit_job(site, key=f"h{n}", priorityClass="high").document["jobId"] for n in range(5)]
     for n in range(5):
-        submitted(site, key=f"l{n}")
+        submit_job(site, key=f"l{n}")
 
     for state in ("", "&state=PENDING"):
         ids, token = [], ""
@@ -249,10 +251,10 @@ def test_filtered_list_is_complete_over_its_pages(site: Gateway) -> None:
 
 def test_team_table_shows_quota_use_borrowing_and_lending(site: Gateway) -> None:
     site.call("PUT", "/v1/teams/vision/quota", {"team": a_team()["team"] | _VISION, "reason": "x"}, headers=NEW)
-    charged(site, "job-1", "nlp", 16)
-    charged(site, "job-2", "nlp", 8)
-    charged(site, "job-3", "vision", 4)
-    submitted(site)
+    store_charge(site, "job-1", "nlp", 16)
+    store_charge(site, "job-2", "nlp", 8)
+    store_charge(site, "job-3", "vision", 4)
+    submit_job(site)
 
     nlp, vision = site.get("/v1/teams").document["items"]
 
@@ -281,7 +283,7 @@ def test_team_table_shows_quota_use_borrowing_and_lending(site: Gateway) -> None
 
 
 def test_table_without_teams_shows_accelerator_use(gateway: Gateway) -> None:
-    charged(gateway, "job-1", "default", 8)
+    store_charge(gateway, "job-1", "default", 8)
 
     (line,) = gateway.get("/v1/teams").document["items"]
 
@@ -291,7 +293,7 @@ def test_table_without_teams_shows_accelerator_use(gateway: Gateway) -> None:
 _VISION = {"name": "vision", "namespace": "vision", "members": []}
 
 
-def charged(site: Gateway, job_id: str, team: str, accelerators: int) -> None:
+def store_charge(site: Gateway, job_id: str, team: str, accelerators: int) -> None:
     attempt = an_attempt(job_id=job_id, team=team, accelerators=accelerators, instance_type="ml.p5.48xlarge")
     site.fakes.ledger.commit(Put(quota_rows.charge_row(attempt)))
 
@@ -299,19 +301,19 @@ def charged(site: Gateway, job_id: str, team: str, accelerators: int) -> None:
 # ---------------------------------------------------------------- plans, queue positions
 
 
-def machines(site: Gateway, count: int = 2) -> None:
+def store_nodes(site: Gateway, count: int = 2) -> None:
     stored(site.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=0) for number in range(1, count + 1)))
 
 
-def planned(site: Gateway, caller: str = session("Nlp"), **changes: Any) -> ApiResponse:
+def plan_job(site: Gateway, caller: str = session_arn("Nlp"), **changes: Any) -> ApiResponse:
     return site.post("/v1/jobs/plan", A_JOB | {"nodes": 2} | changes, caller=caller)
 
 
 def test_plan_shows_where_a_job_would_start(site: Gateway) -> None:
-    machines(site)
+    store_nodes(site)
     commits = len(site.fakes.ledger.commits)
 
-    document = planned(site).document
+    document = plan_job(site).document
 
     assert (document["team"], document["position"], document["decision"]["action"]) == ("nlp", 1, "ADMIT")
     assert document["decision"]["quota"] == {"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}
@@ -321,50 +323,50 @@ def test_plan_shows_where_a_job_would_start(site: Gateway) -> None:
 
 
 def test_plan_shows_what_blocks_a_job(site: Gateway) -> None:
-    machines(site, 4)
-    charged(site, "job-1", "nlp", 16)
+    store_nodes(site, 4)
+    store_charge(site, "job-1", "nlp", 16)
 
-    over = planned(site).document["decision"]
-    never = planned(site, nodes=100)
+    over = plan_job(site).document["decision"]
+    never = plan_job(site, nodes=100)
 
     assert over["action"] != "ADMIT"
     assert (never.status, never.document["errors"][0]["field"]) == (400, "nodes")
 
 
 def test_plan_has_the_checks_of_a_submission(site: Gateway) -> None:
-    assert planned(site, session("Other"), team="nlp").document["code"] == "NOT_YOUR_TEAM"
-    assert planned(site, image="elsewhere/x").document["errors"][0]["field"] == "image"
-    assert planned(site, nodes=0).document["errors"][0]["field"] == "nodes"
+    assert plan_job(site, session_arn("Other"), team="nlp").document["code"] == "NOT_YOUR_TEAM"
+    assert plan_job(site, image="elsewhere/x").document["errors"][0]["field"] == "image"
+    assert plan_job(site, nodes=0).document["errors"][0]["field"] == "nodes"
 
 
 def test_plan_without_teams_follows_the_nodes(gateway: Gateway) -> None:
-    machines(gateway)
+    store_nodes(gateway)
 
-    assert planned(gateway).document["decision"]["action"] == "ADMIT"
-    assert planned(gateway, nodes=3).document["errors"][0]["field"] == "nodes"
+    assert plan_job(gateway).document["decision"]["action"] == "ADMIT"
+    assert plan_job(gateway, nodes=3).document["errors"][0]["field"] == "nodes"
 
 
 def test_plan_shows_the_starting_size_of_an_elastic_job(gateway: Gateway) -> None:
-    machines(gateway)
+    store_nodes(gateway)
     checkpoint = {"uri": "s3://checkpoints/elastic"}
     sizes = {"minNodes": 1, "maxNodes": 4}
 
-    decision = planned(gateway, nodes=4, elastic=sizes, checkpoint=checkpoint).document["decision"]
+    decision = plan_job(gateway, nodes=4, elastic=sizes, checkpoint=checkpoint).document["decision"]
 
     assert (decision["action"], len(decision["nodes"])) == ("ADMIT", 2)
     assert decision["reason"].startswith("The job starts with 2 of 4 nodes.")
-    refused = planned(gateway, nodes=4, elastic=sizes | {"step": 0}, checkpoint=checkpoint).document
+    refused = plan_job(gateway, nodes=4, elastic=sizes | {"step": 0}, checkpoint=checkpoint).document
     assert refused["errors"][0]["field"] == "elastic.step"
 
 
 def test_pending_job_shows_its_position_and_estimated_start(site: Gateway) -> None:
-    machines(site)
+    store_nodes(site)
     for number in range(5):
         ran = {"started_at": ago(minutes=60), "ended_at": ago(minutes=60 - 10 * (number + 1))}
         old = a_job(20 + number, state="SUCCEEDED", **ran)
         stored(site.fakes.ledger, old.replace(spec=old.spec.replace(team="nlp")))
-    first = submitted(site, key="1", nodes=2).document["jobId"]
-    second = submitted(site, key="2", nodes=2).document["jobId"]
+    first = submit_job(site, key="1", nodes=2).document["jobId"]
+    second = submit_job(site, key="2", nodes=2).document["jobId"]
 
     positions = [site.get(f"/v1/jobs/{job_id}").document["queue"] for job_id in (first, second)]
 
@@ -381,10 +383,10 @@ def test_pending_job_shows_its_position_and_estimated_start(site: Gateway) -> No
 
 
 def test_position_is_shown_without_an_estimate_at_first(site: Gateway) -> None:
-    job_id = submitted(site).document["jobId"]
+    job_id = submit_job(site).document["jobId"]
 
     assert site.get(f"/v1/jobs/{job_id}").document["queue"] == {"position": 1, "estimate": None}
-    site.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session("Nlp"))
+    site.post(f"/v1/jobs/{job_id}/cancel", {}, caller=session_arn("Nlp"))
     assert site.get(f"/v1/jobs/{job_id}").document["queue"] is None
 
 
@@ -422,15 +424,15 @@ def test_removal_needs_an_etag_and_a_reason(
 
 @pytest.mark.parametrize("state", ["waits", "is held back"])
 def test_a_team_with_jobs_is_not_removed(site: Gateway, state: str) -> None:
-    job_id = submitted(site).document["jobId"]
+    job_id = submit_job(site).document["jobId"]
     if state == "is held back":
-        site.post(f"/v1/jobs/{job_id}/suspend", {"reason": "x"}, caller=session("Nlp"), key="k2")
+        site.post(f"/v1/jobs/{job_id}/suspend", {"reason": "x"}, caller=session_arn("Nlp"), key="k2")
 
     answer = site.call("DELETE", GONE, headers=AS_READ)
 
     assert (answer.status, answer.document["code"]) == (409, "TEAM_IN_USE")
     assert job_id in answer.document["detail"]
-    site.post(f"/v1/jobs/{job_id}/cancel", {"reason": "x"}, caller=session("Nlp"), key="k3")
+    site.post(f"/v1/jobs/{job_id}/cancel", {"reason": "x"}, caller=session_arn("Nlp"), key="k3")
     assert site.call("DELETE", GONE, headers=AS_READ).status == 200
 
 
@@ -471,9 +473,9 @@ def test_job_mounts_only_the_claims_that_its_team_allows(gateway: Gateway) -> No
         "scratch": [{"mountPath": "/s", "sizeGib": 11}],
     }
 
-    accepted = submitted(gateway, **image, **allowed)
-    answer = submitted(gateway, key="key-2", **image, **refused)
-    shown = gateway.get(f"/v1/jobs/{accepted.document['jobId']}", caller=session("Nlp")).document
+    accepted = submit_job(gateway, **image, **allowed)
+    answer = submit_job(gateway, key="key-2", **image, **refused)
+    shown = gateway.get(f"/v1/jobs/{accepted.document['jobId']}", caller=session_arn("Nlp")).document
 
     assert (accepted.status, answer.status) == (202, 400)
     assert shown["volumes"] == [{"claim": "data", "mountPath": "/data", "subPath": "", "readOnly": True}]

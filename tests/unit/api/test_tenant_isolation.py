@@ -27,10 +27,10 @@ from tests.unit.api.seeds import (
     affected,
     ago,
     an_attempt,
-    an_event,
     an_incident,
-    heartbeats,
     some_evidence,
+    store_heartbeats,
+    store_timeline_entries,
     stored,
 )
 
@@ -38,26 +38,26 @@ SECRET = "s3cret"
 """Part of everything that only the job's team may read."""
 
 
-def session(name: str) -> str:
+def session_arn(name: str) -> str:
     return f"arn:aws:sts::{ACCOUNT}:assumed-role/{name}/ana"
 
 
-def role(name: str) -> str:
+def role_arn(name: str) -> str:
     return f"arn:aws:iam::{ACCOUNT}:role/{name}"
 
 
 SEES = {
-    "viewer of the team": session("NlpGuest"),
-    "submitter of the team": session("Nlp"),
-    "lead of the team": session("NlpLead"),
-    "member of every team": session("Everywhere"),
-    "operator": session("Operator"),
+    "viewer of the team": session_arn("NlpGuest"),
+    "submitter of the team": session_arn("Nlp"),
+    "lead of the team": session_arn("NlpLead"),
+    "member of every team": session_arn("Everywhere"),
+    "operator": session_arn("Operator"),
     "operator who is a user": f"arn:aws:iam::{ACCOUNT}:user/on-call",
 }
 SEES_NOT = {
-    "lead of another team": session("VisionLead"),
-    "submitter of another team": session("Vision"),
-    "member of no team": session("Stranger"),
+    "lead of another team": session_arn("VisionLead"),
+    "submitter of another team": session_arn("Vision"),
+    "member of no team": session_arn("Stranger"),
     "same role in another account": "arn:aws:sts::999988887777:assumed-role/Nlp/ana",
     "operator's role in another account": "arn:aws:sts::999988887777:assumed-role/Operator/ana",
     "session named after a member": f"arn:aws:sts::{ACCOUNT}:assumed-role/Stranger/Nlp",
@@ -123,7 +123,7 @@ def a_team(name: str, *members: tuple[str, str]) -> dict[str, Any]:
         "name": name,
         "namespace": name,
         "queue": {"groups": [{"ml.p5.48xlarge": {"nvidia.com/gpu": 16}}]},
-        "members": [{"principal": role(member), "role": given} for member, given in members],
+        "members": [{"principal": role_arn(member), "role": given} for member, given in members],
     }
     return {"team": team, "reason": "x"}
 
@@ -171,10 +171,10 @@ def secret_attempt(job: Job) -> Attempt:
 
 @pytest.fixture
 def site() -> Gateway:
-    operators = f"{role('Operator')},arn:aws:iam::{ACCOUNT}:user/on-call"
+    operators = f"{role_arn('Operator')},arn:aws:iam::{ACCOUNT}:user/on-call"
     gateway = Gateway(environment={"OPERATOR_PRINCIPALS": operators})
     new = {"If-None-Match": "*"}
-    quotas = {"members": [{"principal": role("Everywhere"), "role": "viewer"}]}
+    quotas = {"members": [{"principal": role_arn("Everywhere"), "role": "viewer"}]}
     teams = {
         "nlp": a_team("nlp", ("Nlp", "submitter"), ("NlpLead", "lead"), ("NlpGuest", "viewer")),
         "vision": a_team("vision", ("Vision", "submitter"), ("VisionLead", "lead")),
@@ -183,11 +183,11 @@ def site() -> Gateway:
     assert gateway.call("PUT", f"/v1/clusters/{FLEET}/quotas", body, headers=new).status == 200
     for name, team in teams.items():
         assert gateway.call("PUT", f"/v1/teams/{name}/quota", team, headers=new).status == 200
-    seeded(gateway)
+    store_secret_rows(gateway)
     return gateway
 
 
-def seeded(gateway: Gateway) -> None:
+def store_secret_rows(gateway: Gateway) -> None:
     ledger, job = gateway.fakes.ledger, secret_job()
     incident = an_incident(1, affected_jobs=affected(job), state=IncidentState.RECOVERING)
     stored(
@@ -203,14 +203,14 @@ def seeded(gateway: Gateway) -> None:
         a_decision(3, job.job_id, kind="ADMISSION", action="ADMIT", reason="It fits.", facts={"request": SECRET}),
         a_decision(4, job.job_id, kind="ATTRIBUTION", reason=SECRET, facts={"request": SECRET}),
     )
-    an_event(
+    store_timeline_entries(
         ledger,
         job.job_id,
         (ago(minutes=30), "submitted", "Submitted by role/Nlp (ana)."),
         (ago(minutes=20), "settled", f"Attempt 1 failed: {SECRET}."),
         (ago(minutes=10), "pinned", f"Rank 0 says: {SECRET}."),
     )
-    an_event(
+    store_timeline_entries(
         ledger,
         incident.incident_id,
         (ago(minutes=12), "fault", "Fell off the bus."),
@@ -220,7 +220,7 @@ def seeded(gateway: Gateway) -> None:
         RowChange(job_rows.job_row(job.replace(state="RUNNING"), 1), job_rows.job_row(job, 2), ago(minutes=20)),
         a_context(gateway.fakes),
     )
-    heartbeats(ledger)
+    store_heartbeats(ledger)
     counts = read_overview.count((), a_context(gateway.fakes))
     ledger.commit(Put(Row(fleet_rows.overview_key(), counts)))
     gateway.fakes.cluster.launch(LaunchSpec(job.spec, secret_attempt(job), "", "trainer"))
@@ -243,7 +243,7 @@ def test_other_callers_see_only_what_is_public(site: Gateway, path: str, caller:
 
     assert answer.status == row.status
     assert SECRET not in answer.text
-    assert [part for part in row.shows if part not in spelled(answer)] == []
+    assert [part for part in row.shows if part not in whole_text(answer)] == []
 
 
 @pytest.mark.parametrize("caller", SEES)
@@ -259,7 +259,7 @@ def test_team_and_operators_see_everything(site: Gateway, path: str, caller: str
 
 def test_without_teams_every_caller_sees_everything() -> None:
     gateway = Gateway()
-    seeded(gateway)
+    store_secret_rows(gateway)
 
     shown = [gateway.get(row.target, caller=SEES_NOT["member of no team"]) for row in ROWS.values() if row.is_private]
 
@@ -273,7 +273,7 @@ def test_decisions_about_jobs_keep_reasons_and_facts(site: Gateway, kind: str) -
     for number, subject in ((8, "job-0000000001"), (9, "inc-0000000001")):
         stored(site.fakes.ledger, a_decision(number, subject, kind=kind, reason=SECRET, facts={"x": SECRET}))
 
-        answer = site.get(f"/v1/decisions/dec-{number:010d}", caller=session("Vision"))
+        answer = site.get(f"/v1/decisions/dec-{number:010d}", caller=session_arn("Vision"))
 
         assert (answer.status, SECRET in answer.text, answer.document["isRedacted"]) == (200, False, True)
 
@@ -281,8 +281,8 @@ def test_decisions_about_jobs_keep_reasons_and_facts(site: Gateway, kind: str) -
 def test_decision_about_a_vanished_job_is_withheld(site: Gateway) -> None:
     stored(site.fakes.ledger, a_decision(9, "job-0000009999", kind="ATTRIBUTION", reason=SECRET, facts={"x": SECRET}))
 
-    assert SECRET not in site.get("/v1/decisions/dec-0000000009", caller=session("Nlp")).text
-    assert SECRET in site.get("/v1/decisions/dec-0000000009", caller=session("Operator")).text
+    assert SECRET not in site.get("/v1/decisions/dec-0000000009", caller=session_arn("Nlp")).text
+    assert SECRET in site.get("/v1/decisions/dec-0000000009", caller=session_arn("Operator")).text
 
 
 @pytest.mark.parametrize(
@@ -298,9 +298,9 @@ def test_pending_reason_is_public_without_the_failure(site: Gateway, reason: str
     pending = a_job(2, state="PENDING", reason=reason, owner="role/Nlp")
     stored(site.fakes.ledger, pending.replace(spec=pending.spec.replace(team="nlp")))
 
-    response = site.get("/v1/jobs/job-0000000002", caller=session("Stranger"))
-    listed = site.get("/v1/jobs?state=PENDING", caller=session("Stranger"))
-    why = site.get("/v1/jobs/job-0000000002/why", caller=session("Stranger"))
+    response = site.get("/v1/jobs/job-0000000002", caller=session_arn("Stranger"))
+    listed = site.get("/v1/jobs?state=PENDING", caller=session_arn("Stranger"))
+    why = site.get("/v1/jobs/job-0000000002/why", caller=session_arn("Stranger"))
 
     assert response.document["reason"] == listed.document["items"][0]["reason"] == shown
     assert shown in why.document["sentence"]
@@ -312,9 +312,9 @@ def test_checkpoint_conflict_does_not_name_another_teams_job(site: Gateway, call
     site.fakes.ids.new("job")  # the first id is taken by the job that every test has
     checkpoint = {"checkpoint": {"uri": "s3://checkpoints/shared"}}
     body = {"name": "a", "image": "registry/a:1", "command": ["a"]} | checkpoint
-    first = site.post("/v1/jobs", body, caller=session("NlpLead"), key="1").document["jobId"]
+    first = site.post("/v1/jobs", body, caller=session_arn("NlpLead"), key="1").document["jobId"]
 
-    refused = site.post("/v1/jobs", body, caller=session(caller), key="2")
+    refused = site.post("/v1/jobs", body, caller=session_arn(caller), key="2")
 
     assert (refused.status, first in refused.text) == (400, named)
 
@@ -326,8 +326,8 @@ def test_job_older_than_its_team_belongs_to_its_submitter(site: Gateway) -> None
         job.replace(job_id="job-0000000007", spec=job.spec.replace(team="speech"), owner="role/Stranger"),
     )
 
-    own_response = site.get("/v1/jobs/job-0000000007", caller=session("Stranger"))
-    response = site.get("/v1/jobs/job-0000000007", caller=session("Nlp"))
+    own_response = site.get("/v1/jobs/job-0000000007", caller=session_arn("Stranger"))
+    response = site.get("/v1/jobs/job-0000000007", caller=session_arn("Nlp"))
 
     assert (SECRET in own_response.text, SECRET in response.text) == (True, False)
 
@@ -336,23 +336,23 @@ def test_submitter_who_left_the_team_reads_no_more(site: Gateway) -> None:
     team = a_team("nlp", ("NlpLead", "lead"))
     site.call("PUT", "/v1/teams/nlp/quota", team, headers={"If-Match": '"1"'})
 
-    assert SECRET not in site.get("/v1/jobs/job-0000000001", caller=session("Nlp")).text
+    assert SECRET not in site.get("/v1/jobs/job-0000000001", caller=session_arn("Nlp")).text
 
 
 def test_author_of_a_resume_is_visible_only_to_the_team(site: Gateway) -> None:
     held = a_job(2, state="SUSPENDED", is_suspended=True, owner="role/NlpLead")
     stored(site.fakes.ledger, held.replace(spec=held.spec.replace(team="nlp")))
     body = {"reason": f"{SECRET} is fixed"}
-    assert site.post("/v1/jobs/job-0000000002/resume", body, caller=session("NlpLead")).status == 202
+    assert site.post("/v1/jobs/job-0000000002/resume", body, caller=session_arn("NlpLead")).status == 202
 
     shown = [
-        site.get(f"/v1/jobs{path}", caller=session("Stranger"))
+        site.get(f"/v1/jobs{path}", caller=session_arn("Stranger"))
         for path in ("?state=PENDING", "/job-0000000002", "/job-0000000002/why", "/job-0000000002/timeline")
     ]
 
     assert [(answer.status, SECRET in answer.text) for answer in shown] == [(200, False)] * 4
     assert "Resumed by role/NlpLead" in shown[1].document["reason"]
-    assert SECRET in site.get("/v1/jobs/job-0000000002/timeline", caller=session("Nlp")).text
+    assert SECRET in site.get("/v1/jobs/job-0000000002/timeline", caller=session_arn("Nlp")).text
 
 
 @pytest.mark.parametrize("route", ["/v1/jobs", "/v1/jobs/plan"])
@@ -362,8 +362,8 @@ def test_callers_outside_a_team_do_not_see_its_rules(site: Gateway, route: str) 
     assert site.call("PUT", "/v1/teams/nlp/quota", ruled, headers={"If-Match": '"1"'}).status == 200
     body = {"name": "a", "team": "nlp", "image": "a:1", "command": ["a"], "checkpoint": {"uri": "s3://other/a"}}
 
-    response = site.post(route, body, caller=session("VisionLead"))
-    api_response = site.post(route, body, caller=session("NlpLead"))
+    response = site.post(route, body, caller=session_arn("VisionLead"))
+    api_response = site.post(route, body, caller=session_arn("NlpLead"))
 
     assert (response.document["code"], SECRET in response.text) == ("NOT_YOUR_TEAM", False)
     assert (api_response.document["code"], SECRET in api_response.text) == ("VALIDATION_FAILED", True)
@@ -379,5 +379,5 @@ def test_public_fields_exist_and_a_new_field_is_private() -> None:
     assert set(disclosure.PUBLIC_SPEC) <= set(type(job.spec).model_fields)
 
 
-def spelled(answer: ApiResponse) -> str:
+def whole_text(answer: ApiResponse) -> str:
     return json.dumps(answer.document, ensure_ascii=False)

@@ -15,7 +15,7 @@ NEAR = NODE[:-1] + "f"
 NEW = {"If-None-Match": "*"}
 
 
-def hold(gateway: Gateway, key: str = "key-1", **scope: Any) -> Any:
+def request_hold(gateway: Gateway, key: str = "key-1", **scope: Any) -> Any:
     return gateway.post(HOLD, {"reason": "x", "forSeconds": 60, **scope}, key=key)
 
 
@@ -27,7 +27,7 @@ def fleet(gateway: Gateway) -> Gateway:
 
 @pytest.mark.parametrize("pool", ["nosuch", "p5-worker", "P5-WORKERS", "old-workers"])
 def test_hold_of_an_unknown_pool_is_refused(fleet: Gateway, pool: str) -> None:
-    answer = hold(fleet, pool=pool)
+    answer = request_hold(fleet, pool=pool)
 
     assert (answer.status, [error["field"] for error in answer.document["errors"]]) == (400, ["pool"])
     assert f"There is no pool {pool}." in answer.document["detail"]
@@ -36,11 +36,11 @@ def test_hold_of_an_unknown_pool_is_refused(fleet: Gateway, pool: str) -> None:
 
 
 def test_similar_names_are_suggested(fleet: Gateway) -> None:
-    assert "Did you mean p5-workers?" in hold(fleet, pool="p5-worker").document["detail"]
+    assert "Did you mean p5-workers?" in request_hold(fleet, pool="p5-worker").document["detail"]
 
 
 def test_hold_of_an_unknown_node_is_refused(fleet: Gateway) -> None:
-    answer = hold(fleet, instanceId=NEAR)
+    answer = request_hold(fleet, instanceId=NEAR)
 
     assert (answer.status, answer.document["errors"][0]["field"]) == (400, "instanceId")
     assert f"Did you mean {NODE}?" in answer.document["detail"]
@@ -48,33 +48,33 @@ def test_hold_of_an_unknown_node_is_refused(fleet: Gateway) -> None:
 
 @pytest.mark.parametrize("scope", [{"pool": POOL}, {"instanceId": NODE}, {}])
 def test_hold_of_an_existing_pool_or_node_is_accepted(fleet: Gateway, scope: dict[str, str]) -> None:
-    assert hold(fleet, **scope).status == 200
+    assert request_hold(fleet, **scope).status == 200
 
 
 @pytest.mark.parametrize("scope", [{"pool": "p6-workers"}, {"instanceId": NEAR}])
 def test_future_pool_or_node_can_be_held(fleet: Gateway, scope: dict[str, str]) -> None:
-    held = hold(fleet, allowUnknown=True, **scope)
+    held = request_hold(fleet, allowUnknown=True, **scope)
     released = fleet.post(RELEASE, scope, key="k2")
 
     assert (held.status, released.document["wasHeld"]) == (200, True)
 
 
 def test_hold_before_the_first_sweep_is_refused(gateway: Gateway) -> None:
-    answer = hold(gateway, pool=POOL)
+    answer = request_hold(gateway, pool=POOL)
 
     assert answer.status == 400
     assert "no sweep has listed the fleet yet" in answer.document["detail"]
-    assert hold(gateway, "k2", pool=POOL, allowUnknown=True).status == 200
-    assert hold(gateway, "k3").status == 200
+    assert request_hold(gateway, "k2", pool=POOL, allowUnknown=True).status == 200
+    assert request_hold(gateway, "k3").status == 200
 
 
 def test_repeated_hold_is_answered_after_its_pool_is_gone(fleet: Gateway) -> None:
-    first = hold(fleet, pool=POOL)
+    first = request_hold(fleet, pool=POOL)
     fleet.fakes.ledger.rows = {
         key: row for key, row in fleet.fakes.ledger.rows.items() if not key.sk.startswith("NODE")
     }
 
-    assert hold(fleet, pool=POOL).document == first.document
+    assert request_hold(fleet, pool=POOL).document == first.document
 
 
 @pytest.mark.parametrize(("scope", "field"), [({"pool": "nosuch"}, "pool"), ({"instanceId": NEAR}, "instanceId")])

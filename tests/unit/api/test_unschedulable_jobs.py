@@ -29,7 +29,7 @@ def site(gateway: Gateway) -> Gateway:
     return gateway
 
 
-def asked(site: Gateway, path: str, **changes: Any) -> ApiResponse:
+def submit_or_plan(site: Gateway, path: str, **changes: Any) -> ApiResponse:
     return site.post(path, {**A_JOB, **changes})
 
 
@@ -48,7 +48,7 @@ def asked(site: Gateway, path: str, **changes: Any) -> ApiResponse:
 def test_job_beyond_the_fleet_is_refused_by_field(
     site: Gateway, path: str, changes: dict[str, Any], field: str
 ) -> None:
-    answer = asked(site, path, **changes)
+    answer = submit_or_plan(site, path, **changes)
 
     assert (answer.status, answer.document["code"]) == (400, "VALIDATION_FAILED")
     (error,) = answer.document["errors"]
@@ -69,7 +69,7 @@ def test_job_beyond_the_fleet_is_refused_by_field(
     ],
 )
 def test_job_within_the_fleet_is_accepted(site: Gateway, path: str, changes: dict[str, Any]) -> None:
-    assert asked(site, path, **changes).status in (200, 202)
+    assert submit_or_plan(site, path, **changes).status in (200, 202)
 
 
 @pytest.mark.parametrize(
@@ -88,15 +88,15 @@ def test_job_within_the_fleet_is_accepted(site: Gateway, path: str, changes: dic
 def test_job_may_count_on_temporarily_missing_nodes(gateway: Gateway, state: dict[str, Any]) -> None:
     stored(gateway.fakes.ledger, *(a_fleet_node(number, **state) for number in range(1, 5)))
 
-    assert asked(gateway, "/v1/jobs/plan", nodes=5).status == 400
-    assert asked(gateway, "/v1/jobs", nodes=4).status == 202
+    assert submit_or_plan(gateway, "/v1/jobs/plan", nodes=5).status == 400
+    assert submit_or_plan(gateway, "/v1/jobs", nodes=4).status == 202
 
 
 def test_two_nodes_of_one_slot_count_once(site: Gateway) -> None:
     stored(site.fakes.ledger, a_fleet_node(5, slot=a_fleet_node(4).slot))
 
-    assert asked(site, "/v1/jobs/plan", nodes=4).status == 200
-    assert asked(site, "/v1/jobs/plan", nodes=5).status == 400
+    assert submit_or_plan(site, "/v1/jobs/plan", nodes=4).status == 200
+    assert submit_or_plan(site, "/v1/jobs/plan", nodes=5).status == 400
 
 
 NETWORK = {"nodes": 3, "network": {"requiredLevel": "layer-3"}}
@@ -118,7 +118,7 @@ def test_required_network_level_must_be_possible(
     nodes = [a_fleet_node(number, network_layers=layer) for number, layer in enumerate(layers, start=1)]
     stored(gateway.fakes.ledger, *nodes)
 
-    answer = asked(gateway, "/v1/jobs", **NETWORK)
+    answer = submit_or_plan(gateway, "/v1/jobs", **NETWORK)
 
     assert (answer.status == 202) is is_accepted, why
     if not is_accepted:
@@ -127,15 +127,15 @@ def test_required_network_level_must_be_possible(
 
 
 def test_no_job_is_refused_before_a_sweep_read_the_fleet(gateway: Gateway) -> None:
-    planned = asked(gateway, "/v1/jobs/plan", nodes=64)
+    planned = submit_or_plan(gateway, "/v1/jobs/plan", nodes=64)
 
     assert planned.document["decision"]["action"] == "WAIT"
     assert planned.document["decision"]["reason"].startswith("No sweep has read the fleet yet")
     assert planned.document["placement"] is None
-    assert asked(gateway, "/v1/jobs", nodes=64).status == 202
+    assert submit_or_plan(gateway, "/v1/jobs", nodes=64).status == 202
 
 
-def why(site: Gateway, nodes: int, setup: TeamSetup, policy: Policy, **more: Any) -> SpecError | None:
+def why_unschedulable(site: Gateway, nodes: int, setup: TeamSetup, policy: Policy, **more: Any) -> SpecError | None:
     job: Job = a_job()
     job = job.replace(spec=job.spec.replace(nodes=nodes, **more), queue=more.get("team", ""))
     fleet = check_fit.read_fleet(job.cluster, site.fakes.ledger)
@@ -145,8 +145,8 @@ def why(site: Gateway, nodes: int, setup: TeamSetup, policy: Policy, **more: Any
 def test_spare_nodes_do_not_count_for_a_submission(site: Gateway) -> None:
     spares = changed(Policy(), {"scheduling": {"spareNodes": {a_fleet_node().pool: 1}}})
 
-    assert why(site, 3, TeamSetup(), spares) is None
-    fault = why(site, 4, TeamSetup(), spares)
+    assert why_unschedulable(site, 3, TeamSetup(), spares) is None
+    fault = why_unschedulable(site, 4, TeamSetup(), spares)
     assert fault
     assert "keeps 1 free node for recoveries" in fault.message
 
@@ -154,8 +154,8 @@ def test_spare_nodes_do_not_count_for_a_submission(site: Gateway) -> None:
 def test_job_beyond_the_largest_possible_quota_is_refused(site: Gateway) -> None:
     setup = a_setup(a_team("nlp", 16, cohort=""))
 
-    assert why(site, 2, setup, Policy(), team="nlp") is None
-    fault = why(site, 3, setup, Policy(), team="nlp")
+    assert why_unschedulable(site, 2, setup, Policy(), team="nlp") is None
+    fault = why_unschedulable(site, 3, setup, Policy(), team="nlp")
     assert fault
     assert (fault.field, "16 at most" in fault.message) == ("nodes", True)
 
@@ -163,8 +163,8 @@ def test_job_beyond_the_largest_possible_quota_is_refused(site: Gateway) -> None
 def test_stopped_queue_or_removed_team_refuses_no_job(site: Gateway) -> None:
     stopped = a_setup(a_team("nlp", 16, cohort="", queue={"stop": "Hold", "cohort": ""}))
 
-    assert why(site, 3, stopped, Policy(), team="nlp") is None
-    assert why(site, 64, a_setup(a_team("other", 16)), Policy(), team="nlp") is None
+    assert why_unschedulable(site, 3, stopped, Policy(), team="nlp") is None
+    assert why_unschedulable(site, 64, a_setup(a_team("other", 16)), Policy(), team="nlp") is None
 
 
 def test_rental_pool_counts_up_to_its_limit(site: Gateway) -> None:
@@ -172,8 +172,8 @@ def test_rental_pool_counts_up_to_its_limit(site: Gateway) -> None:
     most = max(pool.max_nodes for pool in policy.burst.pools)
     kind = max(policy.burst.pools, key=lambda pool: pool.max_nodes)
 
-    assert why(site, most, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node) is None
-    assert why(site, most + 5, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node)
+    assert why_unschedulable(site, most, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node) is None
+    assert why_unschedulable(site, most + 5, TeamSetup(), policy, accelerators_per_node=kind.accelerators_per_node)
 
 
 @pytest.mark.parametrize("kind", [SourceKind.KUBERNETES_LIST, SourceKind.HYPERPOD])
@@ -182,4 +182,4 @@ def test_no_job_is_refused_while_a_source_never_answered(site: Gateway, kind: So
     results.failed(Source(kind=kind, target=CLUSTER if kind is SourceKind.KUBERNETES_LIST else ""), "Unreachable")
     heartbeats.record_heartbeat("sweep_fleet", site.fakes.context(now=A_MOMENT), results)
 
-    assert asked(site, "/v1/jobs", nodes=5).status == 202
+    assert submit_or_plan(site, "/v1/jobs", nodes=5).status == 202

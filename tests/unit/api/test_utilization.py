@@ -9,7 +9,7 @@ from evenkeel.domain.nodes import FleetNode, NodeLife
 from evenkeel.ports import NotAllowed, Throttled
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_fleet_node, ago, an_incident, heartbeats, stored
+from tests.unit.api.seeds import a_fleet_node, ago, an_incident, store_heartbeats, stored
 
 BURST = "burst-eks"
 
@@ -20,24 +20,24 @@ def a_burst_node(number: int = 9, **changes: Any) -> FleetNode:
     return a_fleet_node(number, **(facts | changes))
 
 
-def measured(gateway: Gateway, node: FleetNode, minutes: int = 2, **percent: float) -> None:
+def publish_samples(gateway: Gateway, node: FleetNode, minutes: int = 2, **percent: float) -> None:
     """Publish a sample of each named measure, taken some minutes ago."""
     for name, value in percent.items():
         start = ago(minutes=minutes).replace(second=0, microsecond=0)
         gateway.fakes.utilization_metrics.put(node, Measure[name.upper()], Sample(start, value))
 
 
-def a_fleet(gateway: Gateway, *nodes: FleetNode) -> None:
+def store_fleet(gateway: Gateway, *nodes: FleetNode) -> None:
     stored(gateway.fakes.ledger, *nodes)
-    heartbeats(gateway.fakes.ledger)
+    store_heartbeats(gateway.fakes.ledger)
 
 
 def test_pool_shows_amounts_allocation_and_utilization_separately(gateway: Gateway) -> None:
     busy = a_fleet_node(1, accelerators_in_use=8, cpu_millis_in_use=96_000, memory_mib_in_use=512 * 1024)
     idle = a_fleet_node(2, accelerators_in_use=8)
-    a_fleet(gateway, busy, idle)
-    measured(gateway, busy, gpu=90.04, gpu_memory=70, cpu=20, memory=30)
-    measured(gateway, idle, minutes=4, gpu=0)
+    store_fleet(gateway, busy, idle)
+    publish_samples(gateway, busy, gpu=90.04, gpu_memory=70, cpu=20, memory=30)
+    publish_samples(gateway, idle, minutes=4, gpu=0)
 
     answer = gateway.get("/v1/utilization").document
 
@@ -72,8 +72,8 @@ def test_pool_shows_amounts_allocation_and_utilization_separately(gateway: Gatew
 
 def test_node_item_has_its_state_and_unknown_is_null(gateway: Gateway) -> None:
     node = a_fleet_node(1, accelerators_in_use=8)
-    a_fleet(gateway, node, a_fleet_node(2))
-    measured(gateway, node, gpu=12.34, cpu=0)
+    store_fleet(gateway, node, a_fleet_node(2))
+    publish_samples(gateway, node, gpu=12.34, cpu=0)
 
     first, second = gateway.get("/v1/utilization?by=node").document["items"]
 
@@ -96,7 +96,7 @@ def test_each_node_counts_in_exactly_one_phase(gateway: Gateway) -> None:
         ],
     }
     changes = [document for group in states.values() for document in group]
-    a_fleet(gateway, *(a_fleet_node(number, **change) for number, change in enumerate(changes, 2)))
+    store_fleet(gateway, *(a_fleet_node(number, **change) for number, change in enumerate(changes, 2)))
     stored(gateway.fakes.ledger, a_fleet_node(1), an_incident(1))
 
     totals = gateway.get("/v1/utilization").document["totals"]
@@ -108,7 +108,7 @@ def test_each_node_counts_in_exactly_one_phase(gateway: Gateway) -> None:
 
 
 def test_filters_select_a_cluster_and_a_pool(gateway: Gateway) -> None:
-    a_fleet(gateway, a_fleet_node(1), a_fleet_node(2, pool="other"), a_burst_node())
+    store_fleet(gateway, a_fleet_node(1), a_fleet_node(2, pool="other"), a_burst_node())
 
     def pools(query: str) -> list[str]:
         return [item["pool"] for item in gateway.get(f"/v1/utilization?{query}").document["items"]]
@@ -124,9 +124,9 @@ def test_filters_select_a_cluster_and_a_pool(gateway: Gateway) -> None:
 @pytest.mark.parametrize("error", [Throttled("read: Throttling: Rate exceeded"), NotAllowed("read: AccessDenied: no.")])
 def test_failed_read_of_one_cluster_leaves_the_other_measured(gateway: Gateway, error: Any) -> None:
     node, lost = a_fleet_node(1), a_burst_node()
-    a_fleet(gateway, node, lost)
-    measured(gateway, node, gpu=50)
-    measured(gateway, lost, gpu=99)
+    store_fleet(gateway, node, lost)
+    publish_samples(gateway, node, gpu=50)
+    publish_samples(gateway, lost, gpu=99)
     gateway.fakes.utilization_metrics.errors[BURST] = error
 
     answer = gateway.get("/v1/utilization").document
@@ -143,7 +143,7 @@ def test_failed_read_of_one_cluster_leaves_the_other_measured(gateway: Gateway, 
 
 
 def test_cluster_without_the_add_on_says_so(gateway: Gateway) -> None:
-    a_fleet(gateway, a_fleet_node(1))
+    store_fleet(gateway, a_fleet_node(1))
 
     source = gateway.get("/v1/utilization").document["sources"][0]
 
@@ -153,9 +153,9 @@ def test_cluster_without_the_add_on_says_so(gateway: Gateway) -> None:
 
 def test_value_that_is_no_percentage_is_named_and_unknown(gateway: Gateway) -> None:
     nodes = [a_fleet_node(number) for number in range(1, 6)]
-    a_fleet(gateway, *nodes)
+    store_fleet(gateway, *nodes)
     for node in nodes:
-        measured(gateway, node, gpu=640)
+        publish_samples(gateway, node, gpu=640)
 
     answer = gateway.get("/v1/utilization").document
 
@@ -166,14 +166,14 @@ def test_value_that_is_no_percentage_is_named_and_unknown(gateway: Gateway) -> N
 
 def test_metrics_from_before_the_launch_are_unknown(gateway: Gateway) -> None:
     young = a_burst_node(life=NodeLife(cluster=BURST, instance_id=instance_id(9), launched_at=ago(minutes=3)))
-    a_fleet(gateway, young)
-    measured(gateway, young, minutes=5, gpu=80)
+    store_fleet(gateway, young)
+    publish_samples(gateway, young, minutes=5, gpu=80)
 
     assert gateway.get("/v1/utilization").document["items"][0]["utilization"]["gpu"]["unknownNodes"] == 1
 
 
 def test_starting_node_has_the_amounts_of_its_type(gateway: Gateway) -> None:
-    a_fleet(gateway, a_fleet_node(1, node_name="", is_ready=False, accelerators=0))
+    store_fleet(gateway, a_fleet_node(1, node_name="", is_ready=False, accelerators=0))
 
     item = gateway.get("/v1/utilization").document["items"][0]
 
@@ -183,7 +183,7 @@ def test_starting_node_has_the_amounts_of_its_type(gateway: Gateway) -> None:
 def test_amount_of_an_unknown_type_makes_the_sum_unknown(gateway: Gateway) -> None:
     new = {"instance_type": "ml.p9.48xlarge"}
     stated = a_fleet_node(1, accelerators=16, cpu_millis=64_000, memory_mib=2048, **new)
-    a_fleet(gateway, stated, a_fleet_node(2, node_name="", is_ready=False, accelerators=0, pool="other", **new))
+    store_fleet(gateway, stated, a_fleet_node(2, node_name="", is_ready=False, accelerators=0, pool="other", **new))
 
     unseen, joined = gateway.get("/v1/utilization").document["items"]
 

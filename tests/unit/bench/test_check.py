@@ -15,7 +15,7 @@ STEADY = (1.0, 1.01, 0.99, 1.0, 1.02, 0.98)
 NOISY = (1.0, 3.0, 0.4, 2.5, 0.5, 1.2)
 
 
-def samples(costs: Sequence[float]) -> Samples:
+def samples_with_costs(costs: Sequence[float]) -> Samples:
     return {"lane": [Pair(cost, 1.0) for cost in costs]}
 
 
@@ -37,7 +37,7 @@ def test_regression_verdict_follows_from_both_confidence_intervals(
     assert compare(now, before) is verdict
 
 
-def baseline(folder: Path, figure: Figure, others_share: float = 0.0) -> Path:
+def write_baseline(folder: Path, figure: Figure, others_share: float = 0.0) -> Path:
     path = folder / "check.json"
     path.write_text(json.dumps(check.document({"lane": figure}, [], others_share)), encoding="utf-8")
     return path
@@ -79,10 +79,10 @@ def test_regression_is_measured_again_before_the_check_fails(
 
     def measure(wanted: int) -> Samples:
         round_counts.append(wanted)
-        return samples(runs[len(round_counts) - 1])
+        return samples_with_costs(runs[len(round_counts) - 1])
 
     monkeypatch.setattr(check, "_ALL", {"group": measure})
-    monkeypatch.setattr(check, "BASELINE", baseline(tmp_path, Figure(1.0, 0.98, 1.02)))
+    monkeypatch.setattr(check, "BASELINE", write_baseline(tmp_path, Figure(1.0, 0.98, 1.02)))
 
     assert check.main([]) == code
     assert round_counts == rounds
@@ -90,8 +90,8 @@ def test_regression_is_measured_again_before_the_check_fails(
 
 def test_baseline_of_a_busy_machine_gives_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = [2 * cost for cost in STEADY]
-    monkeypatch.setattr(check, "_ALL", {"group": lambda _rounds: samples(slow)})
-    monkeypatch.setattr(check, "BASELINE", baseline(tmp_path, Figure(1.0, 0.98, 1.02), others_share=0.87))
+    monkeypatch.setattr(check, "_ALL", {"group": lambda _rounds: samples_with_costs(slow)})
+    monkeypatch.setattr(check, "BASELINE", write_baseline(tmp_path, Figure(1.0, 0.98, 1.02), others_share=0.87))
 
     assert check.main([]) == 2
 
@@ -111,7 +111,7 @@ def test_report_names_every_measurement_without_a_baseline(
 ) -> None:
     monkeypatch.setattr(check, "_ALL", {"group": lambda _rounds: {"lane": [Pair(1, 1.0)] * 6, "new": [Pair(1, 1)] * 6}})
     monkeypatch.setattr(check, "LANES", {"group": ("lane", "new"), "engine": ("evenkeel/empty",)})
-    monkeypatch.setattr(check, "BASELINE", baseline(tmp_path, Figure(1.0, 0.98, 1.02)))
+    monkeypatch.setattr(check, "BASELINE", write_baseline(tmp_path, Figure(1.0, 0.98, 1.02)))
 
     assert check.main([]) == 2
 
@@ -135,8 +135,8 @@ def test_failed_measurement_of_a_group_does_not_stop_other_groups(
     def fails(_rounds: int) -> Samples:
         raise OSError("no engine")
 
-    monkeypatch.setattr(check, "_ALL", {"broken": fails, "group": lambda _rounds: samples(STEADY)})
-    monkeypatch.setattr(check, "BASELINE", path := baseline(tmp_path, Figure(5.0, 4.9, 5.1)))
+    monkeypatch.setattr(check, "_ALL", {"broken": fails, "group": lambda _rounds: samples_with_costs(STEADY)})
+    monkeypatch.setattr(check, "BASELINE", path := write_baseline(tmp_path, Figure(5.0, 4.9, 5.1)))
 
     assert check.main(["--update"]) == 2
     assert check.read_baseline(path)["lane"].p50 == 1.0

@@ -22,14 +22,14 @@ def _git(*words: str) -> str:
     return subprocess.run(["git", *words], cwd=PROJECT, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def figures_of(name: str) -> dict[str, Any]:
+def figures_in_file(name: str) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((benchmark_tables.RESULTS / name).read_text("utf-8"))
     return document
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_results_name_their_command_seeds_and_commit(path: Path) -> None:
-    figures = figures_of(path.name)
+    figures = figures_in_file(path.name)
 
     assert figures["command"].startswith("python -m bench")
     assert isinstance(figures["seeds"], list)
@@ -40,7 +40,7 @@ def test_results_name_their_command_seeds_and_commit(path: Path) -> None:
 @pytest.mark.skipif(_git("rev-parse", "--is-shallow-repository") != "false", reason="needs the whole git history")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_commit_of_results_is_in_the_history(path: Path) -> None:
-    commit = figures_of(path.name)["commit"]
+    commit = figures_in_file(path.name)["commit"]
 
     assert _git("merge-base", commit, "HEAD") == _git("rev-parse", commit) != ""
 
@@ -48,7 +48,7 @@ def test_commit_of_results_is_in_the_history(path: Path) -> None:
 def test_page_names_only_commits_of_results() -> None:
     named = set(re.findall(r"`([0-9a-f]{7,40})`", PAGE))
 
-    assert named == {figures_of(path.name)["commit"] for path in FILES}
+    assert named == {figures_in_file(path.name)["commit"] for path in FILES}
 
 
 def test_tables_of_figures_are_generated() -> None:

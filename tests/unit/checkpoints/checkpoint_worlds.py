@@ -27,7 +27,7 @@ class ReaderAnswer(NamedTuple):
     rejected: tuple[tuple[int, int, str], ...] = ()
 
 
-class Stale(NamedTuple):
+class StaleAttempt(NamedTuple):
     """The attempt is behind the fence."""
 
 
@@ -105,18 +105,18 @@ class ServiceSide:
         convention: bool = False,
         requirement: str = "CONVENTION",
     ) -> ReaderAnswer:
-        return _as_answer(self._choose(world, attempt, doubt, convention=convention, requirement=requirement))
+        return _service_answer(self._choose(world, attempt, doubt, convention=convention, requirement=requirement))
 
-    def pin(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> ReaderAnswer | Stale:
+    def pin(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> ReaderAnswer | StaleAttempt:
         fence = self._fence(world)
         match service_side.fence_status(fence, attempt):
             case service_side.FenceStatus.STALE:
-                return Stale()
+                return StaleAttempt()
             case service_side.FenceStatus.PINNED if fence is not None:
-                return _as_answer(fence.choice())
+                return _service_answer(fence.choice())
         choice = self._choose(world, attempt, doubt)
         world.fence = json.dumps(service_side.next_fence(fence, attempt, choice).to_json()).encode()
-        return _as_answer(choice)
+        return _service_answer(choice)
 
     def would_discard_checkpoints(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> bool:
         return self._choose(world, attempt, doubt).would_discard_checkpoints
@@ -156,7 +156,7 @@ class ServiceSide:
             )
 
 
-def _as_answer(choice: service_side.ResumeChoice) -> ReaderAnswer:
+def _service_answer(choice: service_side.ResumeChoice) -> ReaderAnswer:
     point = choice.resume_from
     rejected = tuple((rejection.attempt, rejection.step, rejection.code.value) for rejection in choice.rejected)
     return ReaderAnswer(None if point is None else (point.attempt, point.step), choice.grade.value, rejected)
@@ -177,7 +177,7 @@ class TrainingSide:
         convention: bool = False,
         requirement: str = "CONVENTION",
     ) -> ReaderAnswer:
-        return _said(self._choose(world, attempt, doubt, convention=convention, requirement=requirement))
+        return _training_answer(self._choose(world, attempt, doubt, convention=convention, requirement=requirement))
 
     def would_discard_checkpoints(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> bool:
         return self._choose(world, attempt, doubt).would_discard_checkpoints
@@ -196,15 +196,15 @@ class TrainingSide:
         fence = storage.read_fence().fence
         return training_side.choose(storage, attempt, fence, distrust, accepts_convention=convention)
 
-    def pin(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> ReaderAnswer | Stale:
+    def pin(self, world: CheckpointWorld, attempt: int, doubt: datetime | None = None) -> ReaderAnswer | StaleAttempt:
         try:
             distrust = None if doubt is None else training_side.Distrust(doubt)
-            return _said(training_side.pin(WorldStorage(world), attempt, distrust, may_start_over=True))
+            return _training_answer(training_side.pin(WorldStorage(world), attempt, distrust, may_start_over=True))
         except training_side.Fenced:
-            return Stale()
+            return StaleAttempt()
 
 
-def _said(choice: training_side.ResumeChoice) -> ReaderAnswer:
+def _training_answer(choice: training_side.ResumeChoice) -> ReaderAnswer:
     point = choice.resume_from
     rejected = tuple((document["attempt"], document["step"], document["code"]) for document in choice.rejected)
     return ReaderAnswer(None if point is None else (point.attempt, point.step), choice.grade, rejected)

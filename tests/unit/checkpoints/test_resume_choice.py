@@ -17,7 +17,7 @@ from tests.unit.checkpoints.checkpoint_worlds import (
     CheckpointWorld,
     ReaderAnswer,
     ServiceSide,
-    Stale,
+    StaleAttempt,
     TrainingSide,
     WorldStorage,
     at,
@@ -52,11 +52,11 @@ def test_later_attempt_is_tried_first_at_equal_steps(reader: Reader) -> None:
     assert reader.choose(world, 3) == ReaderAnswer((2, 20), "PROVED")
 
 
-def _drop(world: CheckpointWorld, folder: str) -> None:
+def _delete_a_shard(world: CheckpointWorld, folder: str) -> None:
     del world.objects[f"{folder}/shard-1-of-2.bin"]
 
 
-def _truncate(world: CheckpointWorld, folder: str) -> None:
+def _truncate_a_shard(world: CheckpointWorld, folder: str) -> None:
     world.objects[f"{folder}/shard-1-of-2.bin"] = b""
 
 
@@ -66,7 +66,7 @@ def _flip_one_bit(world: CheckpointWorld, folder: str) -> None:
     world.objects[f"{folder}/shard-1-of-2.bin"] = bytes(content)
 
 
-def _never_finish(world: CheckpointWorld, folder: str) -> None:
+def _delete_the_manifest(world: CheckpointWorld, folder: str) -> None:
     del world.objects[f"{folder}/manifest.json"]
 
 
@@ -74,7 +74,7 @@ def _cut_the_manifest(world: CheckpointWorld, folder: str) -> None:
     world.objects[f"{folder}/manifest.json"] = world.objects[f"{folder}/manifest.json"][:-20]
 
 
-def _rewrite(**changes: Any) -> Any:
+def _change_the_manifest(**changes: Any) -> Any:
     def change(world: CheckpointWorld, folder: str) -> None:
         manifest = json.loads(world.objects[f"{folder}/manifest.json"])
         manifest.update(changes)
@@ -98,7 +98,7 @@ def _forget_a_rank(world: CheckpointWorld, folder: str) -> None:
     world.objects[f"{folder}/manifest.json"] = json.dumps(manifest).encode()
 
 
-def _write(content: bytes) -> Any:
+def _replace_the_manifest(content: bytes) -> Any:
     def change(world: CheckpointWorld, folder: str) -> None:
         world.objects[f"{folder}/manifest.json"] = content
 
@@ -106,24 +106,27 @@ def _write(content: bytes) -> Any:
 
 
 DAMAGE = {
-    "a shard is missing": (_drop, "SHARD_MISSING"),
-    "a shard is cut short": (_truncate, "SHARD_SIZE"),
+    "a shard is missing": (_delete_a_shard, "SHARD_MISSING"),
+    "a shard is cut short": (_truncate_a_shard, "SHARD_SIZE"),
     "one bit of a shard is wrong": (_flip_one_bit, "SHARD_CHECKSUM"),
-    "the manifest was never written": (_never_finish, "MANIFEST_MISSING"),
+    "the manifest was never written": (_delete_the_manifest, "MANIFEST_MISSING"),
     "the manifest is cut short": (_cut_the_manifest, "MANIFEST_UNREADABLE"),
-    "the manifest is no text": (_write(b"\xff\xfe"), "MANIFEST_UNREADABLE"),
-    "the manifest is a list": (_write(b"[]"), "MANIFEST_UNREADABLE"),
-    "the manifest nests without end": (_write(b"[" * 100_000), "MANIFEST_UNREADABLE"),
-    "the manifest holds a number that JSON does not have": (_rewrite(extra=float("nan")), "MANIFEST_UNREADABLE"),
-    "the manifest is of a later schema": (_rewrite(schemaVersion=2), "MANIFEST_UNREADABLE"),
-    "the schema is true": (_rewrite(schemaVersion=True), "MANIFEST_UNREADABLE"),
-    "it speaks of another step": (_rewrite(step=31), "MANIFEST_UNREADABLE"),
-    "it speaks of another attempt": (_rewrite(attempt=2), "MANIFEST_UNREADABLE"),
-    "it names no shards": (_rewrite(shards=[]), "MANIFEST_UNREADABLE"),
-    "its world size is text": (_rewrite(worldSize="2"), "MANIFEST_UNREADABLE"),
-    "its world is larger than its shards say": (_rewrite(worldSize=3), "MANIFEST_UNREADABLE"),
-    "its time has no zone": (_rewrite(startedAt="2026-11-03T10:00:00"), "MANIFEST_UNREADABLE"),
-    "its time is a number": (_rewrite(startedAt=1), "MANIFEST_UNREADABLE"),
+    "the manifest is no text": (_replace_the_manifest(b"\xff\xfe"), "MANIFEST_UNREADABLE"),
+    "the manifest is a list": (_replace_the_manifest(b"[]"), "MANIFEST_UNREADABLE"),
+    "the manifest nests without end": (_replace_the_manifest(b"[" * 100_000), "MANIFEST_UNREADABLE"),
+    "the manifest holds a number that JSON does not have": (
+        _change_the_manifest(extra=float("nan")),
+        "MANIFEST_UNREADABLE",
+    ),
+    "the manifest is of a later schema": (_change_the_manifest(schemaVersion=2), "MANIFEST_UNREADABLE"),
+    "the schema is true": (_change_the_manifest(schemaVersion=True), "MANIFEST_UNREADABLE"),
+    "it speaks of another step": (_change_the_manifest(step=31), "MANIFEST_UNREADABLE"),
+    "it speaks of another attempt": (_change_the_manifest(attempt=2), "MANIFEST_UNREADABLE"),
+    "it names no shards": (_change_the_manifest(shards=[]), "MANIFEST_UNREADABLE"),
+    "its world size is text": (_change_the_manifest(worldSize="2"), "MANIFEST_UNREADABLE"),
+    "its world is larger than its shards say": (_change_the_manifest(worldSize=3), "MANIFEST_UNREADABLE"),
+    "its time has no zone": (_change_the_manifest(startedAt="2026-11-03T10:00:00"), "MANIFEST_UNREADABLE"),
+    "its time is a number": (_change_the_manifest(startedAt=1), "MANIFEST_UNREADABLE"),
     "a rank is not in the manifest": (_forget_a_rank, "SHARD_MISSING"),
     "a shard lies in another checkpoint": (
         _change_shard(key="attempt=1/step=000000020/shard-1-of-2.bin"),
@@ -135,10 +138,10 @@ DAMAGE = {
     "a size is negative": (_change_shard(sizeBytes=-1), "MANIFEST_UNREADABLE"),
     "a size is true": (_change_shard(sizeBytes=True), "MANIFEST_UNREADABLE"),
     "a checksum is in capitals": (_change_shard(sha256="A" * 64), "MANIFEST_UNREADABLE"),
-    "the loss is no number": (_rewrite(metrics={"loss": "nan"}), "METRIC_NOT_FINITE"),
-    "the manifest is empty": (_write(b""), "MANIFEST_UNREADABLE"),
-    "a metric is true": (_rewrite(metrics={"loss": True}), "MANIFEST_UNREADABLE"),
-    "the metrics are a list": (_rewrite(metrics=[]), "MANIFEST_UNREADABLE"),
+    "the loss is no number": (_change_the_manifest(metrics={"loss": "nan"}), "METRIC_NOT_FINITE"),
+    "the manifest is empty": (_replace_the_manifest(b""), "MANIFEST_UNREADABLE"),
+    "a metric is true": (_change_the_manifest(metrics={"loss": True}), "MANIFEST_UNREADABLE"),
+    "the metrics are a list": (_change_the_manifest(metrics=[]), "MANIFEST_UNREADABLE"),
 }
 
 
@@ -173,8 +176,8 @@ def test_unknown_keys_of_a_manifest_are_ignored(reader: Reader) -> None:
 @reader_of_both
 def test_every_rejected_checkpoint_is_named_if_none_is_valid(reader: Reader) -> None:
     world = CheckpointWorld()
-    _drop(world, world.save(1, 10))
-    _truncate(world, world.save(1, 20))
+    _delete_a_shard(world, world.save(1, 10))
+    _truncate_a_shard(world, world.save(1, 20))
 
     expected = ReaderAnswer(None, "NONE", ((1, 20, "SHARD_SIZE"), (1, 10, "SHARD_MISSING")))
     assert reader.choose(world, 2) == expected
@@ -237,7 +240,7 @@ def test_late_manifest_at_the_pinned_step_is_fenced(reader: Reader) -> None:
 def test_retried_launch_keeps_its_pin_despite_a_newer_checkpoint(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
-    _drop(world, world.save(1, 20))
+    _delete_a_shard(world, world.save(1, 20))
     first = reader.pin(world, 2)
     fence = world.fence
 
@@ -253,7 +256,7 @@ def test_attempt_behind_the_fence_is_stale(reader: Reader) -> None:
     world = CheckpointWorld()
     world.put_fence((1, None), (3, None))
 
-    assert reader.pin(world, 2) == Stale()
+    assert reader.pin(world, 2) == StaleAttempt()
 
 
 @reader_of_both
@@ -330,7 +333,7 @@ def test_unbounded_fault_needs_a_checkpoint_that_claims_soundness(reader: Reader
 
     assert reader.choose(world, 2, requirement="EVIDENCE").rejected[0] == (1, 40, "NO_CLEAN_RUN")
     assert reader.choose(world, 2, requirement="EVIDENCE").resume == (1, 30)
-    _rewrite(metrics={"loss": "nan"})(world, "attempt=1/step=000000040")
+    _change_the_manifest(metrics={"loss": "nan"})(world, "attempt=1/step=000000040")
     assert reader.choose(world, 2, requirement="EVIDENCE") == ReaderAnswer(
         None,
         "NONE",
@@ -423,7 +426,7 @@ def test_both_readers_find_the_newest_sufficient_checkpoint(
     for number, checkpoint in enumerate(written, start=1):
         folder = world.save(1, number * 10, began=checkpoint.began, **_SAYS[checkpoint.says])
         if not checkpoint.is_complete:
-            _drop(world, folder)
+            _delete_a_shard(world, folder)
 
     def is_sound(number: int) -> bool:
         return number < len(written) and written[number].says in ("loss", "looked")
@@ -458,7 +461,13 @@ def test_folders_with_other_names_are_no_checkpoints(reader: Reader) -> None:
 @reader_of_both
 @pytest.mark.parametrize(
     ("spoil", "is_disowned"),
-    [(_drop, True), (_truncate, True), (_flip_one_bit, True), (_cut_the_manifest, True), (_never_finish, False)],
+    [
+        (_delete_a_shard, True),
+        (_truncate_a_shard, True),
+        (_flip_one_bit, True),
+        (_cut_the_manifest, True),
+        (_delete_the_manifest, False),
+    ],
 )
 def test_only_finished_checkpoints_can_be_discarded(reader: Reader, spoil: Any, is_disowned: bool) -> None:
     world = CheckpointWorld()
@@ -481,7 +490,7 @@ def test_restart_discards_no_fenced_or_distrusted_checkpoint(reader: Reader) -> 
 def test_valid_checkpoint_makes_a_broken_one_irrelevant(reader: Reader) -> None:
     world = CheckpointWorld()
     world.save(1, 10)
-    _drop(world, world.save(1, 20))
+    _delete_a_shard(world, world.save(1, 20))
 
     assert not reader.would_discard_checkpoints(world, 2)
 
@@ -503,7 +512,7 @@ def test_training_script_limits_distrust_to_earlier_attempts() -> None:
 
 def test_training_script_pins_nothing_without_a_valid_checkpoint() -> None:
     world = CheckpointWorld()
-    _drop(world, world.save(1, 10))
+    _delete_a_shard(world, world.save(1, 10))
 
     with pytest.raises(training_side.Unproven, match="SHARD_MISSING"):
         training_side.pin(WorldStorage(world), 2)

@@ -19,10 +19,10 @@ from tests.unit.api.seeds import (
     affected,
     ago,
     an_attempt,
-    an_event,
     an_incident,
-    count_fleet,
     some_evidence,
+    store_fleet_counts,
+    store_timeline_entries,
     stored,
 )
 from tests.unit.cli.recovery_fixture import recovery_at_work
@@ -60,7 +60,7 @@ def busy_fleet(gateway: Gateway) -> None:
         ),
     )
     _holds_and_changes(gateway)
-    count_fleet(gateway.fakes)
+    store_fleet_counts(gateway.fakes)
 
 
 def _holds_and_changes(gateway: Gateway) -> None:
@@ -148,7 +148,7 @@ def _incidents(gateway: Gateway) -> None:
             alternatives=(Alternative(option="ACT", why_not="The mode recommend asks a person first."),),
         ),
     )
-    an_event(
+    store_timeline_entries(
         ledger,
         asking.incident_id,
         (ago(minutes=3), "fault", "The node is NotReady: kubelet stopped posting its status."),

@@ -16,7 +16,7 @@ import pytest
 from evenkeel_cli.main import main
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import FLEET, ApiResponse, Gateway
-from tests.unit.api.seeds import heartbeats
+from tests.unit.api.seeds import store_heartbeats
 
 _KEPT = ("Idempotency-Key", "If-None-Match", "If-Match")
 
@@ -153,7 +153,7 @@ class CliFixture:
 def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CliFixture]:
     """The command and the API of a fleet in which every source answers."""
     gateway = Gateway()
-    heartbeats(gateway.fakes.ledger)
+    store_heartbeats(gateway.fakes.ledger)
     api = CliFixture(gateway, tmp_path, monkeypatch)
     yield api
     api.stop()

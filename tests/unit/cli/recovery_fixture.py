@@ -12,9 +12,9 @@ from tests.unit.api.seeds import (
     affected,
     ago,
     an_attempt,
-    an_event,
     an_incident,
     some_evidence,
+    store_timeline_entries,
     stored,
 )
 
@@ -89,7 +89,7 @@ def recovery_at_work(gateway: Gateway) -> None:
         *(a_fleet_node(n, accelerators_in_use=8) for n in (2, 3)),
         a_fleet_node(4),
     )
-    an_event(
+    store_timeline_entries(
         ledger,
         incident.incident_id,
         (ago(minutes=12), "fault", "hyperpod-i-00000000000000001: Xid 79, GPU has fallen off the bus."),
@@ -102,7 +102,7 @@ def recovery_at_work(gateway: Gateway) -> None:
             "Replace was asked of HyperPod and accepted; published p90 of a replacement is about 16 minutes.",
         ),
     )
-    an_event(
+    store_timeline_entries(
         ledger,
         job.job_id,
         (ago(minutes=29), "submitted", "Submitted by role/Researcher (ana)."),

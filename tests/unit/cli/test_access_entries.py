@@ -15,7 +15,7 @@ WANTED = (
 )
 
 
-def applied(before: dict[str, PresentEntry], changes: list[EntryChange]) -> dict[str, PresentEntry]:
+def entries_after(before: dict[str, PresentEntry], changes: list[EntryChange]) -> dict[str, PresentEntry]:
     after = dict(before)
     for change in changes:
         if change.action is EntryAction.REMOVE:
@@ -29,7 +29,7 @@ def applied(before: dict[str, PresentEntry], changes: list[EntryChange]) -> dict
 
 @given(present)
 def test_second_run_changes_nothing(before: dict[str, PresentEntry]) -> None:
-    after = applied(before, list(plan_entries(WANTED, before, STACK)))
+    after = entries_after(before, list(plan_entries(WANTED, before, STACK)))
 
     assert {plan_entry.action for plan_entry in plan_entries(WANTED, after, STACK)} == {EntryAction.KEEP}
     assert all(wanted_entry.groups <= after[wanted_entry.role].groups for wanted_entry in WANTED)
@@ -37,7 +37,7 @@ def test_second_run_changes_nothing(before: dict[str, PresentEntry]) -> None:
 
 @given(present)
 def test_entries_of_other_makers_lose_nothing(before: dict[str, PresentEntry]) -> None:
-    after = applied(before, list(plan_entries(WANTED, before, STACK)))
+    after = entries_after(before, list(plan_entries(WANTED, before, STACK)))
 
     for role, entry in before.items():
         if entry.stack != STACK:

@@ -31,14 +31,14 @@ def run(*words: str | Path) -> tuple[int, str, str]:
     return code, out.read(), error.getvalue()
 
 
-def answer_of(*words: str | Path) -> Json:
+def backtest_json(*words: str | Path) -> Json:
     code, out, error = run(*words, "-o", "json")
     assert code == 0, error
     document: Json = json.loads(out)
     return document
 
 
-def verdicts(document: Json) -> list[tuple[str, str, str]]:
+def verdicts_by_case(document: Json) -> list[tuple[str, str, str]]:
     return [
         (case["decision"]["instanceId"], case["cordon"]["verdict"], case["repair"]["verdict"])
         for case in document["cases"]
@@ -56,7 +56,7 @@ def test_backtest_page_shows_the_output_of_the_example(monkeypatch: pytest.Monke
 
 
 def test_backtest_example_contains_each_main_verdict() -> None:
-    assert verdicts(answer_of(EXAMPLE)) == [
+    assert verdicts_by_case(backtest_json(EXAMPLE)) == [
         ("i-0a1c4f7b92d36e581", "EARLIER", "EARLIER"),
         ("i-0b7e25d9c813fa460", "WOULD_HAVE_BEEN_WRONG", "WOULD_HAVE_BEEN_WRONG"),
         ("i-0c93e1b47fa06d528", "LATER", "LATER"),
@@ -72,7 +72,7 @@ def test_order_copies_and_compression_change_no_verdict(tmp_path: Path) -> None:
     for name in ("cloudtrail", "nodes", "kubernetes-events"):
         (tmp_path / f"{name}.json.gz").write_bytes(gzip.compress((EXAMPLE / f"{name}.json").read_bytes()))
 
-    first, second = answer_of(EXAMPLE), answer_of(tmp_path)
+    first, second = backtest_json(EXAMPLE), backtest_json(tmp_path)
 
     assert second["cases"] == first["cases"]
     assert second["summary"] == first["summary"]
@@ -81,7 +81,7 @@ def test_order_copies_and_compression_change_no_verdict(tmp_path: Path) -> None:
 
 
 def test_unusable_input_is_counted_and_never_fatal() -> None:
-    document = answer_of(EXAMPLE)["input"]
+    document = backtest_json(EXAMPLE)["input"]
 
     assert (document["malformed"], document["copies"]) == (1, 1)
     assert document["malformedDocuments"][0]["line"] == 11
@@ -89,7 +89,7 @@ def test_unusable_input_is_counted_and_never_fatal() -> None:
 
 
 def test_samples_of_the_service_are_read_by_its_parsers() -> None:
-    document = answer_of(EVENTS)["input"]
+    document = backtest_json(EVENTS)["input"]
 
     assert document["drills"] == 1
     assert {Path(malformed["file"]).parent.name for malformed in document["malformedDocuments"]} == {"bad"}
@@ -116,7 +116,7 @@ def test_answer_of_list_cluster_events_equals_the_delivered_event(time: Any, tmp
     delivered = (EVENTS / "hyperpod-event-reboot-in-progress.json").read_text("utf-8")
     (tmp_path / "bus.json").write_text(delivered, encoding="utf-8")
 
-    document = answer_of(tmp_path)["input"]
+    document = backtest_json(tmp_path)["input"]
 
     assert (document["records"], document["copies"], document["malformed"]) == (1, 1, 0)
 
@@ -125,7 +125,7 @@ def test_replacement_is_found_by_its_node_slot(tmp_path: Path) -> None:
     lines = (EXAMPLE / "hyperpod-events.jsonl").read_text("utf-8").splitlines()[:-1]
     (tmp_path / "events.jsonl").write_text("\n".join(lines), encoding="utf-8")
 
-    case = answer_of(tmp_path)["cases"][0]
+    case = backtest_json(tmp_path)["cases"][0]
 
     assert case["repair"]["verdict"] == "EARLIER"
     assert case["repair"]["actor"] == "HyperPod"
@@ -133,15 +133,15 @@ def test_replacement_is_found_by_its_node_slot(tmp_path: Path) -> None:
 
 
 def test_node_recovery_leaves_the_repair_to_hyperpod() -> None:
-    alone, automatic = answer_of(EXAMPLE), answer_of(EXAMPLE, "--node-recovery", "Automatic")
+    alone, automatic = backtest_json(EXAMPLE), backtest_json(EXAMPLE, "--node-recovery", "Automatic")
 
     assert alone["cases"][0]["decision"]["repair"] == "replace"
-    assert verdicts(automatic)[0] == (NODE, "EARLIER", "NOT_DECIDED")
+    assert verdicts_by_case(automatic)[0] == (NODE, "EARLIER", "NOT_DECIDED")
 
 
 def test_only_records_within_the_window_count() -> None:
-    assert verdicts(answer_of(EXAMPLE, "--window", "1"))[0][1] == "EARLIER"
-    assert verdicts(answer_of(EXAMPLE, "--window", "48"))[1][1] == "UNKNOWN"
+    assert verdicts_by_case(backtest_json(EXAMPLE, "--window", "1"))[0][1] == "EARLIER"
+    assert verdicts_by_case(backtest_json(EXAMPLE, "--window", "48"))[1][1] == "UNKNOWN"
 
 
 def a_node(at: str, **spec: Any) -> Json:
@@ -176,7 +176,7 @@ def test_manual_cordon_is_read_from_a_recorded_node_watch(tmp_path: Path) -> Non
     )
     (tmp_path / "fault.json").write_text((EVENTS / "hyperpod-node-unhealthy.json").read_text("utf-8"))
 
-    (case,) = answer_of(tmp_path)["cases"]
+    (case,) = backtest_json(tmp_path)["cases"]
 
     assert (case["cordon"]["actor"], case["cordon"]["seconds"]) == ("a person", 600.0)
     assert (case["repair"]["verdict"], case["repair"]["seconds"]) == ("EARLIER", 7200.0)
@@ -195,7 +195,7 @@ def test_planned_end_of_a_node_is_no_repair(tmp_path: Path) -> None:
     (tmp_path / "events.json").write_text(json.dumps({"kind": "List", "items": [event, removed]}))
     (tmp_path / "fault.json").write_text((EVENTS / "hyperpod-node-unhealthy.json").read_text("utf-8"))
 
-    (case,) = answer_of(tmp_path)["cases"]
+    (case,) = backtest_json(tmp_path)["cases"]
 
     assert (case["cordon"]["verdict"], case["cordon"]["cause"]) == ("UNKNOWN", "NOTHING_KNOWN")
     assert case["cordon"]["reason"].startswith("The node ended as planned.")
@@ -206,10 +206,10 @@ def test_ec2_notice_ends_node_and_is_no_case(tmp_path: Path) -> None:
     ended["detail"] = {"instance-id": NODE, "state": "shutting-down"}
     ended["time"] = "2026-11-03T12:15:02Z"
     (tmp_path / "ended.json").write_text(json.dumps(ended))
-    alone = answer_of(tmp_path)
+    alone = backtest_json(tmp_path)
     (tmp_path / "fault.json").write_text((EVENTS / "hyperpod-node-unhealthy.json").read_text("utf-8"))
 
-    (case,) = answer_of(tmp_path)["cases"]
+    (case,) = backtest_json(tmp_path)["cases"]
 
     assert alone["cases"] == []
     assert (case["repair"]["verdict"], case["repair"]["seconds"]) == ("EARLIER", 7200.0)
@@ -232,7 +232,7 @@ def test_record_about_an_unidentified_node_is_counted(tmp_path: Path) -> None:
     }
     (tmp_path / "events.json").write_text(json.dumps(event))
 
-    assert answer_of(tmp_path)["unmatched"] == 1
+    assert backtest_json(tmp_path)["unmatched"] == 1
 
 
 def test_answers_of_lookup_events_are_read(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_answers_of_lookup_events_are_read(tmp_path: Path) -> None:
     (tmp_path / "lookup.json").write_text(json.dumps(answer))
     (tmp_path / "bus.json").write_text(json.dumps(delivered))
 
-    document = answer_of(tmp_path)["input"]
+    document = backtest_json(tmp_path)["input"]
 
     assert (document["records"], document["copies"]) == (1, 1)
 

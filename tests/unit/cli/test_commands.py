@@ -30,7 +30,7 @@ from evenkeel_client.errors import CommandFailed
 from tests.fakes.cluster import CLUSTER
 from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import ROOT, ApiResponse, Gateway
-from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, ago, an_attempt, an_incident, count_fleet, stored
+from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, ago, an_attempt, an_incident, store_fleet_counts, stored
 from tests.unit.cli.conftest import CliFixture, CliResult
 from tests.unit.cli.recovery_fixture import recovery_at_work
 from tests.unit.scheduling.test_replicas import CHAT
@@ -39,7 +39,7 @@ from tests.unit.scheduling.test_replicas import a_rental as serving_rental
 A_JOB: dict[str, Any] = {"name": "llama", "image": "registry/trainer:1", "command": ["python", "train.py"], "nodes": 2}
 
 
-def the_job(served: CliFixture) -> dict[str, Any]:
+def submitted_job(served: CliFixture) -> dict[str, Any]:
     document: dict[str, Any] = served.gateway.get("/v1/jobs/job-0000000001").document
     return document
 
@@ -53,7 +53,7 @@ def test_a_job_is_submitted_from_a_file(served: CliFixture) -> None:
     result = served.run("jobs", "submit", "job.json", terminal=True)
 
     assert result.out == "○ job-0000000001  pending, 2 nodes × 8 GPUs\nnext  evenkeel jobs wait job-0000000001\n"
-    assert the_job(served)["command"] == ["python", "train.py"]
+    assert submitted_job(served)["command"] == ["python", "train.py"]
 
 
 def test_options_override_the_file_and_a_command_overrides_both(served: CliFixture) -> None:
@@ -63,7 +63,7 @@ def test_options_override_the_file_and_a_command_overrides_both(served: CliFixtu
     result = served.run("jobs", "submit", "-o", "name", *words, stdin=body)
     assert result.err == ""
 
-    job = the_job(served)
+    job = submitted_job(served)
     assert result.out == "job-0000000001\n"
     assert (job["nodes"], job["command"], job["args"]) == (3, ["python", "-m", "other"], [])
     assert (job["envNames"], job["checkpoint"]["uri"]) == (["A", "B"], "s3://bucket/p")
@@ -165,7 +165,13 @@ def test_elastic_job_shows_its_allowed_sizes(served: CliFixture) -> None:
     result = served.run("jobs", "submit", *words, stdin=json.dumps(A_JOB), terminal=True)
 
     assert "2 nodes, elastic 1 to 4 × 8 GPUs" in result.out
-    assert the_job(served)["elastic"] == {"minNodes": 1, "maxNodes": 4, "step": None, "sizes": [], "throughput": []}
+    assert submitted_job(served)["elastic"] == {
+        "minNodes": 1,
+        "maxNodes": 4,
+        "step": None,
+        "sizes": [],
+        "throughput": [],
+    }
     for verb in ("submit", "plan"):
         refused = served.run("jobs", verb, "--min-nodes", "3", *words[:2], "-", stdin=json.dumps(A_JOB))
         assert "elastic.maxNodes" in refused.err
@@ -175,7 +181,7 @@ def test_deadline_is_submitted_and_shown(served: CliFixture) -> None:
     result = served.run("jobs", "submit", "--deadline", "2030-01-02T10:15:00+01:00", "-", stdin=json.dumps(A_JOB))
     assert result.err == ""
 
-    assert the_job(served)["deadline"] == "2030-01-02T09:15:00.000000Z"
+    assert submitted_job(served)["deadline"] == "2030-01-02T09:15:00.000000Z"
     assert "deadline" in served.run("jobs", "show", "@latest").out
     planned = served.run("jobs", "plan", "--deadline", "soon", "-", stdin=json.dumps(A_JOB))
     assert (planned.exit_code, "deadline: " in planned.err) == (2, True)
@@ -258,8 +264,8 @@ def test_a_job_is_cancelled_with_a_reason(served: CliFixture) -> None:
 
     result = served.run("jobs", "cancel", "llama-1", "--reason", "not needed")
 
-    assert (result.exit_code, the_job(served)["state"]) == (0, "CANCELLED")
-    assert "not needed" in the_job(served)["reason"]
+    assert (result.exit_code, submitted_job(served)["state"]) == (0, "CANCELLED")
+    assert "not needed" in submitted_job(served)["reason"]
 
 
 def test_cancel_of_an_ended_job_exits_5(served: CliFixture) -> None:
@@ -314,7 +320,7 @@ def test_unmanaged_workloads_have_their_own_list(served: CliFixture) -> None:
 def test_node_shows_cpu_and_memory_or_unknown(served: CliFixture) -> None:
     stated = a_fleet_node(1, cpu_millis=192_000, cpu_millis_in_use=95_500, memory_mib=2_097_152)
     stored(served.gateway.fakes.ledger, stated, a_fleet_node(2))
-    count_fleet(served.gateway.fakes)
+    store_fleet_counts(served.gateway.fakes)
 
     page = served.run("nodes", "show", "i-00000000000000001").out
     assert "95.5 of 192 vCPU requested" in page
@@ -400,7 +406,7 @@ def test_truncated_list_is_reported(served: CliFixture, noun: str, form: str) ->
 @pytest.mark.parametrize(("state", "code"), [("RECOVERING", 20), ("RECOVERED", 0), ("WAITING_FOR_PERSON", 21)])
 def test_status_check_sets_the_exit_code(served: CliFixture, state: str, code: int) -> None:
     stored(served.gateway.fakes.ledger, an_incident(1, state=state))
-    count_fleet(served.gateway.fakes)
+    store_fleet_counts(served.gateway.fakes)
 
     assert served.run("status", "--check").exit_code == code
 
@@ -422,7 +428,7 @@ def test_status_reads_only_the_overview(served: CliFixture) -> None:
 
 def test_status_marks_old_counts_with_their_age(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
-    count_fleet(served.gateway.fakes, minutes_ago=12)
+    store_fleet_counts(served.gateway.fakes, minutes_ago=12)
 
     lines = served.run("status", terminal=True).out.splitlines()
 
@@ -543,14 +549,14 @@ def test_why_of_an_unknown_name_is_refused(served: CliFixture) -> None:
     assert (result.exit_code, "There is no job 'nope'. [NOT_FOUND]" in result.err) == (4, True)
 
 
-def namesakes(served: CliFixture, *states: str) -> None:
+def store_jobs_of_one_name(served: CliFixture, *states: str) -> None:
     """Store jobs with the same name, oldest first. Job 1 waits in a team's queue, which is listed before all jobs."""
     jobs = [a_job(number, state=state, queue="research") for number, state in enumerate(states, 1)]
     stored(served.gateway.fakes.ledger, *(job.replace(spec=job.spec.replace(name="llama")) for job in jobs))
 
 
 def test_newest_of_several_jobs_with_one_name_is_shown(served: CliFixture) -> None:
-    namesakes(served, "PENDING", "RUNNING", "SUCCEEDED")
+    store_jobs_of_one_name(served, "PENDING", "RUNNING", "SUCCEEDED")
 
     shown = [served.run(*words.split(), "-o", "json").out for words in ("jobs show llama", "jobs show @latest")]
 
@@ -570,7 +576,7 @@ def test_running_jobs_are_found_behind_a_long_queue(served: CliFixture, typed: s
 
 @pytest.mark.parametrize("words", ["cancel llama", "suspend llama", "resume llama", "priority llama high"])
 def test_ambiguous_job_name_changes_no_job(served: CliFixture, words: str) -> None:
-    namesakes(served, "PENDING", "RUNNING", "SUCCEEDED")
+    store_jobs_of_one_name(served, "PENDING", "RUNNING", "SUCCEEDED")
 
     result = served.run("jobs", *words.split())
 
@@ -619,7 +625,7 @@ def test_hold_of_a_pool_shows_how_to_release_it(served: CliFixture) -> None:
 # ---------------------------------------------------------------- approve, cordon
 
 
-def asking(served: CliFixture) -> None:
+def store_plan_awaiting_approval(served: CliFixture) -> None:
     plan = {
         "run": 1,
         "outcome": "ASK",
@@ -633,7 +639,7 @@ def asking(served: CliFixture) -> None:
 
 
 def test_second_approval_shows_the_author_of_the_first(served: CliFixture) -> None:
-    asking(served)
+    store_plan_awaiting_approval(served)
 
     shown = served.run("incidents", "show", "inc-0000000001")
     first = served.run("incidents", "approve", "inc-0000000001", "--yes", "--reason", "go")
@@ -645,7 +651,7 @@ def test_second_approval_shows_the_author_of_the_first(served: CliFixture) -> No
 
 
 def test_script_must_pass_yes_instead_of_a_prompt(served: CliFixture) -> None:
-    asking(served)
+    store_plan_awaiting_approval(served)
 
     result = served.run("incidents", "approve", "inc-0000000001")
 
@@ -922,12 +928,12 @@ def test_status_shows_rentals_of_a_deployment(served: CliFixture) -> None:
         Put(job_rows.serving_row(memory, 0)), Put(job_rows.rental_row(serving_rental(1), 0))
     )
 
-    count_fleet(served.gateway.fakes)
+    store_fleet_counts(served.gateway.fakes)
     shown = served.run("status", terminal=True).out
     served.gateway.fakes.ledger.commit(Put(job_rows.serving_row(memory.replace(last_note=None), 1)))
     over = end_rental(serving_rental(1).replace(state=RentalState.ENDING), A_MOMENT).rental
     served.gateway.fakes.ledger.commit(Put(job_rows.rental_row(over, 1)))
-    count_fleet(served.gateway.fakes)
+    store_fleet_counts(served.gateway.fakes)
 
     assert f"SERVING serving/chat: 1 node rented\n        {text}\n" in shown
     assert "SERVING" not in served.run("status", terminal=True).out
@@ -1071,7 +1077,7 @@ def test_job_of_another_team_is_shown_partly(served: CliFixture) -> None:
 # ---------------------------------------------------------------- what Evenkeel cannot see
 
 
-def cluster_dies(served: CliFixture) -> None:
+def store_dead_cluster(served: CliFixture) -> None:
     """Store a fleet whose cluster stopped answering twelve minutes ago."""
     ledger = served.gateway.fakes.ledger
     for function in ("schedule_jobs", "sweep_fleet", "watch_cluster"):
@@ -1088,7 +1094,7 @@ def cluster_dies(served: CliFixture) -> None:
 
 
 def test_status_check_fails_while_a_cluster_does_not_answer(served: CliFixture) -> None:
-    cluster_dies(served)
+    store_dead_cluster(served)
 
     result = served.run("status", "--check")
 
@@ -1097,7 +1103,7 @@ def test_status_check_fails_while_a_cluster_does_not_answer(served: CliFixture) 
 
 
 def test_lists_show_when_stale_facts_were_last_seen(served: CliFixture) -> None:
-    cluster_dies(served)
+    store_dead_cluster(served)
 
     nodes, jobs = (served.run(noun, "ls", terminal=True) for noun in ("nodes", "jobs"))
 
@@ -1109,7 +1115,7 @@ def test_lists_show_when_stale_facts_were_last_seen(served: CliFixture) -> None:
 
 
 def test_job_is_never_shown_running_without_its_age(served: CliFixture) -> None:
-    cluster_dies(served)
+    store_dead_cluster(served)
 
     outputs = [served.run(noun, *words, "llama-1", terminal=True).out for noun, *words in (("why",), ("jobs", "show"))]
 
@@ -1117,7 +1123,7 @@ def test_job_is_never_shown_running_without_its_age(served: CliFixture) -> None:
 
 
 def test_incident_with_pending_approval_names_the_next_command(served: CliFixture) -> None:
-    asking(served)
+    store_plan_awaiting_approval(served)
 
     output = served.run("incidents", "show", "inc-0000000001").out
 
@@ -1125,8 +1131,8 @@ def test_incident_with_pending_approval_names_the_next_command(served: CliFixtur
 
 
 def test_status_shows_the_age_of_stale_numbers(served: CliFixture) -> None:
-    cluster_dies(served)
-    count_fleet(served.gateway.fakes)
+    store_dead_cluster(served)
+    store_fleet_counts(served.gateway.fakes)
 
     lines = served.run("status", terminal=True).out.splitlines()
 
@@ -1139,7 +1145,7 @@ def test_status_shows_the_age_of_stale_numbers(served: CliFixture) -> None:
 
 @pytest.mark.parametrize("words", ["why llama-1", "incidents ls", "jobs show llama-1"])
 def test_every_answer_warns_of_stale_facts(served: CliFixture, words: str) -> None:
-    cluster_dies(served)
+    store_dead_cluster(served)
 
     assert "These facts may be stale." in served.run(*words.split(), terminal=True).err
 

@@ -21,7 +21,7 @@ IDS = {
 }
 
 
-def completed(*words: str) -> list[str]:
+def completion_of(*words: str) -> list[str]:
     return completion.complete(words, lambda kind: IDS[kind])
 
 
@@ -48,7 +48,7 @@ def completed(*words: str) -> list[str]:
     ],
 )
 def test_completion_suggests_candidates_for_the_typed_word(words: list[str], expected: list[str] | None) -> None:
-    candidates = completed(*words)
+    candidates = completion_of(*words)
 
     assert candidates == expected if expected is not None else "jobs" in candidates
 

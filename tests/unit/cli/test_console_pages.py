@@ -22,7 +22,7 @@ from tests.fakes.system import A_MOMENT
 from tests.fakes.world import a_context
 from tests.unit.api.gateway import ROOT, ApiResponse
 from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, an_incident, stored
-from tests.unit.api.test_receipts import a_lost_job, its_incident
+from tests.unit.api.test_receipts import a_lost_job, an_incident_of
 from tests.unit.cli.busy_fleet import busy_fleet
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.recovery_fixture import recovery_at_work
@@ -70,7 +70,7 @@ def page(chromium: Browser, console: ConsoleServer) -> Iterator[Page]:
     assert wrong == []
 
 
-def show(page: Page, words: str) -> None:
+def open_page(page: Page, words: str) -> None:
     """Open a page of the console, and wait until every panel has loaded."""
     page.evaluate("words => { location.hash = `#/${words}`; }", words)
     expect(page.locator("main .loading")).to_have_count(0)
@@ -98,7 +98,7 @@ def test_operator_approves_a_plan_and_sees_the_answer(served: CliFixture, page: 
 
 def test_operator_acknowledges_an_incident(served: CliFixture, page: Page) -> None:
     recovery_at_work(served.gateway)
-    show(page, "incidents/inc-0000000001")
+    open_page(page, "incidents/inc-0000000001")
     expect(page.get_by_text("by nobody yet")).to_be_visible()
 
     page.get_by_role("button", name="Acknowledge…").click()
@@ -116,13 +116,13 @@ def test_incident_shows_its_next_step_and_when(served: CliFixture, page: Page) -
 
     page.reload()
     expect(page.get_by_text(NEXT).first).to_be_visible()
-    show(page, "incidents/inc-0000000001")
+    open_page(page, "incidents/inc-0000000001")
     expect(page.get_by_text(NEXT).first).to_be_visible()
 
 
 def test_incident_shows_guardrails_that_do_not_block(served: CliFixture, page: Page) -> None:
     recovery_at_work(served.gateway)
-    show(page, "incidents/inc-0000000001")
+    open_page(page, "incidents/inc-0000000001")
 
     row = page.get_by_role("region", name="Guardrails").get_by_role("row").filter(has_text="fleet repairs")
 
@@ -133,7 +133,7 @@ def test_incident_shows_guardrails_that_do_not_block(served: CliFixture, page: P
 
 def test_lost_answer_of_a_change_keeps_its_key(served: CliFixture, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
-    show(page, f"nodes/{instance_id(1)}")
+    open_page(page, f"nodes/{instance_id(1)}")
     page.get_by_role("button", name="Cordon…").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Reason").fill("fans are loud")
@@ -160,7 +160,7 @@ def test_lost_answer_of_a_change_keeps_its_key(served: CliFixture, page: Page, m
 
 def test_click_on_a_column_title_sorts_the_list(served: CliFixture, page: Page) -> None:
     stored(served.gateway.fakes.ledger, *(a_fleet_node(number, accelerators_in_use=9 - number) for number in (1, 2, 3)))
-    show(page, "nodes")
+    open_page(page, "nodes")
     rows = page.get_by_role("region", name="Nodes", exact=True).last.locator("tbody tr")
     column = page.get_by_role("columnheader", name="GPUs in use")
 
@@ -178,7 +178,7 @@ def test_click_on_a_column_title_sorts_the_list(served: CliFixture, page: Page) 
 def test_live_figures_need_only_the_overview_request(served: CliFixture, page: Page) -> None:
     busy_fleet(served.gateway)
     page.reload()
-    show(page, "")
+    open_page(page, "")
     expect(page.get_by_text("p5-on-demand").first).to_be_visible()
     page.wait_for_load_state("networkidle")
 
@@ -191,7 +191,7 @@ def test_live_figures_need_only_the_overview_request(served: CliFixture, page: P
 def test_replacement_shows_its_plan_before_it_starts(served: CliFixture, page: Page) -> None:
     stored(served.gateway.fakes.ledger, a_fleet_node(1))
 
-    show(page, f"nodes/{instance_id(1)}")
+    open_page(page, f"nodes/{instance_id(1)}")
     page.get_by_role("button", name="Replace…").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Reason").fill("fans are loud")
@@ -206,7 +206,7 @@ def test_replacement_shows_its_plan_before_it_starts(served: CliFixture, page: P
 
 def test_refused_change_shows_the_reason(served: CliFixture, page: Page) -> None:
     stored(served.gateway.fakes.ledger, a_job(1, state="RUNNING"))
-    show(page, "jobs/job-0000000001")
+    open_page(page, "jobs/job-0000000001")
     page.get_by_role("button", name="Priority…").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Priority class").fill("unknown-class")
@@ -219,9 +219,9 @@ def test_refused_change_shows_the_reason(served: CliFixture, page: Page) -> None
 
 def test_incident_and_job_show_their_receipt(served: CliFixture, page: Page) -> None:
     job, lost, again = a_lost_job()
-    stored(served.gateway.fakes.ledger, job, lost, again, its_incident(job))
+    stored(served.gateway.fakes.ledger, job, lost, again, an_incident_of(job))
 
-    show(page, "incidents/inc-0000000001")
+    open_page(page, "incidents/inc-0000000001")
     cost = page.get_by_role("region", name="Cost", exact=True)
     expect(cost).to_contain_text("6.4 GPU-hours, $44.03")
     stages = cost.get_by_role("region", name=f"Stages of {job.job_id}")
@@ -229,7 +229,7 @@ def test_incident_and_job_show_their_receipt(served: CliFixture, page: Page) -> 
     expect(stages.get_by_role("row", name="restore")).to_contain_text("unknown")
     expect(cost).to_contain_text("Estimates, not measurements")
 
-    show(page, f"jobs/{job.job_id}")
+    open_page(page, f"jobs/{job.job_id}")
     time = page.get_by_role("region", name="Time of the job")
     expect(time.get_by_role("row", name="lost")).to_contain_text("10.0 %")
 
@@ -237,9 +237,9 @@ def test_incident_and_job_show_their_receipt(served: CliFixture, page: Page) -> 
 def test_costs_page_ranks_changes_and_shows_the_window(served: CliFixture, page: Page) -> None:
     job, lost, again = a_lost_job()
     nodes = [a_fleet_node(number) for number in range(1, 6)]
-    stored(served.gateway.fakes.ledger, job, lost, again, its_incident(job), *nodes)
+    stored(served.gateway.fakes.ledger, job, lost, again, an_incident_of(job), *nodes)
 
-    show(page, "costs")
+    open_page(page, "costs")
     changes = page.get_by_role("region", name="Changes")
     expect(changes.get_by_role("row").nth(1)).to_contain_text("Fill or return idle committed nodes")
     expect(page.get_by_role("region", name="Use and cost", exact=True)).to_contain_text("p5-workers")
@@ -251,7 +251,7 @@ def test_panels_are_marked_stale_while_the_api_fails(
     served: CliFixture, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recovery_at_work(served.gateway)
-    show(page, "jobs")
+    open_page(page, "jobs")
     expect(page.get_by_role("link", name="llama-1")).to_be_visible()
 
     silent = ApiResponse(503, {}, '{"message": "Service Unavailable"}')
@@ -264,7 +264,7 @@ def test_panels_are_marked_stale_while_the_api_fails(
 def test_hidden_browser_tab_sends_no_requests(served: CliFixture, page: Page) -> None:
     page.clock.install()
     page.reload()
-    show(page, "")
+    open_page(page, "")
     with page.expect_request("**/v1/overview"):
         page.clock.run_for(6_000)
     page.evaluate("""() => {
@@ -283,7 +283,7 @@ def test_text_from_jobs_is_never_rendered_as_html(served: CliFixture, page: Page
     hostile = "<img src=x onerror=document.title='owned'>"
     stored(served.gateway.fakes.ledger, a_job(1, reason=hostile))
 
-    show(page, "queue")
+    open_page(page, "queue")
 
     expect(page.get_by_text(hostile)).to_be_visible()
     expect(page.locator("main img")).to_have_count(0)
@@ -369,7 +369,7 @@ def test_list_of_changes_links_its_subjects_and_keeps_its_filter(served: CliFixt
     publish_events.run(RowChange(None, job_rows.job_row(job, 1), A_MOMENT), a_context(world))
     publish_events.run(RowChange(None, incident_rows.incident_row(incident, 1), A_MOMENT), a_context(world))
 
-    show(page, "events")
+    open_page(page, "events")
     table = page.get_by_role("region", name="Events")
     expect(table.locator("tbody tr")).to_have_count(2)
     expect(table.get_by_role("link", name=job.job_id)).to_have_attribute("href", f"#/jobs/{job.job_id}")
@@ -395,7 +395,7 @@ def test_workflow_graph_highlights_current_state_and_links_to_aws(served: CliFix
         is_cut=False,
     )
 
-    show(page, f"incidents/{incident.incident_id}")
+    open_page(page, f"incidents/{incident.incident_id}")
 
     panel = page.get_by_role("region", name="Execution")
     expect(panel.locator("[aria-current=step]")).to_have_count(1)
@@ -411,7 +411,7 @@ def test_workflow_graph_highlights_current_state_and_links_to_aws(served: CliFix
 
 
 def test_policy_draft_shows_its_diff_and_replayed_decisions(served: CliFixture, page: Page) -> None:
-    show(page, "policy")
+    open_page(page, "policy")
     draft = page.get_by_label("Changes to the shipped policy, as JSON")
     draft.fill('{"guardrails": {"maxRepairsInFlight": 1}')
     expect(page.get_by_role("alert")).to_be_visible()
@@ -436,7 +436,7 @@ def test_pages_are_accessible_and_fit_small_screens(served: CliFixture, page: Pa
 
     findings = []
     for words in PAGES:
-        show(page, words)
+        open_page(page, words)
         for width in (360, 1280):
             page.set_viewport_size({"width": width, "height": 800})
             wide = page.evaluate("document.documentElement.scrollWidth")

@@ -12,21 +12,21 @@ from evenkeel_client.errors import CommandFailed
 GOOD = {"name": "prod", "url": "https://abc.execute-api.us-west-2.amazonaws.com/api/v1"}
 
 
-def put(folder: Path, document: object = GOOD) -> Path:
+def write_context(folder: Path, document: object = GOOD) -> Path:
     (folder / ".evenkeel").mkdir(parents=True)
     file = folder / ".evenkeel" / "context.json"
     file.write_text(json.dumps(document), encoding="utf-8")
     return file
 
 
-def refused(folder: Path) -> str:
+def refusal_of(folder: Path) -> str:
     with pytest.raises(CommandFailed) as failed:
         context.find_context({"HOME": "/nonexistent"}, folder)
     return failed.value.code
 
 
 def test_context_of_the_folder_is_used(tmp_path: Path) -> None:
-    file = put(tmp_path)
+    file = write_context(tmp_path)
 
     api_context = context.find_context({"HOME": "/nonexistent"}, tmp_path)
 
@@ -35,15 +35,15 @@ def test_context_of_the_folder_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_context_of_a_parent_folder_is_not_used(tmp_path: Path, depth: int) -> None:
-    put(tmp_path)
+    write_context(tmp_path)
     below = tmp_path.joinpath(*"abcde"[:depth])
     below.mkdir(parents=True)
 
-    assert refused(below) == "NO_CONTEXT"
+    assert refusal_of(below) == "NO_CONTEXT"
 
 
 def test_users_context_applies_despite_context_in_parent_folder(tmp_path: Path) -> None:
-    put(tmp_path, GOOD | {"name": "planted"})
+    write_context(tmp_path, GOOD | {"name": "planted"})
     below, home = tmp_path / "work", tmp_path / "home"
     below.mkdir()
     (home / ".config" / "evenkeel").mkdir(parents=True)
@@ -54,10 +54,10 @@ def test_users_context_applies_despite_context_in_parent_folder(tmp_path: Path) 
 
 @pytest.mark.parametrize("checked_path", ["", ".evenkeel", ".evenkeel/context.json"])
 def test_world_writable_context_is_refused(tmp_path: Path, checked_path: str) -> None:
-    put(tmp_path)
+    write_context(tmp_path)
     (tmp_path / checked_path).chmod(0o777)
 
-    assert refused(tmp_path) == "UNSAFE_CONTEXT"
+    assert refusal_of(tmp_path) == "UNSAFE_CONTEXT"
 
 
 @pytest.mark.parametrize("checked_path", ["", ".evenkeel", ".evenkeel/context.json"])
@@ -65,19 +65,19 @@ def test_world_writable_context_is_refused(tmp_path: Path, checked_path: str) ->
 def test_context_writable_by_another_group_is_refused(
     tmp_path: Path, checked_path: str, group: int, code: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path)
+    write_context(tmp_path)
     (tmp_path / checked_path).chmod(0o775)
     monkeypatch.setattr(os, "getegid", lambda: (tmp_path / checked_path).lstat().st_gid + group)
 
     if code:
-        assert refused(tmp_path) == code
+        assert refusal_of(tmp_path) == code
     else:
         assert context.find_context({"HOME": "/nonexistent"}, tmp_path).name == "prod"
 
 
 @pytest.mark.parametrize("checked_path", ["", ".evenkeel", ".evenkeel/context.json"])
 def test_context_of_another_user_is_refused(tmp_path: Path, checked_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    put(tmp_path)
+    write_context(tmp_path)
     other_path, own = tmp_path / checked_path, Path.lstat
 
     def lstat(path: Path) -> os.stat_result:
@@ -87,23 +87,23 @@ def test_context_of_another_user_is_refused(tmp_path: Path, checked_path: str, m
 
     monkeypatch.setattr(Path, "lstat", lstat)
 
-    assert refused(tmp_path) == "UNSAFE_CONTEXT"
+    assert refusal_of(tmp_path) == "UNSAFE_CONTEXT"
 
 
 @pytest.mark.parametrize("checked_path", [".evenkeel", ".evenkeel/context.json"])
 def test_context_behind_a_link_is_refused(tmp_path: Path, checked_path: str) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
-    put(here)
-    put(elsewhere)
+    write_context(here)
+    write_context(elsewhere)
     target = here / checked_path
     target.rename(here / "moved")
     target.symlink_to(elsewhere / checked_path)
 
-    assert refused(here) == "UNSAFE_CONTEXT"
+    assert refusal_of(here) == "UNSAFE_CONTEXT"
 
 
 def test_context_file_given_by_path_is_used_from_any_folder(tmp_path: Path) -> None:
-    file = put(tmp_path)
+    file = write_context(tmp_path)
     file.chmod(0o666)
 
     assert context.find_context({"EVENKEEL_CONTEXT": str(file)}, tmp_path / "elsewhere").name == "prod"

@@ -18,7 +18,7 @@ URL = "https://{}.execute-api.us-west-2.amazonaws.com/api/v1"
 STACKS = {"evenkeel": ("prod", "abc"), "evenkeel-dev": ("dev", "xyz")}
 
 
-class Stacks:
+class TwoStacks:
     """CloudFormation with two stacks in one account."""
 
     def __init__(self, where: context.ApiContext) -> None:
@@ -52,7 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(site, "BotocoreAws", Stacks)
+    monkeypatch.setattr(site, "BotocoreAws", TwoStacks)
 
     def run(*words: str) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -62,32 +62,32 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return run
 
 
-def add_both(run: Run) -> None:
+def add_both_contexts(run: Run) -> None:
     for name, stack in (("prod", "evenkeel"), ("dev", "evenkeel-dev")):
         assert run("add", name, "--stack", stack, "--region", "us-west-2")[0] == 0
 
 
-def in_force(tmp_path: Path, **environment: str) -> str:
+def context_in_force(tmp_path: Path, **environment: str) -> str:
     return context.find_context({"HOME": str(tmp_path)} | environment, tmp_path).url
 
 
 def test_chosen_context_is_the_default_until_another_is_chosen(run: Run, tmp_path: Path) -> None:
-    add_both(run)
+    add_both_contexts(run)
 
     for name, api in (("prod", "abc"), ("dev", "xyz")):
         assert run("use", name)[0] == 0
-        assert in_force(tmp_path) == URL.format(api)
+        assert context_in_force(tmp_path) == URL.format(api)
 
 
 def test_name_in_the_environment_chooses_a_context(run: Run, tmp_path: Path) -> None:
-    add_both(run)
+    add_both_contexts(run)
     run("use", "prod")
 
-    assert in_force(tmp_path, EVENKEEL_CONTEXT="dev") == URL.format("xyz")
+    assert context_in_force(tmp_path, EVENKEEL_CONTEXT="dev") == URL.format("xyz")
 
 
 def test_list_marks_the_context_in_force(run: Run) -> None:
-    add_both(run)
+    add_both_contexts(run)
     run("use", "dev")
 
     rows = json.loads(run("ls", "-o", "json")[1])["items"]
@@ -118,7 +118,7 @@ def test_added_context_is_private_and_follows_the_stack(run: Run, tmp_path: Path
 
 
 def test_default_context_file_of_the_user_is_never_overwritten(run: Run, tmp_path: Path) -> None:
-    add_both(run)
+    add_both_contexts(run)
     default = tmp_path / ".config" / "evenkeel" / "context.json"
     default.write_text('{"url": "https://mine/v1"}')
 
@@ -145,13 +145,13 @@ def test_refused_command_names_the_reason(run: Run, words: tuple[str, ...], code
 
 def test_unknown_name_in_the_environment_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed) as failed:
-        in_force(tmp_path, EVENKEEL_CONTEXT="prdo")
+        context_in_force(tmp_path, EVENKEEL_CONTEXT="prdo")
 
     assert "prdo does not exist" in failed.value.text
 
 
 def test_broken_context_is_listed_with_its_problem(run: Run, tmp_path: Path) -> None:
-    add_both(run)
+    add_both_contexts(run)
     (tmp_path / ".config" / "evenkeel" / "contexts" / "prod.json").write_text("{")
 
     rows = json.loads(run("ls", "-o", "json")[1])["items"]

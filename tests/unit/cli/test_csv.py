@@ -25,17 +25,15 @@ LISTS = {
 }
 
 
-def written(items: list[dict[str, Any]], *fields: str) -> str:
+def csv_of(items: list[dict[str, Any]], *fields: str) -> str:
     stream = io.StringIO()
     write_csv(Printer(stream, {}), items, fields)
     return stream.getvalue()
 
 
-def cell(value: Any) -> str:
+def csv_round_trip(value: Any) -> str:
     """Write a value as CSV, and return it as read back."""
-    return next(csv.DictReader(io.StringIO(written([{"first": 1, "cell": value}], "first", "cell"), newline="")))[
-        "cell"
-    ]
+    return next(csv.DictReader(io.StringIO(csv_of([{"first": 1, "cell": value}], "first", "cell"), newline="")))["cell"]
 
 
 @pytest.mark.parametrize(
@@ -61,19 +59,19 @@ def cell(value: Any) -> str:
     ],
 )
 def test_csv_value_is_read_back_unchanged(value: Any, expected: str) -> None:
-    assert cell(value) == expected
+    assert csv_round_trip(value) == expected
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\n", "＝", "＋", "－", "＠"])
 def test_text_that_a_spreadsheet_would_run_begins_with_an_apostrophe(start: str) -> None:
     formula = f'{start}HYPERLINK("https://example.com","x")'
 
-    assert cell(formula) == f"'{formula}"
-    assert cell([formula, "b"]) == f"'{formula};b"
+    assert csv_round_trip(formula) == f"'{formula}"
+    assert csv_round_trip([formula, "b"]) == f"'{formula};b"
 
 
 def test_carriage_return_before_a_formula_starts_no_formula() -> None:
-    assert cell("\r=1+1") == "'\n=1+1"
+    assert csv_round_trip("\r=1+1") == "'\n=1+1"
 
 
 def test_missing_object_leaves_its_fields_empty() -> None:
@@ -84,11 +82,11 @@ def test_missing_object_leaves_its_fields_empty() -> None:
         {"id": 4, "cordon": "odd"},
     ]
 
-    assert written(items, "id", "cordon.by") == "id,cordon.by\n1,ana\n2,\n3,\n4,\n"
+    assert csv_of(items, "id", "cordon.by") == "id,cordon.by\n1,ana\n2,\n3,\n4,\n"
 
 
 def test_list_without_items_has_only_its_header() -> None:
-    assert written([], "id", "cordon.by") == "id,cordon.by\n"
+    assert csv_of([], "id", "cordon.by") == "id,cordon.by\n"
 
 
 @pytest.mark.parametrize("words", ["jobs ls", "jobs ls --unmanaged", "nodes ls", "incidents ls", "policy history"])

@@ -38,17 +38,17 @@ def verbs_of(noun: str) -> dict[str, frozenset[str]]:
     }
 
 
-def named_in(text: str) -> Iterator[tuple[str, str]]:
+def commands_in(text: str) -> Iterator[tuple[str, str]]:
     """Yield each noun after `evenkeel` in a text, with the rest of the line."""
     for match in _COMMAND.finditer(text):
         if match[1] not in _NO_COMMANDS:
             yield match[1], match[2].split(" -- ")[0]
 
 
-def wrong_in(text: str) -> list[str]:
+def wrong_commands_in(text: str) -> list[str]:
     """Return the commands and options in a text that do not exist."""
     wrong = []
-    for typed_noun, typed_rest in named_in(text):
+    for typed_noun, typed_rest in commands_in(text):
         noun, *words = expand_aliases([typed_noun, *typed_rest.split()])
         rest = "".join(f" {word}" for word in words)
         if noun not in NOUNS:
@@ -68,11 +68,15 @@ def wrong_in(text: str) -> list[str]:
 def test_every_documented_command_exists(page: Path) -> None:
     code = "\n".join(_IN_CODE.findall(page.read_text("utf-8")))
 
-    assert wrong_in(code) == []
+    assert wrong_commands_in(code) == []
 
 
 def test_every_command_named_in_a_message_exists() -> None:
-    wrong = {path.relative_to(PROJECT): commands for path in SOURCES if (commands := wrong_in(path.read_text("utf-8")))}
+    wrong = {
+        path.relative_to(PROJECT): commands
+        for path in SOURCES
+        if (commands := wrong_commands_in(path.read_text("utf-8")))
+    }
 
     assert wrong == {}
 
@@ -80,7 +84,7 @@ def test_every_command_named_in_a_message_exists() -> None:
 def test_missing_command_or_option_is_found() -> None:
     text = "evenkeel incidents last\nevenkeel drain x\nevenkeel why x --loudly; evenkeel jobs ls --state FAILED"
 
-    assert wrong_in(text) == ["incidents last", "drain", "why --loudly"]
+    assert wrong_commands_in(text) == ["incidents last", "drain", "why --loudly"]
 
 
 @pytest.mark.parametrize("noun", NOUNS)

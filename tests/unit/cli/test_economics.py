@@ -27,19 +27,19 @@ def run(*words: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
-def answer(*words: str) -> Json:
+def json_output(*words: str) -> Json:
     code, out, err = run(*words, "-o", "json")
     assert code == 0, err
     document: Json = json.loads(out)
     return document
 
 
-def typed(line: str) -> list[str]:
+def words_of_line(line: str) -> list[str]:
     return line.split()
 
 
 def test_rate_has_every_digit_in_json() -> None:
-    document = answer(*typed("rate --failures 4 --node-hours 12540"))
+    document = json_output(*words_of_line("rate --failures 4 --node-hours 12540"))
 
     assert document["failuresPerNodeHour"] == 4 / 12540
     assert document["lowPercentPerNodeHour"] == pytest.approx(0.00869, abs=1e-5)
@@ -48,14 +48,14 @@ def test_rate_has_every_digit_in_json() -> None:
 
 @pytest.mark.parametrize("rate", ["0.0005", "0.05%", "5e-4"])
 def test_rate_may_be_typed_in_several_ways(rate: str) -> None:
-    (row,) = answer("mtbf", "--nodes", "256", "--rate", rate, "--downtime", "280min")["rates"]
+    (row,) = json_output("mtbf", "--nodes", "256", "--rate", rate, "--downtime", "280min")["rates"]
 
     assert row["mtbfHours"] == pytest.approx(7.8125)
     assert (row["smallestEndlessNodes"], row["endsWithSerialRecovery"]) == (429, True)
 
 
 def test_counted_failures_give_both_ends_of_the_rate_interval() -> None:
-    rows = answer(*typed("mtbf --nodes 256 --failures 4 --node-hours 12540"))["rates"]
+    rows = json_output(*words_of_line("mtbf --nodes 256 --failures 4 --node-hours 12540"))["rates"]
 
     assert [row["end"] for row in rows] == ["low", "estimate", "high"]
     assert rows[0]["mtbfHours"] > rows[1]["mtbfHours"] > rows[2]["mtbfHours"]
@@ -63,7 +63,7 @@ def test_counted_failures_give_both_ends_of_the_rate_interval() -> None:
 
 def test_ettr_command_shows_every_downtime_model() -> None:
     line = "ettr --nodes 256 --rate 0.05% --downtime 16800 --gpu-hours 10,000,000 --usd-per-gpu-hour 5"
-    rows = {run["model"]: run for run in answer(*typed(line))["runs"]}
+    rows = {run["model"]: run for run in json_output(*words_of_line(line))["runs"]}
 
     assert {model: round(row["days"], 2) for model, row in rows.items()} == {
         "renewal": 324.98,
@@ -76,7 +76,7 @@ def test_ettr_command_shows_every_downtime_model() -> None:
 
 def test_shorter_downtime_saves_days_and_dollars() -> None:
     line = "ettr --nodes 256 --rate 0.05% --downtime 40min --instead-of 600+14400+1800 --gpu-hours 1e7"
-    document = answer(*typed(line), "--model", "renewal", "--usd-per-gpu-hour", "5")
+    document = json_output(*words_of_line(line), "--model", "renewal", "--usd-per-gpu-hour", "5")
 
     (saved,) = document["savings"]
     assert document["insteadOfSeconds"] == 16_800
@@ -87,14 +87,16 @@ def test_shorter_downtime_saves_days_and_dollars() -> None:
 
 def test_run_that_never_ends_is_unknown_and_not_zero() -> None:
     line = "ettr --nodes 512 --rate 0.05% --downtime 280min --model serial"
-    (row,) = answer(*typed(line))["runs"]
+    (row,) = json_output(*words_of_line(line))["runs"]
 
     assert (row["ends"], row["days"], row["lostUsd"]) == (False, None, None)
-    assert "unknown" in run(*typed(line))[1]
+    assert "unknown" in run(*words_of_line(line))[1]
 
 
 def test_interval_command_compares_all_methods() -> None:
-    document = answer(*typed("interval --write 60s --restart 2390 --nodes 256 --rate 0.05% --interval 30min"))
+    document = json_output(
+        *words_of_line("interval --write 60s --restart 2390 --nodes 256 --rate 0.05% --interval 30min")
+    )
 
     assert document["mtbfSeconds"] == pytest.approx(28_125)
     assert [choice["method"] for choice in document["choices"]] == ["exact", "young", "daly", "availability", "present"]
@@ -103,22 +105,22 @@ def test_interval_command_compares_all_methods() -> None:
 
 def test_spares_command_names_the_cheapest_number_of_spares() -> None:
     line = "spares --nodes 256 --rate 0.05% --lead 940 --wait 903 --detect 89 --resume 1398 --run-cost-usd 5e7"
-    document = answer(*typed(line))
+    document = json_output(*words_of_line(line))
 
     assert document["bestSpares"] == {"estimate": 1}
     assert [round(row["costUsd"] / 1e6, 2) for row in document["spares"]] == [54.25, 52.9, 53.06, 53.26]
 
 
 def test_spares_without_a_price_have_unknown_dollars() -> None:
-    document = answer(*typed("spares --nodes 256 --rate 0.05% --lead 940 --max-spares 0"))
+    document = json_output(*words_of_line("spares --nodes 256 --rate 0.05% --lead 940 --max-spares 0"))
 
     assert document["spares"][0]["costUsd"] is None
 
 
 def test_commands_copies_shrink_and_repair_shop_print_known_results() -> None:
-    copies = answer(*typed("copies --machines 6 --group 2 --lost 3"))
-    shrink = answer(*typed("shrink --nodes 256 --detect 89 --reconfigure 60 --lead 940"))
-    shop = answer(*typed("repair-shop --nodes 256 --rate 0.05% --repair 4h --repairers 2 --max-spares 1"))
+    copies = json_output(*words_of_line("copies --machines 6 --group 2 --lost 3"))
+    shrink = json_output(*words_of_line("shrink --nodes 256 --detect 89 --reconfigure 60 --lead 940"))
+    shop = json_output(*words_of_line("repair-shop --nodes 256 --rate 0.05% --repair 4h --repairers 2 --max-spares 1"))
 
     assert copies["recoverableProbability"] == 0.4
     assert (shrink["downtimeSeconds"], shrink["ettrRenewal"]) == (152.671875, None)
@@ -126,14 +128,14 @@ def test_commands_copies_shrink_and_repair_shop_print_known_results() -> None:
 
 
 def test_large_counts_are_short_for_people_and_exact_in_json() -> None:
-    line = typed("copies --machines 256 --group 2 --lost 40")
+    line = words_of_line("copies --machines 256 --group 2 --lost 40")
 
-    assert len(answer(*line)["allSets"]) == 48
+    assert len(json_output(*line)["allSets"]) == 48
     assert "e47" in run(*line)[1]
 
 
 def test_huge_figures_stay_short_for_people() -> None:
-    _, out, _ = run(*typed("rate --failures 4 --node-hours 1e300"))
+    _, out, _ = run(*words_of_line("rate --failures 4 --node-hours 1e300"))
 
     assert max(map(len, out.splitlines())) <= 80
     assert "1e+300" in out
@@ -146,13 +148,13 @@ def test_column_titles_separate_a_word_of_one_letter() -> None:
 
 
 def test_thousands_may_have_commas() -> None:
-    assert answer(*typed("rate --failures 4 --node-hours 1,012,540.5"))["nodeHours"] == 1_012_540.5
+    assert json_output(*words_of_line("rate --failures 4 --node-hours 1,012,540.5"))["nodeHours"] == 1_012_540.5
 
 
 def test_goodput_is_computed_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "times.yaml"
     file.write_text("elapsedSeconds: 100\nproductiveSeconds: 80\nbuckets: {PROGRAM_STARTUP: 5}\n")
-    document = answer("goodput", "--file", str(file))
+    document = json_output("goodput", "--file", str(file))
 
     assert (document["goodput"], document["sumSeconds"]) == (0.8, 100)
     assert [(bucket["bucket"], bucket["seconds"]) for bucket in document["buckets"]] == [
@@ -164,14 +166,14 @@ def test_goodput_is_computed_from_a_file(tmp_path: Path) -> None:
 def test_rates_by_group_are_computed_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "seen.yaml"
     file.write_text("failures: [{pool: a}, {pool: b, failures: 2}]\nnodeHours: [{pool: a, nodeHours: 500}]\n")
-    groups = answer("rate", "--file", str(file), "--by", "pool")["groups"]
+    groups = json_output("rate", "--file", str(file), "--by", "pool")["groups"]
 
     assert [(group["group"], group["failuresPerNodeHour"]) for group in groups] == [("a", 0.002), ("b", None)]
 
 
 def test_tables_command_lists_misprints_in_every_output_format() -> None:
     fast = ("tables", "--simulated-failures", "2000")
-    misprints = answer(*fast)["misprints"]
+    misprints = json_output(*fast)["misprints"]
     rows = list(csv.DictReader(io.StringIO(run(*fast, "-o", "csv")[1])))
 
     assert len(misprints) == 3
@@ -225,7 +227,7 @@ def test_tables_command_lists_misprints_in_every_output_format() -> None:
     ],
 )
 def test_invalid_input_names_the_option(line: str, message: str) -> None:
-    code, out, err = run(*typed(line))
+    code, out, err = run(*words_of_line(line))
 
     assert (code, out) == (2, "")
     assert message in err
@@ -253,7 +255,7 @@ def test_invalid_input_names_the_option(line: str, message: str) -> None:
 def test_empty_value_is_an_error_and_not_an_omitted_option(line: str, tmp_path: Path) -> None:
     fleet = tmp_path / "fleet.yaml"
     fleet.write_text("groups: [{name: a, nodes: 4, gpusPerNode: 8, failures: 1, nodeHours: 100}]\n")
-    code, out, err = run(*typed(line.replace("--file x", f"--file {fleet}")))
+    code, out, err = run(*words_of_line(line.replace("--file x", f"--file {fleet}")))
 
     assert (code, out) == (2, "")
     assert f"{line.rsplit(maxsplit=1)[-1].removesuffix('=')} must be" in err
@@ -281,13 +283,13 @@ def test_rates_of_a_file_without_node_hours_are_an_error(tmp_path: Path) -> None
     ],
 )
 def test_output_in_a_pipe_has_at_most_80_columns(line: str) -> None:
-    _, out, _ = run(*typed(line))
+    _, out, _ = run(*words_of_line(line))
 
     assert [line for line in out.splitlines() if len(line) > 80 and "://" not in line] == []
 
 
 def test_wide_table_repeats_the_columns_that_tell_rows_apart() -> None:
-    _, out, _ = run(*typed("spares --nodes 256 --failures 5 --node-hours 10000 --lead 940 --run-cost-usd 5e7"))
+    _, out, _ = run(*words_of_line("spares --nodes 256 --failures 5 --node-hours 10000 --lead 940 --run-cost-usd 5e7"))
     *_, last = out.split("\n\n")
 
     assert [line.split()[:2] for line in last.splitlines() if line.startswith("low")][:2] == [
@@ -297,9 +299,9 @@ def test_wide_table_repeats_the_columns_that_tell_rows_apart() -> None:
 
 
 def test_yaml_has_the_figures_of_json() -> None:
-    line = typed("shrink --nodes 256 --detect 89 --reconfigure 60 --lead 940")
+    line = words_of_line("shrink --nodes 256 --detect 89 --reconfigure 60 --lead 940")
 
-    assert yaml.safe_load(run(*line, "-o", "yaml")[1]) == answer(*line)
+    assert yaml.safe_load(run(*line, "-o", "yaml")[1]) == json_output(*line)
 
 
 @pytest.mark.parametrize(

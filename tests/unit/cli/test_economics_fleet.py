@@ -11,7 +11,7 @@ import yaml
 from evenkeel.domain.health.incidents import StageTimes
 from tests.unit.api.seeds import a_fleet_node, a_job, a_life, affected, ago, an_attempt, an_incident, stored
 from tests.unit.cli.conftest import CliFixture
-from tests.unit.cli.test_economics import answer, run
+from tests.unit.cli.test_economics import json_output, run
 from tools.schemas import schemas
 
 Json = dict[str, Any]
@@ -30,7 +30,7 @@ def test_examples_match_their_schemas(file: str, schema: str) -> None:
 
 
 def test_example_forecast_orders_recovery_strategies_by_cost() -> None:
-    document = answer("forecast", "--file", str(EXAMPLES / "fleet.yaml"))
+    document = json_output("forecast", "--file", str(EXAMPLES / "fleet.yaml"))
     usd = {total["strategy"]: total["usdPerMonth"] for total in document["totals"]}
 
     assert list(usd) == ["manual", "hyperpod-unchanged", "evenkeel-configured", "evenkeel-possible"]
@@ -43,8 +43,8 @@ def test_price_option_applies_where_the_file_has_none(tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("groups: [{name: a, nodes: 4, gpusPerNode: 8, failures: 2, nodeHours: 900}]")
 
-    assert answer("forecast", "--file", str(file))["totals"][0]["usdPerMonth"] is None
-    assert answer("forecast", "--file", str(file), "--usd-per-gpu-hour", "5")["totals"][0]["usdPerMonth"] > 0
+    assert json_output("forecast", "--file", str(file))["totals"][0]["usdPerMonth"] is None
+    assert json_output("forecast", "--file", str(file), "--usd-per-gpu-hour", "5")["totals"][0]["usdPerMonth"] > 0
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def with_history(served: CliFixture) -> CliFixture:
     return served
 
 
-def fleet_answer(served: CliFixture, *words: str) -> Json:
+def json_output_for_fleet(served: CliFixture, *words: str) -> Json:
     result = served.run("economics", *words, "-o", "json")
     assert result.exit_code == 0, result.err
     document: Json = json.loads(result.out)
@@ -102,7 +102,7 @@ def fleet_answer(served: CliFixture, *words: str) -> Json:
 
 
 def test_fleet_counts_its_failures_and_node_hours(with_history: CliFixture) -> None:
-    document = fleet_answer(with_history, "rate", "--fleet", "--days", "10")
+    document = json_output_for_fleet(with_history, "rate", "--fleet", "--days", "10")
 
     (pool,) = document["groups"]
     assert (pool["group"], pool["failures"]) == ("p5-workers", 2)
@@ -110,14 +110,16 @@ def test_fleet_counts_its_failures_and_node_hours(with_history: CliFixture) -> N
 
 
 def test_window_cuts_node_hours_and_failures(with_history: CliFixture) -> None:
-    (pool,) = fleet_answer(with_history, "rate", "--fleet", "--days", "0.0625", "--by", "instance-type")["groups"]
+    (pool,) = json_output_for_fleet(with_history, "rate", "--fleet", "--days", "0.0625", "--by", "instance-type")[
+        "groups"
+    ]
 
     assert (pool["group"], pool["failures"]) == ("ml.p5.48xlarge", 1)
     assert pool["nodeHours"] == pytest.approx(4 * 1.5)
 
 
 def test_forecast_uses_the_fleets_counts(with_history: CliFixture) -> None:
-    document = fleet_answer(with_history, "forecast", "--fleet", "--days", "10", "--usd-per-gpu-hour", "5")
+    document = json_output_for_fleet(with_history, "forecast", "--fleet", "--days", "10", "--usd-per-gpu-hour", "5")
 
     rates = {group["end"]: group["failuresPerNodeHour"] for group in document["groups"]}
     assert rates["estimate"] == pytest.approx(2 / (4 * 72 + 48))
@@ -128,7 +130,7 @@ def test_forecast_uses_the_fleets_counts(with_history: CliFixture) -> None:
 def test_file_overrides_figures_of_the_fleet(with_history: CliFixture, tmp_path: Path) -> None:
     file = tmp_path / "fleet.yaml"
     file.write_text("groups: [{name: p5-workers, nodes: 3, spares: 1, usdPerGpuHour: 2, failuresPerNodeHour: 0.001}]")
-    document = fleet_answer(with_history, "forecast", "--fleet", "--file", str(file))
+    document = json_output_for_fleet(with_history, "forecast", "--fleet", "--file", str(file))
 
     row = next(
         group
@@ -153,7 +155,7 @@ def test_measured_recoveries_give_the_configured_downtime(with_history: CliFixtu
         for number in range(11, 16)
     ]
     stored(with_history.gateway.fakes.ledger, job, *recovered)
-    document = fleet_answer(with_history, "forecast", "--fleet", "--days", "10")
+    document = json_output_for_fleet(with_history, "forecast", "--fleet", "--days", "10")
 
     assert any(
         "313 s from the signal until jobs ran, the median of 5" in assumption for assumption in document["assumptions"]
@@ -186,15 +188,15 @@ def test_impossible_window_or_group_is_refused(with_history: CliFixture, words: 
 # ---------------------------------------------------------------- commitment
 
 
-def commit(tmp_path: Path, name: str, text: str, *words: str) -> Json:
+def run_commitment(tmp_path: Path, name: str, text: str, *words: str) -> Json:
     file = tmp_path / name
     file.write_text(text)
-    return answer("commitment", "--demand", str(file), *PRICES, *words)
+    return json_output("commitment", "--demand", str(file), *PRICES, *words)
 
 
 def test_example_demand_leads_to_commitment_for_its_base_load() -> None:
     words = ("--reserved-usd-per-hour", "24", "--on-demand-usd-per-hour", "55.04", "--gpus-per-node", "8")
-    document = answer("commitment", "--demand", str(EXAMPLES / "demand.csv"), *words, "--committed", "16")
+    document = json_output("commitment", "--demand", str(EXAMPLES / "demand.csv"), *words, "--committed", "16")
 
     assert (document["hours"], document["best"]["units"], document["peakUnits"]) == (336, 11, 15)
     assert [unit["reserve"] for unit in document["units"]] == [True] * 11 + [False] * 4
@@ -219,14 +221,14 @@ def test_example_demand_leads_to_commitment_for_its_base_load() -> None:
     ],
 )
 def test_demand_may_be_given_in_several_formats(tmp_path: Path, name: str, text: str) -> None:
-    document = commit(tmp_path, name, text, "--committed", "3")
+    document = run_commitment(tmp_path, name, text, "--committed", "3")
 
     assert (document["hours"], document["unknownHours"], document["peakUnits"]) == (4, 0, 4)
     assert document["present"]["idleReservedUsd"] == 15
 
 
 def test_missing_hours_are_unknown_and_not_zero(tmp_path: Path) -> None:
-    document = commit(tmp_path, "d.csv", "hour,gpus\n0,2\n5,2\n")
+    document = run_commitment(tmp_path, "d.csv", "hour,gpus\n0,2\n5,2\n")
 
     assert (document["hours"], document["unknownHours"], document["units"][1]["demandShare"]) == (2, 4, 1)
 
@@ -294,7 +296,7 @@ def with_demand(served: CliFixture) -> CliFixture:
 
 
 def test_recorded_demand_shows_the_kth_node(with_demand: CliFixture) -> None:
-    document = fleet_answer(with_demand, "commitment", "--fleet", *PRICES)
+    document = json_output_for_fleet(with_demand, "commitment", "--fleet", *PRICES)
 
     assert (document["instanceType"], document["hours"], document["unknownHours"]) == ("p5.48xlarge", 71, 648)
     # Three more nodes from 09:15 to 09:15 the next day. On average 2.25 of them in the first hour, 0.75 in the last.
@@ -312,7 +314,7 @@ def test_recorded_demand_needs_a_price(with_demand: CliFixture) -> None:
 
 
 def test_list_price_is_the_on_demand_price(with_demand: CliFixture) -> None:
-    document = fleet_answer(with_demand, "commitment", "--fleet", "--reserved-usd-per-hour", "30")
+    document = json_output_for_fleet(with_demand, "commitment", "--fleet", "--reserved-usd-per-hour", "30")
 
     assert document["breakEvenShare"] == pytest.approx(30 / 55.04)
     assert document["notes"][0].startswith("--on-demand-usd-per-hour 55.04: EC2 list price of p5.48xlarge")

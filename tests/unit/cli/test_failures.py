@@ -16,7 +16,7 @@ from evenkeel.domain.policy import Policy
 from tests.fakes import FakeWorld
 from tests.fakes.cluster import instance_id
 from tests.unit.api.gateway import ApiResponse, Gateway
-from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, an_incident, heartbeats, stored
+from tests.unit.api.seeds import ASKS, a_fleet_node, a_job, an_incident, store_heartbeats, stored
 from tests.unit.cli.conftest import CliFixture
 
 NODE = instance_id(1)
@@ -44,20 +44,20 @@ def site(served: CliFixture) -> CliFixture:
     (served.folder / "policy.json").write_text("{}", encoding="utf-8")
     team = {"name": "nlp", "namespace": "nlp"}
     (served.folder / "teams.yaml").write_text(yaml.safe_dump({"team": team}), encoding="utf-8")
-    begin(served)
+    restart_site(served)
     return served
 
 
-def begin(served: CliFixture) -> None:
+def restart_site(served: CliFixture) -> None:
     """Set up the same fleet again."""
     served.gateway = Gateway(FakeWorld(policy=Policy(jobs=JobPolicy(priority_classes=("high",)))))
     ledger = served.gateway.fakes.ledger
-    heartbeats(ledger)
+    store_heartbeats(ledger)
     stored(ledger, an_incident(1, plan=ASKS, mode="recommend"), a_fleet_node(1, node_name=f"hyperpod-{NODE}"))
     stored(ledger, a_job(9, state=JobState.PENDING))
 
 
-def changes(served: CliFixture) -> list[tuple[str, str]]:
+def change_requests(served: CliFixture) -> list[tuple[str, str]]:
     """Return the requests that change something, in order."""
     return [(method, path) for method, path, _ in served.requests if method != "GET"]
 
@@ -69,16 +69,16 @@ def test_change_whose_response_is_lost_takes_effect_once(
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda _seconds: None)
     undisturbed = site.run(*ACTS[act].split())
-    expected, number = site.gateway.fakes.ledger.contents(), len(changes(site))
+    expected, number = site.gateway.fakes.ledger.contents(), len(change_requests(site))
     assert undisturbed.exit_code == 0, undisturbed.err
-    begin(site)
+    restart_site(site)
     site.requests.clear()
-    let_through = Cut(site, cut)
+    let_through = CutsFirstAnswer(site, cut)
 
     result = site.run(*ACTS[act].split())
 
     assert let_through.was_cut
-    assert len(changes(site)) > number
+    assert len(change_requests(site)) > number
     if result.exit_code:
         # A change at a stated version cannot tell its own earlier try from another change.
         assert (result.exit_code, act) == (5, "teams")
@@ -86,7 +86,7 @@ def test_change_whose_response_is_lost_takes_effect_once(
     assert site.gateway.fakes.ledger.contents() == expected
 
 
-class Cut:
+class CutsFirstAnswer:
     """Cuts off the answer to the first change, after the API has made the change."""
 
     def __init__(self, served: CliFixture, after: int) -> None:
@@ -150,7 +150,7 @@ def test_html_of_a_proxy_is_not_taken_for_a_response(
     assert f"HTTP {status}: the answer comes from a gateway or proxy, not from Evenkeel." in result.err
 
 
-def refused(code: str, **headers: str) -> ApiResponse:
+def gateway_refusal(code: str, **headers: str) -> ApiResponse:
     """Return what the stack's API Gateway answers to a signature that it refuses."""
     problem: dict[str, Any] = {"status": 403, "code": code, "detail": "AWS said so.", "hint": "Look."}
     return ApiResponse(403, headers, json.dumps(problem))
@@ -159,7 +159,7 @@ def refused(code: str, **headers: str) -> ApiResponse:
 @pytest.mark.parametrize("profile", ["", "site"])
 def test_expired_credentials_say_how_to_sign_in(site: CliFixture, profile: str) -> None:
     site.write_context({**site.context, "profile": profile})
-    site.next_answers = [refused("EXPIRED_CREDENTIALS")]
+    site.next_answers = [gateway_refusal("EXPIRED_CREDENTIALS")]
 
     result = site.run("automation", "hold", "--reason", "x")
 
@@ -173,7 +173,7 @@ def test_expired_credentials_say_how_to_sign_in(site: CliFixture, profile: str) 
 @pytest.mark.parametrize(("minutes", "side"), [(10, "behind"), (-10, "ahead of")])
 def test_error_names_a_local_clock_that_is_wrong(site: CliFixture, minutes: int, side: str) -> None:
     date = format_datetime(datetime.now(UTC) + timedelta(minutes=minutes, seconds=1), usegmt=True)
-    site.next_answers = [refused("BAD_SIGNATURE", Date=date)]
+    site.next_answers = [gateway_refusal("BAD_SIGNATURE", Date=date)]
 
     result = site.run("status")
 
@@ -185,7 +185,7 @@ def test_error_names_a_local_clock_that_is_wrong(site: CliFixture, minutes: int,
 @pytest.mark.parametrize("date", ["", "yesterday", "now"])
 def test_wrong_secret_key_is_not_blamed_on_the_clock(site: CliFixture, date: str) -> None:
     date = format_datetime(datetime.now(UTC), usegmt=True) if date == "now" else date
-    site.next_answers = [refused("BAD_SIGNATURE", Date=date)]
+    site.next_answers = [gateway_refusal("BAD_SIGNATURE", Date=date)]
 
     assert "[BAD_SIGNATURE]" in site.run("status").err
 

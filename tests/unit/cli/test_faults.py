@@ -18,7 +18,7 @@ def fleet(served: CliFixture) -> CliFixture:
     return served
 
 
-def reported(fleet: CliFixture) -> list[tuple[str, str, str]]:
+def queued_faults(fleet: CliFixture) -> list[tuple[str, str, str]]:
     faults = [fault for document in fleet.gateway.fakes.inbox.queued for fault in document["detail"]["faults"]]
     return [(fault["instanceId"], fault["faultKey"], fault["gpu"]) for fault in faults]
 
@@ -27,21 +27,21 @@ def test_a_fault_is_reported_without_reading_anything(fleet: CliFixture) -> None
     result = fleet.run("faults", "report", instance_id(1), "79", "--gpu", "0000:b9:00", *AT, terminal=True)
 
     assert result.out == "● 1 reported\nnext  evenkeel incidents ls\n"
-    assert reported(fleet) == [(instance_id(1), "xid:79", "0000:b9:00")]
+    assert queued_faults(fleet) == [(instance_id(1), "xid:79", "0000:b9:00")]
     assert [method for method, _, _ in fleet.requests] == ["POST"]
 
 
 def test_fault_of_a_line_is_reported_for_a_node_name(fleet: CliFixture) -> None:
     fleet.run("faults", "report", "ip-10-0-0-2.ec2.internal", "-", "--line", XID, *AT)
 
-    assert reported(fleet) == [(instance_id(2), "xid:79", "0000:b9:00")]
+    assert queued_faults(fleet) == [(instance_id(2), "xid:79", "0000:b9:00")]
 
 
 def test_line_without_a_fault_is_reported(fleet: CliFixture) -> None:
     result = fleet.run("faults", "report", instance_id(1), "-", "--line", "all is well", *AT, terminal=True)
 
     assert "the log line names no fault of the node" in result.out
-    assert reported(fleet) == []
+    assert queued_faults(fleet) == []
 
 
 @pytest.mark.parametrize(
@@ -57,11 +57,11 @@ def test_refused_report_sets_the_exit_code(fleet: CliFixture, words: list[str], 
     at = [] if "--at" in words else AT
 
     assert fleet.run("faults", "report", *words, *at).exit_code == exit_code
-    assert reported(fleet) == []
+    assert queued_faults(fleet) == []
 
 
 def test_repeated_key_is_one_report(fleet: CliFixture) -> None:
     for _ in range(2):
         assert fleet.run("faults", "report", instance_id(1), "79", "--idempotency-key", "k1", *AT).exit_code == 0
 
-    assert len(reported(fleet)) == 1
+    assert len(queued_faults(fleet)) == 1

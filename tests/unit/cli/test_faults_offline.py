@@ -51,7 +51,7 @@ policy  {load_policy(None).hash}, catalogue {default_catalogue().hash}
 """
 
 
-def written(served: CliFixture, document: object) -> str:
+def write_policy(served: CliFixture, document: object) -> str:
     file = served.folder / "policy.json"
     file.write_text(document if isinstance(document, str) else json.dumps(document), encoding="utf-8")
     return str(file)
@@ -80,7 +80,9 @@ def test_explain_json_has_plan_steps_and_references(served: CliFixture) -> None:
 
 
 def test_explain_uses_the_site_policy(served: CliFixture) -> None:
-    file = written(served, {"faults": {"xid:79": {"ladder": ["replace"]}}, "repair": {"replaceDeadlineSeconds": 60}})
+    file = write_policy(
+        served, {"faults": {"xid:79": {"ladder": ["replace"]}}, "repair": {"replaceDeadlineSeconds": 60}}
+    )
 
     document = json.loads(served.run("faults", "explain", "79", "--policy", file, "-o", "json").out)
     result = served.run("faults", "explain", "79", "--policy", file, terminal=True)
@@ -123,7 +125,7 @@ def test_fault_family_and_whole_catalogue_can_be_listed(served: CliFixture) -> N
 
 
 def test_valid_policy_is_shown_with_its_changes(served: CliFixture) -> None:
-    file = written(served, {"repair": {"maxAttempts": 2}, "faults": {"xid:94": {"severity": "major"}}})
+    file = write_policy(served, {"repair": {"maxAttempts": 2}, "faults": {"xid:94": {"severity": "major"}}})
 
     result = served.run("policy", "check", file, terminal=True)
 
@@ -150,7 +152,7 @@ def test_valid_policy_is_shown_with_its_changes(served: CliFixture) -> None:
     ],
 )
 def test_invalid_policy_is_refused_by_field_and_exits_2(served: CliFixture, document: object, expected: str) -> None:
-    result = served.run("policy", "check", written(served, document), terminal=True)
+    result = served.run("policy", "check", write_policy(served, document), terminal=True)
 
     assert result.exit_code == 2
     assert expected in " ".join(result.err.split())
@@ -159,7 +161,7 @@ def test_invalid_policy_is_refused_by_field_and_exits_2(served: CliFixture, docu
 
 def test_missing_policy_file_exits_2(served: CliFixture) -> None:
     assert served.run("policy", "check", "nowhere.json").exit_code == 2
-    assert served.run("policy", "check", written(served, {}), "--base", "gremlins").exit_code == 2
+    assert served.run("policy", "check", write_policy(served, {}), "--base", "gremlins").exit_code == 2
 
 
 def test_offline_commands_load_no_aws_library(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ OBJECTS = st.dictionaries(
 FORMS = ("lines", "pretty", "array", "Records", "items", "Events")
 
 
-def written(documents: list[dict[str, Any]], form: str) -> str:
+def write_documents(documents: list[dict[str, Any]], form: str) -> str:
     match form:
         case "lines":
             return "".join(f"{json.dumps(document)}\n" for document in documents)
@@ -49,9 +49,9 @@ def test_every_input_format_gives_the_same_documents(
 ) -> None:
     folder = tmp_path_factory.mktemp("export")
 
-    assert [(content, problem) for _, content, problem in read(folder, written(documents, form), chunk=chunk)] == [
-        (document, "") for document in documents
-    ]
+    assert [
+        (content, problem) for _, content, problem in read(folder, write_documents(documents, form), chunk=chunk)
+    ] == [(document, "") for document in documents]
 
 
 def test_compressed_file_is_read(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_file_is_never_held_completely_in_memory(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_byte_order_mark_is_ignored(tmp_path: Path, form: str) -> None:
-    body = written([{"a": 1}], form).encode("utf-8-sig")
+    body = write_documents([{"a": 1}], form).encode("utf-8-sig")
 
     assert [content for _, content, _ in read(tmp_path, body)] == [{"a": 1}]
     assert [content for _, content, _ in read(tmp_path, gzip.compress(body))] == [{"a": 1}]

@@ -5,7 +5,7 @@ from textwrap import dedent
 
 import pytest
 
-from tests.unit.api.seeds import a_job, an_event, count_fleet, stored
+from tests.unit.api.seeds import a_job, store_fleet_counts, store_timeline_entries, stored
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.recovery_fixture import recovery_at_work
 
@@ -144,7 +144,7 @@ WHY = """\
 )
 def test_terminal_output_matches_its_snapshot(served: CliFixture, words: str, picture: str) -> None:
     recovery_at_work(served.gateway)
-    count_fleet(served.gateway.fakes)
+    store_fleet_counts(served.gateway.fakes)
 
     result = served.run(*words.split(), terminal=True)
 
@@ -165,7 +165,7 @@ OVERNIGHT = """\
 
 def test_timeline_of_several_days_names_each_day_once(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, a_job(1))
-    an_event(
+    store_timeline_entries(
         served.gateway.fakes.ledger,
         "job-0000000001",
         (datetime(2026, 11, 1, 23, 59, 50, tzinfo=UTC), "submitted", "Submitted by role/Researcher (ana)."),

@@ -100,7 +100,7 @@ def files(tmp_path: Path) -> Files:
     return Files(tmp_path)
 
 
-def example(number: int, *options: str) -> Json:
+def run_example(number: int, *options: str) -> Json:
     """Run one worked example."""
     name = EXAMPLES / f"x{number}"
     code, out, error = output(
@@ -120,7 +120,7 @@ def example(number: int, *options: str) -> Json:
     return document
 
 
-def first(plan: Json) -> dict[str, Json]:
+def first_decisions(plan: Json) -> dict[str, Json]:
     """Return the first cycle's decisions by job."""
     return {decision["job"]: decision for decision in plan["cycles"][0]["decisions"]}
 
@@ -133,7 +133,7 @@ def victims(decision: Json) -> dict[str, str]:
 
 
 def test_x1_capacity_flows_up_and_down_a_tree() -> None:
-    queues = {queue["name"]: queue["quotas"][0] for queue in example(1)["end"]["queues"]}
+    queues = {queue["name"]: queue["quotas"][0] for queue in run_example(1)["end"]["queues"]}
 
     assert [queues[name]["potential"] for name in ("red", "blue", "green")] == ["24", "12", "17"]
     assert [queues[name]["available"] for name in ("red", "blue", "green")] == ["5", "2", "5"]
@@ -141,38 +141,38 @@ def test_x1_capacity_flows_up_and_down_a_tree() -> None:
 
 
 def test_x2_borrowing_on_the_first_flavor_ends_the_search() -> None:
-    (decision,) = example(2)["cycles"][0]["decisions"]
+    (decision,) = run_example(2)["cycles"][0]["decisions"]
 
     assert (decision["result"], decision["level"]) == ("Admitted", 1)
     assert decision["podSets"][0]["flavors"]["gpu"] == {"flavor": "hp", "mode": "Fit", "level": 1, "tried": 0}
 
 
 def test_x3_reclaim_preempts_the_fewest_jobs() -> None:
-    document = example(3, "--events", str(EXAMPLES / "x3-events.yaml"))
+    document = run_example(3, "--events", str(EXAMPLES / "x3-events.yaml"))
 
-    assert victims(first(document)["new"]) == {"b3": "InCohortReclamation"}
+    assert victims(first_decisions(document)["new"]) == {"b3": "InCohortReclamation"}
     assert [job["job"] for job in document["end"]["admitted"]] == ["b1", "b2", "new"]
     assert next(job for job in document["end"]["admitted"] if job["job"] == "new")["at"] == 100
 
 
 def test_x4_fair_sharing_compares_final_then_initial_shares() -> None:
-    document = example(4, "--config", str(EXAMPLES / "x4-config.yaml"))
+    document = run_example(4, "--config", str(EXAMPLES / "x4-config.yaml"))
 
-    assert victims(first(document)["new"]) == {"b4": "InCohortFairSharing", "b3": "InCohortFairSharing"}
+    assert victims(first_decisions(document)["new"]) == {"b4": "InCohortFairSharing", "b3": "InCohortFairSharing"}
     shares = {queue["name"]: queue["share"] for queue in document["end"]["queues"]}
     assert (shares["B"]["value"], shares["A"]["value"]) == (334, 0)
     assert shares["B"]["precise"] == pytest.approx(333.333, abs=0.001)
 
 
 def test_x5_partial_admission_finds_the_largest_size() -> None:
-    (decision,) = example(5)["cycles"][0]["decisions"]
+    (decision,) = run_example(5)["cycles"][0]["decisions"]
 
     assert {pod_set["name"]: pod_set["count"] for pod_set in decision["podSets"]} == {"workers": 5, "eval": 3}
     assert decision["usage"] == [{"flavor": "hp", "resource": "gpu", "amount": "13"}]
 
 
 def test_x6_head_without_candidates_keeps_its_quota_this_cycle() -> None:
-    decisions = first(example(6))
+    decisions = first_decisions(run_example(6))
 
     assert decisions["big"]["reserved"] == [{"flavor": "hp", "resource": "gpu", "amount": "6"}]
     assert (decisions["big"]["result"], decisions["big"]["requeue"]) == ("NoCandidates", "parked")
@@ -221,7 +221,7 @@ def test_workload_of_an_unmatched_namespace_blocks_no_other(files: Files) -> Non
     quota += "metadata: {name: main, namespace: other}, spec: {clusterQueue: research}}\n"
     plan = files.plan(stranger, workload("b"), quota=quota)
 
-    assert first(plan)["other/a"]["result"] == "Inadmissible"
+    assert first_decisions(plan)["other/a"]["result"] == "Inadmissible"
     assert [job["job"] for job in plan["end"]["admitted"]] == ["lab/b"]
 
 
@@ -236,7 +236,7 @@ def test_stopped_queue_gives_no_candidates_but_counts(files: Files) -> None:
     waiting = [{"name": name, "queue": name, "requests": {"gpu": 1}} for name in ("a", "b")]
     plan = files.plan({"jobs": [job, *waiting]}, quota=yaml.safe_dump(quota))
 
-    assert (first(plan)["a"]["result"], first(plan)["a"]["victims"]) == ("NoCandidates", [])
+    assert (first_decisions(plan)["a"]["result"], first_decisions(plan)["a"]["victims"]) == ("NoCandidates", [])
     queues = {queue["name"]: queue for queue in plan["end"]["queues"]}
     assert (queues["b"]["inactive"], queues["b"]["active"]) == ("its stop policy is Hold", ["b"])
 
@@ -288,8 +288,8 @@ def test_simulated_time_starts_at_the_latest_admission(files: Files) -> None:
     plan = files.plan(*jobs, quota=quota)
 
     # Both count as admitted at 50; their names decide the order.
-    assert (plan["cycles"][0]["at"], list(victims(first(plan)["new"]))) == (50, ["known"])
-    assert list(victims(first(files.plan(*jobs, quota=quota, options="--now 60"))["new"])) == ["unknown"]
+    assert (plan["cycles"][0]["at"], list(victims(first_decisions(plan)["new"]))) == (50, ["known"])
+    assert list(victims(first_decisions(files.plan(*jobs, quota=quota, options="--now 60"))["new"])) == ["unknown"]
 
 
 def test_cycles_run_only_at_declared_times(files: Files) -> None:
@@ -552,7 +552,7 @@ def test_missing_namespace_selector_matches_all_with_a_warning(files: Files) -> 
 def test_empty_match_selects_no_namespace(files: Files) -> None:
     quota = QUEUE.replace("{matchLabels: {team: research}}", "null")
 
-    assert first(files.plan(workload("a"), quota=quota))["lab/a"]["result"] == "Inadmissible"
+    assert first_decisions(files.plan(workload("a"), quota=quota))["lab/a"]["result"] == "Inadmissible"
 
 
 def test_plan_imports_no_aws_library() -> None:
@@ -584,8 +584,8 @@ def test_examples_and_answers_match_their_schemas(files: Files) -> None:
         for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
             check[kind[path.stem.partition("-")[2]]].validate(document)
     for number in range(1, 7):
-        check["plan"].validate(example(number))
-    check["why"].validate(example(6, "--why", "big"))
+        check["plan"].validate(run_example(number))
+    check["why"].validate(run_example(6, "--why", "big"))
 
 
 # ---------------------------------------------------------------- why
@@ -618,9 +618,9 @@ def test_why_names_the_smallest_changes_and_they_work(files: Files) -> None:
     assert plan["decision"]["considered"][0]["compared"][0]["available"] == "3"
     # Each suggested change would admit the job.
     more = json.loads(json.dumps(quota).replace('"gpu": 6', '"gpu": 9'))
-    assert first(files.plan(*jobs, quota=yaml.safe_dump(more)))["new"]["result"] == "Admitted"
+    assert first_decisions(files.plan(*jobs, quota=yaml.safe_dump(more)))["new"]["result"] == "Admitted"
     raised = (*jobs[:2], job("new", 1, count=6, priority=6))
-    assert victims(first(files.plan(*raised, quota=yaml.safe_dump(quota)))["new"]) == {"a": "InClusterQueue"}
+    assert victims(first_decisions(files.plan(*raised, quota=yaml.safe_dump(quota)))["new"]) == {"a": "InClusterQueue"}
 
 
 def test_why_of_a_job_without_a_queue_is_explained(files: Files) -> None:
@@ -645,7 +645,7 @@ def test_converted_quota_file_reports_lost_settings(files: Files, tmp_path: Path
 # ---------------------------------------------------------------- queues that stop, appear, or refuse jobs
 
 
-def reserved(name: str, *conditions: Json) -> Json:
+def workload_with_quota(name: str, *conditions: Json) -> Json:
     """Return a Workload that holds quota, with further conditions."""
     flavors, usage = {"cpu": "p5", "nvidia.com/gpu": "p5"}, {"cpu": "2", "nvidia.com/gpu": "0"}
     assignment = {"name": "main", "flavors": flavors, "resourceUsage": usage, "count": 4}
@@ -657,7 +657,7 @@ HAS_QUOTA: Json = {"type": "QuotaReserved", "status": "True", "lastTransitionTim
 NOT_YET: Json = {"type": "Admitted", "status": "False", "lastTransitionTime": "2026-11-03T11:00:00Z"}
 
 
-def evicted(plan: Json) -> dict[str, bool]:
+def evicted_jobs(plan: Json) -> dict[str, bool]:
     return {job["job"]: job["evicted"] for job in plan["end"]["admitted"]}
 
 
@@ -673,13 +673,13 @@ def evicted(plan: Json) -> dict[str, bool]:
 def test_hold_evicts_reserved_jobs_and_drain_evicts_all(
     files: Files, of: str, policy: str, expected: dict[str, bool]
 ) -> None:
-    jobs = (reserved("runs", HAS_QUOTA), reserved("waits", HAS_QUOTA, NOT_YET))
+    jobs = (workload_with_quota("runs", HAS_QUOTA), workload_with_quota("waits", HAS_QUOTA, NOT_YET))
     where = "cohort: fleet" if of == "ClusterQueue" else "clusterQueue: research"
     quota = QUEUE.replace(
         where, where + (f"\n  stopPolicy: {policy}" if of == "ClusterQueue" else f", stopPolicy: {policy}")
     )
 
-    assert evicted(files.plan(*jobs, quota=quota)) == expected
+    assert evicted_jobs(files.plan(*jobs, quota=quota)) == expected
 
 
 def test_new_queue_takes_its_jobs_and_a_stopped_one_releases(files: Files) -> None:
@@ -700,7 +700,7 @@ def test_new_queue_takes_its_jobs_and_a_stopped_one_releases(files: Files) -> No
     assert [
         cycle["at"] for cycle in plan["cycles"] for decision in cycle["decisions"] if decision["job"] == "lab/first"
     ] == [1]
-    assert sorted(evicted(plan)) == ["lab/first", "lab/large"]
+    assert sorted(evicted_jobs(plan)) == ["lab/first", "lab/large"]
     assert plan["end"]["unqueued"] == [{"job": "lab/second", "reason": "LocalQueue lab/main is stopped"}]
 
 
@@ -709,13 +709,13 @@ def test_stopped_local_queue_drains_and_resumes(files: Files, policy: str) -> No
     local: Json = {"kind": "LocalQueue", "metadata": {"name": "main", "namespace": "lab"}}
     stopped = {**local, "spec": {"clusterQueue": "research", "stopPolicy": policy}}
     events: list[Json] = [{"type": "quota", "at": "2026-11-03T12:00:00Z", "documents": [stopped]}]
-    jobs = (reserved("runs", HAS_QUOTA), reserved("reserved", HAS_QUOTA, NOT_YET))
+    jobs = (workload_with_quota("runs", HAS_QUOTA), workload_with_quota("reserved", HAS_QUOTA, NOT_YET))
     drained = policy == "HoldAndDrain"
 
-    assert evicted(files.plan(*jobs, events=events)) == {"lab/runs": drained, "lab/reserved": True}
+    assert evicted_jobs(files.plan(*jobs, events=events)) == {"lab/runs": drained, "lab/reserved": True}
     events.append({"type": "podsGone", "at": "2026-11-03T13:00:00Z", "job": "lab/reserved"})
     plan = files.plan(*jobs, events=events)
-    assert evicted(plan) == {"lab/runs": drained}
+    assert evicted_jobs(plan) == {"lab/runs": drained}
     assert plan["end"]["unqueued"] == [{"job": "lab/reserved", "reason": "LocalQueue lab/main is stopped"}]
     goes_on = {**local, "spec": {"clusterQueue": "research"}}
     events.append({"type": "quota", "at": "2026-11-03T14:00:00Z", "documents": [goes_on]})
@@ -725,7 +725,7 @@ def test_stopped_local_queue_drains_and_resumes(files: Files, policy: str) -> No
 
 
 def test_requeued_job_requests_only_unfinished_pods(files: Files) -> None:
-    runs = reserved("runs", HAS_QUOTA)
+    runs = workload_with_quota("runs", HAS_QUOTA)
     runs["status"]["reclaimablePods"] = [{"name": "main", "count": 3}]
     at = "2026-11-03T12:00:00Z"
     documents = [{"type": "evict", "at": at, "job": "lab/runs"}, {"type": "podsGone", "at": at, "job": "lab/runs"}]
@@ -849,7 +849,7 @@ def test_one_file_may_hold_queues_and_jobs(files: Files) -> None:
     name = str(files.folder / "all.yaml")
     code, out, error = output("plan", "--profile", "kueue", "--quota", name, "--jobs", name, "-o", "json")
 
-    assert (code, sorted(evicted(json.loads(out)))) == (0, ["lab/a"])
+    assert (code, sorted(evicted_jobs(json.loads(out)))) == (0, ["lab/a"])
     assert "Workload/a: declares no quota and is ignored here" in error
     assert "LocalQueue is not a job and is ignored here" in error
 
@@ -900,7 +900,7 @@ def test_admission_fair_sharing_orders_by_local_queue_usage(files: Files) -> Non
     config.write_text(
         yaml.safe_dump({"admissionFairSharing": {"usageHalfLifeTime": "168h", "resourceWeights": {"cpu": 1}}})
     )
-    busy = reserved("busy", HAS_QUOTA)
+    busy = workload_with_quota("busy", HAS_QUOTA)
     urgent, waits = workload("urgent", {"priority": 9}), workload("waits", {"queueName": "other"})
     options = f"--config {config} --now 2026-11-03T20:00:00Z"
     quota = quota.replace("nominalQuota: 8", "nominalQuota: 9") + "---\n" + yaml.safe_dump(local)

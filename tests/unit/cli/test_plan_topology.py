@@ -21,7 +21,7 @@ GPU = "nvidia.com/gpu"
 VERSION = "kueue.x-k8s.io/v1beta2"
 
 
-def quota(*more: Json, gpus: int = 32, within: str = "Never", flavors: Mapping[str, str] | None = None) -> str:
+def quota_file(*more: Json, gpus: int = 32, within: str = "Never", flavors: Mapping[str, str] | None = None) -> str:
     """Return the quota file: a queue, its flavors with their topologies, and four nodes in two racks of one block."""
     given = {"p5": "aws"} if flavors is None else flavors
     levels = [{"nodeLabel": label} for label in (BLOCK, RACK, HOST)]
@@ -95,7 +95,7 @@ def a_job(name: str, *pod_sets: Json, priority: int = 0, queue: str = "research"
     }
 
 
-def running(name: str, nodes: dict[str, int], gpus: int = 8, **given: Any) -> Json:
+def running_job(name: str, nodes: dict[str, int], gpus: int = 8, **given: Any) -> Json:
     """Return a job that runs on these nodes, as v1beta1 records it."""
     count = sum(nodes.values())
     domains = [{"values": [node], "count": number} for node, number in nodes.items()]
@@ -114,13 +114,13 @@ def _admitted(assigned: Json, queue: str = "research") -> Json:
     return {"admission": {"clusterQueue": queue, "podSetAssignments": [assigned]}, "conditions": [condition]}
 
 
-def decisions(plan: Json) -> dict[str, Json]:
+def last_decisions(plan: Json) -> dict[str, Json]:
     """Return the last decision about each job."""
     decided = [decision for cycle in plan["cycles"] for decision in cycle["decisions"]]
     return {decision["job"].removeprefix("lab/"): decision for decision in decided}
 
 
-def domains(pod_set: Json) -> dict[str, int]:
+def pods_by_domain(pod_set: Json) -> dict[str, int]:
     return {"/".join(domain["values"]): domain["count"] for domain in pod_set["topology"]["domains"]}
 
 
@@ -130,78 +130,80 @@ def files(tmp_path: Path) -> Files:
 
 
 def test_annotation_of_task_governance_keeps_pods_in_one_rack(files: Files) -> None:
-    plan = files.plan(a_job("near", pods(2, annotations={REQUIRED: RACK})), running("held", {"n1": 1}), quota=quota())
+    plan = files.plan(
+        a_job("near", pods(2, annotations={REQUIRED: RACK})), running_job("held", {"n1": 1}), quota=quota_file()
+    )
 
-    near = decisions(plan)["near"]
+    near = last_decisions(plan)["near"]
     assert near["result"] == "Admitted"
     assert near["podSets"][0]["topology"]["levels"] == [HOST]
-    assert domains(near["podSets"][0]) == {"n3": 1, "n4": 1}
+    assert pods_by_domain(near["podSets"][0]) == {"n3": 1, "n4": 1}
     held = next(job for job in plan["end"]["admitted"] if job["job"] == "lab/held")
-    assert domains(held["podSets"][0]) == {"n1": 1}
+    assert pods_by_domain(held["podSets"][0]) == {"n1": 1}
     assert plan["warnings"] == []
 
 
 def test_request_beyond_the_largest_domain_never_fits(files: Files) -> None:
-    plan = files.plan(a_job("wide", pods(3, annotations={REQUIRED: RACK})), quota=quota())
+    plan = files.plan(a_job("wide", pods(3, annotations={REQUIRED: RACK})), quota=quota_file())
 
-    wide = decisions(plan)["wide"]
+    wide = last_decisions(plan)["wide"]
     assert (wide["result"], wide["pending"], wide["requeue"]) == ("NoFit", "TopologyPlacementFailed", "parked")
     assert wide["considered"][0]["why"] == 'topology "aws" allows to fit only 2 out of 3 pod(s)'
 
 
 def test_fragmented_quota_makes_a_job_preempt(files: Files) -> None:
     # 16 of 32 devices are free, but one node of each rack is in use.
-    held = [running("a", {"n1": 1}, priority=1), running("b", {"n3": 1})]
+    held = [running_job("a", {"n1": 1}, priority=1), running_job("b", {"n3": 1})]
     job = a_job("near", pods(2, request={"required": RACK}), priority=5)
 
-    plan = files.plan(job, *held, quota=quota(within="LowerPriority"), options="--cycles 1")
+    plan = files.plan(job, *held, quota=quota_file(within="LowerPriority"), options="--cycles 1")
 
-    near = decisions(plan)["near"]
+    near = last_decisions(plan)["near"]
     assert near["result"] == "Preempting"
     assert [victim["job"] for victim in near["victims"]] == ["lab/b"]
     assert near["podSets"][0]["flavors"][GPU]["mode"] == "Preempt"
-    assert domains(near["podSets"][0]) == {"n3": 1, "n4": 1}
-    waiting = files.plan(job, *held, quota=quota(), options="--cycles 1")
-    assert decisions(waiting)["near"]["result"] == "NoCandidates"
+    assert pods_by_domain(near["podSets"][0]) == {"n3": 1, "n4": 1}
+    waiting = files.plan(job, *held, quota=quota_file(), options="--cycles 1")
+    assert last_decisions(waiting)["near"]["result"] == "NoCandidates"
 
 
 def test_job_starts_on_the_nodes_of_its_stopped_victim(files: Files) -> None:
-    held = [running("a", {"n1": 2}, gpus=4), running("b", {"n3": 1})]
+    held = [running_job("a", {"n1": 2}, gpus=4), running_job("b", {"n3": 1})]
     job = a_job("near", pods(2, annotations={REQUIRED: RACK}), priority=5)
 
-    plan = files.plan(job, *held, quota=quota(within="LowerPriority"), options="--evictions released")
+    plan = files.plan(job, *held, quota=quota_file(within="LowerPriority"), options="--evictions released")
 
-    assert decisions(plan)["near"]["result"] == "Admitted"
+    assert last_decisions(plan)["near"]["result"] == "Admitted"
     used: dict[str, int] = {}
     for admitted in plan["end"]["admitted"]:
-        for name, count in domains(admitted["podSets"][0]).items():
+        for name, count in pods_by_domain(admitted["podSets"][0]).items():
             used[name] = used.get(name, 0) + count * (4 if admitted["job"] == "lab/a" else 8)
     assert max(used.values()) == 8
 
 
 def test_preferred_request_spreads_over_racks(files: Files) -> None:
-    plan = files.plan(a_job("near", pods(3, annotations={PREFERRED: RACK})), quota=quota())
+    plan = files.plan(a_job("near", pods(3, annotations={PREFERRED: RACK})), quota=quota_file())
 
-    assert domains(decisions(plan)["near"]["podSets"][0]) == {"n1": 1, "n2": 1, "n3": 1}
+    assert pods_by_domain(last_decisions(plan)["near"]["podSets"][0]) == {"n1": 1, "n2": 1, "n3": 1}
 
 
 def test_pods_of_a_slice_share_a_rack(files: Files) -> None:
     job = a_job("sliced", pods(4, 4, annotations={PREFERRED: BLOCK, SLICE_TOPOLOGY: HOST, SLICE_SIZE: "2"}))
 
-    plan = files.plan(job, running("held", {"n1": 1}, gpus=4), quota=quota())
+    plan = files.plan(job, running_job("held", {"n1": 1}, gpus=4), quota=quota_file())
 
-    assert domains(decisions(plan)["sliced"]["podSets"][0]) == {"n3": 2, "n4": 2}
+    assert pods_by_domain(last_decisions(plan)["sliced"]["podSets"][0]) == {"n3": 2, "n4": 2}
 
 
 def test_leader_and_workers_share_a_rack(files: Files) -> None:
     together = {REQUIRED: RACK, GROUP: "all"}
     job = a_job("lws", pods(1, 2, "leader", annotations=together), pods(3, 4, "workers", annotations=together))
 
-    plan = files.plan(job, running("held", {"n1": 1}), quota=quota())
+    plan = files.plan(job, running_job("held", {"n1": 1}), quota=quota_file())
 
-    leader, workers = decisions(plan)["lws"]["podSets"]
-    assert domains(leader).keys() | domains(workers).keys() == {"n3", "n4"}
-    assert sum(domains(workers).values()) == 3
+    leader, workers = last_decisions(plan)["lws"]["podSets"]
+    assert pods_by_domain(leader).keys() | pods_by_domain(workers).keys() == {"n3", "n4"}
+    assert sum(pods_by_domain(workers).values()) == 3
 
 
 @pytest.mark.parametrize("gate", [True, False])
@@ -211,20 +213,20 @@ def test_job_without_request_is_unconstrained(files: Files, gate: bool) -> None:
 
     plan = files.plan(
         a_job("any", pods(3, 2)),
-        running("held", {"n1": 1, "n2": 1}, gpus=6),
-        quota=quota(small),
+        running_job("held", {"n1": 1, "n2": 1}, gpus=6),
+        quota=quota_file(small),
         options=f"--config {files.folder / 'kueue.yaml'}",
     )
 
     # Three pods of 2 devices fit on n3 alone; single pods go to small domains first.
-    assert domains(decisions(plan)["any"]["podSets"][0]) == {"n3": 3}
+    assert pods_by_domain(last_decisions(plan)["any"]["podSets"][0]) == {"n3": 3}
     spread = files.plan(
         a_job("any", pods(7, 2)),
-        running("held", {"n1": 1, "n2": 1}, gpus=6),
-        quota=quota(small),
+        running_job("held", {"n1": 1, "n2": 1}, gpus=6),
+        quota=quota_file(small),
         options=f"--config {files.folder / 'kueue.yaml'}",
     )
-    chosen = domains(decisions(spread)["any"]["podSets"][0])
+    chosen = pods_by_domain(last_decisions(spread)["any"]["podSets"][0])
     assert chosen == ({"n1": 1, "n2": 1, "small": 1, "n3": 4} if gate else {"n3": 4, "n4": 3})
 
 
@@ -235,9 +237,9 @@ def test_pods_on_a_node_reduce_its_free_capacity(files: Files) -> None:
         a_pod("of-a-workload", "n2", 8, annotations={REQUIRED: RACK}),
     ]
 
-    plan = files.plan(a_job("near", pods(2, annotations={REQUIRED: RACK})), quota=quota(*running_pods))
+    plan = files.plan(a_job("near", pods(2, annotations={REQUIRED: RACK})), quota=quota_file(*running_pods))
 
-    assert domains(decisions(plan)["near"]["podSets"][0]) == {"n3": 1, "n4": 1}
+    assert pods_by_domain(last_decisions(plan)["near"]["podSets"][0]) == {"n3": 1, "n4": 1}
 
 
 @pytest.mark.parametrize(
@@ -249,20 +251,22 @@ def test_pods_on_a_node_reduce_its_free_capacity(files: Files) -> None:
     ],
 )
 def test_node_that_takes_no_pods_is_not_chosen(files: Files, broken: Json) -> None:
-    plan = files.plan(a_job("near", pods(2, annotations={REQUIRED: RACK})), quota=quota(a_node("n2", "r1", **broken)))
+    plan = files.plan(
+        a_job("near", pods(2, annotations={REQUIRED: RACK})), quota=quota_file(a_node("n2", "r1", **broken))
+    )
 
-    assert domains(decisions(plan)["near"]["podSets"][0]) == {"n3": 1, "n4": 1}
+    assert pods_by_domain(last_decisions(plan)["near"]["podSets"][0]) == {"n3": 1, "n4": 1}
 
 
 def test_two_queues_choose_different_nodes_in_one_cycle(files: Files) -> None:
     jobs = [a_job(name, pods(2, annotations={REQUIRED: RACK}), queue=name) for name in ("research", "vision")]
 
-    plan = files.plan(*jobs, quota=quota(a_queue("vision", 32)), options="--cycles 1")
+    plan = files.plan(*jobs, quota=quota_file(a_queue("vision", 32)), options="--cycles 1")
 
     first, second = plan["cycles"][0]["decisions"]
     assert (first["result"], first["recomputed"]) == ("Admitted", False)
     assert (second["result"], second["recomputed"]) == ("Admitted", True)
-    assert domains(first["podSets"][0]).keys().isdisjoint(domains(second["podSets"][0]))
+    assert pods_by_domain(first["podSets"][0]).keys().isdisjoint(pods_by_domain(second["podSets"][0]))
 
 
 def test_flavor_must_have_the_requested_level(files: Files) -> None:
@@ -271,10 +275,10 @@ def test_flavor_must_have_the_requested_level(files: Files) -> None:
 
     plan = files.plan(
         a_job("near", pods(2, annotations={REQUIRED: RACK})),
-        quota=quota(other, flavors={"flat": "flat", "plain": "", "p5": "aws"}),
+        quota=quota_file(other, flavors={"flat": "flat", "plain": "", "p5": "aws"}),
     )
 
-    near = decisions(plan)["near"]
+    near = last_decisions(plan)["near"]
     assert [(flavor["flavor"], flavor["why"]) for flavor in near["considered"]] == [
         ("flat", f"flat has no topology level {RACK}"),
         ("plain", "plain has no topology"),
@@ -284,9 +288,9 @@ def test_flavor_must_have_the_requested_level(files: Files) -> None:
 
 
 def test_job_without_request_takes_the_flavor_without_topology(files: Files) -> None:
-    plan = files.plan(a_job("any", pods(2)), quota=quota(flavors={"p5": "aws", "plain": ""}))
+    plan = files.plan(a_job("any", pods(2)), quota=quota_file(flavors={"p5": "aws", "plain": ""}))
 
-    decided = decisions(plan)["any"]
+    decided = last_decisions(plan)["any"]
     assert decided["considered"][0]["why"] == "p5 takes only pods with a topology request"
     assert decided["podSets"][0]["flavors"][GPU]["flavor"] == "plain"
     assert decided["podSets"][0]["topology"] is None
@@ -302,28 +306,28 @@ def test_assignment_of_v1beta2_is_read(files: Files) -> None:
         "topologyAssignment": {"levels": [HOST], "slices": [part]},
     }
 
-    plan = files.plan(a_job("held", pods(2), status=_admitted(assigned)), quota=quota())
+    plan = files.plan(a_job("held", pods(2), status=_admitted(assigned)), quota=quota_file())
 
-    assert domains(plan["end"]["admitted"][0]["podSets"][0]) == {"n1": 1, "n3": 1}
+    assert pods_by_domain(plan["end"]["admitted"][0]["podSets"][0]) == {"n1": 1, "n3": 1}
 
 
 def test_new_node_lets_a_parked_job_start(files: Files) -> None:
     events = [{"type": "quota", "at": "2026-11-03T12:00:00Z", "documents": [a_node("n5", "r2")]}]
 
-    plan = files.plan(a_job("near", pods(3, annotations={REQUIRED: RACK})), quota=quota(), events=events)
+    plan = files.plan(a_job("near", pods(3, annotations={REQUIRED: RACK})), quota=quota_file(), events=events)
 
     results = [decision["result"] for cycle in plan["cycles"] for decision in cycle["decisions"]]
     assert results == ["NoFit", "Admitted"]
-    assert domains(decisions(plan)["near"]["podSets"][0]) == {"n3": 1, "n4": 1, "n5": 1}
+    assert pods_by_domain(last_decisions(plan)["near"]["podSets"][0]) == {"n3": 1, "n4": 1, "n5": 1}
 
 
 def test_plan_without_nodes_counts_quota_alone(files: Files) -> None:
-    documents = [document for document in yaml.safe_load_all(quota()) if document["kind"] != "Node"]
+    documents = [document for document in yaml.safe_load_all(quota_file()) if document["kind"] != "Node"]
 
     plan = files.plan(a_job("near", pods(3, annotations={REQUIRED: RACK})), quota=yaml.safe_dump_all(documents))
 
-    assert decisions(plan)["near"]["result"] == "Admitted"
-    assert decisions(plan)["near"]["podSets"][0]["topology"] is None
+    assert last_decisions(plan)["near"]["result"] == "Admitted"
+    assert last_decisions(plan)["near"]["podSets"][0]["topology"] is None
     assert any("no file has a Node" in warning for warning in plan["warnings"])
     assert any("its topology request is ignored" in warning for warning in plan["warnings"])
 
@@ -333,16 +337,16 @@ def test_disabled_feature_gate_ignores_topologies(files: Files) -> None:
 
     plan = files.plan(
         a_job("near", pods(3, annotations={REQUIRED: RACK})),
-        quota=quota(),
+        quota=quota_file(),
         options=f"--config {files.folder / 'kueue.yaml'}",
     )
 
-    assert decisions(plan)["near"]["result"] == "Admitted"
-    assert decisions(plan)["near"]["podSets"][0]["topology"] is None
+    assert last_decisions(plan)["near"]["result"] == "Admitted"
+    assert last_decisions(plan)["near"]["podSets"][0]["topology"] is None
 
 
 def test_queue_of_a_missing_topology_is_inactive(files: Files) -> None:
-    plan = files.plan(a_job("near", pods(1)), quota=quota(flavors={"p5": "gone"}))
+    plan = files.plan(a_job("near", pods(1)), quota=quota_file(flavors={"p5": "gone"}))
 
     assert plan["cycles"] == []
     assert plan["end"]["queues"][0]["inactive"] == "there is no Topology gone for its flavor p5"
@@ -354,7 +358,7 @@ def test_queue_of_a_missing_topology_is_inactive(files: Files) -> None:
 def test_admitted_job_without_assignment_is_reported(files: Files) -> None:
     status = _admitted({"name": "main", "flavors": {GPU: "p5"}, "count": 1})
 
-    plan = files.plan(a_job("held", pods(1), status=status), quota=quota())
+    plan = files.plan(a_job("held", pods(1), status=status), quota=quota_file())
 
     assert any("pod set main has no topologyAssignment" in warning for warning in plan["warnings"])
 
@@ -374,7 +378,7 @@ def test_admitted_job_without_assignment_is_reported(files: Files) -> None:
     ],
 )
 def test_invalid_annotation_is_refused(files: Files, annotations: dict[str, str], problem: str) -> None:
-    code, _, error = files.run(a_job("near", pods(2, annotations=annotations)), quota=quota())
+    code, _, error = files.run(a_job("near", pods(2, annotations=annotations)), quota=quota_file())
 
     assert code == 2
     assert "Workload/near" in error
@@ -393,7 +397,7 @@ def test_invalid_annotation_is_refused(files: Files, annotations: dict[str, str]
 def test_invalid_topology_is_refused(files: Files, levels: list[Json], problem: str) -> None:
     topology = {"apiVersion": VERSION, "kind": "Topology", "metadata": {"name": "aws"}, "spec": {"levels": levels}}
 
-    code, _, error = files.run(quota=quota(topology))
+    code, _, error = files.run(quota=quota_file(topology))
 
     assert code == 2
     assert "Topology/aws" in error

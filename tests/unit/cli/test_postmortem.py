@@ -7,7 +7,7 @@ import pytest
 
 from evenkeel_cli.postmortem_page import Records, postmortem
 from tests.unit.api.gateway import ApiResponse
-from tests.unit.api.seeds import a_job, affected, ago, an_event, an_incident, some_evidence, stored
+from tests.unit.api.seeds import a_job, affected, ago, an_incident, some_evidence, store_timeline_entries, stored
 from tests.unit.cli.conftest import CliFixture
 from tests.unit.cli.recovery_fixture import recovery_at_work
 
@@ -21,7 +21,7 @@ def section(page: str, title: str) -> list[str]:
     return match[1].strip().splitlines()
 
 
-def written(served: CliFixture, *options: str) -> str:
+def run_postmortem(served: CliFixture, *options: str) -> str:
     result = served.run("postmortem", "@latest", *options)
     assert (result.exit_code, result.err) == (0, "")
     return result.out
@@ -30,7 +30,7 @@ def written(served: CliFixture, *options: str) -> str:
 def test_postmortem_contains_recorded_timeline_evidence_and_decisions(served: CliFixture) -> None:
     recovery_at_work(served.gateway)
 
-    page = written(served)
+    page = run_postmortem(served)
 
     assert page.startswith("# Postmortem: GPU has fallen off the bus on i-00000000000000001\n\n**A drill.**")
     assert section(page, "Timeline")[2] == (
@@ -46,7 +46,7 @@ def test_postmortem_contains_recorded_timeline_evidence_and_decisions(served: Cl
 def test_longest_step_is_named_with_its_remedy(served: CliFixture) -> None:
     recovery_at_work(served.gateway)
 
-    helpful = section(written(served), "What would have helped")
+    helpful = section(run_postmortem(served), "What would have helped")
 
     assert helpful[0].startswith("- The longest step led to *jobs stopped*: 7.9s of 12s.")
 
@@ -76,11 +76,11 @@ def test_faster_resume_option_is_named_with_its_obstacle() -> None:
 def test_postmortem_names_people_only_on_request(served: CliFixture) -> None:
     ledger = served.gateway.fakes.ledger
     stored(ledger, an_incident(1))
-    an_event(ledger, "inc-0000000001", (ago(minutes=5), "approved", f"{OPERATOR} approved it."))
+    store_timeline_entries(ledger, "inc-0000000001", (ago(minutes=5), "approved", f"{OPERATOR} approved it."))
 
-    assert "(ana)" not in written(served)
-    assert "| a person approved it. |" in written(served)
-    assert f"| {OPERATOR} approved it. |" in written(served, "--names")
+    assert "(ana)" not in run_postmortem(served)
+    assert "| a person approved it. |" in run_postmortem(served)
+    assert f"| {OPERATOR} approved it. |" in run_postmortem(served, "--names")
 
 
 def test_job_without_a_checkpoint_is_named(served: CliFixture) -> None:
@@ -89,7 +89,7 @@ def test_job_without_a_checkpoint_is_named(served: CliFixture) -> None:
     stored(served.gateway.fakes.ledger, job, an_incident(1, affected_jobs=affected(job)))
 
     text = "- `job-0000000001` has no checkpoint, so it started again from step 0. Set `checkpoint.uri`."
-    assert text in section(written(served), "What would have helped")
+    assert text in section(run_postmortem(served), "What would have helped")
 
 
 def test_text_of_a_detector_cannot_break_the_markdown(served: CliFixture) -> None:
@@ -98,7 +98,7 @@ def test_text_of_a_detector_cannot_break_the_markdown(served: CliFixture) -> Non
     hostile = "a | b\n# Owned <script> *x* [y](z) \x1b[2J"
     stored(served.gateway.fakes.ledger, incident, evidence.replace(fact=evidence.fact.replace(detail=hostile)))
 
-    page = written(served)
+    page = run_postmortem(served)
 
     assert not re.search(r"^# Owned|<script>|\x1b|(?<!\\\\)\[y\]", page, re.MULTILINE)
     assert "a \\| b # Owned \\<script\\>" in section(page, "Evidence")[2]

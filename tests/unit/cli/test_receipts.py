@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.unit.api.seeds import stored
-from tests.unit.api.test_receipts import a_lost_job, its_incident, planned_resume
+from tests.unit.api.test_receipts import a_lost_job, an_incident_of, store_resume_plan
 from tests.unit.cli.conftest import CliFixture
 
 STAGES = """\
@@ -25,9 +25,9 @@ STAGES = """\
 @pytest.fixture
 def fleet(served: CliFixture) -> CliFixture:
     job, lost, again = a_lost_job()
-    incident = its_incident(job)
+    incident = an_incident_of(job)
     stored(served.gateway.fakes.ledger, job, lost, again, incident)
-    planned_resume(served.gateway, job, incident)
+    store_resume_plan(served.gateway, job, incident)
     return served
 
 

@@ -8,14 +8,14 @@ from io import StringIO
 import pytest
 
 from tests.unit.api.seeds import a_fleet_node, stored
-from tests.unit.api.test_receipts import a_lost_job, its_incident
+from tests.unit.api.test_receipts import a_lost_job, an_incident_of
 from tests.unit.cli.conftest import CliFixture
 
 
 @pytest.fixture
 def fleet(served: CliFixture) -> CliFixture:
     job, lost, again = a_lost_job()
-    stored(served.gateway.fakes.ledger, job, lost, again, its_incident(job))
+    stored(served.gateway.fakes.ledger, job, lost, again, an_incident_of(job))
     stored(served.gateway.fakes.ledger, *(a_fleet_node(number) for number in range(1, 6)))
     return served
 

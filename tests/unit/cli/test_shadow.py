@@ -2,14 +2,14 @@
 
 from evenkeel.domain.shadow.cases import NodeEventKind
 from tests.unit.api.seeds import stored
-from tests.unit.api.shadow_seeds import an_observed, happened
+from tests.unit.api.shadow_seeds import an_observed, store_node_event
 from tests.unit.cli.conftest import CliFixture
 
 
 def test_shadow_report_shows_verdicts_and_rates(served: CliFixture) -> None:
     incident = an_observed(1)
     stored(served.gateway.fakes.ledger, incident, an_observed(2, hours=1))
-    happened(served.gateway, incident, NodeEventKind.REPLACED, hours=29)
+    store_node_event(served.gateway, incident, NodeEventKind.REPLACED, hours=29)
 
     result = served.run("shadow", "report", "--since", "7d")
 

@@ -5,13 +5,13 @@ from io import StringIO
 
 import pytest
 
-from tests.unit.api.test_showback import two_jobs
+from tests.unit.api.test_showback import store_two_jobs
 from tests.unit.cli.conftest import CliFixture
 
 
 @pytest.fixture
 def fleet(served: CliFixture) -> CliFixture:
-    two_jobs(served.gateway)
+    store_two_jobs(served.gateway)
     return served
 
 

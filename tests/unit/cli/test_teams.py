@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.unit.api.gateway import ACCOUNT, ROOT
-from tests.unit.api.seeds import count_fleet
-from tests.unit.api.test_teams import charged, machines
+from tests.unit.api.seeds import store_fleet_counts
+from tests.unit.api.test_teams import store_charge, store_nodes
 from tests.unit.cli.conftest import CliFixture
 
 TEAM = f"""
@@ -41,12 +41,12 @@ HYPERPOD: dict[str, Any] = {
 }
 
 
-def a_file(served: CliFixture, text: str, name: str = "teams.yaml") -> str:
+def write_file(served: CliFixture, text: str, name: str = "teams.yaml") -> str:
     (served.folder / name).write_text(text, encoding="utf-8")
     return name
 
 
-def applied(served: CliFixture, *files: str, more: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def apply_files(served: CliFixture, *files: str, more: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     words = [word for file in files for word in ("-f", file)]
     result = served.run("teams", "apply", *words, "--reason", "the quarter's plan", "-o", "json", *more)
     assert result.exit_code == 0, result.err
@@ -55,9 +55,9 @@ def applied(served: CliFixture, *files: str, more: tuple[str, ...] = ()) -> list
 
 
 def test_a_team_is_set_up_once_and_shown(served: CliFixture) -> None:
-    file = a_file(served, TEAM)
+    file = write_file(served, TEAM)
 
-    first, again = applied(served, file), applied(served, file)
+    first, again = apply_files(served, file), apply_files(served, file)
     result = served.run("teams", "show", "nlp", terminal=True)
 
     assert (first[0]["version"], again[0]["version"], again[0]["changes"]) == (1, 1, [])
@@ -67,9 +67,9 @@ def test_a_team_is_set_up_once_and_shown(served: CliFixture) -> None:
 
 
 def test_quota_file_changes_queues_and_keeps_members(served: CliFixture) -> None:
-    applied(served, a_file(served, TEAM))
+    apply_files(served, write_file(served, TEAM))
 
-    items = applied(served, a_file(served, QUOTAS, "quotas.yaml"))
+    items = apply_files(served, write_file(served, QUOTAS, "quotas.yaml"))
 
     assert [(item["name"], item["version"]) for item in items] == [("", 1), ("nlp", 2), ("vision", 1)]
     assert items[1]["changes"] == ["queue"]
@@ -79,10 +79,10 @@ def test_quota_file_changes_queues_and_keeps_members(served: CliFixture) -> None
 
 
 def test_imported_hyperpod_quotas_are_applied(served: CliFixture) -> None:
-    source = a_file(served, json.dumps(HYPERPOD), "hyperpod.json")
-    imported = a_file(served, served.run("quota", "import", source).out, "imported.json")
+    source = write_file(served, json.dumps(HYPERPOD), "hyperpod.json")
+    imported = write_file(served, served.run("quota", "import", source).out, "imported.json")
 
-    items = applied(served, imported)
+    items = apply_files(served, imported)
 
     assert [item["name"] for item in items] == ["", "nlp"]
     team = served.gateway.get("/v1/teams/nlp/quota").document["team"]
@@ -92,19 +92,19 @@ def test_imported_hyperpod_quotas_are_applied(served: CliFixture) -> None:
 
 
 def test_a_dry_run_changes_nothing(served: CliFixture) -> None:
-    items = applied(served, a_file(served, TEAM), more=("--dry-run",))
+    items = apply_files(served, write_file(served, TEAM), more=("--dry-run",))
 
     assert items[0]["changes"]
     assert served.gateway.get("/v1/teams/nlp/quota").status == 404
 
 
 def test_file_of_an_older_version_is_refused(served: CliFixture) -> None:
-    applied(served, a_file(served, TEAM))
+    apply_files(served, write_file(served, TEAM))
     read = json.loads(served.run("teams", "show", "nlp", "-o", "json").out)
-    applied(served, a_file(served, QUOTAS, "quotas.yaml"))
+    apply_files(served, write_file(served, QUOTAS, "quotas.yaml"))
     read["team"]["namespace"] = "language"
 
-    result = served.run("teams", "apply", "-f", a_file(served, json.dumps(read), "old.json"), "--reason", "x")
+    result = served.run("teams", "apply", "-f", write_file(served, json.dumps(read), "old.json"), "--reason", "x")
 
     assert (result.exit_code, "STALE_VERSION" in result.err) == (5, True)
 
@@ -119,13 +119,13 @@ def test_file_of_an_older_version_is_refused(served: CliFixture) -> None:
     ],
 )
 def test_unusable_file_exits_2(served: CliFixture, text: str) -> None:
-    result = served.run("teams", "apply", "-f", a_file(served, text), "--reason", "x", "--dry-run")
+    result = served.run("teams", "apply", "-f", write_file(served, text), "--reason", "x", "--dry-run")
 
     assert result.exit_code == 2
 
 
 def test_a_team_is_removed_with_a_reason(served: CliFixture) -> None:
-    applied(served, a_file(served, QUOTAS, "quotas.yaml"))
+    apply_files(served, write_file(served, QUOTAS, "quotas.yaml"))
     result = served.run("teams", "remove", "vision", "--reason", "merged & gone", terminal=True)
     again = served.run("teams", "remove", "vision", "--reason", "x")
 
@@ -133,8 +133,8 @@ def test_a_team_is_removed_with_a_reason(served: CliFixture) -> None:
 
 
 def test_team_table_shows_use_and_quota(served: CliFixture) -> None:
-    applied(served, a_file(served, TEAM), a_file(served, QUOTAS.replace("24", "16"), "quotas.yaml"))
-    charged(served.gateway, "job-1", "nlp", 20)
+    apply_files(served, write_file(served, TEAM), write_file(served, QUOTAS.replace("24", "16"), "quotas.yaml"))
+    store_charge(served.gateway, "job-1", "nlp", 20)
 
     assert served.run("teams", "ls", terminal=True).out == (
         "TEAM    QUOTA  USED  BORROWED  LENT   UTIL  RUN  PEND\n"
@@ -145,14 +145,14 @@ def test_team_table_shows_use_and_quota(served: CliFixture) -> None:
         "FLAVOR          RESOURCE        QUOTA  USED  BORROWED  LENT  UTIL\n"
         "ml.p5.48xlarge  nvidia.com/gpu      8     0         0     4   0 %\n"
     )
-    count_fleet(served.gateway.fakes)
+    store_fleet_counts(served.gateway.fakes)
     status = served.run("status", terminal=True).out
     assert "TEAMS   nlp     20 of 16 GPUs  125%  4 borrowed\n        vision  0 of 8 GPUs  0%  4 lent\n" in status
     assert served.run("teams", "quota", "speech").exit_code == 4
 
 
 def test_job_is_suspended_resumed_and_reprioritised(served: CliFixture) -> None:
-    applied(served, a_file(served, TEAM), a_file(served, QUOTAS, "quotas.yaml"))
+    apply_files(served, write_file(served, TEAM), write_file(served, QUOTAS, "quotas.yaml"))
     flags = ["--name", "x", "--image", "i:1", "--", "train"]
     job_id = served.run("jobs", "submit", "-o", "name", *flags).out.strip()
 
@@ -170,7 +170,7 @@ def test_job_is_suspended_resumed_and_reprioritised(served: CliFixture) -> None:
 
 
 def test_plan_is_shown_without_a_submission(served: CliFixture) -> None:
-    machines(served.gateway, 2)
+    store_nodes(served.gateway, 2)
     flags = ["--name", "x", "--image", "i:1", "--nodes", "2", "--", "train"]
 
     result = served.run("jobs", "plan", *flags, terminal=True)
@@ -192,7 +192,7 @@ def test_missing_file_is_named(served: CliFixture, tmp_path: Path) -> None:
 def test_readme_teams_and_jobs_are_accepted(served: CliFixture) -> None:
     examples = ROOT / "docs" / "examples" / "teams"
 
-    items = applied(served, str(examples / "teams.yaml"))
+    items = apply_files(served, str(examples / "teams.yaml"))
     team = json.loads(served.run("teams", "show", "red", "-o", "json").out)["team"]
     member = team["members"][0]["principal"].replace(":user/operator", ":role/Researcher")
     served.gateway.call(

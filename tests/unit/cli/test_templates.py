@@ -26,7 +26,7 @@ def test_policy_template_has_the_shipped_values(served: CliFixture) -> None:
 
     assert (checked.exit_code, checked.err) == (0, "")
     assert json.loads(checked.out)["changes"] == []
-    assert len(leaves(yaml.safe_load(Path("policy.yaml").read_text(encoding="utf-8")))) > 10
+    assert len(leaf_paths(yaml.safe_load(Path("policy.yaml").read_text(encoding="utf-8")))) > 10
 
 
 def test_changed_policy_template_is_applied(served: CliFixture) -> None:
@@ -47,5 +47,9 @@ def test_teams_template_is_accepted_as_it_is(served: CliFixture) -> None:
     assert (applied.exit_code, applied.err) == (0, "")
 
 
-def leaves(document: Any) -> list[Any]:
-    return [leaf for value in document.values() for leaf in leaves(value)] if isinstance(document, dict) else [document]
+def leaf_paths(document: Any) -> list[Any]:
+    return (
+        [leaf for value in document.values() for leaf in leaf_paths(value)]
+        if isinstance(document, dict)
+        else [document]
+    )

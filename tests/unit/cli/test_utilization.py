@@ -51,12 +51,12 @@ def fleet(served: CliFixture) -> CliFixture:
     stored(
         served.gateway.fakes.ledger, busy, idle, faulty, a_fleet_node(4, life=life, pool="burst", accelerators_in_use=8)
     )
-    measured(served, busy, gpu=90, gpu_memory=60, cpu=2)
-    measured(served, idle, gpu=2.5)
+    publish_samples(served, busy, gpu=90, gpu_memory=60, cpu=2)
+    publish_samples(served, idle, gpu=2.5)
     return served
 
 
-def measured(served: CliFixture, node: FleetNode, **percent: float) -> None:
+def publish_samples(served: CliFixture, node: FleetNode, **percent: float) -> None:
     start = (ago(minutes=3)).replace(second=0)
     for name, value in percent.items():
         served.gateway.fakes.utilization_metrics.put(node, Measure[name.upper()], Sample(start, value))

@@ -96,9 +96,9 @@ def test_imported_type_tolerates_the_taints_of_its_pools(served: CliFixture) -> 
     assert not (served.folder / "policy.json").exists()
 
 
-def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def leaf_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    inner_leaves = [leaf for name, item in pairs for leaf in leaves(item, (*path, name))]
+    inner_leaves = [leaf for name, item in pairs for leaf in leaf_paths(item, (*path, name))]
     yield from inner_leaves or [path]
 
 
@@ -123,7 +123,7 @@ VALUES = yaml.safe_load(FILE.read_text("utf-8")) | {
 }
 
 
-@pytest.mark.parametrize("path", list(leaves(VALUES)), ids=lambda path: ".".join(map(str, path)))
+@pytest.mark.parametrize("path", list(leaf_paths(VALUES)), ids=lambda path: ".".join(map(str, path)))
 def test_each_setting_is_imported_or_its_loss_is_named(path: tuple[Any, ...]) -> None:
     changed_values = copy.deepcopy(VALUES)
     parent = changed_values

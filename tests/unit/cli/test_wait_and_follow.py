@@ -10,17 +10,17 @@ import pytest
 from evenkeel.ports import LaunchSpec
 from tests.fakes.cluster import LOG_TIME
 from tests.unit.api.gateway import ApiResponse, Gateway
-from tests.unit.api.seeds import a_job, an_attempt, heartbeats, stored
+from tests.unit.api.seeds import a_job, an_attempt, store_heartbeats, stored
 from tests.unit.cli.conftest import CliFixture
 
 NOT_NOW = [ApiResponse(503, {}, '{"code": "UNAVAILABLE", "detail": "Not now."}')] * 3
 """Answers that make one poll fail, with all its retries."""
 
 
-def there_is(served: CliFixture, state: str, attempt: int = 1, *, ended: int = 0, log: str = "") -> None:
+def store_job(served: CliFixture, state: str, attempt: int = 1, *, ended: int = 0, log: str = "") -> None:
     """Store a job in this state with ended attempts, and the log of its latest attempt."""
     served.gateway = Gateway()
-    heartbeats(served.gateway.fakes.ledger)
+    store_heartbeats(served.gateway.fakes.ledger)
     job = a_job(1, state=state, current_attempt=attempt, reason="So it is.")
     attempts = [an_attempt(job, n, ended_at=job.submitted_at if n <= ended else None) for n in range(1, attempt + 1)]
     stored(served.gateway.fakes.ledger, job, *attempts)
@@ -30,7 +30,7 @@ def there_is(served: CliFixture, state: str, attempt: int = 1, *, ended: int = 0
         cluster.text[f"{job.job_id}-a{attempt}-0"] = log
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
+def run_between_polls(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
     """Run one step between two polls, in place of the pause."""
     ahead = iter(steps)
     monkeypatch.setattr("time.sleep", lambda _seconds: next(ahead)())
@@ -39,7 +39,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> 
 # ---------------------------------------------------------------- credentials
 
 
-def signed_by_leases(served: CliFixture, monkeypatch: pytest.MonkeyPatch, *, at_most: int) -> None:
+def sign_with_expiring_keys(served: CliFixture, monkeypatch: pytest.MonkeyPatch, *, at_most: int) -> None:
     """Sign with keys that expire in five minutes, so that botocore refreshes them at each request."""
     served.write_context({name: value for name, value in served.context.items() if name != "credentials"})
     ends = f"{datetime.now(UTC) + timedelta(minutes=5):%Y-%m-%dT%H:%M:%SZ}"
@@ -57,7 +57,7 @@ def signed_by_leases(served: CliFixture, monkeypatch: pytest.MonkeyPatch, *, at_
 
 
 def test_expiring_credentials_are_refreshed(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    signed_by_leases(served, monkeypatch, at_most=10)
+    sign_with_expiring_keys(served, monkeypatch, at_most=10)
     stored(served.gateway.fakes.ledger, a_job(1))
 
     result = served.run("jobs", "show", "llama-1")
@@ -67,7 +67,7 @@ def test_expiring_credentials_are_refreshed(served: CliFixture, monkeypatch: pyt
 
 
 def test_failed_refresh_of_credentials_ends_the_command(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    signed_by_leases(served, monkeypatch, at_most=2)
+    sign_with_expiring_keys(served, monkeypatch, at_most=2)
     stored(served.gateway.fakes.ledger, a_job(1))
 
     result = served.run("jobs", "show", "llama-1")
@@ -79,9 +79,9 @@ def test_failed_refresh_of_credentials_ends_the_command(served: CliFixture, monk
 
 
 def test_wait_survives_an_unreachable_api(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    there_is(served, "RUNNING")
-    away, again = (lambda: served.next_answers.extend(NOT_NOW), lambda: there_is(served, "SUCCEEDED"))
-    meanwhile(monkeypatch, away, away, again)
+    store_job(served, "RUNNING")
+    away, again = (lambda: served.next_answers.extend(NOT_NOW), lambda: store_job(served, "SUCCEEDED"))
+    run_between_polls(monkeypatch, away, away, again)
 
     result = served.run("jobs", "wait", "job-0000000001")
 
@@ -95,9 +95,9 @@ def test_wait_survives_an_unreachable_api(served: CliFixture, monkeypatch: pytes
 def test_wait_prints_the_progress_from_time_to_time(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(0, 10_000, 20))
     monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
-    there_is(served, "RUNNING", log="step 10/100 loss: 0.5")
-    still = [lambda step=step: there_is(served, "RUNNING", log=f"step {step}/100 loss: 0.5") for step in range(11, 16)]
-    meanwhile(monkeypatch, *still, lambda: there_is(served, "SUCCEEDED"))
+    store_job(served, "RUNNING", log="step 10/100 loss: 0.5")
+    still = [lambda step=step: store_job(served, "RUNNING", log=f"step {step}/100 loss: 0.5") for step in range(11, 16)]
+    run_between_polls(monkeypatch, *still, lambda: store_job(served, "SUCCEEDED"))
 
     result = served.run("jobs", "wait", "job-0000000001")
 
@@ -120,8 +120,10 @@ def test_wait_for_an_unreachable_api_ends_at_its_timeout(served: CliFixture) -> 
 
 
 def test_watch_shows_progress_until_the_job_ends(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    there_is(served, "RUNNING", log="step 10/100 loss: 0.5")
-    meanwhile(monkeypatch, lambda: there_is(served, "RUNNING", log="no words"), lambda: there_is(served, "FAILED"))
+    store_job(served, "RUNNING", log="step 10/100 loss: 0.5")
+    run_between_polls(
+        monkeypatch, lambda: store_job(served, "RUNNING", log="no words"), lambda: store_job(served, "FAILED")
+    )
 
     result = served.run("jobs", "watch", "job-0000000001")
 
@@ -134,8 +136,8 @@ def test_watch_shows_progress_until_the_job_ends(served: CliFixture, monkeypatch
 
 
 def test_watched_job_as_json_has_null_for_unknown(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    there_is(served, "PENDING", 0)
-    meanwhile(monkeypatch, lambda: there_is(served, "SUCCEEDED"))
+    store_job(served, "PENDING", 0)
+    run_between_polls(monkeypatch, lambda: store_job(served, "SUCCEEDED"))
 
     result = served.run("jobs", "watch", "job-0000000001", "-o", "json")
 
@@ -145,12 +147,12 @@ def test_watched_job_as_json_has_null_for_unknown(served: CliFixture, monkeypatc
 
 
 def test_stopped_watch_says_that_the_job_continues(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    there_is(served, "RUNNING")
+    store_job(served, "RUNNING")
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    meanwhile(monkeypatch, interrupt)
+    run_between_polls(monkeypatch, interrupt)
 
     result = served.run("jobs", "watch", "job-0000000001")
 
@@ -163,7 +165,7 @@ def test_stopped_watch_says_that_the_job_continues(served: CliFixture, monkeypat
 
 @pytest.mark.parametrize("follow", [(), ("-f",)], ids=["once", "followed"])
 def test_lines_of_all_ranks_begin_with_their_rank(served: CliFixture, follow: tuple[str, ...]) -> None:
-    there_is(served, "SUCCEEDED", log="a\nb")
+    store_job(served, "SUCCEEDED", log="a\nb")
     served.gateway.fakes.cluster.text["job-0000000001-a1-1"] = "c"
 
     result = served.run("jobs", "logs", "job-0000000001", "--all-ranks", *follow)
@@ -173,7 +175,7 @@ def test_lines_of_all_ranks_begin_with_their_rank(served: CliFixture, follow: tu
 
 @pytest.mark.parametrize("follow", [(), ("-f",)], ids=["once", "followed"])
 def test_timestamps_begin_each_line(served: CliFixture, follow: tuple[str, ...]) -> None:
-    there_is(served, "SUCCEEDED", log="a\nb")
+    store_job(served, "SUCCEEDED", log="a\nb")
 
     result = served.run("jobs", "logs", "job-0000000001", "--timestamps", *follow)
 
@@ -181,13 +183,13 @@ def test_timestamps_begin_each_line(served: CliFixture, follow: tuple[str, ...])
 
 
 def test_follow_continues_with_the_next_attempt(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    there_is(served, "RUNNING", 1, log="0\na\nb")
-    meanwhile(
+    store_job(served, "RUNNING", 1, log="0\na\nb")
+    run_between_polls(
         monkeypatch,
-        lambda: there_is(served, "PENDING", 1, ended=1),
+        lambda: store_job(served, "PENDING", 1, ended=1),
         lambda: served.next_answers.extend(NOT_NOW),
-        lambda: there_is(served, "RUNNING", 2, ended=1, log="\n".join(map(str, range(300)))),
-        lambda: there_is(served, "SUCCEEDED", 2, ended=2, log="\n".join(map(str, range(302)))),
+        lambda: store_job(served, "RUNNING", 2, ended=1, log="\n".join(map(str, range(300)))),
+        lambda: store_job(served, "SUCCEEDED", 2, ended=2, log="\n".join(map(str, range(302)))),
     )
 
     result = served.run("jobs", "logs", "-f", "job-0000000001", "--tail", "1")
@@ -200,11 +202,11 @@ def test_follow_continues_with_the_next_attempt(served: CliFixture, monkeypatch:
 
 
 def test_follow_waits_for_the_first_attempt(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    there_is(served, "PENDING", 0)
-    meanwhile(
+    store_job(served, "PENDING", 0)
+    run_between_polls(
         monkeypatch,
-        lambda: there_is(served, "RUNNING", log="a\nb"),
-        lambda: there_is(served, "FAILED", ended=1),
+        lambda: store_job(served, "RUNNING", log="a\nb"),
+        lambda: store_job(served, "FAILED", ended=1),
     )
 
     result = served.run("jobs", "logs", "-f", "job-0000000001", "--tail", "1")
@@ -217,8 +219,8 @@ def test_follow_waits_for_the_first_attempt(served: CliFixture, monkeypatch: pyt
 
 
 def test_follow_of_one_attempt_ends_with_it(served: CliFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    there_is(served, "RUNNING", log="a")
-    meanwhile(monkeypatch, lambda: there_is(served, "STARTING", 2, ended=1))
+    store_job(served, "RUNNING", log="a")
+    run_between_polls(monkeypatch, lambda: store_job(served, "STARTING", 2, ended=1))
 
     result = served.run("jobs", "logs", "-f", "job-0000000001", "--attempt", "1")
 
@@ -226,6 +228,6 @@ def test_follow_of_one_attempt_ends_with_it(served: CliFixture, monkeypatch: pyt
 
 
 def test_log_of_ended_job_without_log_exits_4(served: CliFixture) -> None:
-    there_is(served, "FAILED", ended=1)
+    store_job(served, "FAILED", ended=1)
 
     assert served.run("jobs", "logs", "-f", "job-0000000001").exit_code == 4

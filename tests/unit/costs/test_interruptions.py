@@ -69,7 +69,7 @@ def an_incident(number: int = 1, **changes: Any) -> Incident:
     return Incident.model_validate({**facts, **changes})
 
 
-def ran(number: int, admitted: float, running: float, ended: float | None, **changes: Any) -> Attempt:
+def a_run(number: int, admitted: float, running: float, ended: float | None, **changes: Any) -> Attempt:
     state = "RUNNING" if ended is None else "LOST"
     times = {
         "admitted_at": at(admitted),
@@ -80,7 +80,7 @@ def ran(number: int, admitted: float, running: float, ended: float | None, **cha
     return an_attempt(number, **{"state": state, **times, **changes})
 
 
-def resumed(step_written_at: float) -> dict[str, Any]:
+def a_resume_point(step_written_at: float) -> dict[str, Any]:
     point = ResumePoint(attempt=1, step=5, manifest="m")
     return {"is_pinned": True, "resume_from": point, "resumed_work_from": at(step_written_at)}
 
@@ -99,7 +99,7 @@ Life = tuple[Job, list[Attempt], list[tuple[int, Incident]], dict[int, GpuPrice 
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> Life:
+def draw_job_history(draw: st.DrawFn) -> Life:
     """Draw a job with up to five attempts, of which some records are missing, and incidents at any time."""
     clock, attempts, incidents = 0.0, list[Attempt](), list[tuple[int, Incident]]()
     prices: dict[int, GpuPrice | None] = {}
@@ -153,7 +153,7 @@ def lives(draw: st.DrawFn) -> Life:
     return job, attempts, incidents, prices, at(clock + draw(SECONDS))
 
 
-@given(lives())
+@given(draw_job_history())
 def test_lost_seconds_never_overlap_and_sum_to_the_total(life: Life) -> None:
     lost_times = interruptions(*life)
 
@@ -168,7 +168,7 @@ def test_lost_seconds_never_overlap_and_sum_to_the_total(life: Life) -> None:
         assert lost.receipt.total.gpu_hours == pytest.approx(sum(part.gpu_hours or 0 for part in receipt_parts))
 
 
-@given(lives())
+@given(draw_job_history())
 def test_stages_of_an_interruption_follow_each_other_without_a_gap(life: Life) -> None:
     for lost in interruptions(*life):
         receipt_parts = [part for part in lost.receipt.parts if part.started_at is not None]
@@ -176,7 +176,7 @@ def test_stages_of_an_interruption_follow_each_other_without_a_gap(life: Life) -
         assert [part.stage for part in lost.receipt.parts][-1] is Stage.RESTORE
 
 
-@given(lives())
+@given(draw_job_history())
 def test_time_buckets_sum_to_the_elapsed_time(life: Life) -> None:
     job, *_, now = life
     receipt = job_receipt(*life)
@@ -190,7 +190,7 @@ def test_time_buckets_sum_to_the_elapsed_time(life: Life) -> None:
     )
 
 
-@given(lives(), st.randoms(use_true_random=False))
+@given(draw_job_history(), st.randoms(use_true_random=False))
 def test_order_and_copies_of_records_change_nothing(life: Life, chance: Any) -> None:
     job, attempts, incidents, prices, now = life
     shuffled, copies = list(attempts), [*incidents, *incidents]
@@ -213,10 +213,10 @@ def test_cost_is_rounded_to_half_a_micro_dollar(gpu_microseconds: int, price: in
 
 def test_rollback_counts_no_lost_second_of_an_earlier_interruption_again() -> None:
     attempts = [
-        ran(1, 0, 10, 1_000),
-        ran(2, 1_100, 1_200, 2_000, **resumed(900)),
+        a_run(1, 0, 10, 1_000),
+        a_run(2, 1_100, 1_200, 2_000, **a_resume_point(900)),
         # The checkpoints since 500 are distrusted: the work since then is lost, and part of it was lost before.
-        ran(3, 2_100, 2_200, None, **resumed(500)),
+        a_run(3, 2_100, 2_200, None, **a_resume_point(500)),
     ]
 
     first, second = interruptions(a_job(), attempts, [], {}, at(3_000))
@@ -228,7 +228,7 @@ def test_rollback_counts_no_lost_second_of_an_earlier_interruption_again() -> No
 
 
 def test_attempt_that_ended_before_the_first_signal_only_waits() -> None:
-    attempts = [ran(1, 0, 10, 1_000), ran(2, 1_100, 1_200, None, **resumed(900))]
+    attempts = [a_run(1, 0, 10, 1_000), a_run(2, 1_100, 1_200, None, **a_resume_point(900))]
     late = an_incident(first_signal_at=at(1_050), opened_at=at(1_060), stages=StageTimes(planned_at=at(1_070)))
 
     (lost,) = interruptions(a_job(), attempts, [(1, late)], {}, at(2_000))
@@ -246,7 +246,7 @@ def test_attempt_that_ended_before_the_first_signal_only_waits() -> None:
 
 
 def test_measured_restore_is_a_stage_of_its_own() -> None:
-    attempts = [ran(1, 0, 10, 1_000), ran(2, 1_100, 1_200, None, **resumed(900), trained_at=at(1_350))]
+    attempts = [a_run(1, 0, 10, 1_000), a_run(2, 1_100, 1_200, None, **a_resume_point(900), trained_at=at(1_350))]
 
     (lost,) = interruptions(a_job(), attempts, [], {}, at(2_000))
 
@@ -256,7 +256,7 @@ def test_measured_restore_is_a_stage_of_its_own() -> None:
 
 
 def test_missing_record_is_named_by_the_stage_that_covers_it() -> None:
-    attempts = [ran(1, 0, 10, 1_000), ran(2, 1_100, 1_200, None, **resumed(900))]
+    attempts = [a_run(1, 0, 10, 1_000), a_run(2, 1_100, 1_200, None, **a_resume_point(900))]
     unplanned = an_incident(first_signal_at=at(910), opened_at=at(920))
 
     (lost,) = interruptions(a_job(), attempts, [(1, unplanned)], {}, at(2_000))
@@ -268,7 +268,7 @@ def test_missing_record_is_named_by_the_stage_that_covers_it() -> None:
 
 def test_attempts_that_never_ran_are_failed_starts() -> None:
     never = an_attempt(2, state="NEVER_RAN", admitted_at=at(1_100), ended_at=at(1_400))
-    attempts = [ran(1, 0, 10, 1_000), never, ran(3, 1_500, 1_600, None, **resumed(1_000))]
+    attempts = [a_run(1, 0, 10, 1_000), never, a_run(3, 1_500, 1_600, None, **a_resume_point(1_000))]
 
     (lost,) = interruptions(a_job(), attempts, [], {}, at(2_000))
 
@@ -283,7 +283,7 @@ def test_attempts_that_never_ran_are_failed_starts() -> None:
 
 
 def test_job_that_still_waits_loses_until_now() -> None:
-    (lost,) = interruptions(a_job(), [ran(1, 0, 10, 1_000)], [], {1: PRICE}, at(1_600))
+    (lost,) = interruptions(a_job(), [a_run(1, 0, 10, 1_000)], [], {1: PRICE}, at(1_600))
 
     assert not lost.receipt.is_over
     assert lost.receipt.resumed_by_attempt is None
@@ -293,7 +293,7 @@ def test_job_that_still_waits_loses_until_now() -> None:
 
 
 def test_job_without_a_checkpoint_loses_all_its_work() -> None:
-    attempts = [ran(1, 0, 10, 1_000), ran(2, 1_100, 1_200, None, is_pinned=True)]
+    attempts = [a_run(1, 0, 10, 1_000), a_run(2, 1_100, 1_200, None, is_pinned=True)]
 
     (lost,) = interruptions(a_job(), attempts, [], {}, at(2_000))
 
@@ -302,8 +302,8 @@ def test_job_without_a_checkpoint_loses_all_its_work() -> None:
 
 
 def test_last_save_during_the_drain_loses_no_work() -> None:
-    stopped = ran(1, 0, 10, 1_000, state="STOPPED", stop_asked_at=at(900))
-    attempts = [stopped, ran(2, 1_100, 1_200, None, **resumed(950))]
+    stopped = a_run(1, 0, 10, 1_000, state="STOPPED", stop_asked_at=at(900))
+    attempts = [stopped, a_run(2, 1_100, 1_200, None, **a_resume_point(950))]
 
     (lost,) = interruptions(a_job(), attempts, [], {}, at(2_000))
 
@@ -314,9 +314,9 @@ def test_last_save_during_the_drain_loses_no_work() -> None:
 @pytest.mark.parametrize(
     ("attempt", "job"),
     [
-        (ran(1, 0, 10, 1_000, state="SUCCEEDED"), a_job(state="SUCCEEDED", ended_at=at(1_000))),
-        (ran(1, 0, 10, 1_000, state="FAILED"), a_job(state="FAILED", ended_at=at(1_000))),
-        (ran(1, 0, 10, None), a_job(state="RUNNING")),
+        (a_run(1, 0, 10, 1_000, state="SUCCEEDED"), a_job(state="SUCCEEDED", ended_at=at(1_000))),
+        (a_run(1, 0, 10, 1_000, state="FAILED"), a_job(state="FAILED", ended_at=at(1_000))),
+        (a_run(1, 0, 10, None), a_job(state="RUNNING")),
         (an_attempt(1, state="NEVER_RAN", admitted_at=at(0), ended_at=at(100)), a_job()),
     ],
 )
@@ -325,7 +325,7 @@ def test_end_of_job_and_unstarted_attempt_are_no_interruptions(attempt: Attempt,
 
 
 def test_launch_recorded_after_the_run_does_not_extend_the_loss() -> None:
-    attempts = [ran(1, 0, 10, 1_000), ran(2, 1_100, 1_200, None, launched_at=at(5_000), **resumed(900))]
+    attempts = [a_run(1, 0, 10, 1_000), a_run(2, 1_100, 1_200, None, launched_at=at(5_000), **a_resume_point(900))]
 
     (lost,) = interruptions(a_job(), attempts, [], {}, at(9_000))
 

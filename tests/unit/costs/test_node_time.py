@@ -15,7 +15,7 @@ BEGIN = datetime(2026, 11, 3, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
-def times(
+def node_times(
     nodes: list[NodeSpan], held: list[HeldGpus], repairs: list[tuple[str, Span]], *prices: Any
 ) -> tuple[tuple[PoolTime, ...], PoolTime]:
     held_of = {name: [holding for holding in held if holding.node == name] for name in "ab"}
@@ -44,7 +44,7 @@ NODES = st.tuples(SPANS, SPANS).map(
 
 @given(NODES, st.lists(HELD, max_size=8), st.lists(st.tuples(st.sampled_from("ab"), SPANS), max_size=3))
 def test_uses_sum_to_all_gpu_time(nodes: list[NodeSpan], held: list[HeldGpus], repairs: list[tuple[str, Span]]) -> None:
-    pools, total = times(nodes, held, repairs, price_at, [BEGIN + 5 * HOUR])
+    pools, total = node_times(nodes, held, repairs, price_at, [BEGIN + 5 * HOUR])
 
     whole = sum(node.gpus * (node.span.end - node.span.start) / HOUR for node in nodes)
     assert sum(use.gpu_hours for use in total.uses) == pytest.approx(whole) == total.gpu_hours
@@ -55,7 +55,7 @@ def test_uses_sum_to_all_gpu_time(nodes: list[NodeSpan], held: list[HeldGpus], r
 
 def test_node_time_outside_attempts_is_repair_or_idle() -> None:
     held = [HeldGpus("a", NodeUse.PRODUCTIVE, 6, between(2, 4)), HeldGpus("a", NodeUse.LOST, 6, between(3, 4))]
-    _, total = times([a_node()], held, [("a", between(3, 6))], price_at)
+    _, total = node_times([a_node()], held, [("a", between(3, 6))], price_at)
 
     # From 3 to 4 both attempts hold 12 GPUs of 8: the second one gets the rest.
     assert {use.use: use.gpu_hours for use in total.uses if use.gpu_hours} == {
@@ -67,19 +67,19 @@ def test_node_time_outside_attempts_is_repair_or_idle() -> None:
 
 
 def test_new_price_does_not_change_the_past() -> None:
-    _, total = times([a_node()], [], [], price_at, [BEGIN + 5 * HOUR])
+    _, total = node_times([a_node()], [], [], price_at, [BEGIN + 5 * HOUR])
 
     assert total.of(NodeUse.NO_JOB).usd_micros == 8 * 5 * 1_000_000 + 8 * 5 * 3_000_000
 
 
 def test_time_without_a_price_has_unknown_cost() -> None:
-    _, total = times([a_node()], [], [], lambda *_: None)
+    _, total = node_times([a_node()], [], [], lambda *_: None)
 
     assert total.of(NodeUse.NO_JOB).usd_micros is None
     assert total.of(NodeUse.LOST).usd_micros == 0
 
 
 def test_fleet_without_nodes_has_no_shares() -> None:
-    pools, total = times([], [], [], price_at)
+    pools, total = node_times([], [], [], price_at)
 
     assert (pools, total.gpu_hours, {use.share for use in total.uses}) == ((), 0, {None})

@@ -236,11 +236,11 @@ def plant(call: str, answer: Any) -> Callable[[FakeSite], None]:
     return lambda bench: bench.aws.planted.__setitem__(call, answer)
 
 
-def answers(function: str, **changes: Any) -> Callable[[FakeSite], None]:
+def plant_answer(function: str, **changes: Any) -> Callable[[FakeSite], None]:
     return lambda bench: bench.aws.tests.__setitem__(function, self_test(function, **changes))
 
 
-def everywhere(**changes: Any) -> Callable[[FakeSite], None]:
+def plant_in_every_function(**changes: Any) -> Callable[[FakeSite], None]:
     return lambda bench: bench.aws.tests.update(
         {name: self_test(name, **changes) for name in access.functions_with_access()}
     )
@@ -256,16 +256,16 @@ def other_fleet(**record: str) -> Callable[[FakeSite], None]:
     return plant("ssm:get_parameters_by_path", {"Parameters": [document, fleet_parameter("other", **record)]})
 
 
-def heartbeat(seconds: float | None) -> Callable[[FakeSite], None]:
+def plant_heartbeat(seconds: float | None) -> Callable[[FakeSite], None]:
     at = None if seconds is None else (A_MOMENT - timedelta(seconds=seconds)).isoformat()
     return lambda bench: bench.api.status.update(heartbeats=[{"function": "sweep_fleet", "at": at}])
 
 
-def api_says(problem: CommandFailed) -> Callable[[FakeSite], None]:
+def plant_api_problem(problem: CommandFailed) -> Callable[[FakeSite], None]:
     return lambda bench: setattr(bench.api, "problem", problem)
 
 
-def both(first: Callable[[FakeSite], None], second: Callable[[FakeSite], None]) -> Callable[[FakeSite], None]:
+def plant_both(first: Callable[[FakeSite], None], second: Callable[[FakeSite], None]) -> Callable[[FakeSite], None]:
     def plants(bench: FakeSite) -> None:
         first(bench)
         second(bench)
@@ -346,7 +346,7 @@ FAULTS = [
         "not this stack's API",
         "EVENKEEL_URL",
     ),
-    DoctorCase("api", api_says(REFUSED), "failed", "may not read", "EvenkeelViewerPolicy"),
+    DoctorCase("api", plant_api_problem(REFUSED), "failed", "may not read", "EvenkeelViewerPolicy"),
     DoctorCase(
         "api",
         lambda bench: bench.api.status["automation"].update(isHeld=True),
@@ -421,20 +421,24 @@ FAULTS = [
     ),
     DoctorCase(
         "kubernetes",
-        everywhere(error=NO_REACH, serverVersion=""),
+        plant_in_every_function(error=NO_REACH, serverVersion=""),
         "failed",
         "does not answer 17 of 17",
         "SubnetIds",
     ),
     DoctorCase(
         "kubernetes",
-        answers("launch_job", error=NO_REACH, serverVersion=""),
+        plant_answer("launch_job", error=NO_REACH, serverVersion=""),
         "failed",
         "does not answer 1 of 17",
         "SubnetIds",
     ),
     DoctorCase(
-        "kubernetes", everywhere(error=NO_STORE), "failed", "17 of 17 functions may not read anything", "readyz"
+        "kubernetes",
+        plant_in_every_function(error=NO_STORE),
+        "failed",
+        "17 of 17 functions may not read anything",
+        "readyz",
     ),
     DoctorCase(
         "kubernetes",
@@ -452,20 +456,20 @@ FAULTS = [
     ),
     DoctorCase(
         "access",
-        answers("cordon_node", missing=LACKS),
+        plant_answer("cordon_node", missing=LACKS),
         "failed",
         "lacks: patch nodes.",
         "--principal-arn arn:aws:iam::111122223333:role/cordon_node --kubernetes-groups evenkeel:cordoners",
     ),
     DoctorCase(
         "access",
-        answers("launch_job", missing=LACKS_JOBS),
+        plant_answer("launch_job", missing=LACKS_JOBS),
         "failed",
         "create jobs.batch in ns-nlp",
         "kubernetes-access.yaml",
     ),
     DoctorCase(
-        "access", answers("api_read", error=NO_ENTRY), "failed", "denies access to api_read", "create-access-entry"
+        "access", plant_answer("api_read", error=NO_ENTRY), "failed", "denies access to api_read", "create-access-entry"
     ),
     DoctorCase("access", plant("lambda:invoke:evenkeel-repair_node", DENIED), "unknown", "may not call", "identity"),
     DoctorCase(
@@ -484,24 +488,30 @@ FAULTS = [
         "boom",
         "function-errors",
     ),
-    DoctorCase("access", api_says(REFUSED), "unknown", "Namespaces of teams", "evenkeel teams ls"),
+    DoctorCase("access", plant_api_problem(REFUSED), "unknown", "Namespaces of teams", "evenkeel teams ls"),
     DoctorCase(
         "kueue",
-        answers("schedule_jobs", kueueNamespaces={"evenkeel-jobs": "its label"}),
+        plant_answer("schedule_jobs", kueueNamespaces={"evenkeel-jobs": "its label"}),
         "failed",
         "Kueue admits in evenkeel-jobs",
         "Admission=kueue",
     ),
-    DoctorCase("kueue", answers("schedule_jobs", admission="kueue"), "failed", "jobs there never start", "LocalQueue"),
+    DoctorCase(
+        "kueue", plant_answer("schedule_jobs", admission="kueue"), "failed", "jobs there never start", "LocalQueue"
+    ),
     DoctorCase(
         "kueue",
-        answers("schedule_jobs", kueueError=NO_DISCOVERY, kueueNamespaces=None),
+        plant_answer("schedule_jobs", kueueError=NO_DISCOVERY, kueueNamespaces=None),
         "failed",
         "cannot read whether",
         "system:discovery",
     ),
     DoctorCase(
-        "kueue", answers("schedule_jobs", error=NO_REACH, kueueNamespaces=None), "unknown", "was not checked", "invoke"
+        "kueue",
+        plant_answer("schedule_jobs", error=NO_REACH, kueueNamespaces=None),
+        "unknown",
+        "was not checked",
+        "invoke",
     ),
     DoctorCase("kueue", plant("lambda:invoke:evenkeel-schedule_jobs", DENIED), "unknown", "may not", "identity"),
     DoctorCase(
@@ -555,20 +565,20 @@ FAULTS = [
         "make deploy",
     ),
     DoctorCase("schedules", plant("scheduler:get_schedule", DENIED), "unknown", "may not", "identity"),
-    DoctorCase("ages", heartbeat(601), "failed", "10min ago", "sweep-silent"),
-    DoctorCase("ages", heartbeat(None), "failed", "never run", "sweep-silent"),
-    DoctorCase("ages", heartbeat(240), "warning", "4min ago", "sweep-silent"),
+    DoctorCase("ages", plant_heartbeat(601), "failed", "10min ago", "sweep-silent"),
+    DoctorCase("ages", plant_heartbeat(None), "failed", "never run", "sweep-silent"),
+    DoctorCase("ages", plant_heartbeat(240), "warning", "4min ago", "sweep-silent"),
     DoctorCase(
         "ages",
-        both(heartbeat(None), plant("scheduler:get_schedule", {"State": "DISABLED"})),
+        plant_both(plant_heartbeat(None), plant("scheduler:get_schedule", {"State": "DISABLED"})),
         "warning",
         "The schedule of the function is off",
         "Turn",
     ),
     DoctorCase(
         "ages",
-        both(
-            heartbeat(None),
+        plant_both(
+            plant_heartbeat(None),
             plant(
                 "cloudformation:describe_stacks",
                 {"Stacks": [a_stack() | {"LastUpdatedTime": A_MOMENT - timedelta(seconds=60)}]},
@@ -578,13 +588,13 @@ FAULTS = [
         "not finished a run yet",
         "again",
     ),
-    DoctorCase("ages", api_says(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
+    DoctorCase("ages", plant_api_problem(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
     DoctorCase("sources", sources("CURRENT", "STALE"), "failed", "source-STALE is stale", "source-stale.md"),
     DoctorCase("sources", sources("CURRENT", "FAILING"), "warning", "source-FAILING is failing", "source-stale.md"),
     DoctorCase("sources", sources("OFF"), "warning", "schedules are off", "Turn"),
     DoctorCase("sources", sources("UNKNOWN"), "unknown", "source-UNKNOWN is unknown", "source-stale.md"),
     DoctorCase("sources", sources(), "unknown", "does not report the ages", "make deploy"),
-    DoctorCase("sources", api_says(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
+    DoctorCase("sources", plant_api_problem(REFUSED), "unknown", "API call failed", "EvenkeelViewerPolicy"),
     DoctorCase(
         "concurrency",
         plant(
@@ -676,21 +686,29 @@ FAULTS = [
     ),
     DoctorCase(
         "policy",
-        answers("schedule_jobs", policy={"name": "production", "hash": "x", "refused": "It is old.", "inForce": 1}),
+        plant_answer(
+            "schedule_jobs", policy={"name": "production", "hash": "x", "refused": "It is old.", "inForce": 1}
+        ),
         "failed",
         "It is old.",
         "policy-refused",
     ),
     DoctorCase(
         "policy",
-        answers("schedule_jobs", policy={"error": "Unreachable: x"}),
+        plant_answer("schedule_jobs", policy={"error": "Unreachable: x"}),
         "failed",
         "cannot be read",
         "policy-refused",
     ),
     DoctorCase("policy", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
-    DoctorCase("versions", answers("launch_job", version="0.0.1"), "failed", "different versions", "make deploy"),
-    DoctorCase("versions", everywhere(version="0.0.1"), "warning", "their layer have version 0.0.1", "same version"),
+    DoctorCase("versions", plant_answer("launch_job", version="0.0.1"), "failed", "different versions", "make deploy"),
+    DoctorCase(
+        "versions",
+        plant_in_every_function(version="0.0.1"),
+        "warning",
+        "their layer have version 0.0.1",
+        "same version",
+    ),
     DoctorCase("versions", plant("lambda:invoke", DENIED), "unknown", "may not", "identity"),
 ]
 
@@ -758,7 +776,7 @@ def test_failing_check_does_not_stop_other_checks() -> None:
     assert second.status is Status.OK
 
 
-class Silent:
+class SilentDependency:
     """A dependency that does not answer until the test is over."""
 
     def __init__(self) -> None:
@@ -771,13 +789,13 @@ class Silent:
 
 
 @pytest.fixture
-def silent() -> Iterator[Silent]:
-    part = Silent()
+def silent() -> Iterator[SilentDependency]:
+    part = SilentDependency()
     yield part
     part.is_over.set()
 
 
-def test_check_that_hangs_is_unknown_and_stops_no_other_check(silent: Silent) -> None:
+def test_check_that_hangs_is_unknown_and_stops_no_other_check(silent: SilentDependency) -> None:
     table = [checks.DoctorCheck("silent", silent, ""), CHECKS[0]]
 
     first, second = checks.run(FakeSite().site(), A_MOMENT, (), table, seconds=0.5)
@@ -786,7 +804,7 @@ def test_check_that_hangs_is_unknown_and_stops_no_other_check(silent: Silent) ->
     assert second.status is Status.OK
 
 
-def test_silent_api_is_a_failure(silent: Silent) -> None:
+def test_silent_api_is_a_failure(silent: SilentDependency) -> None:
     bench = FakeSite()
     bench.api.get = silent  # type: ignore[method-assign]
 
@@ -796,7 +814,7 @@ def test_silent_api_is_a_failure(silent: Silent) -> None:
     assert finding.text.startswith("No answer in ")
 
 
-def test_slow_read_delays_no_other_read(silent: Silent) -> None:
+def test_slow_read_delays_no_other_read(silent: SilentDependency) -> None:
     def read_slowly(_: InspectedSite) -> object:
         return silent()
 
@@ -814,7 +832,9 @@ def test_slow_read_delays_no_other_read(silent: Silent) -> None:
         silent.is_over.set()
 
 
-def test_functions_that_answered_are_judged_beside_silent_ones(silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_that_answered_are_judged_beside_silent_ones(
+    silent: SilentDependency, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(site_module, "SELF_TEST_SECONDS", 1.0)
     bench = FakeSite()
     answer = bench.aws.call
@@ -881,12 +901,14 @@ def test_on_call_policy_allows_every_call() -> None:
     bench = FakeSite()
     bench.run()
 
-    called = {f"{service}:{''.join(map(str.capitalize, words.split('_')))}" for service, words in split(bench)}
+    called = {
+        f"{service}:{''.join(map(str.capitalize, words.split('_')))}" for service, words in split_functions(bench)
+    }
     allowed = {action for statement in of_on_call() for action in statement.actions}
     assert {_NAMED_OTHERWISE.get(call, call) for call in called - _NEEDS_NO_RIGHT} - allowed == set()
 
 
-def split(bench: FakeSite) -> set[tuple[str, str]]:
+def split_functions(bench: FakeSite) -> set[tuple[str, str]]:
     return {(name.split(":")[0], name.split(":")[1]) for name, _ in bench.aws.calls}
 
 

@@ -75,7 +75,7 @@ def routes(**target: str) -> Json:
 
 
 NAT = routes(NatGatewayId="nat-1")
-CLOSED = routes(GatewayId="igw-1")
+NO_INTERNET = routes(GatewayId="igw-1")
 """Routes without a way to the internet. A function cannot use an internet gateway: it has no public address."""
 
 
@@ -162,7 +162,7 @@ def says(**parameters: str) -> Plant:
     return lambda bench: bench.parameters.update(parameters)
 
 
-def both(*plants: Plant) -> Plant:
+def plant_both(*plants: Plant) -> Plant:
     def plant(bench: Bench) -> None:
         for plant_fault in plants:
             plant_fault(bench)
@@ -228,14 +228,14 @@ FAULTS = [
     ),
     BeforeCase(
         "stack",
-        both(aws("cloudformation:describe_stacks", ResourceNotFound("no")), says(Schedules="on")),
+        plant_both(aws("cloudformation:describe_stacks", ResourceNotFound("no")), says(Schedules="on")),
         "warning",
         "Schedules is on",
         "off",
     ),
     BeforeCase(
         "stack",
-        both(aws("cloudformation:describe_stacks", ResourceNotFound("no")), says(Mode="act")),
+        plant_both(aws("cloudformation:describe_stacks", ResourceNotFound("no")), says(Mode="act")),
         "warning",
         "Mode is act",
         "observe",
@@ -244,7 +244,9 @@ FAULTS = [
     BeforeCase("api-logs", says(ApiLogRole="present"), "failed", "no role", "ApiLogRole=off"),
     BeforeCase(
         "api-logs",
-        both(says(ApiLogRole="set-up"), aws("apigateway:get_account", {"cloudwatchRoleArn": "arn:aws:iam::1:role/x"})),
+        plant_both(
+            says(ApiLogRole="set-up"), aws("apigateway:get_account", {"cloudwatchRoleArn": "arn:aws:iam::1:role/x"})
+        ),
         "warning",
         "would replace arn:aws:iam::1:role/x",
         "present",
@@ -252,7 +254,7 @@ FAULTS = [
     BeforeCase("api-logs", aws("apigateway:get_account", DENIED), "unknown", "may not", "identity that deploys"),
     BeforeCase(
         "concurrency",
-        both(aws("lambda:get_account_settings", limits(10, 10)), says(LambdaConcurrencyLimit="10")),
+        plant_both(aws("lambda:get_account_settings", limits(10, 10)), says(LambdaConcurrencyLimit="10")),
         "failed",
         "Only 10 of 10",
         "request-service-quota-increase",
@@ -262,7 +264,7 @@ FAULTS = [
     ),
     BeforeCase(
         "concurrency",
-        both(aws("lambda:get_account_settings", limits(1000, 150)), says(CordonConcurrency="20")),
+        plant_both(aws("lambda:get_account_settings", limits(1000, 150)), says(CordonConcurrency="20")),
         "failed",
         "reserves 60",
         "Lower",
@@ -290,7 +292,7 @@ FAULTS = [
     BeforeCase("kubernetes", OUTSIDE, "failed", "private endpoint only", "SubnetIds"),
     BeforeCase(
         "kubernetes",
-        both(
+        plant_both(
             OUTSIDE,
             aws("eks:describe_cluster", a_cluster(endpointPublicAccess=True, publicAccessCidrs=["198.51.100.0/24"])),
         ),
@@ -362,11 +364,13 @@ FAULTS = [
         "443",
     ),
     BeforeCase("subnets", aws("ec2:describe_subnets", DENIED), "unknown", "may not", "identity that deploys"),
-    BeforeCase("endpoints", aws("ec2:describe_route_tables", CLOSED), "failed", "lacks the endpoints", "vpc-endpoints"),
+    BeforeCase(
+        "endpoints", aws("ec2:describe_route_tables", NO_INTERNET), "failed", "lacks the endpoints", "vpc-endpoints"
+    ),
     BeforeCase(
         "endpoints",
-        both(
-            aws("ec2:describe_route_tables", CLOSED),
+        plant_both(
+            aws("ec2:describe_route_tables", NO_INTERNET),
             aws("ec2:describe_vpc_endpoints", made_endpoints(*network.NEEDED_ENDPOINTS[:-1])),
         ),
         "failed",
@@ -375,8 +379,8 @@ FAULTS = [
     ),
     BeforeCase(
         "endpoints",
-        both(
-            aws("ec2:describe_route_tables", CLOSED),
+        plant_both(
+            aws("ec2:describe_route_tables", NO_INTERNET),
             aws("ec2:describe_vpc_endpoints", made_endpoints(*network.NEEDED_ENDPOINTS, state="Pending")),
         ),
         "failed",
@@ -442,7 +446,7 @@ def test_check_that_could_not_read_is_never_ok() -> None:
 def test_update_may_keep_its_reserved_concurrency() -> None:
     bench = Bench()
     present = {"Parameters": [{"ParameterKey": "CordonConcurrency", "ParameterValue": "30"}]}
-    both(
+    plant_both(
         says(CordonConcurrency="30", LambdaConcurrencyLimit="200"),
         aws("lambda:get_account_settings", limits(200, 110)),
         aws("cloudformation:describe_stacks", {"Stacks": [a_stack("UPDATE_COMPLETE") | present]}),
@@ -472,7 +476,7 @@ def test_vpc_endpoints_with_names_of_china_are_found() -> None:
 
 
 def test_subnet_without_an_own_table_has_the_main_routes() -> None:
-    tables = CLOSED["RouteTables"]
+    tables = NO_INTERNET["RouteTables"]
 
     assert network.routes_of("subnet-z", tables) == tables[0]["Routes"]
     assert network.routes_of("subnet-a", tables) == tables[1]["Routes"]

@@ -20,7 +20,7 @@ START = datetime(2026, 11, 2, tzinfo=UTC)
 TERMS = CommitmentPrices(reserved_usd_per_hour=3, on_demand_usd_per_hour=5)
 
 
-def hours(*units: float) -> HourlyDemand:
+def demand_hours(*units: float) -> HourlyDemand:
     return HourlyDemand(hours=units)
 
 
@@ -36,7 +36,7 @@ def test_no_other_number_of_committed_units_costs_less(
     terms = CommitmentPrices(
         reserved_usd_per_hour=reserved, on_demand_usd_per_hour=on_demand, reserved_availability=availability
     )
-    best = advise_commitment(hours(*demand), terms).best
+    best = advise_commitment(demand_hours(*demand), terms).best
 
     costs = [commitment_cost(demand, terms, units).total_usd for units in range(14)]
     assert best.total_usd == pytest.approx(min(costs), rel=1e-9, abs=1e-9)
@@ -44,7 +44,7 @@ def test_no_other_number_of_committed_units_costs_less(
 
 def test_unit_is_committed_if_used_beyond_its_break_even_share() -> None:
     # 6 of 10 hours need a second unit: exactly the share of 3/5, which does not pay.
-    advice = advise_commitment(hours(*[2] * 6, *[1] * 4), TERMS)
+    advice = advise_commitment(demand_hours(*[2] * 6, *[1] * 4), TERMS)
 
     assert advice.break_even_share == 0.6
     assert [(unit.demand_share, unit.reserve, unit.saved_usd) for unit in advice.units] == [
@@ -54,7 +54,7 @@ def test_unit_is_committed_if_used_beyond_its_break_even_share() -> None:
 
 
 def test_idle_hours_of_a_commitment_have_a_price() -> None:
-    advice = advise_commitment(hours(4, 4, 1, 0), TERMS, committed_units=3)
+    advice = advise_commitment(demand_hours(4, 4, 1, 0), TERMS, committed_units=3)
 
     assert advice.present is not None
     assert (advice.present.idle_reserved_hours, advice.present.idle_reserved_usd) == (5, 15)
@@ -62,7 +62,7 @@ def test_idle_hours_of_a_commitment_have_a_price() -> None:
 
 
 def test_saved_dollars_add_up_over_the_units() -> None:
-    advice = advise_commitment(hours(5, 3, 3, 2, 5, 1), TERMS)
+    advice = advise_commitment(demand_hours(5, 3, 3, 2, 5, 1), TERMS)
 
     assert sum(unit.saved_usd for unit in advice.units) == pytest.approx(advice.peak_committed.saved_usd)
     assert sum(unit.saved_usd for unit in advice.units if unit.reserve) == pytest.approx(advice.best.saved_usd)
@@ -70,7 +70,7 @@ def test_saved_dollars_add_up_over_the_units() -> None:
 
 
 def test_started_node_counts_as_a_whole_node() -> None:
-    advice = advise_commitment(hours(9, 8, 0.5, 0), TERMS, accelerators_per_unit=8)
+    advice = advise_commitment(demand_hours(9, 8, 0.5, 0), TERMS, accelerators_per_unit=8)
 
     assert (advice.peak_units, [unit.used_hours for unit in advice.units]) == (2, [3, 1])
 
@@ -79,7 +79,7 @@ def test_broken_committed_units_cost_more_per_usable_hour() -> None:
     terms = TERMS.replace(reserved_availability=0.5)
 
     assert terms.break_even_share == 1.2
-    assert advise_commitment(hours(3, 3), terms).best.units == 0
+    assert advise_commitment(demand_hours(3, 3), terms).best.units == 0
 
 
 def test_hours_without_a_figure_are_unknown() -> None:
@@ -107,11 +107,11 @@ def test_two_figures_for_one_hour_are_refused() -> None:
 )
 def test_invalid_price_is_refused_by_name(terms: CommitmentPrices, field: str) -> None:
     with pytest.raises(WrongFigure) as refused:
-        advise_commitment(hours(1), terms)
+        advise_commitment(demand_hours(1), terms)
 
     assert refused.value.field == field
 
 
 def test_demand_without_hours_is_refused() -> None:
     with pytest.raises(WrongFigure, match="has no hour"):
-        advise_commitment(hours(), TERMS)
+        advise_commitment(demand_hours(), TERMS)

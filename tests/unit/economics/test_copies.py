@@ -10,7 +10,7 @@ from evenkeel.domain.economics.figure_checks import WrongFigure
 CASES = [(n, m, k) for n in range(1, 11) for m in range(1, n + 1) if n % m == 0 for k in range(n + 1)]
 
 
-def listed(machines: int, size: int, lost: int) -> tuple[int, int]:
+def count_harmless_sets(machines: int, size: int, lost: int) -> tuple[int, int]:
     """Count, one by one, the sets of lost machines that lose no data: with copies in groups, and on a ring."""
     grouped = ring = 0
     for lost_machines in map(frozenset, combinations(range(machines), lost)):
@@ -23,7 +23,7 @@ def listed(machines: int, size: int, lost: int) -> tuple[int, int]:
 def test_recoverable_sets_match_an_enumeration_of_all_sets(machines: int, size: int, lost: int) -> None:
     counts = copies.recoverable_sets(machines, size, lost), copies.ring_recoverable_sets(machines, size, lost)
 
-    assert counts == listed(machines, size, lost)
+    assert counts == count_harmless_sets(machines, size, lost)
 
 
 def test_survival_probability_of_a_known_case_is_exact() -> None:

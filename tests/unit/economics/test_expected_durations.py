@@ -7,7 +7,7 @@ from evenkeel.domain.health.incidents import Incident, StageTimes
 from tests.unit.api.seeds import a_job, ago, an_attempt, an_incident
 
 
-def repaired(seconds: float | None, **changes: object) -> Incident:
+def a_past_repair(seconds: float | None, **changes: object) -> Incident:
     asked_at = ago(hours=1)
     back_at = None if seconds is None else asked_at + timedelta(seconds=seconds)
     stages = StageTimes(repair_requested_at=asked_at, node_back_at=back_at)
@@ -22,11 +22,11 @@ def test_median_of_enough_cases_replaces_the_policy_figure() -> None:
 
 def test_forecast_uses_only_the_same_rung_and_pool() -> None:
     past = [
-        repaired(300),
-        repaired(None),
-        repaired(301, pool="other"),
-        repaired(302, repairs=("reboot", "replace")),
-        repaired(303, repairs=("replace",)),
+        a_past_repair(300),
+        a_past_repair(None),
+        a_past_repair(301, pool="other"),
+        a_past_repair(302, repairs=("reboot", "replace")),
+        a_past_repair(303, repairs=("replace",)),
     ]
 
     assert repair_durations(past, "p5", "reboot") == (300,)

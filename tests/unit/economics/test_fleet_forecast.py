@@ -24,7 +24,7 @@ def forecast(*groups: Json, **changes: Any) -> FleetForecast:
     return forecast_fleet(FleetRequest.read({"groups": list(groups), **changes}))
 
 
-def row(forecast: FleetForecast, strategy: str, end: str = "estimate", group: str = "p5") -> GroupForecast:
+def row_of(forecast: FleetForecast, strategy: str, end: str = "estimate", group: str = "p5") -> GroupForecast:
     return next(
         group_forecast
         for group_forecast in forecast.groups
@@ -41,21 +41,21 @@ def test_known_fleets_have_their_training_share(nodes: int, rate: float, manual:
     stages = {"detectSeconds": 89, "replaceSeconds": 903, "resumeSeconds": 1398}
     fleet_forecast = forecast(group, configured=stages)
 
-    shares = [100 * (row(fleet_forecast, strategy).ettr or 0) for strategy in ("manual", "evenkeel-configured")]
+    shares = [100 * (row_of(fleet_forecast, strategy).ettr or 0) for strategy in ("manual", "evenkeel-configured")]
     assert shares == pytest.approx([manual, hyperpod], abs=0.06)
 
 
 def test_hyperpod_unchanged_uses_the_nearest_published_size() -> None:
     fleet_forecast = forecast(a_group(nodes=200), a_group(name="small", nodes=4))
 
-    assert row(fleet_forecast, "hyperpod-unchanged").downtime_seconds_per_failure == 2390
-    assert row(fleet_forecast, "hyperpod-unchanged", group="small").downtime_seconds_per_failure == 2207
+    assert row_of(fleet_forecast, "hyperpod-unchanged").downtime_seconds_per_failure == 2390
+    assert row_of(fleet_forecast, "hyperpod-unchanged", group="small").downtime_seconds_per_failure == 2207
 
 
 def test_monthly_forecast_agrees_with_the_simulation() -> None:
     """A job that saves, fails, waits for a spare or a node, and repeats its work."""
     stages = {"detectSeconds": 89, "replaceSeconds": 903, "resumeSeconds": 1398, "leadSeconds": 9000}
-    group_forecast = row(forecast(a_group(spares=1), checkpoint=SAVES, configured=stages), "evenkeel-configured")
+    group_forecast = row_of(forecast(a_group(spares=1), checkpoint=SAVES, configured=stages), "evenkeel-configured")
     uniform, rate, lead = random.Random(11), 256 * 0.0005 / 3600, 9000.0
 
     def gap() -> float:
@@ -81,7 +81,7 @@ def test_monthly_forecast_agrees_with_the_simulation() -> None:
 
 
 def test_lost_hours_are_downtime_and_rework() -> None:
-    group_forecast = row(forecast(a_group(), checkpoint=SAVES), "hyperpod-unchanged")
+    group_forecast = row_of(forecast(a_group(), checkpoint=SAVES), "hyperpod-unchanged")
 
     assert group_forecast.downtime_hours_per_month is not None
     assert group_forecast.lost_work_hours_per_month is not None
@@ -103,7 +103,7 @@ def test_upper_bound_of_the_failure_rate_costs_more() -> None:
 def test_counted_failures_give_the_exact_interval() -> None:
     group = {"name": "p5", "nodes": 4, "gpusPerNode": 8, "failures": 4, "nodeHours": 12540}
     failures_per_node_hours = [
-        row(forecast(group), "manual", end).failures_per_node_hour for end in ("low", "estimate", "high")
+        row_of(forecast(group), "manual", end).failures_per_node_hour for end in ("low", "estimate", "high")
     ]
 
     assert tuple(failures_per_node_hours) == failure_rate(4, 12540).ends
@@ -129,13 +129,13 @@ def test_forecast_changes_are_differences_of_its_totals() -> None:
     assert configured is not None
     assert possible is not None
     assert saved["all of evenkeel-possible"] == pytest.approx(configured - possible)
-    with_spare = row(forecast(a_group(spares=1), checkpoint=SAVES), "evenkeel-configured").usd_per_month
+    with_spare = row_of(forecast(a_group(spares=1), checkpoint=SAVES), "evenkeel-configured").usd_per_month
     assert with_spare is not None
     assert saved["one more spare node in each committed group"] == pytest.approx(configured - with_spare)
 
 
 def test_on_demand_nodes_fail_and_keep_no_spares() -> None:
-    group_forecast = row(forecast(a_group(market="on-demand", replaceSeconds=400)), "evenkeel-possible")
+    group_forecast = row_of(forecast(a_group(market="on-demand", replaceSeconds=400)), "evenkeel-possible")
 
     assert group_forecast.spare_gpu_hours_per_month == 0
     assert group_forecast.failures_per_month is not None
@@ -154,7 +154,7 @@ def test_group_without_data_leaves_totals_unknown() -> None:
     fleet_forecast = forecast(a_group(), {"name": "new", "nodes": 4, "gpusPerNode": 8})
 
     assert {(total.failures_per_month, total.usd_per_month) for total in fleet_forecast.totals} == {(None, None)}
-    assert row(fleet_forecast, "manual").failures_per_month
+    assert row_of(fleet_forecast, "manual").failures_per_month
     assert any(
         assumption.startswith("Group new: no failures and node-hours are known")
         for assumption in fleet_forecast.assumptions
@@ -169,7 +169,7 @@ def test_forecast_without_rate_bounds_has_no_bounds() -> None:
 
 
 def test_serial_recovery_without_end_loses_everything() -> None:
-    group_forecast = row(forecast(a_group(nodes=512), downtimeModel="serial"), "manual")
+    group_forecast = row_of(forecast(a_group(nodes=512), downtimeModel="serial"), "manual")
 
     assert (group_forecast.ends, group_forecast.ettr, group_forecast.lost_gpu_hours_per_month) == (
         False,
@@ -180,11 +180,11 @@ def test_serial_recovery_without_end_loses_everything() -> None:
 
 def test_fleet_without_failures_only_pays_for_saves() -> None:
     group = a_group(failuresPerNodeHour=0, lowFailuresPerNodeHour=0, highFailuresPerNodeHour=0)
-    group_forecast = row(forecast(group, checkpoint=SAVES), "evenkeel-configured")
+    group_forecast = row_of(forecast(group, checkpoint=SAVES), "evenkeel-configured")
 
     assert group_forecast.downtime_hours_per_month == 0
     assert group_forecast.ettr == pytest.approx(1800 / 1860)
-    assert row(forecast(group), "manual").ettr == 1
+    assert row_of(forecast(group), "manual").ettr == 1
 
 
 @pytest.mark.parametrize(

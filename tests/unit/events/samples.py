@@ -14,7 +14,7 @@ EVENTS = Path(__file__).resolve().parents[2] / "fixtures" / "events"
 Json = dict[str, Any]
 
 
-def sample(name: str, **changes: Any) -> Json:
+def sample_event(name: str, **changes: Any) -> Json:
     """Return a sample event. Each change replaces a field of its `detail` (`__` between names)."""
     event: Json = json.loads((EVENTS / f"{name}.json").read_text(encoding="utf-8"))
     for path, value in changes.items():
@@ -26,7 +26,7 @@ def sample(name: str, **changes: Any) -> Json:
     return event
 
 
-def without(event: Json, *path: str) -> Json:
+def without_field(event: Json, *path: str) -> Json:
     """Return an event without one field of its `detail`."""
     changed = copy.deepcopy(event)
     section = changed["detail"]
@@ -46,9 +46,9 @@ def facts(event: Json) -> tuple[NodeFact | GroupFact, ...]:
     return answer.facts
 
 
-def of_nodes(event: Json) -> list[NodeFact]:
+def node_facts(event: Json) -> list[NodeFact]:
     return [fact for fact in facts(event) if isinstance(fact, NodeFact)]
 
 
-def of_groups(event: Json) -> list[GroupFact]:
+def group_facts(event: Json) -> list[GroupFact]:
     return [fact for fact in facts(event) if isinstance(fact, GroupFact)]

@@ -9,7 +9,7 @@ from evenkeel.domain.health.faults import default_catalogue
 from evenkeel.domain.health.groups import GroupFactKind
 from evenkeel.domain.health.incidents import FactKind
 from evenkeel.events.outcomes import Ignored, Unknown
-from tests.unit.events.samples import Json, of_groups, of_nodes, parsed, sample, without
+from tests.unit.events.samples import Json, group_facts, node_facts, parsed, sample_event, without_field
 
 HEALTH = "aws-health-scheduled-change"
 FIRST, SECOND, THIRD = "i-0c93e1b47fa06d528", "i-0d4f8a6127be9c053", "i-0f21b6c8d05e7a394"
@@ -19,12 +19,12 @@ def entities(*values: str, status: str = "PENDING") -> list[Json]:
     return [{"entityValue": value, "status": status} for value in values]
 
 
-def keys(event: Json) -> set[str]:
-    return {fact.fact_key for fact in of_nodes(event)}
+def fact_keys(event: Json) -> set[str]:
+    return {fact.fact_key for fact in node_facts(event)}
 
 
 def test_event_gives_a_fact_per_affected_instance() -> None:
-    facts = of_nodes(sample(HEALTH))
+    facts = node_facts(sample_event(HEALTH))
 
     assert [fact.instance_id for fact in facts] == [FIRST, SECOND]
     assert {(fact.kind, fact.fault_key) for fact in facts} == {(FactKind.FAULT, "health:instance_retirement")}
@@ -46,14 +46,14 @@ def test_event_gives_a_fact_per_affected_instance() -> None:
     ],
 )
 def test_each_type_code_has_its_fault(code: str, fault: str) -> None:
-    facts = of_nodes(sample(HEALTH, eventTypeCode=code))
+    facts = node_facts(sample_event(HEALTH, eventTypeCode=code))
 
     assert {fact.fault_key for fact in facts} == {fault}
     assert fault in default_catalogue()
 
 
 def test_withdrawn_plan_recovers_every_instance() -> None:
-    facts = of_nodes(sample(HEALTH, statusCode="closed"))
+    facts = node_facts(sample_event(HEALTH, statusCode="closed"))
 
     assert [fact.instance_id for fact in facts] == [FIRST, SECOND, THIRD]
     assert {(fact.kind, fact.fault_key, fact.deadline_at) for fact in facts} == {
@@ -63,10 +63,14 @@ def test_withdrawn_plan_recovers_every_instance() -> None:
 
 def test_rack_maintenance_gives_a_group_fact() -> None:
     rack = "us-0a1b2c3d4e5f60718"
-    started = sample(HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_INITIATED", affectedEntities=entities(rack))
-    ended = sample(HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_COMPLETED", affectedEntities=entities(rack))
+    started = sample_event(
+        HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_INITIATED", affectedEntities=entities(rack)
+    )
+    ended = sample_event(
+        HEALTH, eventTypeCode="AWS_EC2_ULTRASERVER_MAINTENANCE_COMPLETED", affectedEntities=entities(rack)
+    )
 
-    [first], [last] = of_groups(started), of_groups(ended)
+    [first], [last] = group_facts(started), group_facts(ended)
     assert (first.kind, first.code, first.fault_key) == (
         GroupFactKind.RACK_MAINTENANCE,
         rack,
@@ -84,56 +88,56 @@ def test_rack_maintenance_gives_a_group_fact() -> None:
     ],
 )
 def test_pages_backups_and_updates_of_one_event_are_same_facts(changes: Json) -> None:
-    assert keys(sample(HEALTH, **changes) | {"id": "another"}) == keys(sample(HEALTH))
+    assert fact_keys(sample_event(HEALTH, **changes) | {"id": "another"}) == fact_keys(sample_event(HEALTH))
 
 
 @pytest.mark.parametrize(
     "changes", [{"startTime": "Wed, 18 Nov 2026 14:00:00 GMT"}, {"affectedAccount": "444455556666"}, {"eventArn": "a"}]
 )
 def test_event_with_other_date_account_or_arn_is_another_fact(changes: Json) -> None:
-    assert keys(sample(HEALTH, **changes)).isdisjoint(keys(sample(HEALTH)))
+    assert fact_keys(sample_event(HEALTH, **changes)).isdisjoint(fact_keys(sample_event(HEALTH)))
 
 
 @pytest.mark.parametrize(
     "text", ["Mon, 17 Nov 2026 14:00:00 GMT", "Tue, 17 Nov 2026 14:00:00 GMT", "Xyz, 17 Nov 2026 14:00:00 GMT"]
 )
 def test_wrong_weekday_is_accepted(text: str) -> None:
-    assert of_nodes(sample(HEALTH, startTime=text)) == of_nodes(sample(HEALTH))
+    assert node_facts(sample_event(HEALTH, startTime=text)) == node_facts(sample_event(HEALTH))
 
 
 def test_a_day_may_have_one_digit_or_two() -> None:
-    short_day, two = (sample(HEALTH, startTime=f"Tue, {day} Dec 2026 14:00:00 GMT") for day in ("3", "03"))
+    short_day, two = (sample_event(HEALTH, startTime=f"Tue, {day} Dec 2026 14:00:00 GMT") for day in ("3", "03"))
 
-    assert of_nodes(short_day) == of_nodes(two)
+    assert node_facts(short_day) == node_facts(two)
 
 
 def test_started_fault_has_no_deadline() -> None:
-    facts = of_nodes(sample(HEALTH, eventTypeCategory="issue", statusCode="open"))
+    facts = node_facts(sample_event(HEALTH, eventTypeCategory="issue", statusCode="open"))
 
     assert {fact.deadline_at for fact in facts} == {None}
 
 
 def test_unknown_entity_status_counts_as_affected() -> None:
-    [fact] = of_nodes(sample(HEALTH, affectedEntities=entities(FIRST, status="WOBBLY")))
+    [fact] = node_facts(sample_event(HEALTH, affectedEntities=entities(FIRST, status="WOBBLY")))
 
     assert fact.instance_id == FIRST
 
 
 @pytest.mark.parametrize("changes", [{"affectedEntities": []}, {"affectedEntities": entities("vol-1", "111122223333")}])
 def test_event_without_instances_is_ignored(changes: Json) -> None:
-    assert isinstance(parsed(sample(HEALTH, **changes)), Ignored)
-    assert isinstance(parsed(without(sample(HEALTH), "affectedEntities")), Ignored)
+    assert isinstance(parsed(sample_event(HEALTH, **changes)), Ignored)
+    assert isinstance(parsed(without_field(sample_event(HEALTH), "affectedEntities")), Ignored)
 
 
 def test_public_event_is_ignored() -> None:
-    assert isinstance(parsed(sample(HEALTH, eventScopeCode="PUBLIC")), Ignored)
+    assert isinstance(parsed(sample_event(HEALTH, eventScopeCode="PUBLIC")), Ignored)
 
 
 def test_unknown_type_code_with_instances_is_unknown() -> None:
-    named = sample(HEALTH, eventTypeCode="AWS_EC2_SOMETHING_NEW")
+    named = sample_event(HEALTH, eventTypeCode="AWS_EC2_SOMETHING_NEW")
 
     assert isinstance(parsed(named), Unknown)
-    assert isinstance(parsed(without(named, "affectedEntities")), Ignored)
+    assert isinstance(parsed(without_field(named, "affectedEntities")), Ignored)
 
 
 @pytest.mark.parametrize(
@@ -152,4 +156,4 @@ def test_unknown_type_code_with_instances_is_unknown() -> None:
     ],
 )
 def test_a_broken_event_is_malformed(changes: dict[str, Any], code: str) -> None:
-    assert parsed(sample(HEALTH, **changes)).code == code
+    assert parsed(sample_event(HEALTH, **changes)).code == code

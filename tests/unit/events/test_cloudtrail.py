@@ -30,7 +30,7 @@ def a_replacement(**changes: Any) -> dict[str, Any]:
     return a_record("sagemaker", "BatchReplaceClusterNodes", **{"requestParameters": parameters, **changes})
 
 
-def targets(document: dict[str, Any]) -> list[tuple[NodeEventKind, str, str]]:
+def targets_of(document: dict[str, Any]) -> list[tuple[NodeEventKind, str, str]]:
     actions = parse(document)
     assert isinstance(actions, tuple), actions
     return [(node_action.event.kind, node_action.instance_id, node_action.logical_id) for node_action in actions]
@@ -54,20 +54,20 @@ IN_GROUP = {"instanceId": NODE, "shouldDecrementDesiredCapacity": False}
 def test_call_gives_its_action_on_its_node(
     source: str, call: str, parameters: dict[str, Any], kind: NodeEventKind
 ) -> None:
-    assert targets(a_record(source, call, requestParameters=parameters)) == [(kind, NODE, "")]
+    assert targets_of(a_record(source, call, requestParameters=parameters)) == [(kind, NODE, "")]
 
 
 def test_only_accepted_nodes_of_a_batch_count() -> None:
     answer = {"successful": [NODE], "failed": [{"nodeId": OTHER, "errorCode": "InvalidInstanceStatus"}]}
 
-    assert targets(a_replacement(responseElements=answer)) == [(NodeEventKind.REPLACED, NODE, "")]
+    assert targets_of(a_replacement(responseElements=answer)) == [(NodeEventKind.REPLACED, NODE, "")]
 
 
 def test_request_counts_without_a_recorded_answer() -> None:
     by_slot = a_replacement(requestParameters={"nodeLogicalIds": ["slot-1"]})
 
-    assert [node for _, node, _ in targets(a_replacement())] == [NODE, OTHER]
-    assert targets(by_slot) == [(NodeEventKind.REPLACED, "", "slot-1")]
+    assert [node for _, node, _ in targets_of(a_replacement())] == [NODE, OTHER]
+    assert targets_of(by_slot) == [(NodeEventKind.REPLACED, "", "slot-1")]
 
 
 def a_session(role: str) -> dict[str, Any]:

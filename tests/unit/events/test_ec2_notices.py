@@ -8,7 +8,7 @@ import pytest
 from evenkeel.domain.health.groups import GroupFactKind
 from evenkeel.domain.health.incidents import FactKind
 from evenkeel.events.outcomes import Ignored
-from tests.unit.events.samples import Json, of_groups, of_nodes, parsed, sample, without
+from tests.unit.events.samples import Json, group_facts, node_facts, parsed, sample_event, without_field
 
 SPOT = "ec2-spot-interruption"
 STATE = "ec2-instance-state-change"
@@ -35,9 +35,9 @@ def at(clock: str) -> datetime:
 def test_each_notice_has_its_fault_and_deadline(
     name: str, changes: Json, fault: str, deadline: datetime | None
 ) -> None:
-    event = sample(name, **changes)
+    event = sample_event(name, **changes)
 
-    [fact] = of_nodes(event)
+    [fact] = node_facts(event)
 
     assert (fact.kind, fact.fault_key, fact.deadline_at) == (FactKind.FAULT, fault, deadline)
     assert fact.instance_id == event["detail"]["instance-id"]
@@ -45,27 +45,27 @@ def test_each_notice_has_its_fault_and_deadline(
 
 @pytest.mark.parametrize("resources", ["i-0d4f8a6127be9c053", ["arn:aws:ec2:us-west-2a:instance/i-other"], [], None])
 def test_resources_are_not_read(resources: Any) -> None:
-    assert of_nodes(sample(RESERVATION) | {"resources": resources}) == of_nodes(sample(RESERVATION))
+    assert node_facts(sample_event(RESERVATION) | {"resources": resources}) == node_facts(sample_event(RESERVATION))
 
 
 @pytest.mark.parametrize("state", ["pending", "running"])
 def test_starting_instance_is_ignored(state: str) -> None:
-    assert isinstance(parsed(sample(STATE, state=state)), Ignored)
+    assert isinstance(parsed(sample_event(STATE, state=state)), Ignored)
 
 
 def test_both_end_states_of_an_instance_are_one_fact() -> None:
-    first = sample(STATE, state="shutting-down")
-    last = sample(STATE, state="terminated") | {"time": "2026-11-03T13:09:59Z", "id": "another"}
+    first = sample_event(STATE, state="shutting-down")
+    last = sample_event(STATE, state="terminated") | {"time": "2026-11-03T13:09:59Z", "id": "another"}
 
-    [[fact], [other]] = of_nodes(first), of_nodes(last)
+    [[fact], [other]] = node_facts(first), node_facts(last)
     assert fact.fact_key == other.fact_key
 
 
 def test_second_stop_of_an_instance_is_another_fact() -> None:
-    first = sample(STATE, state="stopping")
+    first = sample_event(STATE, state="stopping")
     again = first | {"time": "2026-11-03T18:09:59Z"}
 
-    [[fact], [other]] = of_nodes(first), of_nodes(again)
+    [[fact], [other]] = node_facts(first), node_facts(again)
     assert fact.fact_key != other.fact_key
 
 
@@ -73,7 +73,7 @@ def test_second_stop_of_an_instance_is_another_fact() -> None:
     "spelling", ["Capacity Block Expiration Warning", "Capacity Block Reservation Expiration Warning"]
 )
 def test_expiring_capacity_block_is_a_fact_of_its_reservation(spelling: str) -> None:
-    [fact] = of_groups(sample(BLOCK) | {"detail-type": spelling})
+    [fact] = group_facts(sample_event(BLOCK) | {"detail-type": spelling})
 
     assert (fact.kind, fact.code) == (GroupFactKind.RESERVATION_EXPIRING, "cr-06b1d8f3a7c24e905")
     assert (fact.fault_key, fact.deadline_at) == ("ec2:capacity_block_expiring", at("15:30:00"))
@@ -82,17 +82,17 @@ def test_expiring_capacity_block_is_a_fact_of_its_reservation(spelling: str) -> 
 @pytest.mark.parametrize(
     ("event", "code"),
     [
-        (sample(STATE, state=""), "EVENT_UNKNOWN_STATUS"),
-        (sample(STATE, state="stop"), "EVENT_UNKNOWN_STATUS"),
-        (sample(SPOT, **{"instance-action": "detonate"}), "EVENT_UNKNOWN_STATUS"),
-        (sample(SPOT, **{"instance-id": "i-12345678abcdefghi"}), "EVENT_BAD_ID"),
-        (sample(SPOT, **{"instance-id": 7}), "EVENT_BAD_TYPE"),
-        (without(sample(SPOT), "instance-action"), "EVENT_BAD_TYPE"),
-        (sample(SPOT) | {"time": 1793700902}, "EVENT_BAD_TYPE"),
-        (sample(RESERVATION, **{"instance-termination-time": "soon"}), "EVENT_BAD_TIME"),
-        (without(sample(RESERVATION), "instance-termination-time"), "EVENT_BAD_TYPE"),
-        (sample(BLOCK, **{"capacity-reservation-id": "../x"}), "EVENT_BAD_ID"),
-        (sample(BLOCK, **{"end-date": "1970-01-01T00:00:00Z"}), "EVENT_BAD_TIME"),
+        (sample_event(STATE, state=""), "EVENT_UNKNOWN_STATUS"),
+        (sample_event(STATE, state="stop"), "EVENT_UNKNOWN_STATUS"),
+        (sample_event(SPOT, **{"instance-action": "detonate"}), "EVENT_UNKNOWN_STATUS"),
+        (sample_event(SPOT, **{"instance-id": "i-12345678abcdefghi"}), "EVENT_BAD_ID"),
+        (sample_event(SPOT, **{"instance-id": 7}), "EVENT_BAD_TYPE"),
+        (without_field(sample_event(SPOT), "instance-action"), "EVENT_BAD_TYPE"),
+        (sample_event(SPOT) | {"time": 1793700902}, "EVENT_BAD_TYPE"),
+        (sample_event(RESERVATION, **{"instance-termination-time": "soon"}), "EVENT_BAD_TIME"),
+        (without_field(sample_event(RESERVATION), "instance-termination-time"), "EVENT_BAD_TYPE"),
+        (sample_event(BLOCK, **{"capacity-reservation-id": "../x"}), "EVENT_BAD_ID"),
+        (sample_event(BLOCK, **{"end-date": "1970-01-01T00:00:00Z"}), "EVENT_BAD_TIME"),
     ],
 )
 def test_a_broken_notice_is_malformed(event: Json, code: str) -> None:

@@ -40,7 +40,7 @@ def parsed(event: dict[str, Any]) -> Any:
     return envelope.parse(json.dumps(event).encode())
 
 
-def only(answer: Any) -> NodeFact:
+def only_fact(answer: Any) -> NodeFact:
     """Return the only fact of a parsed event."""
     assert isinstance(answer, ParsedEvent), answer
     [fact] = answer.facts
@@ -52,7 +52,7 @@ def only(answer: Any) -> NodeFact:
 
 
 def test_unhealthy_event_becomes_a_fault_fact() -> None:
-    fact = only(envelope.parse(body(UNHEALTHY)))
+    fact = only_fact(envelope.parse(body(UNHEALTHY)))
 
     assert (fact.kind, fact.instance_id) == (FactKind.FAULT, "i-0a1c4f7b92d36e581")
     assert (fact.fault_key, fact.code) == ("hp:NvidiaErrorTerminate", "NvidiaErrorTerminate")
@@ -63,21 +63,21 @@ def test_unhealthy_event_becomes_a_fault_fact() -> None:
 
 
 def test_healthy_event_becomes_a_recovered_fact_without_a_fault() -> None:
-    fact = only(envelope.parse(body("hyperpod-node-healthy.json")))
+    fact = only_fact(envelope.parse(body("hyperpod-node-healthy.json")))
 
     assert (fact.kind, fact.fault_key) == (FactKind.RECOVERED, "")
 
 
 def test_drill_differs_from_the_real_event_only_in_its_flag() -> None:
-    drill, real = (only(envelope.parse(body(name))) for name in ("drill-hyperpod-node-unhealthy.json", UNHEALTHY))
+    drill, real = (only_fact(envelope.parse(body(name))) for name in ("drill-hyperpod-node-unhealthy.json", UNHEALTHY))
 
     assert drill.is_drill
     assert real == drill.replace(is_drill=False, envelope_id=real.envelope_id, observed_at=real.observed_at)
 
 
 def test_copies_are_one_fact_and_another_day_is_another() -> None:
-    first, copy = only(parsed(an_event())), only(parsed(an_event(id="other", time="2026-11-03T10:15:41Z")))
-    later = only(parsed(an_event(time="2026-11-04T10:15:02Z")))
+    first, copy = only_fact(parsed(an_event())), only_fact(parsed(an_event(id="other", time="2026-11-03T10:15:41Z")))
+    later = only_fact(parsed(an_event(time="2026-11-04T10:15:02Z")))
 
     assert first.fact_key == copy.fact_key
     assert first.fact_key != later.fact_key
@@ -207,7 +207,7 @@ def test_a_cluster_event_without_its_fields_is_malformed(kind: str) -> None:
     ],
 )
 def test_fault_type_is_read_from_prose_without_look_alikes(reason: str, key: str, code: str) -> None:
-    fact = only(parsed(an_event(detail__HealthSummary__HealthStatusReason=reason)))
+    fact = only_fact(parsed(an_event(detail__HealthSummary__HealthStatusReason=reason)))
 
     assert (key, code) == (fact.fault_key, fact.code)
 

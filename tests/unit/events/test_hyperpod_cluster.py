@@ -7,7 +7,7 @@ import pytest
 from evenkeel.domain.health.groups import GroupFactKind
 from evenkeel.domain.health.incidents import FactKind
 from evenkeel.events.outcomes import Ignored
-from tests.unit.events.samples import Json, facts, of_groups, of_nodes, parsed, sample
+from tests.unit.events.samples import Json, facts, group_facts, node_facts, parsed, sample_event
 
 REBOOT = "hyperpod-event-reboot-in-progress"
 FAILED = "hyperpod-event-replacement-failed"
@@ -16,7 +16,7 @@ ONE = "i-0a1c4f7b92d36e581"
 
 
 def an_event(description: str, *, level: str = "Info", failure: str = "", **changes: Any) -> Json:
-    event = sample(REBOOT, EventDetails__Description=description, EventDetails__EventLevel=level, **changes)
+    event = sample_event(REBOOT, EventDetails__Description=description, EventDetails__EventLevel=level, **changes)
     event["detail"]["EventDetails"]["EventDetails"]["EventMetadata"]["Instance"]["FailureMessage"] = failure
     return event
 
@@ -34,15 +34,15 @@ def an_event(description: str, *, level: str = "Info", failure: str = "", **chan
     ],
 )
 def test_each_sample_gives_progress_and_its_group_fact(name: str, code: str, kind: GroupFactKind | None) -> None:
-    event = sample(name)
+    event = sample_event(name)
 
-    [news] = of_nodes(event)
+    [news] = node_facts(event)
 
     record = event["detail"]["EventDetails"]
     assert (news.kind, news.code, news.fault_key) == (FactKind.PROGRESS, code, "")
     assert (news.instance_id, news.occurrence) == (record["InstanceId"], record["EventId"])
     assert news.logical_id == record["EventDetails"]["EventMetadata"]["Instance"]["NodeLogicalId"]
-    assert [group.kind for group in of_groups(event)] == ([kind] if kind else [])
+    assert [group.kind for group in group_facts(event)] == ([kind] if kind else [])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_each_sample_gives_progress_and_its_group_fact(name: str, code: str, kin
     ],
 )
 def test_every_event_description_is_recognised(description: str, code: str) -> None:
-    [news] = of_nodes(an_event(description))
+    [news] = node_facts(an_event(description))
 
     assert (news.kind, news.code) == (FactKind.PROGRESS, code)
 
@@ -85,7 +85,7 @@ def test_every_event_description_is_recognised(description: str, code: str) -> N
     ],
 )
 def test_cause_shared_by_the_group_gives_a_group_fact(description: str, kind: GroupFactKind, fault_key: str) -> None:
-    [group] = of_groups(an_event(description, level="Error"))
+    [group] = group_facts(an_event(description, level="Error"))
 
     assert (group.kind, group.fault_key, group.instance_group) == (kind, fault_key, "p5-workers")
 
@@ -98,15 +98,15 @@ def test_failure_message_decides_that_capacity_is_missing(ending: str) -> None:
     failure = f"We currently do not have sufficient capacity {ending}"
     event = an_event("Instance x creation failed as part of instance replacement", level="Error", failure=failure)
 
-    assert [news.code for news in of_nodes(event)] == ["insufficient_capacity"]
-    assert [group.kind for group in of_groups(event)] == [GroupFactKind.NO_CAPACITY]
-    assert "sufficient capacity" in of_nodes(event)[0].detail
+    assert [news.code for news in node_facts(event)] == ["insufficient_capacity"]
+    assert [group.kind for group in group_facts(event)] == [GroupFactKind.NO_CAPACITY]
+    assert "sufficient capacity" in node_facts(event)[0].detail
 
 
 def test_success_message_is_not_parsed_as_capacity_refusal() -> None:
     failure = "We currently do not have sufficient capacity"
 
-    assert of_groups(an_event(f"Reboot of EC2 Instance {ONE} is currently in progress", failure=failure)) == []
+    assert group_facts(an_event(f"Reboot of EC2 Instance {ONE} is currently in progress", failure=failure)) == []
 
 
 def test_lost_orchestration_readiness_is_ignored() -> None:
@@ -116,7 +116,7 @@ def test_lost_orchestration_readiness_is_ignored() -> None:
 
 
 def test_unnamed_error_is_an_unknown_fault_of_its_instance() -> None:
-    [fact] = of_nodes(an_event("Something new went wrong", level="Error"))
+    [fact] = node_facts(an_event("Something new went wrong", level="Error"))
 
     assert (fact.kind, fact.fault_key, fact.code) == (FactKind.FAULT, "hp:unknown_fault_type", "other")
 
@@ -124,8 +124,8 @@ def test_unnamed_error_is_an_unknown_fault_of_its_instance() -> None:
 def test_unnamed_error_without_instance_gives_a_group_fact() -> None:
     event = an_event("Something new went wrong", level="Error", EventDetails__InstanceId="")
 
-    assert [fact.kind for fact in of_groups(event)] == [GroupFactKind.OTHER_ERROR]
-    assert of_nodes(event) == []
+    assert [fact.kind for fact in group_facts(event)] == [GroupFactKind.OTHER_ERROR]
+    assert node_facts(event) == []
 
 
 @pytest.mark.parametrize("level", ["Info", "Warn", ""])
@@ -134,16 +134,16 @@ def test_unnamed_event_without_error_is_ignored(level: str) -> None:
 
 
 def test_a_record_without_level_and_metadata_is_read() -> None:
-    event = sample(REBOOT)
+    event = sample_event(REBOOT)
     del event["detail"]["EventDetails"]["EventLevel"]
     del event["detail"]["EventDetails"]["EventDetails"]
 
-    [news] = of_nodes(event)
+    [news] = node_facts(event)
     assert (news.code, news.logical_id) == ("reboot_in_progress", "")
 
 
 def test_copies_in_other_envelopes_are_one_fact() -> None:
-    first, copy = sample(REBOOT), sample(REBOOT) | {"id": "another", "time": "2026-11-03T10:29:40Z"}
+    first, copy = sample_event(REBOOT), sample_event(REBOOT) | {"id": "another", "time": "2026-11-03T10:29:40Z"}
 
     assert [fact.fact_key for fact in facts(first)] == [fact.fact_key for fact in facts(copy)]
 
@@ -152,7 +152,7 @@ def test_copies_in_other_envelopes_are_one_fact() -> None:
 
 
 def test_state_change_gives_facts_of_cluster_and_groups() -> None:
-    facts = {(fact.kind, fact.instance_group, fact.code) for fact in of_groups(sample(STATE))}
+    facts = {(fact.kind, fact.instance_group, fact.code) for fact in group_facts(sample_event(STATE))}
 
     assert facts == {
         (GroupFactKind.CLUSTER_STATUS, "", "InService"),
@@ -164,15 +164,15 @@ def test_state_change_gives_facts_of_cluster_and_groups() -> None:
 
 @pytest.mark.parametrize("status", ["Failed", "RollingBack"])
 def test_failed_cluster_is_a_fault_of_the_cluster(status: str) -> None:
-    event = sample(STATE, ClusterStatus=status, FailureMessage="It broke.")
+    event = sample_event(STATE, ClusterStatus=status, FailureMessage="It broke.")
 
-    [failed] = [fact for fact in of_groups(event) if fact.kind is GroupFactKind.CLUSTER_FAILED]
+    [failed] = [fact for fact in group_facts(event) if fact.kind is GroupFactKind.CLUSTER_FAILED]
     assert (failed.fault_key, failed.instance_group, failed.detail) == ("hp:cluster_failed", "", "It broke.")
 
 
 @pytest.mark.parametrize("status", ["InService", "Updating", "SystemUpdating", "Creating"])
 def test_working_cluster_has_no_fault(status: str) -> None:
-    assert {fact.fault_key for fact in of_groups(sample(STATE, ClusterStatus=status))} == {""}
+    assert {fact.fault_key for fact in group_facts(sample_event(STATE, ClusterStatus=status))} == {""}
 
 
 @pytest.mark.parametrize(
@@ -186,4 +186,4 @@ def test_working_cluster_has_no_fault(status: str) -> None:
     ],
 )
 def test_a_broken_state_change_is_malformed(changes: Json, code: str) -> None:
-    assert parsed(sample(STATE, **changes)).code == code
+    assert parsed(sample_event(STATE, **changes)).code == code

@@ -25,7 +25,7 @@ def facts(node: KubernetesNode, seconds: float = 0) -> tuple[NodeFact, ...]:
     return node_facts(node, POLICY, A_MOMENT + timedelta(seconds=seconds))
 
 
-def keys(node: KubernetesNode, seconds: float = 0) -> list[str]:
+def fault_keys(node: KubernetesNode, seconds: float = 0) -> list[str]:
     return [fact.fault_key for fact in facts(node, seconds)]
 
 
@@ -48,8 +48,8 @@ def test_healthy_node_gives_no_fact() -> None:
 
 
 def test_not_ready_is_a_fact_only_after_the_limit() -> None:
-    assert keys(a_lost_node(), 299) == []
-    assert keys(a_lost_node(), 300) == ["node:not_ready"]
+    assert fault_keys(a_lost_node(), 299) == []
+    assert fault_keys(a_lost_node(), 300) == ["node:not_ready"]
 
 
 def test_not_ready_keeps_its_fact_key() -> None:
@@ -77,7 +77,7 @@ def test_going_not_ready_twice_within_a_minute_is_two_facts() -> None:
     ids=["never Ready yet", "not in service yet", "was Ready before", "boots for too long"],
 )
 def test_node_not_ready_during_its_first_boot_has_no_fault(node: KubernetesNode, expected: list[str]) -> None:
-    assert expected == keys(node, 600)
+    assert expected == fault_keys(node, 600)
 
 
 def test_node_without_instance_id_is_skipped() -> None:
@@ -87,7 +87,7 @@ def test_node_without_instance_id_is_skipped() -> None:
 def test_xid_in_the_annotation_refines_the_fault_type() -> None:
     node = a_marked_node(a_detail("NVRM: Xid (PCI:0000:b9:00): 79, pid=1234, GPU has fallen off the bus."))
 
-    assert keys(node) == ["hp:NvidiaErrorReboot", "xid:79"]
+    assert fault_keys(node) == ["hp:NvidiaErrorReboot", "xid:79"]
     assert facts(node)[1].observed_at.isoformat() == "2026-11-03T10:14:00+00:00"
 
 
@@ -106,12 +106,12 @@ def test_xid_in_the_annotation_refines_the_fault_type() -> None:
     ],
 )
 def test_driver_log_line_in_the_annotation_names_the_fault(message: str, key: str) -> None:
-    assert key in keys(a_marked_node(a_detail(message)))
+    assert key in fault_keys(a_marked_node(a_detail(message)))
 
 
 @pytest.mark.parametrize("message", ["Xid (PCI:0000:b9:00): 45, cleanup", "no code", "XidHardwareFailure"])
 def test_cleanup_code_or_line_without_code_is_no_evidence(message: str) -> None:
-    assert keys(a_marked_node(a_detail(message))) == ["hp:NvidiaErrorReboot"]
+    assert fault_keys(a_marked_node(a_detail(message))) == ["hp:NvidiaErrorReboot"]
 
 
 @pytest.mark.parametrize("message", ["Xid (PCI:xyz): 79", "Xid: 79"])
@@ -139,8 +139,8 @@ def test_pending_label_and_failed_deep_check_are_facts() -> None:
     pending = a_node(labels={f"{PREFIX}node-health-status": "UnschedulablePendingReplacement"})
     checked = a_node(labels={f"{PREFIX}deep-health-check-status": "Failed"})
 
-    assert keys(pending) == ["hp:pending_replacement_label"]
-    assert keys(checked) == ["hp:deep_health_check_failed"]
+    assert fault_keys(pending) == ["hp:pending_replacement_label"]
+    assert fault_keys(checked) == ["hp:deep_health_check_failed"]
 
 
 @pytest.mark.parametrize(
@@ -156,27 +156,27 @@ def test_pending_label_and_failed_deep_check_are_facts() -> None:
     ],
 )
 def test_labels_count_if_the_annotation_is_unreadable(details: str) -> None:
-    assert keys(a_marked_node().replace(fault_details=details)) == ["hp:NvidiaErrorReboot"]
+    assert fault_keys(a_marked_node().replace(fault_details=details)) == ["hp:NvidiaErrorReboot"]
 
 
 def test_annotation_accepts_epoch_milliseconds_and_drops_bad_names() -> None:
     stamped = a_marked_node(a_detail(timestamp=1793700840000, type="bad name!", reason="XidUserAppError"), types="")
     stamped = stamped.replace(labels={**stamped.labels, f"{PREFIX}fault-types": "NvidiaErrorReboot"})
 
-    assert keys(stamped) == ["hp:NvidiaErrorReboot"]
+    assert fault_keys(stamped) == ["hp:NvidiaErrorReboot"]
 
 
 def test_old_label_spelling_and_reason_alone_are_read() -> None:
     old = a_node(labels={f"{PREFIX}fault-type": "NvidiaErrorTerminate"})
     reason = a_node(labels={f"{PREFIX}fault-reason": "XidUserAppError"})
 
-    assert (keys(old), keys(reason)) == (["hp:NvidiaErrorTerminate"], ["hp:XidUserAppError"])
+    assert (fault_keys(old), fault_keys(reason)) == (["hp:NvidiaErrorTerminate"], ["hp:XidUserAppError"])
 
 
 def test_pending_repair_is_read_from_the_taint() -> None:
     node = a_node(taints=(f"{PREFIX}node-health-status=UnschedulablePendingReplacement:NoSchedule",))
 
-    assert keys(node) == ["hp:pending_replacement_label"]
+    assert fault_keys(node) == ["hp:pending_replacement_label"]
 
 
 def test_deep_check_in_progress_is_no_fault() -> None:
@@ -267,7 +267,7 @@ def test_hyperpod_condition_counts_without_its_labels() -> None:
     faulty = a_condition("NvidiaErrorReboot", "True", "XidHardwareFailure", -3)
 
     assert facts_of_node(a_node(conditions=(faulty,))) == [("FAULT", "hyperpod.node-labels", "hp:NvidiaErrorReboot")]
-    assert keys(a_marked_node(a_detail()).replace(conditions=(faulty,)), 1) == ["hp:NvidiaErrorReboot"]
+    assert fault_keys(a_marked_node(a_detail()).replace(conditions=(faulty,)), 1) == ["hp:NvidiaErrorReboot"]
 
 
 def test_hyperpod_condition_recovers_once_the_labels_are_gone() -> None:
@@ -374,7 +374,7 @@ XID_79 = (
 def test_condition_of_nvsentinel_names_the_fault(kind: str, message: str, expected: list[str]) -> None:
     node = a_node(conditions=(a_condition(kind, "True", "Fatal", -5, message),))
 
-    assert keys(node) == expected
+    assert fault_keys(node) == expected
     assert {fact.source for fact in facts(node)} <= {"nvsentinel.node-conditions"}
 
 
@@ -382,4 +382,4 @@ def test_cleared_condition_of_nvsentinel_is_a_recovery() -> None:
     node = a_node(conditions=(a_condition("GpuMemWatch", "False", "Healthy", -5),))
 
     assert facts_of_node(node) == [("RECOVERED", "nvsentinel.node-conditions", "")]
-    assert keys(a_node(conditions=(a_condition("GpuMemWatch", "Unknown", "", -5),))) == []
+    assert fault_keys(a_node(conditions=(a_condition("GpuMemWatch", "Unknown", "", -5),))) == []

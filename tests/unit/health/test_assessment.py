@@ -17,7 +17,7 @@ def a_signal(second: float, key: str = "xid:79", source: str = "kubernetes.node"
     return Signal(fault_key=key, source=source, first_at=at, last_at=at)
 
 
-def together(*signals: Signal) -> tuple[Signal, ...]:
+def at_one_node(*signals: Signal) -> tuple[Signal, ...]:
     merged: tuple[Signal, ...] = ()
     for signal in signals:
         merged = merge_signal(merged, signal)
@@ -25,8 +25,8 @@ def together(*signals: Signal) -> tuple[Signal, ...]:
 
 
 def test_codes_form_one_series_until_a_pause_of_three_minutes() -> None:
-    within = together(a_signal(0), a_signal(180), a_signal(100, "xid:48"))
-    after = together(a_signal(0), a_signal(181))
+    within = at_one_node(a_signal(0), a_signal(180), a_signal(100, "xid:48"))
+    after = at_one_node(a_signal(0), a_signal(181))
 
     assert len(series_of(within)) == 1
     assert len(within) == 2
@@ -38,23 +38,23 @@ def test_signals_merge_equally_in_any_order(seconds: list[int], chance: Random) 
     shuffled = list(seconds)
     chance.shuffle(shuffled)
 
-    assert together(*map(a_signal, seconds)) == together(*map(a_signal, shuffled))
+    assert at_one_node(*map(a_signal, seconds)) == at_one_node(*map(a_signal, shuffled))
 
 
 def test_strictest_fault_applies_even_if_another_is_named() -> None:
-    signals = together(a_signal(0, "xid:48"), a_signal(5, "xid:79"))
+    signals = at_one_node(a_signal(0, "xid:48"), a_signal(5, "xid:79"))
 
     assert checkpoint_trust(signals, default_catalogue()) == (CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL, A_MOMENT)
 
 
 def test_distrust_starts_with_its_series_not_with_earlier_signals() -> None:
-    signals = together(a_signal(-7200, "xid:63"), a_signal(-10, "xid:31"), a_signal(0, "xid:48"))
+    signals = at_one_node(a_signal(-7200, "xid:63"), a_signal(-10, "xid:31"), a_signal(0, "xid:48"))
 
     assert checkpoint_trust(signals, default_catalogue())[1] == A_MOMENT - timedelta(seconds=10)
 
 
 def test_vague_signal_with_known_cause_adds_no_distrust() -> None:
-    signals = together(a_signal(0, "xid:154/gpu_reset_required"), a_signal(0, "xid:79"))
+    signals = at_one_node(a_signal(0, "xid:154/gpu_reset_required"), a_signal(0, "xid:79"))
 
     assert checkpoint_trust(signals, default_catalogue())[0] is CheckpointTrust.TRUSTED
 
@@ -62,7 +62,7 @@ def test_vague_signal_with_known_cause_adds_no_distrust() -> None:
 def test_repeated_signals_are_dropped_first() -> None:
     flapping = [a_signal(600 * number, "node:not_ready") for number in range(80)]
 
-    signals = together(*flapping, a_signal(80_000, "xid:48"))
+    signals = at_one_node(*flapping, a_signal(80_000, "xid:48"))
 
     assert len(signals) == 60
     assert signals[-1].fault_key == "xid:48"

@@ -21,7 +21,7 @@ from evenkeel.events import reported_faults
 TEXT = importlib.resources.files("evenkeel.domain.health").joinpath("faults.csv").read_text(encoding="utf-8")
 
 
-def written(key: str, /, **columns: str) -> str:
+def catalogue_text_with(key: str, /, **columns: str) -> str:
     """Return the shipped catalogue as text, with some columns of one row changed."""
     rows = list(csv.DictReader(TEXT.splitlines()))
     for row in rows:
@@ -71,14 +71,14 @@ def test_whole_catalogue_is_read_and_each_alias_equals_its_fault() -> None:
 )
 def test_invalid_row_is_refused_with_line_key_and_column(columns: dict[str, str], expected: str) -> None:
     with pytest.raises(CatalogueError, match=expected):
-        read_catalogue(written("xid:79", **columns))
+        read_catalogue(catalogue_text_with("xid:79", **columns))
 
 
 def test_extra_column_or_missing_fallback_is_refused() -> None:
     with pytest.raises(CatalogueError, match="p_mood"):
         read_catalogue(TEXT.replace("p_validate,note", "p_validate,p_mood,note", 1))
     with pytest.raises(CatalogueError, match=r"xid:\*"):
-        read_catalogue(written("xid:*", key="xid:nothing"))
+        read_catalogue(catalogue_text_with("xid:*", key="xid:nothing"))
     with pytest.raises(CatalogueError, match="fields than the header"):
         read_catalogue(TEXT + "xid:9999,xid\n")
 

@@ -23,19 +23,22 @@ def a_group_fact(**changes: Any) -> GroupFact:
     return GroupFact.model_validate({**facts, **changes})
 
 
-def note(world: FakeWorld, fact: GroupFact) -> str:
+def store_fact(world: FakeWorld, fact: GroupFact) -> str:
     return note_group_fact.run(fact, world.context()).outcome
 
 
-def remembered(world: FakeWorld, pool: str = "p5-workers") -> list[str]:
+def stored_facts(world: FakeWorld, pool: str = "p5-workers") -> list[str]:
     return [fact.kind for fact in note_group_fact.recent_facts(pool, world.context())]
 
 
 def test_group_fact_in_another_envelope_is_a_duplicate() -> None:
     world = FakeWorld()
 
-    assert [note(world, a_group_fact()), note(world, a_group_fact(envelope_id="two"))] == ["NOTED", "DUPLICATE"]
-    assert remembered(world) == ["NO_CAPACITY"]
+    assert [store_fact(world, a_group_fact()), store_fact(world, a_group_fact(envelope_id="two"))] == [
+        "NOTED",
+        "DUPLICATE",
+    ]
+    assert stored_facts(world) == ["NO_CAPACITY"]
     assert world.telemetry.totals["GroupFactsNoted"] == 1
 
 
@@ -50,32 +53,32 @@ def test_group_fact_in_another_envelope_is_a_duplicate() -> None:
 )
 def test_group_facts_that_differ_are_separate(changes: dict[str, Any]) -> None:
     world = FakeWorld()
-    note(world, a_group_fact())
+    store_fact(world, a_group_fact())
 
-    assert note(world, a_group_fact(**changes)) == "NOTED"
+    assert store_fact(world, a_group_fact(**changes)) == "NOTED"
 
 
 def test_pool_gets_its_own_and_cluster_facts_oldest_first() -> None:
     world = FakeWorld()
-    note(world, a_group_fact())
-    note(world, a_group_fact(instance_group="other"))
+    store_fact(world, a_group_fact())
+    store_fact(world, a_group_fact(instance_group="other"))
     earlier = A_MOMENT - timedelta(minutes=5)
-    note(world, a_group_fact(kind=GroupFactKind.CLUSTER_FAILED, instance_group="", observed_at=earlier))
+    store_fact(world, a_group_fact(kind=GroupFactKind.CLUSTER_FAILED, instance_group="", observed_at=earlier))
 
-    assert remembered(world) == ["CLUSTER_FAILED", "NO_CAPACITY"]
+    assert stored_facts(world) == ["CLUSTER_FAILED", "NO_CAPACITY"]
 
 
 def test_group_fact_expires_after_a_day() -> None:
     world = FakeWorld()
-    note(world, a_group_fact())
+    store_fact(world, a_group_fact())
     world.clock.advance(86_400)
 
-    assert remembered(world) == []
+    assert stored_facts(world) == []
 
 
 def test_group_fact_is_kept_until_a_later_deadline() -> None:
     world = FakeWorld()
-    note(world, a_group_fact(kind=GroupFactKind.RESERVATION_EXPIRING, deadline_at=A_MOMENT + timedelta(days=3)))
+    store_fact(world, a_group_fact(kind=GroupFactKind.RESERVATION_EXPIRING, deadline_at=A_MOMENT + timedelta(days=3)))
     world.clock.advance(2 * 86_400)
 
-    assert remembered(world) == ["RESERVATION_EXPIRING"]
+    assert stored_facts(world) == ["RESERVATION_EXPIRING"]

@@ -387,7 +387,7 @@ _JUDGED = (
 )
 
 
-def judged(facts: list[NodeFact]) -> dict[str, Any]:
+def incident_after(facts: list[NodeFact]) -> dict[str, Any]:
     """Return the incident after all facts; the first fact that opens an incident creates it."""
     evidence = [fact for fact in facts if fact.kind is FactKind.FAULT and decide(fact).action is IntakeAction.OPEN]
     incident = an_incident(evidence[0])
@@ -397,23 +397,23 @@ def judged(facts: list[NodeFact]) -> dict[str, Any]:
 
 
 @st.composite
-def _shuffled(draw: st.DrawFn) -> tuple[list[NodeFact], list[NodeFact]]:
+def draw_shuffled_facts(draw: st.DrawFn) -> tuple[list[NodeFact], list[NodeFact]]:
     facts = [a_fact(draw(st.integers(0, 900))), *draw(st.lists(FACTS, max_size=7))]
     return facts, draw(st.permutations(facts))
 
 
-@given(_shuffled())
+@given(draw_shuffled_facts())
 def test_the_order_of_signals_does_not_matter(orders: tuple[list[NodeFact], list[NodeFact]]) -> None:
     first, other = orders
 
-    assert judged(first) == judged(other)
+    assert incident_after(first) == incident_after(other)
 
 
 @given(st.lists(FACTS, max_size=6))
 def test_repeated_signals_change_nothing(facts: list[NodeFact]) -> None:
     facts = [a_fact(), *facts]
 
-    assert judged(facts) == judged([*facts, *facts])
+    assert incident_after(facts) == incident_after([*facts, *facts])
 
 
 @given(st.lists(FAULTS, min_size=1, max_size=6))

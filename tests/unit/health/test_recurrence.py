@@ -44,7 +44,7 @@ def a_history(*hours: float, affected: AffectedNode = AFFECTED, **changes: Any) 
     return history
 
 
-def repeated(
+def recurrence_of(
     fact: NodeFact, history: FaultHistory, affected: AffectedNode = AFFECTED, incident_id: str = "inc-new"
 ) -> Recurrence | None:
     return find_recurrence(ClassifiedFact.of(fact, affected, CATALOGUE), [history], incident_id=incident_id)
@@ -68,7 +68,7 @@ def rungs_of(incident: Incident) -> tuple[Rung, ...]:
 
 
 def test_second_fault_in_the_window_starts_on_the_next_rung() -> None:
-    recurrence = repeated(a_fact(48), a_history(0))
+    recurrence = recurrence_of(a_fact(48), a_history(0))
 
     assert recurrence
     assert (recurrence.rung, recurrence.count) == (Rung.REPLACE, 2)
@@ -87,14 +87,14 @@ def test_second_fault_in_the_window_starts_on_the_next_rung() -> None:
 def test_person_decides_after_the_last_rung_unless_node_is_quarantined(
     key: str, before: tuple[float, ...], rung: Rung
 ) -> None:
-    recurrence = repeated(a_fact(9, fault_key=key), a_history(*before, fault_key=key))
+    recurrence = recurrence_of(a_fact(9, fault_key=key), a_history(*before, fault_key=key))
 
     assert recurrence
     assert recurrence.rung is rung
 
 
 def test_faults_before_the_window_do_not_count() -> None:
-    assert repeated(a_fact(721), a_history(0)) is None
+    assert recurrence_of(a_fact(721), a_history(0)) is None
 
 
 def test_the_signals_of_one_incident_count_once() -> None:
@@ -103,14 +103,14 @@ def test_the_signals_of_one_incident_count_once() -> None:
         history = with_occurrence(history, a_fact(minute / 60), AFFECTED, "inc-0")
 
     assert len(history.occurrences) == 1
-    assert repeated(a_fact(1), history, incident_id="inc-0") is None
+    assert recurrence_of(a_fact(1), history, incident_id="inc-0") is None
 
 
 def test_incidents_of_one_fault_series_count_once() -> None:
     sticky = "sxid:11012"
     history = a_history(*(minute / 60 for minute in range(0, 60, 2)), fault_key=sticky)
 
-    assert repeated(a_fact(1, fault_key=sticky), history) is None
+    assert recurrence_of(a_fact(1, fault_key=sticky), history) is None
 
 
 def test_configured_number_of_fault_series_raises_the_rung() -> None:
@@ -118,8 +118,8 @@ def test_configured_number_of_fault_series_raises_the_rung() -> None:
 
     nine, ten = (a_history(*(index / 10 for index in range(count)), fault_key=sticky) for count in (8, 9))
 
-    assert repeated(a_fact(1, fault_key=sticky), nine) is None
-    recurrence = repeated(a_fact(1, fault_key=sticky), ten)
+    assert recurrence_of(a_fact(1, fault_key=sticky), nine) is None
+    recurrence = recurrence_of(a_fact(1, fault_key=sticky), ten)
     assert recurrence
     assert recurrence.rung is Rung.REBOOT
 
@@ -128,12 +128,13 @@ def test_fault_of_severity_info_alerts_no_person() -> None:
     key = "eks:IODelays"
 
     assert default_catalogue()[key].severity is Severity.INFO
-    assert repeated(a_fact(9, fault_key=key), a_history(*range(8), fault_key=key)) is None
+    assert recurrence_of(a_fact(9, fault_key=key), a_history(*range(8), fault_key=key)) is None
 
 
 def test_a_fault_that_is_not_counted_never_repeats() -> None:
     assert (
-        repeated(a_fact(1, fault_key="ec2:spot_interruption"), a_history(0, fault_key="ec2:spot_interruption")) is None
+        recurrence_of(a_fact(1, fault_key="ec2:spot_interruption"), a_history(0, fault_key="ec2:spot_interruption"))
+        is None
     )
 
 
@@ -157,7 +158,7 @@ def test_only_faults_with_the_same_key_count(
 ) -> None:
     assert default_catalogue()[key].recur_key is recur_key
 
-    recurrence = repeated(a_fact(1, fault_key=key, **now), a_history(0, fault_key=key, **before))
+    recurrence = recurrence_of(a_fact(1, fault_key=key, **now), a_history(0, fault_key=key, **before))
 
     assert (recurrence is not None) == counts
 
@@ -165,8 +166,8 @@ def test_only_faults_with_the_same_key_count(
 def test_new_node_resets_the_count_unless_its_slot_is_counted() -> None:
     affected = AFFECTED.replace(life=NEXT)
 
-    assert repeated(a_fact(1), a_history(0), affected) is None
-    assert repeated(a_fact(1, fault_key="xid:64"), a_history(0, fault_key="xid:64"), affected)
+    assert recurrence_of(a_fact(1), a_history(0), affected) is None
+    assert recurrence_of(a_fact(1, fault_key="xid:64"), a_history(0, fault_key="xid:64"), affected)
 
 
 def test_second_fault_of_a_job_counts_on_another_node() -> None:
@@ -176,19 +177,19 @@ def test_second_fault_of_a_job_counts_on_another_node() -> None:
     before = a_history(0, affected=here, fault_key=hang)
 
     assert history_keys(default_catalogue()[hang], node) == (f"slot/{node.slot}", "job/job-1", "job/job-2")
-    recurrence = repeated(a_fact(1, fault_key=hang), before, node)
+    recurrence = recurrence_of(a_fact(1, fault_key=hang), before, node)
     assert recurrence
     assert recurrence.rung is Rung.DIAGNOSE
-    assert repeated(a_fact(1, fault_key=hang), before, node.replace(job_ids=("job-2",))) is None
+    assert recurrence_of(a_fact(1, fault_key=hang), before, node.replace(job_ids=("job-2",))) is None
 
 
 def test_overheating_in_two_jobs_is_a_fault_of_the_node() -> None:
     heat = "thermal:slowdown"
     first = a_history(0, 1, 2, affected=AFFECTED.replace(job_ids=("job-1",)), fault_key=heat)
 
-    assert repeated(a_fact(5, fault_key=heat), first, AFFECTED.replace(job_ids=("job-1",))) is None
-    assert repeated(a_fact(5, fault_key=heat), a_history(0, 1, fault_key=heat)) is None
-    recurrence = repeated(a_fact(5, fault_key=heat), first, AFFECTED.replace(job_ids=("job-2",)))
+    assert recurrence_of(a_fact(5, fault_key=heat), first, AFFECTED.replace(job_ids=("job-1",))) is None
+    assert recurrence_of(a_fact(5, fault_key=heat), a_history(0, 1, fault_key=heat)) is None
+    recurrence = recurrence_of(a_fact(5, fault_key=heat), first, AFFECTED.replace(job_ids=("job-2",)))
     assert recurrence
     assert recurrence.rung is Rung.REPLACE
 

@@ -28,20 +28,20 @@ def seconds(number: float) -> timedelta:
     return timedelta(seconds=number)
 
 
-def judged(report: SourceReport | None, *, is_running: bool = True) -> tuple[SourceState, str]:
+def state_and_reason(report: SourceReport | None, *, is_running: bool = True) -> tuple[SourceState, str]:
     reports = {LIST.name: report} if report else {}
     (age,) = judge([LIST], reports, POLICY, A_MOMENT, is_running=is_running)
     return age.state, age.reason
 
 
 def test_source_never_read_is_unknown() -> None:
-    assert judged(None) == (SourceState.UNKNOWN, "Nothing has read cluster research-eks yet.")
+    assert state_and_reason(None) == (SourceState.UNKNOWN, "Nothing has read cluster research-eks yet.")
 
 
 @pytest.mark.parametrize(("age", "state"), [(180, SourceState.CURRENT), (181, SourceState.STALE)])
 def test_source_is_stale_past_its_threshold(age: float, state: SourceState) -> None:
     seen_at = A_MOMENT - seconds(age)
-    assert judged(SourceReport(tried_at=seen_at, seen_at=seen_at))[0] is state
+    assert state_and_reason(SourceReport(tried_at=seen_at, seen_at=seen_at))[0] is state
 
 
 def test_failing_source_stays_trusted_until_its_threshold() -> None:
@@ -50,14 +50,14 @@ def test_failing_source_stays_trusted_until_its_threshold() -> None:
     again = SourceReport.after(failed, "Unreachable: no answer", A_MOMENT)
 
     assert again.failing_since == A_MOMENT - seconds(40)
-    assert judged(again)[0] is SourceState.FAILING
+    assert state_and_reason(again)[0] is SourceState.FAILING
 
 
 def test_stale_source_shows_since_when_it_fails() -> None:
     source_report = SourceReport.after(None, "", A_MOMENT - seconds(720))
     failed = SourceReport.after(source_report, "Unreachable: no answer", A_MOMENT - seconds(700))
 
-    state, reason = judged(failed)
+    state, reason = state_and_reason(failed)
 
     assert state is SourceState.STALE
     assert "cluster research-eks does not answer since".lower() in reason.lower()
@@ -68,14 +68,14 @@ def test_source_that_never_answered_becomes_stale() -> None:
     first = SourceReport.after(None, "NotAllowed: 403", A_MOMENT - seconds(60))
     late = SourceReport.after(None, "NotAllowed: 403", A_MOMENT - seconds(200))
 
-    assert judged(first)[0] is SourceState.UNKNOWN
-    assert judged(late)[0] is SourceState.STALE
+    assert state_and_reason(first)[0] is SourceState.UNKNOWN
+    assert state_and_reason(late)[0] is SourceState.STALE
 
 
 def test_source_read_in_the_future_is_unknown() -> None:
     ahead = SourceReport.after(None, "", A_MOMENT + seconds(600))
 
-    state, reason = judged(ahead)
+    state, reason = state_and_reason(ahead)
 
     assert state is SourceState.UNKNOWN
     assert "10 min in the future" in reason
@@ -84,14 +84,14 @@ def test_source_read_in_the_future_is_unknown() -> None:
 def test_later_run_overwrites_a_read_time_in_the_future() -> None:
     ahead = SourceReport.after(None, "", A_MOMENT + seconds(600))
 
-    assert judged(SourceReport.after(ahead, "", A_MOMENT))[0] is SourceState.CURRENT
+    assert state_and_reason(SourceReport.after(ahead, "", A_MOMENT))[0] is SourceState.CURRENT
     assert SourceReport.after(ahead, "Unreachable", A_MOMENT).seen_at is None
 
 
 def test_every_source_is_off_while_schedules_are_off() -> None:
     source_report = SourceReport.after(None, "", A_MOMENT)
-    assert judged(source_report, is_running=False)[0] is SourceState.OFF
-    assert judged(None, is_running=False)[0] is SourceState.OFF
+    assert state_and_reason(source_report, is_running=False)[0] is SourceState.OFF
+    assert state_and_reason(None, is_running=False)[0] is SourceState.OFF
 
 
 def test_newest_answer_of_two_functions_counts() -> None:
@@ -109,7 +109,7 @@ def test_newer_failure_of_another_function_is_kept() -> None:
     joined = answered.joined(failed)
 
     assert (joined.seen_at, joined.error) == (A_MOMENT - seconds(50), "NotAllowed: 403")
-    assert judged(joined)[0] is SourceState.FAILING
+    assert state_and_reason(joined)[0] is SourceState.FAILING
 
 
 def test_expected_sources_follow_the_clusters_of_the_fleet() -> None:
@@ -155,7 +155,7 @@ def test_duration_of_staleness_is_written_in_one_unit(length: float, expected: s
 CYCLE = Source(kind=SourceKind.SCHEDULING_CYCLE)
 
 
-def beside(list_age: float) -> tuple[SourceAge, ...]:
+def judge_beside_cluster(list_age: float) -> tuple[SourceAge, ...]:
     """Judge a cycle that ran three seconds ago, and a cluster that answered `list_age` ago."""
     cluster = SourceReport.after(None, "", A_MOMENT - seconds(list_age))
     reports = {LIST.name: SourceReport.after(cluster, "Unreachable: no answer", A_MOMENT)}
@@ -164,7 +164,7 @@ def beside(list_age: float) -> tuple[SourceAge, ...]:
 
 
 def test_idle_cycle_with_a_silent_cluster_is_unknown() -> None:
-    _, cycle = beside(181)
+    _, cycle = judge_beside_cluster(181)
 
     assert (cycle.state, cycle.age_seconds) == (SourceState.UNKNOWN, 3)
     assert cycle.reason == (
@@ -173,10 +173,10 @@ def test_idle_cycle_with_a_silent_cluster_is_unknown() -> None:
 
 
 def test_cycle_with_a_failing_cluster_stays_current() -> None:
-    assert beside(180)[1].state is SourceState.CURRENT
+    assert judge_beside_cluster(180)[1].state is SourceState.CURRENT
 
 
 def test_silent_cluster_is_named_once_with_its_cycle() -> None:
-    stale, unknown = complaints(beside(181))
+    stale, unknown = complaints(judge_beside_cluster(181))
 
     assert (len(stale), unknown) == (1, [])

@@ -67,14 +67,14 @@ def server() -> Iterator[Server]:
     started.stop()
 
 
-def down(results: dict[str, probes.ProbeResult]) -> set[str]:
+def parts_down(results: dict[str, probes.ProbeResult]) -> set[str]:
     return {part for part, result in results.items() if not result.is_up} - {"Kubernetes"}
 
 
 def test_parts_that_answer_are_up(server: Server) -> None:
     probe = server.probe()
 
-    assert down(probe) == set()
+    assert parts_down(probe) == set()
     assert not probe["Kubernetes"].is_up  # nothing listens there
 
 
@@ -92,7 +92,7 @@ def test_part_that_does_not_answer_is_down(
     monkeypatch.setattr("evenkeel_client.client._PAUSE_SECONDS", 0.0)
     server.broken = {broken}
 
-    assert down(server.probe()) == parts
+    assert parts_down(server.probe()) == parts
 
 
 def test_silent_scheduled_function_is_down(server: Server) -> None:
@@ -100,7 +100,7 @@ def test_silent_scheduled_function_is_down(server: Server) -> None:
 
     probe = server.probe()
 
-    assert down(probe) == {"schedules"}
+    assert parts_down(probe) == {"schedules"}
     assert "sweep_fleet last finished" in probe["schedules"].detail
 
 
@@ -109,7 +109,7 @@ def test_function_that_never_finished_gets_some_time(server: Server, seconds: fl
     server.beat_at = None
     server.up_since = datetime.now(UTC) - timedelta(seconds=seconds)
 
-    assert down(server.probe()) == parts
+    assert parts_down(server.probe()) == parts
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from evenkeel_local.supervisor import (
 )
 
 
-class Stopping(threading.Event):
+class StopsAfterWaits(threading.Event):
     """An event that never waits, and is set after some waits."""
 
     def __init__(self, after: int) -> None:
@@ -53,7 +53,7 @@ class FakePart:
         return "its state.", "its processes."
 
 
-def supervised(*parts: FakePart, waits: int = 20) -> tuple[Supervisor, list[str], list[list[PartRestart]]]:
+def restarted_parts(*parts: FakePart, waits: int = 20) -> tuple[Supervisor, list[str], list[list[PartRestart]]]:
     messages: list[str] = []
     published: list[list[PartRestart]] = []
     supervisor = Supervisor(
@@ -62,14 +62,14 @@ def supervised(*parts: FakePart, waits: int = 20) -> tuple[Supervisor, list[str]
         restarted=lambda restarts: published.append(list(restarts)),
         clock=lambda: 0.0,
     )
-    supervisor.run(Stopping(waits))
+    supervisor.run(StopsAfterWaits(waits))
     return supervisor, messages, published
 
 
 def test_dead_part_restarts_and_its_loss_is_reported() -> None:
     part = FakePart("GPU cluster", [True, False])
 
-    supervisor, messages, published = supervised(FakePart("engine", []), part)
+    supervisor, messages, published = restarted_parts(FakePart("engine", []), part)
 
     assert part.restarts == ["GPU cluster"]
     assert messages == [
@@ -85,7 +85,7 @@ def test_dead_part_restarts_and_its_loss_is_reported() -> None:
 def test_part_that_answers_no_probe_restarts() -> None:
     part = FakePart("GPU cluster", [], silent=[False, True])
 
-    _, messages, published = supervised(FakePart("engine", []), part)
+    _, messages, published = restarted_parts(FakePart("engine", []), part)
 
     assert messages[0] == "GPU cluster has not answered for 30 s: restarting it in 1 s"
     assert [part_restart.part for part_restart in published[-1]] == ["GPU cluster"]
@@ -141,7 +141,7 @@ def test_part_is_probed_no_more_often_than_needed() -> None:
 def test_no_part_restarts_while_all_parts_run() -> None:
     part = FakePart("engine", [])
 
-    _, messages, _ = supervised(part)
+    _, messages, _ = restarted_parts(part)
 
     assert (part.restarts, messages) == ([], [])
 
@@ -149,7 +149,7 @@ def test_no_part_restarts_while_all_parts_run() -> None:
 def test_failed_start_is_retried_after_a_longer_pause() -> None:
     part = FakePart("engine", [False], failures=2)
 
-    _, messages, _ = supervised(part)
+    _, messages, _ = restarted_parts(part)
 
     assert part.restarts == ["engine"] * 3
     assert [line.rpartition("in ")[2] for line in messages[:3]] == ["1 s", "2 s", "4 s"]
@@ -160,7 +160,7 @@ def test_part_that_keeps_failing_is_not_restarted_again() -> None:
     part = FakePart("engine", [False] * 100)
 
     with pytest.raises(RestartLimitReached, match="engine died: it died more than 5 times"):
-        supervised(part, waits=100)
+        restarted_parts(part, waits=100)
 
     assert len(part.restarts) == MAX_DEATHS
 
@@ -168,7 +168,7 @@ def test_part_that_keeps_failing_is_not_restarted_again() -> None:
 def test_supervisor_can_stop_during_a_restart_pause() -> None:
     part = FakePart("engine", [False])
 
-    supervised(part, waits=1)
+    restarted_parts(part, waits=1)
 
     assert part.restarts == []
 

@@ -13,7 +13,7 @@ from evenkeel.domain.outbound.notices import MAX_ALERT_CHARACTERS, Notice, alert
 from evenkeel.domain.values import LONGEST_SENTENCE
 from evenkeel.services.publishing import publish_events
 from tests.unit.api.seeds import an_incident
-from tests.unit.publishing.test_publish_events import asking, of_incident
+from tests.unit.publishing.test_publish_events import incident_awaiting_approval, incident_change
 
 AMAZON_Q: dict[str, Any] = {
     "type": "object",
@@ -87,7 +87,7 @@ def test_alert_about_an_incident_answers_the_five_questions(state: str) -> None:
 
 
 def test_alert_about_a_pending_approval_names_deadline_and_command() -> None:
-    text = alert_text(notices.incident_notice(an_incident(plan=asking())))
+    text = alert_text(notices.incident_notice(an_incident(plan=incident_awaiting_approval())))
 
     assert "Until: 10:45Z, then Evenkeel does nothing" in text
     assert "Next: evenkeel incidents approve inc-0000000001" in text
@@ -95,8 +95,8 @@ def test_alert_about_a_pending_approval_names_deadline_and_command() -> None:
 
 @pytest.mark.parametrize("is_drill", [False, True])
 def test_chat_message_has_the_format_of_amazon_q(is_drill: bool) -> None:
-    incident = an_incident(plan=asking(), is_drill=is_drill)
-    for event in publish_events.derive(of_incident(None, incident), "research"):
+    incident = an_incident(plan=incident_awaiting_approval(), is_drill=is_drill)
+    for event in publish_events.derive(incident_change(None, incident), "research"):
         message = notices.chat_message(event, "research", notices.incident_notice(incident))
 
         jsonschema.validate(message, AMAZON_Q)

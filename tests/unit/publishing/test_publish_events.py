@@ -46,19 +46,19 @@ def changed(key: Key, before: Value | None, after: Value | dict[str, Any], versi
     return RowChange(old, Row(key, doc, version), AT)
 
 
-def of_job(before: Job | None, after: Job) -> RowChange:
+def job_change(before: Job | None, after: Job) -> RowChange:
     return changed(job_rows.job_key(after.job_id), before, after)
 
 
-def of_incident(before: Incident | None, after: Incident) -> RowChange:
+def incident_change(before: Incident | None, after: Incident) -> RowChange:
     return changed(incident_rows.incident_key(after.incident_id), before, after)
 
 
-def kinds(change: RowChange) -> list[str]:
+def event_kinds(change: RowChange) -> list[str]:
     return [event.kind for event in publish_events.derive(change, "research")]
 
 
-def asking(number: int = 1) -> StoredRecoveryPlan:
+def incident_awaiting_approval(number: int = 1) -> StoredRecoveryPlan:
     return StoredRecoveryPlan(
         run=1,
         outcome="ASK",
@@ -92,35 +92,37 @@ STATES_OF_A_JOB = [
 def test_job_transition_has_its_event(before: str | None, after: str, attempt: int, kind: str | None) -> None:
     old = a_job(state=before) if before else None
 
-    assert kinds(of_job(old, a_job(state=after, current_attempt=attempt))) == ([kind] if kind else [])
+    assert event_kinds(job_change(old, a_job(state=after, current_attempt=attempt))) == ([kind] if kind else [])
 
 
 def test_opening_approval_request_and_settlement_are_published_once_each() -> None:
     opened = an_incident()
-    asks = opened.replace(plan=asking())
-    asks_again = opened.replace(plan=asking(2))
+    asks = opened.replace(plan=incident_awaiting_approval())
+    asks_again = opened.replace(plan=incident_awaiting_approval(2))
     approved = asks.replace(approval=Approval(decision_id="dec-1", approves=True, by="ana", reason="", at=AT))
     failed = approved.replace(state="WAITING_FOR_PERSON", outcome="Every repair was used.")
     recovered = approved.replace(state="RECOVERED", outcome="The node is back.")
 
-    assert kinds(of_incident(None, opened)) == ["Incident Opened"]
-    assert kinds(of_incident(opened, asks)) == ["Incident Needs Person"]
-    assert kinds(of_incident(asks, asks.replace(evidence_count=2))) == []
-    assert kinds(of_incident(asks, asks_again)) == ["Incident Needs Person"], "another plan is another question"
-    assert kinds(of_incident(asks, approved)) == []
-    assert kinds(of_incident(approved, failed)) == ["Incident Needs Person", "Incident Settled"]
-    assert kinds(of_incident(approved, recovered)) == ["Incident Settled"]
-    assert kinds(of_incident(failed, failed.replace(paged_at=AT))) == []
+    assert event_kinds(incident_change(None, opened)) == ["Incident Opened"]
+    assert event_kinds(incident_change(opened, asks)) == ["Incident Needs Person"]
+    assert event_kinds(incident_change(asks, asks.replace(evidence_count=2))) == []
+    assert event_kinds(incident_change(asks, asks_again)) == ["Incident Needs Person"], (
+        "another plan is another question"
+    )
+    assert event_kinds(incident_change(asks, approved)) == []
+    assert event_kinds(incident_change(approved, failed)) == ["Incident Needs Person", "Incident Settled"]
+    assert event_kinds(incident_change(approved, recovered)) == ["Incident Settled"]
+    assert event_kinds(incident_change(failed, failed.replace(paged_at=AT))) == []
 
 
 def test_joining_and_leaving_of_a_node_are_published() -> None:
     node = a_fleet_node(1)
     key = fleet_rows.node_key(node.life.cluster, node.life.instance_id)
 
-    assert kinds(changed(key, None, node)) == ["Node Joined"]
-    assert kinds(changed(key, node, node.replace(accelerators_in_use=8))) == []
-    assert kinds(changed(key, node, node.replace(is_gone=True))) == ["Node Left"]
-    assert kinds(changed(key, node.replace(is_gone=True), node.replace(is_gone=True, zone="b"))) == []
+    assert event_kinds(changed(key, None, node)) == ["Node Joined"]
+    assert event_kinds(changed(key, node, node.replace(accelerators_in_use=8))) == []
+    assert event_kinds(changed(key, node, node.replace(is_gone=True))) == ["Node Left"]
+    assert event_kinds(changed(key, node.replace(is_gone=True), node.replace(is_gone=True, zone="b"))) == []
 
 
 def test_changes_by_people_name_the_person() -> None:
@@ -166,15 +168,15 @@ def test_other_rows_publish_nothing() -> None:
         Key(Table.FLEET, "HOLD#fleet", "META"),
         Key(Table.QUOTAS, "TREE#fleet", "META"),
     ):
-        assert kinds(changed(key, None, {"a": 1})) == []
+        assert event_kinds(changed(key, None, {"a": 1})) == []
 
 
 EVERY_KIND = [
-    of_incident(None, an_incident()),
-    of_incident(an_incident(), an_incident(plan=asking())),
-    of_incident(an_incident(), an_incident(state="RECOVERED", outcome="The node is back.")),
+    incident_change(None, an_incident()),
+    incident_change(an_incident(), an_incident(plan=incident_awaiting_approval())),
+    incident_change(an_incident(), an_incident(state="RECOVERED", outcome="The node is back.")),
     *(
-        of_job(a_job(state=before) if before else None, a_job(state=after, current_attempt=attempt))
+        job_change(a_job(state=before) if before else None, a_job(state=after, current_attempt=attempt))
         for before, after, attempt, kind in STATES_OF_A_JOB
         if kind
     ),
@@ -209,7 +211,7 @@ def test_every_published_event_follows_the_schema(world: FakeWorld) -> None:
 
 
 def test_schema_refuses_an_event_without_its_id(world: FakeWorld) -> None:
-    publish_events.run(of_incident(None, an_incident()), context_of(world))
+    publish_events.run(incident_change(None, an_incident()), context_of(world))
     (event,) = world.event_bus.events
     detail = json.loads(json.dumps(event.detail))
     del detail["metadata"]["id"]
@@ -219,7 +221,7 @@ def test_schema_refuses_an_event_without_its_id(world: FakeWorld) -> None:
 
 
 def test_repeated_change_is_listed_once_under_one_event_id(world: FakeWorld) -> None:
-    change = of_job(a_job(state="STARTING"), a_job(state="RUNNING", current_attempt=1))
+    change = job_change(a_job(state="STARTING"), a_job(state="RUNNING", current_attempt=1))
 
     publish_events.run(change, context_of(world))
     publish_events.run(change, context_of(world).replace(now=AT + timedelta(hours=1)))
@@ -241,7 +243,7 @@ def test_two_changes_have_different_event_ids() -> None:
 
 
 def test_event_is_published_by_next_delivery_after_a_crash(world: FakeWorld) -> None:
-    change = of_incident(None, an_incident())
+    change = incident_change(None, an_incident())
     context = context_of(world)
 
     with pytest.raises(Throttled):
@@ -263,7 +265,7 @@ def test_private_fields_of_a_job_are_never_published(world: FakeWorld) -> None:
     )
     secret = job.replace(spec=spec)
     for after in ("PENDING", "FAILED", "SUSPENDED"):
-        publish_events.run(of_job(secret, secret.replace(state=after)), context_of(world))
+        publish_events.run(job_change(secret, secret.replace(state=after)), context_of(world))
 
     assert len(world.event_bus.events) == 3
     assert SECRET not in json.dumps([event.detail for event in world.event_bus.events])
@@ -274,7 +276,7 @@ def test_private_fields_of_a_job_are_never_published(world: FakeWorld) -> None:
 def test_event_about_many_jobs_stays_small() -> None:
     jobs = tuple(AffectedJob(job_id=f"job-{number:04d}", attempt=1) for number in range(2000))
 
-    (event,) = publish_events.derive(of_incident(None, an_incident(affected_jobs=jobs)), "research")
+    (event,) = publish_events.derive(incident_change(None, an_incident(affected_jobs=jobs)), "research")
 
     assert len(json.dumps(event.detail("research"))) < 64_000
 
@@ -319,7 +321,7 @@ def streamed(world: FakeWorld) -> Iterator[FakeWorld]:
         yield world
 
 
-def published(batch: list[dict[str, Any]]) -> None:
+def publish_batch(batch: list[dict[str, Any]]) -> None:
     @entry.stream
     def handler(change: entry.StoredChange) -> entry.Json:
         return publish_events.run(change, wiring.context()).to_json()
@@ -330,12 +332,12 @@ def published(batch: list[dict[str, Any]]) -> None:
 def test_batch_of_the_stream_is_published_in_order(streamed: FakeWorld) -> None:
     job = a_job(state="STARTING", current_attempt=1)
     batch = [
-        record(of_job(job, job.replace(state="RUNNING"))),
-        record(of_job(job.replace(state="RUNNING"), job.replace(state="SUCCEEDED"))),
-        {**record(of_job(job, job)), "eventName": "REMOVE"},
+        record(job_change(job, job.replace(state="RUNNING"))),
+        record(job_change(job.replace(state="RUNNING"), job.replace(state="SUCCEEDED"))),
+        {**record(job_change(job, job)), "eventName": "REMOVE"},
     ]
 
-    published(batch)
+    publish_batch(batch)
 
     assert [event.detail_type for event in streamed.event_bus.events] == ["Job Started", "Job Ended"]
     assert streamed.event_bus.events[0].detail["metadata"]["occurredAt"] == "2026-11-03T10:15:02.000000Z"
@@ -343,10 +345,10 @@ def test_batch_of_the_stream_is_published_in_order(streamed: FakeWorld) -> None:
 
 def test_unreadable_change_does_not_stop_other_changes(streamed: FakeWorld) -> None:
     job = a_job(state="STARTING", current_attempt=1)
-    bad = record(of_job(job, job.replace(state="RUNNING")))
+    bad = record(job_change(job, job.replace(state="RUNNING")))
     bad["dynamodb"]["NewImage"]["doc"] = {"S": '{"state": "NONSENSE"}'}
 
-    published([bad, record(of_job(job, job.replace(state="RUNNING")))])
+    publish_batch([bad, record(job_change(job, job.replace(state="RUNNING")))])
 
     assert [event.detail_type for event in streamed.event_bus.events] == ["Job Started"]
     assert [line.message for line in streamed.telemetry.lines if line.level == "ERROR"] == ["ChangeNotPublished"]
@@ -367,7 +369,7 @@ def test_transient_failure_returns_the_batch_to_the_stream(streamed: FakeWorld) 
         wiring.use_world(wiring.World(wiring.world().settings, **ports, event_bus=BusyBus())),
         pytest.raises(Throttled),
     ):
-        published([record(of_job(job, job.replace(state="RUNNING")))])
+        publish_batch([record(job_change(job, job.replace(state="RUNNING")))])
 
 
 def test_denied_publication_is_tried_again(streamed: FakeWorld) -> None:
@@ -383,4 +385,4 @@ def test_denied_publication_is_tried_again(streamed: FakeWorld) -> None:
         wiring.use_world(wiring.World(wiring.world().settings, **ports, event_bus=Denied())),
         pytest.raises(NotAllowed),
     ):
-        published([record(of_job(job, job.replace(state="RUNNING")))])
+        publish_batch([record(job_change(job, job.replace(state="RUNNING")))])

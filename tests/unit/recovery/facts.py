@@ -43,7 +43,9 @@ def plan_facts(**changes: Any) -> PlanFacts:
     return PlanFacts.model_validate({**facts, **changes})
 
 
-def an_ask(rung: str = "reboot", seconds: float = 10, answer: str = "ACCEPTED", **changes: Any) -> RepairRequest:
+def a_repair_request(
+    rung: str = "reboot", seconds: float = 10, answer: str = "ACCEPTED", **changes: Any
+) -> RepairRequest:
     facts: dict[str, Any] = {
         "rung": rung,
         "life": LIFE,

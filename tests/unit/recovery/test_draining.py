@@ -33,7 +33,7 @@ def a_fault(drain_seconds: int = 300, can_save: CanSave = CanSave.TRY, **changes
     return default_catalogue().look_up("xid:79").replace(drain_seconds=drain_seconds, can_save=can_save, **changes)
 
 
-def drained(fault: Fault, wanted: int, act: JobAction = JobAction.MOVE, deadline_at: datetime | None = None) -> Drain:
+def grace_of(fault: Fault, wanted: int, act: JobAction = JobAction.MOVE, deadline_at: datetime | None = None) -> Drain:
     facts = DrainFacts(
         can_save=fault.can_save,
         drain_seconds=fault.drain_seconds,
@@ -57,28 +57,28 @@ def drained(fault: Fault, wanted: int, act: JobAction = JobAction.MOVE, deadline
     ],
 )
 def test_job_gets_its_grace_within_the_limit_of_the_fault(fault: Fault, wanted: int, seconds: int) -> None:
-    assert drained(fault, wanted).grace_seconds == seconds
+    assert grace_of(fault, wanted).grace_seconds == seconds
 
 
 @pytest.mark.parametrize(("can_save", "is_spared"), [(CanSave.NO, False), (CanSave.TRY, True), (CanSave.YES, True)])
 def test_drain_does_not_wait_for_pods_that_cannot_save(can_save: CanSave, is_spared: bool) -> None:
-    assert drained(a_fault(can_save=can_save), 60).grants_grace_on_faulty_node is is_spared
+    assert grace_of(a_fault(can_save=can_save), 60).grants_grace_on_faulty_node is is_spared
 
 
 def test_spot_notice_leaves_ninety_seconds_to_save() -> None:
-    drain = drained(SPOT, 3600, deadline_at=at(120))
+    drain = grace_of(SPOT, 3600, deadline_at=at(120))
 
     assert drain.grace_seconds == 90
     assert "before the node terminates" in drain.reason
 
 
 def test_past_deadline_leaves_no_grace() -> None:
-    assert drained(SPOT, 3600, deadline_at=at(10)).grace_seconds == 0
+    assert grace_of(SPOT, 3600, deadline_at=at(10)).grace_seconds == 0
 
 
 @pytest.mark.parametrize("act", [JobAction.ROLLBACK, JobAction.STOP])
 def test_drain_does_not_wait_for_an_unusable_checkpoint(act: JobAction) -> None:
-    assert drained(a_fault(-1), 600, act).grace_seconds == 0
+    assert grace_of(a_fault(-1), 600, act).grace_seconds == 0
 
 
 @given(
@@ -92,7 +92,7 @@ def test_grace_never_exceeds_the_request_or_the_deadline(
 ) -> None:
     deadline_at = None if deadline is None else at(deadline)
 
-    grace = drained(a_fault(drain_seconds, can_save), wanted, deadline_at=deadline_at).grace_seconds
+    grace = grace_of(a_fault(drain_seconds, can_save), wanted, deadline_at=deadline_at).grace_seconds
 
     assert 0 <= grace <= wanted
     assert deadline is None or grace <= max(0, deadline - POLICY.jobs.rest_before_deadline_seconds)
@@ -101,23 +101,23 @@ def test_grace_never_exceeds_the_request_or_the_deadline(
 # ---------------------------------------------------------------- cordon only
 
 
-def finishing(fault: Fault, wish: OnNodeFault = OnNodeFault.FINISH, **changes: Any) -> datetime | None:
+def finishing_deadline(fault: Fault, wish: OnNodeFault = OnNodeFault.FINISH, **changes: Any) -> datetime | None:
     policy = Policy(jobs=JobPolicy(finish_seconds=1000), repair=RepairPolicy(leave_seconds=100))
     return finish_deadline(wish, fault, opened_at=at(0), deadline_at=changes.get("deadline_at"), policy=policy)
 
 
 def test_job_may_finish_on_a_cordoned_node_on_request() -> None:
-    assert finishing(a_fault(300)) == at(1000)
-    assert finishing(a_fault(300), OnNodeFault.MOVE) is None
-    assert finishing(a_fault(300), deadline_at=at(400)) == at(300)
-    assert finishing(a_fault(300), deadline_at=at(90)) is None
+    assert finishing_deadline(a_fault(300)) == at(1000)
+    assert finishing_deadline(a_fault(300), OnNodeFault.MOVE) is None
+    assert finishing_deadline(a_fault(300), deadline_at=at(400)) == at(300)
+    assert finishing_deadline(a_fault(300), deadline_at=at(90)) is None
 
 
 @pytest.mark.parametrize(
     "fault", [a_fault(0), a_fault(300, checkpoint_trust=CheckpointTrust.SUSPECT_SINCE_FIRST_SIGNAL)]
 )
 def test_no_job_finishes_on_an_untrusted_node(fault: Fault) -> None:
-    assert finishing(fault) is None
+    assert finishing_deadline(fault) is None
 
 
 # ---------------------------------------------------------------- work that is not ours

@@ -17,27 +17,27 @@ from evenkeel.domain.recovery.guardrails import (
 from tests.unit.recovery.test_guardrails import (
     HOLD,
     POLICY,
+    a_group_fact,
+    a_register,
     entry,
     guardrail_facts,
-    reason_of,
-    under_way,
-    zone,
+    zone_cause,
 )
 
 _ENTRIES = [(), (entry(1),), (entry(1), entry(2)), (entry(1), entry(2), entry(3, "p4"), entry(4, "p4"))]
 _REQUESTS = [(), (9_000, 9_100), (9_000, 9_100, 9_200, 9_300, 9_400)]
-_CAUSES = [(), (zone(9_500),), (zone(9_500, 9_600, 9_700), zone(9_500))]
+_CAUSES = [(), (zone_cause(9_500),), (zone_cause(9_500, 9_600, 9_700), zone_cause(9_500))]
 _OTHERS: list[dict[str, Any]] = [
     {},
     {"hold": HOLD},
-    {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_800),)},
+    {"group_facts": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_800),)},
     {"looks_healthy": True, "evidence_at": 7_000},
 ]
 
 
 def every_case() -> list[GuardrailFacts]:
     return [
-        guardrail_facts(under_way=under_way(*entries, requested_at=requested), causes=causes, **changes)
+        guardrail_facts(under_way=a_register(*entries, requested_at=requested), causes=causes, **changes)
         for entries, requested, causes, changes in itertools.product(_ENTRIES, _REQUESTS, _CAUSES, _OTHERS)
     ]
 
@@ -71,7 +71,7 @@ def test_every_guardrail_of_an_action_has_a_reading(action: GuardrailAction) -> 
 
 
 def test_shared_cause_nearest_to_its_limit_is_shown() -> None:
-    facts = guardrail_facts(causes=(zone(9_500, nodes=100), zone(9_600, 9_700)))
+    facts = guardrail_facts(causes=(zone_cause(9_500, nodes=100), zone_cause(9_600, 9_700)))
 
     reading = readings_of(facts, GuardrailAction.REPLACE)[GuardrailName.SHARED_CAUSE]
 

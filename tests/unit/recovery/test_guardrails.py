@@ -59,7 +59,7 @@ def entry(number: int, pool: str = "p5", **changes: Any) -> RegisterEntry:
     return RegisterEntry.model_validate({**facts, **changes})
 
 
-def under_way(*entries: RegisterEntry, requested_at: Sequence[float] = ()) -> Register:
+def a_register(*entries: RegisterEntry, requested_at: Sequence[float] = ()) -> Register:
     return Register(entries=entries, requested_at=tuple(at(seconds) for seconds in requested_at))
 
 
@@ -68,11 +68,11 @@ def guardrail_facts(**changes: Any) -> GuardrailFacts:
     return GuardrailFacts.model_validate({**facts, **changes})
 
 
-def reason_of(kind: GroupFactKind, seconds: float, group: str = "p5") -> GroupFact:
+def a_group_fact(kind: GroupFactKind, seconds: float, group: str = "p5") -> GroupFact:
     return GroupFact(kind=kind, source="hyperpod", instance_group=group, observed_at=at(seconds), envelope_id="e")
 
 
-def zone(*failed_at: float, nodes: int = 20) -> SharedCause:
+def zone_cause(*failed_at: float, nodes: int = 20) -> SharedCause:
     return SharedCause(
         kind="zone", name="use1-az1", nodes=nodes, faulted_at=tuple(at(seconds) for seconds in failed_at)
     )
@@ -98,28 +98,28 @@ BLOCKED_CASES: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any], s
         "no capacity for a new machine",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REPLACE,
-        {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)},
+        {"group_facts": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_500),)},
         "p5: HyperPod has no capacity for it",
     ),
     (
         "the lifecycle script fails",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REPLACE,
-        {"group_facts": (reason_of(GroupFactKind.LIFECYCLE_SCRIPT_FAILED, 9_500),)},
+        {"group_facts": (a_group_fact(GroupFactKind.LIFECYCLE_SCRIPT_FAILED, 9_500),)},
         "p5: its lifecycle script fails on new nodes",
     ),
     (
         "the cluster has failed",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REBOOT,
-        {"group_facts": (reason_of(GroupFactKind.CLUSTER_FAILED, 9_500, ""),)},
+        {"group_facts": (a_group_fact(GroupFactKind.CLUSTER_FAILED, 9_500, ""),)},
         "the cluster: the cluster itself has failed",
     ),
     (
         "three of a zone at once",
         GuardrailName.SHARED_CAUSE,
         GuardrailAction.REBOOT,
-        {"causes": (zone(9_500, 9_600, 9_700),)},
+        {"causes": (zone_cause(9_500, 9_600, 9_700),)},
         "3 of 20 nodes of zone use1-az1 failed in 10 min",
     ),
     (
@@ -133,42 +133,42 @@ BLOCKED_CASES: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any], s
         "three in repair",
         GuardrailName.FLEET_REPAIRS,
         GuardrailAction.REBOOT,
-        {"under_way": under_way(*(entry(n, "other") for n in (1, 2, 3)))},
+        {"under_way": a_register(*(entry(n, "other") for n in (1, 2, 3)))},
         "3 nodes of the fleet are in repair; the limit is 3.",
     ),
     (
         "a quarter of the pool in repair",
         GuardrailName.POOL_REPAIRS,
         GuardrailAction.REBOOT,
-        {"under_way": under_way(entry(1), entry(2))},
+        {"under_way": a_register(entry(1), entry(2))},
         "2 of 8 nodes of p5 are in repair; the limit is 2.",
     ),
     (
         "five calls within the hour",
         GuardrailName.REPAIR_RATE,
         GuardrailAction.REPLACE,
-        {"under_way": under_way(requested_at=(7_000, 7_100, 8_000, 9_000, 9_100))},
+        {"under_way": a_register(requested_at=(7_000, 7_100, 8_000, 9_000, 9_100))},
         "Evenkeel made 5 repair requests in the last hour; the limit is 5.",
     ),
     (
         "four carry our cordon",
         GuardrailName.FLEET_CORDONS,
         GuardrailAction.CORDON,
-        {"under_way": under_way(*(entry(n, "other") for n in (1, 2, 3, 4)))},
+        {"under_way": a_register(*(entry(n, "other") for n in (1, 2, 3, 4)))},
         "Evenkeel cordoned 4 nodes of the fleet; the limit is 4.",
     ),
     (
         "three of the pool carry our cordon",
         GuardrailName.POOL_CORDONS,
         GuardrailAction.CORDON,
-        {"under_way": under_way(entry(1), entry(2), entry(3))},
+        {"under_way": a_register(entry(1), entry(2), entry(3))},
         "Evenkeel cordoned 3 of 8 nodes of p5; the limit is 3.",
     ),
     (
         "three of the pool carry our cordon, and this one goes tomorrow",
         GuardrailName.POOL_CORDONS,
         GuardrailAction.CORDON,
-        {"under_way": under_way(entry(1), entry(2), entry(3)), "terminates_at": at(96_400)},
+        {"under_way": a_register(entry(1), entry(2), entry(3)), "terminates_at": at(96_400)},
         "Evenkeel cordoned 3 of 8 nodes of p5; the limit is 3.",
     ),
 ]
@@ -198,13 +198,18 @@ ALLOWED: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any]]] = [
         "a reboot needs no new machine",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REBOOT,
-        {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)},
+        {"group_facts": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_500),)},
     ),
     (
         "a launch succeeded since",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REPLACE,
-        {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500), reason_of(GroupFactKind.PROVISIONED, 9_600))},
+        {
+            "group_facts": (
+                a_group_fact(GroupFactKind.NO_CAPACITY, 9_500),
+                a_group_fact(GroupFactKind.PROVISIONED, 9_600),
+            )
+        },
     ),
     (
         "the cluster is in service again",
@@ -212,8 +217,8 @@ ALLOWED: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any]]] = [
         GuardrailAction.REBOOT,
         {
             "group_facts": (
-                reason_of(GroupFactKind.CLUSTER_FAILED, 9_500, ""),
-                reason_of(GroupFactKind.CLUSTER_STATUS, 9_600, "").replace(code="InService"),
+                a_group_fact(GroupFactKind.CLUSTER_FAILED, 9_500, ""),
+                a_group_fact(GroupFactKind.CLUSTER_STATUS, 9_600, "").replace(code="InService"),
             )
         },
     ),
@@ -221,15 +226,20 @@ ALLOWED: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any]]] = [
         "the trouble is long ago",
         GuardrailName.GROUP_TROUBLE,
         GuardrailAction.REPLACE,
-        {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_400),)},
+        {"group_facts": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_400),)},
     ),
-    ("two of a zone", GuardrailName.SHARED_CAUSE, GuardrailAction.REBOOT, {"causes": (zone(9_500, 9_600),)}),
-    ("the wave is over", GuardrailName.SHARED_CAUSE, GuardrailAction.REBOOT, {"causes": (zone(9_400, 9_600, 9_700),)}),
+    ("two of a zone", GuardrailName.SHARED_CAUSE, GuardrailAction.REBOOT, {"causes": (zone_cause(9_500, 9_600),)}),
+    (
+        "the wave is over",
+        GuardrailName.SHARED_CAUSE,
+        GuardrailAction.REBOOT,
+        {"causes": (zone_cause(9_400, 9_600, 9_700),)},
+    ),
     (
         "three of a large zone are chance",
         GuardrailName.SHARED_CAUSE,
         GuardrailAction.REBOOT,
-        {"causes": (zone(9_500, 9_600, 9_700, nodes=40),)},
+        {"causes": (zone_cause(9_500, 9_600, 9_700, nodes=40),)},
     ),
     (
         "old evidence of a machine that is ill",
@@ -247,31 +257,31 @@ ALLOWED: list[tuple[str, GuardrailName, GuardrailAction, dict[str, Any]]] = [
         "a machine in repair counts not against itself",
         GuardrailName.FLEET_REPAIRS,
         GuardrailAction.REPLACE,
-        {"under_way": under_way(entry(0), entry(1))},
+        {"under_way": a_register(entry(0), entry(1))},
     ),
     (
         "entries of other pools",
         GuardrailName.POOL_REPAIRS,
         GuardrailAction.REBOOT,
-        {"under_way": under_way(entry(1), entry(2, "other"))},
+        {"under_way": a_register(entry(1), entry(2, "other"))},
     ),
     (
         "requests of an hour ago",
         GuardrailName.REPAIR_RATE,
         GuardrailAction.REBOOT,
-        {"under_way": under_way(requested_at=(6_400, 7_100, 8_000, 9_000, 9_100))},
+        {"under_way": a_register(requested_at=(6_400, 7_100, 8_000, 9_000, 9_100))},
     ),
     (
         "a machine that goes by itself soon",
         GuardrailName.FLEET_CORDONS,
         GuardrailAction.CORDON,
-        {"under_way": under_way(*map(entry, range(1, 9))), "terminates_at": at(10_120)},
+        {"under_way": a_register(*map(entry, range(1, 9))), "terminates_at": at(10_120)},
     ),
     (
         "cordons are counted apart",
         GuardrailName.POOL_CORDONS,
         GuardrailAction.CORDON,
-        {"under_way": under_way(entry(1), entry(2))},
+        {"under_way": a_register(entry(1), entry(2))},
     ),
 ]
 
@@ -313,11 +323,11 @@ def _acts(rule: GuardrailName) -> tuple[GuardrailAction, ...]:
     ("act", "changes", "clears"),
     [
         (GuardrailAction.REBOOT, {"hold": HOLD}, 20_000),
-        (GuardrailAction.REPLACE, {"group_facts": (reason_of(GroupFactKind.NO_CAPACITY, 9_500),)}, 10_100),
-        (GuardrailAction.REBOOT, {"causes": (zone(9_450, 9_500, 9_600, 9_700),)}, 10_100),
+        (GuardrailAction.REPLACE, {"group_facts": (a_group_fact(GroupFactKind.NO_CAPACITY, 9_500),)}, 10_100),
+        (GuardrailAction.REBOOT, {"causes": (zone_cause(9_450, 9_500, 9_600, 9_700),)}, 10_100),
         (
             GuardrailAction.REBOOT,
-            {"under_way": under_way(requested_at=(7_000, 7_100, 8_000, 9_000, 9_100, 9_200))},
+            {"under_way": a_register(requested_at=(7_000, 7_100, 8_000, 9_000, 9_100, 9_200))},
             10_700,
         ),
     ],
@@ -366,7 +376,7 @@ def test_a_policy_that_bounds_neither_count_nor_share_is_refused(act: str) -> No
 
 
 def test_repair_call_counts_an_hour_and_entry_until_its_release() -> None:
-    register = under_way(entry(1), requested_at=(6_400, 6_401))
+    register = a_register(entry(1), requested_at=(6_400, 6_401))
 
     left = register.without_old_requests(NOW)
 
@@ -403,11 +413,11 @@ def machine(number: int, **changes: Any) -> FleetNode:
     return FleetNode.model_validate({**facts, **changes})
 
 
-def faulty(*numbers: int) -> list[NodeFailure]:
+def failure_times(*numbers: int) -> list[NodeFailure]:
     return [NodeFailure(life(number).key, "p5", at(9_000 + number)) for number in numbers]
 
 
-def shared(fleet: list[FleetNode], ill: list[NodeFailure], number: int = 1) -> dict[str, tuple[int, int]]:
+def shared_causes_of(fleet: list[FleetNode], ill: list[NodeFailure], number: int = 1) -> dict[str, tuple[int, int]]:
     causes = shared_causes(life(number).key, "p5", fleet, ill, now=NOW, boot_seconds=600)
     return {cause.key: (len(cause.faulted_at), cause.nodes) for cause in causes}
 
@@ -420,7 +430,7 @@ def test_nodes_count_together_by_zone_ultra_server_and_image() -> None:
         machine(4, pool="other", zone="az2"),
     ]
 
-    causes = shared(fleet, faulty(1, 2, 3))
+    causes = shared_causes_of(fleet, failure_times(1, 2, 3))
 
     assert causes == {"zone/az1": (2, 2), "UltraServer/us-1": (2, 2), "image/p5 1.0": (2, 2)}
 
@@ -434,21 +444,21 @@ def test_booting_maintained_and_removed_nodes_do_not_count() -> None:
         machine(4, is_gone=True),
     ]
 
-    assert shared(fleet, faulty(1, 3))["zone/az1"] == (1, 1)
+    assert shared_causes_of(fleet, failure_times(1, 3))["zone/az1"] == (1, 1)
 
 
 def test_faulty_node_counts_even_after_it_is_gone() -> None:
-    assert shared([machine(1), machine(2, is_gone=True)], faulty(1, 2))["zone/az1"] == (2, 2)
+    assert shared_causes_of([machine(1), machine(2, is_gone=True)], failure_times(1, 2))["zone/az1"] == (2, 2)
 
 
 def test_node_without_a_row_shares_only_its_pool() -> None:
-    assert shared([machine(2, image="")], faulty(1, 2)) == {"image/p5": (2, 2)}
+    assert shared_causes_of([machine(2, image="")], failure_times(1, 2)) == {"image/p5": (2, 2)}
 
 
 # ---------------------------------------------------------------- who goes next
 
 
-def waiting(
+def a_waiting_incident(
     number: int, severity: Severity = Severity.MAJOR, act: GuardrailAction = GuardrailAction.REBOOT, **changes: Any
 ) -> BlockedAction:
     facts = guardrail_facts(**{"life": life(number).key, **changes})
@@ -456,38 +466,48 @@ def waiting(
 
 
 def test_incidents_proceed_by_severity_then_age_within_the_limit() -> None:
-    crowd = [waiting(4), waiting(3), waiting(2, Severity.CRITICAL), waiting(1), waiting(5, Severity.MINOR)]
+    crowd = [
+        a_waiting_incident(4),
+        a_waiting_incident(3),
+        a_waiting_incident(2, Severity.CRITICAL),
+        a_waiting_incident(1),
+        a_waiting_incident(5, Severity.MINOR),
+    ]
 
     assert released_actions(crowd, POLICY) == {"inc-2", "inc-1"}
 
 
 def test_incident_blocked_by_another_rule_delays_no_other() -> None:
-    crowd = [waiting(1, hold=HOLD), waiting(2), waiting(3), waiting(4)]
+    crowd = [a_waiting_incident(1, hold=HOLD), a_waiting_incident(2), a_waiting_incident(3), a_waiting_incident(4)]
 
     assert released_actions(crowd, POLICY) == {"inc-2", "inc-3"}
 
 
 def test_recovered_node_proceeds_without_using_the_limit() -> None:
     old: dict[str, Any] = {"evidence_at": at(0), "looks_healthy": True}
-    crowd = [waiting(1, **old), waiting(2), waiting(3)]
+    crowd = [a_waiting_incident(1, **old), a_waiting_incident(2), a_waiting_incident(3)]
 
     assert released_actions(crowd, POLICY) == {"inc-1", "inc-2", "inc-3"}
 
 
 def test_cordons_wait_in_their_own_queue() -> None:
-    crowd = [waiting(1), waiting(2), *(waiting(number, act=GuardrailAction.CORDON) for number in range(3, 8))]
+    crowd = [
+        a_waiting_incident(1),
+        a_waiting_incident(2),
+        *(a_waiting_incident(number, act=GuardrailAction.CORDON) for number in range(3, 8)),
+    ]
 
     assert released_actions(crowd, POLICY) == {"inc-1", "inc-2", "inc-3", "inc-4", "inc-5"}
 
 
 def test_held_stop_proceeds_when_the_hold_ends() -> None:
-    assert released_actions([waiting(1, act=GuardrailAction.STOP)], POLICY) == {"inc-1"}
-    assert released_actions([waiting(1, act=GuardrailAction.STOP, hold=HOLD)], POLICY) == frozenset()
+    assert released_actions([a_waiting_incident(1, act=GuardrailAction.STOP)], POLICY) == {"inc-1"}
+    assert released_actions([a_waiting_incident(1, act=GuardrailAction.STOP, hold=HOLD)], POLICY) == frozenset()
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(Severity)), st.sampled_from(["p5", "g6", "trn"])), max_size=30))
 def test_incidents_released_together_stay_within_the_limits(crowd: list[tuple[Severity, str]]) -> None:
-    people = [waiting(number, severity, pool=pool) for number, (severity, pool) in enumerate(crowd)]
+    people = [a_waiting_incident(number, severity, pool=pool) for number, (severity, pool) in enumerate(crowd)]
 
     gone = released_actions(people, POLICY)
 

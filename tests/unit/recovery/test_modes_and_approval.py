@@ -58,7 +58,7 @@ def test_mode_is_the_safer_of_plan_and_stack(
     assert current_mode(stack, planned, is_approved=is_approved) is expected, why
 
 
-def asking(**changes: Any) -> Incident:
+def approval_facts(**changes: Any) -> Incident:
     facts: dict[str, Any] = {
         "incident_id": "inc-1",
         "life": LIFE,
@@ -86,7 +86,7 @@ def asking(**changes: Any) -> Incident:
     return Incident.model_validate({**facts, **changes})
 
 
-def answered(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
+def an_answer(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
     return Approval(decision_id=decision_id, approves=approves, by="role/Op (ana)", reason="go", at=at(9))
 
 
@@ -94,26 +94,26 @@ def answered(*, approves: bool = True, decision_id: str = "dec-1") -> Approval:
     ("why", "changes", "boot_id", "outcome"),
     [
         ("nobody said anything", {}, "boot-1", None),
-        ("approved", {"approval": answered()}, "boot-1", APPROVED),
-        ("approved, and the node is not to be seen", {"approval": answered()}, "", APPROVED),
-        ("declined", {"approval": answered(approves=False)}, "boot-1", DECLINED),
-        ("another plan was approved", {"approval": answered(decision_id="dec-0")}, "boot-1", None),
-        ("a worse fault came", {"approval": answered(), "fault_key": "xid:95"}, "boot-1", SUPERSEDED),
-        ("it has booted again", {"approval": answered()}, "boot-2", SUPERSEDED),
-        ("it is healthy again", {"approval": answered(), "recovered_at": at(5)}, "boot-1", SUPERSEDED),
+        ("approved", {"approval": an_answer()}, "boot-1", APPROVED),
+        ("approved, and the node is not to be seen", {"approval": an_answer()}, "", APPROVED),
+        ("declined", {"approval": an_answer(approves=False)}, "boot-1", DECLINED),
+        ("another plan was approved", {"approval": an_answer(decision_id="dec-0")}, "boot-1", None),
+        ("a worse fault came", {"approval": an_answer(), "fault_key": "xid:95"}, "boot-1", SUPERSEDED),
+        ("it has booted again", {"approval": an_answer()}, "boot-2", SUPERSEDED),
+        ("it is healthy again", {"approval": an_answer(), "recovered_at": at(5)}, "boot-1", SUPERSEDED),
         ("it was healthy, and is sick again", {"recovered_at": at(5), "last_signal_at": at(6)}, "boot-1", None),
     ],
 )
 def test_approval_wait_ends_with_the_right_answer(
     why: str, changes: dict[str, Any], boot_id: str, outcome: str | None
 ) -> None:
-    wait_answer = evaluate_approval(asking(**changes), a_node(1, boot_id=boot_id) if boot_id else None)
+    wait_answer = evaluate_approval(approval_facts(**changes), a_node(1, boot_id=boot_id) if boot_id else None)
 
     assert (wait_answer.outcome if wait_answer else None) == outcome, why
 
 
 def test_approval_does_not_apply_to_another_plan() -> None:
-    assert is_approved(asking(approval=answered()))
-    assert not is_approved(asking(approval=answered(approves=False)))
-    assert not is_approved(asking(approval=answered(decision_id="dec-0")))
-    assert not is_approved(asking())
+    assert is_approved(approval_facts(approval=an_answer()))
+    assert not is_approved(approval_facts(approval=an_answer(approves=False)))
+    assert not is_approved(approval_facts(approval=an_answer(decision_id="dec-0")))
+    assert not is_approved(approval_facts())

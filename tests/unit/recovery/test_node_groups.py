@@ -29,16 +29,16 @@ def a_member(group: NodeGroup = OWN_GROUP, **changes: Any) -> GroupMember:
     return GroupMember(instance_id=NODE, group=group, lifecycle=IN_SERVICE).replace(**changes)
 
 
-def some_facts(**changes: Any) -> GroupFacts:
+def group_repair_facts(**changes: Any) -> GroupFacts:
     return GroupFacts(instance_id=NODE, cluster="train", member=a_member(), now=NOW).replace(**changes)
 
 
-def before(seconds: int) -> datetime:
+def before_deadline(seconds: int) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
 def test_healthy_group_replaces_its_faulty_instance() -> None:
-    decision = choose_group_repair(some_facts(), POLICY)
+    decision = choose_group_repair(group_repair_facts(), POLICY)
 
     assert decision.action is GroupAction.TERMINATE
 
@@ -46,17 +46,20 @@ def test_healthy_group_replaces_its_faulty_instance() -> None:
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (some_facts(member=None), "in no Auto Scaling group"),
-        (some_facts(member=a_member(instance_id="i-0aaaaaaaaaaaaaaaa")), "not i-0123456789abcdef0"),
-        (some_facts(member=a_member(OWN_GROUP.replace(cluster="other"))), "belongs to cluster other"),
-        (some_facts(member=a_member(OWN_GROUP.replace(cluster=""))), "has no tag of a cluster"),
-        (some_facts(member=a_member(lifecycle="Standby")), "is Standby"),
-        (some_facts(member=a_member(lifecycle="Terminating:Retained")), "is Terminating:Retained"),
-        (some_facts(member=a_member(lifecycle="a state of tomorrow")), "a person must act"),
-        (some_facts(member=a_member(is_protected=True)), "protected from scale-in"),
-        (some_facts(member=a_member(OWN_GROUP.replace(suspended=("Launch",)))), "has suspended Launch"),
-        (some_facts(member=a_member(OWN_GROUP.replace(suspended=("Launch", "Terminate")))), "Launch and Terminate"),
-        (some_facts(member=None, group=SHORT_GROUP), "without a request from Evenkeel"),
+        (group_repair_facts(member=None), "in no Auto Scaling group"),
+        (group_repair_facts(member=a_member(instance_id="i-0aaaaaaaaaaaaaaaa")), "not i-0123456789abcdef0"),
+        (group_repair_facts(member=a_member(OWN_GROUP.replace(cluster="other"))), "belongs to cluster other"),
+        (group_repair_facts(member=a_member(OWN_GROUP.replace(cluster=""))), "has no tag of a cluster"),
+        (group_repair_facts(member=a_member(lifecycle="Standby")), "is Standby"),
+        (group_repair_facts(member=a_member(lifecycle="Terminating:Retained")), "is Terminating:Retained"),
+        (group_repair_facts(member=a_member(lifecycle="a state of tomorrow")), "a person must act"),
+        (group_repair_facts(member=a_member(is_protected=True)), "protected from scale-in"),
+        (group_repair_facts(member=a_member(OWN_GROUP.replace(suspended=("Launch",)))), "has suspended Launch"),
+        (
+            group_repair_facts(member=a_member(OWN_GROUP.replace(suspended=("Launch", "Terminate")))),
+            "Launch and Terminate",
+        ),
+        (group_repair_facts(member=None, group=SHORT_GROUP), "without a request from Evenkeel"),
     ],
 )
 def test_unsafe_termination_is_refused_with_its_reason(facts: GroupFacts, words: str) -> None:
@@ -69,13 +72,16 @@ def test_unsafe_termination_is_refused_with_its_reason(facts: GroupFacts, words:
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        (some_facts(member=a_member(lifecycle="Terminating:Wait")), GroupAction.AWAIT),
-        (some_facts(member=a_member(lifecycle="Pending")), GroupAction.LATER),
-        (some_facts(member=a_member(OWN_GROUP.replace(in_service=5))), GroupAction.LATER),
-        (some_facts(member=a_member(OWN_GROUP.replace(suspended=("AlarmNotification",)))), GroupAction.TERMINATE),
-        (some_facts(requested_at=before(60)), GroupAction.AWAIT),
-        (some_facts(member=None, group=SHORT_GROUP, requested_at=before(60)), GroupAction.AWAIT),
-        (some_facts(member=None, group=OWN_GROUP, requested_at=before(60)), GroupAction.REPLACED),
+        (group_repair_facts(member=a_member(lifecycle="Terminating:Wait")), GroupAction.AWAIT),
+        (group_repair_facts(member=a_member(lifecycle="Pending")), GroupAction.LATER),
+        (group_repair_facts(member=a_member(OWN_GROUP.replace(in_service=5))), GroupAction.LATER),
+        (
+            group_repair_facts(member=a_member(OWN_GROUP.replace(suspended=("AlarmNotification",)))),
+            GroupAction.TERMINATE,
+        ),
+        (group_repair_facts(requested_at=before_deadline(60)), GroupAction.AWAIT),
+        (group_repair_facts(member=None, group=SHORT_GROUP, requested_at=before_deadline(60)), GroupAction.AWAIT),
+        (group_repair_facts(member=None, group=OWN_GROUP, requested_at=before_deadline(60)), GroupAction.REPLACED),
     ],
 )
 def test_recovery_waits_for_an_instance_in_transition(facts: GroupFacts, expected: GroupAction) -> None:
@@ -85,12 +91,12 @@ def test_recovery_waits_for_an_instance_in_transition(facts: GroupFacts, expecte
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (some_facts(member=None, group=SHORT_GROUP), "has 3 of 4 instances"),
-        (some_facts(), "still InService"),
+        (group_repair_facts(member=None, group=SHORT_GROUP), "has 3 of 4 instances"),
+        (group_repair_facts(), "still InService"),
     ],
 )
 def test_person_is_asked_if_the_group_misses_the_deadline(facts: GroupFacts, words: str) -> None:
-    late = facts.replace(requested_at=before(POLICY.replace_deadline_seconds))
+    late = facts.replace(requested_at=before_deadline(POLICY.replace_deadline_seconds))
 
     decision = choose_group_repair(late, POLICY)
 
@@ -99,16 +105,16 @@ def test_person_is_asked_if_the_group_misses_the_deadline(facts: GroupFacts, wor
 
 
 def test_recovery_waits_for_auto_repair_until_a_deadline() -> None:
-    watched = some_facts(member=a_member(REPAIRING_GROUP))
+    watched = group_repair_facts(member=a_member(REPAIRING_GROUP))
     deadline = POLICY.owner_deadline_seconds
 
     actions = [
         choose_group_repair(facts, POLICY).action
         for facts in (
             watched,
-            watched.replace(watched_at=before(deadline - 1)),
-            watched.replace(watched_at=before(deadline)),
-            watched.replace(member=None, group=REPAIRING_GROUP, watched_at=before(60)),
+            watched.replace(watched_at=before_deadline(deadline - 1)),
+            watched.replace(watched_at=before_deadline(deadline)),
+            watched.replace(member=None, group=REPAIRING_GROUP, watched_at=before_deadline(60)),
         )
     ]
 
@@ -116,7 +122,7 @@ def test_recovery_waits_for_auto_repair_until_a_deadline() -> None:
 
 
 def test_auto_repair_switched_off_while_watched_ends_no_instance() -> None:
-    facts = some_facts(watched_at=before(60))
+    facts = group_repair_facts(watched_at=before_deadline(60))
 
     assert choose_group_repair(facts, POLICY).action is GroupAction.WATCH
 
@@ -137,14 +143,14 @@ _MEMBERS = st.builds(
     lifecycle=st.sampled_from([IN_SERVICE, "Standby", "Pending", "Terminating", "Detached"]),
     is_protected=st.booleans(),
 )
-_TIMES = st.none() | st.integers(0, 10_000).map(before)
+_TIMES = st.none() | st.integers(0, 10_000).map(before_deadline)
 
 
 @given(member=st.none() | _MEMBERS, group=st.none() | _GROUPS, requested_at=_TIMES, watched_at=_TIMES)
 def test_only_a_proven_untouched_member_is_terminated(
     member: GroupMember | None, group: NodeGroup | None, requested_at: datetime | None, watched_at: datetime | None
 ) -> None:
-    facts = some_facts(member=member, group=group, requested_at=requested_at, watched_at=watched_at)
+    facts = group_repair_facts(member=member, group=group, requested_at=requested_at, watched_at=watched_at)
 
     if choose_group_repair(facts, POLICY).action is GroupAction.TERMINATE:
         assert member is not None

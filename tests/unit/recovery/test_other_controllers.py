@@ -12,7 +12,16 @@ from evenkeel.domain.recovery.recovery_waits import evaluate_node_back
 from evenkeel.domain.recovery.repair import Repair, RepairDecision, choose_repair
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from tests.fakes import a_node
-from tests.unit.recovery.facts import ILL, WELL, a_slot_state, a_successor, an_ask, at, plan_facts, repair_facts
+from tests.unit.recovery.facts import (
+    ILL,
+    WELL,
+    a_repair_request,
+    a_slot_state,
+    a_successor,
+    at,
+    plan_facts,
+    repair_facts,
+)
 
 STATE = "dgxc.nvidia.com/nvsentinel-state"
 WORKS = ControllerMark(controller="NVSentinel", mark=f"{STATE}=draining")
@@ -88,7 +97,7 @@ def choose(**changes: Any) -> RepairDecision:
     return choose_repair(repair_facts(**changes), POLICY)
 
 
-WAITING = an_ask("controller", 10)
+WAITING = a_repair_request("controller", 10)
 
 
 @pytest.mark.parametrize(
@@ -118,12 +127,12 @@ WAITING = an_ask("controller", 10)
         ),
         (
             "a reboot by Evenkeel failed, and then the mark came",
-            {"requests": (an_ask("reboot", 10),), "controller": WORKS, "now": at(2000)},
+            {"requests": (a_repair_request("reboot", 10),), "controller": WORKS, "now": at(2000)},
             Repair.AWAIT,
         ),
         (
             "an earlier run of this incident requested a reboot",
-            {"owner": Owner.CONTROLLER, "requests": (an_ask("reboot", 10),), "now": at(2000)},
+            {"owner": Owner.CONTROLLER, "requests": (a_repair_request("reboot", 10),), "now": at(2000)},
             Repair.ASK_PERSON,
         ),
     ],
@@ -142,7 +151,9 @@ def test_evenkeel_requests_nothing_for_a_node_of_another_controller(
     assert decided.rung == ""
 
 
-@pytest.mark.parametrize("requests", [(), (an_ask("reboot", 10),)], ids=["no request", "a reboot that did not help"])
+@pytest.mark.parametrize(
+    "requests", [(), (a_repair_request("reboot", 10),)], ids=["no request", "a reboot that did not help"]
+)
 def test_wait_for_another_controller_is_recorded(requests: Any) -> None:
     decided = choose(controller=WORKS, requests=requests, now=at(2000))
 
@@ -172,7 +183,7 @@ def test_wait_ends_when_the_controller_is_done(slot_state: SlotState, outcome: s
 
 @pytest.mark.parametrize(
     "requests",
-    [(), (an_ask("replace", 10),), (an_ask("owner", 10),), (WAITING,)],
+    [(), (a_repair_request("replace", 10),), (a_repair_request("owner", 10),), (WAITING,)],
     ids=["none", "by Evenkeel", "by HyperPod", "by another controller"],
 )
 def test_ended_node_of_hyperpods_own_karpenter_is_not_awaited(requests: Any) -> None:

@@ -17,9 +17,9 @@ from tests.unit.recovery.facts import (
     ILL,
     LIFE,
     WELL,
+    a_repair_request,
     a_slot_state,
     a_successor,
-    an_ask,
     at,
     repair_facts,
 )
@@ -94,45 +94,54 @@ def test_repair_decision_before_any_call_has_the_expected_action(
 @pytest.mark.parametrize(
     ("why", "changes", "action"),
     [
-        ("the reboot is under way", {"requests": (an_ask(),)}, Repair.AWAIT),
+        ("the reboot is under way", {"requests": (a_repair_request(),)}, Repair.AWAIT),
         (
             "it rebooted and is well",
-            {"requests": (an_ask(),), "slot_state": REBOOTED, "validity": WELL},
+            {"requests": (a_repair_request(),), "slot_state": REBOOTED, "validity": WELL},
             Repair.HEALTHY,
         ),
-        ("it rebooted and is coming up", {"requests": (an_ask(),), "slot_state": REBOOTED}, Repair.AWAIT),
+        ("it rebooted and is coming up", {"requests": (a_repair_request(),), "slot_state": REBOOTED}, Repair.AWAIT),
         (
             "it rebooted and failed its validation",
-            {"requests": (an_ask(),), "slot_state": REBOOTED, "invalid_at": at(60), "now": at(70)},
+            {"requests": (a_repair_request(),), "slot_state": REBOOTED, "invalid_at": at(60), "now": at(70)},
             Repair.REPLACE,
         ),
         (
             "it rebooted, looks well, and faulted while it was validated",
-            {"requests": (an_ask(),), "slot_state": REBOOTED, "invalid_at": at(60), "validity": WELL, "now": at(70)},
+            {
+                "requests": (a_repair_request(),),
+                "slot_state": REBOOTED,
+                "invalid_at": at(60),
+                "validity": WELL,
+                "now": at(70),
+            },
             Repair.REPLACE,
         ),
-        ("the reboot did not bring it back", {"requests": (an_ask(),), "now": at(111)}, Repair.REPLACE),
-        ("the replacement is under way", {"requests": (an_ask("replace"),), "now": at(111)}, Repair.AWAIT),
-        ("the replacement never came", {"requests": (an_ask("replace"),), "now": at(211)}, Repair.ASK_PERSON),
-        ("something runs on it already", {"requests": (an_ask(answer="IN_USE"),)}, Repair.AWAIT),
-        ("the machine is another's already", {"requests": (an_ask(answer="NO_SUCH_NODE"),)}, Repair.AWAIT),
-        ("the provider was not ready", {"requests": (an_ask(answer="NOT_NOW"),)}, Repair.PAUSE),
-        ("… and may be now", {"requests": (an_ask(answer="NOT_NOW"),), "now": at(41)}, Repair.REBOOT),
-        ("the provider failed", {"requests": (an_ask(answer="FAILED"),), "now": at(41)}, Repair.REBOOT),
+        ("the reboot did not bring it back", {"requests": (a_repair_request(),), "now": at(111)}, Repair.REPLACE),
+        ("the replacement is under way", {"requests": (a_repair_request("replace"),), "now": at(111)}, Repair.AWAIT),
+        ("the replacement never came", {"requests": (a_repair_request("replace"),), "now": at(211)}, Repair.ASK_PERSON),
+        ("something runs on it already", {"requests": (a_repair_request(answer="IN_USE"),)}, Repair.AWAIT),
+        ("the machine is another's already", {"requests": (a_repair_request(answer="NO_SUCH_NODE"),)}, Repair.AWAIT),
+        ("the provider was not ready", {"requests": (a_repair_request(answer="NOT_NOW"),)}, Repair.PAUSE),
+        ("… and may be now", {"requests": (a_repair_request(answer="NOT_NOW"),), "now": at(41)}, Repair.REBOOT),
+        ("the provider failed", {"requests": (a_repair_request(answer="FAILED"),), "now": at(41)}, Repair.REBOOT),
         (
             "the provider failed twice",
-            {"requests": (an_ask(answer="FAILED"), an_ask(seconds=41, answer="FAILED")), "now": at(80)},
+            {
+                "requests": (a_repair_request(answer="FAILED"), a_repair_request(seconds=41, answer="FAILED")),
+                "now": at(80),
+            },
             Repair.REPLACE,
         ),
         (
             "the provider put it off for ever",
-            {"requests": tuple(an_ask(seconds=n, answer="NOT_NOW") for n in range(10)), "now": at(80)},
+            {"requests": tuple(a_repair_request(seconds=n, answer="NOT_NOW") for n in range(10)), "now": at(80)},
             Repair.ASK_PERSON,
         ),
         (
             "three calls are enough",
             {
-                "requests": tuple(an_ask(seconds=n, answer="FAILED") for n in range(3)),
+                "requests": tuple(a_repair_request(seconds=n, answer="FAILED") for n in range(3)),
                 "ladder": ("replace",),
                 "now": at(80),
             },
@@ -142,7 +151,7 @@ def test_repair_decision_before_any_call_has_the_expected_action(
             "HyperPod has rebooted it",
             {
                 "owner": Owner.HYPERPOD,
-                "requests": (an_ask("owner"),),
+                "requests": (a_repair_request("owner"),),
                 "now": at(511),
                 "slot_state": REBOOTED,
                 "validity": WELL,
@@ -159,7 +168,7 @@ def test_repair_decision_after_a_call_has_the_expected_action(
     assert decision.action is action, f"{why}: {decision.reason}"
 
 
-OWNED = {"owner": Owner.HYPERPOD, "requests": (an_ask("owner"),)}
+OWNED = {"owner": Owner.HYPERPOD, "requests": (a_repair_request("owner"),)}
 
 
 @pytest.mark.parametrize(
@@ -192,8 +201,16 @@ OWNED = {"owner": Owner.HYPERPOD, "requests": (an_ask("owner"),)}
         ("no capacity", {"now": at(540), "progress": progress_facts(("insufficient_capacity", 40))}, Repair.ASK_PERSON),
         ("it rebooted and is sick still", {"now": at(300), "slot_state": REBOOTED}, Repair.AWAIT),
         ("it rebooted, is sick, and nothing followed", {"now": at(511), "slot_state": REBOOTED}, Repair.REBOOT),
-        ("taken over", {"requests": (an_ask("owner"), an_ask(seconds=160)), "now": at(170)}, Repair.AWAIT),
-        ("taken over in vain", {"requests": (an_ask("owner"), an_ask(seconds=160)), "now": at(261)}, Repair.REPLACE),
+        (
+            "taken over",
+            {"requests": (a_repair_request("owner"), a_repair_request(seconds=160)), "now": at(170)},
+            Repair.AWAIT,
+        ),
+        (
+            "taken over in vain",
+            {"requests": (a_repair_request("owner"), a_repair_request(seconds=160)), "now": at(261)},
+            Repair.REPLACE,
+        ),
     ],
 )
 def test_evenkeel_takes_over_only_from_an_idle_hyperpod(why: str, changes: dict[str, Any], action: Repair) -> None:
@@ -205,15 +222,28 @@ def test_evenkeel_takes_over_only_from_an_idle_hyperpod(why: str, changes: dict[
 @pytest.mark.parametrize(
     ("why", "changes", "action"),
     [
-        ("the replacement failed", {"requests": (an_ask("replace"),), "code": "replacement_failed"}, Repair.ASK_PERSON),
+        (
+            "the replacement failed",
+            {"requests": (a_repair_request("replace"),), "code": "replacement_failed"},
+            Repair.ASK_PERSON,
+        ),
         ("the reboot failed", {"code": "reboot_failed"}, Repair.REPLACE),
-        ("no capacity", {"requests": (an_ask("replace"),), "code": "insufficient_capacity"}, Repair.ASK_PERSON),
-        ("it is at it", {"requests": (an_ask("replace"),), "code": "replacement_started"}, Repair.AWAIT),
+        (
+            "no capacity",
+            {"requests": (a_repair_request("replace"),), "code": "insufficient_capacity"},
+            Repair.ASK_PERSON,
+        ),
+        ("it is at it", {"requests": (a_repair_request("replace"),), "code": "replacement_started"}, Repair.AWAIT),
     ],
 )
 def test_recorded_result_of_the_provider_ends_the_wait_early(why: str, changes: dict[str, Any], action: Repair) -> None:
     decision = choose(
-        **{"requests": (an_ask(),), "progress": progress_facts((changes.pop("code"), 30)), "now": at(31), **changes}
+        **{
+            "requests": (a_repair_request(),),
+            "progress": progress_facts((changes.pop("code"), 30)),
+            "now": at(31),
+            **changes,
+        }
     )
 
     assert decision.action is action, f"{why}: {decision.reason}"
@@ -221,7 +251,8 @@ def test_recorded_result_of_the_provider_ends_the_wait_early(why: str, changes: 
 
 def test_old_failure_says_nothing_about_a_later_call() -> None:
     assert (
-        choose(requests=(an_ask(),), progress=progress_facts(("reboot_failed", 5)), now=at(31)).action is Repair.AWAIT
+        choose(requests=(a_repair_request(),), progress=progress_facts(("reboot_failed", 5)), now=at(31)).action
+        is Repair.AWAIT
     )
 
 
@@ -231,7 +262,9 @@ def test_every_node_rung_maps_to_a_repair() -> None:
 
 
 def test_missing_capacity_names_the_next_step() -> None:
-    decision = choose(requests=(an_ask("replace"),), progress=progress_facts(("insufficient_capacity", 30)), now=at(31))
+    decision = choose(
+        requests=(a_repair_request("replace"),), progress=progress_facts(("insufficient_capacity", 30)), now=at(31)
+    )
 
     assert "training plan" in decision.reason
     assert decision.action is Repair.ASK_PERSON
@@ -246,11 +279,16 @@ KARPENTERS = {"owner": Owner.KARPENTER, "now": at(20)}
     [
         ("its repair is off", False, {}, Repair.REPLACE),
         ("its repair is on", True, {}, Repair.AWAIT),
-        ("it is at it", True, {"requests": (an_ask("karpenter"),), "now": at(300)}, Repair.AWAIT),
-        ("it does nothing", True, {"requests": (an_ask("karpenter"),), "now": at(310)}, Repair.REPLACE),
-        ("it gave the machine back", True, {"requests": (an_ask("karpenter"),), "slot_state": GONE}, Repair.NOT_NEEDED),
-        ("we gave it back", False, {"requests": (an_ask("replace"),), "slot_state": GONE}, Repair.NOT_NEEDED),
-        ("it is being drained", False, {"requests": (an_ask("replace"),)}, Repair.AWAIT),
+        ("it is at it", True, {"requests": (a_repair_request("karpenter"),), "now": at(300)}, Repair.AWAIT),
+        ("it does nothing", True, {"requests": (a_repair_request("karpenter"),), "now": at(310)}, Repair.REPLACE),
+        (
+            "it gave the machine back",
+            True,
+            {"requests": (a_repair_request("karpenter"),), "slot_state": GONE},
+            Repair.NOT_NEEDED,
+        ),
+        ("we gave it back", False, {"requests": (a_repair_request("replace"),), "slot_state": GONE}, Repair.NOT_NEEDED),
+        ("it is being drained", False, {"requests": (a_repair_request("replace"),)}, Repair.AWAIT),
         ("it went by itself", False, {"slot_state": GONE}, Repair.NOT_NEEDED),
     ],
 )
@@ -270,7 +308,7 @@ def test_karpenter_nodes_are_drained_and_terminated(
         ("opted out", {"opt_out_reason": "Left to people."}, Repair.STAND_DOWN, False),
         (
             "opted out while a reboot runs",
-            {"opt_out_reason": "Left.", "requests": (an_ask(),)},
+            {"opt_out_reason": "Left.", "requests": (a_repair_request(),)},
             Repair.STAND_DOWN,
             False,
         ),
@@ -315,12 +353,17 @@ EXAMINED = {"deep_check_failed_at": at(60), "invalid_at": at(60), "slot_state": 
 @pytest.mark.parametrize(
     ("why", "changes", "action", "marks"),
     [
-        ("HyperPod repairs what failed its own check", {"requests": (an_ask(),)}, Repair.AWAIT, "owner"),
-        ("it is awaited", {"requests": (an_ask(), an_ask("owner", 65))}, Repair.AWAIT, ""),
-        ("it did nothing", {"requests": (an_ask(), an_ask("owner", 65)), "now": at(800)}, Repair.REPLACE, ""),
+        ("HyperPod repairs what failed its own check", {"requests": (a_repair_request(),)}, Repair.AWAIT, "owner"),
+        ("it is awaited", {"requests": (a_repair_request(), a_repair_request("owner", 65))}, Repair.AWAIT, ""),
+        (
+            "it did nothing",
+            {"requests": (a_repair_request(), a_repair_request("owner", 65)), "now": at(800)},
+            Repair.REPLACE,
+            "",
+        ),
         (
             "it failed again and again",
-            {"requests": tuple(an_ask("owner", seconds) for seconds in (10, 20, 30))},
+            {"requests": tuple(a_repair_request("owner", seconds) for seconds in (10, 20, 30))},
             Repair.ASK_PERSON,
             "",
         ),
@@ -391,7 +434,7 @@ def test_effect_of_a_lost_reply_is_read_from_the_node(
     assert slot_state.original.record
     original = slot_state.original.replace(record=slot_state.original.record.replace(status=status))
     ladder = ("reboot", "replace") if rung == "reboot" else ("replace",)
-    requests = (an_ask(rung, answer=answer),)
+    requests = (a_repair_request(rung, answer=answer),)
 
     decision = choose(
         requests=requests, now=changes["now"], slot_state=slot_state.replace(original=original), ladder=ladder
@@ -401,19 +444,19 @@ def test_effect_of_a_lost_reply_is_read_from_the_node(
 
 
 def test_a_call_is_repeated_once_only() -> None:
-    lost = (an_ask("replace", answer="UNKNOWN"), an_ask("replace", seconds=61, answer="UNKNOWN"))
+    lost = (a_repair_request("replace", answer="UNKNOWN"), a_repair_request("replace", seconds=61, answer="UNKNOWN"))
 
     assert choose(requests=lost, now=at(200), ladder=("replace",)).action is Repair.ASK_PERSON
 
 
 def test_node_life_is_replaced_once_over_all_incidents() -> None:
-    earlier = an_ask("replace", seconds=-900, incident_id="inc-0")
+    earlier = a_repair_request("replace", seconds=-900, incident_id="inc-0")
 
     assert choose(requests=(earlier,), ladder=("replace",)).action is Repair.ASK_PERSON
 
 
 def test_recently_rebooted_node_is_replaced_at_once() -> None:
-    earlier = an_ask("reboot", seconds=-900, incident_id="inc-0")
+    earlier = a_repair_request("reboot", seconds=-900, incident_id="inc-0")
 
     assert choose(requests=(earlier,)).action is Repair.REPLACE
 
@@ -428,7 +471,9 @@ def test_recently_rebooted_node_is_replaced_at_once() -> None:
         ("the one before it failed, not this one", {"validity": WELL, "invalid_at": at(30)}, Repair.HEALTHY),
     ],
 )
-@pytest.mark.parametrize("requests", [(), (an_ask("replace"),)], ids=["replaced by another", "replaced by us"])
+@pytest.mark.parametrize(
+    "requests", [(), (a_repair_request("replace"),)], ids=["replaced by another", "replaced by us"]
+)
 def test_replacement_in_the_slot_decides_the_repair(
     why: str, changes: dict[str, Any], action: Repair, requests: Any
 ) -> None:
@@ -443,12 +488,12 @@ def test_each_alternative_states_why_it_was_not_chosen() -> None:
 
 
 def test_call_without_a_reply_has_a_shorter_wait() -> None:
-    assert deadline_of(an_ask(answer="UNKNOWN"), POLICY) == at(60)
-    assert deadline_of(an_ask(), POLICY) == at(110)
+    assert deadline_of(a_repair_request(answer="UNKNOWN"), POLICY) == at(60)
+    assert deadline_of(a_repair_request(), POLICY) == at(110)
 
 
 def test_repair_decision_replays_from_its_facts() -> None:
-    facts = repair_facts(requests=(an_ask(),), now=at(111))
+    facts = repair_facts(requests=(a_repair_request(),), now=at(111))
 
     again = type(facts).model_validate(facts.to_json())
 
@@ -474,7 +519,7 @@ def test_repair_decision_replays_from_its_facts() -> None:
     ],
 )
 def test_call_of_an_earlier_incident_is_awaited(why: str, answer: str, changes: dict[str, Any], action: Repair) -> None:
-    earlier = an_ask(seconds=-5, answer=answer, incident_id="inc-0")
+    earlier = a_repair_request(seconds=-5, answer=answer, incident_id="inc-0")
 
     decision = choose(requests=(earlier,), **changes)
 

@@ -48,7 +48,7 @@ WITHOUT_PODS = a_job(state=UnmanagedJobState.FAILED, live_nodes=(), failed_at=NO
 """Kubernetes deleted its pods when it failed."""
 
 
-def decided(job: UnmanagedJob, **changes: Any) -> RestartDecision:
+def decide_restart_of(job: UnmanagedJob, **changes: Any) -> RestartDecision:
     facts: dict[str, Any] = {
         "job": job,
         "node_name": NODE,
@@ -104,7 +104,7 @@ def decided(job: UnmanagedJob, **changes: Any) -> RestartDecision:
 def test_unmanaged_job_is_restarted_moved_or_left_with_a_reason(
     job: UnmanagedJob, facts: dict[str, Any], action: str, reason: str
 ) -> None:
-    decision = decided(job, **facts)
+    decision = decide_restart_of(job, **facts)
 
     assert decision.action is RestartAction(action)
     assert reason in decision.reason
@@ -114,7 +114,7 @@ def test_unmanaged_job_is_restarted_moved_or_left_with_a_reason(
 
 
 def test_restart_decision_names_the_checkpoint_folder() -> None:
-    known, unknown = decided(a_job(checkpoints="/fsx/llama (option --save)")), decided(a_job())
+    known, unknown = decide_restart_of(a_job(checkpoints="/fsx/llama (option --save)")), decide_restart_of(a_job())
 
     assert "resumes from /fsx/llama (option --save), if it saved a checkpoint there" in known.reason
     assert "names no checkpoint folder, so it may start from the beginning" in unknown.reason

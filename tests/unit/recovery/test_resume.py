@@ -39,7 +39,7 @@ REFUSED = tuple(
 )
 
 
-def delays(**seconds: float) -> ResumeDelays:
+def delay_prices(**seconds: float) -> ResumeDelays:
     known = {"repair": 900, "capacity": 3600, "launch": 30, "restore": 70, **seconds}
     return ResumeDelays.model_validate({part: Forecast(seconds=value) for part, value in known.items()})
 
@@ -52,7 +52,7 @@ def resume(usable: int, spares: int = 0, **changes: Any) -> ResumeDecision:
         "accelerators_per_node": 8,
         "pools": (PoolCapacity(pool="p5", usable=usable, spares=spares),),
         "offers": REFUSED,
-        "delays": delays(),
+        "delays": delay_prices(),
         "lost_work_seconds": 0,
         "usd_per_accelerator_hour": 5,
         "fault_key": "xid:79",
@@ -222,7 +222,7 @@ def test_first_documented_example_matches_the_decision() -> None:
         16,
         1,
         nodes=16,
-        delays=delays(repair=280, launch=60, restore=1400),
+        delays=delay_prices(repair=280, launch=60, restore=1400),
         lost_work_seconds=half,
     )
 
@@ -241,7 +241,7 @@ def test_first_documented_example_matches_the_decision() -> None:
 # ---------------------------------------------------------------- fewer nodes
 
 
-def a_fault(left: int, seconds: float = 300, **changes: Any) -> NodeLossFacts:
+def resume_elastic_job(left: int, seconds: float = 300, **changes: Any) -> NodeLossFacts:
     """Return the offers for a job of 4 nodes (2 to 4 allowed) with `left` nodes, some seconds after the fault."""
     facts: dict[str, Any] = {
         "job": ElasticJob(job_id="job-1", nodes=4, sizes=Sizes(least=2, most=4), started_at=at(0)),
@@ -254,7 +254,7 @@ def a_fault(left: int, seconds: float = 300, **changes: Any) -> NodeLossFacts:
 
 
 def test_elastic_job_shrinks_if_that_loses_less_than_repair() -> None:
-    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=a_fault(3))
+    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=resume_elastic_job(3))
 
     assert (decided.option, decided.nodes, decided.shrinks_at) == (ResumeOption.SHRINK, 3, at(300))
     # (100 s of standstill x 4 nodes + 1 node for 900 s + the way back: 4 nodes for 150 s) x 8 GPUs
@@ -266,28 +266,28 @@ def test_elastic_job_shrinks_if_that_loses_less_than_repair() -> None:
 
 
 def test_elastic_job_waits_only_for_a_short_repair() -> None:
-    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=a_fault(3), delays=delays(repair=140))
+    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=resume_elastic_job(3), delays=delay_prices(repair=140))
 
     assert decided.option is ResumeOption.WAIT_FOR_REPAIR
     assert decided.shrinks_at == at(300 + decided.expected_seconds)
 
 
 def test_elastic_job_waits_for_a_spare_first() -> None:
-    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=a_fault(3, seconds=20))
+    decided = resume(3, nodes=4, offers=REFUSED[1:], fault=resume_elastic_job(3, seconds=20))
 
     assert (decided.option, decided.shrinks_at) == (ResumeOption.SHRINK, at(120))
     assert decided.expected_seconds == 100 + 100
 
 
 def test_shrinking_needs_nodes_for_a_legal_size() -> None:
-    decided = resume(1, nodes=4, offers=REFUSED[1:], fault=a_fault(1))
+    decided = resume(1, nodes=4, offers=REFUSED[1:], fault=resume_elastic_job(1))
 
     assert decided.option is ResumeOption.WAIT_FOR_REPAIR
     assert any("No legal size fits 1 node" in alternative.why_not for alternative in decided.alternatives)
 
 
 def test_free_nodes_are_used_before_shrinking() -> None:
-    decided = resume(4, nodes=4, offers=REFUSED[1:], fault=a_fault(3, spares=1))
+    decided = resume(4, nodes=4, offers=REFUSED[1:], fault=resume_elastic_job(3, spares=1))
 
     assert (decided.option, decided.nodes) == (ResumeOption.FREE_NODE, 4)
 
@@ -295,7 +295,7 @@ def test_free_nodes_are_used_before_shrinking() -> None:
 # ---------------------------------------------------------------- rented nodes, preemption of other jobs
 
 
-def renting(
+def resume_with_rental(
     *, micros: int = 55_040_000, cap: int = 10**10, nodes: int = 16, barred: str = "", run: float = 7200
 ) -> RentOption:
     """Return the decision for a gang without free committed nodes and with one on-demand pool."""
@@ -339,15 +339,15 @@ SMALL = PreemptionCandidate(
 )
 
 
-def large(**changes: Any) -> ResumeDecision:
+def resume_large_job(**changes: Any) -> ResumeDecision:
     """Return the decision for a job on 16 nodes. One node is out for six hours; an hour of delay costs $150."""
     known = {
         "nodes": 16,
         "offers": REFUSED[:1],
-        "delays": delays(repair=21_600, launch=60, restore=1400),
+        "delays": delay_prices(repair=21_600, launch=60, restore=1400),
         "lost_work_seconds": 450,
         "usd_per_hour_of_delay": 150,
-        "renting": renting(),
+        "renting": resume_with_rental(),
         "preemption_victims": (SMALL,),
     }
     return resume(15, **{**known, **changes})
@@ -356,7 +356,7 @@ def large(**changes: Any) -> ResumeDecision:
 def test_second_documented_example_matches_the_decision() -> None:
     text = (Path(__file__).parents[3] / "docs" / "operate" / "resume.md").read_text(encoding="utf-8")
     rows = re.findall(r"\| `(\w+)` \| ([\d.]+) s \| ([\d.]+) GPU-h \| \$([\d,.]+) \|", text)
-    decision = large()
+    decision = resume_large_job()
 
     weighed = [
         (decision.option, decision.expected_seconds, decision.gpu_hours_lost, decision.usd),
@@ -373,25 +373,30 @@ def test_second_documented_example_matches_the_decision() -> None:
 
 
 def test_renting_is_worth_the_loss_of_the_next_best_option() -> None:
-    decision = large(preemption_victims=())
+    decision = resume_large_job(preemption_victims=())
     worth = decision.max_rent_parts
     assert worth is not None
-    now = cheapest_rented(choose_pool(renting().placement).table)
+    now = cheapest_rented(choose_pool(resume_with_rental().placement).table)
     assert now is not None
     dearest = 55_040_000 * worth / now.rent_parts
 
     assert decision.option is ResumeOption.RENT
-    assert large(preemption_victims=(), renting=renting(micros=int(dearest * 0.999))).option is ResumeOption.RENT
     assert (
-        large(preemption_victims=(), renting=renting(micros=int(dearest * 1.001))).option
+        resume_large_job(preemption_victims=(), renting=resume_with_rental(micros=int(dearest * 0.999))).option
+        is ResumeOption.RENT
+    )
+    assert (
+        resume_large_job(preemption_victims=(), renting=resume_with_rental(micros=int(dearest * 1.001))).option
         is ResumeOption.WAIT_FOR_REPAIR
     )
-    assert large().max_rent_parts is None
+    assert resume_large_job().max_rent_parts is None
 
 
 def test_nothing_is_rented_that_a_cycle_would_not_start() -> None:
-    barred = large(preemption_victims=(), renting=renting(barred="Rented nodes would not help the job: no quota."))
-    over = large(preemption_victims=(), renting=renting(cap=55_040_000 * 15))
+    barred = resume_large_job(
+        preemption_victims=(), renting=resume_with_rental(barred="Rented nodes would not help the job: no quota.")
+    )
+    over = resume_large_job(preemption_victims=(), renting=resume_with_rental(cap=55_040_000 * 15))
 
     for decision, why in ((barred, "no quota"), (over, "$880.64 an hour, which exceeds the limit")):
         row = next(alternative for alternative in decision.alternatives if alternative.option == ResumeOption.RENT)
@@ -402,7 +407,7 @@ def test_nothing_is_rented_that_a_cycle_would_not_start() -> None:
 def test_equal_jobs_do_not_preempt_each_other() -> None:
     equal = SMALL.replace(accelerators=128, usd_per_hour_of_delay=150)
 
-    assert large(renting=None, preemption_victims=(equal,)).option is ResumeOption.WAIT_FOR_REPAIR
+    assert resume_large_job(renting=None, preemption_victims=(equal,)).option is ResumeOption.WAIT_FOR_REPAIR
 
 
 def test_option_that_loses_least_gpu_hours_wins_without_a_price() -> None:
@@ -439,10 +444,10 @@ def test_price_of_delay_applies_to_every_option() -> None:
 def test_chosen_option_loses_least_within_the_caps(
     micros: int, cap: int, run: int, repair: int, accelerators: int
 ) -> None:
-    decision = large(
-        renting=renting(micros=micros, cap=cap, run=run),
+    decision = resume_large_job(
+        renting=resume_with_rental(micros=micros, cap=cap, run=run),
         preemption_victims=(SMALL.replace(accelerators=accelerators),),
-        delays=delays(repair=repair),
+        delays=delay_prices(repair=repair),
     )
 
     assert decision.usd is not None

@@ -36,7 +36,7 @@ def an_attempt(number: int, source: int | None, began: datetime | None, **change
     return Attempt.model_validate({**facts, **changes})
 
 
-def judged(*descent: Attempt, **changes: Any) -> RollbackDecision:
+def rollback_decision(*descent: Attempt, **changes: Any) -> RollbackDecision:
     facts: dict[str, Any] = {
         "interrupted_attempt": 1,
         "current_attempt": descent[-1].attempt,
@@ -69,19 +69,19 @@ POISONED, CLEAN = at(-299), at(-300)
 def test_attempt_from_a_distrusted_checkpoint_is_rolled_back(
     descent: list[tuple[int, int | None, datetime | None]], action: Rollback
 ) -> None:
-    assert judged(*(an_attempt(*link) for link in descent)).action is action
+    assert rollback_decision(*(an_attempt(*link) for link in descent)).action is action
 
 
 def test_fault_without_corruption_rolls_nothing_back() -> None:
-    assert judged(an_attempt(2, 1, POISONED), distrust_after=None).action is Rollback.LEAVE
+    assert rollback_decision(an_attempt(2, 1, POISONED), distrust_after=None).action is Rollback.LEAVE
 
 
 def test_missing_required_evidence_rolls_the_attempt_back() -> None:
     before = an_attempt(2, 1, CLEAN)
 
-    assert judged(before, requirement=CheckpointRequirement.EVIDENCE).action is Rollback.STOP
+    assert rollback_decision(before, requirement=CheckpointRequirement.EVIDENCE).action is Rollback.STOP
     assert (
-        judged(
+        rollback_decision(
             before, requirement=CheckpointRequirement.EVIDENCE, required_before=CheckpointRequirement.EVIDENCE
         ).action
         is Rollback.LEAVE
@@ -91,17 +91,17 @@ def test_missing_required_evidence_rolls_the_attempt_back() -> None:
 def test_unknown_pin_is_distrusted_unless_rank_0_knew_the_window() -> None:
     mounted = an_attempt(2, None, None, is_pinned=False)
 
-    assert judged(mounted).action is Rollback.STOP
-    assert judged(mounted, distrusted_before=at(-299)).action is Rollback.STOP
-    assert judged(mounted, distrusted_before=at(-300)).action is Rollback.LEAVE
+    assert rollback_decision(mounted).action is Rollback.STOP
+    assert rollback_decision(mounted, distrusted_before=at(-299)).action is Rollback.STOP
+    assert rollback_decision(mounted, distrusted_before=at(-300)).action is Rollback.LEAVE
 
 
 def test_attempt_without_pin_started_from_the_beginning() -> None:
-    assert judged(an_attempt(2, None, None, is_pinned=False, launched_at=None)).action is Rollback.LEAVE
+    assert rollback_decision(an_attempt(2, None, None, is_pinned=False, launched_at=None)).action is Rollback.LEAVE
 
 
 def test_number_of_rollbacks_is_bounded() -> None:
-    decision = judged(an_attempt(2, 1, POISONED), rollbacks=2)
+    decision = rollback_decision(an_attempt(2, 1, POISONED), rollbacks=2)
 
     assert decision.action is Rollback.LIMIT
     assert "already rolled back 2 times" in decision.reason

@@ -53,7 +53,7 @@ def test_fault_that_needs_a_person_waits_for_one() -> None:
 # ---------------------------------------------------------------- what came since the plan
 
 
-def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
+def planned_incident(outcome: str = "NOTHING", **changes: Any) -> Incident:
     brief = {
         "run": 1,
         "outcome": outcome,
@@ -89,17 +89,21 @@ def planned(outcome: str = "NOTHING", **changes: Any) -> Incident:
 @pytest.mark.parametrize(
     ("incident", "rungs", "expected"),
     [
-        (planned(), ("watch", "reboot"), ""),
-        (planned(), ("reboot", "replace"), "requires reboot, which the plan does not include"),
-        (planned("ACT", plan={"rungs": ("restart_job",)}), ("replace",), "requires replace"),
-        (planned("OBSERVE"), ("reboot",), "requires reboot"),
-        (planned(independent_sources=("hyperpod", "site:prober")), ("watch", "reboot"), "A second, independent source"),
-        (planned(plan={"had_recovered": True}), ("watch", "reboot"), "The node became unhealthy again"),
-        (planned(plan={"had_recovered": True}, recovered_at=at(9)), ("watch", "reboot"), ""),
-        (planned("STAND_DOWN"), ("replace",), ""),
-        (planned("ACT", plan={"repairs_node": True}), ("replace",), ""),
-        (planned(plan={"rungs": ()}), ("replace",), ""),
-        (planned(run=2), ("replace",), ""),
+        (planned_incident(), ("watch", "reboot"), ""),
+        (planned_incident(), ("reboot", "replace"), "requires reboot, which the plan does not include"),
+        (planned_incident("ACT", plan={"rungs": ("restart_job",)}), ("replace",), "requires replace"),
+        (planned_incident("OBSERVE"), ("reboot",), "requires reboot"),
+        (
+            planned_incident(independent_sources=("hyperpod", "site:prober")),
+            ("watch", "reboot"),
+            "A second, independent source",
+        ),
+        (planned_incident(plan={"had_recovered": True}), ("watch", "reboot"), "The node became unhealthy again"),
+        (planned_incident(plan={"had_recovered": True}, recovered_at=at(9)), ("watch", "reboot"), ""),
+        (planned_incident("STAND_DOWN"), ("replace",), ""),
+        (planned_incident("ACT", plan={"repairs_node": True}), ("replace",), ""),
+        (planned_incident(plan={"rungs": ()}), ("replace",), ""),
+        (planned_incident(run=2), ("replace",), ""),
     ],
 )
 def test_fault_beyond_the_plan_needs_a_new_plan(incident: Incident, rungs: tuple[str, ...], expected: str) -> None:

@@ -41,7 +41,7 @@ def world() -> Iterator[FakeWorld]:
         yield fake
 
 
-def raising(error: Exception) -> entry.Handler:
+def failing_handler(error: Exception) -> entry.Handler:
     def handler(_event: entry.Json, _context: Any) -> entry.Json:
         raise error
 
@@ -85,7 +85,7 @@ def test_error_is_raised_under_a_name_that_workflows_match(
     world: FakeWorld, error: Exception, name: str, message: str, level: str
 ) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - the exact type is what is tested
-        entry.task(raising(error))({"jobId": "job-1"}, CONTEXT)
+        entry.task(failing_handler(error))({"jobId": "job-1"}, CONTEXT)
 
     assert (type(caught.value).__name__, str(caught.value)) == (name, message)
     (line,) = world.telemetry.lines
@@ -105,7 +105,7 @@ def test_failure_of_a_task_with_a_token_reaches_the_workflow(
     world: FakeWorld, error: Exception, expected: tuple[str, str]
 ) -> None:
     with pytest.raises(Exception):  # noqa: B017, PT011 - only the token is looked at
-        entry.task(raising(error))({"token": "t-1", "incidentId": "inc-1"}, CONTEXT)
+        entry.task(failing_handler(error))({"token": "t-1", "incidentId": "inc-1"}, CONTEXT)
 
     assert world.tokens.failures == {"t-1": expected}
     assert "t-1" not in str(world.telemetry.lines)
@@ -119,7 +119,7 @@ def test_unreachable_workflow_does_not_hide_the_failure(world: FakeWorld) -> Non
 
     world.tokens = DeafTokens()  # type: ignore[assignment]  # the port is all that matters
     with wiring.use_world(world.as_world()), pytest.raises(ZeroDivisionError, match="the bug"):
-        entry.task(raising(ZeroDivisionError("the bug")))({"token": "t-1"}, CONTEXT)
+        entry.task(failing_handler(ZeroDivisionError("the bug")))({"token": "t-1"}, CONTEXT)
 
     assert world.telemetry.lines[-1].message == "WorkflowNotNotified"
 
@@ -161,7 +161,7 @@ def parse(body: bytes) -> Any:
             return Fact(kind)
 
 
-def on_events(*outcomes: Any) -> tuple[entry.Handler, list[Fact]]:
+def event_handler_with(*outcomes: Any) -> tuple[entry.Handler, list[Fact]]:
     """Return an event handler with these results or errors in order, and the list of facts that it received."""
     facts: list[Fact] = []
     left = list(outcomes)
@@ -184,7 +184,7 @@ def a_batch(*documents: Any) -> entry.Json:
 
 
 def test_each_event_is_archived_then_handled_and_logged_once(world: FakeWorld) -> None:
-    handler, facts = on_events()
+    handler, facts = event_handler_with()
 
     answer = handler(a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"}), CONTEXT)
 
@@ -195,7 +195,7 @@ def test_each_event_is_archived_then_handled_and_logged_once(world: FakeWorld) -
 
 
 def test_malformed_event_is_dead_lettered_and_counts_as_done(world: FakeWorld) -> None:
-    handler, facts = on_events()
+    handler, facts = event_handler_with()
     body = json.dumps({"id": "e-1", "kind": "bad", "detail": "x" * 500})
 
     answer = handler(a_batch(body, {"id": "e-2", "kind": "xid"}), CONTEXT)
@@ -210,7 +210,7 @@ def test_malformed_event_is_dead_lettered_and_counts_as_done(world: FakeWorld) -
 
 
 def test_ignored_event_is_archived_and_counted(world: FakeWorld) -> None:
-    handler, facts = on_events()
+    handler, facts = event_handler_with()
 
     answer = handler(a_batch({"id": "e-1", "kind": "other"}), CONTEXT)
 
@@ -221,7 +221,7 @@ def test_ignored_event_is_archived_and_counted(world: FakeWorld) -> None:
 
 @pytest.mark.parametrize("error", [Throttled("slow"), NotAllowed("no"), ZeroDivisionError("bug")])
 def test_only_the_failed_event_of_a_batch_returns_to_queue(world: FakeWorld, error: Exception) -> None:
-    handler, facts = on_events(error, {"outcome": "JOINED"})
+    handler, facts = event_handler_with(error, {"outcome": "JOINED"})
 
     answer = handler(a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"}), CONTEXT)
 
@@ -232,7 +232,7 @@ def test_only_the_failed_event_of_a_batch_returns_to_queue(world: FakeWorld, err
 
 @pytest.mark.parametrize(("deliveries", "seconds"), [(1, 10), (2, 30), (3, 90), (4, 270), (5, 360), (8, 360)])
 def test_failed_event_is_redelivered_with_growing_delays(world: FakeWorld, deliveries: int, seconds: int) -> None:
-    handler, _ = on_events(Throttled("slow"))
+    handler, _ = event_handler_with(Throttled("slow"))
     batch = a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"})
     for index, record in enumerate(batch["Records"]):
         record |= {"receiptHandle": f"r-{index}", "attributes": {"ApproximateReceiveCount": str(deliveries)}}
@@ -248,7 +248,7 @@ def test_failed_delay_request_does_not_fail_the_batch(world: FakeWorld) -> None:
             raise Throttled("queue")
 
     world.inbox = NoQueue()  # type: ignore[assignment]  # the port is all that matters
-    handler, facts = on_events(Throttled("slow"))
+    handler, facts = event_handler_with(Throttled("slow"))
     batch = a_batch({"id": "e-1", "kind": "xid"}, {"id": "e-2", "kind": "ecc"})
     batch["Records"][0]["receiptHandle"] = "r-0"
     with wiring.use_world(world.as_world()):
@@ -266,7 +266,7 @@ def test_event_without_archive_copy_is_delivered_again(world: FakeWorld, kind: s
             raise Throttled("archive")
 
     world.raw_events = FullArchive()  # type: ignore[assignment]  # the port is all that matters
-    handler, facts = on_events()
+    handler, facts = event_handler_with()
     with wiring.use_world(world.as_world()):
         answer = handler(a_batch({"id": "e-1", "kind": kind}), CONTEXT)
 
@@ -279,7 +279,7 @@ def test_event_without_archive_copy_is_delivered_again(world: FakeWorld, kind: s
     ['{"kind": "xid"}', '{"id": "../../etc", "kind": "xid"}', '{"id": 7, "kind": "xid"}', '{"id": "\\ud800", "a": 1}'],
 )
 def test_event_without_valid_id_is_archived_under_its_digest(world: FakeWorld, body: str) -> None:
-    handler, _ = on_events()
+    handler, _ = event_handler_with()
 
     handler(a_batch(body), CONTEXT)
 
@@ -288,7 +288,7 @@ def test_event_without_valid_id_is_archived_under_its_digest(world: FakeWorld, b
 
 
 def test_invalid_utf8_text_reaches_archive_and_dead_letters(world: FakeWorld) -> None:
-    handler, _ = on_events()
+    handler, _ = event_handler_with()
 
     answer = handler(a_batch('{"id": "e-1", "kind": "bad", "text": "\ud800"}'), CONTEXT)
 
@@ -298,7 +298,7 @@ def test_invalid_utf8_text_reaches_archive_and_dead_letters(world: FakeWorld) ->
 
 
 def test_empty_batch_has_no_failures(world: FakeWorld) -> None:
-    handler, _ = on_events()
+    handler, _ = event_handler_with()
 
     assert handler({}, CONTEXT) == {"batchItemFailures": []}
 
@@ -318,19 +318,19 @@ def test_scheduled_run_logs_its_result(world: FakeWorld) -> None:
 
 def test_bug_in_a_scheduled_run_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        entry.scheduled(raising(ZeroDivisionError("bug")))({}, CONTEXT)
+        entry.scheduled(failing_handler(ZeroDivisionError("bug")))({}, CONTEXT)
 
 
 @pytest.mark.parametrize("error", [NotAllowed("403 Forbidden"), NotFound("gone"), Unreachable("no answer")])
 def test_scheduled_run_without_access_is_postponed(world: FakeWorld, error: Exception) -> None:
-    answer = entry.scheduled(raising(error))({}, CONTEXT)
+    answer = entry.scheduled(failing_handler(error))({}, CONTEXT)
 
     assert answer == {"outcome": "DEFERRED", "reason": f"{type(error).__name__}: {error}"}
     assert world.telemetry.totals["ScheduledRunsDeferred"] == 1
 
 
 def test_transient_failure_of_a_scheduled_run_alerts_no_person(world: FakeWorld) -> None:
-    answer = entry.scheduled(raising(Throttled("slow")))({}, CONTEXT)
+    answer = entry.scheduled(failing_handler(Throttled("slow")))({}, CONTEXT)
 
     assert answer == {"outcome": "DEFERRED", "reason": "Throttled: slow"}
     assert [line.message for line in world.telemetry.lines] == ["CallWillBeRetried"]
@@ -338,14 +338,14 @@ def test_transient_failure_of_a_scheduled_run_alerts_no_person(world: FakeWorld)
 
 
 def test_transient_failure_returns_cycle_requests_to_the_queue(world: FakeWorld) -> None:
-    answer = entry.scheduled(raising(Throttled("slow")))(PASS_REQUEST, CONTEXT)
+    answer = entry.scheduled(failing_handler(Throttled("slow")))(PASS_REQUEST, CONTEXT)
 
     assert answer == {"batchItemFailures": [{"itemIdentifier": "m-0"}, {"itemIdentifier": "m-1"}]}
 
 
 @pytest.mark.parametrize("error", [NotFound("gone"), ZeroDivisionError("bug")])
 def test_permanent_failure_of_a_cycle_does_not_block_its_queue(world: FakeWorld, error: Exception) -> None:
-    answer = entry.scheduled(raising(error))(PASS_REQUEST, CONTEXT)
+    answer = entry.scheduled(failing_handler(error))(PASS_REQUEST, CONTEXT)
 
     assert answer == {"batchItemFailures": []}
     assert [line.level for line in world.telemetry.lines] == ["ERROR"]
@@ -374,7 +374,7 @@ def test_request_logs_caller_route_and_status(world: FakeWorld) -> None:
     ("error", "status"), [(NotFound("job-1 does not exist"), 404), (ZeroDivisionError("secret detail"), 500)]
 )
 def test_uncaught_error_of_a_request_becomes_a_problem(world: FakeWorld, error: Exception, status: int) -> None:
-    answer = entry.api(raising(error))(REQUEST, CONTEXT)
+    answer = entry.api(failing_handler(error))(REQUEST, CONTEXT)
 
     problem = json.loads(answer["body"])
     assert (answer["statusCode"], problem["status"], problem["requestId"]) == (status, status, "r-1")

@@ -20,7 +20,7 @@ def a_change(**changes: object) -> PolicyChange:
     return PolicyChange(number=1, changes=changes, by="role/Admin", reason="Ours.", at=A_MOMENT)
 
 
-def give(world: FakeWorld, change: PolicyChange, version: int = 0) -> None:
+def store_policy(world: FakeWorld, change: PolicyChange, version: int = 0) -> None:
     world.ledger.commit(Put(Row(site_policy_key(Table.INCIDENTS), change.to_json(), version)))
 
 
@@ -37,7 +37,7 @@ def test_policy_change_applies_after_the_cache_expires() -> None:
     policies = site(world)
     before = policies.current()
 
-    give(world, a_change(faults={"xid:94": {"ladder": ["replace"]}}))
+    store_policy(world, a_change(faults={"xid:94": {"ladder": ["replace"]}}))
     at_once = policies.current()
     world.clock.advance(FRESH.total_seconds())
     later = policies.current()
@@ -49,7 +49,7 @@ def test_policy_change_applies_after_the_cache_expires() -> None:
 
 def test_policy_is_read_once_together_with_the_first_rows() -> None:
     fake = FakeWorld()
-    give(fake, a_change(faults={"xid:94": {"ladder": ["replace"]}}))
+    store_policy(fake, a_change(faults={"xid:94": {"ladder": ["replace"]}}))
     reads: list[tuple[Key, ...]] = []
 
     class Counted:
@@ -70,7 +70,7 @@ def test_policy_is_read_once_together_with_the_first_rows() -> None:
 
 def test_unusable_policy_change_falls_back_and_alerts() -> None:
     world = FakeWorld()
-    give(world, a_change(repair={"noLonger": 1}).replace(before={"repair": {"maxAttempts": 2}}))
+    store_policy(world, a_change(repair={"noLonger": 1}).replace(before={"repair": {"maxAttempts": 2}}))
 
     policy = site(world).current()
 
@@ -88,7 +88,7 @@ def test_shipped_policy_applies_if_no_stored_policy_is_usable() -> None:
     assert "change 1 by role/Admin: repair: " in problem
 
 
-class _Silent:
+class _UnreachableLedger:
     """A ledger that can be unreachable for a while."""
 
     def __init__(self, world: FakeWorld) -> None:
@@ -105,8 +105,8 @@ class _Silent:
 
 def test_last_read_policy_applies_while_the_table_fails() -> None:
     world = FakeWorld()
-    give(world, a_change(repair={"maxAttempts": 2}))
-    silent = _Silent(world)
+    store_policy(world, a_change(repair={"maxAttempts": 2}))
+    silent = _UnreachableLedger(world)
     policies = SitePolicy(BASE, Table.INCIDENTS, silent)  # type: ignore[arg-type]  # only `get` is called
     read = policies.current()
 
@@ -117,7 +117,7 @@ def test_last_read_policy_applies_while_the_table_fails() -> None:
 
 
 def test_function_that_never_read_a_policy_decides_nothing() -> None:
-    silent = _Silent(FakeWorld())
+    silent = _UnreachableLedger(FakeWorld())
     silent.is_silent = True
 
     with pytest.raises(Throttled):

@@ -22,7 +22,7 @@ def world() -> Iterator[FakeWorld]:
         yield fake
 
 
-def asked(world: FakeWorld, **request: Any) -> Any:
+def run_self_test(world: FakeWorld, **request: Any) -> Any:
     return self_test.run(request, world.as_world())
 
 
@@ -47,7 +47,7 @@ def test_any_other_event_goes_to_the_handler(world: FakeWorld, event: entry.Json
 def test_missing_rights_are_named_for_each_cluster(world: FakeWorld) -> None:
     world.cluster.refused_rights = {KubernetesPermission("patch", "", "nodes")}
 
-    answer = asked(world, rights=[PATCH, {**PATCH, "verb": "get"}])
+    answer = run_self_test(world, rights=[PATCH, {**PATCH, "verb": "get"}])
 
     assert answer["clusters"] == [
         {
@@ -67,7 +67,7 @@ def test_self_test_reports_a_cluster_that_does_not_answer(world: FakeWorld, monk
 
     monkeypatch.setattr(world.cluster, "server_version", silent)
 
-    assert asked(world)["clusters"][0]["error"] == "Unreachable: no answer"
+    assert run_self_test(world)["clusters"][0]["error"] == "Unreachable: no answer"
 
 
 GET = {**PATCH, "verb": "get"}
@@ -79,7 +79,7 @@ def test_failed_node_read_of_a_cluster_is_found(world: FakeWorld, monkeypatch: p
 
     monkeypatch.setattr(world.cluster, "node", unavailable)
 
-    (answer,) = asked(world, rights=[GET])["clusters"]
+    (answer,) = run_self_test(world, rights=[GET])["clusters"]
 
     assert answer["error"].endswith("of research-eks: 503 ServiceUnavailable")
     assert answer["serverVersion"] == "v1.33.0"
@@ -89,7 +89,7 @@ def test_failed_node_read_of_a_cluster_is_found(world: FakeWorld, monkeypatch: p
 def test_node_is_not_read_without_the_right(world: FakeWorld, monkeypatch: pytest.MonkeyPatch, rights: Any) -> None:
     monkeypatch.setattr(world.cluster, "node", lambda *_: pytest.fail("read"))
 
-    assert asked(world, rights=rights)["clusters"][0]["error"] == ""
+    assert run_self_test(world, rights=rights)["clusters"][0]["error"] == ""
 
 
 def test_missing_right_to_read_kueue_is_reported_separately(world: FakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,13 +98,13 @@ def test_missing_right_to_read_kueue_is_reported_separately(world: FakeWorld, mo
 
     monkeypatch.setattr(world.cluster, "kueue_namespaces", refused)
 
-    (answer,) = asked(world, readsKueue=True)["clusters"]
+    (answer,) = run_self_test(world, readsKueue=True)["clusters"]
     assert (answer["error"], answer["kueueError"]) == ("", "NotAllowed: 403")
 
 
 def test_policy_in_force_is_returned_on_request(world: FakeWorld) -> None:
-    assert asked(world)["policy"] is None
-    assert asked(world, readsPolicy=True)["policy"] == {
+    assert run_self_test(world)["policy"] is None
+    assert run_self_test(world, readsPolicy=True)["policy"] == {
         "name": "production",
         "hash": world.policy.hash,
         "refused": "",

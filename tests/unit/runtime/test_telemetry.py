@@ -11,7 +11,7 @@ from evenkeel.runtime.settings import Settings
 from evenkeel.runtime.telemetry import LambdaTelemetry
 
 
-def made() -> LambdaTelemetry:
+def new_telemetry() -> LambdaTelemetry:
     """Return a telemetry.
 
     Call it inside the test: the logger keeps the current stream, which pytest replaces after set-up.
@@ -20,20 +20,20 @@ def made() -> LambdaTelemetry:
     return LambdaTelemetry(Settings.from_environment(variables))
 
 
-def lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
+def log_lines(capsys: pytest.CaptureFixture[str]) -> list[Any]:
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_bound_keys_are_on_every_line_until_they_are_replaced(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    telemetry = made()
+    telemetry = new_telemetry()
     telemetry.bind({"incidentId": "inc-1"})
     telemetry.info("NodeCordoned", decision_id="dec-1")
     telemetry.bind({"jobId": "job-1"})
     telemetry.warning("PassLost")
 
-    first, second = lines(capsys)
+    first, second = log_lines(capsys)
     assert (first["message"], first["level"], first["incidentId"], first["decisionId"]) == (
         "NodeCordoned",
         "INFO",
@@ -46,7 +46,7 @@ def test_bound_keys_are_on_every_line_until_they_are_replaced(
 def test_tokens_credentials_and_a_jobs_environment_are_never_logged(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    telemetry = made()
+    telemetry = new_telemetry()
     telemetry.bind({"token": "secret-1", "jobId": "job-1"})
     telemetry.error("X", token="secret-2", task_token="secret-3", env={"A": "secret-4"}, credentials="secret-5")
 
@@ -56,10 +56,10 @@ def test_tokens_credentials_and_a_jobs_environment_are_never_logged(
 def test_reserved_log_keys_are_kept_under_another_name(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    telemetry = made()
+    telemetry = new_telemetry()
     telemetry.info("X", name="n", level="l", module="m", service="s")
 
-    (line,) = lines(capsys)
+    (line,) = log_lines(capsys)
     assert line["location"].startswith("test_reserved_log_keys")
     assert (line["name_"], line["level_"], line["module_"], line["service_"]) == ("n", "l", "m", "s")
     assert line["level"] == "INFO"
@@ -68,7 +68,7 @@ def test_reserved_log_keys_are_kept_under_another_name(
 def test_hostile_text_is_escaped_on_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    telemetry = made()
+    telemetry = new_telemetry()
     hostile = '\ud800 \x00 \u202e \x1b[31m\n{"level":"ERROR","message":"forged"}'
 
     telemetry.info("X", detail=hostile)
@@ -80,10 +80,10 @@ def test_hostile_text_is_escaped_on_one_line(
 
 
 def test_a_bug_is_logged_with_its_stack(capsys: pytest.CaptureFixture[str]) -> None:
-    telemetry = made()
+    telemetry = new_telemetry()
     telemetry.exception("CallFailed", ZeroDivisionError("a bug"), milliseconds=3)
 
-    (line,) = lines(capsys)
+    (line,) = log_lines(capsys)
     assert (line["level"], line["exception_name"], line["milliseconds"]) == ("ERROR", "ZeroDivisionError", 3)
 
 
@@ -91,11 +91,11 @@ def test_metric_is_an_emf_line_with_declared_dimensions(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POWERTOOLS_SERVICE_NAME", "evenkeel")
-    telemetry = made()
+    telemetry = new_telemetry()
     telemetry.count("Heartbeat", function="sweep_fleet")
     telemetry.seconds("DetectedToCordoned", 3.5)
 
-    beat, cordoned = lines(capsys)
+    beat, cordoned = log_lines(capsys)
     (directive,) = beat["_aws"]["CloudWatchMetrics"]
     assert directive["Namespace"] == "Evenkeel"
     assert directive["Dimensions"] == [["Fleet", "Function"]]
@@ -105,7 +105,7 @@ def test_metric_is_an_emf_line_with_declared_dimensions(
 
 
 def test_undeclared_metric_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    telemetry = made()
+    telemetry = new_telemetry()
 
     with pytest.raises(UndeclaredMetric, match="not declared"):
         telemetry.count("Hartbeat", function="sweep_fleet")

@@ -35,7 +35,7 @@ REQUESTS = [
 _WITHOUT_END = re.compile(r"(?<!\\)[*+]|\{\d+,\}")
 
 
-def unlimited(model: type[BaseModel]) -> list[str]:
+def unlimited_texts(model: type[BaseModel]) -> list[str]:
     """Return the paths of a model whose texts have no length limit."""
     schema = model.model_json_schema()
     texts = _texts(schema, model.__name__, schema.get("$defs", {}), frozenset())
@@ -74,7 +74,7 @@ def _is_limited(schema: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("model", [*REQUESTS, Policy, NodeFact, GroupFact], ids=lambda model: model.__name__)
 def test_every_external_text_has_a_limit(model: type[BaseModel]) -> None:
-    assert unlimited(model) == []
+    assert unlimited_texts(model) == []
 
 
 def test_text_without_a_limit_is_found() -> None:
@@ -89,7 +89,7 @@ def test_text_without_a_limit_is_found() -> None:
         short: Annotated[str, StringConstraints(max_length=5)] = ""
         bounded: Annotated[str, StringConstraints(pattern="^a{1,5}$")] = ""
 
-    assert unlimited(Example) == ["Example.deep{}[].note", "Example.endless", "Example.free", "Example.keys keys"]
+    assert unlimited_texts(Example) == ["Example.deep{}[].note", "Example.endless", "Example.free", "Example.keys keys"]
 
 
 def test_every_exception_is_needed() -> None:

@@ -32,21 +32,21 @@ from tests.unit.scheduling.builders import (
 POLICY = SchedulingPolicy()
 
 
-def decided(
+def decisions_for(
     capacities: list[NodeCapacity], *pending: AdmissionRequest, policy: SchedulingPolicy = POLICY
 ) -> dict[str, AdmissionDecision]:
     answers = decide_in_queue_order(AdmissionInput(capacities=tuple(capacities), pending=pending), policy, at(1000))
     return {answer.job_id: answer for answer in answers}
 
 
-def actions(
+def actions_for(
     capacities: list[NodeCapacity], *pending: AdmissionRequest, policy: SchedulingPolicy = POLICY
 ) -> list[tuple[str, Action]]:
-    return [(job, answer.action) for job, answer in decided(capacities, *pending, policy=policy).items()]
+    return [(job, answer.action) for job, answer in decisions_for(capacities, *pending, policy=policy).items()]
 
 
 def test_gang_that_fits_gets_one_node_for_each_pod() -> None:
-    answer = decided([a_node_capacity(1), a_node_capacity(2), a_node_capacity(3)], a_request(nodes=2))["job-1"]
+    answer = decisions_for([a_node_capacity(1), a_node_capacity(2), a_node_capacity(3)], a_request(nodes=2))["job-1"]
 
     assert (answer.action, answer.pool, answer.node_names) == (Action.ADMIT, "workers", ("node-1", "node-2"))
     assert (a_life(1), a_life(2)) == answer.nodes
@@ -56,7 +56,7 @@ def test_gang_that_fits_gets_one_node_for_each_pod() -> None:
 def test_job_that_does_not_fit_blocks_later_jobs() -> None:
     capacities = [a_node_capacity(1), a_node_capacity(2), a_node_capacity(3, unschedulable_reason="cordoned")]
 
-    answers = decided(capacities, a_request(1, nodes=1), a_request(2, nodes=3), a_request(3, nodes=1))
+    answers = decisions_for(capacities, a_request(1, nodes=1), a_request(2, nodes=3), a_request(3, nodes=1))
 
     assert [answer.action for answer in answers.values()] == [Action.ADMIT, Action.WAIT, Action.BLOCKED]
     reason = answers["job-2"].reason
@@ -68,7 +68,7 @@ def test_job_that_does_not_fit_blocks_later_jobs() -> None:
 
 
 def test_job_larger_than_every_pool_blocks_no_other_job() -> None:
-    answers = decided([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3), a_request(2))
+    answers = decisions_for([a_node_capacity(1), a_node_capacity(2)], a_request(1, nodes=3), a_request(2))
 
     assert [answer.action for answer in answers.values()] == [Action.NEVER_FITS, Action.ADMIT]
     assert "The job can never start here" in answers["job-1"].reason
@@ -76,20 +76,20 @@ def test_job_larger_than_every_pool_blocks_no_other_job() -> None:
 
 
 def test_job_that_ran_before_waits_for_the_fleet_to_recover() -> None:
-    assert actions([a_node_capacity(1)], a_request(nodes=2, attempts=1)) == [("job-1", Action.WAIT)]
+    assert actions_for([a_node_capacity(1)], a_request(nodes=2, attempts=1)) == [("job-1", Action.WAIT)]
 
 
 def test_job_without_nodes_of_its_type_blocks_no_other_job() -> None:
     lost = a_request(1, attempts=1, instance_types=("ml.trn1.32xlarge",))
 
-    assert actions([a_node_capacity(1)], lost, a_request(2)) == [("job-1", Action.WAIT), ("job-2", Action.ADMIT)]
+    assert actions_for([a_node_capacity(1)], lost, a_request(2)) == [("job-1", Action.WAIT), ("job-2", Action.ADMIT)]
 
 
 def test_job_waiting_for_type_blocks_only_same_type() -> None:
     capacities = [a_node_capacity(1), a_node_capacity(2, instance_type="ml.g5.12xlarge", pool="small")]
     large = a_request(1, nodes=2, attempts=1, instance_types=("ml.p5.48xlarge",))
 
-    answers = decided(capacities, large, a_request(2), a_request(3, instance_types=("ml.g5.12xlarge",)))
+    answers = decisions_for(capacities, large, a_request(2), a_request(3, instance_types=("ml.g5.12xlarge",)))
 
     assert [answer.action for answer in answers.values()] == [Action.WAIT, Action.BLOCKED, Action.ADMIT]
     assert answers["job-2"].reason == "The job waits behind job-1, which waits for free nodes."
@@ -98,21 +98,24 @@ def test_job_waiting_for_type_blocks_only_same_type() -> None:
 def test_job_in_backoff_blocks_no_other_job() -> None:
     paused = a_request(1, not_before=at(2000))
 
-    assert actions([a_node_capacity(1)], paused, a_request(2)) == [("job-1", Action.BACK_OFF), ("job-2", Action.ADMIT)]
+    assert actions_for([a_node_capacity(1)], paused, a_request(2)) == [
+        ("job-1", Action.BACK_OFF),
+        ("job-2", Action.ADMIT),
+    ]
 
 
 def test_ended_backoff_is_ignored() -> None:
-    assert actions([a_node_capacity(1)], a_request(not_before=at(1000))) == [("job-1", Action.ADMIT)]
+    assert actions_for([a_node_capacity(1)], a_request(not_before=at(1000))) == [("job-1", Action.ADMIT)]
 
 
 def test_recovering_job_is_admitted_before_new_jobs() -> None:
     late = a_request(9, is_recovery=True, attempts=1)
 
-    assert actions([a_node_capacity(1)], a_request(1), late) == [("job-9", Action.ADMIT), ("job-1", Action.WAIT)]
+    assert actions_for([a_node_capacity(1)], a_request(1), late) == [("job-9", Action.ADMIT), ("job-1", Action.WAIT)]
 
 
 def test_avoided_nodes_are_not_used() -> None:
-    answer = decided([a_node_capacity(1), a_node_capacity(2)], a_request(avoid=(a_life(1).key,)))["job-1"]
+    answer = decisions_for([a_node_capacity(1), a_node_capacity(2)], a_request(avoid=(a_life(1).key,)))["job-1"]
 
     assert answer.node_names == ("node-2",)
 
@@ -120,19 +123,21 @@ def test_avoided_nodes_are_not_used() -> None:
 def test_gang_never_spans_two_pools() -> None:
     capacities = [a_node_capacity(1, pool="east"), a_node_capacity(2, pool="west")]
 
-    assert actions(capacities, a_request(nodes=2)) == [("job-1", Action.NEVER_FITS)]
+    assert actions_for(capacities, a_request(nodes=2)) == [("job-1", Action.NEVER_FITS)]
 
 
 def test_only_the_requested_instance_type_is_used() -> None:
     capacities = [a_node_capacity(1), a_node_capacity(2, instance_type="ml.g5.12xlarge", pool="small")]
 
-    answer = decided(capacities, a_request(instance_types=("ml.g5.12xlarge",)))["job-1"]
+    answer = decisions_for(capacities, a_request(instance_types=("ml.g5.12xlarge",)))["job-1"]
 
     assert answer.node_names == ("node-2",)
 
 
 def test_fullest_fitting_node_is_used_first() -> None:
-    answer = decided([a_node_capacity(1), a_node_capacity(2, free=4)], a_request(accelerators_per_node=2))["job-1"]
+    answer = decisions_for([a_node_capacity(1), a_node_capacity(2, free=4)], a_request(accelerators_per_node=2))[
+        "job-1"
+    ]
 
     assert answer.node_names == ("node-2",)
 
@@ -140,7 +145,7 @@ def test_fullest_fitting_node_is_used_first() -> None:
 def test_tightest_pool_is_used_and_alternative_is_listed() -> None:
     capacities = [a_node_capacity(1, pool="large"), a_node_capacity(2, pool="large"), a_node_capacity(3, pool="tight")]
 
-    answer = decided(capacities, a_request())["job-1"]
+    answer = decisions_for(capacities, a_request())["job-1"]
 
     assert answer.pool == "tight"
     assert [other.option for other in answer.alternatives] == ["large (ml.p5.48xlarge)"]
@@ -150,7 +155,7 @@ SPARES = SchedulingPolicy(spare_nodes={"workers": 1})
 
 
 def test_ordinary_job_does_not_use_a_spare() -> None:
-    answer = decided([a_node_capacity(1), a_node_capacity(2)], a_request(nodes=2), policy=SPARES)["job-1"]
+    answer = decisions_for([a_node_capacity(1), a_node_capacity(2)], a_request(nodes=2), policy=SPARES)["job-1"]
 
     assert answer.action is Action.WAIT
     assert "keeps 1 free node for recoveries" in answer.reason
@@ -159,17 +164,17 @@ def test_ordinary_job_does_not_use_a_spare() -> None:
 def test_recovering_job_uses_the_spare_node() -> None:
     back = a_request(nodes=2, is_recovery=True, attempts=1)
 
-    assert actions([a_node_capacity(1), a_node_capacity(2)], back, policy=SPARES) == [("job-1", Action.ADMIT)]
+    assert actions_for([a_node_capacity(1), a_node_capacity(2)], back, policy=SPARES) == [("job-1", Action.ADMIT)]
 
 
 def test_partly_used_node_does_not_count_as_spare() -> None:
     capacities = [a_node_capacity(1, free=4), a_node_capacity(2)]
 
-    assert actions(capacities, a_request(accelerators_per_node=4), policy=SPARES) == [("job-1", Action.ADMIT)]
+    assert actions_for(capacities, a_request(accelerators_per_node=4), policy=SPARES) == [("job-1", Action.ADMIT)]
 
 
 def test_job_without_accelerators_uses_any_schedulable_node() -> None:
-    answer = decided(
+    answer = decisions_for(
         [a_node_capacity(1, free=0), a_node_capacity(2, unschedulable_reason="not ready")],
         a_request(accelerators_per_node=0),
     )
@@ -192,7 +197,7 @@ def a_node(number: int = 1, **changes: Any) -> Node:
     return Node(life=a_life(number), kubernetes=KubernetesNode.model_validate({**fields, **changes}))
 
 
-def free(*, in_use: dict[tuple[str, str], Resources], charges: list[Charge], pods: bool) -> list[int]:
+def free_by_node(*, in_use: dict[tuple[str, str], Resources], charges: list[Charge], pods: bool) -> list[int]:
     workload = a_workload(a_pod(0), a_pod(1))
     workloads = [(CLUSTER, workload)] if pods else []
     return [
@@ -202,14 +207,14 @@ def free(*, in_use: dict[tuple[str, str], Resources], charges: list[Charge], pod
 
 
 def test_attempt_without_pods_yet_is_charged() -> None:
-    assert free(in_use={}, charges=[Charge.of(an_attempt())], pods=False) == [0, 0]
+    assert free_by_node(in_use={}, charges=[Charge.of(an_attempt())], pods=False) == [0, 0]
 
 
 def test_attempt_with_pods_is_not_counted_twice() -> None:
     four = Resources(accelerators=4)
     in_use = {(CLUSTER, "node-1"): four, (CLUSTER, "node-2"): four}
 
-    assert free(in_use=in_use, charges=[Charge.of(an_attempt(accelerators=8))], pods=True) == [4, 4]
+    assert free_by_node(in_use=in_use, charges=[Charge.of(an_attempt(accelerators=8))], pods=True) == [4, 4]
 
 
 def test_ended_attempt_holds_its_nodes_until_settled() -> None:
@@ -223,7 +228,7 @@ def test_ended_attempt_holds_its_nodes_until_settled() -> None:
 
 
 def test_pod_end_between_reads_frees_nothing_before_settlement() -> None:
-    assert free(in_use={}, charges=[Charge.of(an_attempt())], pods=True) == [0, 0]
+    assert free_by_node(in_use={}, charges=[Charge.of(an_attempt())], pods=True) == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +260,7 @@ def test_node_that_has_not_joined_is_unusable() -> None:
     capacities = list(node_capacity(join_nodes([], [record], CLUSTER), {}))
 
     assert [capacity.unschedulable_reason for capacity in capacities] == ["not joined yet"]
-    assert actions(capacities, a_request()) == [("job-1", Action.WAIT)]
+    assert actions_for(capacities, a_request()) == [("job-1", Action.WAIT)]
 
 
 def test_hyperpod_node_without_provider_record_is_ignored() -> None:

@@ -39,7 +39,7 @@ def judged(
     return judge_end(observed_workload, job or a_job(), an_attempt(), frozenset(lost or ()), frozenset(faulty or ()))
 
 
-def state(ending: AttemptEnd | None) -> AttemptState | None:
+def state_of(ending: AttemptEnd | None) -> AttemptState | None:
     return ending.state if ending else None
 
 
@@ -60,13 +60,13 @@ def test_failure_is_attributed_only_after_the_last_pod_ended() -> None:
 
 
 def test_attempt_succeeds_when_every_rank_succeeds() -> None:
-    assert state(judged(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0))) is AttemptState.SUCCEEDED
+    assert state_of(judged(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0))) is AttemptState.SUCCEEDED
 
 
 def test_success_takes_precedence_over_a_late_stop() -> None:
     job = a_job(stop_request=a_stop())
 
-    assert state(judged(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0), job=job)) is AttemptState.SUCCEEDED
+    assert state_of(judged(a_pod(0, SUCCEEDED, 0), a_pod(1, SUCCEEDED, 0), job=job)) is AttemptState.SUCCEEDED
 
 
 @pytest.mark.parametrize("outcome", [AttemptState.STOPPED, AttemptState.LOST])
@@ -81,7 +81,7 @@ def test_killed_pods_after_a_stop_request_end_as_requested(outcome: AttemptState
 def test_stop_request_for_another_attempt_is_ignored() -> None:
     job = a_job(stop_request=a_stop(attempt=7))
 
-    assert state(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), job=job)) is AttemptState.FAILED
+    assert state_of(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), job=job)) is AttemptState.FAILED
 
 
 def test_exit_code_blames_the_application() -> None:
@@ -136,11 +136,11 @@ def test_pod_on_a_lost_node_loses_the_attempt() -> None:
 
 
 def test_lost_node_takes_the_blame_for_failed_pods() -> None:
-    assert state(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 137), lost={"node-1"})) is AttemptState.LOST
+    assert state_of(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 137), lost={"node-1"})) is AttemptState.LOST
 
 
 def test_faulty_node_takes_the_blame_after_its_pods_end() -> None:
-    assert state(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), faulty={"node-2"})) is AttemptState.LOST
+    assert state_of(judged(a_pod(0, FAILED, 1), a_pod(1, FAILED, 143), faulty={"node-2"})) is AttemptState.LOST
     assert judged(a_pod(0, FAILED, 1), a_pod(1), faulty={"node-2"}) is None
 
 
@@ -149,7 +149,7 @@ def test_faulty_node_takes_the_blame_after_its_pods_end() -> None:
     ["NodeLost", "Evicted", "DeletionByTaintManager", "TerminationByKubelet", "EvictionByEvictionAPI", "Terminated"],
 )
 def test_pod_removed_with_its_node_is_lost(reason: str) -> None:
-    assert state(judged(a_pod(0, FAILED, 137, reason=reason), a_pod(1, FAILED, 143))) is AttemptState.LOST
+    assert state_of(judged(a_pod(0, FAILED, 137, reason=reason), a_pod(1, FAILED, 143))) is AttemptState.LOST
 
 
 def test_fence_ends_an_attempt_without_blame() -> None:
@@ -160,7 +160,7 @@ def test_fence_ends_an_attempt_without_blame() -> None:
 
 
 def test_deleted_kubernetes_job_loses_the_attempt() -> None:
-    assert state(judged(uid="")) is AttemptState.LOST
+    assert state_of(judged(uid="")) is AttemptState.LOST
 
 
 def test_attempt_not_launched_yet_has_not_ended() -> None:
@@ -186,7 +186,7 @@ def test_attempt_does_not_end_while_a_pod_is_reachable(
     if any(not pod.has_ended for pod in observed_pods):
         assert ending is None
     elif all(pod.phase is SUCCEEDED for pod in observed_pods):
-        assert state(ending) is AttemptState.SUCCEEDED
+        assert state_of(ending) is AttemptState.SUCCEEDED
     else:
         assert ending
         assert ending.state.has_ended
@@ -196,45 +196,45 @@ def test_attempt_does_not_end_while_a_pod_is_reachable(
 # ---------------------------------------------------------------- abandoned attempts
 
 
-def abandoned(*pods: Any, job: Job | None = None, failure: str = "", **changes: Any) -> AttemptEnd:
+def abandoned_end(*pods: Any, job: Job | None = None, failure: str = "", **changes: Any) -> AttemptEnd:
     return judge_abandoned_attempt(a_workload(*pods), job or a_job(), an_attempt(**changes), failure)
 
 
 def test_attempt_that_could_not_launch_never_ran() -> None:
-    ending = abandoned(state=AttemptState.STARTING, reason="The one before would not end.")
+    ending = abandoned_end(state=AttemptState.STARTING, reason="The one before would not end.")
 
     assert (ending.state, ending.reason) == (AttemptState.NEVER_RAN, "The one before would not end.")
     assert not ending.counts_as_failure
 
 
 def test_refused_kubernetes_job_is_not_retried() -> None:
-    ending = abandoned(state=AttemptState.STARTING, is_refused=True, reason="No such image name.")
+    ending = abandoned_end(state=AttemptState.STARTING, is_refused=True, reason="No such image name.")
 
     assert (ending.state, ending.is_final) == (AttemptState.NEVER_RAN, True)
 
 
 def test_unscheduled_pods_do_not_blame_the_application() -> None:
-    ending = abandoned(a_pod(0), a_pod(1, PENDING, node_name=""), state=AttemptState.LAUNCHED)
+    ending = abandoned_end(a_pod(0), a_pod(1, PENDING, node_name=""), state=AttemptState.LAUNCHED)
 
     assert (ending.state, ending.counts_as_failure) == (AttemptState.NEVER_RAN, False)
 
 
 def test_pod_that_does_not_start_blames_the_application() -> None:
-    ending = abandoned(a_pod(0), a_pod(1, PENDING, reason="ImagePullBackOff"), state=AttemptState.LAUNCHED)
+    ending = abandoned_end(a_pod(0), a_pod(1, PENDING, reason="ImagePullBackOff"), state=AttemptState.LAUNCHED)
 
     assert (ending.state, ending.counts_as_failure) == (AttemptState.NEVER_RAN, True)
     assert ending.reason == "Pod job-1-a1-1 did not start in time (ImagePullBackOff)."
 
 
 def test_failed_workflow_does_not_blame_the_application() -> None:
-    ending = abandoned(a_pod(0), failure="States.Timeout: too slow")
+    ending = abandoned_end(a_pod(0), failure="States.Timeout: too slow")
 
     assert (ending.state, ending.counts_as_failure) == (AttemptState.LOST, False)
     assert ending.reason == "The workflow of the attempt failed: States.Timeout: too slow"
 
 
 def test_pods_that_do_not_stop_are_settled_as_requested() -> None:
-    ending = abandoned(a_pod(0), job=a_job(stop_request=a_stop(AttemptState.LOST)))
+    ending = abandoned_end(a_pod(0), job=a_job(stop_request=a_stop(AttemptState.LOST)))
 
     assert ending.state is AttemptState.LOST
 
@@ -266,13 +266,13 @@ def test_terminating_pod_with_exit_code_0_has_not_succeeded() -> None:
     stopping_job = a_job(stop_request=a_stop())
 
     assert (
-        state(judge_end(a_workload(terminating, is_deleting=True), stopping_job, single_rank, NOTHING))
+        state_of(judge_end(a_workload(terminating, is_deleting=True), stopping_job, single_rank, NOTHING))
         is AttemptState.STOPPED
     )
 
 
 def test_run_past_its_deadline_is_not_repeated() -> None:
-    assert abandoned(a_pod(0), a_pod(1)).is_final
+    assert abandoned_end(a_pod(0), a_pod(1)).is_final
 
 
 # ---------------------------------------------------------------- settling the job
@@ -281,7 +281,7 @@ POLICY = JobPolicy(application_restarts=2, restart_backoff_seconds=30, restart_b
 CRASH = AttemptEnd(state=AttemptState.FAILED, reason="It failed.", counts_as_failure=True)
 
 
-def settled(ending: AttemptEnd, **job: Any) -> tuple[SettleOutcome, Job]:
+def settle_attempt(ending: AttemptEnd, **job: Any) -> tuple[SettleOutcome, Job]:
     decided = settle(a_job(**job), an_attempt(), ending, POLICY, NOW)
     assert decided.attempt.state is ending.state
     assert not decided.attempt.charge_held
@@ -291,13 +291,13 @@ def settled(ending: AttemptEnd, **job: Any) -> tuple[SettleOutcome, Job]:
 
 
 def test_successful_attempt_ends_the_job() -> None:
-    outcome, job = settled(AttemptEnd(state=AttemptState.SUCCEEDED, reason="Done."))
+    outcome, job = settle_attempt(AttemptEnd(state=AttemptState.SUCCEEDED, reason="Done."))
 
     assert (outcome, job.state, job.ended_at) == (SettleOutcome.JOB_SUCCEEDED, JobState.SUCCEEDED, NOW)
 
 
 def test_cancelled_job_ends_cancelled_after_any_attempt_end() -> None:
-    outcome, job = settled(CRASH, state=JobState.STOPPING, stop_request=a_stop())
+    outcome, job = settle_attempt(CRASH, state=JobState.STOPPING, stop_request=a_stop())
 
     assert (outcome, job.state, job.stop_request) == (SettleOutcome.JOB_CANCELLED, JobState.CANCELLED, None)
 
@@ -321,7 +321,7 @@ def test_repeatedly_damaged_checkpoint_counts_as_failure() -> None:
 def test_infrastructure_loss_requeues_at_once_without_a_restart() -> None:
     lost = AttemptEnd(state=AttemptState.LOST, reason="Its node died.")
 
-    outcome, job = settled(lost, application_failures=2, stop_request=a_stop())
+    outcome, job = settle_attempt(lost, application_failures=2, stop_request=a_stop())
 
     assert (outcome, job.state) == (SettleOutcome.JOB_REQUEUED, JobState.PENDING)
     assert (job.application_failures, job.not_before, job.stop_request) == (2, None, None)
@@ -330,27 +330,27 @@ def test_infrastructure_loss_requeues_at_once_without_a_restart() -> None:
 def test_resume_plan_is_kept_when_an_attempt_ends() -> None:
     plan = ResumePlan(incident_id="inc-1", after_attempt=1, option=ResumeOption.SPARE, planned_at=NOW)
 
-    _, job = settled(AttemptEnd(state=AttemptState.LOST, reason="Lost."), resume_plan=plan, distrust_after=NOW)
+    _, job = settle_attempt(AttemptEnd(state=AttemptState.LOST, reason="Lost."), resume_plan=plan, distrust_after=NOW)
 
     assert (job.resume_plan, job.distrust_after) == (plan, NOW)
 
 
 @pytest.mark.parametrize(("before", "pause"), [(0, 30), (1, 60)])
 def test_each_application_failure_doubles_the_backoff(before: int, pause: int) -> None:
-    outcome, job = settled(CRASH, application_failures=before)
+    outcome, job = settle_attempt(CRASH, application_failures=before)
 
     assert (outcome, job.application_failures, job.not_before) == (SettleOutcome.JOB_REQUEUED, before + 1, at(pause))
 
 
 def test_job_fails_after_its_last_restart() -> None:
-    outcome, job = settled(CRASH, application_failures=2)
+    outcome, job = settle_attempt(CRASH, application_failures=2)
 
     assert (outcome, job.state) == (SettleOutcome.JOB_FAILED, JobState.FAILED)
     assert job.reason == "It failed. The job has used its 2 restarts."
 
 
 def test_job_may_allow_no_restart() -> None:
-    outcome, job = settled(CRASH, spec=a_spec(max_restarts=0))
+    outcome, job = settle_attempt(CRASH, spec=a_spec(max_restarts=0))
 
     assert (outcome, job.reason) == (SettleOutcome.JOB_FAILED, "It failed. The job allows no restarts.")
 
@@ -358,13 +358,13 @@ def test_job_may_allow_no_restart() -> None:
 def test_attempt_that_never_ran_backs_off_longer_each_time() -> None:
     never = AttemptEnd(state=AttemptState.NEVER_RAN, reason="No node.")
 
-    pauses = [settled(never, launch_failures=count)[1].not_before for count in range(4)]
+    pauses = [settle_attempt(never, launch_failures=count)[1].not_before for count in range(4)]
 
     assert pauses == [at(30), at(60), at(100), at(100)]
 
 
 def test_stop_request_for_another_attempt_is_kept() -> None:
-    _, job = settled(CRASH, stop_request=a_stop(attempt=9))
+    _, job = settle_attempt(CRASH, stop_request=a_stop(attempt=9))
 
     assert job.stop_request
 
@@ -444,7 +444,7 @@ def test_do_not_requeue_exit_code_is_final_despite_restarts() -> None:
 
     assert ending
     assert (ending.state, ending.is_final) == (AttemptState.FAILED, True)
-    assert settled(ending)[0] is SettleOutcome.JOB_FAILED
+    assert settle_attempt(ending)[0] is SettleOutcome.JOB_FAILED
 
 
 def test_faulty_node_does_not_override_do_not_requeue() -> None:
@@ -507,6 +507,6 @@ def test_only_ready_timeout_loses_the_queue_position() -> None:
     late = AttemptEnd(state=AttemptState.NEVER_RAN, reason="Its pods were not scheduled in time.")
     lost = AttemptEnd(state=AttemptState.LOST, reason="The attempt lost contact with node-1.")
 
-    assert settled(late, queue="red")[1].queued_at == NOW
-    assert settled(late)[1].queued_at is None
-    assert settled(lost, queue="red")[1].queued_at is None
+    assert settle_attempt(late, queue="red")[1].queued_at == NOW
+    assert settle_attempt(late)[1].queued_at is None
+    assert settle_attempt(lost, queue="red")[1].queued_at is None

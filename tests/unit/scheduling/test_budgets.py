@@ -14,7 +14,7 @@ from evenkeel.domain.quotas.budgets import add_rent, expected_remaining_cost, re
 from evenkeel.domain.quotas.spending import Spending
 from evenkeel.domain.quotas.teams import Period, Team, TeamSetup
 from evenkeel.domain.renting.rental import Rental, RentalOffer, RentalState, end_rental
-from tests.unit.scheduling.test_renting import POOL, ready
+from tests.unit.scheduling.test_renting import POOL, a_ready_rental
 
 MIDNIGHT = datetime(2026, 12, 1, tzinfo=UTC)
 """The start of a month and of a day, in the middle of a week."""
@@ -31,10 +31,10 @@ def a_setup(*budgets: dict[str, Any]) -> TeamSetup:
 
 def a_rental(since: datetime, **changes: Any) -> Rental:
     offer = RentalOffer.of(POOL, since).replace(joined_node_names=("ip-1", "ip-2"))
-    return ready(team="red", begun_at=since, offers=(offer,), **changes)
+    return a_ready_rental(team="red", begun_at=since, offers=(offer,), **changes)
 
 
-def left(*rentals: Rental, budget: dict[str, Any], now: datetime, **facts: Any) -> dict[str, int]:
+def remaining_budget(*rentals: Rental, budget: dict[str, Any], now: datetime, **facts: Any) -> dict[str, int]:
     setup = a_setup(budget)
     spent = add_rent(facts.get("spent", {}), setup, rentals, now)
     return remaining_by_team(setup, spent, facts.get("charges", ()), rentals, ECONOMY, now)
@@ -56,7 +56,7 @@ def test_rent_parts_of_each_period_add_up_to_the_bill(begins: int, length: int, 
         ),
         RentalOffer.of(pool, second_offer_at).replace(joined_node_names=("ip-2", "ip-3")),
     )
-    rental = ready(team="red", offers=offers)
+    rental = a_ready_rental(team="red", offers=offers)
     now = second_offer_at + timedelta(microseconds=length)
 
     parts = rent_by_period(rental, now)
@@ -87,7 +87,7 @@ def test_rental_over_midnight_counts_on_both_days() -> None:
 
 
 def test_nodes_that_never_launched_cost_nothing() -> None:
-    assert rent_by_period(ready(team="red"), MIDNIGHT) == ()
+    assert rent_by_period(a_ready_rental(team="red"), MIDNIGHT) == ()
 
 
 def test_remaining_budget_excludes_settled_running_and_expected_costs() -> None:
@@ -97,7 +97,7 @@ def test_remaining_budget_excludes_settled_running_and_expected_costs() -> None:
     on_rented = charge.replace(is_rented=True, accelerators=16)
     rental = a_rental(MIDNIGHT, expected_parts=10 * 2 * PRICE * 3600)
 
-    remaining = left(
+    remaining = remaining_budget(
         rental,
         budget={"period": Period.MONTH, "usd": 5000},
         now=MIDNIGHT + 3 * HOUR,
@@ -113,7 +113,7 @@ def test_tightest_dollar_budget_applies() -> None:
     setup = a_setup({"period": Period.MONTH, "usd": 500}, {"period": Period.DAY, "usd": 30, "gpuHours": 1})
 
     assert remaining_by_team(setup, {}, (), (), ECONOMY, MIDNIGHT) == {"red": 30 * money.PARTS}
-    assert left(budget={"period": Period.DAY, "gpuHours": 1}, now=MIDNIGHT) == {}
+    assert remaining_budget(budget={"period": Period.DAY, "gpuHours": 1}, now=MIDNIGHT) == {}
 
 
 @pytest.mark.parametrize(
@@ -133,4 +133,6 @@ def test_overdue_rental_is_expected_to_continue(state: RentalState, hours: int, 
 def test_ended_rental_is_not_counted_twice() -> None:
     over = a_rental(MIDNIGHT, state=RentalState.ENDED)
 
-    assert left(over, budget={"period": Period.MONTH, "usd": 9}, now=MIDNIGHT + HOUR) == {"red": 9 * money.PARTS}
+    assert remaining_budget(over, budget={"period": Period.MONTH, "usd": 9}, now=MIDNIGHT + HOUR) == {
+        "red": 9 * money.PARTS
+    }

@@ -20,7 +20,7 @@ from evenkeel.domain.capacity.pod_shares import (
 from evenkeel.domain.kueue.hyperpod_cluster_policy import QuotaResources
 from evenkeel.domain.resources import NONE, Resources, why_too_small
 from tests.unit.scheduling.builders import CLUSTER, a_node_capacity, a_request, at
-from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team, passed
+from tests.unit.scheduling.test_sharing import GPU, P5, a_charge, a_setup, a_team, decide_pending
 
 P4 = "ml.p4d.24xlarge"
 G6 = "ml.g6.12xlarge"
@@ -196,7 +196,7 @@ def test_cpu_and_memory_quota_limits_job_with_enough_gpus() -> None:
     setup = a_setup(a_team("red", cohort="", queue={"groups": groups, "cohort": ""}))
     half = {"accelerators_per_node": 2, "cpu_millis_per_node": 64_000, "memory_mib_per_node": gib(100), "team": "red"}
 
-    answers = passed(setup, (a_node(1, cpu=192, memory_gib=2000),), a_request(1, **half), a_request(2, **half))
+    answers = decide_pending(setup, (a_node(1, cpu=192, memory_gib=2000),), a_request(1, **half), a_request(2, **half))
 
     assert answers["job-1"].use == {P5: {GPU: 2, "cpu": 64_000, "memory": gib(100) * 2**20}}
     assert answers["job-2"].action is Action.NO_QUOTA
@@ -217,7 +217,7 @@ def test_team_with_two_gpus_and_48_vcpu_gets_192_gib() -> None:
         a_request(number, accelerators_per_node=1, team="only-gpu").with_per_node(one_gpu) for number in (1, 2, 3)
     ]
 
-    answers = passed(setup, nodes, *requests)
+    answers = decide_pending(setup, nodes, *requests)
 
     assert (amounts["cpu"], amounts["memory"], amounts[GPU]) == (48_000, 192 * 2**30, 2)
     assert [answers[f"job-{n}"].action for n in (1, 2, 3)] == [Action.ADMIT, Action.ADMIT, Action.NO_QUOTA]
@@ -240,7 +240,7 @@ def test_quota_by_family_or_model_covers_its_instance_types(flavor: str, labels:
     )
     nodes = (a_node_capacity(1, instance_type=P4), a_node_capacity(2))
 
-    answers = passed(
+    answers = decide_pending(
         setup,
         nodes,
         a_request(1, team="red", instance_types=(P5,)),

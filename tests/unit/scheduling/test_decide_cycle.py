@@ -24,7 +24,7 @@ from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team
 NOW = at(1000)
 
 
-def waiting(number: int, **changes: Any) -> Job:
+def a_waiting_job(number: int, **changes: Any) -> Job:
     spec = a_spec(**{"name": f"job-{number}", "nodes": 1, **changes.pop("spec", {})})
     facts = {
         "job_id": f"job-{number}",
@@ -37,8 +37,8 @@ def waiting(number: int, **changes: Any) -> Job:
     return a_job(**{**facts, **changes})
 
 
-def running(number: int, **changes: Any) -> Job:
-    return waiting(number, **{"state": JobState.RUNNING, "current_attempt": 1, **changes})
+def a_running_job(number: int, **changes: Any) -> Job:
+    return a_waiting_job(number, **{"state": JobState.RUNNING, "current_attempt": 1, **changes})
 
 
 def a_snapshot(*pending: Job, nodes: int = 2, **more: Any) -> CycleSnapshot:
@@ -46,13 +46,13 @@ def a_snapshot(*pending: Job, nodes: int = 2, **more: Any) -> CycleSnapshot:
     return CycleSnapshot(pending={job.job_id: job for job in pending}, **facts)
 
 
-def decided(snapshot: CycleSnapshot, policy: Policy | None = None, mode: Mode = Mode.ACT) -> CyclePlan:
+def decide_snapshot(snapshot: CycleSnapshot, policy: Policy | None = None, mode: Mode = Mode.ACT) -> CyclePlan:
     plan = decide_cycle(snapshot, policy or Policy(), mode, NOW)
     assert not plan.is_incomplete
     return plan
 
 
-def steps(plan: CyclePlan) -> dict[str, str]:
+def steps_by_job(plan: CyclePlan) -> dict[str, str]:
     return {step.decision.job_id: f"{type(step).__name__} {step.decision.action}" for step in plan.steps}
 
 
@@ -60,15 +60,19 @@ def steps(plan: CyclePlan) -> dict[str, str]:
 
 
 def test_jobs_that_fit_start_and_the_next_one_waits() -> None:
-    plan = decided(a_snapshot(waiting(1), waiting(2), waiting(3)))
+    plan = decide_snapshot(a_snapshot(a_waiting_job(1), a_waiting_job(2), a_waiting_job(3)))
 
-    assert steps(plan) == {"job-1": "AdmissionStep ADMIT", "job-2": "AdmissionStep ADMIT", "job-3": "PendingStep WAIT"}
+    assert steps_by_job(plan) == {
+        "job-1": "AdmissionStep ADMIT",
+        "job-2": "AdmissionStep ADMIT",
+        "job-3": "PendingStep WAIT",
+    }
     assert plan.pending_count == 1
 
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
 def test_no_job_starts_unless_the_mode_is_act(mode: Mode) -> None:
-    plan = decided(a_snapshot(waiting(1)), mode=mode)
+    plan = decide_snapshot(a_snapshot(a_waiting_job(1)), mode=mode)
 
     (step,) = plan.steps
     assert isinstance(step, PendingStep)
@@ -76,41 +80,41 @@ def test_no_job_starts_unless_the_mode_is_act(mode: Mode) -> None:
 
 
 def test_cycle_decides_nothing_about_an_excluded_job() -> None:
-    plan = decided(a_snapshot(waiting(1), waiting(2), nodes=1).without_jobs(["job-1"]))
+    plan = decide_snapshot(a_snapshot(a_waiting_job(1), a_waiting_job(2), nodes=1).without_jobs(["job-1"]))
 
-    assert steps(plan) == {"job-2": "AdmissionStep ADMIT"}
+    assert steps_by_job(plan) == {"job-2": "AdmissionStep ADMIT"}
 
 
 def test_same_snapshot_gives_the_same_plan() -> None:
-    snapshot = a_snapshot(waiting(1), waiting(2), waiting(3))
+    snapshot = a_snapshot(a_waiting_job(1), a_waiting_job(2), a_waiting_job(3))
 
-    assert decided(snapshot) == decided(snapshot)
+    assert decide_snapshot(snapshot) == decide_snapshot(snapshot)
 
 
 def test_job_on_an_unreadable_cluster_is_held() -> None:
-    plan = decided(a_snapshot(waiting(1), unreadable_clusters=frozenset({CLUSTER}), capacities=()))
+    plan = decide_snapshot(a_snapshot(a_waiting_job(1), unreadable_clusters=frozenset({CLUSTER}), capacities=()))
 
-    assert steps(plan) == {"job-1": "PendingStep EXCLUDED"}
+    assert steps_by_job(plan) == {"job-1": "PendingStep EXCLUDED"}
 
 
 def test_job_in_a_kueue_namespace_is_held() -> None:
-    job = waiting(1)
-    plan = decided(a_snapshot(job, kueue_namespaces={(CLUSTER, job.namespace): "its label"}))
+    job = a_waiting_job(1)
+    plan = decide_snapshot(a_snapshot(job, kueue_namespaces={(CLUSTER, job.namespace): "its label"}))
 
-    assert steps(plan) == {"job-1": "PendingStep EXCLUDED"}
+    assert steps_by_job(plan) == {"job-1": "PendingStep EXCLUDED"}
     assert "its label" in plan.decisions[0].reason
 
 
 def test_job_in_the_namespace_of_another_team_is_held() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
-    plan = decided(a_snapshot(waiting(1, spec={"team": "red"}, namespace="blue"), setup=setup))
+    plan = decide_snapshot(a_snapshot(a_waiting_job(1, spec={"team": "red"}, namespace="blue"), setup=setup))
 
-    assert steps(plan) == {"job-1": "PendingStep EXCLUDED"}
+    assert steps_by_job(plan) == {"job-1": "PendingStep EXCLUDED"}
     assert "team blue" in plan.decisions[0].reason
 
 
 def test_all_jobs_are_handed_over_where_kueue_admits() -> None:
-    plan = decided(a_snapshot(waiting(2), waiting(1), nodes=0, authority=AdmissionAuthority.KUEUE))
+    plan = decide_snapshot(a_snapshot(a_waiting_job(2), a_waiting_job(1), nodes=0, authority=AdmissionAuthority.KUEUE))
 
     assert [step.decision.job_id for step in plan.admissions] == ["job-1", "job-2"]
     assert all(step.decision.facts.local_queue for step in plan.admissions)
@@ -119,35 +123,37 @@ def test_all_jobs_are_handed_over_where_kueue_admits() -> None:
 # ---------------------------------------------------------------- preemption
 
 
-def preempting(**more: Any) -> CycleSnapshot:
+def snapshot_with_urgent_job(**more: Any) -> CycleSnapshot:
     """Return a snapshot with an urgent pending job, and a running job of lower priority on the only node."""
-    urgent = waiting(2, spec={"team": "red"}, priority=100, namespace="red")
+    urgent = a_waiting_job(2, spec={"team": "red"}, priority=100, namespace="red")
     return a_snapshot(
         urgent,
         capacities=(a_node_capacity(1, free=0),),
         setup=a_setup(a_team("red", 8)),
         live_charges=(a_charge(1, "red", 1),),
-        jobs_with_charge={"job-1": running(1, spec={"team": "red"}, **more)},
+        jobs_with_charge={"job-1": a_running_job(1, spec={"team": "red"}, **more)},
     )
 
 
 def test_urgent_job_preempts_a_job_of_lower_priority() -> None:
-    (step,) = decided(preempting()).steps
+    (step,) = decide_snapshot(snapshot_with_urgent_job()).steps
 
     assert isinstance(step, PreemptionStep)
     assert step.victims == {"job-1": "InClusterQueue"}
 
 
 def test_victim_gets_only_one_stop_request() -> None:
-    job = preempting().jobs_with_charge["job-1"]
+    job = snapshot_with_urgent_job().jobs_with_charge["job-1"]
     stopping = job.replace(stop_request=job.stop_request_now("It is cancelled.", "ana", NOW))
-    snapshot = preempting()._replace(jobs_with_charge={"job-1": stopping})
+    snapshot = snapshot_with_urgent_job()._replace(jobs_with_charge={"job-1": stopping})
 
-    assert steps(decided(snapshot)) == {"job-2": "PendingStep PREEMPT"}
+    assert steps_by_job(decide_snapshot(snapshot)) == {"job-2": "PendingStep PREEMPT"}
 
 
 def test_victim_with_a_newer_attempt_gets_no_stop_request() -> None:
-    assert steps(decided(preempting(current_attempt=2))) == {"job-2": "PendingStep PREEMPT"}
+    assert steps_by_job(decide_snapshot(snapshot_with_urgent_job(current_attempt=2))) == {
+        "job-2": "PendingStep PREEMPT"
+    }
 
 
 # ---------------------------------------------------------------- long queues
@@ -165,36 +171,38 @@ def a_long_queue(*pending: Job, nodes: int = 1) -> CycleSnapshot:
 
 
 def test_more_jobs_of_a_parked_queue_are_read_once() -> None:
-    snapshot = a_long_queue(waiting(1, spec={"nodes": 5}))
+    snapshot = a_long_queue(a_waiting_job(1, spec={"nodes": 5}))
 
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
     assert (draft.missing, draft.steps) == (MissingFacts(queues=(ALL_JOBS,)), ())
-    more = {**snapshot.pending, "job-2": waiting(2)}
+    more = {**snapshot.pending, "job-2": a_waiting_job(2)}
     plan = decide_cycle(snapshot._replace(pending=more), Policy(), Mode.ACT, NOW, draft=draft)
 
     assert not plan.is_incomplete
-    assert steps(plan) == {"job-1": "PendingStep NEVER_FITS", "job-2": "AdmissionStep ADMIT"}
+    assert steps_by_job(plan) == {"job-1": "PendingStep NEVER_FITS", "job-2": "AdmissionStep ADMIT"}
 
 
 def test_no_more_jobs_are_read_if_one_starts() -> None:
-    plan = decided(a_long_queue(waiting(1)))
+    plan = decide_snapshot(a_long_queue(a_waiting_job(1)))
 
-    assert steps(plan) == {"job-1": "AdmissionStep ADMIT"}
+    assert steps_by_job(plan) == {"job-1": "AdmissionStep ADMIT"}
 
 
 def test_jobs_behind_an_unblocked_job_are_read_again_first() -> None:
-    snapshot = a_long_queue(waiting(1), waiting(9), nodes=2)
+    snapshot = a_long_queue(a_waiting_job(1), a_waiting_job(9), nodes=2)
     cursors = QueueCursors({ALL_JOBS: "later"}, frozenset({"job-9"}), "page", (("job-1", "behind-job-1"),))
 
-    plan = decided(snapshot._replace(next_cursors=cursors))
+    plan = decide_snapshot(snapshot._replace(next_cursors=cursors))
 
-    assert steps(plan) == {"job-1": "AdmissionStep ADMIT"}
+    assert steps_by_job(plan) == {"job-1": "AdmissionStep ADMIT"}
     assert plan.queue_plan.next_cursors == cursors._replace(page_starts={ALL_JOBS: "behind-job-1"}, barriers=())
 
 
 def test_waiting_jobs_become_barriers_with_the_cursor_behind_them() -> None:
     before = QueueCursors({ALL_JOBS: "later"}, frozenset({"job-2"}), "page")
-    plan = decided(a_snapshot(waiting(1, spec={"nodes": 2}, current_attempt=1), waiting(2, spec={"nodes": 2}), nodes=1))
+    plan = decide_snapshot(
+        a_snapshot(a_waiting_job(1, spec={"nodes": 2}, current_attempt=1), a_waiting_job(2, spec={"nodes": 2}), nodes=1)
+    )
 
     after = before.with_barriers(plan.decisions, "behind-head")
 
@@ -210,12 +218,12 @@ def test_barriers_are_dropped_at_the_end_of_the_queue() -> None:
 # ---------------------------------------------------------------- missing facts
 
 
-def with_deadline(number: int, **changes: Any) -> Job:
-    return waiting(number, spec={"nodes": 2, "deadline_at": NOW + timedelta(hours=1)}, **changes)
+def a_job_with_deadline(number: int, **changes: Any) -> Job:
+    return a_waiting_job(number, spec={"nodes": 2, "deadline_at": NOW + timedelta(hours=1)}, **changes)
 
 
 def test_draft_lists_the_facts_that_placement_needs() -> None:
-    snapshot = a_snapshot(with_deadline(2, current_attempt=1), nodes=1, live_charges=(a_charge(1, "", 1),))
+    snapshot = a_snapshot(a_job_with_deadline(2, current_attempt=1), nodes=1, live_charges=(a_charge(1, "", 1),))
 
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
 
@@ -226,15 +234,17 @@ def test_draft_lists_the_facts_that_placement_needs() -> None:
 
 
 def test_first_attempt_has_no_earlier_attempts_to_read() -> None:
-    draft = decide_cycle(a_snapshot(with_deadline(2), nodes=1), Policy(), Mode.ACT, NOW)
+    draft = decide_cycle(a_snapshot(a_job_with_deadline(2), nodes=1), Policy(), Mode.ACT, NOW)
 
     assert draft.missing == MissingFacts(needs_shortages=True, needs_past_runs=True)
 
 
 def test_queue_plan_does_not_depend_on_the_draft() -> None:
-    snapshot = a_snapshot(with_deadline(2, current_attempt=1), waiting(3), nodes=1, live_charges=(a_charge(1, "", 1),))
+    snapshot = a_snapshot(
+        a_job_with_deadline(2, current_attempt=1), a_waiting_job(3), nodes=1, live_charges=(a_charge(1, "", 1),)
+    )
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
-    cycle_snapshot = snapshot._replace(jobs_with_charge={"job-1": running(1)})
+    cycle_snapshot = snapshot._replace(jobs_with_charge={"job-1": a_running_job(1)})
 
     plan = decide_cycle(cycle_snapshot, Policy(), Mode.ACT, NOW, draft=draft)
 
@@ -243,7 +253,7 @@ def test_queue_plan_does_not_depend_on_the_draft() -> None:
 
 
 def test_missing_job_row_is_requested_once() -> None:
-    snapshot = a_snapshot(with_deadline(2), nodes=1, live_charges=(a_charge(1, "", 1),))
+    snapshot = a_snapshot(a_job_with_deadline(2), nodes=1, live_charges=(a_charge(1, "", 1),))
     draft = decide_cycle(snapshot, Policy(), Mode.ACT, NOW)
 
     assert not decide_cycle(snapshot, Policy(), Mode.ACT, NOW, draft=draft).is_incomplete
@@ -252,10 +262,10 @@ def test_missing_job_row_is_requested_once() -> None:
 # ---------------------------------------------------------------- jobs that leave their nodes
 
 
-def drained(**more: Any) -> CycleSnapshot:
+def snapshot_with_drained_queue(**more: Any) -> CycleSnapshot:
     setup = a_setup(a_team("red", 8, queue={"stop": "HoldAndDrain"}))
     facts = {
-        "jobs_with_charge": {"job-1": running(1, spec={"team": "red"})},
+        "jobs_with_charge": {"job-1": a_running_job(1, spec={"team": "red"})},
         "live_charges": (a_charge(1, "red", 1),),
         **more,
     }
@@ -263,17 +273,25 @@ def drained(**more: Any) -> CycleSnapshot:
 
 
 def test_jobs_of_a_drained_queue_stop() -> None:
-    assert decided(drained()).queue_stops == ("job-1",)
-    assert decided(drained(), mode=Mode.OBSERVE).queue_stops == ()
+    assert decide_snapshot(snapshot_with_drained_queue()).queue_stops == ("job-1",)
+    assert decide_snapshot(snapshot_with_drained_queue(), mode=Mode.OBSERVE).queue_stops == ()
 
 
 def test_jobs_of_a_drained_queue_get_one_stop_request() -> None:
-    job = running(1, spec={"team": "red"})
+    job = a_running_job(1, spec={"team": "red"})
     stopped = job.replace(stop_request=job.stop_request_now("It is drained.", "schedule_jobs/drain", NOW))
 
-    assert decided(drained(jobs_with_charge={"job-1": stopped})).queue_stops == ()
-    assert decided(drained(scheduler_state=SchedulerState(stopping={"job-1": ""}))).queue_stops == ()
-    assert decided(drained(jobs_with_charge={"job-1": running(1, current_attempt=2)})).queue_stops == ()
+    assert decide_snapshot(snapshot_with_drained_queue(jobs_with_charge={"job-1": stopped})).queue_stops == ()
+    assert (
+        decide_snapshot(snapshot_with_drained_queue(scheduler_state=SchedulerState(stopping={"job-1": ""}))).queue_stops
+        == ()
+    )
+    assert (
+        decide_snapshot(
+            snapshot_with_drained_queue(jobs_with_charge={"job-1": a_running_job(1, current_attempt=2)})
+        ).queue_stops
+        == ()
+    )
 
 
 def reserved(seconds: float) -> Policy:
@@ -282,29 +300,29 @@ def reserved(seconds: float) -> Policy:
     return Policy(scheduling=SchedulingPolicy(reservations=(reserved,)))
 
 
-def on_reservation(**more: Any) -> CycleSnapshot:
+def snapshot_on_reservation(**more: Any) -> CycleSnapshot:
     charge = a_charge(1, "", 1, pool="workers")
-    return a_snapshot(live_charges=(charge,), **{"jobs_with_charge": {"job-1": running(1)}, **more})
+    return a_snapshot(live_charges=(charge,), **{"jobs_with_charge": {"job-1": a_running_job(1)}, **more})
 
 
 def test_job_leaves_a_reservation_before_it_ends() -> None:
-    (stop,) = decided(on_reservation(), reserved(60)).reservation_stops
+    (stop,) = decide_snapshot(snapshot_on_reservation(), reserved(60)).reservation_stops
 
     assert (stop.action, stop.facts.candidate.job_id) == (MigrationAction.REQUEUE, "job-1")
 
 
 def test_job_stays_on_a_reservation_that_lasts() -> None:
-    assert decided(on_reservation(), reserved(86_400)).reservation_stops == ()
+    assert decide_snapshot(snapshot_on_reservation(), reserved(86_400)).reservation_stops == ()
 
 
 def test_job_on_an_ending_reservation_is_read_first() -> None:
-    draft = decide_cycle(on_reservation(jobs_with_charge={}), reserved(60), Mode.ACT, NOW)
+    draft = decide_cycle(snapshot_on_reservation(jobs_with_charge={}), reserved(60), Mode.ACT, NOW)
 
     assert draft.missing == MissingFacts(jobs=("job-1",))
 
 
 def test_cycle_decisions_contain_their_facts() -> None:
-    plan = decided(a_snapshot(waiting(1), waiting(2), waiting(3)))
+    plan = decide_snapshot(a_snapshot(a_waiting_job(1), a_waiting_job(2), a_waiting_job(3)))
 
     assert all(isinstance(step, AdmissionStep | PendingStep) and step.decision.facts.request for step in plan.steps)
     assert all(step.decision.reason for step in plan.steps)

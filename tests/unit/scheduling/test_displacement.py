@@ -34,7 +34,9 @@ def a_movable(name: str, *nodes: str, accelerators: int = 1, **changes: Any) -> 
     return MovableJob.model_validate(facts | changes)
 
 
-def decided(*movable: MovableJob, free: dict[str, int] | None = None, **changes: Any) -> DisplacementDecision:
+def decide_displacement_of(
+    *movable: MovableJob, free: dict[str, int] | None = None, **changes: Any
+) -> DisplacementDecision:
     committed = tuple(CommittedNode(name=name, free=count) for name, count in (free or {"n1": 6}).items())
     facts: dict[str, Any] = {
         "job_id": "gang",
@@ -55,7 +57,7 @@ def decided(*movable: MovableJob, free: dict[str, int] | None = None, **changes:
 
 
 def test_jobs_move_if_cheaper_than_renting_for_gang() -> None:
-    decision = decided(a_movable("a", "n1"), a_movable("b", "n1"))
+    decision = decide_displacement_of(a_movable("a", "n1"), a_movable("b", "n1"))
 
     assert (decision.action, decision.victims) == (DisplacementAction.DISPLACE, ("a", "b"))
     # Two moves: $0.10 of standstill and $0.50 of rent each; the gang waits 120 s at $1 an hour.
@@ -64,7 +66,7 @@ def test_jobs_move_if_cheaper_than_renting_for_gang() -> None:
 
 
 def test_no_job_moves_if_renting_for_the_gang_is_cheaper() -> None:
-    decision = decided(a_movable("a", "n1"), a_movable("b", "n1"), other_parts=money.PARTS)
+    decision = decide_displacement_of(a_movable("a", "n1"), a_movable("b", "n1"), other_parts=money.PARTS)
 
     assert (decision.action, decision.victims) == (DisplacementAction.KEEP, ())
     assert decision.reason == "Moving 2 jobs to rented nodes would cost $1.23, and on-demand costs $1.00."
@@ -73,24 +75,24 @@ def test_no_job_moves_if_renting_for_the_gang_is_cheaper() -> None:
 def test_displacement_frees_the_cheapest_node() -> None:
     movable = (a_movable("dear", "n1", accelerators=2, micros_per_hour_of_delay=20 * DOLLAR), a_movable("cheap", "n2"))
 
-    assert decided(*movable, free={"n1": 6, "n2": 7}).victims == ("cheap",)
+    assert decide_displacement_of(*movable, free={"n1": 6, "n2": 7}).victims == ("cheap",)
 
 
 def test_no_job_moves_unnecessarily() -> None:
     movable = (a_movable("small", "n1"), a_movable("large", "n1", accelerators=4, rent_micros_per_hour=2 * DOLLAR))
 
-    assert decided(*movable, free={"n1": 4}).victims == ("large",)
+    assert decide_displacement_of(*movable, free={"n1": 4}).victims == ("large",)
 
 
 def test_job_on_two_nodes_frees_both_and_counts_once() -> None:
-    decision = decided(a_movable("wide", "n1", "n2", accelerators=8), free={"n1": 0, "n2": 0}, nodes=2)
+    decision = decide_displacement_of(a_movable("wide", "n1", "n2", accelerators=8), free={"n1": 0, "n2": 0}, nodes=2)
 
     assert decision.victims == ("wide",)
     assert decision.parts == round((0.6 + 120 / 3600) * money.PARTS)
 
 
 def test_no_job_moves_if_too_few_nodes_become_free() -> None:
-    decision = decided(a_movable("a", "n1"), free={"n1": 6})
+    decision = decide_displacement_of(a_movable("a", "n1"), free={"n1": 6})
 
     assert (decision.action, decision.reason) == (
         DisplacementAction.KEEP,
@@ -101,16 +103,19 @@ def test_no_job_moves_if_too_few_nodes_become_free() -> None:
 def test_no_job_moves_above_the_caps() -> None:
     movable = (a_movable("a", "n1"), a_movable("b", "n1"))
 
-    assert decided(*movable, team_left_micros={"red": DOLLAR - 1}).action is DisplacementAction.KEEP
-    assert decided(*movable, fleet_left_micros=DOLLAR - 1).action is DisplacementAction.KEEP
-    assert decided(*movable, team_left_micros={"red": DOLLAR}, fleet_left_micros=DOLLAR).victims == ("a", "b")
+    assert decide_displacement_of(*movable, team_left_micros={"red": DOLLAR - 1}).action is DisplacementAction.KEEP
+    assert decide_displacement_of(*movable, fleet_left_micros=DOLLAR - 1).action is DisplacementAction.KEEP
+    assert decide_displacement_of(*movable, team_left_micros={"red": DOLLAR}, fleet_left_micros=DOLLAR).victims == (
+        "a",
+        "b",
+    )
 
 
 def test_job_of_little_value_waits_instead_of_renting() -> None:
     cheap = a_movable("a", "n1", accelerators=2, micros_per_hour_of_delay=DOLLAR // 100, rent_micros_per_hour=DOLLAR)
 
     # Its wait of two hours costs $0.02, its rent for the same time $1.
-    assert decided(cheap).parts == round((0.02 + 0.001 + 120 / 3600) * money.PARTS)
+    assert decide_displacement_of(cheap).parts == round((0.02 + 0.001 + 120 / 3600) * money.PARTS)
 
 
 sizes = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 8), st.integers(0, 40)), max_size=12)
@@ -132,7 +137,7 @@ def test_moved_jobs_free_enough_nodes_and_cost_less(
             )
     free = {name: 8 - count for name, count in used.items()}
 
-    decision = decided(
+    decision = decide_displacement_of(
         *movable, free=free, nodes=nodes, accelerators_per_node=accelerators, other_parts=other * money.PARTS
     )
 

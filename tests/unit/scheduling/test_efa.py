@@ -112,7 +112,7 @@ def test_job_of_several_types_requests_the_fewest_interfaces() -> None:
 # ---------------------------------------------------------------- admission
 
 
-def decided(
+def decide_request(
     capacities: list[NodeCapacity], request: AdmissionRequest, policy: SchedulingPolicy | None = None
 ) -> AdmissionDecision:
     (answer,) = decide_in_queue_order(
@@ -125,7 +125,7 @@ def decided(
 def test_gang_waits_for_nodes_with_all_interfaces(offered: int) -> None:
     capacities = [a_node_capacity(1, efa=32), a_node_capacity(2, efa=offered), a_node_capacity(3, efa=offered)]
 
-    answer = decided(capacities, a_request(nodes=2, accelerators_per_node=8))
+    answer = decide_request(capacities, a_request(nodes=2, accelerators_per_node=8))
 
     assert answer.action is Action.WAIT
     assert f"workers has 1 of them (2 offering {offered} of 32 EFA interfaces)" in answer.reason
@@ -142,7 +142,9 @@ def test_gang_waits_for_nodes_with_all_interfaces(offered: int) -> None:
 def test_job_that_needs_no_efa_starts_on_any_node(changes: dict[str, Any], policy: dict[str, Any]) -> None:
     capacities = [a_node_capacity(1, efa=0), a_node_capacity(2, efa=0)]
 
-    answer = decided(capacities, a_request(accelerators_per_node=8, **changes), SchedulingPolicy.model_validate(policy))
+    answer = decide_request(
+        capacities, a_request(accelerators_per_node=8, **changes), SchedulingPolicy.model_validate(policy)
+    )
 
     assert answer.action is Action.ADMIT
 
@@ -151,20 +153,20 @@ def test_pool_without_efa_is_not_offered_to_efa_jobs() -> None:
     policy = SchedulingPolicy(efa_interfaces={"workers": 0})
     request = a_request(nodes=2, accelerators_per_node=8, requires=Requirements(fabric="efa"))
 
-    assert decided([a_node_capacity(1), a_node_capacity(2)], request).action is Action.ADMIT
-    assert decided([a_node_capacity(1), a_node_capacity(2)], request, policy).action is Action.NEVER_FITS
+    assert decide_request([a_node_capacity(1), a_node_capacity(2)], request).action is Action.ADMIT
+    assert decide_request([a_node_capacity(1), a_node_capacity(2)], request, policy).action is Action.NEVER_FITS
 
 
 def test_job_on_half_nodes_needs_half_of_their_interfaces() -> None:
     capacities = [a_node_capacity(1, efa=16), a_node_capacity(2, efa=16)]
 
-    assert decided(capacities, a_request(nodes=2, accelerators_per_node=4)).action is Action.ADMIT
+    assert decide_request(capacities, a_request(nodes=2, accelerators_per_node=4)).action is Action.ADMIT
 
 
 def test_gang_uses_nodes_with_interfaces() -> None:
     capacities = [a_node_capacity(1, efa=0), a_node_capacity(2, efa=32), a_node_capacity(3, efa=32)]
 
-    assert decided(capacities, a_request(nodes=2, accelerators_per_node=8)).node_names == ("node-2", "node-3")
+    assert decide_request(capacities, a_request(nodes=2, accelerators_per_node=8)).node_names == ("node-2", "node-3")
 
 
 def test_capacity_records_the_interfaces_of_each_node() -> None:

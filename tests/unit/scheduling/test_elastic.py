@@ -122,7 +122,7 @@ def test_higher_priority_grows_first_and_one_at_a_time() -> None:
     assert [resize.job_id for resize in decision.resizes] == ["job-2"]
 
 
-def throughput(points: dict[int, float], *, is_measured: bool = False) -> Throughput:
+def throughput_at(points: dict[int, float], *, is_measured: bool = False) -> Throughput:
     return Throughput(points=points_of(points), is_measured=is_measured)
 
 
@@ -143,13 +143,13 @@ MEASURED = {1: 2000.0, 8: 14_000.0}
     ],
 )
 def test_throughput_is_estimated_between_known_sizes(points: dict[int, float], estimates: dict[int, float]) -> None:
-    known = throughput(points)
+    known = throughput_at(points)
 
     assert {nodes: known.per_second(nodes) for nodes in estimates} == pytest.approx(estimates)
 
 
 def test_growth_costs_more_idle_time_if_throughput_scales_badly() -> None:
-    job = a_job(nodes=1, sizes=Sizes(least=1, most=8), throughput=throughput(MEASURED))
+    job = a_job(nodes=1, sizes=Sizes(least=1, most=8), throughput=throughput_at(MEASURED))
     # 7 idle nodes give the work of 6. The resize costs 150 s of the work of 7.
     just = 150 * 7 / (6 / 7)
 
@@ -163,8 +163,8 @@ def test_growth_costs_more_idle_time_if_throughput_scales_badly() -> None:
 
 def test_job_grows_only_to_the_size_of_most_throughput() -> None:
     sizes = Sizes(least=1, most=8)
-    best_at_four = a_job(nodes=1, sizes=sizes, throughput=throughput({1: 10.0, 4: 40.0, 8: 30.0}))
-    flat = a_job(nodes=4, sizes=sizes, throughput=throughput({4: 40.0, 8: 40.0}, is_measured=True))
+    best_at_four = a_job(nodes=1, sizes=sizes, throughput=throughput_at({1: 10.0, 4: 40.0, 8: 30.0}))
+    flat = a_job(nodes=4, sizes=sizes, throughput=throughput_at({4: 40.0, 8: 40.0}, is_measured=True))
 
     assert [resize.to_nodes for resize in plan_growth(grow_facts(best_at_four, nodes=7)).resizes] == [4]
     assert plan_growth(grow_facts(flat, nodes=4)).alternatives[0].why_not == (
@@ -174,8 +174,8 @@ def test_job_grows_only_to_the_size_of_most_throughput() -> None:
 
 def test_job_that_gains_most_throughput_grows_first() -> None:
     sizes = Sizes(least=1, most=8)
-    more_nodes = a_job(1, nodes=1, sizes=sizes, throughput=throughput({1: 10.0, 8: 20.0}))
-    more_work = a_job(2, nodes=1, sizes=Sizes(least=1, most=4), throughput=throughput({1: 10.0, 4: 36.0}))
+    more_nodes = a_job(1, nodes=1, sizes=sizes, throughput=throughput_at({1: 10.0, 8: 20.0}))
+    more_work = a_job(2, nodes=1, sizes=Sizes(least=1, most=4), throughput=throughput_at({1: 10.0, 4: 36.0}))
 
     assert [resize.job_id for resize in plan_growth(grow_facts(more_nodes, more_work, nodes=7)).resizes] == ["job-2"]
 
@@ -184,8 +184,8 @@ def test_measured_throughput_is_never_mixed_with_declared() -> None:
     declared, once, twice = points_of(MEASURED), points_of({4: 1.5}), points_of({4: 1.5, 2: 1.0})
 
     assert known_throughput((), once) is None
-    assert known_throughput(declared, once) == throughput(MEASURED)
-    assert known_throughput(declared, twice) == throughput({2: 1.0, 4: 1.5}, is_measured=True)
+    assert known_throughput(declared, once) == throughput_at(MEASURED)
+    assert known_throughput(declared, twice) == throughput_at({2: 1.0, 4: 1.5}, is_measured=True)
 
 
 def test_growth_backoff_doubles_up_to_a_limit() -> None:

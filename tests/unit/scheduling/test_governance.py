@@ -34,7 +34,7 @@ SETUP = TeamSetup(
 NOTHING = TeamSetup()
 
 
-def owned(**changes: Any) -> Job:
+def owned_job(**changes: Any) -> Job:
     return a_job(spec=a_spec(team="nlp"), owner="role/Ana").replace(**changes)
 
 
@@ -87,7 +87,7 @@ def test_without_teams_the_policy_lists_priority_classes() -> None:
 def test_without_teams_any_team_and_image_is_allowed() -> None:
     assert check_permitted(a_spec(team="whatever"), NOTHING) == ()
     assert may_submit(NOTHING, "whatever", "")
-    assert may_change(NOTHING, owned(), OTHER, "role/Other")
+    assert may_change(NOTHING, owned_job(), OTHER, "role/Other")
 
 
 @pytest.mark.parametrize(
@@ -109,17 +109,17 @@ def test_submission_needs_the_submitter_role(identity: str, may: bool) -> None:
 @pytest.mark.parametrize(
     ("job", "identity", "principal", "may"),
     [
-        (owned(), ANA, "role/Ana", True),
-        (owned(owner="role/Bo"), ANA, "role/Ana", False),
-        (owned(owner=""), ANA, "", False),
-        (owned(), LEAD, "role/Lead", True),
-        (owned(), PLATFORM, "role/Ops", True),
+        (owned_job(), ANA, "role/Ana", True),
+        (owned_job(owner="role/Bo"), ANA, "role/Ana", False),
+        (owned_job(owner=""), ANA, "", False),
+        (owned_job(), LEAD, "role/Lead", True),
+        (owned_job(), PLATFORM, "role/Ops", True),
         # A submitter who became a viewer, or left the team, may not change their jobs any more.
-        (owned(owner="role/Look"), LOOKER, "role/Look", False),
-        (owned(owner="role/Other"), OTHER, "role/Other", False),
+        (owned_job(owner="role/Look"), LOOKER, "role/Look", False),
+        (owned_job(owner="role/Other"), OTHER, "role/Other", False),
         # The submitter of a job that is older than the teams may still change it.
-        (owned(spec=a_spec(team="default"), owner="role/Other"), OTHER, "role/Other", True),
-        (owned(spec=a_spec(team="default"), owner="role/Other"), LEAD, "role/Lead", False),
+        (owned_job(spec=a_spec(team="default"), owner="role/Other"), OTHER, "role/Other", True),
+        (owned_job(spec=a_spec(team="default"), owner="role/Other"), LEAD, "role/Lead", False),
     ],
 )
 def test_only_submitter_or_lead_may_change_a_job(job: Job, identity: str, principal: str, may: bool) -> None:

@@ -47,13 +47,13 @@ TYPES = JobTypes.model_validate(
 )
 
 
-def messages(**fields: Any) -> JobSpec:
+def error_messages(**fields: Any) -> JobSpec:
     return JobSpec.model_validate({"name": "a", "image": "registry/own:1", "command": ("own",)} | fields)
 
 
 def test_job_type_sets_omitted_fields() -> None:
     spec = with_defaults(JobSpec(name="a", job_type="production"), TYPES)
-    bare = with_defaults(messages(job_type="production", image="x:1", command=("y",)), TYPES)
+    bare = with_defaults(error_messages(job_type="production", image="x:1", command=("y",)), TYPES)
 
     assert (spec.image, spec.command, spec.args) == ("registry/train:1", ("python",), ("train.py",))
     assert (spec.priority_class, spec.nodes, spec.accelerators_per_node, spec.max_restarts) == ("critical", 2, 8, 3)
@@ -62,7 +62,9 @@ def test_job_type_sets_omitted_fields() -> None:
 
 def test_submission_overrides_the_type_and_environments_merge() -> None:
     spec = with_defaults(
-        messages(job_type="production", priority_class="low", nodes=1, accelerators_per_node=0, env={"SEED": "7"}),
+        error_messages(
+            job_type="production", priority_class="low", nodes=1, accelerators_per_node=0, env={"SEED": "7"}
+        ),
         TYPES,
     )
 
@@ -77,7 +79,7 @@ def test_arguments_alone_use_the_command_of_the_type() -> None:
 
 
 def test_job_without_type_gets_the_default_type() -> None:
-    spec = with_defaults(messages(), TYPES)
+    spec = with_defaults(error_messages(), TYPES)
 
     assert (spec.job_type, spec.priority_class, spec.accelerators_per_node) == ("development", "high", 4)
     assert [choice.name for choice in spec.pools] == ["demand", "hyperpod"]
@@ -85,21 +87,21 @@ def test_job_without_type_gets_the_default_type() -> None:
 
 
 def test_without_types_no_field_is_set() -> None:
-    spec = messages()
+    spec = error_messages()
 
     assert with_defaults(spec, JobTypes()) is spec
 
 
 def test_unknown_type_is_reported_by_field() -> None:
-    (wrong,) = check_type(messages(job_type="prodution"), TYPES)
-    (none,) = check_type(messages(job_type="production"), JobTypes())
+    (wrong,) = check_type(error_messages(job_type="prodution"), TYPES)
+    (none,) = check_type(error_messages(job_type="production"), JobTypes())
 
     assert (wrong.field, wrong.message) == (
         "jobType",
         "There is no job type prodution. Did you mean production?",
     )
     assert "The site's policy defines no job types." in none.message
-    assert check_type(messages(), TYPES) == ()
+    assert check_type(error_messages(), TYPES) == ()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +130,7 @@ ROOMS = (
 )
 
 
-def decided(request: AdmissionRequest, *capacities: Any) -> Any:
+def decide_request(request: AdmissionRequest, *capacities: Any) -> Any:
     return decide_in_queue_order(
         AdmissionInput(capacities=capacities or ROOMS, pending=(request,)), Policy().scheduling, NOW
     )[0]
@@ -147,8 +149,8 @@ def test_jobs_of_equal_shape_share_fits_of_labelled_pools() -> None:
 
 
 def test_preferred_pool_is_used_despite_a_tighter_one() -> None:
-    first = decided(a_request(pools=(DEMAND, HYPERPOD)))
-    second = decided(a_request(pools=(HYPERPOD, DEMAND)))
+    first = decide_request(a_request(pools=(DEMAND, HYPERPOD)))
+    second = decide_request(a_request(pools=(HYPERPOD, DEMAND)))
 
     assert (first.pool, second.pool) == ("burst", "plan")
     assert [(alternative.option, alternative.why_not) for alternative in second.alternatives] == [
@@ -159,8 +161,8 @@ def test_preferred_pool_is_used_despite_a_tighter_one() -> None:
 def test_job_uses_its_next_pool_when_the_first_is_full() -> None:
     capacities = (ROOMS[0].replace(free=NONE), *ROOMS[1:])
 
-    assert decided(a_request(pools=(HYPERPOD, DEMAND)), *capacities).pool == "burst"
-    decision = decided(a_request(pools=(HYPERPOD,)), *capacities)
+    assert decide_request(a_request(pools=(HYPERPOD, DEMAND)), *capacities).pool == "burst"
+    decision = decide_request(a_request(pools=(HYPERPOD,)), *capacities)
     assert (decision.action, len(decision.facts.offers)) == (Action.WAIT, 1)
 
 
@@ -168,10 +170,10 @@ def test_tainted_node_accepts_jobs_that_tolerate_all_taints() -> None:
     tainted = a_node_capacity(1, unschedulable_reason="tainted", taints=("dedicated=hyperpod:NoSchedule",))
     toleration = Toleration.model_validate(DEDICATED)
 
-    assert decided(a_request(), tainted).action is Action.WAIT
-    assert decided(a_request(tolerations=(toleration,)), tainted).action is Action.ADMIT
+    assert decide_request(a_request(), tainted).action is Action.WAIT
+    assert decide_request(a_request(tolerations=(toleration,)), tainted).action is Action.ADMIT
     other = tainted.replace(taints=("dedicated=hyperpod:NoSchedule", "spot=true:NoSchedule"))
-    assert decided(a_request(tolerations=(toleration,)), other).action is Action.WAIT
+    assert decide_request(a_request(tolerations=(toleration,)), other).action is Action.WAIT
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from evenkeel.ports import LaunchSpec
 from tests.fakes.system import A_MOMENT
 
 
-def seen(*conditions: KueueCondition, **facts: Any) -> KueueStatus:
+def status_of(*conditions: KueueCondition, **facts: Any) -> KueueStatus:
     return KueueStatus.model_validate({"name": "job-a1-12345", "queue": "nlp", "conditions": conditions} | facts)
 
 
@@ -37,34 +37,34 @@ ADMITTED = status_text("Admitted", is_true=True)
     ("status", "sentence", "step"),
     [
         (None, "Kueue has no Workload for the job in LocalQueue nlp yet.", ""),
-        (seen(), "The job waits in Kueue's queue nlp: Kueue has not evaluated the job yet.", "Pending"),
+        (status_of(), "The job waits in Kueue's queue nlp: Kueue has not evaluated the job yet.", "Pending"),
         (
-            seen(status_text("QuotaReserved", reason="WaitingForQuota", message="8 more needed"), position=3),
+            status_of(status_text("QuotaReserved", reason="WaitingForQuota", message="8 more needed"), position=3),
             "The job waits in Kueue's queue nlp, 3rd of its LocalQueue. No quota is free for the job: 8 more needed.",
             "Pending/WaitingForQuota",
         ),
         (
-            seen(status_text("QuotaReserved", reason="Pending", message="LocalQueue nlp doesn't exist")),
+            status_of(status_text("QuotaReserved", reason="Pending", message="LocalQueue nlp doesn't exist")),
             "The job waits in Kueue's queue nlp. LocalQueue nlp doesn't exist.",
             "Pending/Pending",
         ),
         (
-            seen(RESERVED, checks=(KueueCheck(name="nodes", state="Pending", message="asked for 2"),)),
+            status_of(RESERVED, checks=(KueueCheck(name="nodes", state="Pending", message="asked for 2"),)),
             "Kueue reserved quota for the job and waits for its admission checks: nodes (Pending: asked for 2).",
             "QuotaReserved",
         ),
         (
-            seen(RESERVED, ADMITTED, cluster_queue="research", flavors=("h100",)),
+            status_of(RESERVED, ADMITTED, cluster_queue="research", flavors=("h100",)),
             "Kueue admitted the job by quota of h100 in ClusterQueue research.",
             "Admitted",
         ),
         (
-            seen(is_active=False),
+            status_of(is_active=False),
             "The job's Workload is inactive. Kueue admits it only after its spec.active is set to true again.",
             "Inactive",
         ),
         (
-            seen(
+            status_of(
                 status_text("QuotaReserved", reason="PendingEvaluation", message="timeout"),
                 status_text("Evicted", is_true=True, reason="PodsReadyTimeout"),
                 requeue_at=A_MOMENT + timedelta(seconds=60),
@@ -95,7 +95,10 @@ def test_eviction_states_its_reason(reason: str, sentence: str, was_preempted: b
     evicted = status_text("Evicted", is_true=True, reason=reason, message="for another")
 
     # While its pods end, Kueue still calls it admitted. Afterwards it records for how long it was admitted.
-    for kueue_status in (seen(RESERVED, ADMITTED, evicted), seen(status_text("Admitted"), evicted, was_admitted=True)):
+    for kueue_status in (
+        status_of(RESERVED, ADMITTED, evicted),
+        status_of(status_text("Admitted"), evicted, was_admitted=True),
+    ):
         ending = eviction_of(kueue_status)
         assert ending is not None
         assert (ending.reason, ending.was_preempted) == (sentence, was_preempted)
@@ -104,12 +107,12 @@ def test_eviction_states_its_reason(reason: str, sentence: str, was_preempted: b
 @pytest.mark.parametrize(
     "status",
     [
-        seen(RESERVED, ADMITTED),
-        seen(
+        status_of(RESERVED, ADMITTED),
+        status_of(
             status_text("Admitted", reason="NoReservation"),
             status_text("Evicted", is_true=True, reason="AdmissionCheck"),
         ),
-        seen(status_text("QuotaReserved", reason="WaitingForQuota")),
+        status_of(status_text("QuotaReserved", reason="WaitingForQuota")),
     ],
 )
 def test_workload_that_was_never_admitted_is_not_evicted(status: KueueStatus) -> None:

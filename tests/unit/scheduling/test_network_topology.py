@@ -36,7 +36,7 @@ def a_fleet(*paths: str) -> tuple[NodeCapacity, ...]:
     )
 
 
-def leaves(nodes: tuple[NodeCapacity, ...]) -> str:
+def leaves_of(nodes: tuple[NodeCapacity, ...]) -> str:
     return "".join(node.network_layers[-1] if node.network_layers else "?" for node in nodes)
 
 
@@ -64,7 +64,7 @@ def test_gang_uses_the_closest_nodes(
 ) -> None:
     closest = closest_nodes(a_fleet(*paths), count, NetworkNeeds.model_validate(needs))
 
-    assert (leaves(closest.nodes), closest.level) == (expected, level), why
+    assert (leaves_of(closest.nodes), closest.level) == (expected, level), why
 
 
 def test_nodes_of_an_ultra_server_are_the_closest() -> None:
@@ -119,19 +119,19 @@ def test_waiting_job_reserves_nodes_of_domain_large_enough() -> None:
     fleet = a_fleet(*TWO_LEAVES, "top/right/c", "top/right/c", "top/right/c")
     free = fleet[:7]  # of leaf c, two of its four nodes are in use
 
-    assert leaves(nodes_to_reserve(free, fleet, 4, NetworkNeeds(required=LAYER_3))) == "cc"
-    assert leaves(nodes_to_reserve(free, fleet, 3, NetworkNeeds(required=LAYER_3))) == "bbb"
+    assert leaves_of(nodes_to_reserve(free, fleet, 4, NetworkNeeds(required=LAYER_3))) == "cc"
+    assert leaves_of(nodes_to_reserve(free, fleet, 3, NetworkNeeds(required=LAYER_3))) == "bbb"
     assert nodes_to_reserve(free, fleet, 5, NetworkNeeds(required=LAYER_3)) == ()
-    assert leaves(nodes_to_reserve(free, fleet, 8, NetworkNeeds())) == "aabbbcc"
+    assert leaves_of(nodes_to_reserve(free, fleet, 8, NetworkNeeds())) == "aabbbcc"
     assert nodes_to_reserve(a_fleet("", ""), a_fleet("", ""), 2, NetworkNeeds(required=LAYER_3)) == ()
 
 
-def decided(fleet: tuple[NodeCapacity, ...], **changes: Any) -> Any:
+def decide_gang(fleet: tuple[NodeCapacity, ...], **changes: Any) -> Any:
     return decide_in_queue_order(AdmissionInput(pending=(a_request(**changes),), capacities=fleet), POLICY, at(60))[0]
 
 
 def test_admission_says_how_close_the_nodes_are() -> None:
-    decision = decided(a_fleet(*TWO_LEAVES), nodes=3)
+    decision = decide_gang(a_fleet(*TWO_LEAVES), nodes=3)
 
     assert decision.action is Action.ADMIT
     assert decision.node_names == ("node-3", "node-4", "node-5")
@@ -139,20 +139,20 @@ def test_admission_says_how_close_the_nodes_are() -> None:
 
 
 def test_unmet_preference_is_part_of_the_reason() -> None:
-    decision = decided(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"preferred": "layer-3"})
+    decision = decide_gang(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"preferred": "layer-3"})
 
     assert decision.reason.endswith("They share layer-2 domain left. No layer-3 domain has 4 of them.")
 
 
 def test_job_waits_until_its_required_level_fits() -> None:
-    decision = decided(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"required": "layer-3"})
+    decision = decide_gang(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"required": "layer-3"})
 
     assert decision.action is Action.WAIT
     assert "workers has 6 of them, at most 3 in one layer-3 domain" in decision.reason
 
 
 def test_decision_to_wait_for_required_network_level_replays() -> None:
-    decision = decided(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"required": "layer-3"})
+    decision = decide_gang(a_fleet(*TWO_LEAVES), nodes=4, network_needs={"required": "layer-3"})
 
     assert decide(decision.facts).reason == decision.reason
 

@@ -30,7 +30,7 @@ def owned_by(kind: str) -> list[dict[str, Any]]:
     return [{**owner, "controller": True}] if kind else []
 
 
-def recreation(*workloads: dict[str, Any]) -> tuple[str, PodRecreation]:
+def recreation_of(*workloads: dict[str, Any]) -> tuple[str, PodRecreation]:
     """Return kind and recreation of a pod that the first workload controls."""
     kind = workloads[0]["kind"]
     metadata = {"namespace": "research", "name": "pod-0", "uid": "u", "ownerReferences": owned_by(kind)}
@@ -62,7 +62,7 @@ def recreation(*workloads: dict[str, Any]) -> tuple[str, PodRecreation]:
 def test_job_recreates_within_its_backoff_limit(spec: dict[str, Any], failed: int, *, recreates: bool) -> None:
     expected = PodRecreation.BY_OWNER if recreates else PodRecreation.NEVER
 
-    assert recreation(a_workload("Job", spec, status={"failed": failed})) == ("Job", expected)
+    assert recreation_of(a_workload("Job", spec, status={"failed": failed})) == ("Job", expected)
 
 
 @pytest.mark.parametrize(
@@ -95,13 +95,13 @@ def test_job_set_restarts_as_its_failure_policy_says(
     job_set = a_workload("JobSet", spec, status={"restartsCountTowardsMax": restarts})
     expected = PodRecreation.BY_OWNER if recreates else PodRecreation.NEVER
 
-    assert recreation(job, job_set) == ("JobSet", expected)
+    assert recreation_of(job, job_set) == ("JobSet", expected)
 
 
 def test_job_of_a_job_set_recreates_its_own_pods() -> None:
     job = a_workload("Job", {"backoffLimit": 10}, above="JobSet")
 
-    assert recreation(job, a_workload("JobSet", {})) == ("JobSet", PodRecreation.BY_OWNER)
+    assert recreation_of(job, a_workload("JobSet", {})) == ("JobSet", PodRecreation.BY_OWNER)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,12 @@ def test_pytorch_job_restarts_unless_a_replica_never_does(
     }
     expected = PodRecreation.BY_OWNER if recreates else PodRecreation.NEVER
 
-    assert recreation(a_workload("PyTorchJob", {"pytorchReplicaSpecs": replicas})) == ("PyTorchJob", expected)
+    assert recreation_of(a_workload("PyTorchJob", {"pytorchReplicaSpecs": replicas})) == ("PyTorchJob", expected)
 
 
 def test_workload_with_the_hyperpod_annotation_is_restarted_by_hyperpod() -> None:
     job = a_workload("PyTorchJob", {})
     job["metadata"]["annotations"] = AUTO_RESUME
 
-    assert recreation(job) == ("PyTorchJob", PodRecreation.BY_HYPERPOD)
-    assert recreation(a_workload("HyperPodPyTorchJob", {}))[1] is PodRecreation.BY_HYPERPOD
+    assert recreation_of(job) == ("PyTorchJob", PodRecreation.BY_HYPERPOD)
+    assert recreation_of(a_workload("HyperPodPyTorchJob", {}))[1] is PodRecreation.BY_HYPERPOD

@@ -42,7 +42,7 @@ def why_not(facts: PlacementFacts, pool: str) -> str:
 # ---------------------------------------------------------------- the price of delay against the premium
 
 
-def the_sample(wait_hours: float, *, value: int = 40) -> PlacementFacts:
+def sample_placement(wait_hours: float, *, value: int = 40) -> PlacementFacts:
     """Return the placement of a job with 8 GPUs for 3 h.
 
     Rented GPUs cost $4 an hour; committed ones are worth $1.50.
@@ -55,7 +55,7 @@ def the_sample(wait_hours: float, *, value: int = 40) -> PlacementFacts:
 
 
 def test_premium_is_price_less_opportunity_cost() -> None:
-    decision = choose_pool(the_sample(2))
+    decision = choose_pool(sample_placement(2))
 
     rented, committed = decision.table[0], decision.table[1]
     assert (rented.rent_parts - committed.opportunity_parts) / PARTS == 68
@@ -66,7 +66,7 @@ def test_premium_is_price_less_opportunity_cost() -> None:
 
 
 def test_short_wait_is_preferred_and_break_even_is_stated() -> None:
-    decision = choose_pool(the_sample(1.5))
+    decision = choose_pool(sample_placement(1.5))
 
     assert decision.action is PlacementAction.WAIT
     assert "save $60.00" in decision.reason
@@ -74,17 +74,17 @@ def test_short_wait_is_preferred_and_break_even_is_stated() -> None:
     flip = decision.rent_threshold_seconds
     assert flip is not None
     assert flip == pytest.approx((1.7 + 0.25) * HOUR)
-    assert choose_pool(the_sample(flip / HOUR - 0.25 + 1 / HOUR)).action is PlacementAction.RENT
-    assert choose_pool(the_sample(flip / HOUR - 0.25 - 1 / HOUR)).action is PlacementAction.WAIT
+    assert choose_pool(sample_placement(flip / HOUR - 0.25 + 1 / HOUR)).action is PlacementAction.RENT
+    assert choose_pool(sample_placement(flip / HOUR - 0.25 - 1 / HOUR)).action is PlacementAction.WAIT
 
 
 def test_class_without_delay_price_waits() -> None:
-    assert choose_pool(the_sample(2, value=1)).action is PlacementAction.WAIT
+    assert choose_pool(sample_placement(2, value=1)).action is PlacementAction.WAIT
 
 
 def test_recovery_rents_up_to_the_planned_value() -> None:
-    facts = the_sample(1.5)
-    rent = choose_pool(the_sample(2)).table[0].rent_parts
+    facts = sample_placement(1.5)
+    rent = choose_pool(sample_placement(2)).table[0].rent_parts
 
     def worth(parts: int) -> PlacementDecision:
         return choose_pool(facts.replace(job=facts.job.replace(max_rent_parts=parts)))
@@ -223,7 +223,7 @@ def test_job_without_delay_price_or_deadline_is_not_rented_for() -> None:
 
 
 def test_recovery_rents_up_to_its_value_with_any_deadline() -> None:
-    facts = the_sample(1.5)
+    facts = sample_placement(1.5)
     job = facts.job.replace(max_rent_parts=10**18)
 
     met, lost = (choose_pool(facts.replace(job=job.replace(deadline_at=at(hours * HOUR)))) for hours in (5, 2))

@@ -15,10 +15,10 @@ from evenkeel.domain.quotas.teams import TeamSetup
 from evenkeel.domain.resources import NONE
 from tests.examples import examples
 from tests.unit.scheduling.builders import a_request, at
-from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team, capacities, passed
+from tests.unit.scheduling.test_sharing import a_charge, a_setup, a_team, capacities, decide_pending
 
 
-def affected(nodes: int = 1, **changes: Any) -> AdmissionRequest:
+def an_interrupted_job(nodes: int = 1, **changes: Any) -> AdmissionRequest:
     facts = {"team": "red", "is_recovery": True, "resumes_by_preemption": True, "attempts": 1, "priority": 10}
     return a_request(90, nodes=nodes, **{**facts, **changes})
 
@@ -27,18 +27,18 @@ def setup(*, fair: bool = True) -> TeamSetup:
     return a_setup(a_team("red", gpus=32), a_team("blue", gpus=8), a_team("green", gpus=0), fairSharing=fair)
 
 
-def fleet(count: int, *down: int, used: tuple[int, ...] = ()) -> tuple[NodeCapacity, ...]:
+def a_fleet(count: int, *down: int, used: tuple[int, ...] = ()) -> tuple[NodeCapacity, ...]:
     return tuple(
         capacity.replace(unschedulable_reason="not ready", free=NONE) if number in down else capacity
         for number, capacity in enumerate(capacities(count, *used), start=1)
     )
 
 
-def answer(
+def preemption_answer(
     machines: tuple[NodeCapacity, ...], charges: list[Charge], *, fair: bool = True, **more: Any
 ) -> AdmissionDecision:
     nodes = more.pop("nodes", 1)
-    return passed(setup(fair=fair), machines, affected(nodes), charges=charges, **more)["job-90"]
+    return decide_pending(setup(fair=fair), machines, an_interrupted_job(nodes), charges=charges, **more)["job-90"]
 
 
 def victims(decided: AdmissionDecision) -> list[tuple[str, str]]:
@@ -49,7 +49,7 @@ def victims(decided: AdmissionDecision) -> list[tuple[str, str]]:
 def test_recovery_preempts_only_borrowers_of_its_quota(fair: bool) -> None:
     charges = [a_charge(1, "blue", 1), a_charge(2, "green", 2)]
 
-    decided = answer(fleet(3, 3, used=(1, 2)), charges, fair=fair)
+    decided = preemption_answer(a_fleet(3, 3, used=(1, 2)), charges, fair=fair)
 
     assert decided.action is Action.PREEMPT
     assert victims(decided) == [("job-2", "InCohortReclamation")]
@@ -59,21 +59,21 @@ def test_recovery_preempts_only_borrowers_of_its_quota(fair: bool) -> None:
 def test_recovery_preempts_lower_class_of_its_own_queue(fair: bool) -> None:
     charges = [a_charge(1, "red", 1, priority=10), a_charge(2, "red", 2, priority=1)]
 
-    decided = answer(fleet(3, 3, used=(1, 2)), charges, fair=fair)
+    decided = preemption_answer(a_fleet(3, 3, used=(1, 2)), charges, fair=fair)
 
     assert victims(decided) == [("job-2", "InClusterQueue")]
 
 
 def test_recovery_without_preemption_option_preempts_nothing() -> None:
-    machines, charges = fleet(2, 2, used=(1,)), [a_charge(1, "green", 1)]
+    machines, charges = a_fleet(2, 2, used=(1,)), [a_charge(1, "green", 1)]
 
-    answers = passed(setup(), machines, affected(resumes_by_preemption=False), charges=charges)
+    answers = decide_pending(setup(), machines, an_interrupted_job(resumes_by_preemption=False), charges=charges)
 
     assert answers["job-90"].action is Action.WAIT
 
 
 def test_insufficient_preemption_is_not_started() -> None:
-    decided = answer(fleet(3, 2, 3, used=(1,)), [a_charge(1, "green", 1)], nodes=2)
+    decided = preemption_answer(a_fleet(3, 2, 3, used=(1,)), [a_charge(1, "green", 1)], nodes=2)
 
     assert (decided.action, decided.victims) == (Action.WAIT, ())
 
@@ -81,18 +81,18 @@ def test_insufficient_preemption_is_not_started() -> None:
 def test_jobs_that_stop_anyway_are_enough() -> None:
     charges = [a_charge(1, "blue", 1), a_charge(2, "green", 2)]
 
-    decided = answer(fleet(3, 3, used=(1, 2)), charges, stopping=frozenset({"job-1"}))
+    decided = preemption_answer(a_fleet(3, 3, used=(1, 2)), charges, stopping=frozenset({"job-1"}))
 
     assert (decided.action, decided.victims) == (Action.WAIT, ())
 
 
 def test_victims_of_another_recovery_are_not_counted() -> None:
     charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
-    machines = fleet(3, 3, used=(1, 2))
+    machines = a_fleet(3, 3, used=(1, 2))
 
     def after(for_whom: str) -> AdmissionDecision:
         scheduler_state = SchedulerState().after_preemption("red", for_whom, ["job-1"], at(900))
-        return answer(machines, charges, stopping=frozenset({"job-1"}), scheduler_state=scheduler_state)
+        return preemption_answer(machines, charges, stopping=frozenset({"job-1"}), scheduler_state=scheduler_state)
 
     assert victims(after("job-90")) == [("job-1", "InCohortReclamation")]
     assert after("job-91").action is Action.WAIT
@@ -100,9 +100,9 @@ def test_victims_of_another_recovery_are_not_counted() -> None:
 
 def test_two_interrupted_jobs_preempt_two_jobs() -> None:
     charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
-    second = affected(priority=11).model_copy(update={"job_id": "job-91"})
+    second = an_interrupted_job(priority=11).model_copy(update={"job_id": "job-91"})
 
-    answers = passed(setup(), fleet(4, 3, 4, used=(1, 2)), affected(), second, charges=charges)
+    answers = decide_pending(setup(), a_fleet(4, 3, 4, used=(1, 2)), an_interrupted_job(), second, charges=charges)
 
     assert sorted(name for name in ("job-90", "job-91") for _ in answers[name].victims) == ["job-90", "job-91"]
     assert {victim.job_id for answer in answers.values() for victim in answer.victims} == {"job-1", "job-2"}
@@ -126,9 +126,9 @@ def test_victims_are_sufficient_minimal_and_preemptable(
     for number, (team, priority, count) in enumerate(held, start=1):
         charges.append(a_charge(number, team, *range(first, first + count), priority=priority))
         first += count
-    machines = fleet(first - 1 + down, *range(first, first + down), used=tuple(range(1, first)))
+    machines = a_fleet(first - 1 + down, *range(first, first + down), used=tuple(range(1, first)))
 
-    decided = answer(machines, charges, fair=fair, nodes=nodes)
+    decided = preemption_answer(machines, charges, fair=fair, nodes=nodes)
 
     if decided.action is not Action.PREEMPT or decided.facts.preemption_plan is None:
         return
@@ -146,8 +146,8 @@ def test_victims_are_sufficient_minimal_and_preemptable(
 
 def test_identical_recovery_waits_for_the_first() -> None:
     charges = [a_charge(1, "green", 1), a_charge(2, "green", 2)]
-    second = affected().model_copy(update={"job_id": "job-91", "submitted_at": at(95)})
+    second = an_interrupted_job().model_copy(update={"job_id": "job-91", "submitted_at": at(95)})
 
-    answers = passed(setup(), fleet(4, 3, 4, used=(1, 2)), affected(), second, charges=charges)
+    answers = decide_pending(setup(), a_fleet(4, 3, 4, used=(1, 2)), an_interrupted_job(), second, charges=charges)
 
     assert (answers["job-90"].action, answers["job-91"].action) == (Action.PREEMPT, Action.BLOCKED)

@@ -81,7 +81,7 @@ def _most_that_fit(quotas: Json, documents: list[Json], most: int) -> int:
     return keep
 
 
-def _compared(snapshot: AdmissionInput, most: int) -> list[QuotaFacts]:
+def _compare_facts(snapshot: AdmissionInput, most: int) -> list[QuotaFacts]:
     """Run a cycle, compare the facts of each decision with the plain facts, and return them."""
     facts_list: list[QuotaFacts] = []
     fast = quota_facts.quota_facts_of
@@ -107,7 +107,7 @@ def _compared(snapshot: AdmissionInput, most: int) -> list[QuotaFacts]:
 @settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from((180_000, 1_500, 800, 300)))
 def test_shared_documents_give_the_facts_that_each_holder_gives(seed: int, most: int) -> None:
-    _compared(_snapshot(random.Random(seed)), most)
+    _compare_facts(_snapshot(random.Random(seed)), most)
 
 
 def test_victim_of_an_earlier_head_is_listed_singly() -> None:
@@ -116,7 +116,7 @@ def test_victim_of_an_earlier_head_is_listed_singly() -> None:
     charges = tuple(a_charge(number, "blue", number) for number in range(1, 5))
     pending = (a_request(8, team="red", priority=5), a_request(9, team="violet", nodes=2))
 
-    facts_found = _compared(AdmissionInput(capacities(4, 1, 2, 3, 4), pending, setup, charges), 180_000)
+    facts_found = _compare_facts(AdmissionInput(capacities(4, 1, 2, 3, 4), pending, setup, charges), 180_000)
 
     (facts,) = (facts_of_job for facts_of_job in facts_found if facts_of_job.job["name"] == "job-9")
     assert facts.earlier_victims == ("job-4",)

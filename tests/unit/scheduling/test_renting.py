@@ -86,7 +86,7 @@ def a_rental(**changes: Any) -> Rental:
     return Rental.model_validate({**facts, **changes})
 
 
-def ready(**changes: Any) -> Rental:
+def a_ready_rental(**changes: Any) -> Rental:
     facts = {"state": RentalState.READY, "node_names": ("ip-1", "ip-2"), "handed_over_at": START}
     return a_rental(**{**facts, **changes})
 
@@ -132,7 +132,7 @@ def an_attempt(state: AttemptState = AttemptState.RUNNING, **changes: Any) -> At
 def test_rented_node_is_reserved_for_its_job() -> None:
     capacities = reserve_rented_nodes(
         [a_node_capacity(1), a_node_capacity(2), a_node_capacity(3), a_node_capacity(4, "p5-workers")],
-        [ready()],
+        [a_ready_rental()],
         (POOL,),
     )
 
@@ -146,17 +146,17 @@ def test_rented_node_is_reserved_for_its_job() -> None:
 
 def test_nodes_being_launched_or_released_are_unavailable() -> None:
     for state in (RentalState.OPENING, RentalState.ENDING):
-        capacities = reserve_rented_nodes([a_node_capacity(1)], [ready(state=state)], (POOL,))
+        capacities = reserve_rented_nodes([a_node_capacity(1)], [a_ready_rental(state=state)], (POOL,))
         assert capacities[0].reserved_for == UNASSIGNED
 
 
 def test_removed_pool_stays_known_while_nodes_are_rented() -> None:
-    assert reserve_rented_nodes([a_node_capacity(1)], [ready()], ())[0].reserved_for == "job-a"
+    assert reserve_rented_nodes([a_node_capacity(1)], [a_ready_rental()], ())[0].reserved_for == "job-a"
     assert reserve_rented_nodes([a_node_capacity(1)], [], ())[0].reserved_for == ""
 
 
 def test_reserved_nodes_are_offered_whole_and_only_to_their_job() -> None:
-    reserved = reserve_rented_nodes([a_node_capacity(1), a_node_capacity(2)], [ready()], (POOL,))
+    reserved = reserve_rented_nodes([a_node_capacity(1), a_node_capacity(2)], [a_ready_rental()], (POOL,))
     common = a_node_capacity(3, "p5-workers", free=8)
     owner, other_job = AdmissionRequest.of(a_job()), AdmissionRequest.of(a_job(job_id="job-b"))
 
@@ -169,20 +169,23 @@ def test_reserved_nodes_are_offered_whole_and_only_to_their_job() -> None:
 # ---------------------------------------------------------------- facts of a placement
 
 
-def conditions(*capacities: NodeCapacity, **changes: Any) -> PlacementContext:
+def market_conditions(*capacities: NodeCapacity, **changes: Any) -> PlacementContext:
     return PlacementContext(START + timedelta(seconds=5), capacities, queue=(a_job(),))._replace(**changes)
 
 
-def committed(number: int, **changes: Any) -> NodeCapacity:
+def a_committed_node(number: int, **changes: Any) -> NodeCapacity:
     return a_node_capacity(number, "p5-workers", instance_type="ml.p5.48xlarge", **changes)
 
 
 def test_no_node_is_rented_while_a_fitting_node_boots() -> None:
-    node_capacities = [committed(1, unschedulable_reason="not ready"), committed(2, unschedulable_reason="not ready")]
+    node_capacities = [
+        a_committed_node(1, unschedulable_reason="not ready"),
+        a_committed_node(2, unschedulable_reason="not ready"),
+    ]
     short = Shortages().with_refusal("p5-workers", "", Market.COMMITTED, START)
 
-    soon = placement_facts(a_job(), conditions(*node_capacities), POLICY)
-    never = placement_facts(a_job(), conditions(*node_capacities, shortages=short), POLICY)
+    soon = placement_facts(a_job(), market_conditions(*node_capacities), POLICY)
+    never = placement_facts(a_job(), market_conditions(*node_capacities, shortages=short), POLICY)
 
     assert soon.candidates[0].wait_seconds == POLICY.jobs.expected_replace_seconds
     assert never.candidates[0].wait_seconds == 30 * 86_400
@@ -190,7 +193,7 @@ def test_no_node_is_rented_while_a_fitting_node_boots() -> None:
 
 
 def test_pool_facts_survive_their_record() -> None:
-    facts = placement_facts(a_job(), conditions(committed(1), committed(2)), POLICY)
+    facts = placement_facts(a_job(), market_conditions(a_committed_node(1), a_committed_node(2)), POLICY)
 
     stored = type(facts).model_validate(facts.to_json())
 
@@ -210,7 +213,9 @@ def test_no_placement_breaks_a_cap_or_a_limit(rented: int, cap: int) -> None:
         accelerators_per_node=8,
         micros_per_hour=rented * 50_000_000,
     )
-    placement_context = conditions(committed(1), committed(2), rented=RentalBook(allocations=(hold,)))
+    placement_context = market_conditions(
+        a_committed_node(1), a_committed_node(2), rented=RentalBook(allocations=(hold,))
+    )
 
     decision = choose_pool(placement_facts(a_job(), placement_context, POLICY.replace(burst=burst)))
 
@@ -243,39 +248,39 @@ def test_refusal_ends_the_wait_unless_nodes_launched() -> None:
     assert outcome_of(job=a_job(rentals=2)) == NOT_WANTED
 
 
-def ends(job: Job, attempt: Attempt | None, seconds: int = 0, nodes: int = 2) -> str:
+def ended_rental(job: Job, attempt: Attempt | None, seconds: int = 0, nodes: int = 2) -> str:
     nodes_present = [rented_node(number) for number in range(1, nodes + 1)]
-    answer = evaluate_rental_over(ready(), job, attempt, nodes_present, 60, START + timedelta(seconds=seconds))
+    answer = evaluate_rental_over(a_ready_rental(), job, attempt, nodes_present, 60, START + timedelta(seconds=seconds))
     return answer.outcome if answer else ""
 
 
 def test_rented_nodes_stay_while_the_job_runs_on_them() -> None:
-    assert ends(a_job(state=JobState.RUNNING), an_attempt(), 10_000, nodes=0) == ""
+    assert ended_rental(a_job(state=JobState.RUNNING), an_attempt(), 10_000, nodes=0) == ""
 
 
 def test_ended_or_moved_job_frees_its_rental_at_once() -> None:
     over = an_attempt(AttemptState.SUCCEEDED, ended_at=START)
     elsewhere = an_attempt(node_names=("hyperpod-1", "hyperpod-2"), attempt=2)
 
-    assert ends(a_job(state=JobState.SUCCEEDED), over) == OVER
-    assert ends(a_job(state=JobState.SUSPENDED), over) == OVER
-    assert ends(a_job(state=JobState.RUNNING), elsewhere) == OVER
+    assert ended_rental(a_job(state=JobState.SUCCEEDED), over) == OVER
+    assert ended_rental(a_job(state=JobState.SUSPENDED), over) == OVER
+    assert ended_rental(a_job(state=JobState.RUNNING), elsewhere) == OVER
 
 
 def test_pending_job_keeps_its_rental_for_the_quiet_period() -> None:
     with_lost_node = an_attempt(AttemptState.FAILED, ended_at=START + timedelta(seconds=30))
 
-    assert ends(a_job(), with_lost_node, 80) == ""
-    assert ends(a_job(), with_lost_node, 90) == OVER
-    assert ends(a_job(), None, 59) == ""
-    assert ends(a_job(), None, 60) == OVER
+    assert ended_rental(a_job(), with_lost_node, 80) == ""
+    assert ended_rental(a_job(), with_lost_node, 90) == OVER
+    assert ended_rental(a_job(), None, 59) == ""
+    assert ended_rental(a_job(), None, 60) == OVER
 
 
 def test_migrating_or_interrupted_job_keeps_no_rental() -> None:
     stopped = an_attempt(AttemptState.STOPPED, ended_at=START)
 
-    assert ends(a_job(is_migrating_back=True), stopped) == OVER
-    assert ends(a_job(), stopped, nodes=1) == OVER
+    assert ended_rental(a_job(is_migrating_back=True), stopped) == OVER
+    assert ended_rental(a_job(), stopped, nodes=1) == OVER
 
 
 # ---------------------------------------------------------------- the bill

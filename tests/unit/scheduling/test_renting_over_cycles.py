@@ -119,9 +119,15 @@ def test_rentals_never_exceed_caps_pool_limits_or_budgets(
     now, count = NOW, 0
     for gap, submitted, leaving in history:
         now += timedelta(seconds=gap)
-        over = [rented_job for index, rented_job in enumerate(running) if index in leaving or now >= due(rented_job)]
+        over = [
+            rented_job
+            for index, rented_job in enumerate(running)
+            if index in leaving or now >= expected_end(rented_job)
+        ]
         for rental in over:
-            cost = end_rental(release_rental(rental, "It is over.", ()).rental, min(now, due(rental))).rental.cost_parts
+            cost = end_rental(
+                release_rental(rental, "It is over.", ()).rental, min(now, expected_end(rental))
+            ).rental.cost_parts
             paid[rental.team] += cost
             before = settled.get((rental.team, "2026-11"), Spending()).usd_micros
             settled[rental.team, "2026-11"] = Spending(usd_micros=before + -(-cost // 3600))
@@ -168,7 +174,7 @@ def a_rental(team: str, nodes: int, pool: RentedPool, row: Any, now: Any) -> Ren
     )
 
 
-def due(rental: Rental) -> Any:
+def expected_end(rental: Rental) -> Any:
     """Return when a rental has cost what was expected, to the second."""
     rate = rental.offer.micros_per_node_hour * rental.nodes
     return rental.begun_at + timedelta(seconds=rental.expected_parts // rate)

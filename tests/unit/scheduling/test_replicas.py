@@ -140,12 +140,12 @@ def rented_node(number: int = 1, **changes: Any) -> KubernetesNode:
     return a_node(number, name=f"ip-{number}", pool="chat-burst", hyperpod_cluster_id=None, taints=(TAINT,), **changes)
 
 
-def seen(*capacities: NodeCapacity, **changes: Any) -> PlacementContext:
+def serving_facts(*capacities: NodeCapacity, **changes: Any) -> PlacementContext:
     charges = tuple(a_charge(number) for number, capacity in enumerate(capacities, 1) if not capacity.is_unused)
     return PlacementContext(START, capacities, charges)._replace(**changes)
 
 
-def decided(
+def decide_replicas(
     *pods: UnmanagedPod,
     policy: Policy | None = None,
     most: int = 4,
@@ -155,7 +155,7 @@ def decided(
     policy = policy or a_policy()
     (chat,) = policy.scheduling.serving
     (short,) = replica_shortfalls((chat,), {CLUSTER: pods})
-    placement_context = seen(a_node_capacity(1), a_node_capacity(2), **changes)
+    placement_context = serving_facts(a_node_capacity(1), a_node_capacity(2), **changes)
     return decide_serving_rentals(
         short, len(short.waiting), placement_context, serving_state or ServingState.of(chat), policy, max_rentals=most
     )
@@ -188,7 +188,9 @@ def test_no_two_deployments_have_the_same_id() -> None:
 
 @pytest.mark.parametrize(("factor", "rents"), [(2.0, True), (1.1, False), (0.9, False), (0.0, False)])
 def test_node_is_rented_if_replicas_are_worth_its_rent(factor: float, rents: bool) -> None:
-    (answer,) = decided(a_replica(), policy=a_policy(delay_micros_per_hour={"critical": round(factor * MICROS)}))
+    (answer,) = decide_replicas(
+        a_replica(), policy=a_policy(delay_micros_per_hour={"critical": round(factor * MICROS)})
+    )
 
     # The node serves nothing in the first four minutes of the spike: 64 minutes are paid for 56 minutes of serving.
     assert (answer.action is PlacementAction.RENT) is rents
@@ -199,10 +201,10 @@ def test_replicas_sharing_a_node_add_up_their_value() -> None:
     policy = a_policy(delay_micros_per_hour={"critical": round(0.8 * MICROS)})
     halves = [a_replica(number, accelerators=4) for number in (1, 2)]
 
-    assert [placement_decision.action for placement_decision in decided(*halves[:1], policy=policy)] == [
+    assert [placement_decision.action for placement_decision in decide_replicas(*halves[:1], policy=policy)] == [
         PlacementAction.WAIT
     ]
-    assert [placement_decision.action for placement_decision in decided(*halves, policy=policy)] == [
+    assert [placement_decision.action for placement_decision in decide_replicas(*halves, policy=policy)] == [
         PlacementAction.RENT
     ]
 
@@ -210,7 +212,7 @@ def test_replicas_sharing_a_node_add_up_their_value() -> None:
 def test_replicas_wait_for_committed_nodes_that_become_free_soon() -> None:
     soon = (a_charge(1, ran_seconds=14_400 - 300), a_charge(2))
 
-    (answer,) = decided(a_replica(), charges=soon)
+    (answer,) = decide_replicas(a_replica(), charges=soon)
 
     assert answer.action is PlacementAction.WAIT
     assert answer.pool == "p5-workers"
@@ -219,11 +221,13 @@ def test_replicas_wait_for_committed_nodes_that_become_free_soon() -> None:
 def test_each_rented_node_counts_earlier_ones_against_the_caps() -> None:
     pods = [a_replica(number) for number in range(6)]
 
-    assert [placement_decision.action for placement_decision in decided(*pods)] == [PlacementAction.RENT] * 4
-    assert [placement_decision.action for placement_decision in decided(*pods, most=2)] == [PlacementAction.RENT] * 2
+    assert [placement_decision.action for placement_decision in decide_replicas(*pods)] == [PlacementAction.RENT] * 4
+    assert [placement_decision.action for placement_decision in decide_replicas(*pods, most=2)] == [
+        PlacementAction.RENT
+    ] * 2
     assert [
         placement_decision.action
-        for placement_decision in decided(*pods, policy=a_policy(fleet_cap_micros_per_hour=3 * MICROS))
+        for placement_decision in decide_replicas(*pods, policy=a_policy(fleet_cap_micros_per_hour=3 * MICROS))
     ] == [PlacementAction.RENT] * 3
 
 
@@ -232,20 +236,20 @@ def test_team_budget_limits_serving_rentals() -> None:
     # 64 minutes of a node: the launch and the spike.
     rent = MICROS * 3840
 
-    assert len(decided(*pods, rented=RentalBook(budgets_left={"chat": 2 * rent}))) == 2
-    (answer,) = decided(*pods, rented=RentalBook(budgets_left={"chat": rent - 1}))
+    assert len(decide_replicas(*pods, rented=RentalBook(budgets_left={"chat": 2 * rent}))) == 2
+    (answer,) = decide_replicas(*pods, rented=RentalBook(budgets_left={"chat": rent - 1}))
     assert "but the budget of team chat has" in next(row.why_not for row in answer.table if row.pool == "chat-burst")
 
 
 def test_replicas_without_delay_price_are_not_rented_for() -> None:
-    (answer,) = decided(a_replica(), policy=a_policy(delay_micros_per_hour={}))
+    (answer,) = decide_replicas(a_replica(), policy=a_policy(delay_micros_per_hour={}))
 
     assert answer.action is PlacementAction.WAIT
 
 
 def test_new_replica_is_not_rented_for_yet() -> None:
-    assert decided(a_replica(created_at=START - timedelta(seconds=29))) == ()
-    assert len(decided(a_replica(created_at=START - timedelta(seconds=30)))) == 1
+    assert decide_replicas(a_replica(created_at=START - timedelta(seconds=29))) == ()
+    assert len(decide_replicas(a_replica(created_at=START - timedelta(seconds=30)))) == 1
 
 
 def test_unused_rentals_increase_the_backoff() -> None:
@@ -256,7 +260,7 @@ def test_unused_rentals_increase_the_backoff() -> None:
         assert serving_state.not_before is not None
         waits_seconds.append((serving_state.not_before - START).total_seconds())
 
-    (answer,) = decided(a_replica(), serving_state=serving_state)
+    (answer,) = decide_replicas(a_replica(), serving_state=serving_state)
     assert answer.action is not PlacementAction.RENT
     assert waits_seconds == [900, 1800, 3600, 7200, 14_400, 28_800, 57_600, 86_400, 86_400]
     assert serving_state.after_return(was_used=True, now=START) == ServingState.of(CHAT)
@@ -286,7 +290,7 @@ def test_serving_rentals_respect_limits_and_replay(
     policy = a_policy(delay_micros_per_hour={"critical": price}, team_caps_micros_per_hour={"chat": cap})
     pods = [a_replica(number, accelerators=accelerators) for number in range(replicas)]
 
-    answers = decided(*pods, policy=policy, most=most, rented=RentalBook(allocations=(hold,) if held else ()))
+    answers = decide_replicas(*pods, policy=policy, most=most, rented=RentalBook(allocations=(hold,) if held else ()))
 
     rented = [answer for answer in answers if answer.action is PlacementAction.RENT]
     assert len(rented) <= min(most, POOL.max_nodes - held, -(-replicas // (8 // accelerators)))

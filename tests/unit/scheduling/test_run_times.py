@@ -13,7 +13,7 @@ def a_run(team: str = "red", owner: str = "ana", job_type: str = "", stated: int
     return RunOrigin(team, owner, job_type, stated, 4 * 3600)
 
 
-def past(*seconds: float, team: str = "red", owner: str = "ana", job_type: str = "") -> list[PastRun]:
+def past_runs(*seconds: float, team: str = "red", owner: str = "ana", job_type: str = "") -> list[PastRun]:
     return [PastRun(team, owner, job_type, run) for run in seconds]
 
 
@@ -25,7 +25,7 @@ def test_expected_run_time_without_past_runs_comes_from_policy() -> None:
 
 
 def test_runs_of_the_same_submitter_and_type_are_used_first() -> None:
-    runs = [*past(*[60.0] * 5, job_type="eval"), *past(*[7200.0] * 5), *past(*[900.0] * 9, owner="bo")]
+    runs = [*past_runs(*[60.0] * 5, job_type="eval"), *past_runs(*[7200.0] * 5), *past_runs(*[900.0] * 9, owner="bo")]
 
     learned = RunTimes(runs)
 
@@ -38,22 +38,22 @@ def test_runs_of_the_same_submitter_and_type_are_used_first() -> None:
 
 
 def test_too_few_runs_of_a_group_are_not_used() -> None:
-    assert RunTimes(past(60, 60, 60, 60)).remaining(a_run(), 0).mean == 4 * HOUR
+    assert RunTimes(past_runs(60, 60, 60, 60)).remaining(a_run(), 0).mean == 4 * HOUR
 
 
 def test_only_past_runs_longer_than_the_elapsed_time_count() -> None:
-    learned = RunTimes(past(*[60.0] * 50, *[10_060.0] * 10))
+    learned = RunTimes(past_runs(*[60.0] * 50, *[10_060.0] * 10))
 
     assert learned.remaining(a_run(), 0).mean == pytest.approx(1726.7, rel=0.01)
     assert learned.remaining(a_run(), 60).mean == 10_000  # a run that is not short is long
 
 
 def test_run_longer_than_past_runs_takes_half_as_long_again() -> None:
-    assert RunTimes(past(*[600.0] * 20)).remaining(a_run(), 7200).seconds == (3600.0,)
+    assert RunTimes(past_runs(*[600.0] * 20)).remaining(a_run(), 7200).seconds == (3600.0,)
 
 
 def test_stated_run_time_precedes_past_runs() -> None:
-    left = RunTimes(past(*[60.0] * 20)).remaining(a_run(stated=3600), 0)
+    left = RunTimes(past_runs(*[60.0] * 20)).remaining(a_run(stated=3600), 0)
 
     assert left.seconds[5] < 3600 < left.seconds[6]
     assert 4 * 3600 > left.p90 > 2 * 3600
@@ -61,7 +61,7 @@ def test_stated_run_time_precedes_past_runs() -> None:
 
 @given(st.lists(st.floats(1, 1e6), min_size=5, max_size=300), st.floats(0, 1e5))
 def test_estimate_keeps_the_mean_of_the_runs_that_lasted_longer(runs: list[float], ran: float) -> None:
-    left = RunTimes(past(*runs)).remaining(a_run(), ran)
+    left = RunTimes(past_runs(*runs)).remaining(a_run(), ran)
     longer = [seconds - ran for seconds in runs if seconds > ran]
 
     assert list(left.seconds) == sorted(left.seconds)

@@ -67,7 +67,7 @@ def capacities(count: int, *used: int) -> tuple[NodeCapacity, ...]:
     return tuple(a_node_capacity(number, free=0 if number in used else 8) for number in range(1, count + 1))
 
 
-def passed(
+def decide_pending(
     setup: TeamSetup,
     capacities: tuple[NodeCapacity, ...],
     *pending: AdmissionRequest,
@@ -94,12 +94,12 @@ def check_facts_of_a_cycle(answers: Iterable[AdmissionDecision]) -> None:
     }
 
 
-def actions(answers: dict[str, AdmissionDecision]) -> dict[str, Action]:
+def actions_by_job(answers: dict[str, AdmissionDecision]) -> dict[str, Action]:
     return {job: answer.action for job, answer in answers.items()}
 
 
 def test_job_within_team_quota_gets_quota_and_nodes() -> None:
-    answers = passed(a_setup(a_team("red"), a_team("blue")), capacities(4), a_request(1, nodes=2, team="red"))
+    answers = decide_pending(a_setup(a_team("red"), a_team("blue")), capacities(4), a_request(1, nodes=2, team="red"))
 
     answer = answers["job-1"]
     assert (answer.action, answer.node_names) == (Action.ADMIT, ("node-1", "node-2"))
@@ -111,7 +111,9 @@ def test_job_within_team_quota_gets_quota_and_nodes() -> None:
 
 def test_job_over_team_quota_waits_and_states_the_shortage() -> None:
     alone = a_setup(a_team("red", cohort=""))
-    answers = passed(alone, capacities(4, 1), a_request(2, nodes=2, team="red"), charges=[a_charge(1, "red", 1)])
+    answers = decide_pending(
+        alone, capacities(4, 1), a_request(2, nodes=2, team="red"), charges=[a_charge(1, "red", 1)]
+    )
 
     answer = answers["job-2"]
     assert answer.action is Action.NO_QUOTA
@@ -122,7 +124,7 @@ def test_lender_reclaims_quota_from_the_borrower() -> None:
     setup = a_setup(a_team("red"), a_team("blue"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
 
-    answers = passed(setup, capacities(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges)
+    answers = decide_pending(setup, capacities(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges)
 
     answer = answers["job-3"]
     assert answer.action is Action.PREEMPT
@@ -135,7 +137,7 @@ def test_preemption_records_its_facts_even_if_its_reason_is_unchanged() -> None:
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
     last_reasons = {"job-3": "Waits until job-2 has stopped."}
 
-    answers = passed(
+    answers = decide_pending(
         setup, capacities(4, 1, 2, 3, 4), a_request(3, nodes=2, team="red"), charges=charges, last_reasons=last_reasons
     )
 
@@ -151,9 +153,9 @@ def test_no_job_is_preempted_if_nodes_still_do_not_fit() -> None:
         for capacity in capacities(4, 1, 2, 3, 4)
     )
 
-    answers = passed(setup, broken, a_request(3, nodes=2, team="red"), charges=charges)
+    answers = decide_pending(setup, broken, a_request(3, nodes=2, team="red"), charges=charges)
 
-    assert actions(answers) == {"job-3": Action.WAIT}
+    assert actions_by_job(answers) == {"job-3": Action.WAIT}
     assert answers["job-3"].reason.startswith("The job's quota is available. The job waits for 2 nodes")
     assert answers["job-3"].victims == ()
 
@@ -163,7 +165,7 @@ def test_job_waits_until_its_victims_have_stopped() -> None:
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4)]
     scheduler_state = SchedulerState().after_preemption("red", "job-3", ["job-2"], at(900))
 
-    answers = passed(
+    answers = decide_pending(
         setup,
         capacities(4, 1, 2, 3, 4),
         a_request(3, nodes=2, team="red"),
@@ -180,9 +182,9 @@ def test_job_waits_until_its_victims_have_stopped() -> None:
 def test_quota_without_nodes_is_parked_in_best_effort() -> None:
     setup = a_setup(a_team("red", gpus=64))
 
-    answers = passed(setup, capacities(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="red"))
+    answers = decide_pending(setup, capacities(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="red"))
 
-    assert actions(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
+    assert actions_by_job(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
 
 
 def test_quota_without_nodes_blocks_only_competing_jobs_in_strict() -> None:
@@ -197,15 +199,15 @@ def test_quota_without_nodes_blocks_only_competing_jobs_in_strict() -> None:
     same = a_request(2, team="red", instance_types=(P5,))
     other = a_request(3, team="red", instance_types=("ml.g5.12xlarge",), accelerators_per_node=4)
 
-    answers = passed(a_setup(strict), machines, large, same, other)
+    answers = decide_pending(a_setup(strict), machines, large, same, other)
 
-    assert actions(answers) == {"job-2": Action.BLOCKED, "job-3": Action.ADMIT, "job-1": Action.WAIT}
+    assert actions_by_job(answers) == {"job-2": Action.BLOCKED, "job-3": Action.ADMIT, "job-1": Action.WAIT}
 
 
 def test_free_nodes_are_reserved_for_a_strict_head() -> None:
     red = a_team("red", gpus=16, queue={"strategy": "StrictFIFO"})
 
-    answers = passed(
+    answers = decide_pending(
         a_setup(red, a_team("blue")), capacities(2, 1), a_request(1, nodes=2, team="red"), a_request(2, team="blue")
     )
 
@@ -217,7 +219,7 @@ def test_flavor_without_nodes_leads_to_the_next_flavor() -> None:
     team = a_team("red", queue={"groups": [{"ml.p4d.24xlarge": {GPU: 8}, P5: {GPU: 8}}]})
     old = a_node_capacity(7, instance_type="ml.p4d.24xlarge", pool="old", free=0)
 
-    answers = passed(a_setup(team), (old, *capacities(1)), a_request(1, team="red"))
+    answers = decide_pending(a_setup(team), (old, *capacities(1)), a_request(1, team="red"))
 
     assert (answers["job-1"].action, answers["job-1"].use) == (Action.ADMIT, {P5: {GPU: 8}})
 
@@ -227,7 +229,7 @@ def test_recovery_precedes_higher_priority_and_uses_the_spare() -> None:
     back = a_request(1, team="red", is_recovery=True, attempts=1)
     urgent = a_request(2, team="red", priority=100)
 
-    answers = passed(a_setup(a_team("red", gpus=8)), capacities(1), back, urgent, policy=spares)
+    answers = decide_pending(a_setup(a_team("red", gpus=8)), capacities(1), back, urgent, policy=spares)
 
     assert answers["job-1"].action is Action.ADMIT
     assert answers["job-2"].action is not Action.ADMIT
@@ -239,7 +241,7 @@ def test_quota_of_a_recovery_is_not_lent_while_it_waits() -> None:
         1, team="red", is_recovery=True, attempts=1, avoid=tuple(capacity.life.key for capacity in capacities(2))
     )
 
-    answers = passed(setup, capacities(2), back, a_request(2, nodes=2, team="blue"), a_request(3, team="blue"))
+    answers = decide_pending(setup, capacities(2), back, a_request(2, nodes=2, team="blue"), a_request(3, team="blue"))
 
     assert answers["job-1"].action is Action.WAIT
     assert answers["job-2"].action is Action.NO_QUOTA
@@ -250,16 +252,16 @@ def test_job_without_nodes_of_its_type_blocks_no_other_job() -> None:
     strict = a_team("red", queue={"strategy": "StrictFIFO", "groups": [{"ml.p4d.24xlarge": {GPU: 8}, P5: {GPU: 8}}]})
     lost = a_request(1, team="red", attempts=1, instance_types=("ml.p4d.24xlarge",))
 
-    answers = passed(a_setup(strict), capacities(1), lost, a_request(2, team="red"))
+    answers = decide_pending(a_setup(strict), capacities(1), lost, a_request(2, team="red"))
 
-    assert actions(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
+    assert actions_by_job(answers) == {"job-1": Action.WAIT, "job-2": Action.ADMIT}
 
 
 def test_user_limit_counts_admissions_of_this_cycle() -> None:
     setup = a_setup(a_team("red", maxAcceleratorsPerUser=16))
     of_ana = [a_request(number, team="red", owner="role/ana") for number in (1, 2)]
 
-    answers = passed(
+    answers = decide_pending(
         setup,
         capacities(4, 4),
         *of_ana,
@@ -278,18 +280,18 @@ def test_user_limit_counts_recoveries_of_this_cycle() -> None:
     setup = a_setup(a_team("red", maxAcceleratorsPerUser=8))
     back = a_request(1, team="red", owner="role/ana", is_recovery=True, attempts=1)
 
-    answers = passed(setup, capacities(4), back, a_request(2, team="red", owner="role/ana"))
+    answers = decide_pending(setup, capacities(4), back, a_request(2, team="red", owner="role/ana"))
 
-    assert actions(answers) == {"job-1": Action.ADMIT, "job-2": Action.LIMIT_REACHED}
+    assert actions_by_job(answers) == {"job-1": Action.ADMIT, "job-2": Action.LIMIT_REACHED}
 
 
 def test_spent_budget_blocks_the_next_job() -> None:
     setup = a_setup(a_team("red", budgets=[{"period": "month", "gpuHours": 10}]), a_team("blue"))
     spent = {("red", "2026-11"): Spending(accelerator_seconds=36_000)}
 
-    answers = passed(setup, capacities(2), a_request(1, team="red"), a_request(2, team="blue"), spent=spent)
+    answers = decide_pending(setup, capacities(2), a_request(1, team="red"), a_request(2, team="blue"), spent=spent)
 
-    assert actions(answers) == {"job-1": Action.LIMIT_REACHED, "job-2": Action.ADMIT}
+    assert actions_by_job(answers) == {"job-1": Action.LIMIT_REACHED, "job-2": Action.ADMIT}
     assert (
         answers["job-1"].reason
         == "The job waits because a limit is reached: 10 of 10 accelerator-hours of team red in 2026-11 are used."
@@ -297,11 +299,11 @@ def test_spent_budget_blocks_the_next_job() -> None:
 
 
 def test_jobs_of_the_same_shape_share_a_reason() -> None:
-    answers = passed(
+    answers = decide_pending(
         a_setup(a_team("red", gpus=8, cohort="")), capacities(4), *[a_request(n, team="red", nodes=2) for n in (1, 2)]
     )
 
-    assert actions(answers) == {"job-1": Action.NO_QUOTA, "job-2": Action.SAME_SHAPE}
+    assert actions_by_job(answers) == {"job-1": Action.NO_QUOTA, "job-2": Action.SAME_SHAPE}
     assert answers["job-2"].reason == f"A job with the same request waits in its queue: {answers['job-1'].reason}"
     assert answers["job-2"].facts.blocked_by == "job-1"
 
@@ -309,7 +311,7 @@ def test_jobs_of_the_same_shape_share_a_reason() -> None:
 def test_removed_team_and_stopped_queue_block_jobs() -> None:
     setup = a_setup(a_team("red", queue={"stop": "Hold"}))
 
-    answers = passed(setup, capacities(2), a_request(1, team="red"), a_request(2, team="gone"))
+    answers = decide_pending(setup, capacities(2), a_request(1, team="red"), a_request(2, team="gone"))
 
     assert answers["job-1"].reason == "The job's queue admits no jobs: an administrator set its stop policy to Hold."
     assert answers["job-2"].reason == "Team gone no longer exists."
@@ -318,7 +320,7 @@ def test_removed_team_and_stopped_queue_block_jobs() -> None:
 def test_quota_facts_replay_in_evenkeel_plan() -> None:
     setup = a_setup(a_team("red"), a_team("blue"), a_team("green", cohort="other"))
     charges = [a_charge(1, "blue", 1, 2), a_charge(2, "blue", 3, 4), a_charge(9, "green", 5)]
-    quota = passed(setup, capacities(5, 1, 2, 3, 4, 5), a_request(3, nodes=2, team="red"), charges=charges)[
+    quota = decide_pending(setup, capacities(5, 1, 2, 3, 4, 5), a_request(3, nodes=2, team="red"), charges=charges)[
         "job-3"
     ].facts.quota
     assert quota
@@ -340,7 +342,7 @@ def test_record_includes_stopped_queues() -> None:
     setup = a_setup(a_team("red"), a_team("blue", queue={"stop": "HoldAndDrain"}))
     charges = [a_charge(1, "blue", 1)]
 
-    answers = passed(setup, capacities(8, 1), a_request(2, nodes=5, team="red"), charges=charges)
+    answers = decide_pending(setup, capacities(8, 1), a_request(2, nodes=5, team="red"), charges=charges)
 
     assert answers["job-2"].reason.endswith(
         "The job asks for 40 nvidia.com/gpu of ml.p5.48xlarge: 24 free, 32 at most."
@@ -354,7 +356,7 @@ def test_record_lists_only_preemptable_holders_singly() -> None:
         *(a_charge(number, "red", number, priority=number % 3) for number in range(60, 99)),
     ]
     request = a_request(100, nodes=90, team="red", priority=1, attempts=1)
-    quota = passed(setup, capacities(99, *range(1, 99)), request, charges=charges)["job-100"].facts.quota
+    quota = decide_pending(setup, capacities(99, *range(1, 99)), request, charges=charges)["job-100"].facts.quota
     assert quota
 
     names = [job["name"] for job in quota.jobs]
@@ -414,7 +416,7 @@ def test_record_of_a_thousand_nodes_is_complete_and_replays() -> None:
 def test_strict_queue_waits_for_a_flavor_without_nodes() -> None:
     strict = a_team("red", queue={"strategy": "StrictFIFO", "groups": [{"ml.p4d.24xlarge": {GPU: 8}}]})
 
-    answers = passed(a_setup(strict), capacities(1), a_request(1, team="red"))
+    answers = decide_pending(a_setup(strict), capacities(1), a_request(1, team="red"))
 
     assert answers["job-1"].action is Action.WAIT
     assert answers["job-1"].reason.endswith("no node in the fleet matches.")

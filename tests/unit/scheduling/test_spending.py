@@ -23,13 +23,13 @@ ECONOMY = EconomyPolicy(usd_per_accelerator_hour={"ml.p5.48xlarge": 3.6})
 MIDNIGHT = datetime(2026, 11, 1, tzinfo=UTC)
 
 
-def seconds(admitted_at: datetime, ended_at: datetime, accelerators: int = 8) -> dict[str, int]:
+def used_seconds(admitted_at: datetime, ended_at: datetime, accelerators: int = 8) -> dict[str, int]:
     attempt = an_attempt(admitted_at=admitted_at, accelerators=accelerators, instance_type="ml.p5.48xlarge")
     return {part.key: part.spent.accelerator_seconds for part in usage_by_period(attempt, ended_at, ECONOMY)}
 
 
 def test_use_is_split_by_day_week_and_month() -> None:
-    seconds_by_period = seconds(MIDNIGHT - timedelta(seconds=10), MIDNIGHT + timedelta(seconds=20))
+    seconds_by_period = used_seconds(MIDNIGHT - timedelta(seconds=10), MIDNIGHT + timedelta(seconds=20))
 
     assert seconds_by_period == {
         "2026-10-31": 80,
@@ -67,14 +67,14 @@ def test_use_without_a_price_is_counted_apart() -> None:
 
 
 def test_attempt_with_end_before_start_used_nothing() -> None:
-    assert set(seconds(MIDNIGHT, MIDNIGHT - timedelta(seconds=5)).values()) == {0}
+    assert set(used_seconds(MIDNIGHT, MIDNIGHT - timedelta(seconds=5)).values()) == {0}
 
 
 @given(st.integers(0, 40_000_000), st.integers(0, 31_000_000))
 def test_periods_of_a_year_add_up_exactly(begins: int, length: int) -> None:
     since = MIDNIGHT + timedelta(seconds=begins)
 
-    seconds_by_period = seconds(since, since + timedelta(seconds=length), accelerators=1)
+    seconds_by_period = used_seconds(since, since + timedelta(seconds=length), accelerators=1)
 
     months = sum(count for key, count in seconds_by_period.items() if len(key) == 7)
     assert months == length
@@ -104,7 +104,7 @@ def test_use_of_months_ago_is_forgotten() -> None:
     assert decayed_usage(used, MIDNIGHT + timedelta(weeks=9)) == 0
 
 
-def limits(team: dict[str, Any], **facts: Any) -> tuple[UsageLimit, ...]:
+def limit_reasons(team: dict[str, Any], **facts: Any) -> tuple[UsageLimit, ...]:
     charge = Charge(
         job_id="job-1",
         attempt=1,
@@ -124,21 +124,23 @@ def limits(team: dict[str, Any], **facts: Any) -> tuple[UsageLimit, ...]:
 def test_running_and_settled_use_of_the_period_count() -> None:
     budget = {"budgets": [{"period": Period.MONTH, "gpuHours": 20, "usd": 100}]}
 
-    hours, dollars = limits(budget, spent={"2026-11": Spending(accelerator_seconds=3600 * 11, usd_micros=80_000_000)})
+    hours, dollars = limit_reasons(
+        budget, spent={"2026-11": Spending(accelerator_seconds=3600 * 11, usd_micros=80_000_000)}
+    )
 
     assert (hours.used, hours.is_reached) == (19.0, False)
     assert (dollars.used, dollars.is_reached) == (108.8, True)
 
 
 def test_exactly_spent_budget_blocks() -> None:
-    (hours,) = limits({"budgets": [{"period": Period.DAY, "gpuHours": 8}]})
+    (hours,) = limit_reasons({"budgets": [{"period": Period.DAY, "gpuHours": 8}]})
 
     assert (hours.used, hours.is_reached) == (8.0, True)
 
 
 def test_member_limit_may_be_reached_but_not_exceeded() -> None:
-    (reached,) = limits({"maxAcceleratorsPerUser": 16})
-    (passed,) = limits({"maxAcceleratorsPerUser": 15})
+    (reached,) = limit_reasons({"maxAcceleratorsPerUser": 16})
+    (passed,) = limit_reasons({"maxAcceleratorsPerUser": 15})
 
     assert (reached.is_reached, passed.is_reached) == (False, True)
 

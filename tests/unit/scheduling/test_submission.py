@@ -8,21 +8,24 @@ from evenkeel.domain.jobs.validation import check_spec
 from tests.unit.scheduling.builders import a_spec
 
 
-def fields(**changes: Any) -> list[str]:
+def invalid_fields(**changes: Any) -> list[str]:
     return [fault.field for fault in check_spec(a_spec(**changes))]
 
 
 def test_valid_job_has_no_error() -> None:
-    assert fields(env={"LR": "3e-4"}, labels={"team.example/owner": "ana"}, instance_types=("ml.p5.48xlarge",)) == []
+    assert (
+        invalid_fields(env={"LR": "3e-4"}, labels={"team.example/owner": "ana"}, instance_types=("ml.p5.48xlarge",))
+        == []
+    )
 
 
 @pytest.mark.parametrize("uri", ["", "s3://bucket/prefix", "s3://bucket/a/b.c/", "s3://my.bucket-1/run=3"])
 def test_valid_checkpoint_uris_are_accepted(uri: str) -> None:
-    assert fields(checkpoint_uri=uri) == []
+    assert invalid_fields(checkpoint_uri=uri) == []
 
 
 def test_folder_with_its_claim_is_accepted() -> None:
-    assert fields(checkpoint_uri="file:///fsx/llama/7b", checkpoint_claim="fsx.research-1") == []
+    assert invalid_fields(checkpoint_uri="file:///fsx/llama/7b", checkpoint_claim="fsx.research-1") == []
 
 
 @pytest.mark.parametrize(
@@ -35,7 +38,7 @@ def test_folder_with_its_claim_is_accepted() -> None:
     ],
 )
 def test_invalid_claims_are_refused(uri: str, claim: str) -> None:
-    assert fields(checkpoint_uri=uri, checkpoint_claim=claim) == ["checkpoint.claim"]
+    assert invalid_fields(checkpoint_uri=uri, checkpoint_claim=claim) == ["checkpoint.claim"]
 
 
 @pytest.mark.parametrize(
@@ -57,7 +60,7 @@ def test_invalid_claims_are_refused(uri: str, claim: str) -> None:
     ],
 )
 def test_invalid_checkpoint_uris_are_refused(uri: str) -> None:
-    assert fields(checkpoint_uri=uri) == ["checkpoint.uri"]
+    assert invalid_fields(checkpoint_uri=uri) == ["checkpoint.uri"]
 
 
 @pytest.mark.parametrize(
@@ -92,7 +95,7 @@ def test_invalid_checkpoint_uris_are_refused(uri: str) -> None:
     ],
 )
 def test_invalid_field_is_reported_by_name(changes: dict[str, Any], field: str) -> None:
-    assert fields(**changes) == [field]
+    assert invalid_fields(**changes) == [field]
 
 
 @given(st.text(max_size=40), st.dictionaries(st.text(max_size=10), st.text(max_size=10), max_size=3))
@@ -121,22 +124,22 @@ def test_any_text_is_accepted_or_refused_without_an_exception(text: str, pairs: 
     ],
 )
 def test_invalid_sizes_are_reported(elastic: dict[str, Any], field: str) -> None:
-    assert fields(nodes=2, elastic=elastic) == [field]
+    assert invalid_fields(nodes=2, elastic=elastic) == [field]
 
 
 def test_required_network_level_excludes_preferred_level_and_elastic_sizes() -> None:
-    assert fields(nodes=2, required_network_level="layer-3") == []
-    assert fields(nodes=2, required_network_level="layer-3", preferred_network_level="layer-3") == [
+    assert invalid_fields(nodes=2, required_network_level="layer-3") == []
+    assert invalid_fields(nodes=2, required_network_level="layer-3", preferred_network_level="layer-3") == [
         "network.preferredLevel"
     ]
-    assert fields(nodes=2, required_network_level="layer-3", elastic={"min_nodes": 1, "max_nodes": 4}) == [
+    assert invalid_fields(nodes=2, required_network_level="layer-3", elastic={"min_nodes": 1, "max_nodes": 4}) == [
         "network.requiredLevel"
     ]
 
 
 def test_elastic_job_needs_checkpoints() -> None:
-    assert fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}) == []
-    assert fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}, checkpoint_uri="") == ["elastic"]
+    assert invalid_fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}) == []
+    assert invalid_fields(nodes=2, elastic={"min_nodes": 1, "max_nodes": 4}, checkpoint_uri="") == ["elastic"]
 
 
 @pytest.mark.parametrize(
@@ -165,14 +168,14 @@ def test_elastic_job_needs_checkpoints() -> None:
     ],
 )
 def test_every_text_and_list_has_a_limit(changes: dict[str, Any], field: str) -> None:
-    assert fields(**changes) == [field]
+    assert invalid_fields(**changes) == [field]
 
 
 def test_size_of_a_submission_is_limited() -> None:
     secrets = {f"V{n:03d}{'A' * 200}": {"secret": "s" * 253, "key": "k" * 253} for n in range(100)}
 
-    assert fields(secret_env=secrets) == ["job"]
+    assert invalid_fields(secret_env=secrets) == ["job"]
 
 
 def test_scripts_with_newlines_and_unicode_are_accepted() -> None:
-    assert fields(args=("set -e\n\techo \u00fcber \U0001f600\r\n",)) == []
+    assert invalid_fields(args=("set -e\n\techo \u00fcber \U0001f600\r\n",)) == []

@@ -7,24 +7,24 @@ from evenkeel.domain.quotas.usage_report import usage_rows
 KEY = ("h100", "gpu")
 
 
-def group(quota: Quota) -> tuple[ResourceGroup, ...]:
+def a_group(quota: Quota) -> tuple[ResourceGroup, ...]:
     return (ResourceGroup(("gpu",), (FlavorQuotas("h100", {"gpu": quota}),)),)
 
 
-def table(queues: list[Queue], cohorts: list[Cohort], **used: int) -> dict[str, tuple[int, int, int, int]]:
+def team_table(queues: list[Queue], cohorts: list[Cohort], **used: int) -> dict[str, tuple[int, int, int, int]]:
     """Return allocated, used, borrowed and lent of each team."""
     quota_rows = usage_rows(queues, cohorts, {name: {KEY: amount} for name, amount in used.items()})
     return {name: line[0][1:] if line else (0, 0, 0, 0) for name, line in quota_rows.items()}
 
 
 def a_queue(name: str, quota: Quota, cohort: str = "fleet") -> Queue:
-    return Queue(name, cohort, group(quota))
+    return Queue(name, cohort, a_group(quota))
 
 
 def test_borrowed_quota_is_lent_in_proportion_to_unused_quota() -> None:
     queues = [a_queue(name, Quota(8)) for name in ("nlp", "speech", "vision")]
 
-    quota_table = table(queues, [], nlp=14, speech=4, vision=0)
+    quota_table = team_table(queues, [], nlp=14, speech=4, vision=0)
 
     assert quota_table == {"nlp": (8, 14, 6, 0), "speech": (8, 4, 0, 2), "vision": (8, 0, 0, 4)}
 
@@ -32,7 +32,7 @@ def test_borrowed_quota_is_lent_in_proportion_to_unused_quota() -> None:
 def test_cohort_quota_is_borrowed_before_team_quota() -> None:
     queues = [a_queue("nlp", Quota(8)), a_queue("vision", Quota(8))]
 
-    quota_table = table(queues, [Cohort("fleet", groups=group(Quota(4)))], nlp=14)
+    quota_table = team_table(queues, [Cohort("fleet", groups=a_group(Quota(4)))], nlp=14)
 
     assert quota_table == {"nlp": (8, 14, 6, 0), "vision": (8, 0, 0, 2)}
 
@@ -40,7 +40,7 @@ def test_cohort_quota_is_borrowed_before_team_quota() -> None:
 def test_guaranteed_quota_is_not_lent() -> None:
     queues = [a_queue("nlp", Quota(8)), a_queue("vision", Quota(8, lend=2)), a_queue("speech", Quota(8))]
 
-    quota_table = table(queues, [], nlp=16)
+    quota_table = team_table(queues, [], nlp=16)
 
     assert quota_table["vision"][3] + quota_table["speech"][3] == 8
     assert quota_table["vision"][3] <= 2
@@ -54,12 +54,12 @@ def test_nearest_cohort_lends_first() -> None:
     ]
     cohorts = [Cohort("text", "fleet"), Cohort("eyes", "fleet")]
 
-    assert table(queues, cohorts, nlp=11)["vision"] == (8, 0, 0, 0)
-    assert table(queues, cohorts, nlp=14) == {"nlp": (8, 14, 6, 0), "search": (4, 0, 0, 4), "vision": (8, 0, 0, 2)}
+    assert team_table(queues, cohorts, nlp=11)["vision"] == (8, 0, 0, 0)
+    assert team_table(queues, cohorts, nlp=14) == {"nlp": (8, 14, 6, 0), "search": (4, 0, 0, 4), "vision": (8, 0, 0, 2)}
 
 
 def test_team_without_cohort_borrows_and_lends_nothing() -> None:
-    assert table([a_queue("alone", Quota(8), ""), a_queue("nlp", Quota(4))], [], alone=3, nlp=4) == {
+    assert team_table([a_queue("alone", Quota(8), ""), a_queue("nlp", Quota(4))], [], alone=3, nlp=4) == {
         "alone": (8, 3, 0, 0),
         "nlp": (4, 4, 0, 0),
     }
@@ -71,7 +71,7 @@ def test_lent_equals_borrowed_and_used_quota_is_not_lent(teams: list[tuple[int, 
         a_queue(f"t{n}", Quota(nominal, lend=None if lend is None else min(lend, nominal)))
         for n, (nominal, _, lend) in enumerate(teams)
     ]
-    quota_table = table(queues, [], **{f"t{n}": used for n, (_, used, _) in enumerate(teams)})
+    quota_table = team_table(queues, [], **{f"t{n}": used for n, (_, used, _) in enumerate(teams)})
 
     borrowed, lent = sum(line[2] for line in quota_table.values()), sum(line[3] for line in quota_table.values())
     let_go = 0

@@ -12,17 +12,17 @@ from evenkeel.domain.jobs.templates import FindingSeverity, JobTemplates, Values
 FILE = Path(__file__).resolve().parents[2] / "fixtures" / "values" / "hybrid.yaml"
 
 
-def the_file() -> dict[str, Any]:
+def values_text() -> dict[str, Any]:
     document: dict[str, Any] = yaml.safe_load(FILE.read_text("utf-8"))
     return document
 
 
-def traps(read: JobTemplates) -> set[str]:
+def found_traps(read: JobTemplates) -> set[str]:
     return {finding.trap for finding in read.findings if finding.trap}
 
 
 def test_values_file_imports_unchanged() -> None:
-    read = read_values(the_file())
+    read = read_values(values_text())
 
     rows = [
         (
@@ -61,11 +61,11 @@ def test_values_file_imports_unchanged() -> None:
 
 
 def test_all_fourteen_traps_of_values_files_are_found() -> None:
-    assert traps(read_values(the_file())) == {f"T0-{number}" for number in range(1, 15)}
+    assert found_traps(read_values(values_text())) == {f"T0-{number}" for number in range(1, 15)}
 
 
-def drop(path: str) -> dict[str, Any]:
-    file = the_file()
+def without_path(path: str) -> dict[str, Any]:
+    file = values_text()
     *parents, last = path.split(".")
     section: Any = file
     for parent in parents:
@@ -74,8 +74,8 @@ def drop(path: str) -> dict[str, Any]:
     return file
 
 
-def put(**changes: Any) -> dict[str, Any]:
-    file = the_file()
+def with_values(**changes: Any) -> dict[str, Any]:
+    file = values_text()
     for path, value in changes.items():
         *parents, last = path.split("__")
         section: Any = file
@@ -94,30 +94,32 @@ LARGE = {"requests": {"nvidia.com/gpu": 8, "cpu": "96", "memory": "1152Gi"}}
 @pytest.mark.parametrize(
     ("document", "trap"),
     [
-        (put(env={"CUDA_VISIBLE_DEVICES": "0,1"}), "T0-2"),
-        (put(env={"NVIDIA_VISIBLE_DEVICES": "all"}), "T0-2"),
-        (put(nodeSelectors=ONE_SIZE), "T0-4"),
-        (drop("backoffLimit"), "T0-7"),
-        (drop("ttlSecondsAfterFinished"), "T0-8"),
-        (put(checkpointSeconds=600, graceSeconds=90), "T0-9"),
-        (put(dataPvcName="", checkpointPvcName=""), "T0-10"),
+        (with_values(env={"CUDA_VISIBLE_DEVICES": "0,1"}), "T0-2"),
+        (with_values(env={"NVIDIA_VISIBLE_DEVICES": "all"}), "T0-2"),
+        (with_values(nodeSelectors=ONE_SIZE), "T0-4"),
+        (without_path("backoffLimit"), "T0-7"),
+        (without_path("ttlSecondsAfterFinished"), "T0-8"),
+        (with_values(checkpointSeconds=600, graceSeconds=90), "T0-9"),
+        (with_values(dataPvcName="", checkpointPvcName=""), "T0-10"),
         (
-            put(
+            with_values(
                 jobTemplates__development__priorityClassName="low",
                 jobTemplates__research__priorityClassName="preemptible",
-                priorityClasses={k: v for k, v in the_file()["priorityClasses"].items() if k not in ("high", "medium")},
+                priorityClasses={
+                    k: v for k, v in values_text()["priorityClasses"].items() if k not in ("high", "medium")
+                },
             ),
             "T0-11",
         ),
-        (drop("priorityClasses.preemptible.preemptionPolicy"), "T0-12"),
+        (without_path("priorityClasses.preemptible.preemptionPolicy"), "T0-12"),
     ],
 )
 def test_values_file_without_a_trap_has_no_finding(document: dict[str, Any], trap: str) -> None:
-    assert trap not in traps(read_values(document))
+    assert trap not in found_traps(read_values(document))
 
 
 def test_proportional_resources_have_no_finding() -> None:
-    document = put(jobTemplates__production__resources=LARGE)
+    document = with_values(jobTemplates__production__resources=LARGE)
 
     read = read_values(document)
 
@@ -127,7 +129,7 @@ def test_proportional_resources_have_no_finding() -> None:
 
 
 def test_misindented_preemption_policy_is_no_class() -> None:
-    document = drop("priorityClasses.preemptible.preemptionPolicy")
+    document = without_path("priorityClasses.preemptible.preemptionPolicy")
     document["priorityClasses"]["preemptionPolicy"] = "PreemptLowerPriority"
 
     read = read_values(document)
@@ -145,14 +147,14 @@ def test_misindented_preemption_policy_is_no_class() -> None:
 
 
 def test_unusable_cuda_devices_are_left_out_and_reported() -> None:
-    read = read_values(the_file())
+    read = read_values(values_text())
 
     assert read.env == {"NCCL_DEBUG": "INFO"}
     assert next(finding for finding in read.findings if finding.trap == "T0-2").weight is FindingSeverity.REFUSED
 
 
 def test_unknown_field_is_reported() -> None:
-    read = read_values(put(backofLimit=3))
+    read = read_values(with_values(backofLimit=3))
 
     assert [finding.field for finding in read.findings if not finding.trap] == ["backofLimit"]
 
@@ -161,14 +163,17 @@ def test_unknown_field_is_reported() -> None:
     ("document", "message"),
     [
         ([], "not one object"),
-        (drop("priorityClasses"), "priorityClasses: is not an object"),
-        (put(jobType="prodution"), "no template 'prodution'"),
-        (put(jobTemplates__production__priorityClassName="urgent"), "no class 'urgent'"),
-        (put(jobTemplates__production__nodeSelector={"node-type": "moon"}), "no pool has the labels"),
-        (put(jobTemplates__production__resources={"requests": {"memory": "64 gigs"}}), "jobTemplates.production"),
-        (put(backoffLimit="three"), "backoffLimit: is not a whole number"),
-        (put(image={"tag": "1"}), "image.repository: is not a text"),
-        (put(priorityClasses__low={"value": True}), "priorityClasses.low.value"),
+        (without_path("priorityClasses"), "priorityClasses: is not an object"),
+        (with_values(jobType="prodution"), "no template 'prodution'"),
+        (with_values(jobTemplates__production__priorityClassName="urgent"), "no class 'urgent'"),
+        (with_values(jobTemplates__production__nodeSelector={"node-type": "moon"}), "no pool has the labels"),
+        (
+            with_values(jobTemplates__production__resources={"requests": {"memory": "64 gigs"}}),
+            "jobTemplates.production",
+        ),
+        (with_values(backoffLimit="three"), "backoffLimit: is not a whole number"),
+        (with_values(image={"tag": "1"}), "image.repository: is not a text"),
+        (with_values(priorityClasses__low={"value": True}), "priorityClasses.low.value"),
     ],
 )
 def test_unreadable_file_names_the_field(document: Any, message: str) -> None:

@@ -11,13 +11,13 @@ from evenkeel.domain.capacity.utilization import GroupUtilization, Measure, Node
 LAUNCHED = datetime(2026, 11, 3, 10, 0, tzinfo=UTC)
 
 
-def samples(*percent: float, after: int = 0) -> list[Sample]:
+def minute_samples(*percent: float, after: int = 0) -> list[Sample]:
     """Return one sample for each minute; the first is `after` minutes after the launch."""
     return [Sample(LAUNCHED + timedelta(minutes=after + index), value) for index, value in enumerate(percent)]
 
 
 def test_node_average_covers_every_sample() -> None:
-    node_utilization = NodeUtilization.of({Measure.GPU: samples(10, 20, 90)}, LAUNCHED)
+    node_utilization = NodeUtilization.of({Measure.GPU: minute_samples(10, 20, 90)}, LAUNCHED)
 
     assert node_utilization.percent == {Measure.GPU: 40}
     assert node_utilization.measured_at == LAUNCHED + timedelta(minutes=3)
@@ -25,20 +25,22 @@ def test_node_average_covers_every_sample() -> None:
 
 
 def test_measure_without_samples_is_missing() -> None:
-    node_utilization = NodeUtilization.of({Measure.CPU: samples(0.0), Measure.GPU: []}, LAUNCHED)
+    node_utilization = NodeUtilization.of({Measure.CPU: minute_samples(0.0), Measure.GPU: []}, LAUNCHED)
 
     assert node_utilization.percent == {Measure.CPU: 0}
 
 
 def test_age_of_readings_is_that_of_the_oldest_measure() -> None:
-    node_utilization = NodeUtilization.of({Measure.CPU: samples(1, 1, 1, 1), Measure.GPU: samples(1)}, LAUNCHED)
+    node_utilization = NodeUtilization.of(
+        {Measure.CPU: minute_samples(1, 1, 1, 1), Measure.GPU: minute_samples(1)}, LAUNCHED
+    )
 
     assert node_utilization.measured_at == LAUNCHED + timedelta(minutes=1)
 
 
 def test_samples_from_before_the_launch_do_not_count() -> None:
     node_utilization = NodeUtilization.of(
-        {Measure.GPU: samples(100, 100, 0, after=-2), Measure.CPU: samples(5, after=-1)}, LAUNCHED
+        {Measure.GPU: minute_samples(100, 100, 0, after=-2), Measure.CPU: minute_samples(5, after=-1)}, LAUNCHED
     )
 
     assert node_utilization.percent == {Measure.GPU: 0}
@@ -46,14 +48,16 @@ def test_samples_from_before_the_launch_do_not_count() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 105.1, 800])
 def test_value_that_is_no_percentage_makes_the_measure_unknown(value: float) -> None:
-    node_utilization = NodeUtilization.of({Measure.GPU: samples(50, value), Measure.CPU: samples(50)}, LAUNCHED)
+    node_utilization = NodeUtilization.of(
+        {Measure.GPU: minute_samples(50, value), Measure.CPU: minute_samples(50)}, LAUNCHED
+    )
 
     assert node_utilization.percent == {Measure.CPU: 50}
     assert node_utilization.invalid == (Measure.GPU,)
 
 
 def test_rounding_of_an_agent_above_100_counts_as_100() -> None:
-    assert NodeUtilization.of({Measure.CPU: samples(100.4)}, LAUNCHED).percent == {Measure.CPU: 100}
+    assert NodeUtilization.of({Measure.CPU: minute_samples(100.4)}, LAUNCHED).percent == {Measure.CPU: 100}
 
 
 def test_node_without_samples_has_no_age() -> None:

@@ -11,7 +11,7 @@ from evenkeel.services.storage import quota_rows, rows
 from tests.kueue_checker import overcommitted
 
 
-def faults(commits: Iterable[tuple[Write, ...]], setup: TeamSetup, seats_per_node: int) -> Iterator[str]:
+def broken_limits(commits: Iterable[tuple[Write, ...]], setup: TeamSetup, seats_per_node: int) -> Iterator[str]:
     """Yield each broken limit, and each node that was assigned twice, at any version of the quota tree."""
     held: dict[str, Charge] = {}
     last = 0

@@ -18,37 +18,37 @@ from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.storage import quota_rows
 from tests.unit.services_jobs.job_scenario import a_spec
 from tests.unit.services_jobs.test_rentals import NODE_HOUR, ON_DEMAND, SPOT, RentalScenario, a_policy
-from tests.unit.services_jobs.test_teams import set_up
+from tests.unit.services_jobs.test_teams import set_up_teams
 
 QUOTA = {"ml.p5.48xlarge": {"nvidia.com/gpu": 32}, "p5.48xlarge": {"nvidia.com/gpu": 64}}
 
 
-def sharing(*budgets: dict[str, Any], **changes: Any) -> RentalScenario:
+def market_with_budgets(*budgets: dict[str, Any], **changes: Any) -> RentalScenario:
     """A team with enough quota. Only its rented nodes have a price."""
     policy = a_policy(**changes)
     renting = RentalScenario(policy=policy.replace(economy=policy.economy.replace(other_usd_per_accelerator_hour=0)))
     members = [{"principal": "arn:aws:iam::111122223333:role/ana"}]
     queue = {"cohort": "fleet", "groups": [QUOTA]}
     team = {"name": "red", "queue": queue, "members": members, "budgets": budgets}
-    set_up(renting.scenario, Team.model_validate(team))
+    set_up_teams(renting.scenario, Team.model_validate(team))
     return renting
 
 
-def asked_last(renting: RentalScenario) -> PlacementFacts:
+def last_request(renting: RentalScenario) -> PlacementFacts:
     records: list[Decision] = sorted(renting.records("PLACEMENT"), key=lambda decision: decision.decided_at)
     return PlacementFacts.model_validate(records[-1].facts)
 
 
 @pytest.mark.parametrize(("usd", "rentals"), [(None, 1), (80, 0), (90, 1)])
 def test_rental_never_exceeds_the_remaining_team_budget(usd: float | None, rentals: int) -> None:
-    renting = sharing(*([{"period": "month", "usd": usd}] if usd else []))
+    renting = market_with_budgets(*([{"period": "month", "usd": usd}] if usd else []))
     _, second = renting.full_fleet(team="red")
 
     renting.scenario.run_scheduling_cycle()
 
     # Two hours of work and some minutes of launch and restart, on two nodes at $20.
     assert renting.holds() == rentals
-    left = asked_last(renting).spending.team_budget_left_parts
+    left = last_request(renting).spending.team_budget_left_parts
     assert left == (None if usd is None else usd * money.PARTS)
     if not rentals:
         job = explain.why_job(second.job_id, Reader(), renting.world.context())
@@ -56,7 +56,7 @@ def test_rental_never_exceeds_the_remaining_team_budget(usd: float | None, renta
 
 
 def test_expected_cost_of_running_rentals_limits_the_next_job() -> None:
-    renting = sharing({"period": "month", "usd": 100})
+    renting = market_with_budgets({"period": "month", "usd": 100})
     _, second = renting.full_fleet(team="red")
     renting.scenario.run_scheduling_cycle()
     expected = renting.rental(second.job_id).expected_parts
@@ -67,14 +67,14 @@ def test_expected_cost_of_running_rentals_limits_the_next_job() -> None:
 
     assert expected > 80 * money.PARTS
     assert renting.holds() == 1
-    assert asked_last(renting).spending.team_budget_left_parts == 100 * money.PARTS - expected
+    assert last_request(renting).spending.team_budget_left_parts == 100 * money.PARTS - expected
     assert "but the budget of team red has" in renting.scenario.job(third.job_id).reason
 
 
 def test_two_jobs_of_one_cycle_do_not_exceed_the_budget() -> None:
     held = []
     for usd in (100, 130):
-        renting = sharing({"period": "month", "usd": usd})
+        renting = market_with_budgets({"period": "month", "usd": usd})
         renting.full_fleet(team="red")
         renting.scenario.submit("third", team="red", nodes=1)
 
@@ -88,7 +88,7 @@ def test_two_jobs_of_one_cycle_do_not_exceed_the_budget() -> None:
 def test_later_offer_of_a_rental_respects_the_budget() -> None:
     dollars = {"period": "month", "usd": 100}
     for budgets, expected in (((), [SPOT, ON_DEMAND]), ((dollars,), [SPOT])):
-        renting = sharing(*budgets)
+        renting = market_with_budgets(*budgets)
         renting.has_capacity = set()
         _, second = renting.full_fleet(team="red")
         renting.scenario.run_scheduling_cycle()
@@ -101,7 +101,7 @@ def test_later_offer_of_a_rental_respects_the_budget() -> None:
 
 
 def test_rent_is_charged_once_and_its_attempt_adds_only_hours() -> None:
-    renting = sharing({"period": "month", "usd": 1000})
+    renting = market_with_budgets({"period": "month", "usd": 1000})
     _, second = renting.rented(team="red")
     assert renting.scenario.attempt(second.job_id, 1).is_rented
     renting.world.clock.advance(1800)
@@ -120,7 +120,7 @@ def test_rent_is_charged_once_and_its_attempt_adds_only_hours() -> None:
 
 
 def test_running_rental_that_spent_the_budget_blocks_the_next_job() -> None:
-    renting = sharing({"period": "month", "usd": 90})
+    renting = market_with_budgets({"period": "month", "usd": 90})
     first, _ = renting.rented(team="red")
     renting.world.cluster.finish_pods(first.job_id, 1)
     renting.scenario.settle(first.job_id, 1)
@@ -134,7 +134,7 @@ def test_running_rental_that_spent_the_budget_blocks_the_next_job() -> None:
 
 
 def test_plan_names_the_exceeded_budget() -> None:
-    renting = sharing({"period": "month", "usd": 100})
+    renting = market_with_budgets({"period": "month", "usd": 100})
     renting.full_fleet(team="red")
     renting.scenario.put(
         Row(quota_rows.spent_key("red", "2026-11"), Spending(usd_micros=60 * money.MICROS_PER_USD).to_json())

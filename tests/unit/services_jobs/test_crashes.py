@@ -176,16 +176,16 @@ def succeeds(scenario: JobScenario, job_id: str, attempt: int) -> None:
     scenario.world.cluster.finish_pods(job_id, attempt)
 
 
-def fails_once(scenario: JobScenario, job_id: str, attempt: int) -> None:
+def fail_once(scenario: JobScenario, job_id: str, attempt: int) -> None:
     scenario.save(job_id, attempt, 10)
     scenario.world.cluster.fail_pods(job_id, attempt, exit_code=3)
 
 
-def is_cancelled(scenario: JobScenario, job_id: str, _attempt: int) -> None:
+def cancel_job(scenario: JobScenario, job_id: str, _attempt: int) -> None:
     scenario.cancel(job_id)
 
 
-def loses_its_node(scenario: JobScenario, job_id: str, attempt: int) -> None:
+def lose_node(scenario: JobScenario, job_id: str, attempt: int) -> None:
     """Disconnect a node. Its recovery requests the stop of the attempt, and plans where the job resumes."""
     scenario.save(job_id, attempt, 10)
     affected = scenario.attempt(job_id, attempt)
@@ -209,10 +209,10 @@ def loses_its_node(scenario: JobScenario, job_id: str, attempt: int) -> None:
     scenario.set_job(scenario.job(job_id).replace(stop_request=request).with_plan(plan, is_doubted=False))
 
 
-TALES = {"succeeds": succeeds, "fails_once": fails_once, "is_cancelled": is_cancelled, "loses_its_node": loses_its_node}
+TALES = {"succeeds": succeeds, "fails_once": fail_once, "is_cancelled": cancel_job, "loses_its_node": lose_node}
 
 
-def end_of(play: CrashReplay, job_id: str) -> dict[str, Any]:
+def comparable_end(play: CrashReplay, job_id: str) -> dict[str, Any]:
     """Return the state that must be the same after any crash, without times and numbers of requests."""
     scenario = play.scenario
     job = scenario.job(job_id)
@@ -244,23 +244,23 @@ def end_of(play: CrashReplay, job_id: str) -> dict[str, Any]:
 
 
 @functools.cache
-def undisturbed(tale: str) -> tuple[dict[str, Any], list[str]]:
+def run_without_crash(tale: str) -> tuple[dict[str, Any], list[str]]:
     play = CrashReplay(CrashPlan(), TALES[tale])
     job_id = play.run()
-    return end_of(play, job_id), play.plan.effects
+    return comparable_end(play, job_id), play.plan.effects
 
 
 def crash_points() -> list[Any]:
     return [
         pytest.param(tale, at, when, id=f"{tale}-{when}-{at}-{effect}", marks=marks_at(at, when))
         for tale in TALES
-        for at, effect in enumerate(undisturbed(tale)[1], 1)
+        for at, effect in enumerate(run_without_crash(tale)[1], 1)
         for when in CrashTiming
     ]
 
 
 def test_each_scenario_without_a_crash_ends_as_expected() -> None:
-    ends = {tale: undisturbed(tale)[0] for tale in TALES}
+    ends = {tale: run_without_crash(tale)[0] for tale in TALES}
 
     assert {tale: (end["job"][0], [attempt[1] for attempt in end["attempts"]]) for tale, end in ends.items()} == {
         "succeeds": (JobState.SUCCEEDED, [AttemptState.SUCCEEDED]),
@@ -273,21 +273,21 @@ def test_each_scenario_without_a_crash_ends_as_expected() -> None:
 
 @pytest.mark.parametrize(("tale", "at", "when"), crash_points())
 def test_retry_after_a_crash_has_the_same_end(tale: str, at: int, when: str) -> None:
-    expected, _ = undisturbed(tale)
+    expected, _ = run_without_crash(tale)
     play = CrashReplay(CrashPlan(at, when), TALES[tale])
 
     job_id = play.run()
 
     assert play.crashes == 1
-    assert end_of(play, job_id) == expected
+    assert comparable_end(play, job_id) == expected
 
 
 @pytest.mark.parametrize(("tale", "at", "when"), crash_points())
 def test_sweeper_repairs_a_crash_that_ended_the_workflow(tale: str, at: int, when: str) -> None:
-    expected, _ = undisturbed(tale)
+    expected, _ = run_without_crash(tale)
     play = CrashReplay(CrashPlan(at, when), TALES[tale], aborts=True)
 
-    end = end_of(play, play.run())
+    end = comparable_end(play, play.run())
 
     assert play.crashes == 1
     assert end["job"][0] == expected["job"][0]

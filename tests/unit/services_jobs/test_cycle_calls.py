@@ -16,7 +16,7 @@ from tests.fakes.counting import CountedCalls
 from tests.unit.services_jobs.job_scenario import JobScenario
 
 
-def counted(scenario: JobScenario) -> CountedCalls:
+def count_cycle_calls(scenario: JobScenario) -> CountedCalls:
     calls = CountedCalls(scenario.world)
     scenario.ledger, scenario.cluster = calls.ports["ledger"], calls.ports["cluster"]
     scenario.world.provider = calls.ports["provider"]
@@ -27,7 +27,7 @@ def test_cycle_after_a_sweep_makes_no_call_to_hyperpod() -> None:
     scenario = JobScenario(size=3)
     scenario.sweep()
     job = scenario.submit(nodes=2)
-    calls = counted(scenario)
+    calls = count_cycle_calls(scenario)
 
     scenario.run_scheduling_cycle()
 
@@ -41,7 +41,7 @@ def test_cycle_uses_a_node_that_joined_after_the_sweep() -> None:
     scenario.sweep()
     scenario.world.cluster.add_node(a_node(2))
     scenario.world.provider.by_id[a_provider_node(2).instance_id] = a_provider_node(2)
-    calls = counted(scenario)
+    calls = count_cycle_calls(scenario)
 
     scenario.run_scheduling_cycle()
 
@@ -113,7 +113,7 @@ def test_cycle_lists_each_pod_once() -> None:
     scenario.running(nodes=1)
     scenario.sweep()
     scenario.submit(nodes=2)
-    calls = counted(scenario)
+    calls = count_cycle_calls(scenario)
 
     scenario.run_scheduling_cycle()
 
@@ -124,7 +124,7 @@ def test_cycle_lists_each_pod_once() -> None:
 def test_sweep_lists_live_pods_once() -> None:
     scenario = JobScenario(size=3)
     scenario.running(nodes=1)
-    calls = counted(scenario)
+    calls = count_cycle_calls(scenario)
 
     scenario.sweep()
 
@@ -132,7 +132,7 @@ def test_sweep_lists_live_pods_once() -> None:
     assert not calls.calls.keys() & {"cluster.pods", "cluster.resources_in_use"}
 
 
-def meet(patch: pytest.MonkeyPatch, *methods: tuple[object, str]) -> None:
+def meet_in_first_calls(patch: pytest.MonkeyPatch, *methods: tuple[object, str]) -> None:
     """Make the first call of each method wait until all were called. A call fails after ten seconds."""
     barrier = threading.Barrier(len(methods))
     for port, name in methods:
@@ -153,7 +153,7 @@ def _meeting(method: Callable[..., object], barrier: threading.Barrier) -> Calla
 def test_cycle_reads_nodes_and_jobs_concurrently(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = JobScenario(size=3)
     job = scenario.submit(nodes=2)
-    meet(monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.ledger, "batch_get"))
+    meet_in_first_calls(monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.ledger, "batch_get"))
 
     scenario.run_scheduling_cycle()
 
@@ -164,7 +164,7 @@ def test_sweep_reads_its_lists_concurrently(monkeypatch: pytest.MonkeyPatch) -> 
     scenario = JobScenario(size=3)
     cluster = scenario.world.cluster
     lists = ((cluster, "live_pods"), (cluster, "workloads"), (cluster, "nodes"), (scenario.world.provider, "nodes"))
-    meet(monkeypatch, *lists)
+    meet_in_first_calls(monkeypatch, *lists)
 
     scenario.sweep()
 

@@ -21,16 +21,16 @@ from evenkeel.services.storage import cycle_facts_rows, job_rows, rows, subject_
 from evenkeel.services.storage.recorded_facts import with_facts
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_refused_writes import RefusingLedger
-from tests.unit.services_jobs.test_teams import shared
+from tests.unit.services_jobs.test_teams import shared_fleet
 
 CLASSES = ("low", "high")
 BYTES = 4_000
 """Maximum bytes of one of many admissions, summed over its rows."""
 
 
-def queued(jobs: int, **more: Any) -> tuple[JobScenario, list[str]]:
+def queue_jobs(jobs: int, **more: Any) -> tuple[JobScenario, list[str]]:
     """Return a fleet with enough free nodes, and the pending jobs of two teams."""
-    scenario = shared(size=2 * jobs, red=16 * jobs, blue=16 * jobs, **more)
+    scenario = shared_fleet(size=2 * jobs, red=16 * jobs, blue=16 * jobs, **more)
     names = [
         scenario.submit(
             f"key-{n}", team=("red", "blue")[n % 2], nodes=1 + n % 2, priority_class=("low", "high")[n % 3 // 2]
@@ -40,7 +40,7 @@ def queued(jobs: int, **more: Any) -> tuple[JobScenario, list[str]]:
     return scenario, [job.job_id for job in names]
 
 
-def admissions(scenario: JobScenario) -> list[Decision]:
+def admission_records(scenario: JobScenario) -> list[Decision]:
     decision_rows = [row for key, row in scenario.world.ledger.rows.items() if key.pk.startswith("DEC#")]
     return [record for row in decision_rows if (record := rows.decode(row, Decision)).action == "ADMIT"]
 
@@ -56,7 +56,7 @@ def shared_rows(scenario: JobScenario) -> list[Row]:
 
 
 def test_many_admissions_write_few_small_rows() -> None:
-    scenario, jobs = queued(60)
+    scenario, jobs = queue_jobs(60)
     before = len(scenario.world.ledger.commits)
 
     scenario.run_scheduling_cycle()
@@ -68,17 +68,17 @@ def test_many_admissions_write_few_small_rows() -> None:
     ]
     puts = [write.row for commit in commits for write in commit if isinstance(write, Put)]
     own = [row for row in puts if row.key.sk != "META" or row.key.pk.startswith(("JOB#", "DEC#"))]
-    assert len(admissions(scenario)) == len(jobs)
+    assert len(admission_records(scenario)) == len(jobs)
     assert len(own) == 4 * len(jobs)
     assert len(shared_rows(scenario)) == 1
     assert sum(map(row_bytes, puts)) <= BYTES * len(jobs)
 
 
 def test_every_record_of_a_cycle_replays() -> None:
-    scenario, jobs = queued(40)
+    scenario, jobs = queue_jobs(40)
     scenario.run_scheduling_cycle()
 
-    records = list(with_facts(admissions(scenario), scenario.world.ledger))
+    records = list(with_facts(admission_records(scenario), scenario.world.ledger))
 
     assert len(records) == len(jobs)
     assert all(record.facts["quota"]["quotas"] for record in records)
@@ -86,17 +86,17 @@ def test_every_record_of_a_cycle_replays() -> None:
 
 
 def test_single_admission_keeps_its_own_facts() -> None:
-    scenario, _ = queued(1)
+    scenario, _ = queue_jobs(1)
 
     scenario.run_scheduling_cycle()
 
-    (record,) = admissions(scenario)
+    (record,) = admission_records(scenario)
     assert not shared_rows(scenario)
     assert replay(record, scenario.policy).differs_from(record) == ""
 
 
 def test_shared_facts_outlive_every_record() -> None:
-    scenario, _ = queued(3)
+    scenario, _ = queue_jobs(3)
     scenario.run_scheduling_cycle()
 
     (row,) = shared_rows(scenario)
@@ -117,11 +117,11 @@ UNREADABLE: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("fault", ["gone", "changed", *UNREADABLE])
 def test_record_of_an_expired_cycle_says_so_without_an_error(fault: str) -> None:
-    scenario, jobs = queued(3)
+    scenario, jobs = queue_jobs(3)
     scenario.run_scheduling_cycle()
     ledger = scenario.world.ledger
     (row,) = shared_rows(scenario)
-    record = admissions(scenario)[0]
+    record = admission_records(scenario)[0]
     if fault == "gone":
         ledger.commit(Delete(row.key, row.version))
     elif fault == "changed":
@@ -155,9 +155,9 @@ def test_record_of_an_expired_cycle_says_so_without_an_error(fault: str) -> None
 
 
 def test_list_is_shown_without_facts_if_the_ledger_fails() -> None:
-    scenario, _ = queued(2)
+    scenario, _ = queue_jobs(2)
     scenario.run_scheduling_cycle()
-    record = admissions(scenario)[0]
+    record = admission_records(scenario)[0]
 
     class Throttling:
         def get(self, key: Key) -> Row | None:
@@ -172,20 +172,20 @@ def test_list_is_shown_without_facts_if_the_ledger_fails() -> None:
 
 
 def test_older_release_that_cannot_follow_the_pointer_does_not_replay() -> None:
-    scenario, _ = queued(2)
+    scenario, _ = queue_jobs(2)
     scenario.run_scheduling_cycle()
 
     with pytest.raises(CannotReplayError, match="has no facts: they are stored with the cycle"):
-        replay(admissions(scenario)[0], scenario.policy)
+        replay(admission_records(scenario)[0], scenario.policy)
 
 
 def test_refused_admission_keeps_the_facts_of_other_admissions() -> None:
-    scenario, jobs = queued(12)
+    scenario, jobs = queue_jobs(12)
     scenario.ledger = RefusingLedger(scenario.ledger, jobs[0])  # type: ignore[assignment]
 
     scenario.run_scheduling_cycle()
 
-    records = list(with_facts(admissions(scenario), scenario.world.ledger))
+    records = list(with_facts(admission_records(scenario), scenario.world.ledger))
     assert scenario.job(jobs[0]).state is JobState.PENDING
     assert len(records) == 11
     assert not any(OMITTED in record.facts for record in records)
@@ -193,17 +193,17 @@ def test_refused_admission_keeps_the_facts_of_other_admissions() -> None:
 
 def test_facts_too_large_for_one_row_take_several(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evenkeel.domain.decisions.LARGEST_PACKED", 3_000)
-    scenario, jobs = queued(30)
+    scenario, jobs = queue_jobs(30)
 
     scenario.run_scheduling_cycle()
 
-    records = list(with_facts(admissions(scenario), scenario.world.ledger))
+    records = list(with_facts(admission_records(scenario), scenario.world.ledger))
     assert len(shared_rows(scenario)) > 1
     assert [replay(record, scenario.policy).differs_from(record) for record in records] == [""] * len(jobs)
 
 
 def test_timeline_shows_each_admission_once() -> None:
-    scenario, jobs = queued(2)
+    scenario, jobs = queue_jobs(2)
     scenario.run_scheduling_cycle()
     ledger = scenario.world.ledger
     (admitted,) = [entry for entry in read_jobs.job_timeline(ledger, jobs[1]) if entry["kind"] == "admitted"]

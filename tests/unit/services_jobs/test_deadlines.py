@@ -15,27 +15,27 @@ from evenkeel.services.queries.disclosure import Reader
 from tests.unit.services_jobs.test_rentals import ON_DEMAND, SPOT, RentalScenario, a_policy
 
 HOUR = 3600
-FIRST = "job-0000000001"
+FIRST_JOB = "job-0000000001"
 """The job that holds every node."""
-RUN = 2 * HOUR
+RUN_SECONDS = 2 * HOUR
 """Expected run time of a job."""
 
 
-def unpriced(**changes: Any) -> RentalScenario:
+def market_without_delay_price(**changes: Any) -> RentalScenario:
     return RentalScenario(policy=a_policy(other_delay_micros_per_hour=0, **changes))
 
 
-def due(renting: RentalScenario, hours: float) -> datetime:
+def hours_from_now(renting: RentalScenario, hours: float) -> datetime:
     return renting.world.clock.now() + timedelta(hours=hours)
 
 
-def waiting(renting: RentalScenario, hours: float | None, *, unseen_hours: float = 0, **changes: Any) -> Job:
+def waiting_job(renting: RentalScenario, hours: float | None, *, unseen_hours: float = 0, **changes: Any) -> Job:
     """Return a job that waits behind a full fleet for about two hours, after the first pass that sees it."""
     first = renting.scenario.submit("first")
     renting.scenario.run_scheduling_cycle()
     renting.run(first.job_id, 1)
     renting.world.clock.advance(60)
-    deadline = {} if hours is None else {"deadline_at": due(renting, hours)}
+    deadline = {} if hours is None else {"deadline_at": hours_from_now(renting, hours)}
     job = renting.scenario.submit("second", **deadline, **changes)
     renting.world.clock.advance(unseen_hours * HOUR)
     renting.scenario.run_scheduling_cycle()
@@ -44,9 +44,9 @@ def waiting(renting: RentalScenario, hours: float | None, *, unseen_hours: float
 
 @pytest.mark.parametrize(("hours", "rentals"), [(None, 0), (3, 1), (6, 0), (1, 0)])
 def test_class_without_delay_price_rents_only_for_a_deadline(hours: float | None, rentals: int) -> None:
-    renting = unpriced()
+    renting = market_without_delay_price()
 
-    job = waiting(renting, hours)
+    job = waiting_job(renting, hours)
 
     assert (job.rentals, renting.holds()) == (rentals, rentals)
     records = renting.records("PLACEMENT")
@@ -54,9 +54,9 @@ def test_class_without_delay_price_rents_only_for_a_deadline(hours: float | None
 
 
 def test_deadline_exceeds_no_cap_and_the_job_shows_the_miss() -> None:
-    renting = unpriced(fleet_cap_micros_per_hour=1)
+    renting = market_without_delay_price(fleet_cap_micros_per_hour=1)
 
-    job = waiting(renting, 3)
+    job = waiting_job(renting, 3)
 
     assert renting.holds() == 0
     document = explain.why_job(job.job_id, Reader(), renting.world.context())
@@ -65,8 +65,8 @@ def test_deadline_exceeds_no_cap_and_the_job_shows_the_miss() -> None:
 
 
 def test_unreachable_deadline_is_reported_once_without_pools() -> None:
-    renting = unpriced(pools=())
-    job = waiting(renting, 4.5)
+    renting = market_without_delay_price(pools=())
+    job = waiting_job(renting, 4.5)
     assert "deadline" not in job.reason
 
     jobs = [job]
@@ -80,8 +80,8 @@ def test_unreachable_deadline_is_reported_once_without_pools() -> None:
 
 
 def test_missed_deadline_is_shown_until_the_job_ends() -> None:
-    renting = unpriced()
-    job = waiting(renting, 1)
+    renting = market_without_delay_price()
+    job = waiting_job(renting, 1)
     renting.world.clock.advance(2 * HOUR)
 
     def sentence() -> str:
@@ -95,31 +95,31 @@ def test_missed_deadline_is_shown_until_the_job_ends() -> None:
 def test_late_job_rents_on_demand_until_it_is_well_ahead() -> None:
     renting = RentalScenario()
     # An hour of four is gone, and nothing of its work is done.
-    job = waiting(renting, 4, unseen_hours=1)
+    job = waiting_job(renting, 4, unseen_hours=1)
 
     assert renting.rental(job.job_id).offer.pool == ON_DEMAND
     assert job.avoids_spot
     facts = PlacementFacts.model_validate(renting.records("PLACEMENT")[0].facts)
     assert (facts.job.deadline_at, facts.job.avoids_spot) == (job.spec.deadline_at, False)
     on_its_line = RentalScenario()
-    assert not waiting(on_its_line, 4).avoids_spot
+    assert not waiting_job(on_its_line, 4).avoids_spot
     assert on_its_line.rental(job.job_id).offer.pool == SPOT
 
 
 def test_job_does_not_migrate_if_that_misses_its_deadline() -> None:
     went = {}
     # The migration takes longer than the two minutes that the first job can lose when nodes become free.
-    for hours in (RUN / HOUR + 0.05, 9):
+    for hours in (RUN_SECONDS / HOUR + 0.05, 9):
         renting = RentalScenario()
-        job = waiting(renting, hours)
+        job = waiting_job(renting, hours)
         renting.advance()
         renting.karpenter()
         renting.world.clock.advance(60)
         renting.advance()
         renting.scenario.run_scheduling_cycle()
         renting.run(job.job_id, 1)
-        renting.world.cluster.finish_pods(FIRST, 1)
-        renting.scenario.settle(FIRST, 1)
+        renting.world.cluster.finish_pods(FIRST_JOB, 1)
+        renting.scenario.settle(FIRST_JOB, 1)
         renting.scenario.run_scheduling_cycle()
         went[hours] = renting.scenario.job(job.job_id).is_migrating_back
         for record in renting.records("MIGRATION"):
@@ -129,7 +129,7 @@ def test_job_does_not_migrate_if_that_misses_its_deadline() -> None:
 
 def test_past_deadline_is_refused_except_for_a_repeated_request() -> None:
     renting = RentalScenario()
-    deadline_at = due(renting, 1)
+    deadline_at = hours_from_now(renting, 1)
     first = renting.scenario.submission("one", deadline_at=deadline_at)
     renting.world.clock.advance(2 * HOUR)
 

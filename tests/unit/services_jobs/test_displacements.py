@@ -14,7 +14,7 @@ from tests.unit.services_jobs.test_rentals import SPOT, RentalScenario, a_policy
 NO_CHECKPOINTS: dict[str, Any] = {"checkpoint_uri": ""}
 
 
-def waiting(**changes: Any) -> tuple[RentalScenario, Job, Job]:
+def movable_and_waiting_jobs(**changes: Any) -> tuple[RentalScenario, Job, Job]:
     """Return a job with checkpoints on both nodes, and a pending job without checkpoints."""
     mode = changes.pop("mode", Mode.ACT)
     renting = RentalScenario(policy=a_policy(**{"max_moves": 3, **changes}))
@@ -27,12 +27,12 @@ def waiting(**changes: Any) -> tuple[RentalScenario, Job, Job]:
     return renting, first, second
 
 
-def commits(ledger: Ledger) -> int:
+def count_commits(ledger: Ledger) -> int:
     return len(ledger.commits)  # type: ignore[attr-defined]
 
 
 def test_job_with_checkpoints_moves_and_waiting_job_takes_nodes() -> None:
-    renting, first, second = waiting()
+    renting, first, second = movable_and_waiting_jobs()
 
     renting.scenario.run_scheduling_cycle()
     moving, waits = renting.scenario.job(first.job_id), renting.scenario.job(second.job_id)
@@ -55,9 +55,9 @@ def test_job_with_checkpoints_moves_and_waiting_job_takes_nodes() -> None:
 
 
 def test_no_nodes_are_rented_for_job_during_a_displacement() -> None:
-    renting, first, second = waiting()
+    renting, first, second = movable_and_waiting_jobs()
     renting.scenario.run_scheduling_cycle()
-    before = commits(renting.world.ledger)
+    before = count_commits(renting.world.ledger)
 
     renting.scenario.run_scheduling_cycle()
 
@@ -65,11 +65,11 @@ def test_no_nodes_are_rented_for_job_during_a_displacement() -> None:
     assert len(renting.records("DISPLACEMENT")) == 1
     assert renting.scenario.job(first.job_id).moves == 1
     renting.scenario.run_scheduling_cycle()
-    assert commits(renting.world.ledger) - before <= 2  # at most its reason is new
+    assert count_commits(renting.world.ledger) - before <= 2  # at most its reason is new
 
 
 def test_displacement_decision_replays_and_names_the_rejected_option() -> None:
-    renting, _, _ = waiting()
+    renting, _, _ = movable_and_waiting_jobs()
     renting.scenario.run_scheduling_cycle()
 
     (record,) = renting.records("DISPLACEMENT")
@@ -80,7 +80,7 @@ def test_displacement_decision_replays_and_names_the_rejected_option() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.OBSERVE, Mode.RECOMMEND])
 def test_jobs_move_only_in_mode_act(mode: Mode) -> None:
-    renting, first, _ = waiting(mode=mode)
+    renting, first, _ = movable_and_waiting_jobs(mode=mode)
 
     renting.scenario.run_scheduling_cycle()
 
@@ -89,7 +89,7 @@ def test_jobs_move_only_in_mode_act(mode: Mode) -> None:
 
 
 def test_shipped_policy_moves_no_job_off_committed_nodes() -> None:
-    renting, first, second = waiting(max_moves=0)
+    renting, first, second = movable_and_waiting_jobs(max_moves=0)
 
     renting.scenario.run_scheduling_cycle()
 
@@ -98,7 +98,7 @@ def test_shipped_policy_moves_no_job_off_committed_nodes() -> None:
 
 
 def test_job_that_moved_as_often_as_the_policy_allows_stays() -> None:
-    renting, first, second = waiting(max_moves=1)
+    renting, first, second = movable_and_waiting_jobs(max_moves=1)
     renting.scenario.run_scheduling_cycle()
     renting.scenario.stop(first.job_id, 1)
     renting.scenario.settle(first.job_id, 1)

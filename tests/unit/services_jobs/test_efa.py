@@ -13,15 +13,15 @@ from tests.unit.services_jobs.job_scenario import JobScenario
 NO_EFA = Policy.model_validate({"scheduling": {"efaInterfaces": {"p5-workers": 0}}})
 
 
-def launched(scenario: JobScenario, **changes: Any) -> Job:
+def launch_job(scenario: JobScenario, **changes: Any) -> Job:
     job = scenario.submit(**{"nodes": 2, **changes})
     assert scenario.run_scheduling_cycle().admitted == (f"{job.job_id}-a1",)
     scenario.launch(job.job_id)
     return job
 
 
-def network(scenario: JobScenario, **changes: Any) -> EfaRequest:
-    job = launched(scenario, **changes)
+def network_of_launch(scenario: JobScenario, **changes: Any) -> EfaRequest:
+    job = launch_job(scenario, **changes)
     return scenario.world.cluster.launched(job.job_id, 1).spec.network
 
 
@@ -35,11 +35,11 @@ def launch_text(scenario: JobScenario, job: Job) -> str:
     [({}, EfaRequest(32, 5120)), ({"accelerators_per_node": 4}, EfaRequest(16, 2560)), ({"nodes": 1}, EfaRequest())],
 )
 def test_launch_requests_the_efa_interfaces_of_its_nodes(changes: dict[str, Any], expected: EfaRequest) -> None:
-    assert network(JobScenario(), **changes) == expected
+    assert network_of_launch(JobScenario(), **changes) == expected
 
 
 def test_launch_on_a_pool_without_efa_requests_none() -> None:
-    assert network(JobScenario(policy=NO_EFA)) == EfaRequest()
+    assert network_of_launch(JobScenario(policy=NO_EFA)) == EfaRequest()
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_launch_on_a_pool_without_efa_requests_none() -> None:
 def test_timeline_names_the_network_of_the_pods(policy: Policy, text: str) -> None:
     scenario = JobScenario(policy=policy)
 
-    assert launch_text(scenario, launched(scenario)).endswith(text)
+    assert launch_text(scenario, launch_job(scenario)).endswith(text)
 
 
 def test_gang_waits_for_the_efa_device_plugin() -> None:
@@ -81,4 +81,4 @@ def test_kueue_may_admit_on_any_named_type(types: tuple[str, ...], expected: int
         9, name="cpu", instance_type="ml.m5.xlarge", accelerators=0, accelerator_resource="", efa=0
     )
 
-    assert network(scenario, instance_types=types) == EfaRequest(expected)
+    assert network_of_launch(scenario, instance_types=types) == EfaRequest(expected)

@@ -28,7 +28,7 @@ from tests.fakes.cluster import CLUSTER, a_node
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
-from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams
 
 TERMS = ElasticPolicy(resize_seconds=10, snooze_seconds=30, backoff_seconds=60)
 POLICY = Policy(scheduling=SchedulingPolicy(elastic=TERMS))
@@ -41,7 +41,7 @@ def a_scenario(size: int = 4, **more: Any) -> JobScenario:
 
 def a_shared_scenario(size: int = 4, red: int = 32, **more: Any) -> JobScenario:
     scenario = a_scenario(size, **more)
-    set_up(scenario, a_team("red", red, members=MEMBERS), FleetQuotas(priority_classes={"low": 1, "high": 10}))
+    set_up_teams(scenario, a_team("red", red, members=MEMBERS), FleetQuotas(priority_classes={"low": 1, "high": 10}))
     return scenario
 
 
@@ -49,7 +49,7 @@ def node_name(number: int) -> str:
     return a_node(number).name
 
 
-def follow(scenario: JobScenario, job_id: str) -> None:
+def stop_and_readmit(scenario: JobScenario, job_id: str) -> None:
     """Stop an attempt as run_job does: end its pods, settle it, and run the next cycle."""
     number = scenario.job(job_id).current_attempt
     scenario.save(job_id, number, 10 * number)
@@ -57,10 +57,10 @@ def follow(scenario: JobScenario, job_id: str) -> None:
     scenario.settle(job_id, number)
 
 
-def resized(scenario: JobScenario, job_id: str) -> Job:
+def carry_out_resize(scenario: JobScenario, job_id: str) -> Job:
     """Carry out a requested resize, and return the running job."""
     for step in (
-        lambda: follow(scenario, job_id),
+        lambda: stop_and_readmit(scenario, job_id),
         scenario.run_scheduling_cycle,
         lambda: scenario.launch(job_id, scenario.job(job_id).current_attempt),
         lambda: scenario.run_attempt(job_id, scenario.job(job_id).current_attempt),
@@ -70,12 +70,12 @@ def resized(scenario: JobScenario, job_id: str) -> Job:
     return scenario.job(job_id)
 
 
-def records(scenario: JobScenario, job_id: str) -> list[Decision]:
+def decision_records(scenario: JobScenario, job_id: str) -> list[Decision]:
     decision_rows = scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows
     return [decision for row in decision_rows if (decision := rows.decode(row, Decision)).kind == "RESIZE"]
 
 
-def idle_for(scenario: JobScenario, seconds: float) -> None:
+def wait_idle(scenario: JobScenario, seconds: float) -> None:
     scenario.run_scheduling_cycle()
     scenario.world.clock.advance(seconds)
     scenario.run_scheduling_cycle()
@@ -134,7 +134,7 @@ def test_job_grows_after_idle_nodes_cost_more_than_a_resize() -> None:
     assert (resizing.resize.from_nodes, resizing.resize.nodes) == (2, 4)
     assert resizing.stop_request
     assert resizing.stop_request.grace_seconds == resizing.spec.grace_seconds
-    grown = resized(scenario, job.job_id)
+    grown = carry_out_resize(scenario, job.job_id)
     assert (grown.state, grown.current_attempt, grown.size, grown.application_failures) == (JobState.RUNNING, 2, 4, 0)
     assert scenario.attempt(job.job_id, 1).state is AttemptState.STOPPED
     assert scenario.usage() == 32
@@ -143,9 +143,9 @@ def test_job_grows_after_idle_nodes_cost_more_than_a_resize() -> None:
 def test_timeline_shows_each_step_of_a_resize() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
-    idle_for(scenario, 21)
+    wait_idle(scenario, 21)
 
-    resized(scenario, job.job_id)
+    carry_out_resize(scenario, job.job_id)
 
     timeline = scenario.timeline(job.job_id)
     assert timeline[timeline.index("resized") :] == ["resized", "settled", "admitted", "launched", "running"]
@@ -154,9 +154,9 @@ def test_timeline_shows_each_step_of_a_resize() -> None:
 def test_every_resize_replays_from_its_record() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
-    idle_for(scenario, 21)
+    wait_idle(scenario, 21)
 
-    (record,) = records(scenario, job.job_id)
+    (record,) = decision_records(scenario, job.job_id)
 
     assert record.action == "GROW"
     assert replay(record, POLICY).differs_from(record) == ""
@@ -165,19 +165,19 @@ def test_every_resize_replays_from_its_record() -> None:
 def test_idle_record_forgets_ended_jobs_only() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
-    idle_for(scenario, 21)
-    resized(scenario, job.job_id)
+    wait_idle(scenario, 21)
+    carry_out_resize(scenario, job.job_id)
     scenario.run_scheduling_cycle()
-    assert remembered(scenario) == {"jobs": [job.job_id], "resizing": [], "idleSince": {}, "lastAnnounced": {}}
+    assert stored_idle_record(scenario) == {"jobs": [job.job_id], "resizing": [], "idleSince": {}, "lastAnnounced": {}}
 
     scenario.world.cluster.finish_pods(job.job_id, 2)
     scenario.settle(job.job_id, 2)
     scenario.run_scheduling_cycle()
 
-    assert remembered(scenario) == {}
+    assert stored_idle_record(scenario) == {}
 
 
-def remembered(scenario: JobScenario) -> dict[str, Any]:
+def stored_idle_record(scenario: JobScenario) -> dict[str, Any]:
     row = scenario.world.ledger.get(quota_rows.tree_key())
     assert row
     return (row.doc.get("schedulerState") or {}).get("elastic") or {}
@@ -186,7 +186,7 @@ def remembered(scenario: JobScenario) -> dict[str, Any]:
 def test_why_explains_a_resize_and_its_alternatives() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
-    idle_for(scenario, 21)
+    wait_idle(scenario, 21)
 
     document = explain.why_job(job.job_id, Reader(), scenario.world.context())
 
@@ -199,7 +199,7 @@ def test_no_job_grows_while_a_pending_job_fits() -> None:
     job = scenario.running(**ELASTIC)
     scenario.submit("large", nodes=4)
 
-    idle_for(scenario, 600)
+    wait_idle(scenario, 600)
 
     assert scenario.job(job.job_id).resize is None
 
@@ -210,7 +210,7 @@ def test_no_job_grows_onto_nodes_of_a_pending_minimum_size() -> None:
     other = scenario.submit("other", nodes=4, elastic={"min_nodes": 3, "max_nodes": 4})
     scenario.set_job(other.replace(current_attempt=1))  # it ran when the pool was larger
 
-    idle_for(scenario, 600)
+    wait_idle(scenario, 600)
 
     assert scenario.job(job.job_id).resize is None
 
@@ -219,12 +219,12 @@ def test_job_does_not_grow_again_during_its_snooze() -> None:
     scenario = a_scenario(size=3)
     job = scenario.running(nodes=1, elastic={"min_nodes": 1, "max_nodes": 4})
     other = scenario.running(nodes=1)
-    idle_for(scenario, 25)
-    resized(scenario, job.job_id)
+    wait_idle(scenario, 25)
+    carry_out_resize(scenario, job.job_id)
     scenario.world.cluster.finish_pods(other.job_id, 1)
     scenario.settle(other.job_id)
 
-    idle_for(scenario, 29)
+    wait_idle(scenario, 29)
     assert scenario.job(job.job_id).live_resize() is None
     scenario.world.clock.advance(5)
     scenario.run_scheduling_cycle()
@@ -235,7 +235,7 @@ def test_growth_stops_at_the_team_quota() -> None:
     scenario = a_shared_scenario(red=24)
     job = scenario.running(team="red", **ELASTIC)
 
-    idle_for(scenario, 100)
+    wait_idle(scenario, 100)
 
     request = scenario.job(job.job_id).live_resize()
     assert request
@@ -245,10 +245,10 @@ def test_growth_stops_at_the_team_quota() -> None:
 def test_growth_without_its_nodes_falls_back_and_backs_off() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
-    idle_for(scenario, 21)
+    wait_idle(scenario, 21)
     scenario.world.cluster.cordon(CLUSTER, node_name(4), None)
 
-    back = resized(scenario, job.job_id)
+    back = carry_out_resize(scenario, job.job_id)
 
     assert (back.size, back.failed_growths) == (3, 1)
     assert back.growth_failed_at is not None
@@ -270,12 +270,12 @@ def test_higher_class_shrinks_a_job_instead_of_preempting_it() -> None:
     scenario.run_scheduling_cycle()
 
     assert_shrinks_for(scenario, low.job_id, 2, high.job_id)
-    (record,) = records(scenario, low.job_id)
+    (record,) = decision_records(scenario, low.job_id)
     assert (record.action, replay(record, POLICY).differs_from(record)) == ("SHRINK", "")
     scenario.run_scheduling_cycle()
     scenario.run_scheduling_cycle()
-    assert len(records(scenario, low.job_id)) == 1
-    shrunk = resized(scenario, low.job_id)
+    assert len(decision_records(scenario, low.job_id)) == 1
+    shrunk = carry_out_resize(scenario, low.job_id)
     assert (shrunk.state, shrunk.size, scenario.job(high.job_id).state) == (JobState.RUNNING, 2, JobState.STARTING)
 
 
@@ -288,14 +288,14 @@ def test_shrinking_job_returns_its_cordoned_node_and_more_if_needed() -> None:
     scenario.run_scheduling_cycle()
 
     assert_shrinks_for(scenario, low.job_id, 1, high.job_id)
-    shrunk = resized(scenario, low.job_id)
+    shrunk = carry_out_resize(scenario, low.job_id)
     assert (shrunk.state, shrunk.size, scenario.job(high.job_id).state) == (JobState.RUNNING, 1, JobState.STARTING)
 
 
 def test_higher_class_behind_unfit_jobs_still_shrinks_a_job() -> None:
     scenario = a_shared_scenario()
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
-    set_up(scenario, a_team("blue", 0, members=MEMBERS))
+    set_up_teams(scenario, a_team("blue", 0, members=MEMBERS))
     for nodes in (1, 2, 3, 4):
         scenario.submit(f"hopeless-{nodes}", team="blue", nodes=nodes)
     high = scenario.submit("high", team="red", priority_class="high", nodes=2)
@@ -309,11 +309,11 @@ def test_job_that_holds_the_needed_quota_shrinks() -> None:
     scenario = a_scenario(size=7)
     classes = FleetQuotas(priority_classes={"low": 1, "high": 10})
     teams = [a_team(name, gpus, cohort="", members=MEMBERS) for name, gpus in (("red", 16), ("blue", 48))]
-    set_up(scenario, *teams, classes)
+    set_up_teams(scenario, *teams, classes)
     spec: dict[str, Any] = {"elastic": {"min_nodes": 1, "max_nodes": 3}, "priority_class": "low"}
     blue = scenario.running(team="blue", nodes=1, accelerators_per_node=4, **spec)
-    idle_for(scenario, 21)
-    resized(scenario, blue.job_id)
+    wait_idle(scenario, 21)
+    carry_out_resize(scenario, blue.job_id)
     low = scenario.running(team="red", nodes=2, **spec)
     high = scenario.submit("high", team="red", priority_class="high", nodes=1)
 
@@ -329,7 +329,7 @@ def test_job_of_the_same_cycle_takes_no_returned_nodes() -> None:
     scenario = a_scenario(size=5)
     classes = FleetQuotas(priority_classes={"low": 1, "high": 10})
     teams = [a_team(name, gpus, cohort="", members=MEMBERS) for name, gpus in (("red", 32), ("blue", 24))]
-    set_up(scenario, *teams, classes)
+    set_up_teams(scenario, *teams, classes)
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     first = scenario.submit("first", team="blue", nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
     high = scenario.submit("high", team="red", priority_class="high", nodes=2)
@@ -343,9 +343,9 @@ def test_job_of_the_same_cycle_takes_no_returned_nodes() -> None:
 def test_equal_job_behind_unfit_jobs_gets_its_nodes_back() -> None:
     scenario = a_shared_scenario()
     job = scenario.running(team="red", priority_class="low", **ELASTIC)
-    idle_for(scenario, 21)
-    resized(scenario, job.job_id)
-    set_up(scenario, a_team("blue", 0, members=MEMBERS))
+    wait_idle(scenario, 21)
+    carry_out_resize(scenario, job.job_id)
+    set_up_teams(scenario, a_team("blue", 0, members=MEMBERS))
     for nodes in (1, 2, 3, 4):
         scenario.submit(f"hopeless-{nodes}", team="blue", nodes=nodes)
     other = scenario.submit("other", team="red", priority_class="low", nodes=1)
@@ -362,14 +362,14 @@ def test_shrunk_job_grows_back_after_the_higher_class_ends() -> None:
     low = scenario.running(team="red", priority_class="low", nodes=4, elastic={"min_nodes": 1, "max_nodes": 4})
     high = scenario.submit("high", team="red", priority_class="high", nodes=2)
     scenario.run_scheduling_cycle()
-    resized(scenario, low.job_id)
+    carry_out_resize(scenario, low.job_id)
     scenario.run_attempt(high.job_id, 1)
     scenario.world.cluster.finish_pods(high.job_id, 1)
     scenario.settle(high.job_id)
 
-    idle_for(scenario, 40)
+    wait_idle(scenario, 40)
 
-    grown = resized(scenario, low.job_id)
+    grown = carry_out_resize(scenario, low.job_id)
     assert (grown.size, grown.application_failures, grown.launch_failures) == (4, 0, 0)
 
 
@@ -387,8 +387,8 @@ def test_job_that_cannot_shrink_enough_is_preempted() -> None:
 def test_equal_job_reclaims_only_nodes_beyond_the_requested_size() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
-    idle_for(scenario, 21)
-    resized(scenario, job.job_id)
+    wait_idle(scenario, 21)
+    carry_out_resize(scenario, job.job_id)
     scenario.submit("other", nodes=1)
 
     scenario.run_scheduling_cycle()
@@ -396,7 +396,7 @@ def test_equal_job_reclaims_only_nodes_beyond_the_requested_size() -> None:
     wish = scenario.job(job.job_id).live_resize()
     assert wish
     assert wish.nodes == 3
-    follow(scenario, job.job_id)
+    stop_and_readmit(scenario, job.job_id)
     scenario.run_scheduling_cycle()
     scenario.submit("third", nodes=3)
     scenario.run_scheduling_cycle()
@@ -408,21 +408,21 @@ def test_observe_mode_records_a_resize_once_without_acting() -> None:
     job = scenario.running(**ELASTIC)
     scenario.mode = Mode.OBSERVE
 
-    idle_for(scenario, 21)
-    idle_for(scenario, 21)
+    wait_idle(scenario, 21)
+    wait_idle(scenario, 21)
 
-    assert len(records(scenario, job.job_id)) == 1
+    assert len(decision_records(scenario, job.job_id)) == 1
     assert scenario.job(job.job_id).stop_request is None
 
 
 def test_suspended_job_drops_its_planned_growth() -> None:
     scenario = a_scenario()
     job = scenario.running(**ELASTIC)
-    idle_for(scenario, 21)
+    wait_idle(scenario, 21)
     held = scenario.job(job.job_id)
     scenario.set_job(held.replace(is_suspended=True))
 
-    follow(scenario, job.job_id)
+    stop_and_readmit(scenario, job.job_id)
 
     assert scenario.job(job.job_id).state is JobState.SUSPENDED
     assert scenario.job(job.job_id).resize is None
@@ -439,7 +439,7 @@ def test_growth_reaches_the_same_size_after_any_crash(at: int, when: CrashTiming
             scenario.run_scheduling_cycle()
             current = scenario.job(job.job_id)
             if current.stop_request and current.state is JobState.RUNNING:
-                follow(scenario, job.job_id)
+                stop_and_readmit(scenario, job.job_id)
             elif current.state is JobState.STARTING:
                 scenario.run_attempt(job.job_id, current.current_attempt)
         except Crash:
@@ -449,7 +449,7 @@ def test_growth_reaches_the_same_size_after_any_crash(at: int, when: CrashTiming
     end = scenario.job(job.job_id)
     assert (end.state, end.size, end.current_attempt) == (JobState.RUNNING, 4, 2)
     assert scenario.usage() == 32
-    assert len(records(scenario, job.job_id)) == 1
+    assert len(decision_records(scenario, job.job_id)) == 1
 
 
 @settings(max_examples=examples(16), deadline=None)
@@ -475,7 +475,7 @@ def test_sizes_stay_legal_and_an_unchanged_fleet_settles(
             for name in (job.job_id, *high_jobs):
                 current = scenario.job(name)
                 if current.stop_request and current.state in (JobState.RUNNING, JobState.STARTING):
-                    follow(scenario, name)
+                    stop_and_readmit(scenario, name)
                     resizes += name == job.job_id
                 elif current.state is JobState.STARTING:
                     scenario.run_attempt(name, current.current_attempt)
@@ -504,7 +504,7 @@ def test_sizes_stay_legal_and_an_unchanged_fleet_settles(
     assert settle_down(40) == 0
 
 
-def loses_a_node(scenario: JobScenario, job_id: str, waits_seconds: float) -> None:
+def lose_node(scenario: JobScenario, job_id: str, waits_seconds: float) -> None:
     """Remove a node of a job permanently, and plan the recovery of the job."""
     affected = scenario.attempt(job_id, scenario.job(job_id).current_attempt)
     scenario.world.cluster.remove_node(affected.node_names[0])
@@ -522,13 +522,13 @@ def loses_a_node(scenario: JobScenario, job_id: str, waits_seconds: float) -> No
         .replace(stop_request=stop.replace(outcome=AttemptState.LOST))
         .with_plan(plan, is_doubted=False)
     )
-    follow(scenario, job_id)
+    stop_and_readmit(scenario, job_id)
 
 
 def test_job_waits_for_a_spare_and_then_shrinks() -> None:
     scenario = a_scenario(size=3)
     job = scenario.running(nodes=3, elastic={"min_nodes": 1, "max_nodes": 3})
-    loses_a_node(scenario, job.job_id, waits_seconds=60)
+    lose_node(scenario, job.job_id, waits_seconds=60)
 
     scenario.run_scheduling_cycle()
     assert scenario.job(job.job_id).state is JobState.PENDING
@@ -560,9 +560,9 @@ def test_job_waits_for_a_spare_before_recovery_has_planned() -> None:
 def test_grown_job_resumes_at_its_last_size() -> None:
     scenario = a_shared_scenario(size=5)
     job = scenario.running(team="red", priority_class="high", **ELASTIC)
-    idle_for(scenario, 21)
-    resized(scenario, job.job_id)
-    loses_a_node(scenario, job.job_id, waits_seconds=0)
+    wait_idle(scenario, 21)
+    carry_out_resize(scenario, job.job_id)
+    lose_node(scenario, job.job_id, waits_seconds=0)
 
     scenario.run_scheduling_cycle()
 
@@ -603,7 +603,7 @@ def test_pending_replicas_shrink_an_elastic_job_until_the_spike_ends() -> None:
     wish = scenario.job(job.job_id).live_resize()
     assert wish
     assert (wish.nodes, wish.for_job) == (2, "serving/chat")
-    follow(scenario, job.job_id)
+    stop_and_readmit(scenario, job.job_id)
     scenario.run_scheduling_cycle()
     assert scenario.job(job.job_id).size == 2
     scenario.run_attempt(job.job_id, 2)
@@ -613,11 +613,11 @@ def test_pending_replicas_shrink_an_elastic_job_until_the_spike_ends() -> None:
         if node_name(number) not in scenario.attempt(job.job_id, 2).node_names
     ]
     scenario.world.cluster.unmanaged = [a_replica(1, free[0]), a_replica(2, free[1])]
-    idle_for(scenario, 600)
+    wait_idle(scenario, 600)
     assert scenario.job(job.job_id).live_resize() is None
     scenario.world.cluster.unmanaged = []
-    idle_for(scenario, 31)
-    assert resized(scenario, job.job_id).size == 4
+    wait_idle(scenario, 31)
+    assert carry_out_resize(scenario, job.job_id).size == 4
 
 
 def test_nodes_for_pending_replicas_go_to_no_job() -> None:
@@ -674,7 +674,7 @@ def test_both_jobs_run_after_any_crash_of_a_shrink(at: int, when: CrashTiming) -
                 current = scenario.job(name)
                 number = current.current_attempt
                 if current.stop_request and current.state in (JobState.RUNNING, JobState.STARTING):
-                    follow(scenario, name)
+                    stop_and_readmit(scenario, name)
                 elif current.state is JobState.STARTING:
                     scenario.run_attempt(name, number)
         except Crash:
@@ -688,7 +688,7 @@ def test_both_jobs_run_after_any_crash_of_a_shrink(at: int, when: CrashTiming) -
         (JobState.RUNNING, 2, 0),
     ]
     assert not ends[0].is_preempted
-    assert [record.action for record in records(scenario, low.job_id)] == ["SHRINK"]
+    assert [record.action for record in decision_records(scenario, low.job_id)] == ["SHRINK"]
 
 
 def test_resizes_beyond_one_commit_continue_in_later_cycles() -> None:

@@ -41,12 +41,12 @@ def a_forgery(attempt: Attempt, phase: PodPhase, **changes: Any) -> ObservedWork
     return ObservedWorkload.model_validate({**facts, **changes})
 
 
-def as_recreated(attempt: Attempt, phase: PodPhase) -> ObservedWorkload:
+def a_recreated_job(attempt: Attempt, phase: PodPhase) -> ObservedWorkload:
     """Return a Job that a person created with the name and namespace of the attempt's Job."""
     return a_forgery(attempt, phase, namespace=attempt.namespace)
 
 
-FORGERIES = [a_forgery, as_recreated]
+FORGERIES = [a_forgery, a_recreated_job]
 
 
 @pytest.mark.parametrize("forge", FORGERIES)

@@ -14,7 +14,7 @@ LIST = Source(kind=SourceKind.KUBERNETES_LIST, target="home")
 HYPERPOD = Source(kind=SourceKind.HYPERPOD)
 
 
-def beat(ledger: InMemoryLedger, function: str = "sweep_fleet", after: float = 0, **results: str) -> None:
+def record_run(ledger: InMemoryLedger, function: str = "sweep_fleet", after: float = 0, **results: str) -> None:
     """Record a run in which `home` or `hyperpod` failed with this text, or answered if the text is empty."""
     source_results = SourceResults()
     for name, error in results.items():
@@ -42,8 +42,8 @@ def test_heartbeats_are_empty_before_the_first_run() -> None:
 
 def test_run_that_fails_for_one_source_keeps_the_other() -> None:
     ledger = InMemoryLedger()
-    beat(ledger, home="", hyperpod="")
-    beat(ledger, after=400, home="no answer", hyperpod="")
+    record_run(ledger, home="", hyperpod="")
+    record_run(ledger, after=400, home="no answer", hyperpod="")
 
     source_states = states(ledger, after=400)
 
@@ -55,44 +55,44 @@ def test_run_that_fails_for_one_source_keeps_the_other() -> None:
 
 def test_source_that_a_run_did_not_read_keeps_its_state() -> None:
     ledger = InMemoryLedger()
-    beat(ledger, home="", hyperpod="")
-    beat(ledger, after=60, home="")
+    record_run(ledger, home="", hyperpod="")
+    record_run(ledger, after=60, home="")
 
     assert heartbeats.load(ledger)["hyperpod"].seen_at == A_MOMENT
 
 
 def test_changed_result_is_recorded_at_once() -> None:
     ledger = InMemoryLedger()
-    beat(ledger, home="")
-    beat(ledger, after=1, home="no answer")
+    record_run(ledger, home="")
+    record_run(ledger, after=1, home="no answer")
     failed = heartbeats.load(ledger)["kubernetes-list/home"].error
-    beat(ledger, after=2, home="")
+    record_run(ledger, after=2, home="")
 
     assert (failed, heartbeats.load(ledger)["kubernetes-list/home"].error) == ("Unreachable: no answer", "")
 
 
 def test_unchanged_result_is_not_recorded_again_at_once() -> None:
     ledger = InMemoryLedger()
-    beat(ledger, home="")
+    record_run(ledger, home="")
     commits = len(ledger.commits)
-    beat(ledger, after=1, home="")
+    record_run(ledger, after=1, home="")
 
     assert len(ledger.commits) == commits
 
 
 def test_source_that_is_read_rarely_is_recorded_each_time() -> None:
     ledger = InMemoryLedger()
-    beat(ledger, home="", hyperpod="")
-    beat(ledger, after=45, home="")
-    beat(ledger, after=50, home="", hyperpod="")
+    record_run(ledger, home="", hyperpod="")
+    record_run(ledger, after=45, home="")
+    record_run(ledger, after=50, home="", hyperpod="")
 
     assert heartbeats.load(ledger)["hyperpod"].seen_at == A_MOMENT + timedelta(seconds=50)
 
 
 def test_heartbeat_of_a_wrong_clock_is_overwritten() -> None:
     ledger = InMemoryLedger()
-    beat(ledger, after=3600, home="")
-    beat(ledger, home="")
+    record_run(ledger, after=3600, home="")
+    record_run(ledger, home="")
 
     assert states(ledger)["kubernetes-list/home"] is SourceState.CURRENT
 

@@ -16,12 +16,12 @@ from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs import admission_audit
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_suspend_and_priority import rank, resume, suspend
-from tests.unit.services_jobs.test_teams import MEMBERS, set_up, setup_of
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams, setup_of
 
 ANA = Requester(principal="role/ana", identity="111122223333:role/ana", actor="role/ana")
 
 
-def red(gpus: int) -> Team:
+def red_quota(gpus: int) -> Team:
     return a_team("red", gpus, members=MEMBERS, queue={"cohort": ""})
 
 
@@ -42,9 +42,9 @@ class InterleavingFixture:
     @classmethod
     def laid_out(cls) -> "InterleavingFixture":
         scenario = JobScenario(size=4)
-        set_up(
+        set_up_teams(
             scenario,
-            red(16),
+            red_quota(16),
             a_team("blue", 16, members=MEMBERS, queue={"cohort": ""}),
             FleetQuotas(priority_classes={"low": 1, "high": 10, "top": 20}),
         )
@@ -114,12 +114,12 @@ def rank_high_below_low(fleet: InterleavingFixture) -> None:
 
 
 def lower_the_quota_of_red(fleet: InterleavingFixture) -> None:
-    set_up(fleet.scenario, red(8))
+    set_up_teams(fleet.scenario, red_quota(8))
 
 
 def settle_alpha_and_lower_the_quota(fleet: InterleavingFixture) -> None:
     fleet.settle(fleet.alpha)
-    set_up(fleet.scenario, red(8))
+    set_up_teams(fleet.scenario, red_quota(8))
 
 
 def run_another_cycle(fleet: InterleavingFixture) -> None:
@@ -179,15 +179,15 @@ def test_no_write_during_a_cycle_breaks_quota_rules(act: Callable[[InterleavingF
             return interleaved.calls
         scenario.run_scheduling_cycle()
 
-        assert list(faults(fleet)) == [], f"before call {at}"
+        assert list(found_faults(fleet)) == [], f"before call {at}"
         return interleaved.calls
 
     assert len(list(at_every_point(run))) >= 8
 
 
-def faults(fleet: InterleavingFixture) -> Iterator[str]:
+def found_faults(fleet: InterleavingFixture) -> Iterator[str]:
     scenario = fleet.scenario
-    yield from admission_audit.faults(scenario.world.ledger.commits, setup_of(scenario), GPUS)
+    yield from admission_audit.broken_limits(scenario.world.ledger.commits, setup_of(scenario), GPUS)
     yield from wrong_preemptions(scenario.world.ledger.commits)
     alpha, beta = fleet.job(fleet.alpha), fleet.job(fleet.beta)
     if alpha.state is JobState.PENDING and beta.current_attempt:

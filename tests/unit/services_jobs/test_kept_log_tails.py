@@ -16,16 +16,16 @@ from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 
 
-def kept(scenario: JobScenario, job_id: str, rank: int = 0, attempt: int = 1) -> KeptLog | None:
+def kept_lines(scenario: JobScenario, job_id: str, rank: int = 0, attempt: int = 1) -> KeptLog | None:
     row = scenario.world.ledger.get(job_rows.kept_log_key(job_id, attempt, rank))
     return rows.decode(row, KeptLog) if row else None
 
 
-def writes(scenario: JobScenario, job_id: str, rank: int, text: str, attempt: int = 1) -> None:
+def write_log(scenario: JobScenario, job_id: str, rank: int, text: str, attempt: int = 1) -> None:
     scenario.world.cluster.text[f"{job_id}-a{attempt}-{rank}"] = text
 
 
-def shown(scenario: JobScenario, job_id: str, rank: int = 0, tail: int = 200) -> dict[str, Any]:
+def shown_log(scenario: JobScenario, job_id: str, rank: int = 0, tail: int = 200) -> dict[str, Any]:
     return read_jobs.job_logs(job_id, Reader(), scenario.context(), attempt=1, rank=rank, tail=tail)
 
 
@@ -33,7 +33,7 @@ def test_logs_of_stopped_attempt_are_kept_before_pods_are_deleted() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=2)
     for rank in (0, 1):
-        writes(scenario, job.job_id, rank, f"step 1\nrank {rank} says goodbye\n")
+        write_log(scenario, job.job_id, rank, f"step 1\nrank {rank} says goodbye\n")
     scenario.cancel(job.job_id)
 
     scenario.stop(job.job_id)
@@ -41,7 +41,7 @@ def test_logs_of_stopped_attempt_are_kept_before_pods_are_deleted() -> None:
 
     assert not scenario.world.cluster.workloads(CLUSTER)
     for rank in (0, 1):
-        document = shown(scenario, job.job_id, rank)
+        document = shown_log(scenario, job.job_id, rank)
         assert document["text"] == f"step 1\nrank {rank} says goodbye\n"
         assert document["keptAt"]
         assert "The rest is on hyperpod-i-" in document["note"]
@@ -50,7 +50,7 @@ def test_logs_of_stopped_attempt_are_kept_before_pods_are_deleted() -> None:
 def test_kept_lines_have_their_times() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    writes(scenario, job.job_id, 0, "step 1\n")
+    write_log(scenario, job.job_id, 0, "step 1\n")
     live = read_jobs.job_logs(job.job_id, Reader(), scenario.context(), attempt=1, rank=0, tail=9, timestamps=True)
     scenario.cancel(job.job_id)
     scenario.stop(job.job_id)
@@ -61,13 +61,13 @@ def test_kept_lines_have_their_times() -> None:
     assert (live["text"], live["note"]) == (f"{LOG_TIME} step 1", None)
     assert kept_log["text"] == "2026-11-03T10:00:00.000Z step 1\n"
     assert "unknown" not in kept_log["note"]
-    assert shown(scenario, job.job_id)["text"] == "step 1\n"
+    assert shown_log(scenario, job.job_id)["text"] == "step 1\n"
 
 
 def test_kept_lines_without_times_say_so() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    writes(scenario, job.job_id, 0, "step 1\n")
+    write_log(scenario, job.job_id, 0, "step 1\n")
     scenario.cancel(job.job_id)
     scenario.stop(job.job_id)
     scenario.settle(job.job_id)
@@ -85,25 +85,25 @@ def test_kept_lines_without_times_say_so() -> None:
 def test_logs_of_a_settled_attempt_outlive_their_node() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1)
-    writes(scenario, job.job_id, 0, "CUDA error: the cause\n")
+    write_log(scenario, job.job_id, 0, "CUDA error: the cause\n")
     scenario.world.cluster.fail_pods(job.job_id, 1)
     scenario.settle(job.job_id)
 
     scenario.world.cluster.remove_node(scenario.attempt(job.job_id).node_names[0])
 
-    assert shown(scenario, job.job_id)["text"] == "CUDA error: the cause\n"
+    assert shown_log(scenario, job.job_id)["text"] == "CUDA error: the cause\n"
 
 
 def test_logs_are_kept_before_a_recovery_deletes_the_pods() -> None:
     recovery = RecoveryScenario()
     scenario = recovery.scenario
-    writes(scenario, recovery.job_id, 0, "last words\n")
+    write_log(scenario, recovery.job_id, 0, "last words\n")
     recovery.report_fault()
 
     for service in (plan_recovery, drain_node):
         recovery.state("", service)
 
-    log = kept(scenario, recovery.job_id)
+    log = kept_lines(scenario, recovery.job_id)
     assert log
     assert log.text == "last words\n"
 
@@ -119,7 +119,7 @@ def test_log_that_cannot_be_read_says_why() -> None:
     scenario.settle(job.job_id)
 
     with pytest.raises(NotFound, match="no answer: its node is out of reach") as caught:
-        shown(scenario, job.job_id)
+        shown_log(scenario, job.job_id)
 
     assert f"The rest is on {name}" in str(caught.value)
 
@@ -131,20 +131,20 @@ def test_attempt_without_pods_or_kept_lines_says_how_it_ended() -> None:
     scenario.settle(job.job_id)
 
     with pytest.raises(NotFound, match="has no pod and no kept log"):
-        shown(scenario, job.job_id)
+        shown_log(scenario, job.job_id)
 
 
 def test_unreadable_log_does_not_replace_kept_lines() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1)
-    writes(scenario, job.job_id, 0, "before\n")
+    write_log(scenario, job.job_id, 0, "before\n")
     scenario.cancel(job.job_id)
     scenario.stop(job.job_id)
     scenario.world.cluster.tails = lambda *_: {0: LogTail("p", "n", why="no answer")}  # type: ignore[method-assign]
 
     scenario.stop(job.job_id)
 
-    log = kept(scenario, job.job_id)
+    log = kept_lines(scenario, job.job_id)
     assert log
     assert (log.text, log.why) == ("before\n", "")
 
@@ -167,12 +167,12 @@ def test_refused_log_read_does_not_prevent_a_stop() -> None:
 def test_kept_lines_are_masked_and_bounded() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1, env={"WANDB_API_KEY": "of-no-known-form"})
-    writes(scenario, job.job_id, 0, "x" * 100_000 + "\nlogin of-no-known-form \x1b[31m\n")
+    write_log(scenario, job.job_id, 0, "x" * 100_000 + "\nlogin of-no-known-form \x1b[31m\n")
     scenario.world.cluster.finish_pods(job.job_id, 1)
 
     scenario.settle(job.job_id)
 
-    log = kept(scenario, job.job_id)
+    log = kept_lines(scenario, job.job_id)
     assert log
     assert log.text == "login [redacted] \\x1b[31m\n"
     assert log.is_cut
@@ -195,10 +195,10 @@ def test_log_rows_of_the_largest_gang_fit_one_commit() -> None:
 def test_tail_shows_the_newest_kept_lines() -> None:
     scenario = JobScenario()
     job = scenario.running(nodes=1)
-    writes(scenario, job.job_id, 0, "one\ntwo\nthree\n")
+    write_log(scenario, job.job_id, 0, "one\ntwo\nthree\n")
     scenario.cancel(job.job_id)
     scenario.stop(job.job_id)
 
-    document = shown(scenario, job.job_id, tail=2)
+    document = shown_log(scenario, job.job_id, tail=2)
 
     assert (document["text"], document["isCut"]) == ("two\nthree\n", True)

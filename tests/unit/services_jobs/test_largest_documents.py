@@ -28,7 +28,7 @@ from evenkeel.services.recovery import hold_automation
 from evenkeel.services.storage import batches, fleet_rows, job_rows, quota_rows, rows, subject_rows
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario, a_spec
-from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams
 
 NOW = datetime(2026, 11, 3, tzinfo=UTC)
 WORST = ("x", '"', "\\", "\n", "\u20ac", "\U0001f600")
@@ -57,7 +57,7 @@ def largest_spec(character: str, key: str, **more: Any) -> JobSpec:
     return spec
 
 
-def submit(scenario: JobScenario, key: str, character: str, **more: Any) -> str:
+def submit_largest(scenario: JobScenario, key: str, character: str, **more: Any) -> str:
     spec = largest_spec(character, key, **more)
     return scenario.submit(key, **{name: getattr(spec, name) for name in spec.model_fields_set}).job_id
 
@@ -66,7 +66,7 @@ def submit(scenario: JobScenario, key: str, character: str, **more: Any) -> str:
 def test_largest_job_is_far_smaller_than_the_row_limit(character: str) -> None:
     spec = largest_spec(character, "a")
     scenario = JobScenario()
-    job = scenario.job(submit(scenario, "a", character))
+    job = scenario.job(submit_largest(scenario, "a", character))
 
     assert check_spec(spec) == ()
     assert len(spec.model_dump_json(by_alias=True).encode()) > MAX_SPEC - 2_000
@@ -102,17 +102,19 @@ def test_cycle_plan_and_settlement_handle_the_largest_jobs(character: str, has_t
     scenario = JobScenario(size=14)
     more: dict[str, Any] = {"nodes": 1}
     if has_teams:
-        set_up(scenario, a_team("red", 8 * 14, members=MEMBERS), FleetQuotas(priority_classes={"low": 1, "high": 10}))
+        set_up_teams(
+            scenario, a_team("red", 8 * 14, members=MEMBERS), FleetQuotas(priority_classes={"low": 1, "high": 10})
+        )
         more |= {"team": "red"}
     classes = {"priority_class": "low"} if has_teams else {}
-    jobs = [submit(scenario, f"key-{n}", character, **more, **classes) for n in range(30)]
+    jobs = [submit_largest(scenario, f"key-{n}", character, **more, **classes) for n in range(30)]
 
     scenario.run_scheduling_cycle()
     running = [name for name in jobs if scenario.job(name).state is JobState.STARTING]
     for name in running:
         scenario.run_attempt(name, 1)
     if has_teams:
-        urgent = submit(scenario, "urgent", character, **(more | {"nodes": 12}), priority_class="high")
+        urgent = submit_largest(scenario, "urgent", character, **(more | {"nodes": 12}), priority_class="high")
         scenario.run_scheduling_cycle()
         assert sum(scenario.job(name).stop_of(1) is not None for name in running) == 12
         assert scenario.job(urgent).state is JobState.PENDING
@@ -224,8 +226,8 @@ def test_largest_accepted_team_fits_its_row(character: str) -> None:
 def test_cycle_runs_with_the_largest_team_setup() -> None:
     scenario = JobScenario(size=2)
     teams = [a_team(f"{'t' * 59}{n:03d}", members=MEMBERS) for n in range(60)]
-    set_up(scenario, *teams)
-    jobs = [submit(scenario, f"key-{n}", "x", team=team.name, nodes=1) for n, team in enumerate(teams)]
+    set_up_teams(scenario, *teams)
+    jobs = [submit_largest(scenario, f"key-{n}", "x", team=team.name, nodes=1) for n, team in enumerate(teams)]
 
     scenario.run_scheduling_cycle()
 

@@ -105,13 +105,13 @@ SECTIONS: dict[str, Build] = {
 }
 
 
-def size(changes: dict[str, Any]) -> int:
+def body_size(changes: dict[str, Any]) -> int:
     return len(json.dumps({"changes": changes, "reason": "r"}, ensure_ascii=False).encode())
 
 
-def largest(build: Build) -> dict[str, Any]:
+def largest_changes(build: Build) -> dict[str, Any]:
     """Return the largest changes that fit one request and that the policy accepts."""
-    count = bisect.bisect_right(range(1, 20_000), LARGEST_BODY, key=lambda number: size(build(number)))
+    count = bisect.bisect_right(range(1, 20_000), LARGEST_BODY, key=lambda number: body_size(build(number)))
     while count > 1:
         try:
             changed(QUICK, build(count))
@@ -124,7 +124,7 @@ def largest(build: Build) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", SECTIONS)
 def test_the_largest_policy_lets_jobs_run_and_recover(name: str) -> None:
-    changes = largest(SECTIONS[name])
+    changes = largest_changes(SECTIONS[name])
     policy = changed(QUICK, changes)
     scenario = JobScenario(size=4, policy=policy)
     for n in range(3):

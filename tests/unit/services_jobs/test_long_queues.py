@@ -19,14 +19,14 @@ from tests.fakes.counting import CountedCalls
 from tests.fakes.crashes import Crash
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
-from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams
 
 
-def crowded(parked: int, **more: Any) -> tuple[JobScenario, Job]:
+def crowded_queue(parked: int, **more: Any) -> tuple[JobScenario, Job]:
     """A small job behind many jobs that cannot start, each for a different reason."""
     policy = Policy(scheduling=SchedulingPolicy(jobs_per_page=5))
     scenario = JobScenario(size=2, policy=policy)
-    set_up(scenario, a_team("red", 8, members=MEMBERS, queue=more))
+    set_up_teams(scenario, a_team("red", 8, members=MEMBERS, queue=more))
     for number in range(parked):
         scenario.world.clock.advance(1)
         # Each job has a different shape: a job of an equal shape would be parked with the first, without its own
@@ -38,7 +38,7 @@ def crowded(parked: int, **more: Any) -> tuple[JobScenario, Job]:
 
 @pytest.mark.parametrize("parked", [20, 60, 100])
 def test_each_queued_job_is_examined_within_one_cycle_per_page(parked: int) -> None:
-    scenario, small = crowded(parked)
+    scenario, small = crowded_queue(parked)
 
     passes = 0
     while scenario.job(small.job_id).state is JobState.PENDING and passes <= parked:
@@ -55,7 +55,7 @@ def test_each_job_of_each_long_queue_is_examined_in_turn(teams: int, parked: int
     terms = SchedulingPolicy(jobs_per_page=2, max_jobs_per_cycle=1)
     scenario = JobScenario(size=teams + 1, policy=Policy(scheduling=terms))
     names = [f"team-{number}" for number in range(teams)]
-    set_up(scenario, *(a_team(name, 8, cohort=name, members=MEMBERS) for name in names))
+    set_up_teams(scenario, *(a_team(name, 8, cohort=name, members=MEMBERS) for name in names))
     for name in names:
         for number in range(parked):
             scenario.submit(f"{name}-{number}", team=name, nodes=2 + number, accelerators_per_node=8)
@@ -71,7 +71,7 @@ def test_each_job_of_each_long_queue_is_examined_in_turn(teams: int, parked: int
 def test_cycle_reads_as_much_of_a_longer_queue() -> None:
     read = []
     for parked in (60, 120):
-        scenario, _ = crowded(parked)
+        scenario, _ = crowded_queue(parked)
         calls = CountedCalls(scenario.world)
         scenario.ledger = calls.ports["ledger"]
         scenario.run_scheduling_cycle()
@@ -90,7 +90,7 @@ def test_many_long_queues_take_turns() -> None:
 
 
 def test_pending_reasons_are_written_in_batches() -> None:
-    scenario, _ = crowded(30)
+    scenario, _ = crowded_queue(30)
     before = len(scenario.world.ledger.commits)
 
     scenario.run_scheduling_cycle()
@@ -106,7 +106,7 @@ def test_pending_reasons_are_written_in_batches() -> None:
 
 def test_pending_reason_of_identical_jobs_is_not_rewritten() -> None:
     scenario = JobScenario(size=2)
-    set_up(scenario, a_team("red", 8, members=MEMBERS))
+    set_up_teams(scenario, a_team("red", 8, members=MEMBERS))
     jobs = [scenario.submit(f"key-{number}", team="red", nodes=2, accelerators_per_node=8) for number in range(3)]
     scenario.run_scheduling_cycle()
     before = scenario.world.ledger.get(job_rows.job_key(jobs[2].job_id))
@@ -121,7 +121,7 @@ def test_pending_reason_of_identical_jobs_is_not_rewritten() -> None:
 
 
 def test_a_strict_queue_is_not_read_past_its_head() -> None:
-    scenario, small = crowded(60, strategy="StrictFIFO")
+    scenario, small = crowded_queue(60, strategy="StrictFIFO")
 
     for _ in range(20):
         scenario.run_scheduling_cycle()
@@ -132,7 +132,7 @@ def test_a_strict_queue_is_not_read_past_its_head() -> None:
 
 
 def test_cycle_after_a_crash_reads_the_same_page_again() -> None:
-    scenario, small = crowded(60)
+    scenario, small = crowded_queue(60)
     for _ in range(3):
         scenario.run_scheduling_cycle()
     noted = scenario.world.ledger.get(quota_rows.queue_cursors_key())
@@ -149,7 +149,7 @@ def test_cycle_after_a_crash_reads_the_same_page_again() -> None:
 
 
 def test_reading_restarts_after_the_end_of_a_queue() -> None:
-    scenario, small = crowded(40)
+    scenario, small = crowded_queue(40)
     for _ in range(12):
         scenario.run_scheduling_cycle()
     assert scenario.job(small.job_id).state is JobState.STARTING
@@ -164,7 +164,7 @@ def test_reading_restarts_after_the_end_of_a_queue() -> None:
     assert scenario.job(late.job_id).state is JobState.STARTING
 
 
-def crowded_without_teams(parked: int, **parameters: Any) -> tuple[JobScenario, Job]:
+def crowded_queue_without_teams(parked: int, **parameters: Any) -> tuple[JobScenario, Job]:
     """A small job behind many jobs that cannot start, in the only queue of a fleet without teams."""
     scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=5)))
     for number in range(parked):
@@ -190,13 +190,13 @@ def cycles_until_started(scenario: JobScenario, job: Job, most: int) -> int:
     ids=["too-many-nodes", "too-many-accelerators", "unknown-type"],
 )
 def test_unfit_jobs_without_teams_starve_no_job(parked: int, parameters: dict[str, Any]) -> None:
-    scenario, small = crowded_without_teams(parked, **parameters)
+    scenario, small = crowded_queue_without_teams(parked, **parameters)
 
     assert cycles_until_started(scenario, small, parked) <= parked / 5 + 1
 
 
 def test_paused_jobs_without_teams_starve_no_job() -> None:
-    scenario, small = crowded_without_teams(60, nodes=1)
+    scenario, small = crowded_queue_without_teams(60, nodes=1)
     for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING", limit=60).rows:
         job = rows.decode(row, Job)
         scenario.set_job(job.replace(not_before=scenario.world.clock.now() + timedelta(hours=1)))
@@ -206,7 +206,7 @@ def test_paused_jobs_without_teams_starve_no_job() -> None:
 
 def test_jobs_of_a_removed_team_starve_no_job() -> None:
     scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=5)))
-    set_up(scenario, a_team("red", 16, members=MEMBERS))
+    set_up_teams(scenario, a_team("red", 16, members=MEMBERS))
     for number in range(40):
         job = scenario.submit(f"key-{number}", team="red", nodes=1)
         scenario.set_job(job.replace(spec=job.spec.replace(team="gone"), queue="a-gone", namespace="gone"))
@@ -223,7 +223,7 @@ def test_jobs_older_than_the_teams_are_examined_in_order() -> None:
     scenario = JobScenario(size=2, policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=5)))
     jobs = [scenario.submit(f"key-{number}", team="nobodys", nodes=1) for number in range(30)]
     known = scenario.submit("known", team="red", nodes=1)
-    set_up(scenario, a_team("red", 16, members=MEMBERS))
+    set_up_teams(scenario, a_team("red", 16, members=MEMBERS))
 
     assert cycles_until_started(scenario, known, 7) <= 7
     for _ in range(8):
@@ -260,7 +260,7 @@ def test_younger_job_does_not_overtake_on_a_later_page(cycles: int) -> None:
 
 
 def test_jobs_without_a_matching_node_are_not_remembered_as_barriers() -> None:
-    scenario, small = crowded_without_teams(60, nodes=1, instance_types=("ml.p9.xlarge",))
+    scenario, small = crowded_queue_without_teams(60, nodes=1, instance_types=("ml.p9.xlarge",))
     for row in scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING", limit=60).rows:
         job = rows.decode(row, Job)
         scenario.set_job(job.replace(current_attempt=1))  # their former nodes were removed permanently

@@ -14,15 +14,15 @@ from evenkeel.ports import Key, Ledger, Row, Table
 from evenkeel.services.storage import job_rows
 from evenkeel.services.storage.open_jobs import TooManyOpenJobs
 from tests.unit.services_jobs.job_scenario import JobScenario
-from tests.unit.services_jobs.test_scheduling_cycles import _locked
-from tests.unit.services_jobs.test_teams import shared
+from tests.unit.services_jobs.test_scheduling_cycles import _locked_counter
+from tests.unit.services_jobs.test_teams import shared_fleet
 
 
 def a_scenario(**limits: int) -> JobScenario:
     return JobScenario(policy=Policy(scheduling=SchedulingPolicy.model_validate(limits)))
 
 
-def open_of(scenario: JobScenario, name: str) -> int:
+def open_jobs_of(scenario: JobScenario, name: str) -> int:
     row = scenario.world.ledger.get(job_rows.open_jobs_key(name))
     return int(row.doc["jobs"]) if row else 0
 
@@ -40,7 +40,7 @@ def test_submission_beyond_principals_limit_is_refused() -> None:
 
 
 def test_submission_beyond_teams_limit_is_refused() -> None:
-    scenario = shared()
+    scenario = shared_fleet()
     scenario.policy = Policy(scheduling=SchedulingPolicy(max_open_jobs_per_team=1))
     scenario.submit("a", team="red")
 
@@ -63,7 +63,7 @@ def test_repeated_submission_is_answered_even_at_the_limit() -> None:
     job = scenario.submit("a")
 
     assert scenario.submission("a").job.job_id == job.job_id
-    assert open_of(scenario, "principal#role/ana") == 1
+    assert open_jobs_of(scenario, "principal#role/ana") == 1
 
 
 def test_ended_jobs_no_longer_count_against_the_limit() -> None:
@@ -75,7 +75,7 @@ def test_ended_jobs_no_longer_count_against_the_limit() -> None:
     scenario.cancel(cancelled.job_id)
     scenario.cancel(cancelled.job_id)
 
-    assert (open_of(scenario, "principal#role/ana"), open_of(scenario, "queue#")) == (0, 0)
+    assert (open_jobs_of(scenario, "principal#role/ana"), open_jobs_of(scenario, "queue#")) == (0, 0)
     scenario.submit("next")
 
 
@@ -86,7 +86,7 @@ def test_interrupted_job_stays_open() -> None:
 
     scenario.settle(job.job_id)
 
-    assert open_of(scenario, "principal#role/ana") == 1
+    assert open_jobs_of(scenario, "principal#role/ana") == 1
 
 
 def test_job_submitted_before_the_limits_is_not_subtracted() -> None:
@@ -96,7 +96,7 @@ def test_job_submitted_before_the_limits_is_not_subtracted() -> None:
 
     scenario.cancel(job.job_id)
 
-    assert open_of(scenario, "principal#role/ana") == 1
+    assert open_jobs_of(scenario, "principal#role/ana") == 1
 
 
 @dataclass
@@ -120,7 +120,7 @@ class BarrierLedger:
 
 def test_racing_submissions_stay_within_the_limit() -> None:
     scenario = a_scenario(max_open_jobs_per_principal=2)
-    scenario.world.ids = _locked(scenario.world.ids)
+    scenario.world.ids = _locked_counter(scenario.world.ids)
     scenario.ledger = BarrierLedger(scenario.world.ledger)  # type: ignore[assignment]
 
     def submit(number: int) -> bool:
@@ -134,7 +134,7 @@ def test_racing_submissions_stay_within_the_limit() -> None:
         accepted = [future.result(90) for future in [threads.submit(submit, number) for number in range(4)]]
 
     assert sorted(accepted) == [False, False, True, True]
-    assert open_of(scenario, "principal#role/ana") == 2
+    assert open_jobs_of(scenario, "principal#role/ana") == 2
     assert len(scenario.world.ledger.by_state(Table.JOBS, "JOB#PENDING").rows) == 2
 
 

@@ -141,7 +141,7 @@ def test_unlisted_writer_is_refused() -> None:
 # ---------------------------------------------------------------- what the docs say
 
 
-def drawn(table: Mapping[str, Any]) -> Iterator[str]:
+def documented_table(table: Mapping[str, Any]) -> Iterator[str]:
     """Return the table in the format of the docs: a line for each change, followed by its writers."""
     states = [None, *(AttemptState if table is ATTEMPT_WRITERS else JobState)]
     writers = attempt_writers if table is ATTEMPT_WRITERS else job_writers
@@ -160,4 +160,4 @@ _ANY_STATE = ("drain_node", "plan_resume")
 def test_documented_writers_match_the_code(table: Mapping[str, Any]) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
 
-    assert "\n".join(drawn(table)) in text
+    assert "\n".join(documented_table(table)) in text

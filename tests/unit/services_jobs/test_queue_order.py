@@ -9,11 +9,11 @@ from tests.fakes.ledger import InMemoryLedger
 from tests.unit.scheduling.builders import NOW, a_job
 
 
-def queued(number: int, **changes: Any) -> Job:
+def a_queued_job(number: int, **changes: Any) -> Job:
     return a_job(job_id=f"job-{number}", state=JobState.PENDING, **changes)
 
 
-def listed(*jobs: Job, queue: str) -> list[str]:
+def listed_job_ids(*jobs: Job, queue: str) -> list[str]:
     ledger = InMemoryLedger()
     ledger.commit(*(Put(job_rows.job_row(job, 0)) for job in jobs))
     page = ledger.by_state(Table.JOBS, "JOB#PENDING", prefix=job_rows.queue_prefix(queue))
@@ -23,30 +23,30 @@ def listed(*jobs: Job, queue: str) -> list[str]:
 def test_a_queue_is_listed_by_priority_then_time_then_id() -> None:
     later = NOW + timedelta(seconds=1)
     jobs = (
-        queued(1, queue="red", submitted_at=later),
-        queued(2, queue="red"),
-        queued(3, queue="red", priority=7, submitted_at=later),
-        queued(4, queue="red", priority=-(2**31)),
-        queued(5, queue="red", priority=2**31 - 1, submitted_at=later),
-        queued(6, queue="red"),
+        a_queued_job(1, queue="red", submitted_at=later),
+        a_queued_job(2, queue="red"),
+        a_queued_job(3, queue="red", priority=7, submitted_at=later),
+        a_queued_job(4, queue="red", priority=-(2**31)),
+        a_queued_job(5, queue="red", priority=2**31 - 1, submitted_at=later),
+        a_queued_job(6, queue="red"),
     )
 
-    assert listed(*jobs, queue="red") == ["job-5", "job-3", "job-2", "job-6", "job-1", "job-4"]
+    assert listed_job_ids(*jobs, queue="red") == ["job-5", "job-3", "job-2", "job-6", "job-1", "job-4"]
 
 
 def test_list_of_a_queue_contains_only_its_jobs() -> None:
-    jobs = (queued(1, queue="red"), queued(2, queue="red-2"), queued(3), queued(4, queue="re"))
+    jobs = (a_queued_job(1, queue="red"), a_queued_job(2, queue="red-2"), a_queued_job(3), a_queued_job(4, queue="re"))
 
-    assert listed(*jobs, queue="red") == ["job-1"]
+    assert listed_job_ids(*jobs, queue="red") == ["job-1"]
 
 
 def test_requeued_job_is_ordered_by_its_new_time() -> None:
-    jobs = (queued(1, queue="red", queued_at=NOW + timedelta(seconds=9)), queued(2, queue="red"))
+    jobs = (a_queued_job(1, queue="red", queued_at=NOW + timedelta(seconds=9)), a_queued_job(2, queue="red"))
 
-    assert listed(*jobs, queue="red") == ["job-2", "job-1"]
+    assert listed_job_ids(*jobs, queue="red") == ["job-2", "job-1"]
 
 
 def test_started_job_leaves_its_queue() -> None:
-    row = job_rows.job_row(queued(1, queue="red", priority=3).replace(state=JobState.RUNNING), 0)
+    row = job_rows.job_row(a_queued_job(1, queue="red", priority=3).replace(state=JobState.RUNNING), 0)
 
     assert row.state == ("JOB#RUNNING", f"{rfc3339(NOW)}#job-1")

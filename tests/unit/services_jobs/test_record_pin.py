@@ -34,7 +34,7 @@ REPORT = report(
 )
 
 
-def mounted(log: str, plan: CrashPlan | None = None, **fields: Any) -> tuple[JobScenario, str]:
+def mounted_job(log: str, plan: CrashPlan | None = None, **fields: Any) -> tuple[JobScenario, str]:
     """Return a job on mounted storage whose second attempt runs, with this log of rank 0."""
     scenario = JobScenario(plan=plan or CrashPlan())
     job_id = scenario.running(checkpoint_uri="file:///fsx/llama", checkpoint_claim="fsx", **fields).job_id
@@ -47,15 +47,15 @@ def mounted(log: str, plan: CrashPlan | None = None, **fields: Any) -> tuple[Job
     return scenario, job_id
 
 
-def record(scenario: JobScenario, job_id: str, number: int = 2) -> bool:
+def record_pin_of(scenario: JobScenario, job_id: str, number: int = 2) -> bool:
     stored_attempt = attempt_record.load(scenario.ledger, job_id, number)
     return record_pin.run(stored_attempt, scenario.context())
 
 
 def test_pin_of_rank_0_is_recorded_once() -> None:
-    scenario, job_id = mounted(f"loading\n{REPORT}\nstep 11\n")
+    scenario, job_id = mounted_job(f"loading\n{REPORT}\nstep 11\n")
 
-    assert [record(scenario, job_id) for _ in range(2)] == [True, False]
+    assert [record_pin_of(scenario, job_id) for _ in range(2)] == [True, False]
 
     attempt = scenario.attempt(job_id, 2)
     assert attempt.resume_from
@@ -66,7 +66,7 @@ def test_pin_of_rank_0_is_recorded_once() -> None:
 
 def test_reported_throughput_counts_for_the_size_that_wrote_it() -> None:
     log = REPORT.replace('"throughput": null', '"throughput": 1750.5')
-    scenario, job_id = mounted(log, elastic=ElasticSpec(min_nodes=1, max_nodes=2))
+    scenario, job_id = mounted_job(log, elastic=ElasticSpec(min_nodes=1, max_nodes=2))
 
     scenario.world.cluster.finish_pods(job_id, 2)
     scenario.settle(job_id, 2)
@@ -90,22 +90,22 @@ def test_reported_throughput_counts_for_the_size_that_wrote_it() -> None:
     ],
 )
 def test_invalid_pin_is_not_recorded(log: str) -> None:
-    scenario, job_id = mounted(log)
+    scenario, job_id = mounted_job(log)
 
-    assert not record(scenario, job_id)
+    assert not record_pin_of(scenario, job_id)
     assert not scenario.attempt(job_id, 2).is_pinned
 
 
 def test_start_without_checkpoint_is_a_valid_pin() -> None:
-    scenario, job_id = mounted(report(2, ResumeChoice(None, "NONE", "There is no checkpoint yet.")))
+    scenario, job_id = mounted_job(report(2, ResumeChoice(None, "NONE", "There is no checkpoint yet.")))
 
-    assert record(scenario, job_id)
+    assert record_pin_of(scenario, job_id)
     assert (scenario.attempt(job_id, 2).is_pinned, scenario.attempt(job_id, 2).resume_from) == (True, None)
 
 
 @pytest.mark.parametrize("error", [NotFound("no pod"), Refused("it waits to start"), Unreachable("its node is gone")])
 def test_unreadable_log_does_not_delay_settlement(error: EvenkeelError, monkeypatch: pytest.MonkeyPatch) -> None:
-    scenario, job_id = mounted("")
+    scenario, job_id = mounted_job("")
 
     def logs(*_: Any) -> str:
         raise error
@@ -117,11 +117,11 @@ def test_unreadable_log_does_not_delay_settlement(error: EvenkeelError, monkeypa
 
 
 def test_sweep_and_settlement_both_read_the_pin() -> None:
-    swept, job_id = mounted(REPORT)
+    swept, job_id = mounted_job(REPORT)
     swept.sweep()
     assert swept.attempt(job_id, 2).is_pinned
 
-    settled, job_id = mounted(REPORT)
+    settled, job_id = mounted_job(REPORT)
     settled.world.cluster.finish_pods(job_id, 2)
     settled.settle(job_id, 2)
     assert settled.attempt(job_id, 2).is_pinned
@@ -132,18 +132,18 @@ def test_pin_of_an_s3_job_is_not_read_from_logs() -> None:
     job_id = scenario.running().job_id
     scenario.world.cluster.text[f"{job_id}-a1-0"] = REPORT
 
-    assert not record(scenario, job_id, 1)
+    assert not record_pin_of(scenario, job_id, 1)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_pin_is_recorded_once_after_a_crash(when: str) -> None:
     plan = CrashPlan()
-    scenario, job_id = mounted(REPORT, plan)
+    scenario, job_id = mounted_job(REPORT, plan)
     plan.at, plan.when = len(plan.effects) + 1, when
 
     with pytest.raises(Crash):
-        record(scenario, job_id)
-    record(scenario, job_id)
+        record_pin_of(scenario, job_id)
+    record_pin_of(scenario, job_id)
 
     assert scenario.attempt(job_id, 2).is_pinned
     assert scenario.timeline(job_id).count("pinned") == 1

@@ -32,7 +32,7 @@ class RefusingLedger:
         self.inner.commit(*writes, token=token)
 
 
-def refuse(scenario: JobScenario, *jobs: str, **more: Any) -> RefusingLedger:
+def refuse_jobs(scenario: JobScenario, *jobs: str, **more: Any) -> RefusingLedger:
     ledger = RefusingLedger(scenario.ledger, *jobs, **more)
     scenario.ledger = ledger  # type: ignore[assignment]
     return ledger
@@ -41,7 +41,7 @@ def refuse(scenario: JobScenario, *jobs: str, **more: Any) -> RefusingLedger:
 def test_refused_admission_does_not_stop_other_admissions() -> None:
     scenario = JobScenario(size=24)
     jobs = [scenario.submit(f"key-{n}", nodes=1).job_id for n in range(20)]
-    refuse(scenario, jobs[7])
+    refuse_jobs(scenario, jobs[7])
 
     outcome = scenario.run_scheduling_cycle()
 
@@ -53,7 +53,7 @@ def test_refused_admission_does_not_stop_other_admissions() -> None:
 def test_refused_job_shows_the_reason_and_is_counted() -> None:
     scenario = JobScenario()
     job = scenario.submit().job_id
-    refuse(scenario, job)
+    refuse_jobs(scenario, job)
 
     scenario.run_scheduling_cycle()
 
@@ -65,7 +65,7 @@ def test_refused_job_shows_the_reason_and_is_counted() -> None:
 def test_refused_job_reserves_no_nodes() -> None:
     scenario = JobScenario(size=2)
     first, second = scenario.submit("first").job_id, scenario.submit("second").job_id
-    refuse(scenario, first)
+    refuse_jobs(scenario, first)
 
     scenario.run_scheduling_cycle()
 
@@ -75,7 +75,7 @@ def test_refused_job_reserves_no_nodes() -> None:
 def test_job_with_only_refused_writes_reserves_nothing() -> None:
     scenario = JobScenario(size=2)
     first, second = scenario.submit("first").job_id, scenario.submit("second").job_id
-    refuse(scenario, first, states=("STARTING", "PENDING"))
+    refuse_jobs(scenario, first, states=("STARTING", "PENDING"))
 
     for _ in range(2):
         scenario.run_scheduling_cycle()
@@ -86,7 +86,7 @@ def test_job_with_only_refused_writes_reserves_nothing() -> None:
 def test_refused_job_is_retried_later() -> None:
     scenario = JobScenario()
     job = scenario.submit().job_id
-    ledger = refuse(scenario, job)
+    ledger = refuse_jobs(scenario, job)
     scenario.run_scheduling_cycle()
     refusals = ledger.refusals
     scenario.run_scheduling_cycle()
@@ -102,7 +102,7 @@ def test_refused_job_is_retried_later() -> None:
 def test_refused_reason_does_not_stop_other_reasons() -> None:
     scenario = JobScenario(size=1)
     jobs = [scenario.submit(f"key-{n}", nodes=2).job_id for n in range(6)]
-    refuse(scenario, jobs[0], states=("PENDING",))
+    refuse_jobs(scenario, jobs[0], states=("PENDING",))
 
     scenario.run_scheduling_cycle()
 
@@ -116,7 +116,7 @@ def test_refused_preemption_does_not_stop_other_admissions() -> None:
     scenario = a_shared_scenario(size=4, red=32)
     low = [scenario.running(team="red", priority_class="low", nodes=2).job_id for _ in range(2)]
     high = scenario.submit("high", team="red", priority_class="high", nodes=2).job_id
-    ledger = refuse(scenario, high, states=("PENDING",))
+    ledger = refuse_jobs(scenario, high, states=("PENDING",))
 
     scenario.run_scheduling_cycle()
 
@@ -137,7 +137,7 @@ def test_jobs_of_the_full_size_are_admitted_in_several_commits() -> None:
     assert len(outcome.admitted) == 20
 
 
-def parts_of(*sizes: int) -> list[batches.WriteGroup]:
+def write_groups(*sizes: int) -> list[batches.WriteGroup]:
     return [
         batches.WriteGroup(f"job-{n}", (Put(Row(subject_rows.decision_key(f"dec-{n}"), {"text": "x" * size})),))
         for n, size in enumerate(sizes)
@@ -145,7 +145,7 @@ def parts_of(*sizes: int) -> list[batches.WriteGroup]:
 
 
 def test_batches_stay_below_three_megabytes_and_a_hundred_writes() -> None:
-    parts = parts_of(*[300_000] * 25, *[10] * 250)
+    parts = write_groups(*[300_000] * 25, *[10] * 250)
     common_writes = (Put(Row(quota_rows.tree_key(), {"memory": "x" * 200_000})),)
 
     cut_batches = list(batches.cut(parts, common_writes=common_writes, extra_writes=1))
@@ -159,14 +159,17 @@ def test_batches_stay_below_three_megabytes_and_a_hundred_writes() -> None:
 
 
 def test_write_group_above_the_batch_limit_is_sent_alone() -> None:
-    parts = [batches.WriteGroup("job-1", tuple(part.writes[0] for part in parts_of(*[390_000] * 9))), *parts_of(1)]
+    parts = [
+        batches.WriteGroup("job-1", tuple(part.writes[0] for part in write_groups(*[390_000] * 9))),
+        *write_groups(1),
+    ]
 
     assert [len(batch) for batch in batches.cut(parts)] == [1, 1]
 
 
 @pytest.mark.parametrize("offenders", [(), (0,), (3, 4), (0, 1, 2, 3, 4, 5, 6)])
 def test_only_refused_write_groups_are_skipped(offenders: tuple[int, ...]) -> None:
-    parts = parts_of(*[1] * 7)
+    parts = write_groups(*[1] * 7)
     bad = {parts[n].subject for n in offenders}
     done: list[str] = []
     aside: list[str] = []

@@ -10,10 +10,10 @@ from evenkeel.services.admin.remove_team import TeamInUse
 from evenkeel.services.storage import quota_rows, team_setup
 from tests.fakes.crashes import Crash, CrashingLedger, CrashTiming
 from tests.unit.services_jobs.job_scenario import JobScenario
-from tests.unit.services_jobs.test_teams import shared
+from tests.unit.services_jobs.test_teams import shared_fleet
 
 
-def removed(scenario: JobScenario, ledger: Any = None, version: int = 1) -> remove_team.RemoveTeamResult:
+def remove_team_at(scenario: JobScenario, ledger: Any = None, version: int = 1) -> remove_team.RemoveTeamResult:
     request = remove_team.RemoveTeamRequest(team="blue", expected=version, by="role/Platform", reason="Merged.")
     return remove_team.run(request, scenario.context(ledger=ledger or scenario.ledger))
 
@@ -42,10 +42,10 @@ class ConcurrentAdmissionLedger:
 
 
 def test_removal_raises_the_tree_version_and_requests_a_cycle() -> None:
-    scenario = shared()
+    scenario = shared_fleet()
     before, requests_before = tree_version(scenario), len(scenario.world.cycle_requests.reasons)
 
-    outcome = removed(scenario)
+    outcome = remove_team_at(scenario)
 
     assert outcome.was_there
     assert tree_version(scenario) == before + 1
@@ -54,32 +54,32 @@ def test_removal_raises_the_tree_version_and_requests_a_cycle() -> None:
 
 
 def test_concurrent_admission_prevents_the_removal() -> None:
-    scenario = shared()
+    scenario = shared_fleet()
 
     with pytest.raises(TeamInUse, match="still holds quota"):
-        removed(scenario, ConcurrentAdmissionLedger(scenario))
+        remove_team_at(scenario, ConcurrentAdmissionLedger(scenario))
 
     assert "blue" in team_setup.load(scenario.world.ledger).setup.by_name
 
 
 @pytest.mark.parametrize("when", [CrashTiming.BEFORE, CrashTiming.AFTER])
 def test_crash_removes_the_team_completely_or_not_at_all(when: CrashTiming) -> None:
-    scenario = shared()
+    scenario = shared_fleet()
 
     with pytest.raises(Crash):
-        removed(scenario, CrashingLedger(scenario.world.ledger, 1, when))
-    outcome = removed(scenario)
+        remove_team_at(scenario, CrashingLedger(scenario.world.ledger, 1, when))
+    outcome = remove_team_at(scenario)
 
     assert outcome.was_there is (when is CrashTiming.BEFORE)
     assert "blue" not in team_setup.load(scenario.world.ledger).setup.by_name
 
 
 def test_recreated_team_keeps_its_spending() -> None:
-    scenario = shared()
+    scenario = shared_fleet()
     key = quota_rows.spent_key("blue", "2026-11")
     scenario.world.ledger.commit(Add(key, {"gpuSeconds": 5}))
 
-    removed(scenario)
+    remove_team_at(scenario)
 
     row = scenario.world.ledger.get(key)
     assert row
@@ -87,7 +87,7 @@ def test_recreated_team_keeps_its_spending() -> None:
 
 
 def test_removal_during_other_changes_is_a_conflict() -> None:
-    scenario = shared()
+    scenario = shared_fleet()
 
     class Busy:
         def __getattr__(self, name: str) -> Any:
@@ -97,4 +97,4 @@ def test_removal_during_other_changes_is_a_conflict() -> None:
             raise Conflict("Somebody was first.")
 
     with pytest.raises(Conflict):
-        removed(scenario, Busy())
+        remove_team_at(scenario, Busy())

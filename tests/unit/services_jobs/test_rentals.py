@@ -30,7 +30,7 @@ from tests.crash_points import SIDES_AND_STEPS
 from tests.fakes import Crash, CrashPlan, a_node
 from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import JobScenario
-from tests.unit.services_jobs.test_teams import set_up
+from tests.unit.services_jobs.test_teams import set_up_teams
 
 SPOT, ON_DEMAND = "burst-spot", "burst-on-demand"
 NODE_HOUR = {SPOT: 20_000_000, ON_DEMAND: 50_000_000}
@@ -731,7 +731,7 @@ def a_team_with(*groups: dict[str, dict[str, int]]) -> Team:
 def test_rental_is_limited_by_team_quota_of_the_type(rented: int) -> None:
     renting = RentalScenario()
     quota = {"ml.p5.48xlarge": {"nvidia.com/gpu": 32}, "p5.48xlarge": {"nvidia.com/gpu": rented}}
-    set_up(renting.scenario, a_team_with(quota))
+    set_up_teams(renting.scenario, a_team_with(quota))
     first, second = renting.full_fleet(team="red")
 
     renting.scenario.run_scheduling_cycle()

@@ -19,7 +19,7 @@ from tests.fakes.system import A_MOMENT as NOW
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
 from tests.unit.services_jobs.test_rentals import SPOT, RentalScenario, a_policy
-from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams
 
 HELD_SECONDS = 3600
 """Seconds from the start in which jobs may use the reservation."""
@@ -60,7 +60,7 @@ def a_job_at_work(renting: RentalScenario, **changes: Any) -> Job:
     return renting.scenario.job(job.job_id)
 
 
-def stays(renting: RentalScenario) -> list[Decision]:
+def stays_until_the_end(renting: RentalScenario) -> list[Decision]:
     return renting.records("MIGRATION")
 
 
@@ -81,8 +81,8 @@ def test_job_is_stopped_once_in_time_for_its_last_save() -> None:
         "The job saves a checkpoint and leaves: The reservation of p5-workers is usable until "
     )
     assert renting.scenario.job(job.job_id) == stopped
-    assert [(record.subject, record.action) for record in stays(renting)] == [(job.job_id, "REQUEUE")]
-    assert replay(stays(renting)[0], POLICY).differs_from(stays(renting)[0]) == ""
+    assert [(record.subject, record.action) for record in stays_until_the_end(renting)] == [(job.job_id, "REQUEUE")]
+    assert replay(stays_until_the_end(renting)[0], POLICY).differs_from(stays_until_the_end(renting)[0]) == ""
 
 
 def test_drained_job_resumes_on_nodes_that_stay() -> None:
@@ -116,7 +116,7 @@ def test_job_does_not_migrate_to_expiring_nodes() -> None:
     renting.scenario.run_scheduling_cycle()
 
     assert renting.scenario.job(second.job_id).stop_request is None
-    assert stays(renting) == []
+    assert stays_until_the_end(renting) == []
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_job_too_long_for_a_reservation_blocks_no_shorter_job(*, has_teams: bool
     scenario = JobScenario(size=2, policy=POLICY.replace(burst=Policy().burst))
     team = {"team": "red"} if has_teams else {}
     if has_teams:
-        set_up(scenario, a_team("red", 32, members=MEMBERS))
+        set_up_teams(scenario, a_team("red", 32, members=MEMBERS))
     long = scenario.submit("keeps nothing", checkpoint_uri="", **team)
     short = scenario.submit("saves", **team)
 

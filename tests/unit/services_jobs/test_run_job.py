@@ -25,11 +25,11 @@ from tests.fakes.cluster import CLUSTER
 from tests.unit.services_jobs.job_scenario import JobScenario
 
 
-def fence(scenario: JobScenario, job: Job) -> dict[str, Any] | None:
+def stored_fence(scenario: JobScenario, job: Job) -> dict[str, Any] | None:
     return scenario.world.checkpoints.fence(job.spec.checkpoint_uri)[0]
 
 
-def lost(scenario: JobScenario, job: Job, number: int = 1) -> str:
+def lose_attempt(scenario: JobScenario, job: Job, number: int = 1) -> str:
     """Disconnect the first node of an attempt, settle the attempt, and admit the next one."""
     name = scenario.attempt(job.job_id, number).node_names[0]
     scenario.world.cluster.lose_node(name)
@@ -49,7 +49,7 @@ def test_the_first_launch_raises_the_fence_and_creates_the_job() -> None:
 
     result = scenario.launch(job.job_id)
 
-    document = fence(scenario, job)
+    document = stored_fence(scenario, job)
     assert document
     assert (result.outcome, document["attempt"], document["resumeFrom"]) == (LaunchOutcome.LAUNCHED, 1, None)
     attempt = scenario.attempt(job.job_id)
@@ -74,7 +74,7 @@ def test_attempt_resumes_from_the_newest_valid_checkpoint() -> None:
     good = scenario.save(job.job_id, 1, 20)
     bad = scenario.save(job.job_id, 1, 30)
     scenario.world.checkpoints.put(job.spec.checkpoint_uri, bad.replace("manifest.json", "shard-0-of-2.bin"), b"torn")
-    lost(scenario, job)
+    lose_attempt(scenario, job)
 
     result = scenario.launch(job.job_id, 2)
 
@@ -101,7 +101,7 @@ def test_checkpoint_reports_the_throughput_of_its_attempt(
     scenario = JobScenario()
     job = scenario.running(elastic=elastic)
     scenario.save(job.job_id, 1, 10, throughput=reported)
-    lost(scenario, job)
+    lose_attempt(scenario, job)
 
     scenario.run_attempt(job.job_id, 2)
 
@@ -124,8 +124,8 @@ def test_broken_checkpoint_is_rejected_and_named(name: str, body: bytes | None, 
     scenario = JobScenario()
     job = scenario.running()
     scenario.save(job.job_id, 1, 10)
-    spoil(scenario, job, scenario.save(job.job_id, 1, 20), name, body)
-    lost(scenario, job)
+    spoil_checkpoint(scenario, job, scenario.save(job.job_id, 1, 20), name, body)
+    lose_attempt(scenario, job)
 
     scenario.launch(job.job_id, 2)
 
@@ -137,7 +137,7 @@ def test_broken_checkpoint_is_rejected_and_named(name: str, body: bytes | None, 
     )
 
 
-def spoil(scenario: JobScenario, job: Job, manifest: str, name: str, body: bytes | None) -> None:
+def spoil_checkpoint(scenario: JobScenario, job: Job, manifest: str, name: str, body: bytes | None) -> None:
     key = manifest.replace("manifest.json", name)
     if body is None:
         del scenario.world.checkpoints.objects[job.spec.checkpoint_uri][key]
@@ -148,8 +148,8 @@ def spoil(scenario: JobScenario, job: Job, manifest: str, name: str, body: bytes
 def test_attempt_without_a_finished_checkpoint_starts_from_the_beginning() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    spoil(scenario, job, scenario.save(job.job_id, 1, 10), "manifest.json", None)
-    lost(scenario, job)
+    spoil_checkpoint(scenario, job, scenario.save(job.job_id, 1, 10), "manifest.json", None)
+    lose_attempt(scenario, job)
 
     result = scenario.launch(job.job_id, 2)
 
@@ -161,9 +161,9 @@ def test_attempt_without_a_finished_checkpoint_starts_from_the_beginning() -> No
 def test_nothing_is_launched_without_a_proven_checkpoint() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    spoil(scenario, job, scenario.save(job.job_id, 1, 10), "shard-1-of-2.bin", None)
-    lost(scenario, job)
-    before = fence(scenario, job)
+    spoil_checkpoint(scenario, job, scenario.save(job.job_id, 1, 10), "shard-1-of-2.bin", None)
+    lose_attempt(scenario, job)
+    before = stored_fence(scenario, job)
 
     result = scenario.launch(job.job_id, 2)
     again = scenario.launch(job.job_id, 2)
@@ -180,7 +180,7 @@ def test_nothing_is_launched_without_a_proven_checkpoint() -> None:
     assert (waiting.state, waiting.application_failures, scenario.usage()) == (JobState.PENDING, 0, 0)
     assert "SHARD_MISSING" in waiting.reason
     assert "SHARD_MISSING" in explain.why_job(job.job_id, Reader(), scenario.world.context())["sentence"]
-    assert fence(scenario, job) == before
+    assert stored_fence(scenario, job) == before
     assert f"{job.job_id}-a2" not in [call[1] for call in scenario.world.cluster.calls]
     assert scenario.world.telemetry.totals["LaunchesWithoutCheckpoint"] == 2
 
@@ -191,7 +191,7 @@ def test_next_attempt_skips_a_checkpoint_reported_unreadable() -> None:
     older = scenario.save(job.job_id, 1, 10)
     newer = scenario.save(job.job_id, 1, 20)
     scenario.world.checkpoints.without_checksum.add(newer.replace("manifest.json", "shard-1-of-2.bin"))
-    lost(scenario, job)
+    lose_attempt(scenario, job)
     scenario.run_attempt(job.job_id, 2)
     second = scenario.attempt(job.job_id, 2)
     scenario.world.cluster.fail_pods(job.job_id, 2, exit_code=66)
@@ -214,7 +214,7 @@ def test_oversized_manifest_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None
     scenario = JobScenario()
     job = scenario.running()
     older, newer = (scenario.save(job.job_id, 1, step) for step in (10, 20))
-    lost(scenario, job)
+    lose_attempt(scenario, job)
 
     def read(uri: str, key: str) -> bytes:
         if key == newer:
@@ -238,7 +238,7 @@ def test_damaged_checkpoints_never_restart_training_from_the_beginning() -> None
     job = scenario.running()
     only = scenario.save(job.job_id, 1, 20)
     scenario.world.checkpoints.without_checksum.add(only.replace("manifest.json", "shard-1-of-2.bin"))
-    lost(scenario, job)
+    lose_attempt(scenario, job)
     scenario.run_attempt(job.job_id, 2)
     scenario.world.cluster.fail_pods(job.job_id, 2, exit_code=66)
     scenario.settle(job.job_id, 2)
@@ -256,8 +256,8 @@ def test_job_resumes_once_its_checkpoint_is_restored() -> None:
     key = scenario.save(job.job_id, 1, 10)
     shard = key.replace("manifest.json", "shard-1-of-2.bin")
     kept = scenario.world.checkpoints.objects[job.spec.checkpoint_uri][shard]
-    spoil(scenario, job, key, "shard-1-of-2.bin", None)
-    lost(scenario, job)
+    spoil_checkpoint(scenario, job, key, "shard-1-of-2.bin", None)
+    lose_attempt(scenario, job)
     scenario.launch(job.job_id, 2)
     scenario.settle(job.job_id, 2)
 
@@ -275,8 +275,8 @@ def test_policy_may_restart_training_without_a_proven_checkpoint() -> None:
     policy = Policy(jobs=JobPolicy(start_over_when_unproven=True))
     scenario = JobScenario(policy=policy)
     job = scenario.running()
-    spoil(scenario, job, scenario.save(job.job_id, 1, 10), "shard-1-of-2.bin", None)
-    lost(scenario, job)
+    spoil_checkpoint(scenario, job, scenario.save(job.job_id, 1, 10), "shard-1-of-2.bin", None)
+    lose_attempt(scenario, job)
 
     assert scenario.launch(job.job_id, 2).outcome is LaunchOutcome.LAUNCHED
     assert scenario.attempt(job.job_id, 2).resume_from is None
@@ -289,7 +289,7 @@ def test_checkpoint_by_convention_is_used_if_the_policy_accepts_it(is_accepted: 
     scenario.save(job.job_id, 1, 10)
     for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
         scenario.world.checkpoints.put(job.spec.checkpoint_uri, f"attempt=1/step=000000030/{name}", b"dcp")
-    lost(scenario, job)
+    lose_attempt(scenario, job)
 
     scenario.launch(job.job_id, 2)
 
@@ -315,7 +315,7 @@ def test_resume_plan_decides_whether_convention_is_enough(requirement: Checkpoin
         planned_at=scenario.world.clock.now(),
     )
     scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_doubted=False))
-    lost(scenario, job)
+    lose_attempt(scenario, job)
 
     scenario.launch(job.job_id, 2)
 
@@ -337,7 +337,7 @@ def test_each_rejected_checkpoint_is_recorded_with_its_reason() -> None:
         planned_at=scenario.world.clock.now(),
     )
     scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_doubted=False))
-    lost(scenario, job)
+    lose_attempt(scenario, job)
 
     scenario.launch(job.job_id, 2)
 
@@ -358,8 +358,8 @@ def test_launch_examines_a_bounded_number_of_checkpoints() -> None:
     job = scenario.running()
     scenario.save(job.job_id, 1, 1)
     for step in range(2, MAX_CHECKPOINTS_READ + 3):
-        spoil(scenario, job, scenario.save(job.job_id, 1, step), "shard-1-of-2.bin", None)
-    lost(scenario, job)
+        spoil_checkpoint(scenario, job, scenario.save(job.job_id, 1, step), "shard-1-of-2.bin", None)
+    lose_attempt(scenario, job)
 
     result = scenario.launch(job.job_id, 2)
 
@@ -379,7 +379,7 @@ def test_rank_0_chooses_checkpoints_that_functions_cannot_read() -> None:
         planned_at=scenario.world.clock.now(),
     )
     scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_doubted=False))
-    lost(scenario, job)
+    lose_attempt(scenario, job)
 
     result = scenario.launch(job.job_id, 2)
 
@@ -412,7 +412,7 @@ def test_late_checkpoint_of_a_fenced_attempt_is_never_used() -> None:
     scenario = JobScenario()
     job = scenario.running()
     pinned = scenario.save(job.job_id, 1, 20)
-    lost(scenario, job)
+    lose_attempt(scenario, job)
     scenario.launch(job.job_id, 2)
     scenario.save(job.job_id, 1, 40)
     scenario.world.cluster.run_pods(job.job_id, 2)
@@ -442,7 +442,7 @@ def test_distrusted_checkpoint_is_rejected() -> None:
         planned_at=scenario.world.clock.now(),
     )
     scenario.set_job(scenario.job(job.job_id).with_plan(plan, is_doubted=False))
-    lost(scenario, job)
+    lose_attempt(scenario, job)
 
     scenario.launch(job.job_id, 2)
 
@@ -459,7 +459,7 @@ def test_launch_waits_for_reachable_pods_of_the_last_attempt() -> None:
     scenario.run_scheduling_cycle()
 
     early = scenario.launch(job.job_id, 2)
-    document = fence(scenario, job)
+    document = stored_fence(scenario, job)
     scenario.world.clock.advance(60)
     late = scenario.launch(job.job_id, 2)
 
@@ -523,14 +523,14 @@ def test_concurrently_raised_fence_is_read_again() -> None:
 def test_pods_on_a_lost_node_are_fenced_and_ignored() -> None:
     scenario = JobScenario()
     job = scenario.running()
-    name = lost(scenario, job)
+    name = lose_attempt(scenario, job)
 
     assert scenario.launch(job.job_id, 2).outcome is LaunchOutcome.LAUNCHED
 
     calls = [call[0] for call in scenario.world.cluster.calls]
     assert calls[-2:] == ["force_delete_pods", "launch"]
     assert ("force_delete_pods", f"{job.job_id}-a1", (name,)) in scenario.world.cluster.calls
-    assert fence(scenario, job)["attempt"] == 2  # type: ignore[index]  # just raised
+    assert stored_fence(scenario, job)["attempt"] == 2  # type: ignore[index]  # just raised
 
 
 def test_an_attempt_below_the_fence_is_stale() -> None:
@@ -565,7 +565,7 @@ def test_observe_mode_requeues_the_job_without_launching() -> None:
     assert (result.outcome, result.reason) == (LaunchOutcome.GIVE_UP, "Mode is observe: Evenkeel launches nothing.")
     assert (settled.outcome, scenario.attempt(job.job_id).state) == (SettleOutcome.JOB_REQUEUED, AttemptState.NEVER_RAN)
     assert (scenario.attempt(job.job_id).reason, scenario.usage()) == ("Mode is observe: Evenkeel launches nothing.", 0)
-    assert (fence(scenario, job), scenario.world.cluster.calls) == (None, [])
+    assert (stored_fence(scenario, job), scenario.world.cluster.calls) == (None, [])
 
 
 def test_launch_past_its_deadline_is_given_up() -> None:
@@ -674,7 +674,7 @@ def test_unreadable_fence_never_counts_as_no_fence() -> None:
 def test_job_without_checkpoints_restarts_from_the_beginning() -> None:
     scenario = JobScenario()
     job = scenario.running(checkpoint_uri="")
-    lost(scenario, job)
+    lose_attempt(scenario, job)
 
     assert scenario.launch(job.job_id, 2).outcome is LaunchOutcome.LAUNCHED
     assert scenario.attempt(job.job_id, 2).resume_from is None
@@ -839,23 +839,23 @@ def test_timeline_shows_the_whole_life_of_a_job() -> None:
 # ---------------------------------------------------------------- the restore of an earlier attempt
 
 
-def resumed_twice(saved: dict[int, float]) -> tuple[JobScenario, str]:
+def launch_third_attempt(saved: dict[int, float]) -> tuple[JobScenario, str]:
     """Run attempt 2 from step 10, save these steps some seconds after its pods started, and launch attempt 3."""
     scenario = JobScenario()
     job = scenario.running()
     scenario.save(job.job_id, 1, 10)
-    lost(scenario, job)
+    lose_attempt(scenario, job)
     scenario.run_attempt(job.job_id, 2)
     for step, seconds in saved.items():
         scenario.save(job.job_id, 2, step, seconds)
-    lost(scenario, job, 2)
+    lose_attempt(scenario, job, 2)
     scenario.launch(job.job_id, 3)
     return scenario, job.job_id
 
 
 def test_restore_is_measured_from_the_checkpoints_of_the_attempt() -> None:
     # 100 steps take 500 s, so steps 11 to 110 began 500 s before step 110 was saved.
-    scenario, job_id = resumed_twice({110: 800.0, 210: 1300.0})
+    scenario, job_id = launch_third_attempt({110: 800.0, 210: 1300.0})
 
     attempt = scenario.attempt(job_id, 2)
 
@@ -878,7 +878,7 @@ def test_restore_is_measured_from_the_checkpoints_of_the_attempt() -> None:
     ],
 )
 def test_restore_is_unknown_or_bounded_without_checkpoint_facts(saved: dict[int, float], seconds: float | None) -> None:
-    scenario, job_id = resumed_twice(saved)
+    scenario, job_id = launch_third_attempt(saved)
 
     attempt = scenario.attempt(job_id, 2)
 
@@ -891,11 +891,11 @@ def test_store_that_fails_does_not_fail_the_launch(monkeypatch: pytest.MonkeyPat
     scenario = JobScenario()
     job = scenario.running()
     scenario.save(job.job_id, 1, 10)
-    lost(scenario, job)
+    lose_attempt(scenario, job)
     scenario.run_attempt(job.job_id, 2)
     for step, seconds in ((110, 800.0), (210, 1300.0)):
         scenario.save(job.job_id, 2, step, seconds)
-    lost(scenario, job, 2)
+    lose_attempt(scenario, job, 2)
     pin = pin_resume_point.run
 
     def then_fail(*args: Any, **more: Any) -> pin_resume_point.PinAnswer:

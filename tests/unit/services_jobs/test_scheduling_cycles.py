@@ -177,7 +177,7 @@ def test_interrupted_job_takes_the_spare_before_other_jobs() -> None:
 def test_concurrent_cycles_admit_each_job_once_without_overcommit() -> None:
     scenario = JobScenario(size=4)
     jobs = [scenario.submit(f"key-{number}", nodes=1) for number in range(7)]
-    scenario.world.ids = _locked(scenario.world.ids)
+    scenario.world.ids = _locked_counter(scenario.world.ids)
 
     threads = [threading.Thread(target=scenario.run_scheduling_cycle) for _ in range(4)]
     for thread in threads:
@@ -263,7 +263,7 @@ def test_job_behind_a_blocked_head_is_examined() -> None:
     assert [scenario.job(job.job_id).state for job in jobs] == [JobState.STARTING] * 4
 
 
-def _locked(ids: Any) -> Any:
+def _locked_counter(ids: Any) -> Any:
     """A counter for several threads."""
     lock = threading.Lock()
     new = ids.new

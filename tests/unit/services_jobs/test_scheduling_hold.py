@@ -11,10 +11,10 @@ from evenkeel.ports import Invalid
 from evenkeel.services.recovery import hold_automation
 from evenkeel.services.storage import quota_rows
 from tests.unit.services_jobs.job_scenario import JobScenario
-from tests.unit.services_jobs.test_teams import records, shared
+from tests.unit.services_jobs.test_teams import decision_records, shared_fleet
 
 
-def hold(scenario: JobScenario, *, stops_scheduling: bool = True, pool: str = "") -> None:
+def hold_scheduling(scenario: JobScenario, *, stops_scheduling: bool = True, pool: str = "") -> None:
     context = scenario.world.context()
     request = hold_automation.HoldRequest(
         by="role/Op (ana)",
@@ -28,7 +28,7 @@ def hold(scenario: JobScenario, *, stops_scheduling: bool = True, pool: str = ""
     hold_automation.hold(request, context)
 
 
-def release(scenario: JobScenario) -> None:
+def release_hold(scenario: JobScenario) -> None:
     request = hold_automation.ReleaseRequest(by="role/Op (ana)", reason="", request_id="release", fingerprint="f")
     hold_automation.release(request, scenario.world.context())
 
@@ -36,7 +36,7 @@ def release(scenario: JobScenario) -> None:
 def test_no_job_starts_while_scheduling_is_held() -> None:
     scenario = JobScenario(size=4)
     job = scenario.submit(nodes=2)
-    hold(scenario)
+    hold_scheduling(scenario)
 
     scenario.run_scheduling_cycle()
 
@@ -51,11 +51,11 @@ def test_no_job_starts_while_scheduling_is_held() -> None:
 def test_job_starts_after_the_end_of_the_hold(end: str) -> None:
     scenario = JobScenario(size=4)
     job = scenario.submit(nodes=2)
-    hold(scenario)
+    hold_scheduling(scenario)
     scenario.run_scheduling_cycle()
 
     if end == "release":
-        release(scenario)
+        release_hold(scenario)
     else:
         scenario.world.clock.advance(3600)
     scenario.run_scheduling_cycle()
@@ -64,10 +64,10 @@ def test_job_starts_after_the_end_of_the_hold(end: str) -> None:
 
 
 def test_held_cycles_preempt_nothing_and_record_the_reason_once() -> None:
-    scenario = shared(size=2, red=16, blue=0)
+    scenario = shared_fleet(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     high = scenario.submit("high", team="red", priority_class="high")
-    hold(scenario)
+    hold_scheduling(scenario)
 
     scenario.run_scheduling_cycle()
     scenario.world.clock.advance(60)
@@ -75,7 +75,7 @@ def test_held_cycles_preempt_nothing_and_record_the_reason_once() -> None:
 
     assert scenario.job(low.job_id).stop_of(1) is None
     assert scenario.job(low.job_id).state is JobState.RUNNING
-    (record,) = records(scenario, high.job_id)
+    (record,) = decision_records(scenario, high.job_id)
     assert record.action == "EXCLUDED"
     assert replay(record, Policy()).differs_from(record) == ""
 
@@ -83,7 +83,7 @@ def test_held_cycles_preempt_nothing_and_record_the_reason_once() -> None:
 def test_hold_on_repairs_alone_does_not_hold_admissions() -> None:
     scenario = JobScenario(size=4)
     job = scenario.submit(nodes=2)
-    hold(scenario, stops_scheduling=False)
+    hold_scheduling(scenario, stops_scheduling=False)
 
     scenario.run_scheduling_cycle()
 
@@ -91,11 +91,11 @@ def test_hold_on_repairs_alone_does_not_hold_admissions() -> None:
 
 
 def test_held_cycle_keeps_the_state_of_earlier_cycles() -> None:
-    scenario = shared(size=2, red=16, blue=0)
+    scenario = shared_fleet(size=2, red=16, blue=0)
     scenario.running(team="red")
     scenario.run_scheduling_cycle()
     before = scenario.world.ledger.get(quota_rows.tree_key())
-    hold(scenario)
+    hold_scheduling(scenario)
 
     scenario.run_scheduling_cycle()
 
@@ -105,4 +105,4 @@ def test_held_cycle_keeps_the_state_of_earlier_cycles() -> None:
 def test_scheduling_is_held_only_on_the_whole_fleet() -> None:
     scenario = JobScenario(size=4)
     with pytest.raises(Invalid, match="no scope"):
-        hold(scenario, pool="p5-workers")
+        hold_scheduling(scenario, pool="p5-workers")

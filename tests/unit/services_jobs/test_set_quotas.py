@@ -10,7 +10,7 @@ from tests.fakes import FakeWorld
 from tests.unit.scheduling.test_teams import a_team
 
 
-def put(
+def set_quotas_part(
     world: FakeWorld, part: Team | FleetQuotas, expected: int = 0, ledger: Any = None
 ) -> set_quotas.SetQuotasResult:
     request = set_quotas.SetQuotasRequest(part=part, expected=expected, by="role/Platform (ana)", reason="First quota.")
@@ -24,10 +24,10 @@ def tree_version(world: FakeWorld) -> int:
 
 def test_stored_setup_is_read_with_its_version() -> None:
     world = FakeWorld()
-    put(world, a_team("vision"))
-    put(world, a_team("nlp"))
-    put(world, FleetQuotas(priority_classes={"high": 10}))
-    put(world, a_team("nlp", namespace="language"), expected=1)
+    set_quotas_part(world, a_team("vision"))
+    set_quotas_part(world, a_team("nlp"))
+    set_quotas_part(world, FleetQuotas(priority_classes={"high": 10}))
+    set_quotas_part(world, a_team("nlp", namespace="language"), expected=1)
 
     stored_setup = team_setup.load(world.ledger)
 
@@ -49,8 +49,8 @@ def test_every_change_raises_the_tree_version_and_requests_a_cycle() -> None:
     world = FakeWorld()
     before = tree_version(world)
 
-    put(world, a_team())
-    put(world, FleetQuotas())
+    set_quotas_part(world, a_team())
+    set_quotas_part(world, FleetQuotas())
 
     assert tree_version(world) == before + 2
     assert len(world.cycle_requests.reasons) == 2
@@ -58,10 +58,10 @@ def test_every_change_raises_the_tree_version_and_requests_a_cycle() -> None:
 
 def test_the_same_change_twice_is_made_once() -> None:
     world = FakeWorld()
-    first = put(world, a_team())
+    first = set_quotas_part(world, a_team())
     version = tree_version(world)
 
-    again = put(world, a_team())
+    again = set_quotas_part(world, a_team())
 
     assert again == first
     assert tree_version(world) == version
@@ -69,21 +69,21 @@ def test_the_same_change_twice_is_made_once() -> None:
 
 def test_change_with_an_old_version_is_refused() -> None:
     world = FakeWorld()
-    put(world, a_team())
+    set_quotas_part(world, a_team())
 
     for expected in (0, 2):
         with pytest.raises(StaleVersion):
-            put(world, a_team(namespace="other"), expected)
+            set_quotas_part(world, a_team(namespace="other"), expected)
 
 
 def test_invalid_setup_is_explained_and_not_written() -> None:
     world = FakeWorld()
-    put(world, a_team("vision", namespace="shared"))
+    set_quotas_part(world, a_team("vision", namespace="shared"))
 
     with pytest.raises(Invalid) as refused:
-        put(world, a_team("nlp", namespace="shared"))
+        set_quotas_part(world, a_team("nlp", namespace="shared"))
     with pytest.raises(Invalid):
-        put(world, a_team("nlp", members=[{"principal": "Research"}]))
+        set_quotas_part(world, a_team("nlp", members=[{"principal": "Research"}]))
 
     assert [field for field, _ in refused.value.faults] == ["team.namespace"]
     assert team_setup.load(world.ledger).version == 1
@@ -108,20 +108,22 @@ class ConcurrentWriterLedger:
 
 def test_concurrent_changes_are_checked_together() -> None:
     world = FakeWorld()
-    ledger = ConcurrentWriterLedger(world.ledger, lambda: put(world, a_team("vision", namespace="shared")))
+    ledger = ConcurrentWriterLedger(world.ledger, lambda: set_quotas_part(world, a_team("vision", namespace="shared")))
 
     with pytest.raises(Invalid):
-        put(world, a_team("nlp", namespace="shared"), ledger=ledger)
+        set_quotas_part(world, a_team("nlp", namespace="shared"), ledger=ledger)
 
 
 def test_second_team_in_the_same_namespace_is_refused() -> None:
     world = FakeWorld()
-    put(world, a_team("nlp"))
-    put(world, a_team("vision"))
-    ledger = ConcurrentWriterLedger(world.ledger, lambda: put(world, a_team("vision", namespace="shared"), expected=1))
+    set_quotas_part(world, a_team("nlp"))
+    set_quotas_part(world, a_team("vision"))
+    ledger = ConcurrentWriterLedger(
+        world.ledger, lambda: set_quotas_part(world, a_team("vision", namespace="shared"), expected=1)
+    )
 
     with pytest.raises(Invalid):
-        put(world, a_team("nlp", namespace="shared"), expected=1, ledger=ledger)
+        set_quotas_part(world, a_team("nlp", namespace="shared"), expected=1, ledger=ledger)
 
     assert team_setup.load(world.ledger).setup.namespaces == {"nlp": "nlp", "shared": "vision"}
 
@@ -138,9 +140,9 @@ def test_team_in_a_namespace_of_the_stack_is_refused() -> None:
 
 def test_cycle_on_an_older_setup_fails_completely() -> None:
     world = FakeWorld()
-    put(world, a_team())
+    set_quotas_part(world, a_team())
     version = tree_version(world)
-    put(world, a_team("vision"))
+    set_quotas_part(world, a_team("vision"))
 
     with pytest.raises(Conflict):
         world.ledger.commit(ConditionCheck(quota_rows.tree_key(), version))
@@ -150,7 +152,7 @@ def test_flavors_keep_their_declared_order() -> None:
     world = FakeWorld()
     group = {name: {"nvidia.com/gpu": 8} for name in ("ml.p5.48xlarge", "ml.g5.48xlarge", "ml.p4d.24xlarge")}
 
-    put(world, a_team(queue={"groups": [group]}))
+    set_quotas_part(world, a_team(queue={"groups": [group]}))
 
     row = world.ledger.get(quota_rows.team_key("nlp"))
     assert row

@@ -40,7 +40,7 @@ def rank(scenario: JobScenario, job: Job, name: str, expected: int | None = None
     return set_priority.run(request, scenario.world.context())
 
 
-def set_up(scenario: JobScenario) -> None:
+def set_up_team(scenario: JobScenario) -> None:
     fleet = FleetQuotas.model_validate({"priorityClasses": {"high": 100, "low": -1}})
     team = a_team("nlp", namespace="nlp", serviceAccount="trainer", members=[member(ANA, "submitter")])
     for part in (fleet, team):
@@ -131,7 +131,7 @@ def test_suspended_job_can_be_cancelled() -> None:
 
 def test_job_gets_the_settings_of_its_team() -> None:
     scenario = JobScenario()
-    set_up(scenario)
+    set_up_team(scenario)
 
     job = submit(scenario, priority_class="high")
 
@@ -141,7 +141,7 @@ def test_job_gets_the_settings_of_its_team() -> None:
 
 def test_caller_outside_the_team_cannot_change_its_job() -> None:
     scenario = JobScenario()
-    set_up(scenario)
+    set_up_team(scenario)
     job = submit(scenario)
     before = len(scenario.world.ledger.commits)
 
@@ -162,7 +162,7 @@ def test_caller_outside_the_team_cannot_change_its_job() -> None:
 
 def test_a_job_of_an_unknown_team_is_refused_by_field() -> None:
     scenario = JobScenario()
-    set_up(scenario)
+    set_up_team(scenario)
 
     with pytest.raises(Invalid) as refused:
         submit(scenario, team="speech")
@@ -173,14 +173,14 @@ def test_a_job_of_an_unknown_team_is_refused_by_field() -> None:
 def test_repeated_request_gets_the_first_answer_after_membership_ended() -> None:
     scenario = JobScenario()
     job = submit(scenario)
-    set_up(scenario)
+    set_up_team(scenario)
 
     assert submit(scenario).job_id == job.job_id
 
 
 def test_new_priority_class_changes_the_queue_position() -> None:
     scenario = JobScenario()
-    set_up(scenario)
+    set_up_team(scenario)
     job = submit(scenario)
 
     ranked = [rank(scenario, job, "high") for _ in range(2)]
@@ -193,7 +193,7 @@ def test_new_priority_class_changes_the_queue_position() -> None:
 
 def test_priority_change_needs_the_version_that_was_read() -> None:
     scenario = JobScenario()
-    set_up(scenario)
+    set_up_team(scenario)
     job = submit(scenario)
 
     with pytest.raises(StaleVersion):

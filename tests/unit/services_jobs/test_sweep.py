@@ -59,7 +59,7 @@ def fleet(scenario: JobScenario) -> dict[str, FleetNode]:
     return {row.doc["life"]["instanceId"]: rows.decode(row, FleetNode) for row in listed}
 
 
-def later(scenario: JobScenario, seconds: float = 60) -> None:
+def sweep_later(scenario: JobScenario, seconds: float = 60) -> None:
     scenario.world.clock.advance(seconds)
 
 
@@ -69,7 +69,7 @@ def later(scenario: JobScenario, seconds: float = 60) -> None:
 def test_sweep_of_a_healthy_fleet_corrects_nothing() -> None:
     scenario = JobScenario()
     scenario.running()
-    later(scenario)
+    sweep_later(scenario)
 
     result = scenario.sweep()
 
@@ -80,10 +80,10 @@ def test_sweep_of_a_healthy_fleet_corrects_nothing() -> None:
 def test_a_second_sweep_writes_only_lock_heartbeat_and_counts() -> None:
     scenario = JobScenario()
     scenario.running()
-    later(scenario)
+    sweep_later(scenario)
     scenario.sweep()
     before = scenario.world.ledger.contents()
-    later(scenario)
+    sweep_later(scenario)
 
     scenario.sweep()
 
@@ -108,7 +108,7 @@ def test_failed_step_does_not_stop_the_other_steps() -> None:
     scenario.world.workflows.start = _refuse  # type: ignore[method-assign]
     scenario.run_scheduling_cycle()
     del scenario.world.workflows.start
-    later(scenario)
+    sweep_later(scenario)
     scenario.submit("key-waits", nodes=4)
     scenario.world.cycle_requests.request = _refuse  # type: ignore[method-assign]
 
@@ -203,7 +203,7 @@ def test_long_list_continues_in_the_next_sweep() -> None:
 def test_sweeper_starts_an_incident_without_a_workflow() -> None:
     scenario = JobScenario()
     an_incident(scenario)
-    later(scenario)
+    sweep_later(scenario)
 
     assert scenario.sweep().corrections == {"incidents": 1}
     assert scenario.sweep().corrections == {}
@@ -225,7 +225,7 @@ def test_open_incident_after_a_failed_run_gets_another_run(ended: ExecutionState
     incident = an_incident(scenario, state=IncidentState.RECOVERING)
     scenario.world.workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, {})
     scenario.world.workflows.finish(WorkflowName.RECOVER_NODE, incident.execution_name, ended)
-    later(scenario)
+    sweep_later(scenario)
 
     scenario.sweep()
     scenario.sweep()
@@ -243,7 +243,7 @@ def test_crash_before_the_start_of_a_run_is_repaired() -> None:
     an_incident(scenario, state=IncidentState.RECOVERING, run=2)
     scenario.world.workflows.start(WorkflowName.RECOVER_NODE, "inc-1-r1", {})
     scenario.world.workflows.finish(WorkflowName.RECOVER_NODE, "inc-1-r1", ExecutionState.FAILED)
-    later(scenario)
+    sweep_later(scenario)
 
     scenario.sweep()
 
@@ -276,7 +276,7 @@ def test_repeatedly_failed_recovery_alerts_a_person() -> None:
     incident = an_incident(scenario, run=5)
     scenario.world.workflows.start(WorkflowName.RECOVER_NODE, incident.execution_name, {})
     scenario.world.workflows.finish(WorkflowName.RECOVER_NODE, incident.execution_name, ExecutionState.FAILED)
-    later(scenario)
+    sweep_later(scenario)
 
     scenario.sweep()
 
@@ -287,7 +287,7 @@ def test_repeatedly_failed_recovery_alerts_a_person() -> None:
 def test_a_settled_incident_is_left_alone() -> None:
     scenario = JobScenario()
     an_incident(scenario, state=IncidentState.RECOVERED)
-    later(scenario)
+    sweep_later(scenario)
 
     assert scenario.sweep().corrections == {}
 
@@ -312,7 +312,7 @@ def test_unfinished_stop_of_an_attempt_is_repeated() -> None:
     scenario = JobScenario()
     job = scenario.running(grace_seconds=44)
     scenario.cancel(job.job_id)
-    later(scenario)
+    sweep_later(scenario)
 
     scenario.sweep()
 
@@ -324,7 +324,7 @@ def test_an_attempt_without_its_workflow_is_settled_once_it_ended() -> None:
     scenario = JobScenario()
     job = scenario.running()
     scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
-    later(scenario)
+    sweep_later(scenario)
     running = scenario.sweep()
     scenario.world.cluster.finish_pods(job.job_id, 1)
 
@@ -340,7 +340,7 @@ def test_an_attempt_without_its_workflow_is_marked_running() -> None:
     scenario.launch(job.job_id)
     scenario.world.cluster.run_pods(job.job_id, 1)
     scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
-    later(scenario)
+    sweep_later(scenario)
 
     scenario.sweep()
 
@@ -351,7 +351,7 @@ def test_attempt_never_launched_by_workflow_returns_to_queue() -> None:
     scenario = JobScenario()
     job = scenario.started()
     scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
-    later(scenario)
+    sweep_later(scenario)
 
     scenario.sweep()
 
@@ -369,7 +369,7 @@ def test_pods_of_a_settled_attempt_are_deleted() -> None:
     scenario.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # the settlement's last effect is lost
     scenario.settle(job.job_id, failure={"Error": "States.Timeout"})
     scenario.world.cluster.stop = stop  # type: ignore[method-assign]
-    later(scenario)
+    sweep_later(scenario)
 
     assert scenario.sweep().corrections == {"workloads": 1}
     assert scenario.world.cluster.jobs == {CLUSTER: {}}
@@ -380,10 +380,10 @@ def test_ended_pods_are_kept_for_their_logs_and_then_deleted() -> None:
     job = scenario.running()
     scenario.world.cluster.finish_pods(job.job_id, 1)
     scenario.settle(job.job_id)
-    later(scenario, 3600)
+    sweep_later(scenario, 3600)
     scenario.sweep()
     kept = dict(scenario.world.cluster.jobs[CLUSTER])
-    later(scenario, 86_400)
+    sweep_later(scenario, 86_400)
 
     scenario.sweep()
 
@@ -410,7 +410,7 @@ def a_due_wait(scenario: JobScenario) -> str:
     return job.job_id
 
 
-def asked(scenario: JobScenario) -> int:
+def requested_answers(scenario: JobScenario) -> int:
     return len(scenario.world.wait_answers.requests)
 
 
@@ -418,7 +418,7 @@ def test_due_wait_without_a_watcher_is_answered_at_once() -> None:
     scenario = JobScenario()
     a_due_wait(scenario)
 
-    assert (scenario.sweep().corrections, asked(scenario)) == ({"waits": 1}, 1)
+    assert (scenario.sweep().corrections, requested_answers(scenario)) == ({"waits": 1}, 1)
 
 
 def test_newly_due_wait_is_left_to_the_watcher() -> None:
@@ -426,11 +426,11 @@ def test_newly_due_wait_is_left_to_the_watcher() -> None:
     a_due_wait(scenario)
     assert locks.take(scenario.world.ledger, "watch", "op-watch", seconds=600, now=scenario.world.clock.now())
 
-    first = (scenario.sweep().corrections, asked(scenario))
-    later(scenario, 5)
-    second = (scenario.sweep().corrections, asked(scenario))
-    later(scenario, 5)
-    third = (scenario.sweep().corrections, asked(scenario))
+    first = (scenario.sweep().corrections, requested_answers(scenario))
+    sweep_later(scenario, 5)
+    second = (scenario.sweep().corrections, requested_answers(scenario))
+    sweep_later(scenario, 5)
+    third = (scenario.sweep().corrections, requested_answers(scenario))
 
     assert [first, second, third] == [({}, 0), ({}, 0), ({"waits": 1}, 1)]
 
@@ -451,7 +451,7 @@ def test_recorded_answer_is_delivered_by_the_sweep() -> None:
 # ---------------------------------------------------------------- arrivals
 
 
-def arrive(scenario: JobScenario, number: int = 9, **changes: Any) -> str:
+def add_new_node(scenario: JobScenario, number: int = 9, **changes: Any) -> str:
     """Add a new node with the taint of a node that awaits validation."""
     node = a_node(number, is_awaiting_validation=True, taints=(TAINT_TEXT,), **changes)
     scenario.world.cluster.add_node(node)
@@ -468,7 +468,7 @@ def is_tainted(scenario: JobScenario, name: str) -> bool:
 
 def test_healthy_new_node_is_released_and_a_cycle_requested() -> None:
     scenario = JobScenario()
-    name = arrive(scenario)
+    name = add_new_node(scenario)
 
     scenario.sweep()
 
@@ -481,7 +481,7 @@ def test_healthy_new_node_is_released_and_a_cycle_requested() -> None:
 
 def test_observe_mode_decides_once_and_keeps_the_taint() -> None:
     scenario = JobScenario(mode=Mode.OBSERVE)
-    name = arrive(scenario)
+    name = add_new_node(scenario)
 
     scenario.sweep()
     scenario.sweep()
@@ -503,7 +503,7 @@ def test_observe_mode_decides_once_and_keeps_the_taint() -> None:
 )
 def test_faulty_new_node_stays_tainted(changes: dict[str, Any]) -> None:
     scenario = JobScenario()
-    name = arrive(scenario, **changes)
+    name = add_new_node(scenario, **changes)
 
     scenario.sweep()
 
@@ -513,7 +513,7 @@ def test_faulty_new_node_stays_tainted(changes: dict[str, Any]) -> None:
 def test_replacement_node_is_validated_by_its_incident() -> None:
     scenario = JobScenario()
     an_incident(scenario, 1, slot=f"{CLUSTER}/seat-9")
-    name = arrive(scenario)
+    name = add_new_node(scenario)
 
     scenario.sweep()
 
@@ -524,7 +524,7 @@ def test_new_node_waits_for_any_incident_without_node_slots() -> None:
     scenario = JobScenario()
     incident = an_incident(scenario, 1)
     scenario.put(incident_rows.incident_row(incident.replace(slot=incident.life.key), 0))
-    name = arrive(scenario)
+    name = add_new_node(scenario)
 
     scenario.sweep()
 
@@ -538,7 +538,7 @@ def test_sweep_opens_an_incident_that_the_watch_missed() -> None:
     scenario = JobScenario()
     scenario.sweep()
     scenario.world.cluster.lose_node(a_node(1).name)
-    later(scenario, 301)
+    sweep_later(scenario, 301)
 
     scenario.sweep()
 
@@ -563,9 +563,9 @@ def test_frequent_sweeps_count_once_per_minute() -> None:
     scenario = JobScenario()
     for _ in range(3):
         scenario.sweep()
-        later(scenario, 1)
+        sweep_later(scenario, 1)
     quickly = [metric.name for metric in scenario.world.telemetry.metrics].count("NodesReady")
-    later(scenario, 60)
+    sweep_later(scenario, 60)
 
     scenario.sweep()
 
@@ -688,7 +688,7 @@ def test_unmanaged_workloads_are_recorded_while_they_run() -> None:
 # ---------------------------------------------------------------- what was said too early
 
 
-def answer_too_early(scenario: JobScenario) -> None:
+def ingest_notice_before_listing(scenario: JobScenario) -> None:
     """Ingest a notice about a node that no sweep has recorded yet."""
     world = scenario.world
     fact = a_fact(
@@ -700,7 +700,7 @@ def answer_too_early(scenario: JobScenario) -> None:
 
 def test_notice_about_an_unseen_instance_is_ingested_after_a_sweep() -> None:
     scenario = JobScenario()
-    answer_too_early(scenario)
+    ingest_notice_before_listing(scenario)
     assert not scenario.world.workflows.names(WorkflowName.RECOVER_NODE)
 
     outcome = scenario.sweep()
@@ -713,7 +713,7 @@ def test_notice_about_an_unseen_instance_is_ingested_after_a_sweep() -> None:
 
 def test_notice_is_kept_while_its_node_cannot_be_recorded() -> None:
     scenario = JobScenario()
-    answer_too_early(scenario)
+    ingest_notice_before_listing(scenario)
     commit = scenario.world.ledger.commit
 
     def throttled(*writes: Any, token: str = "") -> None:
@@ -730,7 +730,7 @@ def test_notice_is_kept_while_its_node_cannot_be_recorded() -> None:
 
 def test_notice_is_ingested_for_a_node_that_has_since_gone() -> None:
     scenario = JobScenario()
-    answer_too_early(scenario)
+    ingest_notice_before_listing(scenario)
     by_state = scenario.world.ledger.by_state
 
     def throttled(table: Table, state: str, **how: Any) -> Any:
@@ -783,7 +783,7 @@ def test_nodes_of_an_unreadable_cluster_are_not_gone(lists: str) -> None:
     scenario.sweep()
     before = fleet(scenario)
     scenario.world.cluster.blind[CLUSTER] = {lists}
-    later(scenario, 600)
+    sweep_later(scenario, 600)
 
     scenario.sweep()
 
@@ -800,7 +800,7 @@ def test_unreadable_cluster_does_not_hide_the_other(blind: str) -> None:
     readable = BURST if blind == CLUSTER else CLUSTER
     name = "burst-9" if blind == CLUSTER else scenario.world.cluster.nodes(CLUSTER)[0].name
     scenario.world.cluster.set_node(name, cluster=readable, is_cordoned=True)
-    later(scenario, 600)
+    sweep_later(scenario, 600)
 
     outcome = scenario.sweep(CLUSTER, BURST)
 
@@ -817,7 +817,7 @@ def test_attempt_on_an_unreadable_cluster_is_left_alone() -> None:
     job = scenario.running()
     scenario.world.workflows.finish(WorkflowName.RUN_JOB, f"{job.job_id}-a1", ExecutionState.FAILED)
     scenario.world.cluster.blind[CLUSTER] = {"*"}
-    later(scenario, 600)
+    sweep_later(scenario, 600)
     calls = len(scenario.world.cluster.calls)
 
     scenario.sweep()
@@ -832,7 +832,7 @@ def test_cordon_on_an_unreadable_cluster_keeps_its_guardrail_entry() -> None:
     entry = RegisterEntry(incident_id=incident.incident_id, life=incident.life.key, pool="p5-workers", since=A_MOMENT)
     scenario.put(guardrail_registers.put_adding(RegisterName.CORDONS, Register(), 0, entry, is_request=False).row)
     scenario.world.cluster.blind[CLUSTER] = {"*"}
-    later(scenario, 600)
+    sweep_later(scenario, 600)
 
     scenario.sweep()
 
@@ -847,7 +847,7 @@ def test_failing_hyperpod_does_not_stop_the_sweep() -> None:
     before = fleet(scenario)
     scenario.world.provider.nodes = _throttle  # type: ignore[method-assign]
     scenario.world.cluster.set_node("burst-9", cluster=BURST, is_cordoned=True)
-    later(scenario, 600)
+    sweep_later(scenario, 600)
 
     outcome = scenario.sweep(CLUSTER, BURST)
 
@@ -879,7 +879,7 @@ def test_pool_sizes_of_an_unreadable_fleet_are_kept() -> None:
     scenario.sweep()
     before = scenario.world.ledger.get(fleet_rows.summary_key())
     scenario.world.cluster.blind[CLUSTER] = {"*"}
-    later(scenario)
+    sweep_later(scenario)
 
     scenario.sweep()
 
@@ -891,7 +891,7 @@ def test_unreadable_kueue_is_reported_separately() -> None:
     scenario = JobScenario()
     scenario.sweep()
     scenario.world.cluster.blind[CLUSTER] = {"kueue_namespaces"}
-    later(scenario, 660)
+    sweep_later(scenario, 660)
 
     outcome = scenario.sweep()
 
@@ -906,7 +906,7 @@ def test_failed_item_does_not_stop_the_step() -> None:
     for job in (first, second):
         scenario.world.workflows.executions.pop((WorkflowName.RUN_JOB, f"{job.job_id}-a1"))
         scenario.world.workflows.states.pop((WorkflowName.RUN_JOB, f"{job.job_id}-a1"))
-    later(scenario, 600)
+    sweep_later(scenario, 600)
     state = scenario.world.workflows.state
 
     def refuse_first(machine: WorkflowName, name: str) -> ExecutionState:
@@ -926,7 +926,7 @@ def test_stale_sources_are_counted_by_kind() -> None:
     scenario = JobScenario()
     scenario.sweep()
     scenario.world.cluster.blind[CLUSTER] = {"*"}
-    later(scenario, 600)
+    sweep_later(scenario, 600)
     scenario.world.telemetry.metrics.clear()
 
     scenario.sweep()
@@ -941,7 +941,7 @@ def test_sweep_reports_a_backlog_of_the_event_queue() -> None:
     scenario = JobScenario()
     scenario.sweep()
     scenario.world.inbox.backlog = 12
-    later(scenario, 660)
+    sweep_later(scenario, 660)
 
     outcome = scenario.sweep()
 

@@ -34,7 +34,7 @@ from tests.unit.services_jobs.job_scenario import JobScenario
 MEMBERS = [{"principal": f"arn:aws:iam::111122223333:role/{name}"} for name in ("ana", "bo")]
 
 
-def set_up(scenario: JobScenario, *parts: Team | FleetQuotas) -> None:
+def set_up_teams(scenario: JobScenario, *parts: Team | FleetQuotas) -> None:
     stored_setup = team_setup.load(scenario.world.ledger)
     for part in parts:
         name = part.name if isinstance(part, Team) else team_setup.FLEET
@@ -44,10 +44,10 @@ def set_up(scenario: JobScenario, *parts: Team | FleetQuotas) -> None:
         set_quotas.run(request, scenario.world.context())
 
 
-def shared(size: int = 4, red: int = 16, blue: int = 16, **more: Any) -> JobScenario:
+def shared_fleet(size: int = 4, red: int = 16, blue: int = 16, **more: Any) -> JobScenario:
     """A fleet of two teams; each has half of the quota."""
     scenario = JobScenario(size=size, **more)
-    set_up(
+    set_up_teams(
         scenario,
         a_team("red", red, members=MEMBERS),
         a_team("blue", blue, members=MEMBERS),
@@ -60,12 +60,12 @@ def setup_of(scenario: JobScenario) -> TeamSetup:
     return team_setup.load(scenario.world.ledger).setup
 
 
-def records(scenario: JobScenario, job_id: str) -> list[Decision]:
+def decision_records(scenario: JobScenario, job_id: str) -> list[Decision]:
     return [rows.decode(row, Decision) for row in scenario.world.ledger.by_state(Table.INCIDENTS, f"DEC#{job_id}").rows]
 
 
 def test_job_uses_team_quota_until_it_is_settled() -> None:
-    scenario = shared()
+    scenario = shared_fleet()
     job = scenario.submit(team="red")
 
     scenario.run_scheduling_cycle()
@@ -80,7 +80,7 @@ def test_job_uses_team_quota_until_it_is_settled() -> None:
 
 
 def test_job_beyond_team_quota_waits_with_a_reason() -> None:
-    scenario = shared(red=8, blue=8)
+    scenario = shared_fleet(red=8, blue=8)
     job = scenario.submit(team="red", nodes=3)
 
     scenario.run_scheduling_cycle()
@@ -92,7 +92,7 @@ def test_job_beyond_team_quota_waits_with_a_reason() -> None:
 
 
 def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
-    scenario = shared(size=2, red=16, blue=0)
+    scenario = shared_fleet(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     scenario.save(low.job_id, 1, step=40)
     high = scenario.submit("high", team="red", priority_class="high")
@@ -127,7 +127,7 @@ def test_higher_class_preempts_a_lower_class_which_resumes_later() -> None:
 
 
 def test_raised_priority_of_a_running_job_counts_next_cycle() -> None:
-    scenario = shared(size=2, red=16, blue=0)
+    scenario = shared_fleet(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     row = scenario.world.ledger.get(job_rows.job_key(low.job_id))
     assert row
@@ -142,8 +142,8 @@ def test_raised_priority_of_a_running_job_counts_next_cycle() -> None:
 
 
 def test_team_in_a_kueue_namespace_starts_and_preempts_nothing() -> None:
-    scenario = shared(size=2, red=8, blue=8)
-    set_up(scenario, a_team("red", 8, members=MEMBERS, namespace="red"), a_team("blue", 8, members=MEMBERS))
+    scenario = shared_fleet(size=2, red=8, blue=8)
+    set_up_teams(scenario, a_team("red", 8, members=MEMBERS, namespace="red"), a_team("blue", 8, members=MEMBERS))
     low = scenario.submit("a", team="blue", nodes=1, priority_class="low")
     scenario.run_scheduling_cycle()
     held = scenario.submit("b", team="red", nodes=1, priority_class="high")
@@ -153,7 +153,7 @@ def test_team_in_a_kueue_namespace_starts_and_preempts_nothing() -> None:
     scenario.run_scheduling_cycle()
 
     assert scenario.job(held.job_id).reason.startswith("Kueue admits jobs in namespace red (its LocalQueue default)")
-    assert [record.action for record in records(scenario, held.job_id)] == ["EXCLUDED"]
+    assert [record.action for record in decision_records(scenario, held.job_id)] == ["EXCLUDED"]
     assert scenario.job(low.job_id).stop_request is None
     assert scenario.job(other.job_id).state is JobState.STARTING  # it borrows the unused quota of the held team
 
@@ -161,7 +161,7 @@ def test_team_in_a_kueue_namespace_starts_and_preempts_nothing() -> None:
 def test_only_classes_of_the_policy_reach_kubernetes() -> None:
     allowed = Policy(jobs=JobPolicy(priority_classes=("high",)))
     priced = Policy(burst=BurstPolicy(delay_micros_per_hour={"high": 1}))
-    stories = [shared(), JobScenario(policy=allowed), JobScenario(policy=priced)]
+    stories = [shared_fleet(), JobScenario(policy=allowed), JobScenario(policy=priced)]
     jobs = [stories[0].running(team="red", priority_class="high")]
     jobs += [scenario.running(priority_class="high") for scenario in stories[1:]]
 
@@ -183,7 +183,7 @@ def test_removed_priority_class_is_not_sent_to_kubernetes() -> None:
 
 
 def test_job_waits_if_its_namespace_belongs_to_another_team() -> None:
-    scenario = shared()
+    scenario = shared_fleet()
     job = scenario.submit(team="red")
     # An older release let a team leave its namespace while it had jobs there.
     for name, namespace in (("red", "rouge"), ("blue", "red")):
@@ -196,29 +196,29 @@ def test_job_waits_if_its_namespace_belongs_to_another_team() -> None:
 
     assert scenario.job(job.job_id).state is JobState.PENDING
     assert scenario.job(job.job_id).reason.startswith("Namespace red now belongs to team blue.")
-    assert replay(records(scenario, job.job_id)[-1], scenario.policy).action == "EXCLUDED"
+    assert replay(decision_records(scenario, job.job_id)[-1], scenario.policy).action == "EXCLUDED"
 
 
 def test_a_team_keeps_its_namespace_while_it_has_jobs() -> None:
-    scenario = shared()
+    scenario = shared_fleet()
     waiting = scenario.submit(team="red")
     moved = setup_of(scenario).by_name["red"].replace(namespace="rouge")
 
     for _ in range(2):
         with pytest.raises(TeamInUse):
-            set_up(scenario, moved)
+            set_up_teams(scenario, moved)
         scenario.run_scheduling_cycle()
     scenario.cancel(waiting.job_id)
     scenario.launch(waiting.job_id)
     scenario.stop(waiting.job_id)
     scenario.settle(waiting.job_id)
-    set_up(scenario, moved)
+    set_up_teams(scenario, moved)
 
     assert setup_of(scenario).by_name["red"].namespace == "rouge"
 
 
 def test_preempted_job_gets_one_stop_request() -> None:
-    scenario = shared(size=2, red=16, blue=0)
+    scenario = shared_fleet(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     scenario.submit("high", team="red", priority_class="high")
     scenario.run_scheduling_cycle()
@@ -232,7 +232,7 @@ def test_preempted_job_gets_one_stop_request() -> None:
 
 
 def test_a_preemption_is_one_commit() -> None:
-    scenario = shared(size=2, red=16, blue=0)
+    scenario = shared_fleet(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     high = scenario.submit("high", team="red", priority_class="high")
     scenario.run_scheduling_cycle()
@@ -245,7 +245,7 @@ def test_a_preemption_is_one_commit() -> None:
 
 
 def test_job_being_cancelled_counts_as_leaving() -> None:
-    scenario = shared(size=2, red=16, blue=0)
+    scenario = shared_fleet(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low", nodes=1)
     other = scenario.running(team="red", priority_class="low", nodes=1)
     scenario.cancel(low.job_id)
@@ -258,7 +258,7 @@ def test_job_being_cancelled_counts_as_leaving() -> None:
 
 
 def test_observe_mode_preempts_no_job() -> None:
-    scenario = shared(size=2, red=16, blue=0)
+    scenario = shared_fleet(size=2, red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     high = scenario.submit("high", team="red", priority_class="high")
     scenario.mode = Mode.OBSERVE
@@ -273,7 +273,7 @@ def test_observe_mode_preempts_no_job() -> None:
 
 
 def test_every_record_replays() -> None:
-    scenario = shared(size=3, red=16, blue=8)
+    scenario = shared_fleet(size=3, red=16, blue=8)
     scenario.running(team="red", priority_class="low")
     jobs = [
         scenario.submit(f"own-{number}", team=team, nodes=nodes, priority_class=name)
@@ -284,14 +284,14 @@ def test_every_record_replays() -> None:
     for _ in range(3):
         scenario.run_scheduling_cycle()
 
-    decisions = [record for job in jobs for record in records(scenario, job.job_id)]
+    decisions = [record for job in jobs for record in decision_records(scenario, job.job_id)]
     assert {record.action for record in decisions} >= {"ADMIT", "PREEMPT", "SAME_SHAPE", "NEVER_FITS"}
     for record in decisions:
         assert replay(record, scenario.policy).differs_from(record) == ""
 
 
 def test_why_names_the_smallest_changes_that_admit_a_job() -> None:
-    scenario = shared(red=8, blue=8)
+    scenario = shared_fleet(red=8, blue=8)
     waiting = scenario.submit("a", team="red", nodes=3)
     behind = scenario.submit("b", team="red", nodes=3)
     scenario.run_scheduling_cycle()
@@ -300,13 +300,13 @@ def test_why_names_the_smallest_changes_that_admit_a_job() -> None:
         document = explain.why_job(job.job_id, Reader(), scenario.world.context())
         by_kind = {change["kind"]: change for change in document["changes"]}
         assert (by_kind["quota"]["amounts"], by_kind["size"]["counts"]) == ({GPU: "8"}, [2])
-    set_up(scenario, a_team("red", 16, members=MEMBERS))
+    set_up_teams(scenario, a_team("red", 16, members=MEMBERS))
     scenario.run_scheduling_cycle()
     assert scenario.job(waiting.job_id).state is JobState.STARTING
 
 
 def test_why_names_jobs_and_never_their_sums() -> None:
-    scenario = shared(size=2, red=16, blue=0)
+    scenario = shared_fleet(size=2, red=16, blue=0)
     scenario.running(team="red", priority_class="high")
     job = scenario.submit("next", team="red", priority_class="low")
     scenario.run_scheduling_cycle()
@@ -322,9 +322,9 @@ def test_every_preemption_reason_has_a_description() -> None:
 
 
 def test_drained_queue_stops_its_jobs_once() -> None:
-    scenario = shared()
+    scenario = shared_fleet()
     job = scenario.running(team="red")
-    set_up(scenario, a_team("red", members=MEMBERS, queue={"stop": "HoldAndDrain"}))
+    set_up_teams(scenario, a_team("red", members=MEMBERS, queue={"stop": "HoldAndDrain"}))
 
     scenario.run_scheduling_cycle()
     scenario.run_scheduling_cycle()
@@ -339,7 +339,7 @@ def test_jobs_older_than_the_teams_move_into_their_queues() -> None:
     scenario = JobScenario(size=2)
     running, waiting = scenario.running(team="red"), scenario.submit("later", team="red", priority_class="")
     lost = scenario.submit("lost", team="green")
-    set_up(scenario, a_team("red", members=MEMBERS), FleetQuotas(priority_classes={"low": 1}))
+    set_up_teams(scenario, a_team("red", members=MEMBERS), FleetQuotas(priority_classes={"low": 1}))
 
     scenario.run_scheduling_cycle()
 
@@ -352,12 +352,12 @@ def test_jobs_older_than_the_teams_move_into_their_queues() -> None:
 
 
 def test_fitting_job_behind_unfit_jobs_is_admitted() -> None:
-    scenario = shared(policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=2)))
+    scenario = shared_fleet(policy=Policy(scheduling=SchedulingPolicy(jobs_per_page=2)))
     large = [
         scenario.submit(f"key-{number}", team="red", nodes=3 + number % 2, priority_class="high") for number in range(5)
     ]
     small = scenario.submit("small", team="red", nodes=1, priority_class="low")
-    set_up(scenario, a_team("red", 16, cohort="", members=MEMBERS))
+    set_up_teams(scenario, a_team("red", 16, cohort="", members=MEMBERS))
 
     scenario.run_scheduling_cycle()
 
@@ -366,8 +366,8 @@ def test_fitting_job_behind_unfit_jobs_is_admitted() -> None:
 
 
 def test_team_without_budget_starts_no_job() -> None:
-    scenario = shared()
-    set_up(scenario, a_team("red", members=MEMBERS, budgets=[{"period": "month", "gpuHours": 4}]))
+    scenario = shared_fleet()
+    set_up_teams(scenario, a_team("red", members=MEMBERS, budgets=[{"period": "month", "gpuHours": 4}]))
     first = scenario.running(team="red")
     scenario.world.clock.advance(3600)
     scenario.world.cluster.finish_pods(first.job_id, 1)
@@ -384,7 +384,7 @@ def test_team_without_budget_starts_no_job() -> None:
     )
 
 
-def worked_off(scenario: JobScenario, job_id: str, seconds: float) -> None:
+def run_and_settle(scenario: JobScenario, job_id: str, seconds: float) -> None:
     """Run a job for `seconds`, and settle it. The settlement is delivered twice."""
     scenario.run_attempt(job_id, 1)
     scenario.world.clock.advance(seconds)
@@ -394,10 +394,10 @@ def worked_off(scenario: JobScenario, job_id: str, seconds: float) -> None:
 
 
 def test_job_of_the_least_recent_use_starts_first() -> None:
-    scenario = shared(size=2, red=16, blue=0)
-    set_up(scenario, a_team("red", members=MEMBERS, queue={"byUse": True}))
+    scenario = shared_fleet(size=2, red=16, blue=0)
+    set_up_teams(scenario, a_team("red", members=MEMBERS, queue={"byUse": True}))
     first = scenario.started(team="red")
-    worked_off(scenario, first.job_id, 3600)
+    run_and_settle(scenario, first.job_id, 3600)
     of_ana = scenario.submit("again", team="red")
     scenario.world.clock.advance(60)
     of_bo = scenario.submission("bo's", principal="role/bo", team="red").job
@@ -409,10 +409,10 @@ def test_job_of_the_least_recent_use_starts_first() -> None:
 
 
 def test_recent_use_is_counted_once_and_decays() -> None:
-    scenario = shared()
-    set_up(scenario, a_team("red", members=MEMBERS, queue={"byUse": True}))
+    scenario = shared_fleet()
+    set_up_teams(scenario, a_team("red", members=MEMBERS, queue={"byUse": True}))
     first = scenario.started(team="red")
-    worked_off(scenario, first.job_id, 7 * 24 * 3600)
+    run_and_settle(scenario, first.job_id, 7 * 24 * 3600)
 
     used = read_usage.run(setup_of(scenario), scenario.world.context())
     week_later = read_usage.run(
@@ -424,8 +424,8 @@ def test_recent_use_is_counted_once_and_decays() -> None:
 
 
 def test_recent_use_of_thousands_of_submitters_is_kept() -> None:
-    scenario = shared()
-    set_up(scenario, a_team("red", members=MEMBERS, queue={"byUse": True}))
+    scenario = shared_fleet()
+    set_up_teams(scenario, a_team("red", members=MEMBERS, queue={"byUse": True}))
     first = scenario.started(team="red")
     now = scenario.world.clock.now()
     begin = week_of(now)
@@ -433,7 +433,7 @@ def test_recent_use_of_thousands_of_submitters_is_kept() -> None:
     older_release = Row(Key(Table.QUOTAS, "TEAM#red", f"USED#{Period.WEEK.key_at(begin)}"), many)
     scenario.put(older_release)
 
-    worked_off(scenario, first.job_id, 3600)
+    run_and_settle(scenario, first.job_id, 3600)
 
     used = read_usage.run(setup_of(scenario), scenario.world.context())["red"]
     assert row_bytes(older_release) > 399_900
@@ -442,7 +442,7 @@ def test_recent_use_of_thousands_of_submitters_is_kept() -> None:
 
 
 def test_equal_job_that_loses_less_work_is_preempted() -> None:
-    scenario = shared(size=4, red=32, blue=0)
+    scenario = shared_fleet(size=4, red=32, blue=0)
     saves = scenario.running(team="red", nodes=2, priority_class="low")
     scenario.world.clock.advance(60)
     loses_all = scenario.running(team="red", nodes=2, priority_class="low", checkpoint_uri="")
@@ -453,14 +453,14 @@ def test_equal_job_that_loses_less_work_is_preempted() -> None:
 
     assert scenario.job(saves.job_id).stop_of(1)
     assert scenario.job(loses_all.job_id).stop_of(1) is None
-    (record,) = records(scenario, high.job_id)
+    (record,) = decision_records(scenario, high.job_id)
     assert replay(record, scenario.policy).differs_from(record) == ""
 
 
 # ---------------------------------------------------------------- crashes and races
 
 
-def crowd(scenario: JobScenario, name: str, count: int = 6) -> list[str]:
+def submit_many(scenario: JobScenario, name: str, count: int = 6) -> list[str]:
     draw = random.Random(7)
     return [
         scenario.submit(
@@ -470,7 +470,7 @@ def crowd(scenario: JobScenario, name: str, count: int = 6) -> list[str]:
     ]
 
 
-def work_off(scenario: JobScenario) -> None:
+def end_all_jobs(scenario: JobScenario) -> None:
     """End the pods of all stopping and running jobs, and settle them."""
     for _ in range(200):
         scenario.run_scheduling_cycle()
@@ -493,35 +493,35 @@ def two_cycles(scenario: JobScenario) -> None:
     scenario.run_scheduling_cycle()
 
 
-def busy(plan: CrashPlan) -> tuple[JobScenario, list[str]]:
+def busy_shared_fleet(plan: CrashPlan) -> tuple[JobScenario, list[str]]:
     """Jobs of low classes run and borrow quota; jobs of higher classes wait."""
-    scenario = shared(plan=plan)
-    jobs = crowd(scenario, "low")
+    scenario = shared_fleet(plan=plan)
+    jobs = submit_many(scenario, "low")
     scenario.run_scheduling_cycle()
-    return scenario, [*jobs, *crowd(scenario, "high")]
+    return scenario, [*jobs, *submit_many(scenario, "high")]
 
 
 @pytest.mark.parametrize("when", list(CrashTiming))
 def test_crash_in_a_cycle_breaks_no_limit_and_keeps_jobs(when: CrashTiming) -> None:
     plan = CrashPlan()
-    scenario, jobs = busy(plan)
+    scenario, jobs = busy_shared_fleet(plan)
     began = len(plan.effects)
     two_cycles(scenario)
     assert any(scenario.job(job).stop_request for job in jobs)
     effects = len(plan.effects) - began
 
     for at in range(began + 1, began + effects + 1):
-        scenario, jobs = busy(CrashPlan(at, when))
+        scenario, jobs = busy_shared_fleet(CrashPlan(at, when))
         with pytest.raises(Crash):
             two_cycles(scenario)
         scenario.sweep()
-        work_off(scenario)
+        end_all_jobs(scenario)
         assert {scenario.job(job).state for job in jobs} == {JobState.SUCCEEDED}
-        assert list(admission_audit.faults(scenario.world.ledger.commits, setup_of(scenario), 8)) == []
+        assert list(admission_audit.broken_limits(scenario.world.ledger.commits, setup_of(scenario), 8)) == []
 
 
 def test_concurrent_cycles_and_submissions_break_no_limit() -> None:
-    scenario = shared(size=8, red=32, blue=24)
+    scenario = shared_fleet(size=8, red=32, blue=24)
     scenario.world.ids = _LockedIds(scenario.world.ids)  # type: ignore[assignment]  # the same, for several threads
     jobs: list[str] = []
     lock = threading.Lock()
@@ -556,12 +556,12 @@ def test_concurrent_cycles_and_submissions_break_no_limit() -> None:
         thread.start()
     for thread in threads:
         thread.join(60)
-    work_off(scenario)
+    end_all_jobs(scenario)
 
     assert errors == []
     assert len(jobs) == 2 * examples(50)
     assert {scenario.job(job).state for job in jobs} == {JobState.SUCCEEDED}
-    assert list(admission_audit.faults(scenario.world.ledger.commits, setup_of(scenario), 8)) == []
+    assert list(admission_audit.broken_limits(scenario.world.ledger.commits, setup_of(scenario), 8)) == []
     started = [name for machine, name in scenario.world.workflows.executions if machine is WorkflowName.RUN_JOB]
     assert len(started) == len(set(started))
 
@@ -576,10 +576,10 @@ class _LockedIds:
 
 
 def test_admission_works_with_the_largest_budgets() -> None:
-    scenario = shared(red=16)
+    scenario = shared_fleet(red=16)
     budgets = [{"usd": MAX_USD, "gpuHours": MAX_GPU_HOURS, "period": period} for period in ("day", "week", "month")]
     team = a_team("red", 16, members=MEMBERS)
-    set_up(scenario, Team.model_validate({**team.model_dump(by_alias=True), "budgets": budgets}))
+    set_up_teams(scenario, Team.model_validate({**team.model_dump(by_alias=True), "budgets": budgets}))
     job = scenario.submit(team="red")
 
     scenario.run_scheduling_cycle()
@@ -591,7 +591,7 @@ def test_admission_works_with_the_largest_budgets() -> None:
 
 def test_job_keeps_its_queue_position_after_another_node_loss() -> None:
     scenario = JobScenario(size=4)
-    set_up(scenario, a_team("red", 16, members=MEMBERS, queue={"cohort": ""}))
+    set_up_teams(scenario, a_team("red", 16, members=MEMBERS, queue={"cohort": ""}))
     older = scenario.running(team="red", nodes=1)
     scenario.world.clock.advance(1)
     younger = scenario.submit("younger", team="red", nodes=2)
@@ -611,7 +611,7 @@ def test_job_keeps_its_queue_position_after_another_node_loss() -> None:
 
 def test_younger_job_takes_no_nodes_from_interrupted_job() -> None:
     scenario = JobScenario(size=4)
-    set_up(scenario, a_team("red", 32, members=MEMBERS), a_team("blue", 16, members=MEMBERS))
+    set_up_teams(scenario, a_team("red", 32, members=MEMBERS), a_team("blue", 16, members=MEMBERS))
     older = scenario.running(team="red", nodes=2)
     for _ in range(2):
         scenario.running(team="blue", nodes=1)

@@ -17,17 +17,17 @@ from evenkeel.services.queries import read_jobs
 from evenkeel.services.queries.disclosure import Reader
 from tests.unit.services_jobs.test_rentals import SPOT, RentalScenario, a_policy
 
-DEAR = 100_000_000_000
+HIGH_DELAY_PRICE = 100_000_000_000
 """Price of an hour of delay at which no migration pays, in micro-dollars."""
 
 
 def scenario_with_temporary_capacity(**changes: Any) -> RentalScenario:
     return RentalScenario(
-        policy=a_policy(**{"other_delay_micros_per_hour": DEAR, "temporary_seconds": 7200, **changes})
+        policy=a_policy(**{"other_delay_micros_per_hour": HIGH_DELAY_PRICE, "temporary_seconds": 7200, **changes})
     )
 
 
-def lent(renting: RentalScenario) -> tuple[Job, Job]:
+def job_on_temporary_capacity(renting: RentalScenario) -> tuple[Job, Job]:
     """Return a job that holds the whole fleet, and a job that a recovery restarted on rented nodes."""
     first, second = renting.full_fleet()
     now = renting.world.clock.now()
@@ -44,12 +44,12 @@ def lent(renting: RentalScenario) -> tuple[Job, Job]:
     return first, renting.scenario.job(second.job_id)
 
 
-def free(renting: RentalScenario, job: Job) -> None:
+def free_nodes_of(renting: RentalScenario, job: Job) -> None:
     renting.world.cluster.finish_pods(job.job_id, 1)
     renting.scenario.settle(job.job_id, 1)
 
 
-def leave(renting: RentalScenario, job: Job) -> None:
+def leave_rental(renting: RentalScenario, job: Job) -> None:
     """Let a job that was asked to stop do so, and its rental end."""
     renting.scenario.stop(job.job_id, 1)
     renting.scenario.settle(job.job_id, 1)
@@ -60,7 +60,7 @@ def leave(renting: RentalScenario, job: Job) -> None:
 
 def test_recovery_rental_is_temporary_capacity_on_team_quota() -> None:
     renting = scenario_with_temporary_capacity()
-    _, second = lent(renting)
+    _, second = job_on_temporary_capacity(renting)
 
     rental = renting.rental(second.job_id)
     temporary = temporary_capacity_of(rental)
@@ -85,10 +85,10 @@ def test_rental_without_a_lost_node_is_no_temporary_capacity() -> None:
 
 def test_temporary_capacity_is_returned_once_the_lost_node_is_back() -> None:
     borrowed, rented = scenario_with_temporary_capacity(), scenario_with_temporary_capacity()
-    first, second = lent(borrowed)
-    free(borrowed, first)
+    first, second = job_on_temporary_capacity(borrowed)
+    free_nodes_of(borrowed, first)
     first, candidate = rented.rented()
-    free(rented, first)
+    free_nodes_of(rented, first)
 
     borrowed.scenario.run_scheduling_cycle()
     rented.scenario.run_scheduling_cycle()
@@ -97,14 +97,14 @@ def test_temporary_capacity_is_returned_once_the_lost_node_is_back() -> None:
     assert job.stop_request
     assert job.stop_request.reason.startswith("The job's nodes were temporary capacity. The lost capacity is back")
     assert rented.scenario.job(candidate.job_id).stop_request is None
-    leave(borrowed, second)
+    leave_rental(borrowed, second)
     assert borrowed.scenario.attempt(second.job_id, 2).pool == "p5-workers"
     assert borrowed.left() == []
 
 
 def test_temporary_capacity_is_kept_until_the_lost_node_is_back() -> None:
     renting = scenario_with_temporary_capacity()
-    _, second = lent(renting)
+    _, second = job_on_temporary_capacity(renting)
     renting.world.clock.advance(3600)
 
     renting.scenario.run_scheduling_cycle()
@@ -114,7 +114,7 @@ def test_temporary_capacity_is_kept_until_the_lost_node_is_back() -> None:
 
 def test_temporary_capacity_always_ends_with_its_time() -> None:
     renting = scenario_with_temporary_capacity(rentals_per_cycle=1)
-    _, second = lent(renting)
+    _, second = job_on_temporary_capacity(renting)
     due_at = renting.rental(second.job_id).due_at
     assert due_at
     renting.world.clock.advance((due_at - renting.world.clock.now()).total_seconds() - second.spec.grace_seconds)
@@ -125,15 +125,15 @@ def test_temporary_capacity_always_ends_with_its_time() -> None:
     job = renting.scenario.job(second.job_id)
     assert job.stop_request
     assert job.stop_request.reason.startswith("The job's nodes were temporary capacity. The time limit is 03 Nov 12:")
-    leave(renting, second)
+    leave_rental(renting, second)
     assert renting.rental(second.job_id).state is RentalState.ENDED
     assert renting.scenario.job(second.job_id).state is JobState.PENDING
 
 
 def test_temporary_capacity_decisions_replay() -> None:
     renting = scenario_with_temporary_capacity()
-    first, _ = lent(renting)
-    free(renting, first)
+    first, _ = job_on_temporary_capacity(renting)
+    free_nodes_of(renting, first)
     renting.scenario.run_scheduling_cycle()
 
     records = renting.records("TEMPORARY_CAPACITY")
@@ -146,7 +146,7 @@ def test_temporary_capacity_decisions_replay() -> None:
 @given(temporary_seconds=st.integers(120, 20_000), looks=st.lists(st.integers(1, 4000), min_size=1, max_size=8))
 def test_expired_temporary_capacity_is_always_reported(temporary_seconds: int, looks: list[int]) -> None:
     renting = scenario_with_temporary_capacity(temporary_seconds=temporary_seconds)
-    _, second = lent(renting)
+    _, second = job_on_temporary_capacity(renting)
     due_at = renting.rental(second.job_id).due_at
     assert due_at
     for seconds in looks:
@@ -161,11 +161,11 @@ def test_expired_temporary_capacity_is_always_reported(temporary_seconds: int, l
 @pytest.mark.parametrize("hours", [1, 2])
 def test_temporary_capacity_is_billed_like_any_rental(hours: int) -> None:
     renting = scenario_with_temporary_capacity()
-    first, second = lent(renting)
+    first, second = job_on_temporary_capacity(renting)
     renting.world.clock.advance(hours * 1800)
-    free(renting, first)
+    free_nodes_of(renting, first)
     renting.scenario.run_scheduling_cycle()
-    leave(renting, second)
+    leave_rental(renting, second)
 
     rental = renting.rental(second.job_id)
     temporary = temporary_capacity_of(rental)

@@ -23,12 +23,12 @@ def name_of(scenario: JobScenario, number: int) -> str:
     return name
 
 
-def mark(scenario: JobScenario, number: int = 1, fault: str = "NvidiaErrorReboot") -> None:
+def mark_node(scenario: JobScenario, number: int = 1, fault: str = "NvidiaErrorReboot") -> None:
     labels = {FAULT: fault} if fault else {}
     scenario.world.cluster.set_node(name_of(scenario, number), labels=labels)
 
 
-def leave(scenario: JobScenario, number: int = 1) -> Row:
+def leave_unhealthy(scenario: JobScenario, number: int = 1) -> Row:
     """Record a node as unhealthy, as a recovery without an approval does."""
     scenario.sweep()
     row = scenario.world.ledger.get(fleet_rows.node_key(CLUSTER, instance_id(number)))
@@ -47,7 +47,7 @@ def uncordon(scenario: JobScenario, number: int = 1) -> None:
     set_manual_cordon.uncordon(request, scenario.world.context())
 
 
-def planned(scenario: JobScenario, nodes: int) -> dict[str, Any]:
+def plan_job(scenario: JobScenario, nodes: int) -> dict[str, Any]:
     plan: dict[str, Any] = read_queue.plan(
         a_spec(nodes=nodes),
         Requester(principal="role/ana", identity="111122223333:role/ana"),
@@ -56,7 +56,7 @@ def planned(scenario: JobScenario, nodes: int) -> dict[str, Any]:
     return plan
 
 
-@pytest.mark.parametrize("make_unhealthy", [mark, leave])
+@pytest.mark.parametrize("make_unhealthy", [mark_node, leave_unhealthy])
 def test_job_waits_rather_than_start_on_unhealthy_node(make_unhealthy: Any) -> None:
     scenario = JobScenario(size=2)
     make_unhealthy(scenario)
@@ -70,7 +70,7 @@ def test_job_waits_rather_than_start_on_unhealthy_node(make_unhealthy: Any) -> N
 
 def test_job_starts_only_on_healthy_nodes() -> None:
     scenario = JobScenario(size=3)
-    leave(scenario)
+    leave_unhealthy(scenario)
 
     job = scenario.submit(nodes=2)
     scenario.run_scheduling_cycle()
@@ -78,23 +78,23 @@ def test_job_starts_only_on_healthy_nodes() -> None:
     assert name_of(scenario, 1) not in scenario.attempt(job.job_id).node_names
 
 
-@pytest.mark.parametrize("make_unhealthy", [mark, leave])
+@pytest.mark.parametrize("make_unhealthy", [mark_node, leave_unhealthy])
 def test_plan_counts_no_free_gpus_on_unhealthy_node(make_unhealthy: Any) -> None:
     scenario = JobScenario(size=2)
     make_unhealthy(scenario)
     scenario.sweep()
 
-    assert planned(scenario, 1)["decision"]["action"] == "ADMIT"
-    assert planned(scenario, 2)["decision"]["action"] == "WAIT"
-    assert "unhealthy" in planned(scenario, 2)["decision"]["reason"]
+    assert plan_job(scenario, 1)["decision"]["action"] == "ADMIT"
+    assert plan_job(scenario, 2)["decision"]["action"] == "WAIT"
+    assert "unhealthy" in plan_job(scenario, 2)["decision"]["reason"]
 
 
 def test_node_without_fault_labels_is_usable_at_once() -> None:
     scenario = JobScenario(size=2)
-    mark(scenario)
+    mark_node(scenario)
     job = scenario.submit(nodes=2)
     scenario.run_scheduling_cycle()
-    mark(scenario, fault="")
+    mark_node(scenario, fault="")
 
     scenario.run_scheduling_cycle()
 
@@ -103,7 +103,7 @@ def test_node_without_fault_labels_is_usable_at_once() -> None:
 
 def test_ended_incident_row_excludes_no_node() -> None:
     scenario = JobScenario(size=2)
-    row = leave(scenario)
+    row = leave_unhealthy(scenario)
     job = scenario.submit(nodes=2)
     scenario.world.ledger.commit(Delete(row.key, 1))
 
@@ -112,7 +112,7 @@ def test_ended_incident_row_excludes_no_node() -> None:
     assert scenario.job(job.job_id).state is JobState.STARTING
 
 
-@pytest.mark.parametrize("make_unhealthy", [mark, leave])
+@pytest.mark.parametrize("make_unhealthy", [mark_node, leave_unhealthy])
 def test_node_that_a_person_uncordons_is_usable_at_once(make_unhealthy: Any) -> None:
     scenario = JobScenario(size=2)
     make_unhealthy(scenario)

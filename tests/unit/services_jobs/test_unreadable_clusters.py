@@ -15,7 +15,7 @@ from tests.fakes.cluster import CLUSTER, a_node
 from tests.fakes.system import A_MOMENT
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import JobScenario
-from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams
 
 BURST = "burst-eks"
 LISTS = ["*", "nodes", "workloads", "resources_in_use", "kueue_namespaces"]
@@ -40,7 +40,7 @@ def submit_on(scenario: JobScenario, cluster: str, key: str, **changes: Any) -> 
     return scenario.job(job.job_id)
 
 
-def blind(scenario: JobScenario, cluster: str, what: str = "*") -> None:
+def make_unreadable(scenario: JobScenario, cluster: str, what: str = "*") -> None:
     scenario.world.cluster.blind[cluster] = {what}
 
 
@@ -53,7 +53,7 @@ def record_of(scenario: JobScenario, job_id: str) -> Decision:
 def test_unreadable_cluster_stops_no_admission_on_the_other(dead: str, alive: str, what: str) -> None:
     scenario = two_clusters()
     first, second = submit_on(scenario, dead, "a"), submit_on(scenario, alive, "b")
-    blind(scenario, dead, what)
+    make_unreadable(scenario, dead, what)
 
     outcome = scenario.run_scheduling_cycle()
 
@@ -69,7 +69,7 @@ def test_unreadable_cluster_stops_no_admission_on_the_other(dead: str, alive: st
 def test_job_is_admitted_once_its_cluster_answers_again() -> None:
     scenario = two_clusters()
     job = submit_on(scenario, BURST, "a")
-    blind(scenario, BURST)
+    make_unreadable(scenario, BURST)
     scenario.run_scheduling_cycle()
     commits = len(scenario.world.ledger.commits)
     scenario.run_scheduling_cycle()
@@ -101,7 +101,7 @@ def test_jobs_wait_only_on_the_cluster_of_a_failing_hyperpod(error: Exception, m
 def test_unreadable_cluster_is_reported_as_failing_source() -> None:
     scenario = two_clusters()
     submit_on(scenario, CLUSTER, "a")
-    blind(scenario, BURST)
+    make_unreadable(scenario, BURST)
 
     scenario.run_scheduling_cycle()
 
@@ -110,18 +110,18 @@ def test_unreadable_cluster_is_reported_as_failing_source() -> None:
     assert reports["scheduling-cycle"].error == ""
 
 
-def shared(red: int, blue: int, **fleet: Any) -> JobScenario:
+def shared_fleet(red: int, blue: int, **fleet: Any) -> JobScenario:
     scenario = two_clusters()
     teams = (a_team("red", red, members=MEMBERS), a_team("blue", blue, members=MEMBERS))
-    set_up(scenario, *teams, FleetQuotas(priority_classes={"low": 1, "high": 10}, **fleet))
+    set_up_teams(scenario, *teams, FleetQuotas(priority_classes={"low": 1, "high": 10}, **fleet))
     return scenario
 
 
 def test_job_on_an_unreadable_cluster_is_not_preempted() -> None:
-    scenario = shared(red=16, blue=0)
+    scenario = shared_fleet(red=16, blue=0)
     low = scenario.running(team="red", priority_class="low")
     high = submit_on(scenario, BURST, "high", team="red", priority_class="high")
-    blind(scenario, CLUSTER)
+    make_unreadable(scenario, CLUSTER)
 
     scenario.run_scheduling_cycle()
 
@@ -135,14 +135,14 @@ def test_job_on_an_unreadable_cluster_is_not_preempted() -> None:
 
 
 def test_interrupted_job_keeps_its_quota_while_its_cluster_is_unreadable() -> None:
-    scenario = shared(red=16, blue=0)
+    scenario = shared_fleet(red=16, blue=0)
     old = scenario.running(team="red")
     scenario.world.clock.advance(5)
     young = submit_on(scenario, BURST, "young", team="red")
     scenario.world.cluster.fail_pods(old.job_id, 1)
     scenario.settle(old.job_id)
     assert scenario.job(old.job_id).state is JobState.PENDING
-    blind(scenario, CLUSTER)
+    make_unreadable(scenario, CLUSTER)
 
     outcome = scenario.run_scheduling_cycle()
 

@@ -13,7 +13,7 @@ from evenkeel.services.waits import evaluate_waits
 from tests.fakes.cluster import a_node
 from tests.fakes.messages import WaitRequest
 from tests.unit.services_jobs.job_scenario import JobScenario
-from tests.unit.services_jobs.test_cycle_calls import meet
+from tests.unit.services_jobs.test_cycle_calls import meet_in_first_calls
 
 LOCAL = Policy(watch=WatchPolicy(watch_seconds=20, tick_seconds=2, not_ready_seconds=5))
 
@@ -32,7 +32,7 @@ def a_wait(scenario: JobScenario, job_id: str, kind: ConditionKind = ConditionKi
     scenario.put(subject_rows.wait_row(wait, 0))
 
 
-def outcomes(requests: list[WaitRequest]) -> set[tuple[str, str, str]]:
+def answered_outcomes(requests: list[WaitRequest]) -> set[tuple[str, str, str]]:
     return {(request.subject, request.name, request.answer["outcome"]) for request in requests}
 
 
@@ -46,7 +46,7 @@ def test_cluster_change_answers_a_due_wait() -> None:
     result = scenario.watch()
 
     assert (result.outcome, result.failed_snapshots) == ("WATCHED", 0)
-    assert outcomes(scenario.world.wait_answers.requests) == {(job.job_id, "attempt-1-running", "RUNNING")}
+    assert answered_outcomes(scenario.world.wait_answers.requests) == {(job.job_id, "attempt-1-running", "RUNNING")}
 
 
 class CountedNodes(tuple[KubernetesNode, ...]):
@@ -98,7 +98,9 @@ def test_cancel_is_noticed_without_a_cluster_change() -> None:
 
     scenario.watch()
 
-    assert outcomes(scenario.world.wait_answers.requests) == {(job.job_id, "attempt-1-running", "STOP_REQUESTED")}
+    assert answered_outcomes(scenario.world.wait_answers.requests) == {
+        (job.job_id, "attempt-1-running", "STOP_REQUESTED")
+    }
 
 
 def test_simultaneous_changes_need_one_snapshot() -> None:
@@ -192,7 +194,7 @@ def test_failed_snapshot_does_not_end_the_watch() -> None:
 
     scenario.watch()
 
-    assert outcomes(scenario.world.wait_answers.requests) == {(job.job_id, "attempt-1-running", "RUNNING")}
+    assert answered_outcomes(scenario.world.wait_answers.requests) == {(job.job_id, "attempt-1-running", "RUNNING")}
 
 
 def test_watch_writes_a_heartbeat() -> None:
@@ -207,7 +209,7 @@ def test_watch_writes_a_heartbeat() -> None:
 # ---------------------------------------------------------------- what the heartbeat says
 
 
-def reports(scenario: JobScenario) -> dict[str, str]:
+def source_errors(scenario: JobScenario) -> dict[str, str]:
     """Return the last error of each recorded source; empty if it answered."""
     return {name: report.error for name, report in heartbeats.load(scenario.world.ledger).items()}
 
@@ -217,7 +219,7 @@ def test_answering_watch_is_reported() -> None:
 
     scenario.watch()
 
-    assert reports(scenario) == {"kubernetes-watch/research-eks": "", "waits": ""}
+    assert source_errors(scenario) == {"kubernetes-watch/research-eks": "", "waits": ""}
 
 
 def test_watch_broken_for_one_kind_is_reported() -> None:
@@ -226,7 +228,7 @@ def test_watch_broken_for_one_kind_is_reported() -> None:
 
     scenario.watch()
 
-    assert reports(scenario)["kubernetes-watch/research-eks"] == "pod: Unreachable: no answer"
+    assert source_errors(scenario)["kubernetes-watch/research-eks"] == "pod: Unreachable: no answer"
 
 
 @pytest.mark.parametrize("error", [Unreachable("no answer"), NotAllowed("403 Forbidden")])
@@ -239,7 +241,7 @@ def test_watch_that_cannot_be_opened_is_reported(error: Exception) -> None:
     scenario.world.cluster.watch = refuse  # type: ignore[method-assign]
 
     assert scenario.watch().outcome == "WATCHED"
-    assert str(error) in reports(scenario)["kubernetes-watch/research-eks"]
+    assert str(error) in source_errors(scenario)["kubernetes-watch/research-eks"]
 
 
 def test_wait_that_cannot_be_judged_is_reported() -> None:
@@ -251,7 +253,7 @@ def test_wait_that_cannot_be_judged_is_reported() -> None:
 
     scenario.watch()
 
-    assert "1 of 1 wait could not be evaluated" in reports(scenario)["waits"]
+    assert "1 of 1 wait could not be evaluated" in source_errors(scenario)["waits"]
 
 
 def test_cluster_without_answer_does_not_hide_the_other() -> None:
@@ -288,7 +290,7 @@ def test_watch_round_lists_nodes_and_workloads_concurrently(monkeypatch: pytest.
     scenario = JobScenario(size=3, policy=LOCAL)
     for _ in range(2):
         a_wait(scenario, scenario.running(nodes=1).job_id, ConditionKind.ATTEMPT_ENDED)
-    meet(monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.cluster, "workloads"))
+    meet_in_first_calls(monkeypatch, (scenario.world.cluster, "nodes"), (scenario.world.cluster, "workloads"))
 
     watched = scenario.watch()
 

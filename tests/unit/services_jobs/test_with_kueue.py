@@ -27,14 +27,14 @@ from tests.fakes.cluster import a_node, instance_id
 from tests.fakes.crashes import Crash, CrashPlan, CrashTiming
 from tests.unit.scheduling.test_sharing import a_team
 from tests.unit.services_jobs.job_scenario import NAMESPACE, JobScenario, a_spec
-from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams
 
 
 def a_scenario(**changes: Any) -> JobScenario:
     return JobScenario(admission=AdmissionAuthority.KUEUE, **changes)
 
 
-def handed_over(scenario: JobScenario, **changes: Any) -> Job:
+def hand_over_job(scenario: JobScenario, **changes: Any) -> Job:
     job = scenario.started(**changes)
     assert scenario.launch(job.job_id).outcome is LaunchOutcome.QUEUED
     return scenario.job(job.job_id)
@@ -50,18 +50,18 @@ def await_(scenario: JobScenario, kind: ConditionKind, job_id: str, attempt: int
     return str(requests[-1].answer["outcome"]) if requests else ""
 
 
-def waiting(scenario: JobScenario, job_id: str, attempt: int = 1) -> Wait:
+def job_waiting_in_kueue(scenario: JobScenario, job_id: str, attempt: int = 1) -> Wait:
     row = scenario.world.ledger.get(subject_rows.wait_key(job_id, f"attempt-{attempt}-admitted"))
     assert row
     return rows.decode(row, Wait)
 
 
-def pending(reason: str, message: str) -> KueueCondition:
+def pending_condition(reason: str, message: str) -> KueueCondition:
     return KueueCondition(type="QuotaReserved", is_true=False, reason=reason, message=message)
 
 
-def running(scenario: JobScenario) -> Job:
-    job = handed_over(scenario)
+def job_running_in_kueue(scenario: JobScenario) -> Job:
+    job = hand_over_job(scenario)
     scenario.world.cluster.kueue_admits(
         job.job_id, 1, *(node.name for node in scenario.world.cluster.nodes("research-eks")[:2])
     )
@@ -103,7 +103,7 @@ def test_handover_decision_replays() -> None:
 @pytest.mark.parametrize("at", range(1, 9))
 def test_crash_during_handover_leaves_one_attempt(at: int, when: CrashTiming) -> None:
     scenario = a_scenario(plan=CrashPlan())
-    job = running(scenario)
+    job = job_running_in_kueue(scenario)
     scenario.world.clock.advance(60)
     scenario.world.cluster.kueue_evicts(job.job_id, 1)
     scenario.plan.effects.clear()
@@ -145,7 +145,7 @@ def test_job_in_backoff_is_not_handed_to_kueue() -> None:
 def test_launch_through_kueue_raises_the_fence_and_assigns_no_nodes() -> None:
     scenario = a_scenario()
 
-    job = handed_over(scenario)
+    job = hand_over_job(scenario)
 
     launched = scenario.world.cluster.launched(job.job_id, 1)
     assert (launched.is_suspended, launched.pods) == (True, [])
@@ -182,9 +182,9 @@ def test_attempt_after_a_recovery_avoids_the_faulty_nodes() -> None:
 
 def test_job_waits_for_kueue_without_a_deadline() -> None:
     scenario = a_scenario()
-    job = handed_over(scenario)
+    job = hand_over_job(scenario)
     message = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu, 8 more needed"
-    scenario.world.cluster.kueue_says(job.job_id, 1, pending("WaitingForQuota", message), position=2)
+    scenario.world.cluster.kueue_says(job.job_id, 1, pending_condition("WaitingForQuota", message), position=2)
 
     assert await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id) == ""
 
@@ -202,10 +202,10 @@ def test_job_waits_for_kueue_without_a_deadline() -> None:
 
 def test_each_kueue_step_is_recorded_once() -> None:
     scenario = a_scenario()
-    job = handed_over(scenario)
+    job = hand_over_job(scenario)
     await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
     for message in ("3 more needed", "2 more needed"):
-        scenario.world.cluster.kueue_says(job.job_id, 1, pending("WaitingForQuota", message))
+        scenario.world.cluster.kueue_says(job.job_id, 1, pending_condition("WaitingForQuota", message))
         scenario.sweep()
         scenario.sweep()
 
@@ -216,12 +216,12 @@ def test_each_kueue_step_is_recorded_once() -> None:
     assert texts == [
         "The job waits in Kueue's queue default. No quota is free for the job: 3 more needed.",
     ]
-    assert waiting(scenario, job.job_id).kueue_status.endswith("2 more needed.")
+    assert job_waiting_in_kueue(scenario, job.job_id).kueue_status.endswith("2 more needed.")
 
 
 def test_job_runs_after_kueue_admits_it() -> None:
     scenario = a_scenario()
-    job = handed_over(scenario)
+    job = hand_over_job(scenario)
     await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
 
     scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(1).name, a_node(2).name)
@@ -237,7 +237,7 @@ def test_job_runs_after_kueue_admits_it() -> None:
 def test_nodes_are_recorded_once_the_job_runs() -> None:
     scenario = a_scenario()
 
-    job = running(scenario)
+    job = job_running_in_kueue(scenario)
 
     attempt = scenario.attempt(job.job_id)
     assert attempt.node_names == (a_node(1).name, a_node(2).name)
@@ -248,7 +248,7 @@ def test_nodes_are_recorded_once_the_job_runs() -> None:
 
 def test_node_that_joins_between_two_lists_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = a_scenario()
-    job = handed_over(scenario, nodes=1)
+    job = hand_over_job(scenario, nodes=1)
     cluster = scenario.world.cluster
     nodes = cluster.nodes("research-eks")
     cluster.kueue_admits(job.job_id, 1, nodes[0].name)
@@ -260,7 +260,7 @@ def test_node_that_joins_between_two_lists_is_not_lost(monkeypatch: pytest.Monke
 
 def test_sweep_does_not_lose_a_node_that_just_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     scenario = a_scenario()
-    job = handed_over(scenario, nodes=1)
+    job = hand_over_job(scenario, nodes=1)
     cluster = scenario.world.cluster
     nodes = cluster.nodes("research-eks")
     cluster.kueue_admits(job.job_id, 1, nodes[0].name)
@@ -275,7 +275,7 @@ def test_sweep_does_not_lose_a_node_that_just_joined(monkeypatch: pytest.MonkeyP
 
 def test_sweeper_records_nodes_after_a_crash() -> None:
     scenario = a_scenario()
-    job = handed_over(scenario)
+    job = hand_over_job(scenario)
     scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(1).name, a_node(2).name)
     scenario.mark_running(job.job_id)
 
@@ -289,7 +289,7 @@ def test_sweeper_records_nodes_after_a_crash() -> None:
 
 def test_eviction_requeues_the_job_without_using_a_restart() -> None:
     scenario = a_scenario()
-    job = running(scenario)
+    job = job_running_in_kueue(scenario)
     scenario.world.clock.advance(60)
     scenario.world.cluster.kueue_evicts(job.job_id, 1, "Preempted", "Preempted to accommodate a workload (UID: 7)")
     assert await_(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == "ENDED"
@@ -315,7 +315,7 @@ def test_eviction_requeues_the_job_without_using_a_restart() -> None:
 
 def test_attempt_readmitted_by_kueue_is_still_stopped() -> None:
     scenario = a_scenario()
-    job = running(scenario)
+    job = job_running_in_kueue(scenario)
     scenario.world.cluster.kueue_admits(job.job_id, 1, a_node(3).name, a_node(4).name, was_admitted=True)
 
     assert await_(scenario, ConditionKind.ATTEMPT_ENDED, job.job_id) == "STOP_REQUESTED"
@@ -329,19 +329,19 @@ def test_attempt_readmitted_by_kueue_is_still_stopped() -> None:
 
 def test_attempt_evicted_before_admission_keeps_waiting() -> None:
     scenario = a_scenario()
-    job = handed_over(scenario)
+    job = hand_over_job(scenario)
     evicted = KueueCondition(type="Evicted", is_true=True, reason="AdmissionCheck", message="retry")
     no = KueueCondition(type="Admitted", is_true=False, reason="NoReservation")
-    scenario.world.cluster.kueue_says(job.job_id, 1, pending("PendingEvaluation", "retry"), no, evicted)
+    scenario.world.cluster.kueue_says(job.job_id, 1, pending_condition("PendingEvaluation", "retry"), no, evicted)
 
     assert await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id) == ""
 
-    assert "Kueue evicted the job before (AdmissionCheck)." in waiting(scenario, job.job_id).kueue_status
+    assert "Kueue evicted the job before (AdmissionCheck)." in job_waiting_in_kueue(scenario, job.job_id).kueue_status
 
 
 def test_pause_grows_if_pods_never_become_ready() -> None:
     scenario = a_scenario()
-    job = handed_over(scenario)
+    job = hand_over_job(scenario)
     scenario.world.cluster.kueue_evicts(job.job_id, 1, "PodsReadyTimeout", "Exceeded the PodsReady timeout")
 
     scenario.settle(job.job_id)
@@ -354,7 +354,7 @@ def test_pause_grows_if_pods_never_become_ready() -> None:
 
 def test_application_failure_counts_despite_a_kueue_eviction() -> None:
     scenario = a_scenario()
-    job = running(scenario)
+    job = job_running_in_kueue(scenario)
     scenario.world.cluster.fail_pods(job.job_id, 1, 0, exit_code=1)
     scenario.world.cluster.fail_pods(job.job_id, 1, 1, exit_code=76)
 
@@ -365,7 +365,7 @@ def test_application_failure_counts_despite_a_kueue_eviction() -> None:
 
 def test_cancel_ends_a_job_that_waits_for_kueue() -> None:
     scenario = a_scenario()
-    job = handed_over(scenario)
+    job = hand_over_job(scenario)
     await_(scenario, ConditionKind.ATTEMPT_ADMITTED, job.job_id)
     scenario.cancel(job.job_id)
 
@@ -377,7 +377,7 @@ def test_cancel_ends_a_job_that_waits_for_kueue() -> None:
 
 def test_time_waiting_for_kueue_is_not_charged() -> None:
     scenario = a_scenario()
-    job = handed_over(scenario)
+    job = hand_over_job(scenario)
     scenario.world.clock.advance(86_400)
     scenario.cancel(job.job_id)
     scenario.stop(job.job_id)
@@ -417,7 +417,7 @@ def test_kueue_admission_refuses_no_kueue_namespace() -> None:
 
 def test_jobs_reach_their_local_queue_despite_quota() -> None:
     scenario = a_scenario(size=0)
-    set_up(scenario, a_team("red", 0, members=MEMBERS, local_queue="gpu-queue"))
+    set_up_teams(scenario, a_team("red", 0, members=MEMBERS, local_queue="gpu-queue"))
 
     job = scenario.started(team="red", priority_class="")
     scenario.launch(job.job_id)
@@ -426,7 +426,7 @@ def test_jobs_reach_their_local_queue_despite_quota() -> None:
     assert scenario.world.cluster.launched(job.job_id, 1).is_suspended
 
 
-def planned(scenario: JobScenario) -> dict[str, Any]:
+def plan_job(scenario: JobScenario) -> dict[str, Any]:
     return read_queue.plan(
         a_spec(),
         Requester(principal="role/ana", identity="111122223333:role/ana"),
@@ -440,6 +440,6 @@ def test_plan_says_that_kueue_decides() -> None:
         scenario.world.cluster.kueue_managed[NAMESPACE] = "its LocalQueue default"
         scenario.sweep()
 
-    assert planned(followed)["decision"]["reason"] == "Kueue admits jobs here: the job goes to LocalQueue default."
+    assert plan_job(followed)["decision"]["reason"] == "Kueue admits jobs here: the job goes to LocalQueue default."
     with pytest.raises(Invalid, match="where Kueue admits jobs"):
-        planned(beside)
+        plan_job(beside)

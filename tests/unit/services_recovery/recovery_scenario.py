@@ -366,7 +366,7 @@ class RecoveryScenario:
         }
 
 
-def say(
+def answer_plan(
     recovery: RecoveryScenario, *, approves: bool = True, by: str = "role/Op (ana)", decision_id: str = ""
 ) -> Incident:
     """Let a person answer the plan that asks now."""
@@ -383,4 +383,4 @@ def say(
 
 
 SETTLED = tuple(state for state in IncidentState if state.is_settled)
-__all__ = ["QUICK", "SETTLED", "RecoveryScenario", "a_fact", "a_provider_node", "say"]
+__all__ = ["QUICK", "SETTLED", "RecoveryScenario", "a_fact", "a_provider_node", "answer_plan"]

@@ -22,7 +22,7 @@ from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_f
 HOUR = 3600
 
 
-def observed(mode: Mode = Mode.OBSERVE, **facts: Any) -> RecoveryScenario:
+def recovery_in_observe_mode(mode: Mode = Mode.OBSERVE, **facts: Any) -> RecoveryScenario:
     recovery = RecoveryScenario(mode=mode, with_job=False)
     sweep(recovery)
     recovery.report_fault(**facts)
@@ -37,7 +37,7 @@ def sweep(recovery: RecoveryScenario) -> None:
     recovery.scenario.sweep()
 
 
-def events(recovery: RecoveryScenario) -> list[tuple[NodeEventKind, Actor]]:
+def recorded_events(recovery: RecoveryScenario) -> list[tuple[NodeEventKind, Actor]]:
     row = recovery.world.ledger.get(incident_rows.aftermath_key(recovery.incident_id))
     return [(event.kind, event.actor) for event in rows.decode(row, Aftermath).events] if row else []
 
@@ -52,13 +52,13 @@ def name_of(recovery: RecoveryScenario) -> str:
     return name
 
 
-def report(recovery: RecoveryScenario, **parameters: Any) -> Any:
+def read_report(recovery: RecoveryScenario, **parameters: Any) -> Any:
     context = recovery.world.context(policy=recovery.policy, mode=recovery.mode)
     return read_shadow_report.show(read_shadow_report.ShadowFilter(**parameters), pagination.PageRequest(), context)
 
 
-def verdicts(recovery: RecoveryScenario) -> tuple[str, str]:
-    (case,) = report(recovery)["items"]
+def reported_verdicts(recovery: RecoveryScenario) -> tuple[str, str]:
+    (case,) = read_report(recovery)["items"]
     return case["cordon"]["verdict"], case["repair"]["verdict"]
 
 
@@ -66,66 +66,66 @@ def verdicts(recovery: RecoveryScenario) -> tuple[str, str]:
 
 
 def test_step_of_hyperpods_repair_is_recorded_once() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     step = a_step(recovery, "reboot_in_progress")
 
     outcomes = [recovery.ingest(step) for _ in range(2)]
 
     assert [outcome.outcome for outcome in outcomes] == ["IGNORED", "IGNORED"]
-    assert events(recovery) == [(NodeEventKind.REBOOTED, Actor.HYPERPOD)]
+    assert recorded_events(recovery) == [(NodeEventKind.REBOOTED, Actor.HYPERPOD)]
 
 
 def test_step_on_new_instance_is_recorded_by_node_slot() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     logical_id = recovery.incident.slot.removeprefix(f"{CLUSTER}/")
 
     recovery.ingest(a_step(recovery, "replacement_started", instance_id=instance_id(77), logical_id=logical_id))
 
-    assert events(recovery) == [(NodeEventKind.REPLACED, Actor.HYPERPOD)]
+    assert recorded_events(recovery) == [(NodeEventKind.REPLACED, Actor.HYPERPOD)]
 
 
 def test_step_that_changes_nothing_is_not_recorded() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
 
     recovery.ingest(a_step(recovery, "replacement_failed"))
 
-    assert events(recovery) == []
+    assert recorded_events(recovery) == []
 
 
 def test_recovery_signal_is_recorded_once() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     healthy = a_fact(kind=FactKind.RECOVERED, fault_key="", code="", observed_at=recovery.now + timedelta(seconds=60))
 
     for _ in range(2):
         recovery.ingest(healthy)
 
-    assert events(recovery) == [(NodeEventKind.RECOVERED, Actor.UNKNOWN)]
+    assert recorded_events(recovery) == [(NodeEventKind.RECOVERED, Actor.UNKNOWN)]
 
 
 @pytest.mark.parametrize("kind", ["drill", "late", "act"])
 def test_facts_of_drills_and_late_facts_are_not_recorded(kind: str) -> None:
-    recovery = observed(Mode.ACT if kind == "act" else Mode.OBSERVE)
+    recovery = recovery_in_observe_mode(Mode.ACT if kind == "act" else Mode.OBSERVE)
     if kind == "late":
         recovery.world.clock.advance(15 * 24 * HOUR)
 
     recovery.ingest(a_step(recovery, "reboot_in_progress", is_drill=kind == "drill"))
 
-    assert events(recovery) == []
+    assert recorded_events(recovery) == []
 
 
 def test_first_cordon_of_a_person_is_recorded_by_the_sweep() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     recovery.world.cluster.set_node(name_of(recovery), is_cordoned=True)
 
     for _ in range(2):
         recovery.world.clock.advance(60)
         sweep(recovery)
 
-    assert events(recovery) == [(NodeEventKind.CORDONED, Actor.PERSON)]
+    assert recorded_events(recovery) == [(NodeEventKind.CORDONED, Actor.PERSON)]
 
 
 def test_cordon_through_evenkeel_has_its_own_time() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     cordon = ManualCordon(life=recovery.incident.life.key, by="role/Op (bo)", reason="noise", at=recovery.now)
     manual_cordons.put(recovery.world.ledger, cordon)
     recovery.world.cluster.set_node(name_of(recovery), is_cordoned=True)
@@ -133,54 +133,54 @@ def test_cordon_through_evenkeel_has_its_own_time() -> None:
 
     sweep(recovery)
 
-    (case,) = report(recovery)["items"]
+    (case,) = read_report(recovery)["items"]
     assert case["cordon"]["happenedAt"] == rfc3339(cordon.at)
     assert case["cordon"]["evidence"] == ["role/Op (bo): noise"]
 
 
 def test_reboot_of_a_node_that_stays_faulty_is_recorded() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     recovery.world.cluster.set_node(name_of(recovery), boot_id="boot-2")
 
     for _ in range(2):
         recovery.world.clock.advance(60)
         sweep(recovery)
 
-    assert events(recovery) == [(NodeEventKind.REBOOTED, Actor.UNKNOWN)]
+    assert recorded_events(recovery) == [(NodeEventKind.REBOOTED, Actor.UNKNOWN)]
 
 
 def test_end_of_the_unhealthy_state_is_recorded() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     recovery.mark(instance_id(1))
     recovery.world.cluster.set_node(name_of(recovery), boot_id="boot-2")
     recovery.world.clock.advance(60)
 
     sweep(recovery)
 
-    assert events(recovery) == [(NodeEventKind.REBOOTED, Actor.UNKNOWN)]
+    assert recorded_events(recovery) == [(NodeEventKind.REBOOTED, Actor.UNKNOWN)]
 
 
 @pytest.mark.parametrize("when", list(CrashTiming))
 def test_crash_around_the_write_loses_no_event(when: CrashTiming) -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     recovery.plan.effects.clear()
     recovery.plan.at, recovery.plan.when = 1, when
 
     recovery.ingest(a_step(recovery, "reboot_in_progress"))
 
     assert recovery.crashes == 1
-    assert events(recovery) == [(NodeEventKind.REBOOTED, Actor.HYPERPOD)]
+    assert recorded_events(recovery) == [(NodeEventKind.REBOOTED, Actor.HYPERPOD)]
 
 
 # ---------------------------------------------------------------- the report
 
 
 def test_repair_by_hyperpod_makes_the_decision_earlier() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     recovery.world.clock.advance(600)
     recovery.ingest(a_step(recovery, "reboot_in_progress"))
 
-    document = report(recovery)
+    document = read_report(recovery)
 
     (case,) = document["items"]
     assert (case["repair"]["verdict"], case["repair"]["actor"]) == ("EARLIER", "HyperPod")
@@ -189,17 +189,17 @@ def test_repair_by_hyperpod_makes_the_decision_earlier() -> None:
 
 
 def test_verdict_is_unknown_until_its_window_ends() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
 
-    document = report(recovery)
+    document = read_report(recovery)
 
-    assert verdicts(recovery) == ("UNKNOWN", "UNKNOWN")
+    assert reported_verdicts(recovery) == ("UNKNOWN", "UNKNOWN")
     assert document["items"][0]["cordon"]["cause"] == "WINDOW_OPEN"
     assert (document["summary"]["falseCordons"]["of"], document["summary"]["falseCordons"]["unknown"]) == (0, 1)
     assert document["summary"]["falseCordons"]["share"] is None
 
 
-def healed(recovery: RecoveryScenario, hours: int = 26) -> None:
+def heal_node(recovery: RecoveryScenario, hours: int = 26) -> None:
     """Let the node report itself healthy, and work since."""
     recovery.world.clock.advance(300)
     recovery.mark(instance_id(1))
@@ -210,57 +210,57 @@ def healed(recovery: RecoveryScenario, hours: int = 26) -> None:
 
 
 def test_node_that_healed_by_itself_proves_the_cordon_wrong() -> None:
-    recovery = observed()
-    healed(recovery)
+    recovery = recovery_in_observe_mode()
+    heal_node(recovery)
 
-    document = report(recovery)
+    document = read_report(recovery)
 
-    assert verdicts(recovery) == ("WOULD_HAVE_BEEN_WRONG", "WOULD_HAVE_BEEN_WRONG")
+    assert reported_verdicts(recovery) == ("WOULD_HAVE_BEEN_WRONG", "WOULD_HAVE_BEEN_WRONG")
     assert document["summary"]["falseCordons"]["count"] == document["summary"]["falseCordons"]["of"] == 1
 
 
 def test_reboot_with_unknown_actor_leaves_repair_verdict_unknown() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     row = recovery.world.ledger.get(incident_rows.unhealthy_key(recovery.incident.life))
     assert row
-    healed(recovery)
+    heal_node(recovery)
     recovery.world.cluster.set_node(name_of(recovery), boot_id="boot-9")
     recovery.world.clock.advance(60)
     sweep(recovery)
 
-    assert verdicts(recovery) == ("UNKNOWN", "UNKNOWN")
+    assert reported_verdicts(recovery) == ("UNKNOWN", "UNKNOWN")
 
 
 def test_stale_node_list_gives_no_verdict() -> None:
-    recovery = observed()
-    healed(recovery, hours=1)
+    recovery = recovery_in_observe_mode()
+    heal_node(recovery, hours=1)
     recovery.world.clock.advance(30 * HOUR)
 
-    (case,) = report(recovery)["items"]
+    (case,) = read_report(recovery)["items"]
 
     assert (case["cordon"]["verdict"], case["cordon"]["cause"]) == ("UNKNOWN", "NOTHING_KNOWN")
 
 
 def test_later_fault_of_the_node_joins_its_case() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     recovery.world.clock.advance(HOUR)
     recovery.report_fault(observed_at=recovery.now, envelope_id="later")
     recovery.recover()
 
-    document = report(recovery)
+    document = read_report(recovery)
 
     assert (document["summary"]["cases"], document["summary"]["incidents"]) == (1, 2)
     assert len(document["items"][0]["incidentIds"]) == 2
 
 
 def test_drills_and_other_modes_are_not_reported() -> None:
-    recovery = observed(Mode.ACT)
+    recovery = recovery_in_observe_mode(Mode.ACT)
 
-    assert report(recovery)["summary"]["cases"] == 0
+    assert read_report(recovery)["summary"]["cases"] == 0
 
 
 def test_removed_node_is_reported_with_its_time() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
     key = fleet_rows.node_key(CLUSTER, instance_id(1))
     row = recovery.world.ledger.get(key)
     assert row
@@ -268,15 +268,15 @@ def test_removed_node_is_reported_with_its_time() -> None:
     doc = {**row.doc, "isGone": True, "isReady": False, "changedAt": rfc3339(recovery.now)}
     recovery.scenario.put(fleet_rows.node_row(CLUSTER, instance_id(1), doc, row.version, None))
 
-    (case,) = report(recovery)["items"]
+    (case,) = read_report(recovery)["items"]
 
     assert case["cordon"]["verdict"] == "EARLIER"
     assert case["cordon"]["happenedAt"] == rfc3339(recovery.now)
 
 
 def test_filters_select_pool_and_time() -> None:
-    recovery = observed()
+    recovery = recovery_in_observe_mode()
 
-    assert report(recovery, pool="other")["summary"]["cases"] == 0
-    assert report(recovery, pool=recovery.incident.pool)["summary"]["cases"] == 1
-    assert report(recovery, since=recovery.now + timedelta(seconds=1))["summary"]["cases"] == 0
+    assert read_report(recovery, pool="other")["summary"]["cases"] == 0
+    assert read_report(recovery, pool=recovery.incident.pool)["summary"]["cases"] == 1
+    assert read_report(recovery, since=recovery.now + timedelta(seconds=1))["summary"]["cases"] == 0

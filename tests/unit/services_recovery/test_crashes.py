@@ -24,7 +24,7 @@ SCENARIOS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def play(scenario: str, plan: CrashPlan) -> RecoveryScenario:
+def play_recovery(scenario: str, plan: CrashPlan) -> RecoveryScenario:
     settings, fact = SCENARIOS[scenario]
     recovery = RecoveryScenario(**settings, plan=plan)
     recovery.report_fault(**fact)
@@ -33,13 +33,13 @@ def play(scenario: str, plan: CrashPlan) -> RecoveryScenario:
 
 
 @functools.cache
-def undisturbed(scenario: str) -> RecoveryScenario:
-    return play(scenario, CrashPlan())
+def run_without_crash(scenario: str) -> RecoveryScenario:
+    return play_recovery(scenario, CrashPlan())
 
 
 def effects() -> Iterator[Any]:
     for scenario in SCENARIOS:
-        reached = undisturbed(scenario).plan.effects
+        reached = run_without_crash(scenario).plan.effects
         for number, name in enumerate(reached, start=1):
             for when in CrashTiming:
                 marks = marks_at(number, when)
@@ -50,14 +50,16 @@ def effects() -> Iterator[Any]:
 def test_recovery_ends_the_same_after_any_crash(scenario: str, number: int, when: CrashTiming) -> None:
     plan = CrashPlan(at=number, when=when)
 
-    recovery = play(scenario, plan)
+    recovery = play_recovery(scenario, plan)
 
     assert recovery.crashes == 1
-    assert undisturbed(scenario).end() == recovery.end()
+    assert run_without_crash(scenario).end() == recovery.end()
     if when is CrashTiming.AFTER:
-        assert lines(undisturbed(scenario)) == lines(recovery), "the crash repeats a line of the timeline"
+        assert timeline_without_calls(run_without_crash(scenario)) == timeline_without_calls(recovery), (
+            "the crash repeats a line of the timeline"
+        )
 
 
-def lines(recovery: RecoveryScenario) -> list[str]:
+def timeline_without_calls(recovery: RecoveryScenario) -> list[str]:
     """All lines but those of provider calls: a call whose intent was recorded and never made is told again, rightly."""
     return sorted(kind for kind in recovery.kinds() if kind not in ("reboot", "replace"))

@@ -26,7 +26,7 @@ NODE = f"hyperpod-{instance_id(1)}"
 SAVES = QUICK.replace(repair=QUICK.repair.replace(drain_scale=1.0))
 
 
-def drained(fault_key: str = "hp:NvidiaErrorReboot", **settings: Any) -> RecoveryScenario:
+def recovery_at_drain(fault_key: str = "hp:NvidiaErrorReboot", **settings: Any) -> RecoveryScenario:
     """A recovery up to the point at which its jobs are stopped."""
     pods, spec = settings.pop("pods", ()), settings.pop("spec", {})
     fact = settings.pop("fact", {})
@@ -54,7 +54,7 @@ def a_pod(name: str, recreation: PodRecreation = PodRecreation.BY_OWNER, **chang
     return UnmanagedPod.model_validate({**facts, **changes})
 
 
-def evicted(recovery: RecoveryScenario) -> list[str]:
+def evicted_pods(recovery: RecoveryScenario) -> list[str]:
     return [call[1] for call in recovery.world.cluster.calls if call[0] == "evict"]
 
 
@@ -62,7 +62,7 @@ def evicted(recovery: RecoveryScenario) -> list[str]:
 
 
 def test_grace_of_a_job_is_recorded_once_and_replays() -> None:
-    recovery = drained(spec={"grace_seconds": 600})
+    recovery = recovery_at_drain(spec={"grace_seconds": 600})
     recovery.state("", drain_node)
 
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
@@ -74,7 +74,7 @@ def test_grace_of_a_job_is_recorded_once_and_replays() -> None:
 
 
 def test_other_ranks_get_grace_if_the_faulty_node_cannot_save() -> None:
-    recovery = drained("xid:79", fact={"source": "kubernetes.node"}, spec={"grace_seconds": 600})
+    recovery = recovery_at_drain("xid:79", fact={"source": "kubernetes.node"}, spec={"grace_seconds": 600})
 
     stop = recovery.job.stop_of(1)
     assert stop
@@ -83,7 +83,7 @@ def test_other_ranks_get_grace_if_the_faulty_node_cannot_save() -> None:
 
 
 def test_save_ends_thirty_seconds_before_a_spot_instance_ends() -> None:
-    recovery = drained(
+    recovery = recovery_at_drain(
         "ec2:spot_interruption",
         spec={"grace_seconds": 3600},
         fact={"source": "ec2.spot", "deadline_at": RecoveryScenario().now + timedelta(seconds=120)},
@@ -96,7 +96,7 @@ def test_save_ends_thirty_seconds_before_a_spot_instance_ends() -> None:
 
 def test_timeline_shows_what_the_drain_saved() -> None:
     def launched(saves: bool) -> str:
-        recovery = drained(spec={"grace_seconds": 60, "checkpoint_uri": "s3://checkpoints/one"})
+        recovery = recovery_at_drain(spec={"grace_seconds": 60, "checkpoint_uri": "s3://checkpoints/one"})
         recovery.scenario.save(recovery.job_id, 1, 10, seconds=5 if saves else -60)
         recovery.state("", plan_resume)
         recovery.run_jobs()
@@ -109,7 +109,7 @@ def test_timeline_shows_what_the_drain_saved() -> None:
 
 
 def test_repair_waits_for_a_job_that_may_finish() -> None:
-    recovery = drained("hp:NvidiaErrorReboot", spec={"on_node_fault": OnNodeFault.FINISH})
+    recovery = recovery_at_drain("hp:NvidiaErrorReboot", spec={"on_node_fault": OnNodeFault.FINISH})
 
     assert recovery.job.stop_request is None
     assert recovery.world.cluster.by_name["research-eks", NODE].is_cordoned
@@ -123,7 +123,7 @@ def test_repair_waits_for_a_job_that_may_finish() -> None:
 
 
 def test_job_is_stopped_once_its_finishing_time_is_over() -> None:
-    recovery = drained("hp:NvidiaErrorReboot", spec={"on_node_fault": OnNodeFault.FINISH})
+    recovery = recovery_at_drain("hp:NvidiaErrorReboot", spec={"on_node_fault": OnNodeFault.FINISH})
     recovery.world.clock.advance(SAVES.jobs.finish_seconds + 1)
 
     recovery.state("RepairNode", repair_node)
@@ -160,7 +160,7 @@ def test_only_application_failures_use_restarts(act: JobAction, fault_key: str, 
 
 
 def test_only_workloads_that_allow_it_are_evicted_at_once() -> None:
-    recovery = drained(
+    recovery = recovery_at_drain(
         with_job=False,
         pods=[
             a_pod("allowed", consent=Consent.ALLOWED),
@@ -171,7 +171,7 @@ def test_only_workloads_that_allow_it_are_evicted_at_once() -> None:
         ],
     )
 
-    assert evicted(recovery) == ["allowed"]
+    assert evicted_pods(recovery) == ["allowed"]
     # Workloads that it does not evict are named only if they use accelerators.
     assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/allowed",)
     why = explain.why_incident(recovery.incident_id, Reader(), recovery.world.context())
@@ -179,7 +179,7 @@ def test_only_workloads_that_allow_it_are_evicted_at_once() -> None:
 
 
 def test_unmanaged_workloads_are_named_in_the_incident_once() -> None:
-    recovery = drained(with_job=False, pods=[a_pod("silent", accelerators=8)])
+    recovery = recovery_at_drain(with_job=False, pods=[a_pod("silent", accelerators=8)])
 
     recovery.state("DrainNode", drain_node)
 
@@ -191,19 +191,19 @@ def test_unmanaged_workloads_are_named_in_the_incident_once() -> None:
 
 
 def test_unmanaged_pods_are_evicted_within_their_disruption_budget() -> None:
-    recovery = drained(with_job=False, pods=[a_pod("silent"), a_pod("kept")])
+    recovery = recovery_at_drain(with_job=False, pods=[a_pod("silent"), a_pod("kept")])
     recovery.world.cluster.budgeted.add("kept")
 
     first = recovery.state("RepairNode", repair_node)
 
-    assert (first.outcome, evicted(recovery)) == ("RETRY", ["silent"])
+    assert (first.outcome, evicted_pods(recovery)) == ("RETRY", ["silent"])
     assert recovery.provider.accepted_calls("reboot").total() == 0
 
     recovery.world.cluster.budgeted.clear()
     recovery.world.clock.advance(first.wait_seconds)
     recovery.state("RepairNode", repair_node)
     assert recovery.state("RepairNode", repair_node).outcome == "REQUESTED"
-    assert evicted(recovery) == ["silent", "kept"]
+    assert evicted_pods(recovery) == ["silent", "kept"]
 
 
 ANSWERS = [
@@ -218,12 +218,12 @@ ANSWERS = [
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_unanswered_eviction_does_not_end_the_drain(answer: EvictionAnswer) -> None:
-    recovery = drained(with_job=False, pods=[a_pod("kept"), a_pod("other"), a_pod("third")])
+    recovery = recovery_at_drain(with_job=False, pods=[a_pod("kept"), a_pod("other"), a_pod("third")])
     recovery.world.cluster.evictions["kept"] = answer
 
     first = recovery.state("RepairNode", repair_node)
 
-    assert (first.outcome, sorted(evicted(recovery))) == ("RETRY", ["other", "third"])
+    assert (first.outcome, sorted(evicted_pods(recovery))) == ("RETRY", ["other", "third"])
     assert recovery.incident.failed_evictions == ({"research/kept": answer.why} if answer.why else {})
     recovery.world.clock.advance(3600)
     last = recovery.state("RepairNode", repair_node)
@@ -234,7 +234,7 @@ def test_unanswered_eviction_does_not_end_the_drain(answer: EvictionAnswer) -> N
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_repair_continues_if_the_policy_deletes_remaining_pods(answer: EvictionAnswer) -> None:
     policy = SAVES.replace(repair=SAVES.repair.replace(ends_unmanaged_pods=True))
-    recovery = drained(with_job=False, policy=policy, pods=[a_pod("kept")])
+    recovery = recovery_at_drain(with_job=False, policy=policy, pods=[a_pod("kept")])
     recovery.world.cluster.evictions["kept"] = answer
     recovery.state("RepairNode", repair_node)
 
@@ -244,7 +244,7 @@ def test_repair_continues_if_the_policy_deletes_remaining_pods(answer: EvictionA
 
 
 def test_refused_eviction_is_reported_once_with_pod_and_reason() -> None:
-    recovery = drained(with_job=False, pods=[a_pod("kept")])
+    recovery = recovery_at_drain(with_job=False, pods=[a_pod("kept")])
     recovery.world.cluster.evictions["kept"] = ANSWERS[1]
 
     for _ in range(3):
@@ -257,7 +257,7 @@ def test_refused_eviction_is_reported_once_with_pod_and_reason() -> None:
 
 
 def test_silent_server_gets_few_evictions_per_visit() -> None:
-    recovery = drained(with_job=False, pods=[a_pod(f"pod-{number:02d}") for number in range(10)])
+    recovery = recovery_at_drain(with_job=False, pods=[a_pod(f"pod-{number:02d}") for number in range(10)])
     for number in range(9):
         recovery.world.cluster.evictions[f"pod-{number:02d}"] = EvictionAnswer(EvictionStatus.NO_ANSWER, "no answer")
     evictions = []
@@ -269,7 +269,7 @@ def test_silent_server_gets_few_evictions_per_visit() -> None:
         evictions.append([call for call in recovery.world.cluster.calls[before:] if call[0] == "ask to evict"])
 
     assert max(len(calls) for calls in evictions) <= 3
-    assert evicted(recovery) == ["pod-09"]
+    assert evicted_pods(recovery) == ["pod-09"]
 
 
 def test_job_with_undeletable_pods_does_not_end_recovery() -> None:
@@ -291,7 +291,7 @@ def test_job_with_undeletable_pods_does_not_end_recovery() -> None:
 def test_person_decides_about_pods_that_remain_after_the_drain() -> None:
     def after_the_drain(**repair: Any) -> str:
         policy = SAVES.replace(repair=RepairPolicy.model_validate({**SAVES.repair.model_dump(), **repair}))
-        recovery = drained(with_job=False, policy=policy, pods=[a_pod("bare", PodRecreation.NEVER)])
+        recovery = recovery_at_drain(with_job=False, policy=policy, pods=[a_pod("bare", PodRecreation.NEVER)])
         recovery.world.clock.advance(3600)
         return str(recovery.state("RepairNode", repair_node).outcome)
 
@@ -306,7 +306,7 @@ def test_unmanaged_pods_stay_in_observe_mode() -> None:
     for service in (plan_recovery, drain_node):
         recovery.state("", service)
 
-    assert evicted(recovery) == []
+    assert evicted_pods(recovery) == []
 
 
 def test_unmanaged_pods_stay_under_a_hold() -> None:
@@ -317,32 +317,32 @@ def test_unmanaged_pods_stay_under_a_hold() -> None:
     for service in (plan_recovery, cordon_node, drain_node):
         recovery.state("", service)
 
-    assert evicted(recovery) == []
+    assert evicted_pods(recovery) == []
     assert recovery.incident.unmanaged_workloads == ("PyTorchJob research/allowed",)
 
 
 def test_pod_is_evicted_once_over_repeated_drains() -> None:
-    recovery = drained(pods=[a_pod("allowed", consent=Consent.ALLOWED)])
+    recovery = recovery_at_drain(pods=[a_pod("allowed", consent=Consent.ALLOWED)])
 
     recovery.state("DrainNode", drain_node)
 
-    assert evicted(recovery) == ["allowed"]
+    assert evicted_pods(recovery) == ["allowed"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_pod_is_evicted_once_after_a_crash(when: str) -> None:
     pods = [a_pod("allowed", consent=Consent.ALLOWED), a_pod("silent")]
-    effects = drained(with_job=False, pods=pods).plan.effects
+    effects = recovery_at_drain(with_job=False, pods=pods).plan.effects
     plan = CrashPlan(at=effects.index("evict") + 1, when=when)
 
-    recovery = drained(with_job=False, pods=pods, plan=plan)
+    recovery = recovery_at_drain(with_job=False, pods=pods, plan=plan)
 
-    assert (recovery.crashes, evicted(recovery)) == (1, ["allowed"])
+    assert (recovery.crashes, evicted_pods(recovery)) == (1, ["allowed"])
 
 
 def test_day_long_drain_fits_the_loops_of_a_workflow() -> None:
     policy = SAVES.replace(repair=SAVES.repair.replace(retry_seconds=30))
-    recovery = drained("xid:63", with_job=False, policy=policy, pods=[a_pod("kept")])
+    recovery = recovery_at_drain("xid:63", with_job=False, policy=policy, pods=[a_pod("kept")])
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
     recovery.world.cluster.budgeted.add("kept")
 

@@ -9,7 +9,7 @@ from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenar
 POLICY = QUICK.replace(scheduling=QUICK.scheduling.replace(jobs_per_page=1))
 
 
-def waiting(*kept: str, **changes: str) -> list[str]:
+def weighed_jobs(*kept: str, **changes: str) -> list[str]:
     """Return the jobs weighed for an interrupted job with three others in the queue, one to a page."""
     recovery = RecoveryScenario(policy=POLICY)
     ledger = recovery.world.ledger
@@ -20,16 +20,16 @@ def waiting(*kept: str, **changes: str) -> list[str]:
 
 
 def test_job_beyond_the_first_page_is_not_considered() -> None:
-    assert waiting() == ["job-0000000011"]
+    assert weighed_jobs() == ["job-0000000011"]
 
 
 def test_job_awaiting_evictions_is_considered_beyond_the_page() -> None:
-    assert waiting("job-0000000013") == ["job-0000000011", "job-0000000013"]
+    assert weighed_jobs("job-0000000013") == ["job-0000000011", "job-0000000013"]
 
 
 def test_job_on_the_page_is_considered_once() -> None:
-    assert waiting("job-0000000011") == ["job-0000000011"]
+    assert weighed_jobs("job-0000000011") == ["job-0000000011"]
 
 
 def test_job_that_is_no_longer_pending_is_not_considered() -> None:
-    assert waiting("job-0000000013", state="RUNNING") == ["job-0000000011"]
+    assert weighed_jobs("job-0000000013", state="RUNNING") == ["job-0000000011"]

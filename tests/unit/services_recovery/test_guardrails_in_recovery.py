@@ -32,27 +32,29 @@ from evenkeel.services.storage import fleet_rows, guardrail_registers, rows
 from evenkeel.services.storage.guardrail_registers import RegisterName
 from tests.fakes import InMemoryLedger, a_context
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, say
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, answer_plan
 
 K = ConditionKind
 P5 = "p5-workers"
 
 
-def guarded(**changes: Any) -> Policy:
+def guardrail_policy(**changes: Any) -> Policy:
     """A policy whose shares limit no recovery, unless a test changes it."""
     wide = {"pool_repair_share": None, "pool_cordon_share": None, "shared_cause_count": 99} | changes
     return QUICK.replace(repair=QUICK.repair.replace(guardrails=GuardrailPolicy.model_validate(wide)))
 
 
-def fleet(size: int = 6, *, with_job: bool = False, policy: Policy | None = None, **settings: Any) -> RecoveryScenario:
+def recovery_of_fleet(
+    size: int = 6, *, with_job: bool = False, policy: Policy | None = None, **settings: Any
+) -> RecoveryScenario:
     """A fleet that the sweep knows."""
-    recovery = RecoveryScenario(size=size, with_job=with_job, policy=policy or guarded(), **settings)
+    recovery = RecoveryScenario(size=size, with_job=with_job, policy=policy or guardrail_policy(), **settings)
     for number in range(1, size + 1):
-        remember(recovery, number)
+        record_node(recovery, number)
     return recovery
 
 
-def remember(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
+def record_node(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
     machine = instance_id(number)
     kubernetes_node = next(node for node in recovery.world.cluster.by_name.values() if node.instance_id == machine)
     record = recovery.world.provider.by_id[machine]
@@ -71,7 +73,7 @@ def remember(recovery: RecoveryScenario, number: int, **changes: Any) -> None:
     recovery.world.ledger.commit(Put(Row(fleet_rows.summary_key(), summary, stored.version if stored else 0)))
 
 
-def at_repair(recovery: RecoveryScenario, number: int, **fact: Any) -> str:
+def recover_until_repair(recovery: RecoveryScenario, number: int, **fact: Any) -> str:
     """Take a node's recovery to the point where its repair is due; return the incident."""
     incident_id = recovery.report_fault(number, **fact)
     for name, service in (("Plan", plan_recovery), ("Cordon", cordon_node), ("Drain", drain_node)):
@@ -79,18 +81,18 @@ def at_repair(recovery: RecoveryScenario, number: int, **fact: Any) -> str:
     return incident_id
 
 
-def repair(recovery: RecoveryScenario, incident_id: str) -> repair_node.RepairNodeResult:
+def run_repair(recovery: RecoveryScenario, incident_id: str) -> repair_node.RepairNodeResult:
     recovery.incident_id = incident_id
     outcome: repair_node.RepairNodeResult = recovery.state("RepairNode", repair_node)
     return outcome
 
 
-def incident(recovery: RecoveryScenario, incident_id: str) -> Incident:
+def stored_incident(recovery: RecoveryScenario, incident_id: str) -> Incident:
     recovery.incident_id = incident_id
     return recovery.incident
 
 
-def lives(recovery: RecoveryScenario, which: RegisterName) -> list[str]:
+def registered_lives(recovery: RecoveryScenario, which: RegisterName) -> list[str]:
     return [entry.life.split("/")[1] for entry in recovery.register(which).entries]
 
 
@@ -98,17 +100,17 @@ def lives(recovery: RecoveryScenario, which: RegisterName) -> list[str]:
 
 
 def test_second_repair_of_a_pool_waits_for_the_first() -> None:
-    recovery = fleet(policy=guarded(pool_repairs=1))
-    first, second = at_repair(recovery, 1), at_repair(recovery, 2)
+    recovery = recovery_of_fleet(policy=guardrail_policy(pool_repairs=1))
+    first, second = recover_until_repair(recovery, 1), recover_until_repair(recovery, 2)
 
-    assert repair(recovery, first).outcome == "REQUESTED"
-    barred = repair(recovery, second)
+    assert run_repair(recovery, first).outcome == "REQUESTED"
+    barred = run_repair(recovery, second)
 
     assert (barred.outcome, barred.reason) == (
         "BLOCKED",
         "1 of 6 nodes of p5-workers is in repair; the limit is 1.",
     )
-    blocked = incident(recovery, second)
+    blocked = stored_incident(recovery, second)
     assert blocked.state is IncidentState.BLOCKED
     assert blocked.block
     assert (blocked.block.guardrail, blocked.block.action) == (GuardrailName.POOL_REPAIRS, "reboot")
@@ -119,17 +121,20 @@ def test_second_repair_of_a_pool_waits_for_the_first() -> None:
     recovery.state("ReturnNode", return_node)
     recovery.incident_id = second
     assert recovery.look() == ["RELEASED"]
-    assert repair(recovery, second).outcome == "REQUESTED"
-    assert (incident(recovery, second).state, incident(recovery, second).block) == (IncidentState.RECOVERING, None)
-    assert lives(recovery, RegisterName.REPAIRS) == [instance_id(2)]
+    assert run_repair(recovery, second).outcome == "REQUESTED"
+    assert (stored_incident(recovery, second).state, stored_incident(recovery, second).block) == (
+        IncidentState.RECOVERING,
+        None,
+    )
+    assert registered_lives(recovery, RegisterName.REPAIRS) == [instance_id(2)]
 
 
 def test_repeatedly_blocked_repair_is_reported_once() -> None:
-    recovery = fleet(policy=guarded(pool_repairs=1))
-    first, second = at_repair(recovery, 1), at_repair(recovery, 2)
-    repair(recovery, first)
+    recovery = recovery_of_fleet(policy=guardrail_policy(pool_repairs=1))
+    first, second = recover_until_repair(recovery, 1), recover_until_repair(recovery, 2)
+    run_repair(recovery, first)
 
-    outcomes = [repair(recovery, second).outcome for _ in range(3)]
+    outcomes = [run_repair(recovery, second).outcome for _ in range(3)]
 
     assert outcomes == ["BLOCKED"] * 3
     assert recovery.kinds().count("blocked") == 1
@@ -155,25 +160,25 @@ class ConcurrentWriter:
 
 
 def test_one_of_two_racing_repairs_is_made() -> None:
-    recovery = fleet(policy=guarded(pool_repairs=1))
-    first, second = at_repair(recovery, 1), at_repair(recovery, 2)
+    recovery = recovery_of_fleet(policy=guardrail_policy(pool_repairs=1))
+    first, second = recover_until_repair(recovery, 1), recover_until_repair(recovery, 2)
     in_memory_ledger = recovery.ledger
 
     def other() -> None:
         recovery.ledger = in_memory_ledger
-        assert repair(recovery, second).outcome == "REQUESTED"
+        assert run_repair(recovery, second).outcome == "REQUESTED"
         recovery.incident_id = first
 
     recovery.ledger = ConcurrentWriter(in_memory_ledger, "REGISTER#repairs", other)  # type: ignore[assignment]
     with pytest.raises(Conflict):
-        repair(recovery, first)
+        run_repair(recovery, first)
 
-    assert repair(recovery, first).outcome == "BLOCKED"
+    assert run_repair(recovery, first).outcome == "BLOCKED"
     assert recovery.world.provider.asked == [("reboot", instance_id(2))]
 
 
 def test_one_of_two_racing_cordons_is_made() -> None:
-    recovery = fleet(policy=guarded(pool_cordons=1))
+    recovery = recovery_of_fleet(policy=guardrail_policy(pool_cordons=1))
     first, second = recovery.report_fault(1), recovery.report_fault(2)
     for incident_id in (first, second):
         recovery.incident_id = incident_id
@@ -194,43 +199,43 @@ def test_one_of_two_racing_cordons_is_made() -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_crash_around_repair_call_leaves_one_entry_and_one_call(at: int, when: str) -> None:
-    recovery = fleet()
-    faulty = at_repair(recovery, 1)
+    recovery = recovery_of_fleet()
+    faulty = recover_until_repair(recovery, 1)
     recovery.plan.effects.clear()
     recovery.plan.at, recovery.plan.when = at, when
 
-    repair(recovery, faulty)
+    run_repair(recovery, faulty)
     recovery.world.clock.advance(40)
-    repair(recovery, faulty)
+    run_repair(recovery, faulty)
 
     assert recovery.crashes == 1
     assert recovery.world.provider.accepted_calls("reboot").total() == 1
-    assert lives(recovery, RegisterName.REPAIRS) == [instance_id(1)]
+    assert registered_lives(recovery, RegisterName.REPAIRS) == [instance_id(1)]
 
 
 def test_settled_incident_leaves_the_repair_register() -> None:
-    recovery = fleet()
-    faulty = at_repair(recovery, 1)
-    repair(recovery, faulty)
+    recovery = recovery_of_fleet()
+    faulty = recover_until_repair(recovery, 1)
+    run_repair(recovery, faulty)
 
     ends = {"outcome": "WAITING_FOR_PERSON", "reason": "No rung is left."}
     recovery.state("Settle", settle_incident, plan={"outcome": "ACT"}, node=ends, jobs={"outcome": "NO_JOBS"})
 
-    assert lives(recovery, RegisterName.REPAIRS) == []
-    assert lives(recovery, RegisterName.CORDONS) == [instance_id(1)], "it carries our cordon still"
+    assert registered_lives(recovery, RegisterName.REPAIRS) == []
+    assert registered_lives(recovery, RegisterName.CORDONS) == [instance_id(1)], "it carries our cordon still"
 
 
 def test_node_counts_against_limits_during_its_whole_repair() -> None:
-    recovery = fleet(policy=guarded(pool_repairs=1))
-    first, second = at_repair(recovery, 1), at_repair(recovery, 2)
-    repair(recovery, first)
+    recovery = recovery_of_fleet(policy=guardrail_policy(pool_repairs=1))
+    first, second = recover_until_repair(recovery, 1), recover_until_repair(recovery, 2)
+    run_repair(recovery, first)
     recovery.world.clock.advance(QUICK.repair.reboot_deadline_seconds + QUICK.repair.validation_deadline_seconds)
 
-    assert repair(recovery, second).outcome == "BLOCKED"
+    assert run_repair(recovery, second).outcome == "BLOCKED"
 
 
 def test_register_drops_ended_entries_and_keeps_concurrent_changes() -> None:
-    recovery = fleet()
+    recovery = recovery_of_fleet()
     ledger: InMemoryLedger = recovery.world.ledger
     for number in (1, 2):
         register, version = guardrail_registers.load(RegisterName.CORDONS, a_context(ledger=ledger, now=recovery.now))
@@ -242,10 +247,10 @@ def test_register_drops_ended_entries_and_keeps_concurrent_changes() -> None:
 
     assert guardrail_registers.reconcile(RegisterName.CORDONS, over, a_context(ledger=ledger, now=recovery.now)) == 1
     assert guardrail_registers.reconcile(RegisterName.CORDONS, over, a_context(ledger=ledger, now=recovery.now)) == 0
-    assert lives(recovery, RegisterName.CORDONS) == ["i-2"]
+    assert registered_lives(recovery, RegisterName.CORDONS) == ["i-2"]
 
 
-def enter(recovery: RecoveryScenario, life: str, incident_id: str) -> None:
+def add_register_entry(recovery: RecoveryScenario, life: str, incident_id: str) -> None:
     register, version = guardrail_registers.load(RegisterName.CORDONS, recovery.context())
     entry = RegisterEntry(life=life, incident_id=incident_id, pool=P5, since=recovery.now)
     recovery.ledger.commit(
@@ -254,22 +259,22 @@ def enter(recovery: RecoveryScenario, life: str, incident_id: str) -> None:
 
 
 def test_entry_added_during_the_check_is_kept() -> None:
-    recovery = fleet()
-    enter(recovery, "c/i-1/0", "inc-1")
+    recovery = recovery_of_fleet()
+    add_register_entry(recovery, "c/i-1/0", "inc-1")
 
     def over(entry: RegisterEntry) -> bool:
-        enter(recovery, "c/i-1/0", "inc-2")
+        add_register_entry(recovery, "c/i-1/0", "inc-2")
         return entry.incident_id == "inc-1"
 
     assert guardrail_registers.reconcile(RegisterName.CORDONS, over, recovery.context()) == 0
-    assert lives(recovery, RegisterName.CORDONS) == ["i-1"]
+    assert registered_lives(recovery, RegisterName.CORDONS) == ["i-1"]
 
 
 def test_register_entry_of_an_earlier_incident_is_not_reused() -> None:
-    recovery = fleet()
+    recovery = recovery_of_fleet()
     faulty = recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
-    enter(recovery, recovery.incident.life.key, "inc-before")
+    add_register_entry(recovery, recovery.incident.life.key, "inc-before")
     recovery.world.clock.advance(300)
 
     recovery.state("Cordon", cordon_node)
@@ -285,7 +290,7 @@ def test_register_entry_of_an_earlier_incident_is_not_reused() -> None:
 
 def blocked_cordon(**settings: Any) -> tuple[RecoveryScenario, str]:
     """A fleet with a job on nodes 1 and 2, where the cordon of node 1 is blocked by the cordon of node 5."""
-    recovery = fleet(with_job=True, policy=guarded(pool_cordons=1), **settings)
+    recovery = recovery_of_fleet(with_job=True, policy=guardrail_policy(pool_cordons=1), **settings)
     recovery.report_fault(5)
     recovery.state("Plan", plan_recovery)
     recovery.state("Cordon", cordon_node)
@@ -299,7 +304,7 @@ def test_blocked_cordon_keeps_the_jobs_running() -> None:
 
     cordoned = recovery.state("Cordon", cordon_node)
     drained = recovery.state("Drain", drain_node)
-    repaired = repair(recovery, faulty)
+    repaired = run_repair(recovery, faulty)
 
     assert (cordoned.outcome, drained.outcome, repaired.outcome) == ("BLOCKED", "JOBS_AFFECTED", "BLOCKED")
     assert drained.reason.startswith("The jobs keep running. The node is not cordoned yet")
@@ -313,22 +318,22 @@ def test_removed_node_does_not_wait_for_a_cordon() -> None:
     recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
 
     assert recovery.state("Cordon", cordon_node).outcome == "GONE"
-    assert incident(recovery, faulty).block is None
-    assert lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
+    assert stored_incident(recovery, faulty).block is None
+    assert registered_lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
 
 
 def test_cordon_wait_ends_when_the_node_is_removed() -> None:
     recovery, faulty = blocked_cordon()
     recovery.state("Cordon", cordon_node)
-    repair(recovery, faulty)
+    run_repair(recovery, faulty)
     recovery.open(K.RELEASED)
     assert recovery.look() == []
 
     recovery.world.cluster.remove_node(f"hyperpod-{instance_id(1)}", CLUSTER)
 
     assert recovery.look() == ["RELEASED"]
-    assert repair(recovery, faulty).outcome != "BLOCKED"
-    assert lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
+    assert run_repair(recovery, faulty).outcome != "BLOCKED"
+    assert registered_lives(recovery, RegisterName.CORDONS) == [instance_id(5)]
 
 
 def test_jobs_of_a_dead_node_stop_despite_a_blocked_cordon() -> None:
@@ -345,18 +350,18 @@ def test_jobs_of_a_dead_node_stop_despite_a_blocked_cordon() -> None:
 def test_delayed_cordon_precedes_the_repair() -> None:
     recovery, faulty = blocked_cordon()
     recovery.state("Cordon", cordon_node)
-    repair(recovery, faulty)
+    run_repair(recovery, faulty)
     recovery.open(K.RELEASED)
     assert recovery.look() == []
     set_manual_cordon.uncordon(by_operator(5), recovery.context())
 
     assert recovery.look() == ["RELEASED"]
-    first = repair(recovery, faulty)
+    first = run_repair(recovery, faulty)
 
     assert first.outcome == "REQUESTED"
     assert recovery.incident.stages.cordoned_at
     assert recovery.job.stop_request
-    assert lives(recovery, RegisterName.CORDONS) == [instance_id(1)]
+    assert registered_lives(recovery, RegisterName.CORDONS) == [instance_id(1)]
 
 
 # ---------------------------------------------------------------- never blocked
@@ -372,15 +377,15 @@ def by_operator(number: int) -> set_manual_cordon.SetManualCordonRequest:
     )
 
 
-TIGHT = guarded(fleet_repairs=1, pool_repairs=1, fleet_cordons=1, pool_cordons=1, repairs_per_hour=1)
+TIGHT = guardrail_policy(fleet_repairs=1, pool_repairs=1, fleet_cordons=1, pool_cordons=1, repairs_per_hour=1)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
 @pytest.mark.parametrize("is_held", [False, True])
 def test_uncordon_is_never_blocked(mode: Mode, *, is_held: bool) -> None:
-    recovery = fleet(policy=TIGHT)
-    faulty = at_repair(recovery, 1)
-    repair(recovery, faulty)
+    recovery = recovery_of_fleet(policy=TIGHT)
+    faulty = recover_until_repair(recovery, 1)
+    run_repair(recovery, faulty)
     recovery.world.provider.finish_all()
     recovery.mode = mode
     if is_held:
@@ -390,27 +395,27 @@ def test_uncordon_is_never_blocked(mode: Mode, *, is_held: bool) -> None:
 
     assert returned.outcome == "RETURNED"
     assert not recovery.world.cluster.by_name[CLUSTER, f"hyperpod-{instance_id(1)}"].is_cordoned
-    assert lives(recovery, RegisterName.REPAIRS) == lives(recovery, RegisterName.CORDONS) == []
+    assert registered_lives(recovery, RegisterName.REPAIRS) == registered_lives(recovery, RegisterName.CORDONS) == []
 
 
 @pytest.mark.parametrize("is_held", [False, True])
 def test_operator_uncordons_under_any_hold_once(*, is_held: bool) -> None:
-    recovery = fleet(policy=TIGHT)
-    faulty = at_repair(recovery, 1)
+    recovery = recovery_of_fleet(policy=TIGHT)
+    faulty = recover_until_repair(recovery, 1)
     if is_held:
         recovery.hold()
 
     answers = [set_manual_cordon.uncordon(by_operator(1), recovery.context()).outcome for _ in range(2)]
 
     assert answers == ["RELEASED", "ALREADY_FREE"]
-    assert lives(recovery, RegisterName.CORDONS) == []
-    assert incident(recovery, faulty).incident_id == faulty
+    assert registered_lives(recovery, RegisterName.CORDONS) == []
+    assert stored_incident(recovery, faulty).incident_id == faulty
     assert recovery.kinds().count("uncordoned") == 1
-    assert repair(recovery, faulty).outcome == "STAND_DOWN", "a person opted this node out of automation"
+    assert run_repair(recovery, faulty).outcome == "STAND_DOWN", "a person opted this node out of automation"
 
 
 def test_cordon_from_outside_evenkeel_is_kept() -> None:
-    recovery = fleet()
+    recovery = recovery_of_fleet()
     node = recovery.world.cluster.by_name[CLUSTER, f"hyperpod-{instance_id(1)}"]
     recovery.world.cluster.set_node(node.name, is_cordoned=True)
 
@@ -424,59 +429,59 @@ def test_cordon_from_outside_evenkeel_is_kept() -> None:
 
 
 def test_faults_in_one_zone_stop_repairs_and_alert_once() -> None:
-    recovery = fleet(policy=guarded(shared_cause_count=3))
-    faulty = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
+    recovery = recovery_of_fleet(policy=guardrail_policy(shared_cause_count=3))
+    faulty = [recover_until_repair(recovery, number) for number in (1, 2, 3, 4)]
 
-    outcomes = [repair(recovery, incident_id).outcome for incident_id in faulty]
-    again = [repair(recovery, incident_id).outcome for incident_id in faulty]
+    outcomes = [run_repair(recovery, incident_id).outcome for incident_id in faulty]
+    again = [run_repair(recovery, incident_id).outcome for incident_id in faulty]
 
     assert outcomes == again == ["BLOCKED"] * 4
     assert recovery.world.provider.asked == []
     [page] = recovery.world.on_call.alerts
     assert page.key == "shared-cause-zone/us-west-2a"
-    block = incident(recovery, faulty[0]).block
+    block = stored_incident(recovery, faulty[0]).block
     assert block
     assert block.guardrail == GuardrailName.SHARED_CAUSE
 
 
 def test_shared_cause_alerts_once_while_active_and_again_later() -> None:
-    recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
+    recovery = recovery_of_fleet(8, policy=guardrail_policy(shared_cause_count=3, shared_cause_window_seconds=300))
     pages = recovery.world.on_call.alerts
-    first = at_repair(recovery, 1)
+    first = recover_until_repair(recovery, 1)
     recovery.world.clock.advance(200)
-    second, _ = at_repair(recovery, 2), at_repair(recovery, 3)
-    assert (repair(recovery, first).outcome, len(pages)) == ("BLOCKED", 1)
+    second, _ = recover_until_repair(recovery, 2), recover_until_repair(recovery, 3)
+    assert (run_repair(recovery, first).outcome, len(pages)) == ("BLOCKED", 1)
 
     recovery.world.clock.advance(120)
-    fourth = at_repair(recovery, 4)
-    assert (repair(recovery, second).outcome, repair(recovery, fourth).outcome) == ("BLOCKED", "BLOCKED")
+    fourth = recover_until_repair(recovery, 4)
+    assert (run_repair(recovery, second).outcome, run_repair(recovery, fourth).outcome) == ("BLOCKED", "BLOCKED")
     assert len(pages) == 1, "told already, of two of these three machines"
 
     for number in (1, 2, 3, 4):
-        stop_answering(recovery, number)
+        disconnect_node(recovery, number)
     recovery.world.clock.advance(100_000)
-    assert repair(recovery, at_repair(recovery, 8)).outcome == "BLOCKED"
+    assert run_repair(recovery, recover_until_repair(recovery, 8)).outcome == "BLOCKED"
     assert len(pages) == 1, "the cause that people were told of lasts"
 
     end_cause(recovery)
     recovery.world.clock.advance(10)
-    later = [at_repair(recovery, number) for number in (5, 6, 7)]
-    assert [repair(recovery, incident_id).outcome for incident_id in later] == ["BLOCKED"] * 3
+    later = [recover_until_repair(recovery, number) for number in (5, 6, 7)]
+    assert [run_repair(recovery, incident_id).outcome for incident_id in later] == ["BLOCKED"] * 3
     assert [page.key for page in pages] == ["shared-cause-zone/us-west-2a"] * 2
 
 
 def test_retry_after_a_failed_alert_sends_it_once() -> None:
-    recovery = fleet(policy=guarded(shared_cause_count=3))
-    faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
+    recovery = recovery_of_fleet(policy=guardrail_policy(shared_cause_count=3))
+    faulty = [recover_until_repair(recovery, number) for number in (1, 2, 3)]
     recovery.plan.effects.clear()
     recovery.plan.at, recovery.plan.when = 3, "before"
 
-    repair(recovery, faulty[0])
+    run_repair(recovery, faulty[0])
     assert recovery.plan.effects[2] == "alert"
     assert len(recovery.world.on_call.alerts) == 1
     recovery.world.clock.advance(121)
-    repair(recovery, faulty[1])
-    repair(recovery, faulty[2])
+    run_repair(recovery, faulty[1])
+    run_repair(recovery, faulty[2])
 
     assert len(recovery.world.on_call.alerts) == 1
 
@@ -488,25 +493,25 @@ def end_cause(recovery: RecoveryScenario, cause: str = "zone/us-west-2a", **chan
     return hold_automation.release(request, recovery.world.context())
 
 
-def stop_answering(recovery: RecoveryScenario, number: int) -> None:
+def disconnect_node(recovery: RecoveryScenario, number: int) -> None:
     [node] = [node for node in recovery.world.cluster.by_name.values() if node.instance_id == instance_id(number)]
     recovery.world.cluster.set_node(node.name, is_ready=False, not_ready_since=recovery.now)
-    remember(recovery, number)
+    record_node(recovery, number)
 
 
-def blocked_wave(**limits: Any) -> tuple[RecoveryScenario, list[str]]:
+def recovery_with_shared_cause(**limits: Any) -> tuple[RecoveryScenario, list[str]]:
     limits = {"shared_cause_count": 3, "shared_cause_window_seconds": 300, **limits}
-    recovery = fleet(8, policy=guarded(**limits))
-    faulty = [at_repair(recovery, number) for number in (1, 2, 3, 4)]
+    recovery = recovery_of_fleet(8, policy=guardrail_policy(**limits))
+    faulty = [recover_until_repair(recovery, number) for number in (1, 2, 3, 4)]
     for number in (1, 2, 3, 4):
-        stop_answering(recovery, number)
+        disconnect_node(recovery, number)
     for incident_id in faulty:
-        assert repair(recovery, incident_id).outcome == "BLOCKED"
+        assert run_repair(recovery, incident_id).outcome == "BLOCKED"
         recovery.open(K.RELEASED)
     return recovery, faulty
 
 
-def released(recovery: RecoveryScenario, faulty: list[str]) -> list[list[str]]:
+def repaired_at_once(recovery: RecoveryScenario, faulty: list[str]) -> list[list[str]]:
     let_go = []
     for incident_id in faulty:
         recovery.incident_id = incident_id
@@ -516,46 +521,46 @@ def released(recovery: RecoveryScenario, faulty: list[str]) -> list[list[str]]:
 
 @pytest.mark.parametrize("seconds", [301, 3_600, 86_400])
 def test_shared_cause_outlasts_its_window_while_machines_are_unhealthy(seconds: float) -> None:
-    recovery, faulty = blocked_wave()
+    recovery, faulty = recovery_with_shared_cause()
     recovery.world.clock.advance(seconds)
 
-    assert released(recovery, faulty) == [[], [], [], []]
-    assert [repair(recovery, incident_id).outcome for incident_id in faulty] == ["BLOCKED"] * 4
+    assert repaired_at_once(recovery, faulty) == [[], [], [], []]
+    assert [run_repair(recovery, incident_id).outcome for incident_id in faulty] == ["BLOCKED"] * 4
     assert recovery.world.provider.asked == []
     assert len(recovery.world.on_call.alerts) == 1
 
 
 def test_shared_cause_during_a_hold_alerts_after_the_hold() -> None:
-    recovery = fleet(8, policy=guarded(shared_cause_count=3, shared_cause_window_seconds=300))
+    recovery = recovery_of_fleet(8, policy=guardrail_policy(shared_cause_count=3, shared_cause_window_seconds=300))
     recovery.hold(seconds=60)
-    faulty = [at_repair(recovery, number) for number in (1, 2, 3)]
+    faulty = [recover_until_repair(recovery, number) for number in (1, 2, 3)]
     for number, incident_id in enumerate(faulty, start=1):
-        stop_answering(recovery, number)
-        assert repair(recovery, incident_id).outcome == "HELD"
+        disconnect_node(recovery, number)
+        assert run_repair(recovery, incident_id).outcome == "HELD"
         recovery.open(K.RELEASED)
     recovery.world.clock.advance(61)
 
-    assert released(recovery, faulty) == [["RELEASED"]] * 3
-    assert [repair(recovery, incident_id).outcome for incident_id in faulty] == ["BLOCKED"] * 3
+    assert repaired_at_once(recovery, faulty) == [["RELEASED"]] * 3
+    assert [run_repair(recovery, incident_id).outcome for incident_id in faulty] == ["BLOCKED"] * 3
     assert len(recovery.world.on_call.alerts) == 1
 
 
 def test_shared_cause_ends_when_too_few_machines_are_unhealthy() -> None:
-    recovery, faulty = blocked_wave()
+    recovery, faulty = recovery_with_shared_cause()
     recovery.world.clock.advance(301)
     for number in (1, 2):
-        remember(recovery, number, is_gone=True, is_ready=False)
+        record_node(recovery, number, is_gone=True, is_ready=False)
 
-    assert repair(recovery, faulty[2]).outcome == "REQUESTED"
+    assert run_repair(recovery, faulty[2]).outcome == "REQUESTED"
 
 
 def test_ended_shared_cause_releases_few_repairs_at_once() -> None:
-    recovery, faulty = blocked_wave(pool_repairs=2)
+    recovery, faulty = recovery_with_shared_cause(pool_repairs=2)
     recovery.world.clock.advance(301)
     answer = end_cause(recovery)
 
     assert end_cause(recovery) == answer, "the same request again"
-    assert released(recovery, faulty) == [["RELEASED"], ["RELEASED"], [], []]
+    assert repaired_at_once(recovery, faulty) == [["RELEASED"], ["RELEASED"], [], []]
     row = recovery.world.ledger.get(fleet_rows.ended_causes_key())
     assert row
     end = row.doc["causes"]["zone/us-west-2a"]
@@ -564,7 +569,7 @@ def test_ended_shared_cause_releases_few_repairs_at_once() -> None:
 
 @pytest.mark.parametrize("changes", [{"cause": "zone/nowhere"}, {"reason": ""}, {"pool": P5}])
 def test_ending_an_unknown_cause_or_without_reason_is_refused(changes: dict[str, Any]) -> None:
-    recovery, _ = blocked_wave()
+    recovery, _ = recovery_with_shared_cause()
 
     with pytest.raises(Invalid):
         end_cause(recovery, **changes)
@@ -572,17 +577,17 @@ def test_ending_an_unknown_cause_or_without_reason_is_refused(changes: dict[str,
 
 @pytest.mark.parametrize(("is_drill", "outcome"), [(True, "BLOCKED"), (False, "REQUESTED")])
 def test_shared_cause_of_drills_blocks_only_drills(outcome: str, *, is_drill: bool) -> None:
-    recovery = fleet(policy=guarded(shared_cause_count=3), drills_may_act=True)
+    recovery = recovery_of_fleet(policy=guardrail_policy(shared_cause_count=3), drills_may_act=True)
     for number in (2, 3):
-        at_repair(recovery, number, is_drill=True)
+        recover_until_repair(recovery, number, is_drill=True)
 
-    assert repair(recovery, at_repair(recovery, 1, is_drill=is_drill)).outcome == outcome
+    assert run_repair(recovery, recover_until_repair(recovery, 1, is_drill=is_drill)).outcome == outcome
 
 
 @pytest.mark.parametrize(("is_drill", "outcome"), [(True, "REQUESTED"), (False, "BLOCKED")])
 def test_group_fact_of_a_drill_blocks_no_real_repair(outcome: str, *, is_drill: bool) -> None:
-    recovery = fleet()
-    faulty = at_repair(recovery, 1, fault_key="hp:NvidiaErrorTerminate")
+    recovery = recovery_of_fleet()
+    faulty = recover_until_repair(recovery, 1, fault_key="hp:NvidiaErrorTerminate")
     trouble = GroupFact(
         kind=GroupFactKind.NO_CAPACITY,
         source="hyperpod.cluster-event",
@@ -596,29 +601,29 @@ def test_group_fact_of_a_drill_blocks_no_real_repair(outcome: str, *, is_drill: 
 
     recovery.open(K.RELEASED)
     assert recovery.look() == (["RELEASED"] if is_drill else [])
-    assert repair(recovery, faulty).outcome == outcome
+    assert run_repair(recovery, faulty).outcome == outcome
 
 
 def test_planned_maintenance_is_no_shared_cause() -> None:
-    recovery = fleet(policy=guarded(shared_cause_count=3))
+    recovery = recovery_of_fleet(policy=guardrail_policy(shared_cause_count=3))
     for number in (2, 3):
-        at_repair(recovery, number)
-        remember(recovery, number, provider_status="SystemUpdating")
+        recover_until_repair(recovery, number)
+        record_node(recovery, number, provider_status="SystemUpdating")
 
-    assert repair(recovery, at_repair(recovery, 1)).outcome == "REQUESTED"
+    assert run_repair(recovery, recover_until_repair(recovery, 1)).outcome == "REQUESTED"
 
 
 def test_healthy_node_after_a_long_hold_is_only_validated() -> None:
-    recovery = fleet(policy=guarded(stale_after_seconds=600))
-    faulty = at_repair(recovery, 1)
+    recovery = recovery_of_fleet(policy=guardrail_policy(stale_after_seconds=600))
+    faulty = recover_until_repair(recovery, 1)
     recovery.hold(seconds=900)
-    assert repair(recovery, faulty).outcome == "HELD"
+    assert run_repair(recovery, faulty).outcome == "HELD"
     recovery.open(K.RELEASED)
     recovery.mark(instance_id(1))
     recovery.world.clock.advance(901)
 
     assert recovery.look() == ["RELEASED"]
-    looked = repair(recovery, faulty)
+    looked = run_repair(recovery, faulty)
 
     assert looked.outcome == "HEALTHY"
     assert "Evenkeel validates it and does not repair it" in looked.reason
@@ -626,19 +631,19 @@ def test_healthy_node_after_a_long_hold_is_only_validated() -> None:
 
 
 def test_faulty_node_after_a_long_hold_is_repaired() -> None:
-    recovery = fleet(policy=guarded(stale_after_seconds=600))
-    faulty = at_repair(recovery, 1)
+    recovery = recovery_of_fleet(policy=guardrail_policy(stale_after_seconds=600))
+    faulty = recover_until_repair(recovery, 1)
     recovery.hold(seconds=900)
-    repair(recovery, faulty)
+    run_repair(recovery, faulty)
     recovery.world.clock.advance(901)
 
-    assert repair(recovery, faulty).outcome == "REQUESTED"
+    assert run_repair(recovery, faulty).outcome == "REQUESTED"
 
 
 # ---------------------------------------------------------------- holds
 
 
-def hold(recovery: RecoveryScenario, **scope: str) -> None:
+def set_hold(recovery: RecoveryScenario, **scope: str) -> None:
     request = hold_automation.HoldRequest(
         by="ana",
         reason="looking",
@@ -662,17 +667,17 @@ def hold(recovery: RecoveryScenario, **scope: str) -> None:
     ],
 )
 def test_hold_blocks_repairs_within_its_scope_only(scope: dict[str, str], outcome: str) -> None:
-    recovery = fleet()
-    faulty = at_repair(recovery, 1)
-    hold(recovery, **scope)
+    recovery = recovery_of_fleet()
+    faulty = recover_until_repair(recovery, 1)
+    set_hold(recovery, **scope)
 
-    assert repair(recovery, faulty).outcome == outcome
+    assert run_repair(recovery, faulty).outcome == outcome
 
 
 def test_release_of_one_scope_keeps_the_others() -> None:
-    recovery = fleet()
-    hold(recovery)
-    hold(recovery, pool=P5)
+    recovery = recovery_of_fleet()
+    set_hold(recovery)
+    set_hold(recovery, pool=P5)
     release = hold_automation.ReleaseRequest(by="bo", reason="", request_id="x", fingerprint="f")
 
     answer = hold_automation.release(release, recovery.context())
@@ -686,13 +691,13 @@ def test_release_of_one_scope_keeps_the_others() -> None:
 
 
 def test_recovery_acts_only_after_approval() -> None:
-    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     touched: list[int] = []
 
     def meanwhile() -> None:
         touched.append(len(recovery.world.cluster.calls) + len(recovery.world.provider.asked))
         if recovery.incident.approval is None:
-            say(recovery)
+            answer_plan(recovery)
 
     recovery.meanwhile = meanwhile
     recovery.report_fault(1)
@@ -704,11 +709,11 @@ def test_recovery_acts_only_after_approval() -> None:
 
 
 def test_declined_plan_is_settled_as_observed() -> None:
-    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
 
     def meanwhile() -> None:
         if recovery.incident.approval is None:
-            say(recovery, approves=False)
+            answer_plan(recovery, approves=False)
 
     recovery.meanwhile = meanwhile
     recovery.report_fault(1)
@@ -718,7 +723,7 @@ def test_declined_plan_is_settled_as_observed() -> None:
 
 
 def test_unanswered_plan_counts_as_declined() -> None:
-    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
 
     assert recovery.recover() == IncidentState.OBSERVED
@@ -726,51 +731,51 @@ def test_unanswered_plan_counts_as_declined() -> None:
 
 
 def test_second_approval_is_refused_with_author_of_the_first() -> None:
-    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
-    first = say(recovery)
+    first = answer_plan(recovery)
 
     with pytest.raises(approve_recovery.AlreadyAnswered, match=r"Approved by role/Op \(ana\)"):
-        say(recovery, by="role/Op (bo)", approves=False)
+        answer_plan(recovery, by="role/Op (bo)", approves=False)
 
-    assert say(recovery).approval == first.approval, "the same again is success"
+    assert answer_plan(recovery).approval == first.approval, "the same again is success"
     assert recovery.kinds().count("approved") == 1
 
 
 def test_approval_of_another_plan_is_refused() -> None:
-    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
 
     with pytest.raises(approve_recovery.PlanSuperseded, match="is out of date"):
-        say(recovery, decision_id="dec-0")
+        answer_plan(recovery, decision_id="dec-0")
 
 
 def test_approval_is_refused_if_node_rebooted_since_the_plan() -> None:
-    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
-    remember(recovery, 1, boot_id="another")
+    record_node(recovery, 1, boot_id="another")
 
     with pytest.raises(approve_recovery.PlanSuperseded, match="rebooted"):
-        say(recovery)
+        answer_plan(recovery)
 
 
 def test_approval_is_refused_if_no_plan_awaits_one() -> None:
-    recovery = fleet()
+    recovery = recovery_of_fleet()
     recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
 
     with pytest.raises(approve_recovery.PlanSuperseded, match="has no plan that needs approval"):
-        say(recovery)
+        answer_plan(recovery)
 
 
 def test_worse_fault_needs_a_new_approval() -> None:
-    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
     first = recovery.state("Plan", plan_recovery)
-    say(recovery)
+    answer_plan(recovery)
     recovery.report_fault(1, fault_key="hp:NvidiaErrorTerminate", envelope_id="e-2", observed_at="2026-11-03T10:16:00Z")
     recovery.open(K.APPROVED)
 
@@ -780,29 +785,29 @@ def test_worse_fault_needs_a_new_approval() -> None:
     assert second.outcome == "ASK"
     assert second.decision_id != first.decision_id
     with pytest.raises(approve_recovery.PlanSuperseded):
-        say(recovery, decision_id=first.decision_id)
+        answer_plan(recovery, decision_id=first.decision_id)
     assert recovery.state("Cordon", cordon_node).outcome == "NOT_ALLOWED", (
         "the old approval does not cover the new plan"
     )
 
 
 def test_approved_action_is_checked_again_before_it_runs() -> None:
-    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     faulty = recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
-    say(recovery)
+    answer_plan(recovery)
     recovery.state("Cordon", cordon_node)
     recovery.hold()
 
-    assert repair(recovery, faulty).outcome == "HELD"
+    assert run_repair(recovery, faulty).outcome == "HELD"
 
 
 @pytest.mark.parametrize("service", [cordon_node, drain_node, repair_node])
 def test_approved_plan_stops_in_mode_observe(service: Any) -> None:
-    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
-    say(recovery)
+    answer_plan(recovery)
     recovery.mode = Mode.OBSERVE
 
     recovery.state("Any", service)
@@ -812,8 +817,8 @@ def test_approved_plan_stops_in_mode_observe(service: Any) -> None:
 
 
 def test_mode_rule_lowers_the_mode_of_its_pool_only() -> None:
-    policy = guarded().replace(modes=(ModeRule(pool=P5, mode=Mode.OBSERVE),))
-    recovery = fleet(policy=policy)
+    policy = guardrail_policy().replace(modes=(ModeRule(pool=P5, mode=Mode.OBSERVE),))
+    recovery = recovery_of_fleet(policy=policy)
     recovery.report_fault(1)
 
     assert recovery.recover() == IncidentState.OBSERVED
@@ -821,21 +826,21 @@ def test_mode_rule_lowers_the_mode_of_its_pool_only() -> None:
     assert recovery.world.cluster.calls == []
 
 
-def approved(rungs: str, worse: str) -> tuple[RecoveryScenario, str]:
+def approved_recovery_with_worse_fault(rungs: str, worse: str) -> tuple[RecoveryScenario, str]:
     """A recovery approved for one fault that then ingests a worse fault."""
-    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     faulty = recovery.report_fault(1, fault_key=rungs, source="hyperpod.node-labels")
     recovery.state("Plan", plan_recovery)
-    say(recovery)
+    answer_plan(recovery)
     recovery.state("Cordon", cordon_node)
     recovery.report_fault(1, fault_key=worse, source="hyperpod.node-labels", envelope_id="e-2")
     return recovery, faulty
 
 
 def test_approval_covers_only_the_named_plan() -> None:
-    recovery, faulty = approved("health:instance_reboot", "xid:79")
+    recovery, faulty = approved_recovery_with_worse_fault("health:instance_reboot", "xid:79")
 
-    stands = repair(recovery, faulty)
+    stands = run_repair(recovery, faulty)
     ended = {"outcome": "STOOD_DOWN", "reason": stands.reason}
     recovery.state("Settle", settle_incident, plan={"outcome": "ASK"}, node=ended, jobs={"outcome": "NO_JOBS"})
 
@@ -850,19 +855,19 @@ def test_approval_covers_only_the_named_plan() -> None:
 
 
 def test_approval_covers_a_worse_fault_with_the_same_rungs() -> None:
-    recovery, faulty = approved("hp:NvidiaErrorReboot", "xid:79")
+    recovery, faulty = approved_recovery_with_worse_fault("hp:NvidiaErrorReboot", "xid:79")
 
-    assert repair(recovery, faulty).outcome == "REQUESTED"
+    assert run_repair(recovery, faulty).outcome == "REQUESTED"
 
 
 def test_approval_at_the_deadline_counts() -> None:
-    recovery = fleet(mode=Mode.RECOMMEND)
+    recovery = recovery_of_fleet(mode=Mode.RECOMMEND)
     recovery.report_fault(1)
     recovery.state("Plan", plan_recovery)
     recovery.open(K.APPROVED)
     recovery.world.clock.advance(QUICK.repair.approval_deadline_seconds)
     assert recovery.look() == ["DEADLINE_PASSED"]
-    say(recovery)
+    answer_plan(recovery)
 
     recovery.state("Settle", settle_incident, plan={"outcome": "DECLINED", "reason": "No person approved the plan."})
 
@@ -875,11 +880,11 @@ def test_approval_at_the_deadline_counts() -> None:
 
 
 def test_failed_run_leaves_the_guardrail_queue() -> None:
-    recovery = fleet(policy=guarded(pool_repairs=1))
-    first, second, third = (at_repair(recovery, number) for number in (1, 2, 3))
-    repair(recovery, first)
+    recovery = recovery_of_fleet(policy=guardrail_policy(pool_repairs=1))
+    first, second, third = (recover_until_repair(recovery, number) for number in (1, 2, 3))
+    run_repair(recovery, first)
     for incident_id in (second, third):
-        repair(recovery, incident_id)
+        run_repair(recovery, incident_id)
     recovery.incident_id = second
     recovery.state("Settle", settle_incident, failure={"Error": "KeyError", "Cause": "a bug"})
     recovery.incident_id = first

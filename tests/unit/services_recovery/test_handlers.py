@@ -30,7 +30,7 @@ def handler(name: str) -> Any:
     return module.handler
 
 
-def call(name: str, **document: Any) -> dict[str, Any]:
+def call_handler(name: str, **document: Any) -> dict[str, Any]:
     answer: dict[str, Any] = handler(name)({"schemaVersion": 1, "executionArn": "arn:x", **document}, CONTEXT)
     json.dumps(answer)
     return answer
@@ -52,33 +52,33 @@ def an_event(name: str, number: int = 1) -> str:
     return json.dumps(event)
 
 
-def deliver(*bodies: str) -> dict[str, Any]:
+def deliver_events(*bodies: str) -> dict[str, Any]:
     records = [{"messageId": f"m-{number}", "body": body} for number, body in enumerate(bodies)]
     answer: dict[str, Any] = handler("receive_event")({"Records": records}, CONTEXT)
     return answer
 
 
 def test_handlers_complete_a_recovery(fake: FakeWorld) -> None:
-    assert deliver(an_event("hyperpod-node-unhealthy.json")) == {"batchItemFailures": []}
+    assert deliver_events(an_event("hyperpod-node-unhealthy.json")) == {"batchItemFailures": []}
     [execution] = fake.workflows.names(WorkflowName.RECOVER_NODE)
     subject = {"incidentId": execution.removesuffix("-r1"), "run": 1}
 
-    plan = call("plan_recovery", **subject)
+    plan = call_handler("plan_recovery", **subject)
     assert (plan["outcome"], plan["repairsNode"], plan["maxRepairs"]) == ("ACT", True, 3)
     assert plan["settleSeconds"] == 0
-    assert call("cordon_node", **subject)["outcome"] == "CORDONED"
-    assert call("drain_node", **subject)["outcome"] == "JOBS_AFFECTED"
-    assert [job["option"] for job in call("plan_resume", **subject)["jobs"]] == ["FREE_NODE"]
-    assert call("repair_node", **subject) | {"reason": ""} == {
+    assert call_handler("cordon_node", **subject)["outcome"] == "CORDONED"
+    assert call_handler("drain_node", **subject)["outcome"] == "JOBS_AFFECTED"
+    assert [job["option"] for job in call_handler("plan_resume", **subject)["jobs"]] == ["FREE_NODE"]
+    assert call_handler("repair_node", **subject) | {"reason": ""} == {
         "outcome": "REQUESTED",
         "rung": "replace",
         "waitSeconds": 0,
         "reason": "",
     }
-    call("open_wait", kind="NODE_BACK", token="token-1", **subject)
+    call_handler("open_wait", kind="NODE_BACK", token="token-1", **subject)
     assert fake.wait_answers.requests == []
     fake.provider.finish_all()
-    call("open_wait", kind="NODE_BACK", token="token-2", **subject)
+    call_handler("open_wait", kind="NODE_BACK", token="token-2", **subject)
     [wait_request] = fake.wait_answers.requests
     request = {
         "subject": wait_request.subject,
@@ -88,9 +88,9 @@ def test_handlers_complete_a_recovery(fake: FakeWorld) -> None:
     }
     assert handler("resolve_wait")(request, CONTEXT)["outcome"] == "ANSWERED"
     assert fake.tokens.answers["token-2"]["outcome"] == "NODE_BACK"
-    assert call("check_node", **subject)["outcome"] == "BASIC"
-    assert call("return_node", **subject)["outcome"] == "RETURNED"
-    settled = call(
+    assert call_handler("check_node", **subject)["outcome"] == "BASIC"
+    assert call_handler("return_node", **subject)["outcome"] == "RETURNED"
+    settled = call_handler(
         "settle_incident",
         **subject,
         plan={"outcome": "ACT", "reason": ""},
@@ -104,7 +104,7 @@ def test_handlers_complete_a_recovery(fake: FakeWorld) -> None:
 def test_hostile_events_are_dead_lettered_and_the_next_is_handled(fake: FakeWorld) -> None:
     hostile = [path.read_text() for path in sorted((EVENTS / "bad").glob("*.json"))]
 
-    assert deliver(*hostile, an_event("hyperpod-node-unhealthy.json")) == {"batchItemFailures": []}
+    assert deliver_events(*hostile, an_event("hyperpod-node-unhealthy.json")) == {"batchItemFailures": []}
 
     assert len(fake.raw_events.kept) == len(hostile) + 1
     assert sorted(letter.code for letter in fake.dead_letters.letters) == [
@@ -126,7 +126,7 @@ def test_only_retryable_events_return_to_the_queue(fake: FakeWorld) -> None:
 
     fake.provider.node = broken  # type: ignore[method-assign]  # the provider does not answer
 
-    answer = deliver((EVENTS / "bad" / "wrong-types.json").read_text(), an_event("hyperpod-node-unhealthy.json"))
+    answer = deliver_events((EVENTS / "bad" / "wrong-types.json").read_text(), an_event("hyperpod-node-unhealthy.json"))
 
     assert answer == {"batchItemFailures": [{"itemIdentifier": "m-1"}]}
 
@@ -146,14 +146,14 @@ def test_only_retryable_events_return_to_the_queue(fake: FakeWorld) -> None:
 )
 def test_unknown_incident_is_a_permanent_error(fake: FakeWorld, name: str) -> None:
     with pytest.raises(PermanentError, match="NotFound") as raised:
-        call(name, incidentId="inc-nobody", run=1)
+        call_handler(name, incidentId="inc-nobody", run=1)
 
     assert type(raised.value) is PermanentError
 
 
 def test_a_wait_that_cannot_be_opened_fails_its_task(fake: FakeWorld) -> None:
     with pytest.raises(PermanentError):
-        call("open_wait", kind="NODE_BACK", token="token-1", incidentId="inc-nobody", run=1)
+        call_handler("open_wait", kind="NODE_BACK", token="token-1", incidentId="inc-nobody", run=1)
 
     assert "token-1" in fake.tokens.failures
 
@@ -161,7 +161,7 @@ def test_a_wait_that_cannot_be_opened_fails_its_task(fake: FakeWorld) -> None:
 def test_conflict_is_raised_as_a_transient_error(fake: FakeWorld) -> None:
     from evenkeel.ports import Conflict
 
-    deliver(an_event("hyperpod-node-unhealthy.json"))
+    deliver_events(an_event("hyperpod-node-unhealthy.json"))
     [execution] = fake.workflows.names(WorkflowName.RECOVER_NODE)
 
     def conflict(*_: Any, **__: Any) -> None:
@@ -170,5 +170,5 @@ def test_conflict_is_raised_as_a_transient_error(fake: FakeWorld) -> None:
     fake.ledger.commit = conflict  # type: ignore[method-assign]  # another writer always commits first
 
     with pytest.raises(TransientError, match="Conflict") as raised:
-        call("plan_recovery", incidentId=execution.removesuffix("-r1"), run=1)
+        call_handler("plan_recovery", incidentId=execution.removesuffix("-r1"), run=1)
     assert type(raised.value) is TransientError

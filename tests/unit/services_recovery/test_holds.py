@@ -16,18 +16,18 @@ from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
 RESTARTS_JOB = "xid:31"
 
 
-def held(**settings: Any) -> RecoveryScenario:
+def held_recovery(**settings: Any) -> RecoveryScenario:
     recovery = RecoveryScenario(**settings)
     recovery.hold(seconds=60)
     return recovery
 
 
-def stops(recovery: RecoveryScenario) -> list[str]:
+def stop_calls(recovery: RecoveryScenario) -> list[str]:
     return [call[0] for call in recovery.world.cluster.calls if call[0] == "stop"]
 
 
 def test_restart_delayed_by_a_hold_follows_its_end() -> None:
-    recovery = held()
+    recovery = held_recovery()
     recovery.report_fault(fault_key=RESTARTS_JOB)
 
     assert recovery.recover() == IncidentState.RECOVERED
@@ -37,7 +37,7 @@ def test_restart_delayed_by_a_hold_follows_its_end() -> None:
 
 
 def test_incident_that_waits_for_a_hold_is_shown_as_blocked() -> None:
-    recovery = held()
+    recovery = held_recovery()
     recovery.report_fault(fault_key=RESTARTS_JOB)
     recovery.state("PlanRecovery", plan_recovery)
 
@@ -48,18 +48,18 @@ def test_incident_that_waits_for_a_hold_is_shown_as_blocked() -> None:
     assert block
     assert (block.guardrail, block.action) == (GuardrailName.HOLD, GuardrailAction.STOP)
     assert recovery.incident.state is IncidentState.BLOCKED
-    assert stops(recovery) == []
+    assert stop_calls(recovery) == []
     recovery.open(ConditionKind.RELEASED)
     assert recovery.look() == []
     recovery.world.clock.advance(60)
     assert recovery.look() == ["RELEASED"]
     assert recovery.state("DrainNode", drain_node).outcome == "JOBS_AFFECTED"
     assert (recovery.incident.block, recovery.incident.state) == (None, IncidentState.RECOVERING)
-    assert stops(recovery) == ["stop"]
+    assert stop_calls(recovery) == ["stop"]
 
 
 def test_unrepaired_node_is_drained_after_the_hold() -> None:
-    recovery = held()
+    recovery = held_recovery()
     recovery.report_fault(fault_key="ec2:spot_interruption")
 
     assert recovery.recover() == IncidentState.STOOD_DOWN
@@ -70,7 +70,7 @@ def test_unrepaired_node_is_drained_after_the_hold() -> None:
 @pytest.mark.parametrize("when", SIDES)
 @pytest.mark.parametrize("at", range(1, 12))
 def test_hold_ends_the_same_after_any_crash(at: int, when: str) -> None:
-    undisturbed, crashed = held(), held()
+    undisturbed, crashed = held_recovery(), held_recovery()
     crashed.plan.at, crashed.plan.when = at, when
     for recovery in (undisturbed, crashed):
         recovery.report_fault(fault_key=RESTARTS_JOB)
@@ -81,8 +81,8 @@ def test_hold_ends_the_same_after_any_crash(at: int, when: str) -> None:
 
 
 def test_observe_mode_stops_nothing_and_waits_for_no_hold() -> None:
-    recovery = held(mode=Mode.OBSERVE)
+    recovery = held_recovery(mode=Mode.OBSERVE)
     recovery.report_fault(fault_key=RESTARTS_JOB)
 
     assert recovery.recover() == IncidentState.OBSERVED
-    assert stops(recovery) == []
+    assert stop_calls(recovery) == []

@@ -19,11 +19,11 @@ from tests.fakes.cluster import CLUSTER, instance_id
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, a_fact
 
 
-def ingest(world: FakeWorld, fact: NodeFact) -> receive_event.IngestResult:
+def ingest_fact(world: FakeWorld, fact: NodeFact) -> receive_event.IngestResult:
     return receive_event.ingest_fact(fact, world.context())
 
 
-def incidents(world: FakeWorld) -> list[str]:
+def stored_incidents(world: FakeWorld) -> list[str]:
     return [key.pk for key in world.ledger.rows if key.pk.startswith("INC#") and key.sk == "META"]
 
 
@@ -38,10 +38,10 @@ COPIES = [
 def test_three_copies_of_a_signal_open_one_incident(order: tuple[int, ...]) -> None:
     world = FakeWorld()
 
-    outcomes = [ingest(world, COPIES[index]).outcome for index in order]
+    outcomes = [ingest_fact(world, COPIES[index]).outcome for index in order]
 
     assert outcomes == ["OPEN", "DUPLICATE", "DUPLICATE"]
-    assert len(incidents(world)) == len(world.workflows.executions) == 1
+    assert len(stored_incidents(world)) == len(world.workflows.executions) == 1
 
 
 @pytest.mark.parametrize("_attempt", range(5))
@@ -56,7 +56,7 @@ def test_concurrent_signals_open_one_incident_and_one_execution(_attempt: int) -
 
     def deliver(fact: NodeFact) -> None:
         together.wait(timeout=5)
-        outcomes.append(ingest(world, fact).outcome)
+        outcomes.append(ingest_fact(world, fact).outcome)
 
     threads = [threading.Thread(target=deliver, args=(fact,)) for fact in [*COPIES, *facts]]
     for thread in threads:
@@ -65,25 +65,25 @@ def test_concurrent_signals_open_one_incident_and_one_execution(_attempt: int) -
         thread.join(timeout=10)
 
     assert sorted(outcomes) == ["DUPLICATE", "DUPLICATE", "JOIN", "JOIN", "OPEN"]
-    assert len(incidents(world)) == len(world.workflows.executions) == 1
-    assert len(world.ledger.partition(Table.INCIDENTS, incidents(world)[0], "EVIDENCE#")) == 3
+    assert len(stored_incidents(world)) == len(world.workflows.executions) == 1
+    assert len(world.ledger.partition(Table.INCIDENTS, stored_incidents(world)[0], "EVIDENCE#")) == 3
 
 
 def test_copied_signal_starts_the_execution_after_a_crash() -> None:
     world = FakeWorld()
-    ingest(world, COPIES[0])
+    ingest_fact(world, COPIES[0])
     world.workflows.executions.clear()
 
-    assert ingest(world, COPIES[1]).has_started_recovery
+    assert ingest_fact(world, COPIES[1]).has_started_recovery
     assert len(world.workflows.executions) == 1
 
 
 def test_evidence_shows_opening_and_joined_signals() -> None:
     world = FakeWorld()
-    ingest(world, a_fact())
-    ingest(world, a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"))
+    ingest_fact(world, a_fact())
+    ingest_fact(world, a_fact(source="kubernetes.node", fault_key="node:not_ready", envelope_id="k8s"))
 
-    [partition] = incidents(world)
+    [partition] = stored_incidents(world)
     stored = [rows.decode(row, Evidence) for row in world.ledger.partition(Table.INCIDENTS, partition, "EVIDENCE#")]
 
     assert sorted((evidence.fact.source, evidence.opened) for evidence in stored) == [
@@ -98,17 +98,17 @@ def test_evidence_shows_opening_and_joined_signals() -> None:
 def test_node_life_comes_from_the_provider() -> None:
     world = FakeWorld()
 
-    result = ingest(world, a_fact(number=77))
+    result = ingest_fact(world, a_fact(number=77))
 
     assert result.outcome == "UNRESOLVED"
-    assert incidents(world) == []
+    assert stored_incidents(world) == []
     assert world.workflows.executions == {}
 
 
 def test_sweep_opens_the_incident_of_a_late_node() -> None:
     world = FakeWorld()
-    ingest(world, a_fact(number=77))
-    ingest(world, a_fact(number=77, envelope_id="copy"))
+    ingest_fact(world, a_fact(number=77))
+    ingest_fact(world, a_fact(number=77, envelope_id="copy"))
     assert receive_event.retry_unresolved(world.context()) == ()
 
     world.provider.by_id[instance_id(77)] = a_provider_node(77)
@@ -116,12 +116,12 @@ def test_sweep_opens_the_incident_of_a_late_node() -> None:
 
     assert [outcome.outcome for outcome in outcomes] == ["OPEN"]
     assert receive_event.retry_unresolved(world.context()) == ()
-    assert len(incidents(world)) == 1
+    assert len(stored_incidents(world)) == 1
 
 
 def test_fact_about_an_unknown_node_expires() -> None:
     world = FakeWorld()
-    ingest(world, a_fact(number=77))
+    ingest_fact(world, a_fact(number=77))
 
     world.clock.advance(timedelta(hours=7).total_seconds())
     receive_event.retry_unresolved(world.context())
@@ -141,7 +141,7 @@ def test_fleet_table_is_read_before_the_provider() -> None:
     }
     world.ledger.commit(Put(fleet_rows.node_row(CLUSTER, instance_id(50), remembered, 0, None)))
 
-    assert ingest(world, a_fact(number=50)).outcome == "OPEN"
+    assert ingest_fact(world, a_fact(number=50)).outcome == "OPEN"
 
 
 # ---------------------------------------------------------------- after the end
@@ -236,7 +236,7 @@ def test_recovery_before_any_action_ends_the_incident() -> None:
 def test_fault_on_a_node_with_hundreds_of_jobs_is_ingested() -> None:
     world = FakeWorld()
     fact = a_fact(fault_key="xid:43")
-    ingest(world, a_fact(fault_key="xid:43", envelope_id="earlier", observed_at="2026-11-03T09:00:00Z"))
+    ingest_fact(world, a_fact(fault_key="xid:43", envelope_id="earlier", observed_at="2026-11-03T09:00:00Z"))
     node = Node(
         life=NodeLife(cluster=CLUSTER, instance_id=fact.instance_id, launched_at=world.clock.now()),
         provider=a_provider_node(1),
@@ -247,4 +247,4 @@ def test_fault_on_a_node_with_hundreds_of_jobs_is_ingested() -> None:
     row = fleet_rows.node_row(CLUSTER, fact.instance_id, fleet_node.to_json(), 0, None)
     world.ledger.commit(Put(row))
 
-    assert ingest(world, fact).outcome in ("OPEN", "JOIN")
+    assert ingest_fact(world, fact).outcome in ("OPEN", "JOIN")

@@ -68,18 +68,20 @@ def with_text(document: Any, path: tuple[Any, ...], text: str) -> Any:
     return changed
 
 
-def read(document: Any) -> ParsedEvent | Ignored | Unknown | Malformed:
+def parse_document(document: Any) -> ParsedEvent | Ignored | Unknown | Malformed:
     return envelope.parse(json.dumps(document, ensure_ascii=False).encode())
 
 
-def largest(document: Any, character: str) -> Any:
+def with_longest_texts(document: Any, character: str) -> Any:
     """Return a document in which every text is as long as its parser takes it, as far as one event goes."""
     for path in sorted(paths(document), key=str):
-        if not isinstance(read(with_text(document, path, character * min(LENGTHS))), ParsedEvent):
+        if not isinstance(parse_document(with_text(document, path, character * min(LENGTHS))), ParsedEvent):
             continue  # a word of a fixed list, or a number: a longer text is invalid here
         texts = (character * length for length in reversed(LENGTHS))
         longer = (with_text(document, path, text) for text in texts)
-        document = next((candidate for candidate in longer if isinstance(read(candidate), ParsedEvent)), document)
+        document = next(
+            (candidate for candidate in longer if isinstance(parse_document(candidate), ParsedEvent)), document
+        )
     return document
 
 
@@ -89,8 +91,8 @@ def largest(document: Any, character: str) -> Any:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_largest_event_of_each_kind_is_ingested(name: str, character: str) -> None:
     recovery = RecoveryScenario(with_job=False)
-    document = largest(SAMPLES[name], character)
-    parsed = read(document)
+    document = with_longest_texts(SAMPLES[name], character)
+    parsed = parse_document(document)
     assert isinstance(parsed, ParsedEvent | Ignored)
 
     facts = parsed.facts if isinstance(parsed, ParsedEvent) else ()
@@ -114,7 +116,7 @@ def test_a_text_beyond_its_limit_makes_an_event_malformed(field: str) -> None:
     document = json.loads(json.dumps(REPORT))
     document["detail"]["faults"][0][field] = "x" * 5_000
 
-    parsed = read(document)
+    parsed = parse_document(document)
 
     assert isinstance(parsed, Malformed)
     assert parsed.code == "EVENT_TOO_LARGE"

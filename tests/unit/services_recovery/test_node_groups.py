@@ -20,7 +20,7 @@ from tests.fakes import CrashPlan, crashing
 from tests.fakes.cluster import CLUSTER, a_node, instance_id
 from tests.fakes.crashes import CrashTiming
 from tests.fakes.node_groups import InMemoryNodeGroups
-from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, say
+from tests.unit.services_recovery.recovery_scenario import RecoveryScenario, answer_plan
 
 FAULTY = instance_id(1)
 GROUP = NodeGroup(name="eks-workers", cluster=CLUSTER, nodegroup="workers", desired=3, in_service=3)
@@ -165,7 +165,7 @@ def test_approved_plan_may_terminate_the_instance() -> None:
 
     def approve() -> None:
         if not incidents:
-            incidents.append(say(recovery))
+            incidents.append(answer_plan(recovery))
 
     recovery.meanwhile = approve
 

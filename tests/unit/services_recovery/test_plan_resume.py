@@ -17,14 +17,14 @@ from evenkeel.services.queries.disclosure import Reader
 from evenkeel.services.recovery import drain_node, plan_recovery
 from evenkeel.services.resume import plan_resume
 from evenkeel.services.storage import incident_rows, rows
-from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, say
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, answer_plan
 
 WITH_ITS_OWN_PRICE = QUICK.replace(
     economy=QUICK.economy.replace(usd_per_accelerator_hour={"ml.p5.48xlarge": 2.5}, min_samples=2)
 )
 
 
-def planned(*durations: int, size: int = 3) -> RecoveryScenario:
+def recovery_with_resume_plan(*durations: int, size: int = 3) -> RecoveryScenario:
     """A recovery up to its resume plan, after earlier reboots that took this long."""
     recovery = RecoveryScenario(size=size, policy=WITH_ITS_OWN_PRICE)
     recovery.report_fault()
@@ -43,9 +43,11 @@ def planned(*durations: int, size: int = 3) -> RecoveryScenario:
     return recovery
 
 
-def decision(recovery: RecoveryScenario) -> Decision:
+def resume_decision(recovery: RecoveryScenario) -> Decision:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
-    return next(decision for row in page.rows if (decision := rows.decode(row, Decision)).kind == "RESUME")
+    return next(
+        resume_decision for row in page.rows if (resume_decision := rows.decode(row, Decision)).kind == "RESUME"
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,14 +59,14 @@ def decision(recovery: RecoveryScenario) -> Decision:
     ],
 )
 def test_expected_repair_time_follows_past_repairs(durations: tuple[int, ...], seconds: float, samples: int) -> None:
-    facts = ResumeFacts.model_validate(decision(planned(*durations)).facts)
+    facts = ResumeFacts.model_validate(resume_decision(recovery_with_resume_plan(*durations)).facts)
 
     assert (facts.delays.repair.seconds, facts.delays.repair.samples) == (seconds, samples)
     assert facts.usd_per_accelerator_hour == 2.5
 
 
 def test_record_of_a_resume_plan_replays() -> None:
-    record = decision(planned(100, 140))
+    record = resume_decision(recovery_with_resume_plan(100, 140))
 
     again = choose(ResumeFacts.model_validate(record.facts), WITH_ITS_OWN_PRICE.jobs)
 
@@ -74,7 +76,7 @@ def test_record_of_a_resume_plan_replays() -> None:
 
 
 def test_why_shows_every_option_with_figures_or_a_reason() -> None:
-    recovery = planned(size=2)
+    recovery = recovery_with_resume_plan(size=2)
 
     table = explain.why_job(recovery.job_id, Reader(), recovery.world.context())["considered"]
 
@@ -95,7 +97,7 @@ def test_expected_lost_work_includes_the_distrusted_window() -> None:
         recovery.report_fault(fault_key=fault_key, observed_at=recovery.now)
         for service in (plan_recovery, drain_node, plan_resume):
             recovery.state("", service)
-        return ResumeFacts.model_validate(decision(recovery).facts).lost_work_seconds
+        return ResumeFacts.model_validate(resume_decision(recovery).facts).lost_work_seconds
 
     half = QUICK.economy.expected_checkpoint_seconds / 2
     assert lost("hp:NvidiaErrorReboot") == half
@@ -111,7 +113,7 @@ def test_job_may_resume_on_a_node_that_is_not_blamed(fault_key: str, option: str
     recovery.report_fault(fault_key=fault_key, source="site:role/Detector")
     recovery.state("", plan_recovery)
     if mode is Mode.RECOMMEND:
-        say(recovery)
+        answer_plan(recovery)
     for service in (drain_node, plan_resume):
         recovery.state("", service)
 
@@ -130,7 +132,7 @@ def test_free_node_without_efa_does_not_resume_a_gang(offered: int, option: str)
     for service in (plan_recovery, drain_node, plan_resume):
         recovery.state("", service)
 
-    assert decision(recovery).action == option
+    assert resume_decision(recovery).action == option
 
 
 def test_elastic_job_that_lost_a_node_is_planned_smaller() -> None:
@@ -146,7 +148,7 @@ def test_elastic_job_that_lost_a_node_is_planned_smaller() -> None:
     for service in (plan_recovery, drain_node, plan_resume):
         recovery.state("", service)
 
-    record, plan = decision(recovery), recovery.job.resume_plan
+    record, plan = resume_decision(recovery), recovery.job.resume_plan
     facts = ResumeFacts.model_validate(record.facts)
 
     assert record.action == "SHRINK"

@@ -39,48 +39,48 @@ from tests.unit.services_jobs.test_rentals import (
     a_pool,
     a_team_with,
 )
-from tests.unit.services_jobs.test_teams import MEMBERS, set_up
+from tests.unit.services_jobs.test_teams import MEMBERS, set_up_teams
 from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario
 
 HOUR = 3600
 
 
-def burst(**changes: Any) -> Policy:
+def rental_policy(**changes: Any) -> Policy:
     """Nodes take two hours to come back, and an hour's delay is worth $500."""
     economy = EconomyPolicy(expected_reboot_seconds=2 * HOUR)
     return QUICK.replace(burst=a_policy(**changes).burst, economy=economy)
 
 
-def planned(policy: Policy, size: int = 2, **spec: Any) -> RecoveryScenario:
+def recovery_with_resume_plan(policy: Policy, size: int = 2, **spec: Any) -> RecoveryScenario:
     """A recovery up to its resume plan, of a job that has every node."""
     recovery = RecoveryScenario(size=size, policy=policy)
     spec = {"checkpoint_uri": "s3://checkpoints/one", **spec}
     recovery.scenario.set_job(recovery.job.replace(spec=recovery.job.spec.replace(**spec)))
-    return plan(recovery)
+    return resume_plan_of(recovery)
 
 
-def plan(recovery: RecoveryScenario) -> RecoveryScenario:
+def resume_plan_of(recovery: RecoveryScenario) -> RecoveryScenario:
     recovery.report_fault()
     for service in (plan_recovery, cordon_node, drain_node, plan_resume):
         recovery.state("", service)
     return recovery
 
 
-def record(recovery: RecoveryScenario) -> Decision:
+def resume_record(recovery: RecoveryScenario) -> Decision:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
     return next(decision for row in page.rows if (decision := rows.decode(row, Decision)).kind == "RESUME")
 
 
-def weighed(recovery: RecoveryScenario, option: str) -> Alternative:
+def weighed_option(recovery: RecoveryScenario, option: str) -> Alternative:
     """Return one row of the table that was stored with the decision."""
-    decision = record(recovery)
+    decision = resume_record(recovery)
     assert decision.chosen
     return next(
         alternative for alternative in (decision.chosen, *decision.alternatives) if alternative.option == option
     )
 
 
-def stop(recovery: RecoveryScenario) -> None:
+def stop_job(recovery: RecoveryScenario) -> None:
     recovery.scenario.stop(recovery.job_id, 1)
     recovery.scenario.settle(recovery.job_id, 1)
 
@@ -89,7 +89,7 @@ def rental_of(recovery: RecoveryScenario) -> Rental:
     return rows.load(recovery.world.ledger, job_rows.rental_key(recovery.job_id, 1), Rental, "rental")
 
 
-def decisions(recovery: RecoveryScenario) -> list[Decision]:
+def decisions_of_cycles(recovery: RecoveryScenario) -> list[Decision]:
     decision_rows = (row for key, row in recovery.world.ledger.rows.items() if key.pk.startswith("DEC#"))
     return [rows.decode(row, Decision) for row in decision_rows]
 
@@ -98,13 +98,13 @@ def decisions(recovery: RecoveryScenario) -> list[Decision]:
 
 
 def test_job_that_loses_less_on_rented_nodes_is_planned_there() -> None:
-    recovery = planned(burst())
+    recovery = recovery_with_resume_plan(rental_policy())
 
-    decision = record(recovery)
+    decision = resume_record(recovery)
 
     assert decision.action == "RENT"
     assert decision.reason.startswith(f"2 nodes of {SPOT} are rented for it, $")
-    waits = weighed(recovery, "WAIT_FOR_REPAIR")
+    waits = weighed_option(recovery, "WAIT_FOR_REPAIR")
     assert decision.chosen
     assert decision.chosen.usd is not None
     assert waits.usd is not None
@@ -113,25 +113,25 @@ def test_job_that_loses_less_on_rented_nodes_is_planned_there() -> None:
 
 
 def test_recovery_and_cycle_compute_the_same_rent() -> None:
-    recovery = planned(burst())
+    recovery = recovery_with_resume_plan(rental_policy())
 
-    facts = ResumeFacts.model_validate(record(recovery).facts)
+    facts = ResumeFacts.model_validate(resume_record(recovery).facts)
     plan = recovery.job.resume_plan
 
     assert facts.renting
     assert plan
     assert plan.max_rent_parts is not None
-    job, usd = facts.renting.placement.job, weighed(recovery, "RENT").usd
+    job, usd = facts.renting.placement.job, weighed_option(recovery, "RENT").usd
     held = 2 * HOUR + job.save_seconds  # until the node is back
     rent = 2 * NODE_HOUR[SPOT] / 1e6 * held / HOUR
     moved = job.save_seconds + facts.delays.launch.seconds + job.restart_seconds
     lost = facts.lost_work_seconds + facts.delays.launch.seconds + facts.delays.restore.seconds + moved
     assert usd == pytest.approx(rent + lost / HOUR * (16 * 5 + 500), rel=0.1)
 
-    stop(recovery)
+    stop_job(recovery)
     recovery.scenario.run_scheduling_cycle()
 
-    placement_record = next(decision for decision in decisions(recovery) if decision.kind == "PLACEMENT")
+    placement_record = next(decision for decision in decisions_of_cycles(recovery) if decision.kind == "PLACEMENT")
     cycle = PlacementFacts.model_validate(placement_record.facts)
     assert _rents(cycle) == _rents(facts.renting.placement)
     assert cycle.job.replace(max_rent_parts=None) == facts.renting.placement.job
@@ -139,15 +139,15 @@ def test_recovery_and_cycle_compute_the_same_rent() -> None:
 
 @pytest.mark.parametrize(("measured", "expected"), [(600, (600, 1)), (None, (1400, 0))])
 def test_measured_restore_replaces_the_figure_of_the_policy(measured: int | None, expected: tuple[int, int]) -> None:
-    policy = burst().replace(economy=EconomyPolicy(expected_reboot_seconds=2 * HOUR, min_samples=1))
+    policy = rental_policy().replace(economy=EconomyPolicy(expected_reboot_seconds=2 * HOUR, min_samples=1))
     recovery = RecoveryScenario(size=2, policy=policy)
     attempt = recovery.scenario.attempt(recovery.job_id)
     assert attempt.running_at
     trained_at = attempt.running_at + timedelta(seconds=measured) if measured else None
     recovery.scenario.put(job_rows.attempt_row(attempt.replace(trained_at=trained_at), 0))
-    plan(recovery)
+    resume_plan_of(recovery)
 
-    restore = ResumeFacts.model_validate(record(recovery).facts).delays.restore
+    restore = ResumeFacts.model_validate(resume_record(recovery).facts).delays.restore
 
     assert (restore.seconds, restore.samples) == expected
 
@@ -157,7 +157,7 @@ def _rents(facts: PlacementFacts) -> dict[str, int]:
 
 
 def test_recovery_and_cycle_use_the_same_past_runs() -> None:
-    recovery = RecoveryScenario(size=2, policy=burst())
+    recovery = RecoveryScenario(size=2, policy=rental_policy())
     for number in range(recovery.policy.economy.min_samples):
         ended = recovery.job.replace(
             job_id=f"job-ended-{number}",
@@ -169,15 +169,15 @@ def test_recovery_and_cycle_use_the_same_past_runs() -> None:
     recovery.scenario.set_job(
         recovery.job.replace(spec=recovery.job.spec.replace(checkpoint_uri="s3://checkpoints/one"))
     )
-    plan(recovery)
+    resume_plan_of(recovery)
 
-    facts = ResumeFacts.model_validate(record(recovery).facts)
+    facts = ResumeFacts.model_validate(resume_record(recovery).facts)
 
     assert facts.renting
     assert facts.renting.placement.job.run_seconds == pytest.approx(9 * HOUR, abs=60)
-    stop(recovery)
+    stop_job(recovery)
     recovery.scenario.run_scheduling_cycle()
-    placement_record = next(decision for decision in decisions(recovery) if decision.kind == "PLACEMENT")
+    placement_record = next(decision for decision in decisions_of_cycles(recovery) if decision.kind == "PLACEMENT")
     assert _rents(PlacementFacts.model_validate(placement_record.facts)) == _rents(facts.renting.placement)
 
 
@@ -190,12 +190,12 @@ def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
         recovery.scenario.policy = recovery.policy.replace(
             jobs=recovery.policy.jobs.replace(expected_replace_seconds=1, expected_resume_seconds=1)
         )
-        stop(recovery)
+        stop_job(recovery)
         recovery.scenario.run_scheduling_cycle()
 
-    recovery = planned(burst())
+    recovery = recovery_with_resume_plan(rental_policy())
     reluctant(recovery)
-    waits = planned(burst())
+    waits = recovery_with_resume_plan(rental_policy())
     waiting = waits.job.resume_plan
     assert waiting
     waits.scenario.set_job(waits.job.replace(resume_plan=waiting.replace(max_rent_parts=None)))
@@ -206,18 +206,18 @@ def test_cycle_rents_the_pool_that_the_recovery_chose() -> None:
     assert (rental.state, rental.offer.pool) == (RentalState.OPENING, SPOT)
     assert rental.reason.startswith(f"The job's recovery chose to rent: {SPOT} costs $")
     assert waits.job.rentals == 0
-    placements = [decision for decision in decisions(recovery) if decision.kind == "PLACEMENT"]
+    placements = [decision for decision in decisions_of_cycles(recovery) if decision.kind == "PLACEMENT"]
     assert all(replay(placement, recovery.scenario.policy).differs_from(placement) == "" for placement in placements)
     assert placements
 
 
 def test_job_resumes_elsewhere_during_the_repair() -> None:
-    recovery = planned(burst())
+    recovery = recovery_with_resume_plan(rental_policy())
     renting = RentalScenario(policy=recovery.policy)
     recovery.world.cluster.limits = dict(renting.world.cluster.limits)
     renting.scenario, renting.world = recovery.scenario, recovery.world
     recovery.state("", repair_node)
-    stop(recovery)
+    stop_job(recovery)
 
     recovery.scenario.run_scheduling_cycle()
     renting.advance()
@@ -238,32 +238,36 @@ def test_job_resumes_elsewhere_during_the_repair() -> None:
     ("policy", "spec", "why_not"),
     [
         (QUICK, {}, "not available here: the policy names no pool to rent from"),
-        (burst(other_delay_micros_per_hour=0), {}, "the policy sets no price on the delay of its class"),
+        (rental_policy(other_delay_micros_per_hour=0), {}, "the policy sets no price on the delay of its class"),
         (
-            burst(fleet_cap_micros_per_hour=1),
+            rental_policy(fleet_cap_micros_per_hour=1),
             {},
             "Renting costs $40.00 an hour, which exceeds the limit: the fleet spends $0.00 of $0.00",
         ),
         (
-            burst(team_caps_micros_per_hour={"default": 1}),
+            rental_policy(team_caps_micros_per_hour={"default": 1}),
             {},
             "Renting costs $40.00 an hour, which exceeds the limit: team default spends $0.00",
         ),
-        (burst(), {"requires": Requirements(fabric="efa-of-its-own")}, "The job needs the network efa-of-its-own"),
         (
-            burst(pools=(a_pool(SPOT, Market.SPOT, interruptions_per_node_hour=0.5),)),
+            rental_policy(),
+            {"requires": Requirements(fabric="efa-of-its-own")},
+            "The job needs the network efa-of-its-own",
+        ),
+        (
+            rental_policy(pools=(a_pool(SPOT, Market.SPOT, interruptions_per_node_hour=0.5),)),
             {},
             "A checkpoint every 15 min is too infrequent",
         ),
-        (burst(pools=(a_pool(SPOT, Market.SPOT),)), {"checkpoint_uri": ""}, "the job keeps no checkpoints"),
+        (rental_policy(pools=(a_pool(SPOT, Market.SPOT),)), {"checkpoint_uri": ""}, "the job keeps no checkpoints"),
     ],
 )
 def test_unavailable_rental_is_excluded_with_a_reason(policy: Policy, spec: dict[str, Any], why_not: str) -> None:
-    recovery = planned(policy, **spec)
+    recovery = recovery_with_resume_plan(policy, **spec)
 
-    alternative = weighed(recovery, "RENT")
+    alternative = weighed_option(recovery, "RENT")
 
-    assert record(recovery).action == "WAIT_FOR_REPAIR"
+    assert resume_record(recovery).action == "WAIT_FOR_REPAIR"
     assert why_not in alternative.why_not
     assert alternative.usd is None
     assert recovery.job.resume_plan
@@ -271,19 +275,19 @@ def test_unavailable_rental_is_excluded_with_a_reason(policy: Policy, spec: dict
 
 
 def test_free_nodes_are_used_before_preemption() -> None:
-    recovery = planned(burst(), size=3)
+    recovery = recovery_with_resume_plan(rental_policy(), size=3)
 
-    assert record(recovery).action == "FREE_NODE"
+    assert resume_record(recovery).action == "FREE_NODE"
     for option in ("RENT", "PREEMPT"):
-        assert weighed(recovery, option).why_not == "not checked: existing nodes can run the job now"
+        assert weighed_option(recovery, option).why_not == "not checked: existing nodes can run the job now"
 
 
 def test_risky_spot_pool_loses_to_the_costlier_pool() -> None:
     risky = a_pool(SPOT, Market.SPOT, interruptions_per_node_hour=0.5)
-    recovery = planned(burst(pools=(risky, a_pool(ON_DEMAND, Market.ON_DEMAND))))
+    recovery = recovery_with_resume_plan(rental_policy(pools=(risky, a_pool(ON_DEMAND, Market.ON_DEMAND))))
 
-    assert record(recovery).action == "RENT"
-    assert ON_DEMAND in record(recovery).reason
+    assert resume_record(recovery).action == "RENT"
+    assert ON_DEMAND in resume_record(recovery).reason
 
 
 @pytest.mark.parametrize(
@@ -297,17 +301,17 @@ def test_risky_spot_pool_loses_to_the_costlier_pool() -> None:
 )
 def test_class_without_a_price_rents_only_for_its_deadline(repair_hours: int, minutes: int, why_not: str) -> None:
     """Two hours of work are left: done 145 minutes from now on rented nodes, 145 minutes after the repair on others."""
-    recovery = planned(
-        burst(other_delay_micros_per_hour=0).replace(
+    recovery = recovery_with_resume_plan(
+        rental_policy(other_delay_micros_per_hour=0).replace(
             economy=EconomyPolicy(expected_reboot_seconds=repair_hours * HOUR)
         ),
         deadline_at=RecoveryScenario().now + timedelta(minutes=minutes),
     )
 
-    reason = weighed(recovery, "RENT").why_not
+    reason = weighed_option(recovery, "RENT").why_not
 
     assert (why_not in reason) if why_not else "price" not in reason
-    assert replay(record(recovery), recovery.policy).differs_from(record(recovery)) == ""
+    assert replay(resume_record(recovery), recovery.policy).differs_from(resume_record(recovery)) == ""
 
 
 @pytest.mark.parametrize(
@@ -321,21 +325,21 @@ def test_class_without_a_price_rents_only_for_its_deadline(repair_hours: int, mi
     ],
 )
 def test_recovery_rental_respects_team_quota_and_budget(rented: int, budgets: tuple[Any, ...], why_not: str) -> None:
-    recovery = RecoveryScenario(size=2, policy=burst(), with_job=False)
+    recovery = RecoveryScenario(size=2, policy=rental_policy(), with_job=False)
     team = a_team_with({"ml.p5.48xlarge": {GPU: 16}, "p5.48xlarge": {GPU: rented}})
-    set_up(recovery.scenario, team)
+    set_up_teams(recovery.scenario, team)
     recovery.job_id = recovery.scenario.running(nodes=2, team="red").job_id
     spent = Row(quota_rows.spent_key("red", "2026-11"), {"acceleratorSeconds": 16 * HOUR, "usdMicros": 0})
     recovery.world.ledger.commit(Put(spent))
-    set_up(recovery.scenario, Team.model_validate({**team.to_json(), "budgets": budgets}))
-    plan(recovery)
+    set_up_teams(recovery.scenario, Team.model_validate({**team.to_json(), "budgets": budgets}))
+    resume_plan_of(recovery)
 
-    assert record(recovery).action == ("WAIT_FOR_REPAIR" if why_not else "RENT")
-    assert why_not in weighed(recovery, "RENT").why_not
+    assert resume_record(recovery).action == ("WAIT_FOR_REPAIR" if why_not else "RENT")
+    assert why_not in weighed_option(recovery, "RENT").why_not
 
 
 def test_record_from_before_preemption_replays() -> None:
-    decision = record(planned(QUICK))
+    decision = resume_record(recovery_with_resume_plan(QUICK))
     refused = [
         {"option": "SHRINK", "whyNot": "not available: the job is not elastic"},
         {"option": "PREEMPT", "whyNot": "not available here: no job gives way to another"},
@@ -358,17 +362,17 @@ def test_record_from_before_preemption_replays() -> None:
 
 
 def test_kueue_admission_prevents_renting_and_preemption() -> None:
-    recovery = RecoveryScenario(size=2, policy=burst())
+    recovery = RecoveryScenario(size=2, policy=rental_policy())
     recovery.scenario.set_job(recovery.job.replace(local_queue="red"))
-    plan(recovery)
+    resume_plan_of(recovery)
 
-    assert weighed(recovery, "RENT").why_not.startswith("Kueue admits jobs here")
-    assert weighed(recovery, "PREEMPT").why_not.startswith("Kueue admits jobs here")
+    assert weighed_option(recovery, "RENT").why_not.startswith("Kueue admits jobs here")
+    assert weighed_option(recovery, "PREEMPT").why_not.startswith("Kueue admits jobs here")
 
 
 def test_only_an_approved_recovery_rents_in_recommend_mode() -> None:
-    recovery = planned(burst())
-    stop(recovery)
+    recovery = recovery_with_resume_plan(rental_policy())
+    stop_job(recovery)
     recovery.scenario.run_scheduling_cycle()
     rental = rental_of(recovery)
     check = rent_capacity.RentCapacityRequest(
@@ -395,7 +399,7 @@ def test_only_an_approved_recovery_rents_in_recommend_mode() -> None:
 def test_least_expected_loss_is_chosen_within_the_caps(
     fleet_cap: int, team_cap: int, held: int, delay: int, repair: int
 ) -> None:
-    policy = burst(
+    policy = rental_policy(
         fleet_cap_micros_per_hour=fleet_cap * 1_000_000,
         other_team_cap_micros_per_hour=team_cap * 1_000_000,
         other_delay_micros_per_hour=delay * 1_000_000,
@@ -418,11 +422,11 @@ def test_least_expected_loss_is_chosen_within_the_caps(
         )
         row = Row(quota_rows.rental_allocation_key("job-other", 1), hold.to_json())
         recovery.world.ledger.commit(Put(row))
-    plan(recovery)
-    stop(recovery)
+    resume_plan_of(recovery)
+    stop_job(recovery)
     recovery.scenario.run_scheduling_cycle()
 
-    decision = record(recovery)
+    decision = resume_record(recovery)
     had = [alternative.usd for alternative in decision.alternatives if alternative.usd is not None]
     assert decision.chosen
     assert decision.chosen.usd is not None
@@ -438,11 +442,11 @@ def test_least_expected_loss_is_chosen_within_the_caps(
 # ---------------------------------------------------------------- preemption of other jobs
 
 
-def teams(*, blue_borrows: bool, **blue: Any) -> tuple[RecoveryScenario, str]:
+def recovery_with_teams(*, blue_borrows: bool, **blue: Any) -> tuple[RecoveryScenario, str]:
     """Three nodes: the interrupted job of red held two; a low job of blue runs on the third."""
     policy = QUICK.replace(economy=EconomyPolicy(expected_reboot_seconds=2 * HOUR))
     recovery = RecoveryScenario(size=3, policy=policy, with_job=False)
-    set_up(
+    set_up_teams(
         recovery.scenario,
         a_team("red", 24 if blue_borrows else 16, members=MEMBERS),
         a_team("blue", 0 if blue_borrows else 8, members=MEMBERS),
@@ -450,13 +454,13 @@ def teams(*, blue_borrows: bool, **blue: Any) -> tuple[RecoveryScenario, str]:
     )
     recovery.job_id = recovery.scenario.running(nodes=2, team="red", priority_class="high").job_id
     other = recovery.scenario.running(nodes=1, team="blue", priority_class="low", checkpoint_uri="", **blue).job_id
-    return plan(recovery), other
+    return resume_plan_of(recovery), other
 
 
 def test_borrowing_job_is_preempted_if_its_delay_costs_less() -> None:
-    recovery, other = teams(blue_borrows=True)
+    recovery, other = recovery_with_teams(blue_borrows=True)
 
-    decision = record(recovery)
+    decision = resume_record(recovery)
 
     assert decision.action == "PREEMPT"
     assert decision.reason == f"Evenkeel preempts {other} of team blue to run the job."
@@ -469,14 +473,14 @@ def test_borrowing_job_is_preempted_if_its_delay_costs_less() -> None:
     lost = (30 + delays + facts.lost_work_seconds) * 16 + (
         wait + delays + facts.preemption_victims[0].lost_work_seconds
     ) * 8
-    assert weighed(recovery, "PREEMPT").gpu_hours_lost == pytest.approx(lost / HOUR, abs=0.01)
+    assert weighed_option(recovery, "PREEMPT").gpu_hours_lost == pytest.approx(lost / HOUR, abs=0.01)
     assert replay(decision, recovery.policy).differs_from(decision) == ""
 
 
 def test_cycle_carries_out_the_chosen_preemption() -> None:
-    recovery, other = teams(blue_borrows=True)
+    recovery, other = recovery_with_teams(blue_borrows=True)
     scenario = recovery.scenario
-    stop(recovery)
+    stop_job(recovery)
 
     scenario.run_scheduling_cycle()
 
@@ -491,7 +495,7 @@ def test_cycle_carries_out_the_chosen_preemption() -> None:
     scenario.settle(other)
     scenario.run_scheduling_cycle()
     assert (recovery.job.state, scenario.job(other).state) == (JobState.STARTING, JobState.PENDING)
-    admissions = [decision for decision in decisions(recovery) if decision.kind == "ADMISSION"]
+    admissions = [decision for decision in decisions_of_cycles(recovery) if decision.kind == "ADMISSION"]
     assert "PREEMPT" in {admission.action for admission in admissions}
     assert [
         differs for admission in admissions if (differs := replay(admission, recovery.policy).differs_from(admission))
@@ -499,23 +503,23 @@ def test_cycle_carries_out_the_chosen_preemption() -> None:
 
 
 def test_job_within_its_own_quota_is_not_preempted() -> None:
-    recovery, other = teams(blue_borrows=False)
-    stop(recovery)
+    recovery, other = recovery_with_teams(blue_borrows=False)
+    stop_job(recovery)
     recovery.scenario.run_scheduling_cycle()
 
-    assert record(recovery).action == "WAIT_FOR_REPAIR"
-    assert weighed(recovery, "PREEMPT").why_not.startswith(
+    assert resume_record(recovery).action == "WAIT_FOR_REPAIR"
+    assert weighed_option(recovery, "PREEMPT").why_not.startswith(
         "no job may be preempted for it: The job's quota is available."
     )
     assert recovery.scenario.job(other).stop_request is None
 
 
 def test_waiting_for_the_repair_preempts_no_job() -> None:
-    recovery, other = teams(blue_borrows=True)
+    recovery, other = recovery_with_teams(blue_borrows=True)
     plan = recovery.job.resume_plan
     assert plan
     recovery.scenario.set_job(recovery.job.replace(resume_plan=plan.replace(option=ResumeOption.WAIT_FOR_REPAIR)))
-    stop(recovery)
+    stop_job(recovery)
 
     recovery.scenario.run_scheduling_cycle()
 
@@ -524,8 +528,8 @@ def test_waiting_for_the_repair_preempts_no_job() -> None:
 
 
 def test_job_with_a_costly_delay_is_not_preempted() -> None:
-    recovery, _ = teams(blue_borrows=True)
-    facts = ResumeFacts.model_validate(record(recovery).facts)
+    recovery, _ = recovery_with_teams(blue_borrows=True)
+    facts = ResumeFacts.model_validate(resume_record(recovery).facts)
     dear = facts.replace(
         preemption_victims=tuple(
             preemption_victim.replace(usd_per_hour_of_delay=100.0) for preemption_victim in facts.preemption_victims

@@ -28,7 +28,7 @@ def incident_of(recovery: RecoveryScenario) -> Incident:
     return rows.decode(row, Incident)
 
 
-def history(recovery: RecoveryScenario) -> FaultHistory:
+def fault_history(recovery: RecoveryScenario) -> FaultHistory:
     location = f"slot/{incident_of(recovery).slot}"
     row = recovery.world.ledger.get(incident_rows.history_key(location))
     assert row
@@ -50,18 +50,18 @@ def test_second_fault_replaces_the_node_instead_of_rebooting() -> None:
 
     assert [rung for rung, _ in recovery.world.provider.asked] == ["reboot", "replace"]
     assert incident_of(recovery).min_rung == Rung.REPLACE
-    assert len(history(recovery).occurrences) == 2
+    assert len(fault_history(recovery).occurrences) == 2
 
 
 def test_duplicate_signal_is_counted_once() -> None:
     recovery = RecoveryScenario()
     recovery.report_fault()
-    before = history(recovery)
+    before = fault_history(recovery)
 
     recovery.ingest(a_fact())
     recovery.ingest(a_fact(envelope_id="copy"))
 
-    assert history(recovery) == before
+    assert fault_history(recovery) == before
 
 
 @pytest.mark.parametrize("when", list(CrashTiming))
@@ -72,7 +72,7 @@ def test_crash_during_the_write_records_all_or_nothing(when: CrashTiming) -> Non
 
     assert recovery.crashes == 1
     assert recovery.plan.effects[0] == "commit"
-    assert len(history(recovery).occurrences) == 1
+    assert len(fault_history(recovery).occurrences) == 1
     assert incident_of(recovery).state is IncidentState.OPEN
 
 
@@ -134,7 +134,9 @@ def test_every_decision_names_its_catalogue() -> None:
 # ---------------------------------------------------------------- what comes between the plan and the end
 
 
-def settled(recovery: RecoveryScenario, plan: plan_recovery.PlanRecoveryResult) -> settle_incident.SettleIncidentResult:
+def settle_with_plan(
+    recovery: RecoveryScenario, plan: plan_recovery.PlanRecoveryResult
+) -> settle_incident.SettleIncidentResult:
     branch_end = BranchEnd(outcome=plan.outcome, reason=plan.reason)
     outcome: settle_incident.SettleIncidentResult = recovery.state("SettleIncident", settle_incident, plan=branch_end)
     return outcome
@@ -146,7 +148,7 @@ def test_worse_fault_after_the_plan_keeps_the_incident_open() -> None:
     plan = recovery.state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(envelope_id="worse"))
 
-    first, again = settled(recovery, plan), settled(recovery, plan)
+    first, again = settle_with_plan(recovery, plan), settle_with_plan(recovery, plan)
 
     assert (plan.outcome, first.outcome, again.outcome) == ("NOTHING", "STOOD_DOWN", "STOOD_DOWN")
     assert (incident_of(recovery).state, incident_of(recovery).run) == (IncidentState.OPEN, 2)
@@ -161,7 +163,7 @@ def test_next_signal_or_sweep_starts_the_next_run() -> None:
     recovery.report_fault(fault_key="sxid:11012")
     plan = recovery.state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(envelope_id="worse"))
-    settled(recovery, plan)
+    settle_with_plan(recovery, plan)
 
     recovery.world.clock.advance(60)
     recovery.scenario.sweep()
@@ -176,4 +178,4 @@ def test_incident_with_an_answered_fault_is_closed() -> None:
     plan = recovery.state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(fault_key="sxid:11012", link="7", envelope_id="same"))
 
-    assert settled(recovery, plan).outcome == IncidentState.OBSERVED
+    assert settle_with_plan(recovery, plan).outcome == IncidentState.OBSERVED

@@ -29,7 +29,7 @@ FACTS = st.lists(
 )
 
 
-def named(decision: ShadowDecision) -> tuple[Any, ...]:
+def comparable_decision(decision: ShadowDecision) -> tuple[Any, ...]:
     return (
         decision.node,
         decision.slot,
@@ -72,8 +72,12 @@ def test_replayed_facts_give_the_decision_of_the_service(steps: list[tuple[int, 
 
     replayed = FactReplay(recovery.policy, node_at).decisions((fact.observed_at, fact) for fact in facts)
 
-    replayed_decisions = sorted(named(decision) for incident in replayed if (decision := shadow_decision(incident)))
-    served = sorted(named(decision) for incident in recovery.incidents() if (decision := shadow_decision(incident)))
+    replayed_decisions = sorted(
+        comparable_decision(decision) for incident in replayed if (decision := shadow_decision(incident))
+    )
+    served = sorted(
+        comparable_decision(decision) for incident in recovery.incidents() if (decision := shadow_decision(incident))
+    )
     assert replayed_decisions == served
 
 

@@ -27,7 +27,7 @@ from evenkeel.services.sweep.sweep_run import SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
 from tests.fakes.unmanaged_jobs import FREE_NODE
 from tests.unit.services_recovery.recovery_scenario import RecoveryScenario
-from tests.unit.services_recovery.test_draining import SAVES, evicted
+from tests.unit.services_recovery.test_draining import SAVES, evicted_pods
 
 NODE = f"hyperpod-{instance_id(1)}"
 LABEL = "JobSet research/llama"
@@ -64,7 +64,7 @@ def a_pod_of(job: UnmanagedJob) -> UnmanagedPod:
     )
 
 
-def with_jobs(
+def recovery_with_unmanaged_jobs(
     *jobs: UnmanagedJob,
     ends_late: bool = False,
     is_held: bool = False,
@@ -87,7 +87,7 @@ def with_jobs(
     return recovery
 
 
-def steps(recovery: RecoveryScenario) -> list[tuple[str, str]]:
+def restart_steps(recovery: RecoveryScenario) -> list[tuple[str, str]]:
     names = ("suspend", "resume", "delete_job", "create_job")
     return [(call[0], call[1]) for call in recovery.world.cluster.calls if call[0] in names]
 
@@ -98,11 +98,11 @@ def restart_of(recovery: RecoveryScenario, job: UnmanagedJob) -> Restart:
     return rows.decode(row, Restart)
 
 
-def advance(recovery: RecoveryScenario, job: UnmanagedJob) -> Restart:
+def advance_restart(recovery: RecoveryScenario, job: UnmanagedJob) -> Restart:
     return restart_unmanaged.advance(restart_of(recovery, job), recovery.context())
 
 
-def lines(recovery: RecoveryScenario) -> str:
+def timeline_lines(recovery: RecoveryScenario) -> str:
     event_rows = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
     return " ".join(str(row.doc["text"]) for row in event_rows)
 
@@ -111,24 +111,24 @@ def lines(recovery: RecoveryScenario) -> str:
 
 
 def test_running_job_is_suspended_and_resumed() -> None:
-    recovery = with_jobs(a_job())
+    recovery = recovery_with_unmanaged_jobs(a_job())
 
-    restart = advance(recovery, a_job())
+    restart = advance_restart(recovery, a_job())
 
-    assert steps(recovery) == [("suspend", LABEL), ("resume", LABEL)]
+    assert restart_steps(recovery) == [("suspend", LABEL), ("resume", LABEL)]
     assert (restart.stage, restart.was_restarted) == (RestartStage.ENDED, True)
     (job,) = recovery.world.cluster.users_jobs.values()
     assert (job.state, job.live_nodes) == (UnmanagedJobState.RUNNING, (FREE_NODE,))
-    assert evicted(recovery) == []
+    assert evicted_pods(recovery) == []
     assert recovery.incident.unmanaged_jobs == {LABEL: "RESTART"}
 
 
 def test_resume_waits_until_all_pods_have_ended() -> None:
-    recovery = with_jobs(a_job(), ends_late=True)
+    recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
 
-    waiting = advance(recovery, a_job())
+    waiting = advance_restart(recovery, a_job())
     recovery.world.cluster.end_pods()
-    ended = advance(recovery, a_job())
+    ended = advance_restart(recovery, a_job())
 
     assert waiting.stage is RestartStage.SUSPENDED
     assert "2 of its pods still end" in waiting.result
@@ -136,23 +136,23 @@ def test_resume_waits_until_all_pods_have_ended() -> None:
 
 
 def test_failed_job_is_deleted_and_created_again() -> None:
-    recovery = with_jobs(a_failed_job(), ends_late=True)
+    recovery = recovery_with_unmanaged_jobs(a_failed_job(), ends_late=True)
 
-    waiting = advance(recovery, a_job())
+    waiting = advance_restart(recovery, a_job())
     recovery.world.cluster.end_pods()
-    ended = advance(recovery, a_job())
+    ended = advance_restart(recovery, a_job())
 
     assert waiting.stage is RestartStage.DELETED
     assert waiting.manifest
-    assert steps(recovery) == [("delete_job", LABEL), ("create_job", LABEL)]
+    assert restart_steps(recovery) == [("delete_job", LABEL), ("create_job", LABEL)]
     assert (ended.was_restarted, ended.manifest) == (True, "")
 
 
 def test_job_whose_operator_restarts_it_is_only_moved() -> None:
-    recovery = with_jobs(a_job(recreation=PodRecreation.BY_OWNER))
+    recovery = recovery_with_unmanaged_jobs(a_job(recreation=PodRecreation.BY_OWNER))
 
-    assert steps(recovery) == []
-    assert evicted(recovery) == ["llama-0"]
+    assert restart_steps(recovery) == []
+    assert evicted_pods(recovery) == ["llama-0"]
 
 
 @pytest.mark.parametrize(
@@ -168,10 +168,10 @@ def test_job_whose_operator_restarts_it_is_only_moved() -> None:
 def test_only_jobs_that_consent_are_restarted(
     job: UnmanagedJob, adopted: tuple[str, ...], *, is_restarted: bool
 ) -> None:
-    recovery = with_jobs(job, policy=SAVES.replace(adoption=AdoptionPolicy(namespaces=adopted)))
+    recovery = recovery_with_unmanaged_jobs(job, policy=SAVES.replace(adoption=AdoptionPolicy(namespaces=adopted)))
 
-    assert bool(steps(recovery)) is is_restarted
-    assert evicted(recovery) == []
+    assert bool(restart_steps(recovery)) is is_restarted
+    assert evicted_pods(recovery) == []
 
 
 @pytest.mark.parametrize("has_left", [False, True])
@@ -189,18 +189,18 @@ def test_failed_job_without_pods_is_known_from_the_last_sweep(*, has_left: bool)
     for service in (plan_recovery, cordon_node, drain_node):
         recovery.state("", service)
 
-    assert steps(recovery) == [("delete_job", LABEL)]
+    assert restart_steps(recovery) == [("delete_job", LABEL)]
 
 
 def test_decision_is_recorded_once_and_replays() -> None:
-    recovery = with_jobs(a_job(owner="TrainJob llama"))
+    recovery = recovery_with_unmanaged_jobs(a_job(owner="TrainJob llama"))
     recovery.state("", drain_node)
 
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
     (record,) = [decision for row in page.rows if (decision := rows.decode(row, Decision)).kind == "RESTART"]
 
     assert record.action == "LEAVE"
-    assert "belongs to TrainJob llama" in lines(recovery)
+    assert "belongs to TrainJob llama" in timeline_lines(recovery)
     assert not replay(record, SAVES, SAVES.catalogue.hash).differs_from(record)
 
 
@@ -208,30 +208,30 @@ def test_decision_is_recorded_once_and_replays() -> None:
 
 
 def test_job_keeps_running_under_a_hold() -> None:
-    assert steps(with_jobs(a_job(), is_held=True)) == []
+    assert restart_steps(recovery_with_unmanaged_jobs(a_job(), is_held=True)) == []
 
 
 def test_hold_does_not_keep_a_stopped_job_down() -> None:
-    recovery = with_jobs(a_job(), ends_late=True)
+    recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
     recovery.world.cluster.end_pods()
     recovery.hold()
 
-    assert advance(recovery, a_job()).was_restarted
+    assert advance_restart(recovery, a_job()).was_restarted
 
 
 def test_hold_delays_the_deletion_of_a_job_that_failed_later() -> None:
-    recovery = with_jobs(a_job(), ends_late=True)
+    recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
     recovery.world.cluster.submit(CLUSTER, a_failed_job())
     recovery.hold()
 
-    assert advance(recovery, a_job()).stage is RestartStage.SUSPENDED
-    assert steps(recovery) == [("suspend", LABEL)]
+    assert advance_restart(recovery, a_job()).stage is RestartStage.SUSPENDED
+    assert restart_steps(recovery) == [("suspend", LABEL)]
 
 
 def test_job_is_left_alone_in_observe_mode() -> None:
-    recovery = with_jobs(a_job(), mode=Mode.OBSERVE)
+    recovery = recovery_with_unmanaged_jobs(a_job(), mode=Mode.OBSERVE)
 
-    assert steps(recovery) == []
+    assert restart_steps(recovery) == []
 
 
 def test_job_in_namespace_without_rights_stays_unchanged() -> None:
@@ -242,30 +242,32 @@ def test_job_in_namespace_without_rights_stays_unchanged() -> None:
     for service in (plan_recovery, cordon_node, drain_node):
         recovery.state("", service)
 
-    assert steps(recovery) == []
-    assert "has no right to patch jobsets, create jobsets in its namespace" in lines(recovery)
+    assert restart_steps(recovery) == []
+    assert "has no right to patch jobsets, create jobsets in its namespace" in timeline_lines(recovery)
 
 
 def test_repeatedly_failing_job_has_limited_restarts() -> None:
-    recovery = with_jobs(a_failed_job(), policy=SAVES.replace(adoption=AdoptionPolicy(max_restarts=2)))
+    recovery = recovery_with_unmanaged_jobs(
+        a_failed_job(), policy=SAVES.replace(adoption=AdoptionPolicy(max_restarts=2))
+    )
     for number in range(4):
-        advance(recovery, a_job())
+        advance_restart(recovery, a_job())
         recovery.world.cluster.submit(CLUSTER, a_failed_job(uid=f"again-{number}"))
         recovery.state("", drain_node)
 
-    assert steps(recovery).count(("create_job", LABEL)) == 2
-    assert "2 times within 24 hours" in lines(recovery)
+    assert restart_steps(recovery).count(("create_job", LABEL)) == 2
+    assert "2 times within 24 hours" in timeline_lines(recovery)
 
 
 # ---------------------------------------------------------------- crashes, races and refusals
 
 
 def test_job_that_its_owner_deletes_meanwhile_is_not_created() -> None:
-    recovery = with_jobs(a_job(), ends_late=True)
+    recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
     recovery.world.cluster.users_jobs.clear()
 
-    assert not advance(recovery, a_job()).was_restarted
-    assert steps(recovery) == [("suspend", LABEL)]
+    assert not advance_restart(recovery, a_job()).was_restarted
+    assert restart_steps(recovery) == [("suspend", LABEL)]
 
 
 def test_job_deleted_by_owner_before_restart_is_not_created(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,34 +289,34 @@ def test_job_deleted_by_owner_before_restart_is_not_created(monkeypatch: pytest.
 
 
 def test_refused_creation_is_repeated_until_it_succeeds() -> None:
-    recovery = with_jobs(a_failed_job())
+    recovery = recovery_with_unmanaged_jobs(a_failed_job())
     recovery.world.cluster.creation_error = NotAllowed("exceeded quota: gpus")
 
-    waiting = advance(recovery, a_job())
+    waiting = advance_restart(recovery, a_job())
     recovery.world.cluster.creation_error = None
-    ended = advance(recovery, a_job())
+    ended = advance_restart(recovery, a_job())
 
     assert "cannot be created again yet: exceeded quota: gpus" in waiting.result
     assert (waiting.stage, ended.was_restarted) == (RestartStage.DELETED, True)
 
 
 def test_job_is_created_once_after_a_crash_behind_the_creation() -> None:
-    recovery = with_jobs(a_failed_job())
+    recovery = recovery_with_unmanaged_jobs(a_failed_job())
     restart = restart_of(recovery, a_job())
     recovery.world.cluster.create_job(restart)  # and then the function ended
 
-    ended = advance(recovery, a_job())
+    ended = advance_restart(recovery, a_job())
 
     assert ended.was_restarted
-    assert steps(recovery).count(("create_job", LABEL)) == 1
+    assert restart_steps(recovery).count(("create_job", LABEL)) == 1
 
 
 def test_suspension_whose_patch_was_lost_is_repeated() -> None:
-    recovery = with_jobs(a_job(), ends_late=True)
+    recovery = recovery_with_unmanaged_jobs(a_job(), ends_late=True)
     recovery.world.cluster.submit(CLUSTER, a_job())
 
-    assert advance(recovery, a_job()).stage is RestartStage.SUSPENDED
-    assert steps(recovery) == [("suspend", LABEL), ("suspend", LABEL)]
+    assert advance_restart(recovery, a_job()).stage is RestartStage.SUSPENDED
+    assert restart_steps(recovery) == [("suspend", LABEL), ("suspend", LABEL)]
 
 
 def test_unreadable_job_does_not_stop_the_restart_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,11 +336,13 @@ def test_unreadable_job_does_not_stop_the_restart_of_others(monkeypatch: pytest.
     for service in (plan_recovery, cordon_node, drain_node):
         recovery.state("", service)
 
-    assert steps(recovery) == [("suspend", LABEL)]
+    assert restart_steps(recovery) == [("suspend", LABEL)]
 
 
 def test_job_is_not_stopped_for_an_incident_that_is_over() -> None:
-    recovery = with_jobs(a_job())  # suspended; then its owner resumes it, and it lands on the repaired node
+    recovery = recovery_with_unmanaged_jobs(
+        a_job()
+    )  # suspended; then its owner resumes it, and it lands on the repaired node
     recovery.world.cluster.submit(CLUSTER, a_job())
     incident = recovery.incident
     row = recovery.world.ledger.get(incident_rows.incident_key(incident.incident_id))
@@ -346,14 +350,16 @@ def test_job_is_not_stopped_for_an_incident_that_is_over() -> None:
     settled = incident.replace(state=IncidentState.RECOVERED)
     recovery.world.ledger.commit(Put(incident_rows.incident_row(settled, row.version)))
 
-    restart = advance(recovery, a_job())
+    restart = advance_restart(recovery, a_job())
 
-    assert steps(recovery) == [("suspend", LABEL)]
+    assert restart_steps(recovery) == [("suspend", LABEL)]
     assert "the incident is over" in restart.result
 
 
 def test_jobs_without_restart_are_recorded_up_to_limit() -> None:
-    recovery = with_jobs(*(a_job(name=f"job-{number}", owner="CronJob nightly") for number in range(60)))
+    recovery = recovery_with_unmanaged_jobs(
+        *(a_job(name=f"job-{number}", owner="CronJob nightly") for number in range(60))
+    )
     recovery.state("", drain_node)
 
     page = recovery.world.ledger.partition(Table.INCIDENTS, f"INC#{recovery.incident_id}", "EVENT#")
@@ -363,14 +369,14 @@ def test_jobs_without_restart_are_recorded_up_to_limit() -> None:
 
 
 def test_sweeper_finds_a_job_that_failed_after_the_drain() -> None:
-    recovery = with_jobs(a_job(recreation=PodRecreation.BY_OWNER))
+    recovery = recovery_with_unmanaged_jobs(a_job(recreation=PodRecreation.BY_OWNER))
     recovery.world.cluster.submit(CLUSTER, a_failed_job())
 
-    restarts.continue_restarts(a_sweep(recovery))
-    restarts.continue_restarts(a_sweep(recovery))
+    restarts.continue_restarts(run_sweep(recovery))
+    restarts.continue_restarts(run_sweep(recovery))
 
-    assert steps(recovery) == [("delete_job", LABEL), ("create_job", LABEL)]
+    assert restart_steps(recovery) == [("delete_job", LABEL), ("create_job", LABEL)]
 
 
-def a_sweep(recovery: RecoveryScenario) -> SweepRun:
+def run_sweep(recovery: RecoveryScenario) -> SweepRun:
     return SweepRun(recovery.context(), {})

@@ -32,11 +32,11 @@ READS = {
 }
 
 
-def backup(world: FakeWorld) -> Mapping[Key, Row]:
+def backup_ledger(world: FakeWorld) -> Mapping[Key, Row]:
     return copy.deepcopy(world.ledger.rows)
 
 
-def restore(world: FakeWorld, saved: Mapping[Key, Row], *, seconds: int = 3600) -> None:
+def restore_ledger(world: FakeWorld, saved: Mapping[Key, Row], *, seconds: int = 3600) -> None:
     """Bring the rows back, some time later. The new stack has no execution of the old one."""
     world.clock.advance(seconds)
     restored = type(world.ledger)()
@@ -67,13 +67,13 @@ def a_job_that_resumed(size: int) -> tuple[JobScenario, str]:
     """Restore the ledger to the first attempt of a job whose second attempt runs."""
     scenario = JobScenario(size=size)
     job = scenario.running(nodes=2)
-    saved = backup(scenario.world)
+    saved = backup_ledger(scenario.world)
     scenario.world.cluster.fail_pods(job.job_id, 1)
     scenario.settle(job.job_id, 1)
     scenario.world.clock.advance(600)
     scenario.run_scheduling_cycle()
     scenario.run_attempt(job.job_id, 2)
-    restore(scenario.world, saved)
+    restore_ledger(scenario.world, saved)
     return scenario, job.job_id
 
 
@@ -109,9 +109,9 @@ def test_attempt_never_runs_beside_an_unknown_one_with_its_number() -> None:
 
 def test_pods_of_unknown_job_keep_their_nodes() -> None:
     scenario = JobScenario(size=3)
-    saved = backup(scenario.world)
+    saved = backup_ledger(scenario.world)
     unknown = scenario.running(nodes=2)
-    restore(scenario.world, saved)
+    restore_ledger(scenario.world, saved)
 
     waiting = scenario.submit("key-2", nodes=2)
     for _ in range(3):
@@ -132,11 +132,11 @@ def a_rental_that_the_ledger_forgot() -> tuple[RentalScenario, str]:
     renting.scenario.run_scheduling_cycle()
     renting.run(first.job_id, 1)
     renting.world.clock.advance(60)
-    saved = backup(renting.world)
+    saved = backup_ledger(renting.world)
     unknown = renting.scenario.submit("unknown")
     renting.rent()
     renting.run(unknown.job_id, 1)
-    restore(renting.world, saved)
+    restore_ledger(renting.world, saved)
     renting.states.clear()
     return renting, unknown.job_id
 
@@ -193,10 +193,10 @@ def test_next_rental_returns_unknown_nodes_that_are_idle() -> None:
 def test_attempt_that_ended_meanwhile_is_settled_once() -> None:
     scenario = JobScenario(size=4)
     job = scenario.running(nodes=2)
-    saved = backup(scenario.world)
+    saved = backup_ledger(scenario.world)
     scenario.world.cluster.finish_pods(job.job_id, 1)
     scenario.settle(job.job_id, 1)
-    restore(scenario.world, saved)
+    restore_ledger(scenario.world, saved)
 
     scenario.sweep()
     scenario.sweep()
@@ -208,10 +208,10 @@ def test_attempt_that_ended_meanwhile_is_settled_once() -> None:
 def test_replaced_node_is_not_replaced_again() -> None:
     recovery = RecoveryScenario(size=4, with_job=False)
     recovery.report_fault(3, fault_key="hp:NvidiaErrorTerminate", code="NvidiaErrorTerminate")
-    saved = backup(recovery.world)
+    saved = backup_ledger(recovery.world)
     assert recovery.recover() == "RECOVERED"
     nodes = sorted(recovery.world.cluster.by_name)
-    restore(recovery.world, saved)
+    restore_ledger(recovery.world, saved)
 
     sweep_fleet.run(recovery.context())
     assert recovery.executions() == [recovery.incident.execution_name]
@@ -228,7 +228,7 @@ def test_rebooted_node_is_not_rebooted_again(is_rebooting: bool) -> None:
     recovery = RecoveryScenario(size=4, with_job=False)
     sweep_fleet.run(recovery.context())
     recovery.report_fault(3)
-    saved = backup(recovery.world)
+    saved = backup_ledger(recovery.world)
     recovery.world.clock.advance(60)
     if is_rebooting:
         for name, service in (
@@ -240,7 +240,7 @@ def test_rebooted_node_is_not_rebooted_again(is_rebooting: bool) -> None:
         assert recovery.world.provider.running
     else:
         assert recovery.recover() == "RECOVERED"
-    restore(recovery.world, saved, seconds=60)  # later, the evidence is stale in any case
+    restore_ledger(recovery.world, saved, seconds=60)  # later, the evidence is stale in any case
 
     sweep_fleet.run(recovery.context())
     assert recovery.recover() == "RECOVERED"
@@ -254,10 +254,10 @@ def test_rebooted_node_with_a_new_fault_is_repaired() -> None:
     recovery = RecoveryScenario(size=4, with_job=False)
     sweep_fleet.run(recovery.context())
     recovery.report_fault(3)
-    saved = backup(recovery.world)
+    saved = backup_ledger(recovery.world)
     recovery.world.clock.advance(60)
     assert recovery.recover() == "RECOVERED"
-    restore(recovery.world, saved, seconds=60)
+    restore_ledger(recovery.world, saved, seconds=60)
     recovery.report_fault(3)
 
     sweep_fleet.run(recovery.context())
@@ -268,13 +268,13 @@ def test_rebooted_node_with_a_new_fault_is_repaired() -> None:
 
 def a_cordon_of_an_unknown_incident(*, is_still_faulty: bool) -> RecoveryScenario:
     recovery = RecoveryScenario(size=4)
-    saved = backup(recovery.world)
+    saved = backup_ledger(recovery.world)
     recovery.report_fault(3)
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("CordonNode", cordon_node)
     if not is_still_faulty:
         recovery.mark(instance_id(3))
-    restore(recovery.world, saved)
+    restore_ledger(recovery.world, saved)
     return recovery
 
 

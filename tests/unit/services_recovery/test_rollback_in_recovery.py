@@ -17,7 +17,7 @@ from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenar
 CORRUPTS = "xid:48"
 
 
-def moved(plan: CrashPlan | None = None, *, policy: object = QUICK) -> RecoveryScenario:
+def recovery_of_moved_job(plan: CrashPlan | None = None, *, policy: object = QUICK) -> RecoveryScenario:
     """A job with a checkpoint from just before the fault, which runs again on other nodes, resumed from there."""
     recovery = RecoveryScenario(size=5, plan=plan or CrashPlan(), policy=policy)  # type: ignore[arg-type]
     scenario, world = recovery.scenario, recovery.world
@@ -34,7 +34,7 @@ def moved(plan: CrashPlan | None = None, *, policy: object = QUICK) -> RecoveryS
     return recovery
 
 
-def learn_that_it_corrupts(recovery: RecoveryScenario) -> None:
+def report_corrupting_fault(recovery: RecoveryScenario) -> None:
     recovery.ingest(
         a_fact(fault_key=CORRUPTS, code="48", envelope_id="2", observed_at=recovery.incident.first_signal_at)
     )
@@ -50,10 +50,10 @@ def resumed_step(recovery: RecoveryScenario) -> int | None:
 
 
 def test_job_from_a_distrusted_checkpoint_resumes_from_an_earlier_one() -> None:
-    recovery = moved()
+    recovery = recovery_of_moved_job()
     assert (recovery.job.state, recovery.job.current_attempt, resumed_step(recovery)) == (JobState.RUNNING, 2, 20)
 
-    learn_that_it_corrupts(recovery)
+    report_corrupting_fault(recovery)
     recovery.scenario.sweep()
     recovery.scenario.sweep()
 
@@ -70,7 +70,7 @@ def test_job_from_a_distrusted_checkpoint_resumes_from_an_earlier_one() -> None:
 
 
 def test_other_signals_roll_nothing_back() -> None:
-    recovery = moved()
+    recovery = recovery_of_moved_job()
 
     sweep(recovery)
     recovery.scenario.sweep()
@@ -79,8 +79,8 @@ def test_other_signals_roll_nothing_back() -> None:
 
 
 def test_job_rolled_back_too_often_waits_for_a_person() -> None:
-    recovery = moved(policy=QUICK.replace(jobs=QUICK.jobs.replace(max_rollbacks=0)))
-    learn_that_it_corrupts(recovery)
+    recovery = recovery_of_moved_job(policy=QUICK.replace(jobs=QUICK.jobs.replace(max_rollbacks=0)))
+    report_corrupting_fault(recovery)
 
     sweep(recovery)
     sweep(recovery)
@@ -102,7 +102,7 @@ def rollbacks(recovery: RecoveryScenario) -> list[Decision]:
 
 
 def test_late_fault_rolls_back_a_moved_job() -> None:
-    recovery = moved()
+    recovery = recovery_of_moved_job()
     scenario = recovery.scenario
     ended_at = scenario.attempt(recovery.job_id, 1).ended_at
     assert ended_at
@@ -119,8 +119,8 @@ def test_late_fault_rolls_back_a_moved_job() -> None:
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_job_is_rolled_back_once_after_a_crash(when: str) -> None:
     plan = CrashPlan()
-    recovery = moved(plan)
-    learn_that_it_corrupts(recovery)
+    recovery = recovery_of_moved_job(plan)
+    report_corrupting_fault(recovery)
     plan.at, plan.when = len(plan.effects) + 1, when
 
     sweep(recovery)
@@ -132,9 +132,9 @@ def test_job_is_rolled_back_once_after_a_crash(when: str) -> None:
 
 
 def test_hold_delays_a_rollback() -> None:
-    recovery = moved()
+    recovery = recovery_of_moved_job()
     recovery.hold(seconds=60)
-    learn_that_it_corrupts(recovery)
+    report_corrupting_fault(recovery)
 
     sweep(recovery)
     recovery.state("", plan_resume)
@@ -147,7 +147,7 @@ def test_hold_delays_a_rollback() -> None:
 
 @pytest.mark.parametrize(("is_pinned", "through"), [(True, 0), (False, 2)])
 def test_suspicion_counts_until_a_pin_respects_it(is_pinned: bool, through: int) -> None:
-    recovery = moved()
+    recovery = recovery_of_moved_job()
     scenario, doubted_from = recovery.scenario, recovery.now - timedelta(hours=1)
     scenario.set_job(recovery.job.replace(distrust_after=doubted_from, distrust_through_attempt=1))
     attempt = scenario.attempt(recovery.job_id, 2)

@@ -21,7 +21,7 @@ from tests.unit.services_recovery.recovery_scenario import a_fact
 Fact = NodeFact | GroupFact
 
 
-def ingest(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **ports: Any) -> list[str]:
+def ingest_facts(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **ports: Any) -> list[str]:
     results = receive_event.ingest_facts(
         facts,
         world.context(hyperpod_cluster_arn=cluster_arn, **ports),
@@ -29,12 +29,12 @@ def ingest(world: FakeWorld, *facts: Fact, cluster_arn: str = CLUSTER_ARN, **por
     return [result.outcome for result in results]
 
 
-def incidents(world: FakeWorld) -> list[Incident]:
+def stored_incidents(world: FakeWorld) -> list[Incident]:
     incident_rows = [row for key, row in world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
     return [rows.decode(row, Incident) for row in incident_rows]
 
 
-def remember(world: FakeWorld, number: int, slot: str) -> None:
+def record_node(world: FakeWorld, number: int, slot: str) -> None:
     """Let the fleet's memory hold a node."""
     life = NodeLife(cluster=CLUSTER, instance_id=instance_id(number), launched_at=A_MOMENT - timedelta(days=1))
     node = FleetNode(life=life, slot=slot, pool="p5-workers", changed_at=A_MOMENT)
@@ -69,17 +69,17 @@ FANNED = [a_fact(number, source="site:role/Detector", fault_key="xid:79") for nu
 def test_event_about_three_nodes_opens_three_incidents() -> None:
     world = FakeWorld()
 
-    assert ingest(world, *FANNED) == ["OPEN", "OPEN", "OPEN"]
-    assert {incident.life.instance_id for incident in incidents(world)} == {instance_id(n) for n in (1, 2, 3)}
+    assert ingest_facts(world, *FANNED) == ["OPEN", "OPEN", "OPEN"]
+    assert {incident.life.instance_id for incident in stored_incidents(world)} == {instance_id(n) for n in (1, 2, 3)}
     assert len(world.workflows.names(WorkflowName.RECOVER_NODE)) == 3
 
 
 def test_repeated_event_changes_nothing() -> None:
     world = FakeWorld()
-    ingest(world, *FANNED)
+    ingest_facts(world, *FANNED)
 
-    assert ingest(world, *FANNED) == ["DUPLICATE", "DUPLICATE", "DUPLICATE"]
-    assert len(incidents(world)) == 3
+    assert ingest_facts(world, *FANNED) == ["DUPLICATE", "DUPLICATE", "DUPLICATE"]
+    assert len(stored_incidents(world)) == 3
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -93,11 +93,11 @@ def test_crash_during_intake_loses_and_duplicates_nothing(at: int, when: str) ->
     }
 
     with pytest.raises(Crash):
-        ingest(world, *FANNED, **ports)
-    ingest(world, *FANNED)
+        ingest_facts(world, *FANNED, **ports)
+    ingest_facts(world, *FANNED)
 
-    assert len(incidents(world)) == len(world.workflows.names(WorkflowName.RECOVER_NODE)) == 3
-    assert {incident.evidence_count for incident in incidents(world)} == {1}
+    assert len(stored_incidents(world)) == len(world.workflows.names(WorkflowName.RECOVER_NODE)) == 3
+    assert {incident.evidence_count for incident in stored_incidents(world)} == {1}
 
 
 def test_failed_fact_is_retried_and_stops_no_other_fact() -> None:
@@ -112,17 +112,20 @@ def test_failed_fact_is_retried_and_stops_no_other_fact() -> None:
             return world.provider.node(machine)
 
     with pytest.raises(Unreachable):
-        ingest(world, *FANNED, provider=Deaf())
-    assert len(incidents(world)) == 2
+        ingest_facts(world, *FANNED, provider=Deaf())
+    assert len(stored_incidents(world)) == 2
 
-    assert ingest(world, *FANNED) == ["DUPLICATE", "OPEN", "DUPLICATE"]
+    assert ingest_facts(world, *FANNED) == ["DUPLICATE", "OPEN", "DUPLICATE"]
 
 
 def test_two_faults_of_one_envelope_are_two_evidence_entries() -> None:
     world = FakeWorld()
 
-    assert ingest(world, a_fact(fault_key="xid:79"), a_fact(fault_key="hp:XidHardwareFailure")) == ["OPEN", "JOIN"]
-    [incident] = incidents(world)
+    assert ingest_facts(world, a_fact(fault_key="xid:79"), a_fact(fault_key="hp:XidHardwareFailure")) == [
+        "OPEN",
+        "JOIN",
+    ]
+    [incident] = stored_incidents(world)
     assert len(world.ledger.partition(Table.INCIDENTS, f"INC#{incident.incident_id}", "EVIDENCE#")) == 2
 
 
@@ -133,7 +136,7 @@ def test_two_faults_of_one_envelope_are_two_evidence_entries() -> None:
 def test_notices_about_unknown_instances_are_counted_and_kept(fact: NodeFact) -> None:
     world = FakeWorld()
 
-    assert ingest(world, fact, fact) == ["OTHER_FLEET", "OTHER_FLEET"]
+    assert ingest_facts(world, fact, fact) == ["OTHER_FLEET", "OTHER_FLEET"]
     assert list(world.ledger.rows) == [incident_rows.notice_before_listing_key(fact.instance_id)]
     assert world.ledger.rows[incident_rows.notice_before_listing_key(fact.instance_id)].doc["facts"] == [fact.to_json()]
     assert world.telemetry.totals["FactsOtherFleet"] == 2
@@ -145,24 +148,24 @@ def test_account_wide_notices_do_not_call_hyperpod(fact: NodeFact) -> None:
         def node(self, machine: str) -> Any:
             raise AssertionError(f"asked about {machine}")
 
-    assert ingest(FakeWorld(), fact, provider=Asked()) == ["OTHER_FLEET"]
+    assert ingest_facts(FakeWorld(), fact, provider=Asked()) == ["OTHER_FLEET"]
 
 
 def test_plan_about_many_instances_opens_incidents_for_known_nodes() -> None:
     world = FakeWorld()
-    remember(world, 1, f"{CLUSTER}/seat-1")
-    remember(world, 2, f"{CLUSTER}/seat-2")
+    record_node(world, 1, f"{CLUSTER}/seat-1")
+    record_node(world, 2, f"{CLUSTER}/seat-2")
 
-    assert ingest(world, a_plan(1), a_plan(2), a_plan(77)) == ["OPEN", "OPEN", "OTHER_FLEET"]
+    assert ingest_facts(world, a_plan(1), a_plan(2), a_plan(77)) == ["OPEN", "OPEN", "OTHER_FLEET"]
 
 
 def test_notice_about_a_recorded_node_opens_an_incident() -> None:
     world = FakeWorld()
-    remember(world, 77, f"{CLUSTER}/burst-77")
+    record_node(world, 77, f"{CLUSTER}/burst-77")
     ends_notice_at = A_MOMENT + timedelta(minutes=2)
 
-    assert ingest(world, a_notice(77, deadline_at=ends_notice_at)) == ["OPEN"]
-    assert incidents(world)[0].deadline_at == ends_notice_at
+    assert ingest_facts(world, a_notice(77, deadline_at=ends_notice_at)) == ["OPEN"]
+    assert stored_incidents(world)[0].deadline_at == ends_notice_at
 
 
 OTHER_ARN = CLUSTER_ARN.replace("k3v9x2m7q1ab", "zzzzzzzzzzzz")
@@ -180,14 +183,14 @@ OTHER_ARN = CLUSTER_ARN.replace("k3v9x2m7q1ab", "zzzzzzzzzzzz")
     ],
 )
 def test_events_of_other_clusters_are_ignored(event_arn: str, own_arn: str, outcome: str) -> None:
-    assert ingest(FakeWorld(), a_fact(cluster_arn=event_arn), cluster_arn=own_arn) == [outcome]
+    assert ingest_facts(FakeWorld(), a_fact(cluster_arn=event_arn), cluster_arn=own_arn) == [outcome]
 
 
 def test_group_facts_of_other_clusters_are_dropped() -> None:
     world = FakeWorld()
     fact = a_group_fact(cluster_arn=OTHER_ARN)
 
-    assert ingest(world, fact) == ["OTHER_FLEET"]
+    assert ingest_facts(world, fact) == ["OTHER_FLEET"]
     assert note_group_fact.recent_facts("p5-workers", world.context(now=A_MOMENT)) == ()
 
 
@@ -206,36 +209,36 @@ def a_group_fact(**changes: Any) -> GroupFact:
 def test_event_may_contain_node_and_group_facts() -> None:
     world = FakeWorld()
 
-    assert ingest(world, progress_fact(1, "insufficient_capacity"), a_group_fact()) == ["IGNORED", "NOTED"]
-    assert ingest(world, progress_fact(1, "insufficient_capacity"), a_group_fact()) == ["IGNORED", "DUPLICATE"]
+    assert ingest_facts(world, progress_fact(1, "insufficient_capacity"), a_group_fact()) == ["IGNORED", "NOTED"]
+    assert ingest_facts(world, progress_fact(1, "insufficient_capacity"), a_group_fact()) == ["IGNORED", "DUPLICATE"]
 
 
 # ---------------------------------------------------------------- signals of a repair
 
 
-def progress(world: FakeWorld) -> list[str]:
-    return [repair_progress.code for incident in incidents(world) for repair_progress in incident.progress]
+def progress_of_incident(world: FakeWorld) -> list[str]:
+    return [repair_progress.code for incident in stored_incidents(world) for repair_progress in incident.progress]
 
 
 def test_progress_of_the_node_joins_its_incident() -> None:
     world = FakeWorld()
-    remember(world, 1, f"{CLUSTER}/seat-1")
-    ingest(world, a_fact(1))
+    record_node(world, 1, f"{CLUSTER}/seat-1")
+    ingest_facts(world, a_fact(1))
 
-    assert ingest(world, progress_fact(1, "reboot_in_progress"), progress_fact(1, "reboot_in_progress")) == [
+    assert ingest_facts(world, progress_fact(1, "reboot_in_progress"), progress_fact(1, "reboot_in_progress")) == [
         "JOIN",
         "DUPLICATE",
     ]
-    assert progress(world) == ["reboot_in_progress"]
+    assert progress_of_incident(world) == ["reboot_in_progress"]
 
 
 def test_progress_of_the_replacement_joins_the_incident_of_the_slot() -> None:
     world = FakeWorld()
-    remember(world, 1, f"{CLUSTER}/seat-1")
-    ingest(world, a_fact(1))
+    record_node(world, 1, f"{CLUSTER}/seat-1")
+    ingest_facts(world, a_fact(1))
 
-    assert ingest(world, progress_fact(9, logical_id="seat-1")) == ["JOIN"]
-    [incident] = incidents(world)
+    assert ingest_facts(world, progress_fact(9, logical_id="seat-1")) == ["JOIN"]
+    [incident] = stored_incidents(world)
     assert [(repair_progress.code, repair_progress.instance_id) for repair_progress in incident.progress] == [
         ("replacement_started", instance_id(9))
     ]
@@ -246,20 +249,20 @@ def test_progress_of_the_replacement_joins_the_incident_of_the_slot() -> None:
 def test_progress_without_an_incident_is_dropped(fact: NodeFact) -> None:
     world = FakeWorld()
 
-    assert ingest(world, fact) == ["IGNORED"]
+    assert ingest_facts(world, fact) == ["IGNORED"]
     assert world.ledger.rows == {}
 
 
 def test_progress_after_settlement_changes_nothing() -> None:
     world = FakeWorld()
-    remember(world, 1, f"{CLUSTER}/seat-1")
-    ingest(world, a_fact(1))
-    [incident] = incidents(world)
+    record_node(world, 1, f"{CLUSTER}/seat-1")
+    ingest_facts(world, a_fact(1))
+    [incident] = stored_incidents(world)
     row = world.ledger.get(incident_rows.incident_key(incident.incident_id))
     assert row
     world.ledger.commit(Put(incident_rows.incident_row(incident.replace(state="RECOVERED"), row.version)))
 
-    assert ingest(world, progress_fact(9, logical_id="seat-1")) == ["IGNORED"]
+    assert ingest_facts(world, progress_fact(9, logical_id="seat-1")) == ["IGNORED"]
 
 
 # ---------------------------------------------------------------- lines of a new format
@@ -269,7 +272,7 @@ def test_unreadable_line_is_kept_and_counted_once() -> None:
     world = FakeWorld()
     unread = a_fact(fault_key="xid:*", code="xid_unparsed", detail="Xid of tomorrow: 79")
 
-    assert ingest(world, unread, unread) == ["OPEN", "DUPLICATE"]
+    assert ingest_facts(world, unread, unread) == ["OPEN", "DUPLICATE"]
     assert world.telemetry.totals["XidsUnparsed"] == 1
 
 
@@ -280,10 +283,10 @@ def test_future_fact_is_limited_to_the_present() -> None:
     world = FakeWorld()
     ahead = a_fact(observed_at=A_MOMENT + timedelta(days=400))
 
-    assert ingest(world, ahead) == ["OPEN"]
+    assert ingest_facts(world, ahead) == ["OPEN"]
     world.clock.advance(90)
-    assert ingest(world, ahead) == ["DUPLICATE"]
-    [incident] = incidents(world)
+    assert ingest_facts(world, ahead) == ["DUPLICATE"]
+    [incident] = stored_incidents(world)
     assert incident.first_signal_at == incident.last_signal_at == A_MOMENT
 
 
@@ -291,6 +294,6 @@ def test_small_clock_difference_is_accepted() -> None:
     world = FakeWorld()
     a_little = A_MOMENT + timedelta(minutes=4)
 
-    ingest(world, a_fact(observed_at=a_little))
+    ingest_facts(world, a_fact(observed_at=a_little))
 
-    assert incidents(world)[0].first_signal_at == a_little
+    assert stored_incidents(world)[0].first_signal_at == a_little

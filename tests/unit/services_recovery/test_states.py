@@ -31,14 +31,14 @@ from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenar
 NODE = f"hyperpod-{instance_id(1)}"
 
 
-def faulty(**settings_: Any) -> RecoveryScenario:
+def recovery_of_faulty_node(**settings_: Any) -> RecoveryScenario:
     fact = settings_.pop("fact", {})
     recovery = RecoveryScenario(**settings_)
     recovery.report_fault(**fact)
     return recovery
 
 
-def effects(recovery: RecoveryScenario) -> list[str]:
+def effect_names(recovery: RecoveryScenario) -> list[str]:
     """Names of the calls to the cluster and the provider since the incident."""
     touched = [
         call[0] for call in recovery.world.cluster.calls if call[0] in ("cordon", "release", "stop", "delete_node")
@@ -50,7 +50,7 @@ def effects(recovery: RecoveryScenario) -> list[str]:
 
 
 def test_repeated_workflow_task_takes_effect_once() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     states: list[tuple[str, Any]] = [
         ("PlanRecovery", plan_recovery),
         ("CordonNode", cordon_node),
@@ -60,28 +60,28 @@ def test_repeated_workflow_task_takes_effect_once() -> None:
     ]
     for name, service in states:
         first = recovery.state(name, service)
-        before = (effects(recovery), len(recovery.kinds()))
+        before = (effect_names(recovery), len(recovery.kinds()))
         again = recovery.state(name, service)
 
         assert again.outcome == first.outcome, name
-        assert (effects(recovery), len(recovery.kinds())) == before, name
+        assert (effect_names(recovery), len(recovery.kinds())) == before, name
     assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
 
 
 def test_repeated_return_and_settlement_take_effect_once() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     recovery.recover()
-    before = (effects(recovery), recovery.kinds(), recovery.incident)
+    before = (effect_names(recovery), recovery.kinds(), recovery.incident)
 
     returned = recovery.state("ReturnNode", return_node)
     settled = recovery.state("SettleIncident", settle_incident, failure={"Error": "States.Timeout", "Cause": "late"})
 
     assert (returned.outcome, settled.outcome) == ("RETURNED", "RECOVERED")
-    assert (effects(recovery), recovery.kinds(), recovery.incident) == before
+    assert (effect_names(recovery), recovery.kinds(), recovery.incident) == before
 
 
 def test_person_is_alerted_once_per_incident() -> None:
-    recovery = faulty(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
+    recovery = recovery_of_faulty_node(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
     recovery.recover()
 
     recovery.state("SettleIncident", settle_incident)
@@ -95,7 +95,7 @@ FAILURE = {"Error": "PermanentError", "Cause": "NotAllowed: patch node: 403"}
 
 
 def test_failed_run_leaves_the_incident_open_without_an_alert() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
     first = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
@@ -110,7 +110,7 @@ def test_failed_run_leaves_the_incident_open_without_an_alert() -> None:
 
 
 def test_next_run_of_a_failed_recovery_succeeds() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
     recovery.state("SettleIncident", settle_incident, failure=FAILURE)
@@ -126,7 +126,7 @@ def test_next_run_of_a_failed_recovery_succeeds() -> None:
 
 
 def test_last_failed_run_closes_the_incident_and_alerts_person() -> None:
-    recovery = faulty(policy=QUICK.replace(watch=QUICK.watch.replace(max_runs=1)))
+    recovery = recovery_of_faulty_node(policy=QUICK.replace(watch=QUICK.watch.replace(max_runs=1)))
     recovery.state("PlanRecovery", plan_recovery)
 
     result = recovery.state("SettleIncident", settle_incident, failure=FAILURE)
@@ -136,7 +136,7 @@ def test_last_failed_run_closes_the_incident_and_alerts_person() -> None:
 
 
 def test_effects_of_a_reboot_by_evenkeel_are_no_evidence() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
         recovery.state(name, service)
     before = recovery.incident
@@ -158,40 +158,40 @@ def test_effects_of_a_reboot_by_evenkeel_are_no_evidence() -> None:
     ids=["observe", "a drill that may not act"],
 )
 def test_observe_mode_records_and_changes_nothing(changes: dict[str, Any]) -> None:
-    recovery = faulty(**changes)
+    recovery = recovery_of_faulty_node(**changes)
     outcome = recovery.recover()
 
     assert outcome == IncidentState.OBSERVED
-    assert effects(recovery) == []
+    assert effect_names(recovery) == []
     assert recovery.job.current_attempt == 1
-    [decision] = decisions(recovery, "RECOVERY")
+    [decision] = decisions_of_kind(recovery, "RECOVERY")
     assert (decision.action, decision.is_dry_run) == ("ACT", True)
 
 
 def test_drill_acts_if_drills_are_allowed() -> None:
-    recovery = faulty(drills_may_act=True, fact={"is_drill": True})
+    recovery = recovery_of_faulty_node(drills_may_act=True, fact={"is_drill": True})
 
     assert recovery.recover() == IncidentState.RECOVERED
 
 
 @pytest.mark.parametrize("service", [cordon_node, drain_node, plan_resume, repair_node])
 def test_no_state_acts_in_mode_observe(service: Any) -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.mode = Mode.OBSERVE
 
     outcome = recovery.state("Any", service)
 
-    assert effects(recovery) == []
+    assert effect_names(recovery) == []
     assert "observe" in outcome.reason
 
 
 def test_observe_mode_records_the_same_decision_as_act_mode() -> None:
-    acted, observed = faulty(), faulty(mode=Mode.OBSERVE)
+    acted, observed = recovery_of_faulty_node(), recovery_of_faulty_node(mode=Mode.OBSERVE)
     acted.recover()
     observed.recover()
 
-    [would], [did] = decisions(observed, "RECOVERY"), decisions(acted, "RECOVERY")
+    [would], [did] = decisions_of_kind(observed, "RECOVERY"), decisions_of_kind(acted, "RECOVERY")
     assert (would.action, would.facts | {"mode": "act"}) == (did.action, did.facts)
 
 
@@ -199,20 +199,20 @@ def test_observe_mode_records_the_same_decision_as_act_mode() -> None:
 
 
 def test_hold_allows_cordons_and_delays_stops_and_repairs() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     recovery.hold(seconds=60)
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
         recovery.state(name, service)
 
     assert recovery.state("RepairNode", repair_node).outcome == "HELD"
     assert recovery.state("RepairNode", repair_node).outcome == "HELD"
-    assert effects(recovery) == ["cordon"]
+    assert effect_names(recovery) == ["cordon"]
     assert recovery.job.stop_request is None
     assert recovery.kinds().count("held") == 1
 
 
 def test_recovery_continues_after_a_hold() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     recovery.hold(seconds=60)
 
     assert recovery.recover() == IncidentState.RECOVERED
@@ -221,7 +221,7 @@ def test_recovery_continues_after_a_hold() -> None:
 
 
 def test_job_kept_running_by_a_hold_is_not_overdue() -> None:
-    recovery = faulty(size=2)
+    recovery = recovery_of_faulty_node(size=2)
     allowed = recovery.policy.jobs.resume_deadline_seconds
     recovery.hold(seconds=10 * allowed)
     for name, service in (
@@ -256,7 +256,7 @@ def test_release_of_a_hold_moves_jobs_off_a_cordoned_node() -> None:
 
     assert recovery.recover() == IncidentState.STOOD_DOWN
     assert "AwaitGuardrails: RELEASED" in recovery.visited
-    assert effects(recovery) == ["stop"]
+    assert effect_names(recovery) == ["stop"]
     assert (recovery.job.state, recovery.job.current_attempt) == (JobState.RUNNING, 2)
 
 
@@ -264,7 +264,7 @@ def test_release_of_a_hold_moves_jobs_off_a_cordoned_node() -> None:
     ("fault_key", "outcome"), [("hp:NvidiaErrorReboot", "INVALID"), ("hp:NvidiaErrorTerminate", "VALID")]
 )
 def test_late_signal_of_a_replaced_node_spares_its_replacement(fault_key: str, outcome: str) -> None:
-    recovery = faulty(fact={"fault_key": fault_key})
+    recovery = recovery_of_faulty_node(fact={"fault_key": fault_key})
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("RepairNode", repair_node)):
         recovery.state(name, service)
     recovery.world.provider.finish_all()
@@ -287,8 +287,8 @@ TESTED = QUICK.replace(repair=QUICK.repair.replace(test_job_image="registry/node
 EXAMINED = {"fault_key": "xid:79", "source": "hyperpod.node-labels"}
 
 
-def back_from_reboot(policy: Policy) -> RecoveryScenario:
-    recovery = faulty(policy=policy, fact=EXAMINED)
+def recovery_after_reboot(policy: Policy) -> RecoveryScenario:
+    recovery = recovery_of_faulty_node(policy=policy, fact=EXAMINED)
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("RepairNode", repair_node)):
         recovery.state(name, service)
     recovery.world.provider.finish_all()
@@ -297,7 +297,7 @@ def back_from_reboot(policy: Policy) -> RecoveryScenario:
 
 
 def test_deep_check_runs_once_and_validates_the_node() -> None:
-    recovery = back_from_reboot(DEEP)
+    recovery = recovery_after_reboot(DEEP)
     outcomes = [recovery.state("CheckNode", check_node).outcome for _ in range(2)]
     recovery.open(ConditionKind.NODE_VALID)
     recovery.world.clock.advance(30)
@@ -307,12 +307,12 @@ def test_deep_check_runs_once_and_validates_the_node() -> None:
     assert outcomes == ["DEEP", "DEEP"]
     assert recovery.world.provider.examined == [instance_id(1)]
     assert (during, recovery.look()) == ([], ["VALID"])
-    [decision] = decisions(recovery, "CHECK")
+    [decision] = decisions_of_kind(recovery, "CHECK")
     assert decision.action == "DEEP"
 
 
 def test_hyperpod_repairs_a_node_after_a_failed_deep_check() -> None:
-    recovery = back_from_reboot(DEEP)
+    recovery = recovery_after_reboot(DEEP)
     recovery.state("CheckNode", check_node)
     recovery.open(ConditionKind.NODE_VALID)
     recovery.world.clock.advance(30)
@@ -329,7 +329,7 @@ def test_hyperpod_repairs_a_node_after_a_failed_deep_check() -> None:
 
 
 def test_declined_deep_check_falls_back_to_a_basic_check() -> None:
-    recovery = back_from_reboot(DEEP)
+    recovery = recovery_after_reboot(DEEP)
     recovery.world.provider.by_id[instance_id(1)] = recovery.world.provider.by_id[instance_id(1)].replace(
         status="Failure"
     )
@@ -339,7 +339,7 @@ def test_declined_deep_check_falls_back_to_a_basic_check() -> None:
 
 @pytest.mark.parametrize(("result", "outcome"), [(CheckResult.PASSED, "VALID"), (CheckResult.FAILED, "INVALID")])
 def test_validation_job_decides_about_the_node(result: CheckResult, outcome: str) -> None:
-    recovery = back_from_reboot(TESTED)
+    recovery = recovery_after_reboot(TESTED)
     recovery.world.cluster.every_check = CheckResult.PENDING
     outcomes = [recovery.state("CheckNode", check_node).outcome for _ in range(2)]
     recovery.open(ConditionKind.NODE_VALID)
@@ -353,7 +353,7 @@ def test_validation_job_decides_about_the_node(result: CheckResult, outcome: str
 
 
 def test_each_failed_validation_gets_its_own_check() -> None:
-    recovery = back_from_reboot(TESTED)
+    recovery = recovery_after_reboot(TESTED)
     recovery.state("CheckNode", check_node)
     recovery.world.cluster.every_check = CheckResult.FAILED
     recovery.open(ConditionKind.NODE_VALID)
@@ -488,12 +488,12 @@ def test_recovery_waits_while_hyperpod_updates_the_cluster() -> None:
     recovery.world.provider.settings = updating.replace(status="InService")
 
     assert (first.outcome, again, during, recovery.look()) == ("LATER", first, [], ["REPAIR_POSSIBLE"])
-    assert effects(recovery) == []
+    assert effect_names(recovery) == []
     assert recovery.recover() == IncidentState.RECOVERED
 
 
 def test_cluster_update_delays_the_next_rung() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node)):
         recovery.state(name, service)
     recovery.world.provider.settings = recovery.world.provider.settings.replace(status="RollingBack")
@@ -513,7 +513,7 @@ def test_job_finishes_before_the_repair_of_a_minor_fault() -> None:
     waits = recovery.state("RepairNode", repair_node)
     recovery.open(ConditionKind.REPAIR_POSSIBLE)
     running = recovery.look()
-    before = effects(recovery)
+    before = effect_names(recovery)
     recovery.world.cluster.finish_pods(recovery.job_id, 1)
 
     assert (waits.outcome, running, before) == ("LATER", [], ["cordon"])
@@ -528,14 +528,14 @@ def test_job_past_its_finishing_time_is_stopped_before_the_repair() -> None:
     assert recovery.recover() == IncidentState.RECOVERED
     assert "AwaitRepairPossible: REPAIR_POSSIBLE" in recovery.visited
     assert recovery.world.provider.accepted == [("reboot", instance_id(1))]
-    assert effects(recovery)[:2] == ["cordon", "stop"]
+    assert effect_names(recovery)[:2] == ["cordon", "stop"]
     assert recovery.job.current_attempt == 2
 
 
 @pytest.mark.parametrize("kind", [ConditionKind.NODE_BACK, ConditionKind.NODE_VALID, ConditionKind.RELEASED])
 @pytest.mark.parametrize("how", ["label", "uncordon"])
 def test_opt_out_by_a_person_cancels_the_recovery(kind: ConditionKind, how: str) -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node), ("DrainNode", drain_node)):
         recovery.state(name, service)
     recovery.hold()
@@ -567,11 +567,11 @@ def test_opted_out_pool_is_left_alone() -> None:
     recovery.report_fault()
 
     assert recovery.recover() == IncidentState.STOOD_DOWN
-    assert effects(recovery) == []
+    assert effect_names(recovery) == []
 
 
 def test_recreated_node_object_is_not_an_uncordon() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     for name, service in (("PlanRecovery", plan_recovery), ("CordonNode", cordon_node)):
         recovery.state(name, service)
     recovery.world.clock.advance(5)
@@ -581,7 +581,7 @@ def test_recreated_node_object_is_not_an_uncordon() -> None:
 
 
 def test_jobs_of_an_already_replaced_node_move_with_distrust() -> None:
-    recovery = faulty(fact={"fault_key": "xid:48", "source": "hyperpod.node-labels"})
+    recovery = recovery_of_faulty_node(fact={"fault_key": "xid:48", "source": "hyperpod.node-labels"})
     recovery.world.provider.replace(instance_id(1))
     recovery.world.provider.finish(instance_id(1))
     recovery.world.provider.asked.clear()
@@ -609,13 +609,13 @@ def test_karpenter_node_is_drained_and_terminated_once() -> None:
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
 
     assert recovery.recover() == IncidentState.RECOVERED
-    assert effects(recovery) == ["cordon", "stop", "delete_node"]
+    assert effect_names(recovery) == ["cordon", "stop", "delete_node"]
     assert recovery.incident.node_branch == "GONE"
     assert recovery.job.current_attempt == 2
 
 
 def test_second_incident_of_a_slot_does_not_take_the_lease() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     for name, service in (("PlanRecovery", plan_recovery), ("RepairNode", repair_node)):
         recovery.state(name, service)
     recovery.world.provider.finish_all()
@@ -630,7 +630,7 @@ def test_second_incident_of_a_slot_does_not_take_the_lease() -> None:
 
 
 def test_superseded_run_of_a_recovery_changes_nothing() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     recovery.run = 2
     recovery.state("PlanRecovery", plan_recovery)
     recovery.run = 1
@@ -639,12 +639,14 @@ def test_superseded_run_of_a_recovery_changes_nothing() -> None:
     assert recovery.state("RepairNode", repair_node).outcome == "STAND_DOWN"
     assert recovery.state("SettleIncident", settle_incident).outcome == "STOOD_DOWN"
     assert recovery.incident.state is IncidentState.RECOVERING
-    assert effects(recovery) == []
+    assert effect_names(recovery) == []
 
 
 @pytest.mark.parametrize("rung", ["reboot", "replace"])
 def test_second_run_continues_after_the_first(rung: str) -> None:
-    recovery = faulty(fact={"fault_key": "hp:NvidiaErrorReboot" if rung == "reboot" else "hp:NvidiaErrorTerminate"})
+    recovery = recovery_of_faulty_node(
+        fact={"fault_key": "hp:NvidiaErrorReboot" if rung == "reboot" else "hp:NvidiaErrorTerminate"}
+    )
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("CordonNode", cordon_node)
     recovery.state("RepairNode", repair_node)
@@ -660,7 +662,7 @@ def test_second_run_continues_after_the_first(rung: str) -> None:
 
 def test_affected_job_is_stopped_with_the_grace_of_the_fault() -> None:
     policy = QUICK.replace(repair=QUICK.repair.replace(drain_scale=0.05))
-    recovery = faulty(policy=policy)
+    recovery = recovery_of_faulty_node(policy=policy)
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("DrainNode", drain_node)
 
@@ -671,7 +673,7 @@ def test_affected_job_is_stopped_with_the_grace_of_the_fault() -> None:
 
 def test_repair_waits_for_the_grace_of_the_pods() -> None:
     policy = QUICK.replace(repair=QUICK.repair.replace(drain_scale=0.05))
-    recovery = faulty(policy=policy)
+    recovery = recovery_of_faulty_node(policy=policy)
     recovery.world.cluster.stop = lambda *_: None  # type: ignore[method-assign]  # its pods take their time to save
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("DrainNode", drain_node)
@@ -748,7 +750,7 @@ def test_application_failure_is_reattributed_to_a_faulty_node() -> None:
 
 
 def test_alert_names_a_node_that_never_started() -> None:
-    recovery = faulty(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
+    recovery = recovery_of_faulty_node(is_stuck=True, size=2, fact={"fault_key": "hp:NvidiaErrorTerminate"})
     recovery.state("PlanRecovery", plan_recovery)
     recovery.state("RepairNode", repair_node)
     patient = recovery.world.provider.by_id.pop(instance_id(1))
@@ -764,7 +766,7 @@ def test_alert_names_a_node_that_never_started() -> None:
 
 
 def test_checkpoints_near_a_corrupting_fault_are_distrusted() -> None:
-    recovery = faulty(fact={"fault_key": "hp:NvidiaErrorTerminate"})
+    recovery = recovery_of_faulty_node(fact={"fault_key": "hp:NvidiaErrorTerminate"})
     for name, service in (("PlanRecovery", plan_recovery), ("DrainNode", drain_node), ("PlanResume", plan_resume)):
         recovery.state(name, service)
 
@@ -775,14 +777,14 @@ def test_checkpoints_near_a_corrupting_fault_are_distrusted() -> None:
 
 
 def test_node_without_a_job_is_repaired() -> None:
-    recovery = faulty(with_job=False)
+    recovery = recovery_of_faulty_node(with_job=False)
 
     assert recovery.recover() == IncidentState.RECOVERED
     assert "PlanResume: NO_JOBS" in recovery.visited
 
 
 def test_person_is_alerted_if_a_job_never_resumes() -> None:
-    recovery = faulty(size=2)
+    recovery = recovery_of_faulty_node(size=2)
     recovery.run_jobs = lambda: None  # type: ignore[method-assign]  # no cycle runs
 
     assert recovery.recover() == IncidentState.JOB_NOT_RESUMED
@@ -792,17 +794,17 @@ def test_person_is_alerted_if_a_job_never_resumes() -> None:
 # ---------------------------------------------------------------- decisions
 
 
-def decisions(recovery: RecoveryScenario, kind: str) -> list[Decision]:
+def decisions_of_kind(recovery: RecoveryScenario, kind: str) -> list[Decision]:
     page = recovery.world.ledger.by_state(Table.INCIDENTS, f"DEC#{recovery.incident_id}")
     read_decisions = [rows.decode(row, Decision) for row in page.rows]
     return [decision for decision in read_decisions if decision.kind == kind]
 
 
 def test_every_decision_of_the_ladder_replays_from_its_record() -> None:
-    recovery = faulty(replacement_is_faulty=True)
+    recovery = recovery_of_faulty_node(replacement_is_faulty=True)
     recovery.recover()
 
-    repair_decisions = decisions(recovery, "REPAIR")
+    repair_decisions = decisions_of_kind(recovery, "REPAIR")
 
     assert [decision.action for decision in repair_decisions] == ["REBOOT", "REPLACE"]
     for decision in repair_decisions:
@@ -851,7 +853,7 @@ def test_node_is_replaced_at_most_once_and_the_recovery_ends(
 
 
 def test_late_fact_raises_the_rung_before_it_runs() -> None:
-    recovery = faulty()
+    recovery = recovery_of_faulty_node()
     recovery.state("PlanRecovery", plan_recovery)
     recovery.ingest(a_fact(fault_key="hp:NvidiaErrorTerminate", envelope_id="worse"))
 

@@ -17,7 +17,7 @@ from evenkeel.services.storage import incident_rows, rows
 from evenkeel.services.sweep import inventory, unhealthy
 from evenkeel.services.sweep.sweep_run import SweepRun
 from tests.fakes.cluster import CLUSTER, instance_id
-from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact, say
+from tests.unit.services_recovery.recovery_scenario import QUICK, RecoveryScenario, a_fact, answer_plan
 
 
 def name_of(recovery: RecoveryScenario) -> str:
@@ -36,23 +36,23 @@ def sweep(recovery: RecoveryScenario) -> int:
     return unhealthy.resume_work(sweep_run)
 
 
-def newest(recovery: RecoveryScenario) -> Incident:
+def newest_incident(recovery: RecoveryScenario) -> Incident:
     return max(recovery.incidents(), key=lambda incident: (incident.opened_at, incident.incident_id))
 
 
-def go_on(recovery: RecoveryScenario) -> str:
+def follow_resumed_recovery(recovery: RecoveryScenario) -> str:
     """Follow the recovery that the sweep resumed."""
     assert sweep(recovery) == 1
-    recovery.incident_id, recovery.run = newest(recovery).incident_id, 1
+    recovery.incident_id, recovery.run = newest_incident(recovery).incident_id, 1
     assert f"{recovery.incident_id}-r1" in recovery.executions()
     return recovery.recover()
 
 
-def status(recovery: RecoveryScenario) -> dict[str, Any]:
+def read_status(recovery: RecoveryScenario) -> dict[str, Any]:
     return read_fleet.status((), recovery.world.context(mode=recovery.mode))
 
 
-def left(recovery: RecoveryScenario) -> UnhealthyNode | None:
+def unhealthy_row(recovery: RecoveryScenario) -> UnhealthyNode | None:
     row = recovery.world.ledger.get(incident_rows.unhealthy_key(recovery.incident.life))
     return rows.decode(row, UnhealthyNode) if row and not row.doc["trustedBy"] else None
 
@@ -60,10 +60,10 @@ def left(recovery: RecoveryScenario) -> UnhealthyNode | None:
 def answer_once(recovery: RecoveryScenario, *, approves: bool = True) -> None:
     """Answer the plan unless it has an answer."""
     if recovery.incident.approval is None:
-        say(recovery, approves=approves)
+        answer_plan(recovery, approves=approves)
 
 
-def declined(mode: Mode = Mode.RECOMMEND, **more: Any) -> RecoveryScenario:
+def declined_recovery(mode: Mode = Mode.RECOMMEND, **more: Any) -> RecoveryScenario:
     recovery = RecoveryScenario(mode=mode, with_job=False, **more)
     recovery.report_fault()
     recovery.meanwhile = lambda: answer_once(recovery, approves=False)
@@ -72,21 +72,21 @@ def declined(mode: Mode = Mode.RECOMMEND, **more: Any) -> RecoveryScenario:
     return recovery
 
 
-def unanswered() -> RecoveryScenario:
+def unanswered_recovery() -> RecoveryScenario:
     recovery = RecoveryScenario(mode=Mode.RECOMMEND, with_job=False)
     recovery.report_fault()
     assert recovery.recover() == IncidentState.OBSERVED
     return recovery
 
 
-def only_observed() -> RecoveryScenario:
+def observed_recovery() -> RecoveryScenario:
     recovery = RecoveryScenario(mode=Mode.OBSERVE, with_job=False)
     recovery.report_fault()
     assert recovery.recover() == IncidentState.OBSERVED
     return recovery
 
 
-ENDS = [declined, unanswered, only_observed]
+ENDS = [declined_recovery, unanswered_recovery, observed_recovery]
 
 
 # ---------------------------------------------------------------- how it is shown
@@ -96,7 +96,7 @@ ENDS = [declined, unanswered, only_observed]
 def test_unrepaired_node_is_unhealthy_and_its_gpus_are_not_free(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
     sweep(recovery)
-    overview = status(recovery)
+    overview = read_status(recovery)
     node = read_fleet.show_node(instance_id(1), recovery.world.context())
 
     assert overview["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
@@ -114,7 +114,7 @@ def test_node_with_fault_labels_is_unhealthy_before_any_incident() -> None:
     recovery.mark(instance_id(1), "NvidiaErrorReboot")
     sweep(recovery)
 
-    assert status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
+    assert read_status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
 
 
 def test_fault_without_a_label_makes_its_node_unhealthy() -> None:
@@ -123,7 +123,7 @@ def test_fault_without_a_label_makes_its_node_unhealthy() -> None:
     recovery.recover()
     sweep(recovery)
 
-    assert status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
+    assert read_status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 2, "UNHEALTHY": 1}
 
 
 def test_fault_without_a_repair_keeps_its_node_in_service() -> None:
@@ -132,8 +132,8 @@ def test_fault_without_a_repair_keeps_its_node_in_service() -> None:
     recovery.recover()
     sweep(recovery)
 
-    assert left(recovery) is None
-    assert status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 3}
+    assert unhealthy_row(recovery) is None
+    assert read_status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 3}
 
 
 # ---------------------------------------------------------------- when work is resumed
@@ -145,13 +145,13 @@ def test_node_is_repaired_after_the_return_to_act(end: Callable[[], RecoveryScen
     before = recovery.incident
     recovery.mode = Mode.ACT
 
-    assert go_on(recovery) == IncidentState.RECOVERED
+    assert follow_resumed_recovery(recovery) == IncidentState.RECOVERED
     assert recovery.incident.resumes == before.incident_id
     assert recovery.incident.signals == before.signals
     assert recovery.world.provider.accepted_calls("reboot").total() == 1
-    assert left(recovery) is None
+    assert unhealthy_row(recovery) is None
     sweep(recovery)
-    assert status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 3}
+    assert read_status(recovery)["nodes"]["pools"][0]["states"] == {"IN_SERVICE": 3}
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -164,16 +164,16 @@ def test_unchanged_incident_is_not_resumed(end: Callable[[], RecoveryScenario]) 
         recovery.world.clock.advance(600)
 
     assert sum(resumed) == 0
-    assert left(recovery) is not None
+    assert unhealthy_row(recovery) is not None
 
 
-@pytest.mark.parametrize("end", [declined, unanswered])
+@pytest.mark.parametrize("end", [declined_recovery, unanswered_recovery])
 def test_plan_approved_after_its_end_is_carried_out(end: Callable[[], RecoveryScenario]) -> None:
     recovery = end()
     plan = recovery.incident.plan
-    say(recovery, by="role/Op (bo)")
+    answer_plan(recovery, by="role/Op (bo)")
 
-    assert go_on(recovery) == IncidentState.RECOVERED
+    assert follow_resumed_recovery(recovery) == IncidentState.RECOVERED
     assert plan
     assert recovery.incident.plan
     assert recovery.incident.plan.decision_id == plan.decision_id
@@ -181,29 +181,29 @@ def test_plan_approved_after_its_end_is_carried_out(end: Callable[[], RecoverySc
 
 
 def test_approval_after_a_repair_is_refused() -> None:
-    recovery = declined()
+    recovery = declined_recovery()
     first = recovery.incident_id
     recovery.mode = Mode.ACT
-    go_on(recovery)
+    follow_resumed_recovery(recovery)
     recovery.incident_id = first
 
     with pytest.raises(Refused):
-        say(recovery)
+        answer_plan(recovery)
 
 
 def test_second_decline_after_the_end_is_refused() -> None:
-    recovery = declined()
+    recovery = declined_recovery()
 
     with pytest.raises(Refused):
-        say(recovery, approves=False, by="role/Op (bo)")
+        answer_plan(recovery, approves=False, by="role/Op (bo)")
 
 
 def test_change_to_recommend_requests_approval() -> None:
-    recovery = only_observed()
+    recovery = observed_recovery()
     recovery.mode = Mode.RECOMMEND
     recovery.meanwhile = lambda: answer_once(recovery)
 
-    assert go_on(recovery) == IncidentState.RECOVERED
+    assert follow_resumed_recovery(recovery) == IncidentState.RECOVERED
 
 
 def test_policy_that_allows_the_class_resumes_the_recovery() -> None:
@@ -214,7 +214,7 @@ def test_policy_that_allows_the_class_resumes_the_recovery() -> None:
     assert sweep(recovery) == 0
     recovery.policy = QUICK
 
-    assert go_on(recovery) == IncidentState.RECOVERED
+    assert follow_resumed_recovery(recovery) == IncidentState.RECOVERED
 
 
 def test_removed_opt_out_resumes_the_recovery() -> None:
@@ -226,7 +226,7 @@ def test_removed_opt_out_resumes_the_recovery() -> None:
     assert sweep(recovery) == 0
     recovery.world.cluster.set_node(node.name, labels=node.labels)
 
-    assert go_on(recovery) == IncidentState.RECOVERED
+    assert follow_resumed_recovery(recovery) == IncidentState.RECOVERED
 
 
 def test_recovery_stopped_by_the_mode_continues() -> None:
@@ -239,7 +239,7 @@ def test_recovery_stopped_by_the_mode_continues() -> None:
     recovery.mode = Mode.ACT
     recovery.world.clock.advance(timedelta(minutes=6).total_seconds())
 
-    assert go_on(recovery) == IncidentState.RECOVERED
+    assert follow_resumed_recovery(recovery) == IncidentState.RECOVERED
 
 
 @pytest.mark.parametrize("mode", [Mode.ACT, Mode.RECOMMEND])
@@ -269,13 +269,13 @@ def uncordon(recovery: RecoveryScenario) -> None:
 
 
 def test_recovery_signals_end_the_unhealthy_state() -> None:
-    recovery = declined()
+    recovery = declined_recovery()
     recovery.mark(instance_id(1))
     recovery.ingest(
         a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at=recovery.now, occurrence="w", envelope_id="well")
     )
 
-    assert left(recovery) is None
+    assert unhealthy_row(recovery) is None
 
 
 def test_partial_recovery_keeps_the_unhealthy_state() -> None:
@@ -285,10 +285,10 @@ def test_partial_recovery_keeps_the_unhealthy_state() -> None:
     recovery.recover()
     cured: dict[str, Any] = {"kind": FactKind.RECOVERED, "fault_key": "", "occurrence": "w", "envelope_id": "well"}
     recovery.ingest(a_fact(observed_at=recovery.now, **cured))
-    assert left(recovery) is not None
+    assert unhealthy_row(recovery) is not None
     recovery.ingest(a_fact(source="site:prober", observed_at=recovery.now, **cured))
 
-    assert left(recovery) is None
+    assert unhealthy_row(recovery) is None
 
 
 def test_counted_signal_does_not_keep_a_node_unhealthy() -> None:
@@ -302,33 +302,33 @@ def test_counted_signal_does_not_keep_a_node_unhealthy() -> None:
         a_fact(kind=FactKind.RECOVERED, fault_key="", observed_at=recovery.now, occurrence="w", envelope_id="well")
     )
 
-    assert left(recovery) is None
+    assert unhealthy_row(recovery) is None
 
 
 def test_reboot_by_a_person_ends_the_unhealthy_state() -> None:
-    recovery = declined()
+    recovery = declined_recovery()
     recovery.mark(instance_id(1))
     recovery.world.cluster.set_node(name_of(recovery), boot_id="another-boot")
 
     assert sweep(recovery) == 0
-    assert left(recovery) is None
+    assert unhealthy_row(recovery) is None
 
 
 def test_removed_node_ends_the_unhealthy_state() -> None:
-    recovery = declined()
+    recovery = declined_recovery()
     recovery.world.cluster.by_name.pop((CLUSTER, name_of(recovery)))
     del recovery.world.provider.by_id[instance_id(1)]
 
     assert sweep(recovery) == 0
-    assert left(recovery) is None
+    assert unhealthy_row(recovery) is None
 
 
 def test_uncordon_by_a_person_ends_the_unhealthy_state() -> None:
-    recovery = declined()
+    recovery = declined_recovery()
     sweep(recovery)
     uncordon(recovery)
 
-    assert left(recovery) is None
+    assert unhealthy_row(recovery) is None
 
 
 # ---------------------------------------------------------------- what a plan that asks says
@@ -370,14 +370,14 @@ def test_pending_approval_names_the_jobs_of_the_node() -> None:
 
 
 def test_new_fault_after_an_uncordon_makes_the_node_unhealthy() -> None:
-    recovery = declined()
+    recovery = declined_recovery()
     sweep(recovery)
     uncordon(recovery)
     recovery.world.clock.advance(3600)
     recovery.ingest(a_fact(source="site:prober", fault_key="xid:79", envelope_id="new", observed_at=recovery.now))
-    recovery.incident_id, recovery.run = newest(recovery).incident_id, 1
+    recovery.incident_id, recovery.run = newest_incident(recovery).incident_id, 1
     recovery.mode = Mode.OBSERVE
     recovery.recover()
     sweep(recovery)
 
-    assert left(recovery) is not None
+    assert unhealthy_row(recovery) is not None

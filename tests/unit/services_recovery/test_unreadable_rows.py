@@ -46,7 +46,7 @@ def enum_paths(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ..
         yield path
 
 
-def poisonable() -> list[tuple[str, Key, tuple[str, ...]]]:
+def enum_cases() -> list[tuple[str, Key, tuple[str, ...]]]:
     cases: dict[str, tuple[str, Key, tuple[str, ...]]] = {}
     for key, row in a_fleet_in_mid_flight().world.ledger.rows.items():
         row_type = type_of(key)
@@ -57,7 +57,7 @@ def poisonable() -> list[tuple[str, Key, tuple[str, ...]]]:
     return list(cases.values())
 
 
-def poison(scenario: RecoveryScenario, key: Key, path: tuple[str, ...]) -> str:
+def write_newer_value(scenario: RecoveryScenario, key: Key, path: tuple[str, ...]) -> str:
     """Write a value of a newer release into a row, and return the stored document."""
     ledger = scenario.world.ledger
     row = ledger.get(key)
@@ -71,7 +71,7 @@ def poison(scenario: RecoveryScenario, key: Key, path: tuple[str, ...]) -> str:
     return json.dumps(row.doc, sort_keys=True)
 
 
-CASES = poisonable()
+CASES = enum_cases()
 
 
 def test_busy_test_fleet_has_enumeration_values_in_main_rows() -> None:
@@ -81,7 +81,7 @@ def test_busy_test_fleet_has_enumeration_values_in_main_rows() -> None:
 @pytest.mark.parametrize(("name", "key", "path"), CASES, ids=[name for name, _, _ in CASES])
 def test_row_with_an_unknown_value_stops_no_other_row(name: str, key: Key, path: tuple[str, ...]) -> None:
     scenario = a_fleet_in_mid_flight()
-    before = poison(scenario, key, path)
+    before = write_newer_value(scenario, key, path)
     calls: list[Callable[[], Any]] = [
         lambda: sweep_fleet.run(scenario.context()),
         lambda: watch_cluster.run(scenario.context()),
@@ -106,7 +106,7 @@ def test_row_with_an_unknown_value_stops_no_other_row(name: str, key: Key, path:
 def test_sweep_reports_the_row_and_starts_the_other_recovery() -> None:
     scenario = a_fleet_in_mid_flight()
     first, second = (incident.incident_id for incident in scenario.incidents())
-    poison(scenario, Key(Table.INCIDENTS, f"INC#{first}", "META"), ("state",))
+    write_newer_value(scenario, Key(Table.INCIDENTS, f"INC#{first}", "META"), ("state",))
 
     swept = sweep_fleet.run(scenario.context())
 

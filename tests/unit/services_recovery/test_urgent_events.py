@@ -26,25 +26,25 @@ SPOT_MACHINE = MACHINES * HEALTH_EVENTS + 1
 MOST_CALLS_BEFORE_SPOT = 12
 
 
-def sample(name: str, number: int) -> dict[str, Any]:
+def sample_event(name: str, number: int) -> dict[str, Any]:
     event: dict[str, Any] = json.loads((EVENTS / name).read_text())
     return event | {"id": f"event-{number}"}
 
 
 def a_health_event(number: int, machines: range) -> dict[str, Any]:
-    event = copy.deepcopy(sample("aws-health-scheduled-change.json", number))
+    event = copy.deepcopy(sample_event("aws-health-scheduled-change.json", number))
     event["detail"]["affectedEntities"] = [{"entityValue": instance_id(machine)} for machine in machines]
     event["detail"]["eventArn"] += str(number)
     return event
 
 
 def a_spot_notice(number: int) -> dict[str, Any]:
-    event = sample("ec2-spot-interruption.json", 0)
+    event = sample_event("ec2-spot-interruption.json", 0)
     event["detail"]["instance-id"] = instance_id(number)
     return event
 
 
-def storm() -> list[dict[str, Any]]:
+def event_storm() -> list[dict[str, Any]]:
     health = [
         a_health_event(number, range(number * MACHINES + 1, (number + 1) * MACHINES + 1))
         for number in range(HEALTH_EVENTS)
@@ -63,7 +63,7 @@ def world() -> Iterator[FakeWorld]:
         yield fake
 
 
-def deliver(documents: list[dict[str, Any]], *, seconds_left: Callable[[], float] = lambda: 60.0) -> list[str]:
+def deliver_batch(documents: list[dict[str, Any]], *, seconds_left: Callable[[], float] = lambda: 60.0) -> list[str]:
     """Deliver a batch, and return the ids of the messages that failed."""
     context = SimpleNamespace(
         function_name="receive_event",
@@ -78,7 +78,7 @@ def deliver(documents: list[dict[str, Any]], *, seconds_left: Callable[[], float
     return [failure["itemIdentifier"] for failure in answer["batchItemFailures"]]
 
 
-def incidents(world: FakeWorld) -> list[Incident]:
+def incidents_in_order(world: FakeWorld) -> list[Incident]:
     """Return the incidents in the order in which they were opened."""
     incident_rows = [row for key, row in world.ledger.rows.items() if key.pk.startswith("INC#") and key.sk == "META"]
     return [rows.decode(row, Incident) for row in incident_rows]
@@ -96,27 +96,27 @@ def test_spot_notice_behind_nine_health_events_opens_first(world: FakeWorld) -> 
     world.workflows.start = noting_start  # type: ignore[assignment, method-assign]  # notes when each recovery starts
     vars(world).update(counted.ports)
     with wiring.use_world(world.as_world()):
-        assert deliver(storm()) == []
+        assert deliver_batch(event_storm()) == []
 
-    assert incidents(world)[0].life.instance_id == instance_id(SPOT_MACHINE)
+    assert incidents_in_order(world)[0].life.instance_id == instance_id(SPOT_MACHINE)
     assert calls_before_start[0] <= MOST_CALLS_BEFORE_SPOT
     # Then each part of a large event is queued by itself. No machine of it is ingested in this invocation.
-    assert len(incidents(world)) == 1
+    assert len(incidents_in_order(world)) == 1
     assert counted.calls["inbox.put"] == HEALTH_EVENTS * MACHINES / aws_health.MAX_ENTITIES
 
 
 def test_parts_of_large_event_open_one_incident_per_machine(world: FakeWorld) -> None:
     health_event = a_health_event(1, range(1, 26))
 
-    deliver([health_event])
+    deliver_batch([health_event])
     parts = world.inbox.queued
-    deliver(parts)
-    deliver([*parts, health_event])
+    deliver_batch(parts)
+    deliver_batch([*parts, health_event])
 
-    assert {incident.life.instance_id for incident in incidents(world)} == {
+    assert {incident.life.instance_id for incident in incidents_in_order(world)} == {
         instance_id(number) for number in range(1, 26)
     }
-    assert len(incidents(world)) == 25
+    assert len(incidents_in_order(world)) == 25
     assert {part["id"] for part in parts} <= set(world.raw_events.kept)
     assert len({part["id"] for part in parts}) == 3
 
@@ -149,18 +149,18 @@ def test_event_returns_to_queue_if_a_part_cannot_be_queued(world: FakeWorld) -> 
 
     world.inbox.put = put_two  # type: ignore[method-assign, assignment]  # the queue fails once
 
-    assert deliver([a_health_event(1, range(1, 36)), a_spot_notice(SPOT_MACHINE)]) == ["event-1"]
+    assert deliver_batch([a_health_event(1, range(1, 36)), a_spot_notice(SPOT_MACHINE)]) == ["event-1"]
     assert world.inbox.again == [("receipt-event-1", 10)]
 
 
 def test_invocation_near_its_timeout_returns_remaining_events_to_queue(world: FakeWorld) -> None:
     left = iter([60.0, 5.0, 5.0])
 
-    failed = deliver(
+    failed = deliver_batch(
         [a_health_event(1, range(1, 3)), a_health_event(2, range(3, 5)), a_spot_notice(SPOT_MACHINE)],
         seconds_left=lambda: next(left),
     )
 
     assert failed == ["event-1", "event-2"]
-    assert [incident.life.instance_id for incident in incidents(world)] == [instance_id(SPOT_MACHINE)]
+    assert [incident.life.instance_id for incident in incidents_in_order(world)] == [instance_id(SPOT_MACHINE)]
     assert {receipt for receipt, _ in world.inbox.again} == {"receipt-event-1", "receipt-event-2"}

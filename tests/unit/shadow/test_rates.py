@@ -13,7 +13,7 @@ from tests.examples import examples
 TRIALS = st.integers(1, 60).flatmap(lambda of: st.tuples(st.integers(0, of), st.just(of)))
 
 
-def at_least(count: int, of: int, share: Fraction) -> Fraction:
+def at_least_probability(count: int, of: int, share: Fraction) -> Fraction:
     return sum(
         (comb(of, number) * share**number * (1 - share) ** (of - number) for number in range(count, of + 1)),
         Fraction(0),
@@ -42,9 +42,9 @@ def test_each_confidence_limit_leaves_its_tail_outside(trial: tuple[int, int]) -
     low, high = clopper_pearson(count, of)
 
     if count > 0:
-        assert float(at_least(count, of, Fraction(low))) == pytest.approx(0.025, rel=1e-6)
+        assert float(at_least_probability(count, of, Fraction(low))) == pytest.approx(0.025, rel=1e-6)
     if count < of:
-        assert float(1 - at_least(count + 1, of, Fraction(high))) == pytest.approx(0.025, rel=1e-6)
+        assert float(1 - at_least_probability(count + 1, of, Fraction(high))) == pytest.approx(0.025, rel=1e-6)
 
 
 @given(TRIALS)

@@ -18,7 +18,7 @@ TERMS = ShadowTimes(window_hours=24)
 WINDOW = 24 * HOUR
 
 
-def judged(*events: NodeEvent, known_until: float = 1000 * HOUR, **decision: object) -> JudgedCase:
+def verdicts_of(*events: NodeEvent, known_until: float = 1000 * HOUR, **decision: object) -> JudgedCase:
     return judge(a_case(*events, known_until=known_until, **decision), TERMS)
 
 
@@ -38,7 +38,7 @@ def judged(*events: NodeEvent, known_until: float = 1000 * HOUR, **decision: obj
     ],
 )
 def test_time_of_the_owners_action_decides_the_verdict(seconds: float, verdict: Verdict) -> None:
-    case = judged(an_event(K.REPLACED, seconds))
+    case = verdicts_of(an_event(K.REPLACED, seconds))
 
     assert (case.cordon.verdict, case.cordon.seconds) == (verdict, seconds)
     assert (case.repair.verdict, case.repair.seconds) == (verdict, seconds)
@@ -46,22 +46,22 @@ def test_time_of_the_owners_action_decides_the_verdict(seconds: float, verdict: 
 
 @pytest.mark.parametrize("seconds", [-906, WINDOW + 1])
 def test_action_outside_the_window_is_not_compared(seconds: float) -> None:
-    case = judged(an_event(K.REPLACED, seconds))
+    case = verdicts_of(an_event(K.REPLACED, seconds))
 
     assert case.cordon.verdict is case.repair.verdict is Verdict.UNKNOWN
 
 
 def test_first_of_cordon_and_replacement_is_compared_with_the_cordon() -> None:
-    case = judged(an_event(K.CORDONED, 300, Actor.PERSON), an_event(K.REPLACED, 900))
+    case = verdicts_of(an_event(K.CORDONED, 300, Actor.PERSON), an_event(K.REPLACED, 900))
 
     assert (case.cordon.actor, case.cordon.seconds) == (Actor.PERSON, 300)
     assert (case.repair.actor, case.repair.seconds) == (Actor.HYPERPOD, 900)
 
 
 def test_decision_is_later_if_a_manual_cordon_exists() -> None:
-    standing = judged(an_event(K.CORDONED, -7200, Actor.PERSON))
-    removed = judged(an_event(K.CORDONED, -7200, Actor.PERSON), an_event(K.UNCORDONED, -3600, Actor.PERSON))
-    untimed = judged(owner="PERSON", repair="")
+    standing = verdicts_of(an_event(K.CORDONED, -7200, Actor.PERSON))
+    removed = verdicts_of(an_event(K.CORDONED, -7200, Actor.PERSON), an_event(K.UNCORDONED, -3600, Actor.PERSON))
+    untimed = verdicts_of(owner="PERSON", repair="")
 
     assert (standing.cordon.verdict, standing.cordon.seconds) == (Verdict.LATER, -7200)
     assert removed.cordon.verdict is Verdict.UNKNOWN
@@ -71,27 +71,27 @@ def test_decision_is_later_if_a_manual_cordon_exists() -> None:
 def test_later_record_of_same_action_gives_actor() -> None:
     node_event = an_event(K.REPLACED, 600, Actor.UNKNOWN)
 
-    named = judged(node_event, an_event(K.REPLACED, 640)).repair
-    other = judged(node_event, an_event(K.REPLACED, 700)).repair
+    named = verdicts_of(node_event, an_event(K.REPLACED, 640)).repair
+    other = verdicts_of(node_event, an_event(K.REPLACED, 700)).repair
 
     assert (named.actor, named.seconds, named.evidence) == (Actor.HYPERPOD, 600, ("REPLACED at 640",))
     assert (other.actor, other.seconds) == (Actor.UNKNOWN, 600)
 
 
 def test_removed_node_counts_as_replaced() -> None:
-    assert judged(an_event(K.REMOVED, 600, Actor.KARPENTER)).repair.verdict is Verdict.EARLIER
+    assert verdicts_of(an_event(K.REMOVED, 600, Actor.KARPENTER)).repair.verdict is Verdict.EARLIER
 
 
 def test_reboot_before_a_replacement_is_not_a_replacement() -> None:
-    case = judged(an_event(K.REBOOTED, 60), an_event(K.REPLACED, 7200))
+    case = verdicts_of(an_event(K.REBOOTED, 60), an_event(K.REPLACED, 7200))
 
     assert (case.repair.verdict, case.repair.seconds) == (Verdict.EARLIER, 7200)
 
 
 def test_gentler_first_repair_is_different() -> None:
-    replaced = judged(an_event(K.REPLACED, 600), repair="reboot")
-    rebooted = judged(an_event(K.REBOOTED, 600), repair="reboot")
-    checked = judged(an_event(K.REBOOTED, 600), repair="diagnose")
+    replaced = verdicts_of(an_event(K.REPLACED, 600), repair="reboot")
+    rebooted = verdicts_of(an_event(K.REBOOTED, 600), repair="reboot")
+    checked = verdicts_of(an_event(K.REBOOTED, 600), repair="diagnose")
 
     assert [case.repair.verdict for case in (replaced, rebooted, checked)] == [
         Verdict.DIFFERENT,
@@ -101,14 +101,14 @@ def test_gentler_first_repair_is_different() -> None:
 
 
 def test_repair_left_to_its_owner_is_not_judged() -> None:
-    case = judged(an_event(K.REPLACED, 600), repair="", owner="HYPERPOD")
+    case = verdicts_of(an_event(K.REPLACED, 600), repair="", owner="HYPERPOD")
 
     assert case.cordon.verdict is Verdict.EARLIER
     assert case.repair.verdict is Verdict.NOT_DECIDED
 
 
 def test_owners_action_without_a_decision_to_act_is_missed() -> None:
-    case = judged(an_event(K.REPLACED, 600), cordons=False, repair="")
+    case = verdicts_of(an_event(K.REPLACED, 600), cordons=False, repair="")
 
     assert case.cordon.verdict is case.repair.verdict is Verdict.MISSED
 
@@ -117,27 +117,27 @@ def test_owners_action_without_a_decision_to_act_is_missed() -> None:
 
 
 def test_node_that_worked_a_whole_window_proves_the_decision_wrong() -> None:
-    case = judged(an_event(K.RECOVERED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
+    case = verdicts_of(an_event(K.RECOVERED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
 
     assert case.cordon.verdict is case.repair.verdict is Verdict.WOULD_HAVE_BEEN_WRONG
     assert case.cordon.evidence == ("RECOVERED at 600", f"IN_SERVICE at {600 + WINDOW}")
 
 
 def test_node_in_service_too_early_proves_nothing() -> None:
-    early = judged(an_event(K.RECOVERED, 600), an_event(K.IN_SERVICE, 599 + WINDOW))
+    early = verdicts_of(an_event(K.RECOVERED, 600), an_event(K.IN_SERVICE, 599 + WINDOW))
 
     assert (early.cordon.verdict, early.cordon.cause) == (Verdict.UNKNOWN, Cause.NOTHING_KNOWN)
 
 
 def test_open_window_names_its_end() -> None:
-    case = judged(an_event(K.RECOVERED, 600), known_until=WINDOW)
+    case = verdicts_of(an_event(K.RECOVERED, 600), known_until=WINDOW)
 
     assert (case.cordon.verdict, case.cordon.cause) == (Verdict.UNKNOWN, Cause.WINDOW_OPEN)
     assert case.cordon.window_open_until == at(600 + WINDOW)
 
 
 def test_window_begins_again_after_each_fault_within_it() -> None:
-    flapping = judged(
+    flapping = verdicts_of(
         an_event(K.RECOVERED, 600),
         an_event(K.FAULT, HOUR),
         an_event(K.RECOVERED, 2 * HOUR),
@@ -148,19 +148,21 @@ def test_window_begins_again_after_each_fault_within_it() -> None:
 
 
 def test_fault_that_comes_again_is_unknown() -> None:
-    case = judged(an_event(K.RECOVERED, HOUR), an_event(K.FAULT, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR))
+    case = verdicts_of(an_event(K.RECOVERED, HOUR), an_event(K.FAULT, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR))
 
     assert (case.cordon.verdict, case.cordon.cause) == (Verdict.UNKNOWN, Cause.FAULT_RECURRED)
 
 
 def test_action_after_the_window_is_unknown() -> None:
-    case = judged(an_event(K.RECOVERED, HOUR), an_event(K.REPLACED, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR))
+    case = verdicts_of(
+        an_event(K.RECOVERED, HOUR), an_event(K.REPLACED, WINDOW + 600), an_event(K.IN_SERVICE, 100 * HOUR)
+    )
 
     assert (case.cordon.verdict, case.cordon.cause) == (Verdict.UNKNOWN, Cause.ACTED_TOO_SOON)
 
 
 def test_reboot_that_was_enough_makes_the_replacement_wrong() -> None:
-    case = judged(an_event(K.REBOOTED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
+    case = verdicts_of(an_event(K.REBOOTED, 600), an_event(K.IN_SERVICE, 600 + WINDOW))
 
     assert case.cordon.verdict is Verdict.EARLIER
     assert case.repair.verdict is Verdict.WOULD_HAVE_BEEN_WRONG
@@ -168,7 +170,7 @@ def test_reboot_that_was_enough_makes_the_replacement_wrong() -> None:
 
 
 def test_healthy_node_without_a_decision_to_act_is_the_same() -> None:
-    case = judged(an_event(K.IN_SERVICE, WINDOW), cordons=False, repair="")
+    case = verdicts_of(an_event(K.IN_SERVICE, WINDOW), cordons=False, repair="")
 
     assert case.cordon.verdict is case.repair.verdict is Verdict.SAME
 
@@ -199,8 +201,8 @@ def test_order_and_copies_of_events_change_nothing(
     shuffled = [*events, *events]
     chance.shuffle(shuffled)
 
-    first = judged(*events, known_until=until, **decision)
-    second = judged(*shuffled, known_until=until, **decision)
+    first = verdicts_of(*events, known_until=until, **decision)
+    second = verdicts_of(*shuffled, known_until=until, **decision)
 
     assert (first.cordon, first.repair) == (second.cordon, second.repair)
 
@@ -210,7 +212,7 @@ def test_order_and_copies_of_events_change_nothing(
 def test_wrong_needs_a_node_that_worked_without_the_action(
     events: list[NodeEvent], decision: dict[str, object], until: int
 ) -> None:
-    case = judged(*events, known_until=until, **decision)
+    case = verdicts_of(*events, known_until=until, **decision)
     acts = [event for event in events if event.kind in (K.CORDONED, K.REBOOTED, K.REPLACED, K.REMOVED)]
     within = [act for act in acts if at(-905) <= act.at <= min(at(WINDOW), at(until))]
 
@@ -226,7 +228,7 @@ def test_wrong_needs_a_node_that_worked_without_the_action(
 @settings(max_examples=examples(500))
 @given(EVENTS, DECISIONS, UNTIL)
 def test_verdict_agrees_with_its_time(events: list[NodeEvent], decision: dict[str, object], until: int) -> None:
-    case = judged(*events, known_until=until, **decision)
+    case = verdicts_of(*events, known_until=until, **decision)
 
     for judgement in (case.cordon, case.repair):
         seconds = judgement.seconds
@@ -252,8 +254,8 @@ def test_verdict_agrees_with_its_time(events: list[NodeEvent], decision: dict[st
 def test_later_knowledge_never_changes_a_known_cordon(
     events: list[NodeEvent], decision: dict[str, object], until: int, more: int
 ) -> None:
-    before = judged(*events, known_until=until, **decision).cordon
-    after = judged(*events, known_until=until + more, **decision).cordon
+    before = verdicts_of(*events, known_until=until, **decision).cordon
+    after = verdicts_of(*events, known_until=until + more, **decision).cordon
 
     if before.verdict is not Verdict.UNKNOWN:
         assert (after.verdict, after.happened_at) == (before.verdict, before.happened_at)
@@ -262,7 +264,7 @@ def test_later_knowledge_never_changes_a_known_cordon(
 @settings(max_examples=examples(200))
 @given(st.lists(st.tuples(EVENTS, DECISIONS, UNTIL), max_size=12))
 def test_summary_counts_each_case_once(cases: list[tuple[list[NodeEvent], dict[str, object], int]]) -> None:
-    judged_cases = [judged(*events, known_until=until, **decision) for events, decision, until in cases]
+    judged_cases = [verdicts_of(*events, known_until=until, **decision) for events, decision, until in cases]
 
     summary = summarise_cases(judged_cases, TERMS)
 

@@ -37,7 +37,7 @@ def chosen_step(uri: str, attempt: int) -> int | None:
     return None if point is None else point.step
 
 
-def together(runs: Sequence[Run], what: Callable[[Run], Any]) -> list[Any]:
+def run_in_threads(runs: Sequence[Run], what: Callable[[Run], Any]) -> list[Any]:
     """Run every rank in a thread of its own."""
     with ThreadPoolExecutor(len(runs)) as pool:
         return [done.result(timeout=30) for done in [pool.submit(what, run) for run in runs]]
@@ -175,7 +175,7 @@ def test_steps_are_saved_in_rising_order(uri: str) -> None:
 def test_rank_0_waits_for_the_receipt_of_every_rank(uri: str) -> None:
     ranks = [a_run(uri, rank=rank, world_size=3) for rank in range(3)]
 
-    outcomes = together(ranks, lambda run: run.save(10, f"rank {run.rank}".encode()))
+    outcomes = run_in_threads(ranks, lambda run: run.save(10, f"rank {run.rank}".encode()))
 
     assert [saved.is_complete for saved in outcomes] == [True, False, False]
     resume = a_run(uri, 2).resume()
@@ -196,7 +196,7 @@ def test_ranks_may_gather_their_own_records(uri: str) -> None:
         return gather
 
     ranks = [a_run(uri, rank=rank, world_size=2) for rank in range(2)]
-    together(ranks, lambda run: run.save(10, f"rank {run.rank}".encode(), gather=gather_for(run.rank)))
+    run_in_threads(ranks, lambda run: run.save(10, f"rank {run.rank}".encode(), gather=gather_for(run.rank)))
 
     resume = a_run(uri, 2).resume()
     assert resume is not None
@@ -315,8 +315,8 @@ def test_step_saved_twice_with_gather_hangs_no_rank(uri: str) -> None:
     def save(run: Run) -> training.Saved:
         return run.save(10, f"rank {run.rank}".encode(), gather=collective.of(run.rank))
 
-    first = together([zero, rank_1], save)
-    again = together([zero, rank_1], save)
+    first = run_in_threads([zero, rank_1], save)
+    again = run_in_threads([zero, rank_1], save)
 
     assert again == first
     assert chosen_step(uri, 2) == 10
@@ -335,10 +335,10 @@ def test_repeated_save_writes_a_failed_manifest(uri: str) -> None:
             return run.save(10, f"rank {run.rank}".encode(), gather=collective.of(run.rank))
         return None
 
-    first = together([zero, rank_1], save)
+    first = run_in_threads([zero, rank_1], save)
     assert first[0] is None
     assert chosen_step(uri, 2) is None
-    again = together([zero, rank_1], save)
+    again = run_in_threads([zero, rank_1], save)
 
     assert [again[0].is_complete, again[1]] == [True, first[1]]
     assert chosen_step(uri, 2) == 10
@@ -472,7 +472,7 @@ def test_every_rank_resumes_from_the_pin_of_rank_0(uri: str) -> None:
     a_run(uri).save(10, b"state")
     ranks = [a_run(uri, 2, rank=rank, world_size=3) for rank in range(3)]
 
-    resumes = together(ranks, lambda run: run.resume())
+    resumes = run_in_threads(ranks, lambda run: run.resume())
 
     assert [resume.step for resume in resumes] == [10, 10, 10]
 
@@ -508,7 +508,7 @@ def written_by_dcp(folder: Path, rank: int, content: bytes) -> list[Path]:
 def test_files_of_all_ranks_form_one_proven_checkpoint(uri: str, tmp_path: Path) -> None:
     contents = [b"", bytes(range(256))]
     ranks = [a_run(uri, rank=rank, world_size=2, part_bytes=100) for rank in range(2)]
-    together(ranks, lambda run: run.save_files(10, written_by_dcp(tmp_path, run.rank, contents[run.rank])))
+    run_in_threads(ranks, lambda run: run.save_files(10, written_by_dcp(tmp_path, run.rank, contents[run.rank])))
 
     resume = a_run(uri, 2).resume()
     assert resume is not None
@@ -609,7 +609,7 @@ def test_read_detects_a_shard_damaged_after_the_proof(uri: str) -> None:
 
 def test_rank_outside_the_checkpoint_is_not_reported_as_damage(uri: str) -> None:
     ranks = [a_run(uri, rank=rank, world_size=2) for rank in range(2)]
-    together(ranks, lambda run: run.save(10, f"rank {run.rank}".encode()))
+    run_in_threads(ranks, lambda run: run.save(10, f"rank {run.rank}".encode()))
     resume = a_run(uri, 2, rank=0, world_size=4).resume()
     assert resume is not None
 
@@ -846,8 +846,8 @@ def test_workers_of_two_pods_write_one_checkpoint(tmp_path: Path) -> None:
         for rank in range(4)
     ]
 
-    assert together(workers, lambda run: run.resume()) == [None] * 4
-    saved = together(workers, lambda run: run.save(10, f"rank {run.rank}".encode()))
+    assert run_in_threads(workers, lambda run: run.resume()) == [None] * 4
+    saved = run_in_threads(workers, lambda run: run.save(10, f"rank {run.rank}".encode()))
 
     assert [saved_rank.is_complete for saved_rank in saved] == [True, False, False, False]
     resume = a_run(str(tmp_path), 2).resume()

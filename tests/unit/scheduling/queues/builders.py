@@ -69,7 +69,7 @@ def a_workload(name: str, queue: str, gpus: int = 1, *, at: float = 0.0, priorit
     return Workload(name, queue, (PodSet("main", 1, {GPU: gpus}),), priority=priority, created_at=at, **rest)
 
 
-def holds(
+def an_admitted_workload(
     name: str,
     queue: str,
     gpus: int = 1,
@@ -106,7 +106,7 @@ def a_scheduler(
     return scheduler
 
 
-def by_id(decisions: list[CycleDecision]) -> dict[str, CycleDecision]:
+def decisions_by_workload(decisions: list[CycleDecision]) -> dict[str, CycleDecision]:
     """Return the decisions by workload."""
     return {decision.workload.workload_id: decision for decision in decisions}
 

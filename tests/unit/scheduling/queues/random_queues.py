@@ -173,7 +173,7 @@ class RandomQueues:
         return tuple(raised(old_queue) if old_queue.name == queue else old_queue for old_queue in self.queues)
 
 
-def outcomes(decisions: list[CycleDecision]) -> list[object]:
+def plain_decisions(decisions: list[CycleDecision]) -> list[object]:
     """Return the decisions as plain values."""
     return [
         (
@@ -189,4 +189,4 @@ def outcomes(decisions: list[CycleDecision]) -> list[object]:
     ]
 
 
-__all__ = ["RandomQueues", "Result", "outcomes"]
+__all__ = ["RandomQueues", "Result", "plain_decisions"]

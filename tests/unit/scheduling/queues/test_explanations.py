@@ -18,7 +18,7 @@ from tests.unit.scheduling.queues.builders import (
     a_queue,
     a_scheduler,
     a_workload,
-    holds,
+    an_admitted_workload,
 )
 from tests.unit.scheduling.queues.random_queues import RandomQueues
 from tests.unit.scheduling.queues.test_properties import SEEDS
@@ -33,7 +33,7 @@ def random_pending_jobs(seed: int, *, deep: bool) -> RandomQueues:
     return fleet
 
 
-def decide(fleet: RandomQueues, queues: Iterable[Queue], job: Workload, ended: Iterable[str] = ()) -> Result:
+def result_for(fleet: RandomQueues, queues: Iterable[Queue], job: Workload, ended: Iterable[str] = ()) -> Result:
     """Return the result for a job as if it were the only pending job, after a complete scan of the flavors."""
     scheduler = Scheduler(queues, fleet.cohorts, fleet.scheduler.snapshot.flavors.values(), fleet.rules)
     for queue in fleet.scheduler.snapshot.queues.values():
@@ -62,15 +62,15 @@ def admits(fleet: RandomQueues, job: Workload, change: AdmittingChange, *, less:
                     fleet, job.queue, (change.flavor, resource), units - (less if number == 0 else 0)
                 )
             changed, fleet.queues = fleet.queues, tuple(queues)
-            return decide(fleet, changed, job) is Result.ADMITTED
+            return result_for(fleet, changed, job) is Result.ADMITTED
         case "priority":
             assert change.priority is not None
-            return decide(fleet, queues, replace(job, priority=change.priority - less)) in GRANTED
+            return result_for(fleet, queues, replace(job, priority=change.priority - less)) in GRANTED
         case "size":
             pods = (replace(job.pod_sets[0], count=change.counts[0] + less, min_count=None),)
-            return decide(fleet, queues, replace(job, pod_sets=pods)) is Result.ADMITTED
+            return result_for(fleet, queues, replace(job, pod_sets=pods)) is Result.ADMITTED
         case _:
-            return decide(fleet, queues, job, change.jobs[less:]) is Result.ADMITTED
+            return result_for(fleet, queues, job, change.jobs[less:]) is Result.ADMITTED
 
 
 @pytest.mark.parametrize("deep", [False, True])
@@ -91,7 +91,7 @@ def test_suggested_change_is_smallest_that_admits_job(deep: bool, seed: int) -> 
 def test_equal_priority_is_enough_against_newer_workloads() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER_OR_NEWER),
-        admitted=(holds("late", "a", 4, priority=5),),
+        admitted=(an_admitted_workload("late", "a", 4, priority=5),),
         waiting=(a_workload("early", "a", 4, at=-1, priority=1),),
     )
     scheduler.cycle()
@@ -105,7 +105,7 @@ def test_equal_priority_is_enough_against_newer_workloads() -> None:
 def test_explanation_names_the_sticky_head() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=ANY, within=LOWER),
-        admitted=(holds("old", "a", 4),),
+        admitted=(an_admitted_workload("old", "a", 4),),
         waiting=(a_workload("first", "a", 4, priority=5),),
     )
     scheduler.cycle()

@@ -93,18 +93,18 @@ def without_caches(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Snapshot, "cached_groups", compute_groups)
 
 
-def history(seed: int, *, deep: bool, fair: bool) -> list[list[CycleDecision]]:
+def decisions_of_history(seed: int, *, deep: bool, fair: bool) -> list[list[CycleDecision]]:
     return [decisions for decisions, _ in RandomQueues(seed, deep=deep, fair=fair).history(STEPS)]
 
 
 @settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32), st.booleans(), st.booleans())
 def test_queue_engine_without_shortcuts_makes_the_same_decisions(seed: int, deep: bool, fair: bool) -> None:
-    fast = history(seed, deep=deep, fair=fair)
+    fast = decisions_of_history(seed, deep=deep, fair=fair)
 
     with pytest.MonkeyPatch.context() as patch:
         without_caches(patch)
-        plain = history(seed, deep=deep, fair=fair)
+        plain = decisions_of_history(seed, deep=deep, fair=fair)
 
     assert sum(map(len, fast)) > 0
     assert fast == plain

@@ -27,20 +27,20 @@ def quota(*resources: Json, team: str = "research", weight: int | None = None, *
     return {"Name": team, "ClusterArn": "arn", "ComputeQuotaConfig": config, "ComputeQuotaTarget": target}
 
 
-def declared(*documents: Json) -> QuotaDocuments:
+def declared_team(*documents: Json) -> QuotaDocuments:
     quota_documents = QuotaDocuments(Profile.HYPERPOD, RULES[Profile.KUEUE])
     for document in documents:
         quota_documents.add(document, "test")
     return quota_documents
 
 
-def held(*resources: Json, **sharing: Any) -> dict[tuple[str, str], Quota]:
-    (queue,) = declared(quota(*resources, **sharing)).everything()[0]
+def quota_resources(*resources: Json, **sharing: Any) -> dict[tuple[str, str], Quota]:
+    (queue,) = declared_team(quota(*resources, **sharing)).everything()[0]
     return {key: quota for key, quota in quotas_of(queue.groups).items() if quota.nominal}
 
 
 def nominal(*resources: Json) -> dict[str, int]:
-    return {key[1]: quota.nominal for key, quota in held(*resources).items()}
+    return {key[1]: quota.nominal for key, quota in quota_resources(*resources).items()}
 
 
 # ---------------------------------------------------------------- amounts
@@ -102,13 +102,13 @@ def test_neuron_devices_and_partitions_are_separate_resources() -> None:
     ],
 )
 def test_borrow_limit_applies_to_each_resource_rounded_down(sharing: Json, expected: Quota) -> None:
-    quotas = held({"InstanceType": "ml.p5.48xlarge", "Accelerators": 5}, **sharing)
+    quotas = quota_resources({"InstanceType": "ml.p5.48xlarge", "Accelerators": 5}, **sharing)
 
     assert quotas[("ml.p5.48xlarge", GPU)] == expected
 
 
 def test_team_without_weight_has_weight_zero_and_reclaims() -> None:
-    (queue,) = declared(quota({"InstanceType": "ml.p5.48xlarge", "Count": 1})).everything()[0]
+    (queue,) = declared_team(quota({"InstanceType": "ml.p5.48xlarge", "Count": 1})).everything()[0]
 
     assert (queue.name, queue.fair_weight) == ("hyperpod-ns-research-clusterqueue", 0.0)
     assert (str(queue.preemption.within), str(queue.preemption.reclaim)) == ("LowerPriority", "Any")
@@ -117,7 +117,7 @@ def test_team_without_weight_has_weight_zero_and_reclaims() -> None:
 def test_idle_capacity_has_its_own_queue() -> None:
     policy = {"SchedulerConfig": {"IdleResourceSharing": "Enabled"}}
     cluster = {"InstanceGroups": [{"InstanceType": "ml.p5.48xlarge", "CurrentCount": 3}]}
-    queues, _, _ = declared(quota({"InstanceType": "ml.p5.48xlarge", "Count": 1}), policy, cluster).everything()
+    queues, _, _ = declared_team(quota({"InstanceType": "ml.p5.48xlarge", "Count": 1}), policy, cluster).everything()
 
     idle = quotas_of(queues[1].groups)
     assert queues[1].name == "hyperpod-ns-idle-resource-sharing-cq-1"
@@ -125,14 +125,14 @@ def test_idle_capacity_has_its_own_queue() -> None:
 
 
 def test_priority_classes_have_the_names_that_jobs_use() -> None:
-    quota_documents = declared({"SchedulerConfig": {"PriorityClasses": [{"Name": "training", "Weight": 70}]}})
+    quota_documents = declared_team({"SchedulerConfig": {"PriorityClasses": [{"Name": "training", "Weight": 70}]}})
 
     assert quota_documents.priorities == {"training-priority": 70}
 
 
 def test_unknown_instance_type_is_reported() -> None:
     with pytest.raises(DocumentError, match=r"ComputeQuota/research: InstanceType: ml\.x1 is not in the catalogue"):
-        held({"InstanceType": "ml.x1", "Count": 1})
+        quota_resources({"InstanceType": "ml.x1", "Count": 1})
 
 
 # ---------------------------------------------------------------- round trips
@@ -188,7 +188,7 @@ KUEUE: tuple[Json, ...] = (
 def round_trip(documents: QuotaDocuments, into: Format) -> tuple[QuotaDocuments, tuple[str, ...]]:
     """Convert to a format, and read the result again."""
     written = convert(documents, into)
-    return declared(*json.loads(json.dumps(written.documents))), written.losses
+    return declared_team(*json.loads(json.dumps(written.documents))), written.losses
 
 
 def declarations(documents: QuotaDocuments) -> tuple[list[Queue], list[object], list[object], dict[str, int]]:
@@ -198,7 +198,7 @@ def declarations(documents: QuotaDocuments) -> tuple[list[Queue], list[object], 
 
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
 def test_kueue_export_loses_no_decisive_field(documents: tuple[Json, ...]) -> None:
-    quota_documents = declared(*documents)
+    quota_documents = declared_team(*documents)
     back, losses = round_trip(quota_documents, Format.KUEUE)
 
     assert declarations(back) == declarations(quota_documents)
@@ -207,7 +207,7 @@ def test_kueue_export_loses_no_decisive_field(documents: tuple[Json, ...]) -> No
 
 @pytest.mark.parametrize("documents", [TEAMS, KUEUE])
 def test_short_form_reports_lost_queue_names(documents: tuple[Json, ...]) -> None:
-    quota_documents = declared(*documents)
+    quota_documents = declared_team(*documents)
     back, losses = round_trip(quota_documents, Format.EVENKEEL)
 
     assert declarations(back) == declarations(quota_documents)
@@ -216,7 +216,7 @@ def test_short_form_reports_lost_queue_names(documents: tuple[Json, ...]) -> Non
 
 
 def test_hyperpod_quotas_survive_every_format() -> None:
-    quota_documents = declared(*TEAMS)
+    quota_documents = declared_team(*TEAMS)
     for intermediate in (Format.KUEUE, Format.EVENKEEL, Format.HYPERPOD):
         middle, _ = round_trip(quota_documents, intermediate)
         back, losses = round_trip(middle, Format.HYPERPOD)
@@ -226,7 +226,7 @@ def test_hyperpod_quotas_survive_every_format() -> None:
 
 
 def test_hyperpod_export_reports_every_loss() -> None:
-    _, losses = round_trip(declared(*KUEUE), Format.HYPERPOD)
+    _, losses = round_trip(declared_team(*KUEUE), Format.HYPERPOD)
 
     text = "\n".join(losses)
     for loss in (
@@ -245,7 +245,7 @@ def test_hyperpod_export_reports_every_loss() -> None:
 
 def test_disabled_team_admits_no_job() -> None:
     off = quota({"InstanceType": "ml.p5.48xlarge", "Count": 1}) | {"ActivationState": "Disabled"}
-    (queue,) = declared(off).everything()[0]
+    (queue,) = declared_team(off).everything()[0]
 
     assert not queue.is_active
     assert hyperpod_cluster_policy.quota_of(queue, shipped_instance_types())[0].activation_state == "Disabled"

@@ -30,13 +30,13 @@ def a_job(name: str, queue: str, gpus: int = 2, at: int = 0, **more: Any) -> Jso
     return {"name": name, "queue": queue, "requests": {"gpu": gpus}, "createdAt": at, **more}
 
 
-def outcomes(replay: Replay) -> list[list[tuple[str, str]]]:
+def results_by_job(replay: Replay) -> list[list[tuple[str, str]]]:
     return [[(decision.job, decision.result) for decision in cycle.decisions] for cycle in replay.cycles]
 
 
 def run(replay: Replay, *events: Json) -> list[list[tuple[str, str]]]:
     replay.run(Events.model_validate({"events": events}))
-    return outcomes(replay)
+    return results_by_job(replay)
 
 
 def test_next_workload_waits_for_pods_of_the_admitted_one() -> None:

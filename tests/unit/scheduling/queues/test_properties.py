@@ -10,7 +10,7 @@ from evenkeel.domain.kueue.decisions import CycleDecision
 from evenkeel.domain.kueue.objects import Admitted, Fungible
 from evenkeel.domain.kueue.scheduler import Scheduler
 from tests.examples import examples
-from tests.unit.scheduling.queues.random_queues import RandomQueues, Result, outcomes
+from tests.unit.scheduling.queues.random_queues import RandomQueues, Result, plain_decisions
 
 SEEDS = st.integers(0, 2**32)
 quick = settings(max_examples=examples(20), deadline=None)
@@ -133,7 +133,7 @@ def test_order_of_declarations_and_submissions_does_not_matter(deep: bool, seed:
         other.scheduler.submit(job)
 
     for _ in range(8):
-        assert outcomes(fleet.cycle()) == outcomes(other.cycle())
+        assert plain_decisions(fleet.cycle()) == plain_decisions(other.cycle())
         fleet.stop_evicted()
         other.stop_evicted()
 
@@ -193,6 +193,6 @@ def test_evictions_end_in_a_flat_tree(fair: bool, seed: int) -> None:
 def test_queue_decisions_are_deterministic(seed: int) -> None:
     first, second = RandomQueues(seed, deep=True), RandomQueues(seed, deep=True)
 
-    assert [outcomes(decisions) for decisions, _ in first.history(25)] == [
-        outcomes(decisions) for decisions, _ in second.history(25)
+    assert [plain_decisions(decisions) for decisions, _ in first.history(25)] == [
+        plain_decisions(decisions) for decisions, _ in second.history(25)
     ]

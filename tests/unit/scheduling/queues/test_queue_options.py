@@ -10,12 +10,21 @@ from evenkeel.domain.kueue.objects import Admitted, Flavor
 from evenkeel.domain.kueue.scheduler import Scheduler
 from evenkeel.domain.kueue.setup import RULES, Profile
 from evenkeel.domain.kueue.snapshot import SchedulerRules
-from tests.unit.scheduling.queues.builders import ANY, GPU, LOWER, a_queue, a_scheduler, a_workload, holds, victims
+from tests.unit.scheduling.queues.builders import (
+    ANY,
+    GPU,
+    LOWER,
+    a_queue,
+    a_scheduler,
+    a_workload,
+    an_admitted_workload,
+    victims,
+)
 from tests.unit.scheduling.queues.random_queues import RandomQueues
 from tests.unit.scheduling.queues.test_properties import SEEDS
 
 
-def preempting(rules: SchedulerRules, *held: Admitted) -> Scheduler:
+def full_queue_with_preemptor(rules: SchedulerRules, *held: Admitted) -> Scheduler:
     """Return a full queue of four, and a job of higher priority that requests two."""
     scheduler = a_scheduler(a_queue("a", 4, "", within=LOWER))
     scheduler = Scheduler([scheduler.snapshot.queues["a"].spec], (), scheduler.snapshot.flavors.values(), rules)
@@ -25,8 +34,8 @@ def preempting(rules: SchedulerRules, *held: Admitted) -> Scheduler:
     return scheduler
 
 
-def risking(name: str, at: float, work: float | None) -> Admitted:
-    return replace(holds(name, "a", 2, at=at), work_at_risk=work)
+def with_work_at_risk(name: str, at: float, work: float | None) -> Admitted:
+    return replace(an_admitted_workload(name, "a", 2, at=at), work_at_risk=work)
 
 
 @pytest.mark.parametrize(
@@ -34,39 +43,47 @@ def risking(name: str, at: float, work: float | None) -> Admitted:
     [(False, "late"), (True, "early")],
 )
 def test_workload_with_least_work_at_risk_is_preempted_first(switch: bool, victim: str) -> None:
-    scheduler = preempting(SchedulerRules(spares_work=switch), risking("early", 1, 10.0), risking("late", 2, 500.0))
+    scheduler = full_queue_with_preemptor(
+        SchedulerRules(spares_work=switch), with_work_at_risk("early", 1, 10.0), with_work_at_risk("late", 2, 500.0)
+    )
 
     assert list(victims(scheduler.cycle(10)[0])) == [victim]
 
 
 def test_workload_without_risk_figure_gets_the_median() -> None:
     without_risk, low_risk, high_risk = (
-        risking("silent", 9, None),
-        risking("lucky", 1, 1.0),
-        risking("unlucky", 2, 900.0),
+        with_work_at_risk("silent", 9, None),
+        with_work_at_risk("lucky", 1, 1.0),
+        with_work_at_risk("unlucky", 2, 900.0),
     )
-    scheduler = preempting(SchedulerRules(spares_work=True), without_risk, high_risk)
+    scheduler = full_queue_with_preemptor(SchedulerRules(spares_work=True), without_risk, high_risk)
     assert list(victims(scheduler.cycle(10)[0])) == ["silent"]  # the median of one; then the latest job
-    scheduler = preempting(SchedulerRules(spares_work=True), without_risk, low_risk)
+    scheduler = full_queue_with_preemptor(SchedulerRules(spares_work=True), without_risk, low_risk)
     assert list(victims(scheduler.cycle(10)[0])) == ["silent"]
 
 
 def test_workload_is_not_preempted_before_minimum_run_time() -> None:
     rules = SchedulerRules(min_run_seconds=60)
 
-    assert victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(59)[0]) == {}
-    assert list(victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(60)[0])) == ["x"]
+    assert victims(full_queue_with_preemptor(rules, an_admitted_workload("x", "a", 4, at=0)).cycle(59)[0]) == {}
+    assert list(victims(full_queue_with_preemptor(rules, an_admitted_workload("x", "a", 4, at=0)).cycle(60)[0])) == [
+        "x"
+    ]
 
 
 def test_workload_preempts_only_after_it_waited() -> None:
     rules = SchedulerRules(preempt_after_seconds=60)
 
-    assert victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(59)[0]) == {}
-    assert list(victims(preempting(rules, holds("x", "a", 4, at=0)).cycle(60)[0])) == ["x"]
+    assert victims(full_queue_with_preemptor(rules, an_admitted_workload("x", "a", 4, at=0)).cycle(59)[0]) == {}
+    assert list(victims(full_queue_with_preemptor(rules, an_admitted_workload("x", "a", 4, at=0)).cycle(60)[0])) == [
+        "x"
+    ]
 
 
 def test_flap_guard_limits_repeated_preemption() -> None:
-    scheduler = preempting(SchedulerRules(flap_guard_seconds=100), holds("x", "a", 4, at=0))
+    scheduler = full_queue_with_preemptor(
+        SchedulerRules(flap_guard_seconds=100), an_admitted_workload("x", "a", 4, at=0)
+    )
     assert list(victims(scheduler.cycle(0)[0])) == ["x"]
     scheduler.requeue_evicted("x")
     scheduler.cycle(0)
@@ -84,7 +101,7 @@ def test_quota_of_stopping_victims_is_not_assigned_to_other_jobs(switch: bool, u
     # 7 of 8 are used, 4 of them by the victim. Two jobs of 1 fit one by one, but not together.
     queues = [a_queue("p", 4, reclaim=ANY), a_queue("q", 4), a_queue("r", 0), a_queue("v", 0)]
     scheduler = Scheduler(queues, (), [Flavor("hp")], SchedulerRules(never_overcommits=switch))
-    for admitted in (holds("q1", "q", 3), holds("victim", "v", 4, priority=-1)):
+    for admitted in (an_admitted_workload("q1", "q", 3), an_admitted_workload("victim", "v", 4, priority=-1)):
         scheduler.restore(admitted)
     for job in (a_workload("w", "p", 2, priority=9), a_workload("x", "q", 1), a_workload("y", "r", 1)):
         scheduler.submit(job)

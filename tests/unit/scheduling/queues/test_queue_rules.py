@@ -45,8 +45,8 @@ from tests.unit.scheduling.queues.builders import (
     a_queue,
     a_scheduler,
     a_workload,
-    by_id,
-    holds,
+    an_admitted_workload,
+    decisions_by_workload,
     victims,
 )
 
@@ -60,10 +60,10 @@ def cycle(scheduler: Scheduler) -> dict[str, CycleDecision]:
     decisions = scheduler.cycle(1000.0)
     for decision in decisions:
         assert list(kueue_checker.faults_of(decision, scheduler.snapshot.queues[decision.workload.queue].spec)) == []
-    return by_id(decisions)
+    return decisions_by_workload(decisions)
 
 
-def only(scheduler: Scheduler) -> CycleDecision:
+def only_decision(scheduler: Scheduler) -> CycleDecision:
     (decision,) = cycle(scheduler).values()
     return decision
 
@@ -79,7 +79,7 @@ def test_lending_limit_keeps_quota_from_the_parent() -> None:
 
 
 def test_queue_without_cohort_borrows_nothing() -> None:
-    decision = only(a_scheduler(a_queue("a", 4, ""), waiting=(a_workload("w", "a", 5),)))
+    decision = only_decision(a_scheduler(a_queue("a", 4, ""), waiting=(a_workload("w", "a", 5),)))
 
     assert (decision.result, decision.pending) == (Result.NO_FIT, Pending.EXCEEDS_MAX_QUOTA)
 
@@ -92,11 +92,11 @@ def test_cohort_borrowing_limit_applies_to_all_its_queues() -> None:
     )
 
     assert scheduler.snapshot.queues["a"].quota_node.potential(KEY) == 4
-    assert only(scheduler).pending is Pending.EXCEEDS_MAX_QUOTA
+    assert only_decision(scheduler).pending is Pending.EXCEEDS_MAX_QUOTA
 
 
 def test_quota_cut_affects_every_queue_of_the_tree() -> None:
-    scheduler = a_scheduler(a_queue("a", 4), a_queue("b", 4), admitted=(holds("h", "a", 8),))
+    scheduler = a_scheduler(a_queue("a", 4), a_queue("b", 4), admitted=(an_admitted_workload("h", "a", 8),))
     scheduler.reconfigure((a_queue("a", 1), a_queue("b", 4)), (), (Flavor("hp"),))
 
     assert scheduler.snapshot.queues["b"].quota_node.available(KEY) == -3
@@ -123,11 +123,11 @@ def test_head_of_an_overcommitted_queue_leaves_cohort_use_unchanged() -> None:
         a_queue("a", 0, borrow=8, within=LOWER),
         a_queue("b", 24),
         cohorts=(Cohort("fleet", "company"), Cohort("company")),
-        admitted=(holds("held", "a", 16),),
+        admitted=(an_admitted_workload("held", "a", 16),),
         waiting=(a_workload("waits", "a", 8, at=1),),
     )
 
-    assert only(scheduler).result is Result.NO_CANDIDATES
+    assert only_decision(scheduler).result is Result.NO_CANDIDATES
     assert [node.at(KEY).use for node in scheduler.snapshot.queues["a"].quota_node.path] == [16, 16]
 
 
@@ -159,7 +159,7 @@ def test_level_is_the_height_of_the_lowest_sufficient_subtree() -> None:
 def test_untolerated_taint_excludes_a_flavor() -> None:
     tainted = Flavor("hp", {}, (Taint("gpu", "yes"),))
     scheduler = a_scheduler(a_queue("a", {"hp": 4, "od": 4}, ""), flavors=(tainted,), waiting=(a_workload("w", "a"),))
-    decision = only(scheduler)
+    decision = only_decision(scheduler)
 
     assert decision.assignment.flavors == ({GPU: "od"},)
     assert decision.assignment.attempts[0][0].pending is Pending.NO_MATCHING_FLAVOR
@@ -211,7 +211,7 @@ def test_pending_reason_is_mildest_of_flavors_and_severest_of_groups() -> None:
     )
     waiting = Workload("w", "a", (PodSet("main", 1, {GPU: 4, "cpu": 1}),))
     held = Admitted(Workload("h", "a", (PodSet("main", 1, {GPU: 2}),)), ({GPU: "od"},), (1,), 0.0)
-    decision = only(a_scheduler(queue, admitted=(held,), waiting=(waiting,), flavors=(Flavor("cpu"),)))
+    decision = only_decision(a_scheduler(queue, admitted=(held,), waiting=(waiting,), flavors=(Flavor("cpu"),)))
 
     # hp can never hold 4, but od could: od determines why the job waits.
     assert decision.result is Result.NO_CANDIDATES
@@ -227,7 +227,7 @@ def test_pending_reason_names_the_resource_that_never_fits(gpus: int, pending: P
     queues = [replace(a_queue(name, 0), groups=(group,)) for name in ("a", "b")]
     held = Admitted(Workload("h", "b", (PodSet("main", 1, {"cpu": 2}),)), ({"cpu": "hp"},), (1,), 0.0)
     waiting = Workload("w", "a", (PodSet("main", 1, {"cpu": 2, GPU: gpus}),))
-    decision = only(a_scheduler(*queues, admitted=(held,), waiting=(waiting,)))
+    decision = only_decision(a_scheduler(*queues, admitted=(held,), waiting=(waiting,)))
 
     assert (decision.result, decision.pending) == (Result.NO_FIT, pending)
 
@@ -241,11 +241,11 @@ def test_preference_chooses_between_borrowing_and_preemption(preference: Prefere
     scheduler = a_scheduler(
         a_queue("a", {"hp": 0, "od": 4}, within=LOWER, fungibility=replace(BOTH_NEXT, preference=preference)),
         a_queue("b", {"hp": 4, "od": 0}),
-        admitted=(holds("h", "a", 4, flavor="od"),),
+        admitted=(an_admitted_workload("h", "a", 4, flavor="od"),),
         waiting=(a_workload("w", "a", 4, priority=1),),
     )
 
-    assert only(scheduler).assignment.flavors == ({GPU: flavor},)
+    assert only_decision(scheduler).assignment.flavors == ({GPU: flavor},)
 
 
 def test_skipped_workload_continues_with_the_next_flavor() -> None:
@@ -271,22 +271,22 @@ def test_pods_count_if_the_queue_covers_them() -> None:
     queue = replace(a_queue("a", 0, ""), groups=(ResourceGroup((PODS,), (FlavorQuotas("hp", {PODS: Quota(3)}),)),))
     small, large = (Workload(name, "a", (PodSet("main", count, {}),)) for name, count in (("s", 3), ("l", 4)))
 
-    assert only(a_scheduler(queue, waiting=(small,))).result is Result.ADMITTED
-    assert only(a_scheduler(queue, waiting=(large,))).pending is Pending.EXCEEDS_MAX_QUOTA
+    assert only_decision(a_scheduler(queue, waiting=(small,))).result is Result.ADMITTED
+    assert only_decision(a_scheduler(queue, waiting=(large,))).pending is Pending.EXCEEDS_MAX_QUOTA
 
 
 def test_only_nonzero_requests_of_uncovered_resources_never_fit() -> None:
     none, positive = (Workload(f"w{n}", "a", (PodSet("main", 1, {GPU: 1, "fpga": n}),)) for n in (0, 1))
 
-    assert only(a_scheduler(a_queue("a", 4, ""), waiting=(none,))).result is Result.ADMITTED
-    assert only(a_scheduler(a_queue("a", 4, ""), waiting=(positive,))).pending is Pending.NO_MATCHING_FLAVOR
+    assert only_decision(a_scheduler(a_queue("a", 4, ""), waiting=(none,))).result is Result.ADMITTED
+    assert only_decision(a_scheduler(a_queue("a", 4, ""), waiting=(positive,))).pending is Pending.NO_MATCHING_FLAVOR
 
 
 def test_pod_sets_of_a_group_get_one_flavor() -> None:
     pods = (PodSet("a", 1, {GPU: 3}, group="g"), PodSet("b", 1, {GPU: 3}, group="g"))
     scheduler = a_scheduler(a_queue("q", {"hp": 4, "od": 8}, ""), waiting=(Workload("w", "q", pods),))
 
-    assert only(scheduler).assignment.flavors == ({GPU: "od"}, {GPU: "od"})
+    assert only_decision(scheduler).assignment.flavors == ({GPU: "od"}, {GPU: "od"})
 
 
 # ---------------------------------------------------------------- queue order, parking, stickiness
@@ -329,7 +329,11 @@ def test_released_quota_wakes_parked_jobs_of_its_tree_only() -> None:
         a_queue("a", 4),
         a_queue("b", 4),
         a_queue("c", 4, "other"),
-        admitted=(holds("h", "a", 4), holds("i", "b", 4), holds("k", "c", 4)),
+        admitted=(
+            an_admitted_workload("h", "a", 4),
+            an_admitted_workload("i", "b", 4),
+            an_admitted_workload("k", "c", 4),
+        ),
         waiting=tuple(a_workload(f"w{name}", name, 2) for name in "abc"),
     )
     cycle(scheduler)
@@ -341,24 +345,28 @@ def test_released_quota_wakes_parked_jobs_of_its_tree_only() -> None:
 
 def test_preemptor_stays_head_before_higher_priorities() -> None:
     scheduler = a_scheduler(
-        a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
+        a_queue("a", 4, within=LOWER),
+        admitted=(an_admitted_workload("old", "a", 4),),
+        waiting=(a_workload("p", "a", 4, priority=5),),
     )
-    assert only(scheduler).result is Result.PREEMPTING
+    assert only_decision(scheduler).result is Result.PREEMPTING
     scheduler.submit(a_workload("higher", "a", 4, priority=9))
     assert list(cycle(scheduler)) == ["p"]
     scheduler.requeue_evicted("old")
 
     # The preempted job is not admitted again before its preemptor.
-    assert (only(scheduler).workload.workload_id, scheduler.admitted("p") is not None) == ("p", True)
+    assert (only_decision(scheduler).workload.workload_id, scheduler.admitted("p") is not None) == ("p", True)
 
 
 def test_head_stops_being_sticky_without_candidates() -> None:
     scheduler = a_scheduler(
-        a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
+        a_queue("a", 4, within=LOWER),
+        admitted=(an_admitted_workload("old", "a", 4),),
+        waiting=(a_workload("p", "a", 4, priority=5),),
     )
     cycle(scheduler)
     scheduler.reconfigure((a_queue("a", 1, within=LOWER),), (), (Flavor("hp"),))
-    assert only(scheduler).result is Result.NO_FIT
+    assert only_decision(scheduler).result is Result.NO_FIT
     scheduler.submit(a_workload("higher", "a", 1, priority=9))
 
     assert list(cycle(scheduler)) == ["higher"]
@@ -366,17 +374,21 @@ def test_head_stops_being_sticky_without_candidates() -> None:
 
 def test_evicted_workload_holds_quota_until_it_stops() -> None:
     scheduler = a_scheduler(
-        a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
+        a_queue("a", 4, within=LOWER),
+        admitted=(an_admitted_workload("old", "a", 4),),
+        waiting=(a_workload("p", "a", 4, priority=5),),
     )
-    assert [only(scheduler).result for _ in range(3)] == [Result.PREEMPTING] * 3
+    assert [only_decision(scheduler).result for _ in range(3)] == [Result.PREEMPTING] * 3
     scheduler.requeue_evicted("old")
 
-    assert only(scheduler).result is Result.ADMITTED
+    assert only_decision(scheduler).result is Result.ADMITTED
 
 
 def test_held_queue_admits_nothing_and_drained_queue_evicts() -> None:
     for policy, evicted in ((StopPolicy.HOLD, False), (StopPolicy.HOLD_AND_DRAIN, True)):
-        scheduler = a_scheduler(a_queue("a", 4), admitted=(holds("h", "a"),), waiting=(a_workload("w", "a"),))
+        scheduler = a_scheduler(
+            a_queue("a", 4), admitted=(an_admitted_workload("h", "a"),), waiting=(a_workload("w", "a"),)
+        )
         scheduler.reconfigure((a_queue("a", 4, stop=policy),), (), (Flavor("hp"),))
 
         assert cycle(scheduler) == {}
@@ -414,7 +426,7 @@ def test_heads_are_ordered_by_borrowing_then_priority_then_age() -> None:
 def test_lower_or_newer_equal_policy_preempts_later_workloads() -> None:
     def decide(policy: Any) -> CycleDecision:
         held = Admitted(a_workload("h", "a", 4, at=5), ({GPU: "hp"},), (1,), 0.0)
-        return only(
+        return only_decision(
             a_scheduler(a_queue("a", 4, within=policy), admitted=(held,), waiting=(a_workload("w", "a", 4, at=1),))
         )
 
@@ -426,11 +438,11 @@ def test_reclaim_policy_never_preempts_no_job_of_other_queues() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=NEVER),
         a_queue("b", 4),
-        admitted=(holds("h", "b", 8),),
+        admitted=(an_admitted_workload("h", "b", 8),),
         waiting=(a_workload("w", "a", 4, priority=99),),
     )
 
-    decision = only(scheduler)
+    decision = only_decision(scheduler)
 
     assert (decision.result, victims(decision)) == (Result.NO_CANDIDATES, {})
 
@@ -439,10 +451,10 @@ def test_request_above_nominal_without_borrow_within_does_not_fit() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=ANY, within=LOWER),
         a_queue("b", 4),
-        admitted=(holds("own", "a", 4), holds("h", "b", 4)),
+        admitted=(an_admitted_workload("own", "a", 4), an_admitted_workload("h", "b", 4)),
         waiting=(a_workload("w", "a", 5, priority=9),),
     )
-    decision = only(scheduler)
+    decision = only_decision(scheduler)
 
     assert (decision.result, decision.pending) == (Result.NO_FIT, Pending.WAITING_FOR_QUOTA)
     assert "can neither borrow more nor preempt" in decision.reason
@@ -454,11 +466,11 @@ def test_borrowing_preemptor_respects_the_priority_threshold(threshold: int, rea
         a_queue("a", 2, reclaim=ANY, borrow_within=BorrowWithin(threshold)),
         a_queue("b", 2),
         a_queue("c", 4),
-        admitted=(holds("h", "b", 6, priority=3),),
+        admitted=(an_admitted_workload("h", "b", 6, priority=3),),
         waiting=(a_workload("w", "a", 4, priority=9),),
     )
 
-    assert victims(only(scheduler)) == ({"h": reason} if reason else {})
+    assert victims(only_decision(scheduler)) == ({"h": reason} if reason else {})
 
 
 def test_evicted_candidates_are_preempted_first_then_the_latest() -> None:
@@ -466,14 +478,14 @@ def test_evicted_candidates_are_preempted_first_then_the_latest() -> None:
         a_queue("a", 8, reclaim=ANY, within=LOWER),
         a_queue("b", 0),
         admitted=(
-            holds("own", "a", 2, at=9),
-            holds("early", "b", 2, at=1),
-            holds("late", "b", 2, at=5),
-            holds("gone", "b", 2, at=0, priority=7, evicted=True),
+            an_admitted_workload("own", "a", 2, at=9),
+            an_admitted_workload("early", "b", 2, at=1),
+            an_admitted_workload("late", "b", 2, at=5),
+            an_admitted_workload("gone", "b", 2, at=0, priority=7, evicted=True),
         ),
         waiting=(a_workload("w", "a", 4, priority=9),),
     )
-    decision = only(scheduler)
+    decision = only_decision(scheduler)
 
     assert [victim.workload_id for victim in decision.victims] == ["gone", "late"]
 
@@ -482,10 +494,14 @@ def test_queue_back_at_nominal_loses_no_more_jobs() -> None:
     scheduler = a_scheduler(
         a_queue("a", 8, reclaim=ANY),
         a_queue("b", 4),
-        admitted=(holds("b1", "b", 3, at=1), holds("b2", "b", 3, at=2), holds("b3", "b", 3, at=3)),
+        admitted=(
+            an_admitted_workload("b1", "b", 3, at=1),
+            an_admitted_workload("b2", "b", 3, at=2),
+            an_admitted_workload("b3", "b", 3, at=3),
+        ),
         waiting=(a_workload("w", "a", 8),),
     )
-    decision = only(scheduler)
+    decision = only_decision(scheduler)
 
     # 9 of 12 are used and 8 are requested. Evicting b3 and b2 lowers queue b to 3, below its 4. So b1 stays in any
     # case.
@@ -498,7 +514,7 @@ def test_overlapping_victims_are_recomputed_and_a_fit_is_deferred() -> None:
         a_queue("a", 4, reclaim=ANY),
         a_queue("b", 4, reclaim=ANY),
         a_queue("c", 0),
-        admitted=(holds("h", "c", 8),),
+        admitted=(an_admitted_workload("h", "c", 8),),
         waiting=(a_workload("wa", "a", 4), a_workload("wb", "b", 4, at=1)),
     )
     decisions = cycle(scheduler)
@@ -509,7 +525,9 @@ def test_overlapping_victims_are_recomputed_and_a_fit_is_deferred() -> None:
 
 def test_repeated_eviction_of_a_workload_counts_once() -> None:
     scheduler = a_scheduler(
-        a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
+        a_queue("a", 4, within=LOWER),
+        admitted=(an_admitted_workload("old", "a", 4),),
+        waiting=(a_workload("p", "a", 4, priority=5),),
     )
     generation = scheduler.snapshot.queues["a"].generation
     for _ in range(3):
@@ -546,7 +564,7 @@ def test_head_with_smaller_share_goes_first_despite_lower_priority() -> None:
         a_queue("a", 2),
         a_queue("b", 2),
         a_queue("pool", 8),
-        admitted=(holds("h", "a", 6),),
+        admitted=(an_admitted_workload("h", "a", 6),),
         waiting=(a_workload("wa", "a", 2, priority=9), a_workload("wb", "b", 3)),
         fair=True,
     )
@@ -569,15 +587,15 @@ def test_partial_admission_is_skipped_if_full_size_has_victims() -> None:
     pods = (PodSet("main", 4, {GPU: 1}, min_count=1),)
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER),
-        admitted=(holds("h", "a", 2),),
+        admitted=(an_admitted_workload("h", "a", 2),),
         waiting=(Workload("w", "a", pods, priority=1),),
     )
-    decision = only(scheduler)
+    decision = only_decision(scheduler)
 
     assert (decision.result, decision.assignment.counts) == (Result.PREEMPTING, (4,))
 
 
-def growing(*, nominal: int, admitted: tuple[Admitted, ...] = (), **queue: Any) -> Scheduler:
+def growing_job(*, nominal: int, admitted: tuple[Admitted, ...] = (), **queue: Any) -> Scheduler:
     small = Workload("small", "a", (PodSet("main", 2, {GPU: 1}),), priority=5)
     large = Workload("large", "a", (PodSet("main", 4, {GPU: 1}),), priority=5, replaces="small")
     held = Admitted(small, ({GPU: "hp"},), (2,), 0.0)
@@ -585,8 +603,8 @@ def growing(*, nominal: int, admitted: tuple[Admitted, ...] = (), **queue: Any) 
 
 
 def test_larger_slice_requests_the_difference_and_replaces_the_old() -> None:
-    scheduler = growing(nominal=4)
-    decision = only(scheduler)
+    scheduler = growing_job(nominal=4)
+    decision = only_decision(scheduler)
 
     assert (decision.result, decision.assignment.use) == (Result.ADMITTED, {KEY: 2})
     assert (scheduler.admitted("small"), scheduler.admitted("large") is None) == (None, False)
@@ -594,15 +612,17 @@ def test_larger_slice_requests_the_difference_and_replaces_the_old() -> None:
 
 
 def test_larger_slice_never_preempts_its_own_old_slice() -> None:
-    decision = only(growing(nominal=4, within=LOWER, admitted=(holds("h", "a", 2, priority=1),)))
+    decision = only_decision(
+        growing_job(nominal=4, within=LOWER, admitted=(an_admitted_workload("h", "a", 2, priority=1),))
+    )
 
     assert victims(decision) == {"h": "InClusterQueue"}
 
 
 def test_old_slice_stays_until_the_new_one_is_admitted() -> None:
-    scheduler = growing(nominal=3)
+    scheduler = growing_job(nominal=3)
 
-    assert only(scheduler).result is not Result.ADMITTED
+    assert only_decision(scheduler).result is not Result.ADMITTED
     assert scheduler.admitted("small") is not None
 
 
@@ -615,16 +635,16 @@ def test_larger_slice_keeps_the_old_flavor() -> None:
         waiting=(large,),
     )
 
-    assert only(scheduler).assignment.flavors == ({GPU: "od"},)
+    assert only_decision(scheduler).assignment.flavors == ({GPU: "od"},)
 
 
 def test_shrink_wakes_parked_workloads_of_the_tree() -> None:
     wide = Admitted(Workload("h", "a", (PodSet("main", 8, {GPU: 1}),)), ({GPU: "hp"},), (8,), 0.0)
     scheduler = a_scheduler(a_queue("a", 4), a_queue("b", 4), admitted=(wide,), waiting=(a_workload("w", "b", 4),))
-    assert only(scheduler).parked
+    assert only_decision(scheduler).parked
     scheduler.shrink("h", (4,))
 
-    assert only(scheduler).result is Result.ADMITTED
+    assert only_decision(scheduler).result is Result.ADMITTED
 
 
 def test_requeued_workload_omits_only_released_pods() -> None:
@@ -636,7 +656,7 @@ def test_requeued_workload_omits_only_released_pods() -> None:
     scheduler.evict("h")
     scheduler.requeue_evicted("h")
 
-    assert only(scheduler).assignment.counts == (6,)
+    assert only_decision(scheduler).assignment.counts == (6,)
 
 
 def test_repeated_shrink_frees_quota_once() -> None:
@@ -652,19 +672,19 @@ def test_repeated_shrink_frees_quota_once() -> None:
 
 def test_zero_request_fits_a_full_resource() -> None:
     asks_nothing = Workload("w", "a", (PodSet("main", 1, {GPU: 0}),))
-    scheduler = a_scheduler(a_queue("a", 4, ""), admitted=(holds("h", "a", 4),), waiting=(asks_nothing,))
+    scheduler = a_scheduler(a_queue("a", 4, ""), admitted=(an_admitted_workload("h", "a", 4),), waiting=(asks_nothing,))
 
-    assert only(scheduler).result is Result.ADMITTED
+    assert only_decision(scheduler).result is Result.ADMITTED
 
 
 def test_withdrawn_sticky_head_lets_the_next_workload_try() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=ANY),
         a_queue("b", 0),
-        admitted=(holds("h", "b", 4),),
+        admitted=(an_admitted_workload("h", "b", 4),),
         waiting=(a_workload("w", "a", 4),),
     )
-    assert only(scheduler).result is Result.PREEMPTING
+    assert only_decision(scheduler).result is Result.PREEMPTING
     scheduler.withdraw(a_workload("w", "a", 4))
     scheduler.submit(a_workload("next", "a", 2))
 
@@ -692,10 +712,10 @@ def test_changed_priority_keeps_a_sticky_head() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, reclaim=ANY),
         a_queue("b", 0),
-        admitted=(holds("h", "b", 4),),
+        admitted=(an_admitted_workload("h", "b", 4),),
         waiting=(a_workload("w", "a", 4, priority=2),),
     )
-    assert only(scheduler).result is Result.PREEMPTING
+    assert only_decision(scheduler).result is Result.PREEMPTING
     scheduler.submit(a_workload("w", "a", 4, priority=1))
     scheduler.submit(a_workload("urgent", "a", 2, priority=9))
 
@@ -718,25 +738,25 @@ def test_modes_are_ordered_from_worst_to_best() -> None:
 def test_larger_slice_is_never_admitted_partially() -> None:
     large = Workload("large", "a", (PodSet("main", 4, {GPU: 1}, min_count=3),), replaces="small")
     held = Admitted(Workload("small", "a", (PodSet("main", 2, {GPU: 1}),)), ({GPU: "hp"},), (2,), 0.0)
-    decision = only(a_scheduler(a_queue("a", 3, ""), admitted=(held,), waiting=(large,)))
+    decision = only_decision(a_scheduler(a_queue("a", 3, ""), admitted=(held,), waiting=(large,)))
 
     assert (decision.result, decision.assignment.counts) == (Result.NO_CANDIDATES, (4,))
 
 
 def test_larger_slice_ignores_checks_of_the_smaller() -> None:
-    scheduler = growing(nominal=4)
+    scheduler = growing_job(nominal=4)
     smaller = scheduler.admitted("small")
     assert smaller is not None
     smaller.is_started = False
 
-    assert only(scheduler).result is Result.ADMITTED
+    assert only_decision(scheduler).result is Result.ADMITTED
 
 
 def test_first_flavor_is_used_up_before_the_next() -> None:
     next_one = Fungibility(when_can_borrow=Fungible.TRY_NEXT)
     jobs = tuple(a_workload(f"w{n}", "a", 1, at=n) for n in range(6))
     scheduler = a_scheduler(a_queue("a", {"reserved": 4, "on-demand": 4}, fungibility=next_one), waiting=jobs)
-    flavors = [only(scheduler).assignment.flavors[0][GPU] for _ in jobs]
+    flavors = [only_decision(scheduler).assignment.flavors[0][GPU] for _ in jobs]
 
     assert flavors == ["reserved"] * 4 + ["on-demand"] * 2
 
@@ -744,7 +764,7 @@ def test_first_flavor_is_used_up_before_the_next() -> None:
 def test_preemptor_evicts_on_one_flavor_only() -> None:
     scheduler = a_scheduler(
         a_queue("a", {"east": 4, "west": 4}, within=LOWER),
-        admitted=(holds("e", "a", 4, flavor="east"), holds("w", "a", 4, flavor="west")),
+        admitted=(an_admitted_workload("e", "a", 4, flavor="east"), an_admitted_workload("w", "a", 4, flavor="west")),
         waiting=(a_workload("new", "a", 4, priority=1),),
     )
     for _ in range(3):
@@ -762,10 +782,10 @@ def test_borrowing_is_preferred_to_preemption_in_the_own_queue() -> None:
     scheduler = a_scheduler(
         a_queue("a", 4, within=LOWER),
         a_queue("b", 4),
-        admitted=(holds("own", "a", 4),),
+        admitted=(an_admitted_workload("own", "a", 4),),
         waiting=(a_workload("w", "a", 4, priority=9),),
     )
-    decision = only(scheduler)
+    decision = only_decision(scheduler)
 
     assert (decision.result, decision.assignment.level, victims(decision)) == (Result.ADMITTED, 1, {})
 
@@ -793,7 +813,7 @@ def test_queue_order_holds_under_load() -> None:
 
 def test_no_two_workloads_have_equal_rank() -> None:
     same = [a_workload(name, "a") for name in ("x", "y")]
-    held = [replace(holds(name, "a"), reserved_at=None) for name in ("x", "y")]
+    held = [replace(an_admitted_workload(name, "a"), reserved_at=None) for name in ("x", "y")]
 
     assert same[0].order != same[1].order
     assert order_key(held[0], "a", 9.0) != order_key(held[1], "a", 9.0)
@@ -801,14 +821,16 @@ def test_no_two_workloads_have_equal_rank() -> None:
 
 def test_duplicate_eviction_has_one_effect() -> None:
     scheduler = a_scheduler(
-        a_queue("a", 4, within=LOWER), admitted=(holds("old", "a", 4),), waiting=(a_workload("p", "a", 4, priority=5),)
+        a_queue("a", 4, within=LOWER),
+        admitted=(an_admitted_workload("old", "a", 4),),
+        waiting=(a_workload("p", "a", 4, priority=5),),
     )
     cycle(scheduler)
     for _ in range(2):
         scheduler.requeue_evicted("old")
     scheduler.evict("old")
 
-    assert only(scheduler).workload.workload_id == "p"
+    assert only_decision(scheduler).workload.workload_id == "p"
     assert [workload.workload.workload_id for workload in scheduler.pending["a"].all()] == ["old"]
     assert scheduler.snapshot.queues["a"].quota_node.at(KEY).use == 4
 
@@ -837,11 +859,11 @@ def test_victims_move_to_another_queue_once_one_is_at_nominal() -> None:
         a_queue("b", 4),
         a_queue("c", 4),
         admitted=(
-            *(holds(f"b{n}", "b", 2, at=10 + n) for n in (1, 2, 3)),
-            *(holds(f"c{n}", "c", 2, at=n) for n in (1, 2, 3)),
+            *(an_admitted_workload(f"b{n}", "b", 2, at=10 + n) for n in (1, 2, 3)),
+            *(an_admitted_workload(f"c{n}", "c", 2, at=n) for n in (1, 2, 3)),
         ),
         waiting=(a_workload("w", "a", 4),),
     )
 
     # b2 and b1 were admitted later than c3. But without b3, queue b is within its own quota.
-    assert list(victims(only(scheduler))) == ["b3", "c3"]
+    assert list(victims(only_decision(scheduler))) == ["b3", "c3"]

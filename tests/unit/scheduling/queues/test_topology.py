@@ -76,12 +76,12 @@ def some_pods(given: Json, number: int = 0) -> TopologyDemand:
     return TopologyDemand(number, given["count"], "f", pod_set)
 
 
-def place(flavor: Flavor, *pods: Json, least_free_capacity: bool = True) -> PlacementResult:
+def place_pods(flavor: Flavor, *pods: Json, least_free_capacity: bool = True) -> PlacementResult:
     state = TopologyState({flavor.name: flavor}, least_free_capacity=least_free_capacity)
     return state.place([some_pods(given, number) for number, given in enumerate(pods)])
 
 
-def gets(assignment: TopologyAssignment | None) -> dict[str, int]:
+def pods_by_domain(assignment: TopologyAssignment | None) -> dict[str, int]:
     """Return the pods by domain."""
     return {"/".join(domain.values): domain.count for domain in assignment.domains} if assignment else {}
 
@@ -108,7 +108,7 @@ def test_job_gets_the_expected_topology_domains(case: Json) -> None:
 
     assert result.reason == case.get("reason", "")
     if not result.reason:
-        chosen = [gets(result.assignments[number]) for number in range(len(case["podSets"]))]
+        chosen = [pods_by_domain(result.assignments[number]) for number in range(len(case["podSets"]))]
         assert chosen == [given["gets"] for given in case["podSets"]]
         named = levels[-1:] if levels[-1] == HOSTNAME else levels
         assert all(assignment.levels == named for assignment in result.assignments.values())
@@ -126,17 +126,22 @@ RACKS = {
 def test_required_level_holds_all_pods_or_none() -> None:
     two = {"count": 2, "needs": {"gpu": 8}, "request": {"required": "rack"}}
 
-    assert gets(place(a_tree(RACKS), two).assignments[0]) == {"a": 1, "b": 1}
-    reason = why_not(place(a_tree(RACKS), two | {"count": 3}))
+    assert pods_by_domain(place_pods(a_tree(RACKS), two).assignments[0]) == {"a": 1, "b": 1}
+    reason = why_not(place_pods(a_tree(RACKS), two | {"count": 3}))
     assert reason == 'topology "default" allows to fit only 2 out of 3 pod(s)'
 
 
 def test_preferred_level_widens_until_all_pods_fit() -> None:
     three = {"count": 3, "needs": {"gpu": 8}, "request": {"preferred": "rack"}}
 
-    assert gets(place(a_tree(RACKS), three).assignments[0]) == {"a": 1, "b": 1, "c": 1}
-    assert gets(place(a_tree(RACKS), three | {"count": 4}).assignments[0]) == {"a": 1, "b": 1, "c": 1, "d": 1}
-    reason = why_not(place(a_tree(RACKS), three | {"count": 5}))
+    assert pods_by_domain(place_pods(a_tree(RACKS), three).assignments[0]) == {"a": 1, "b": 1, "c": 1}
+    assert pods_by_domain(place_pods(a_tree(RACKS), three | {"count": 4}).assignments[0]) == {
+        "a": 1,
+        "b": 1,
+        "c": 1,
+        "d": 1,
+    }
+    reason = why_not(place_pods(a_tree(RACKS), three | {"count": 5}))
     assert reason == 'topology "default" allows to fit only 4 out of 5 pod(s)'
 
 
@@ -146,22 +151,22 @@ def test_unconstrained_pods_fill_small_nodes_first(least_free: bool, chosen: dic
     nodes = {name: {"at": name, "has": {"gpu": size, PODS: 9}} for name, size in sizes.items()}
     pods = {"count": 4, "needs": {"gpu": 1}}
 
-    result = place(a_tree(nodes, (HOSTNAME,)), pods, least_free_capacity=least_free)
+    result = place_pods(a_tree(nodes, (HOSTNAME,)), pods, least_free_capacity=least_free)
 
-    assert gets(result.assignments[0]) == chosen
+    assert pods_by_domain(result.assignments[0]) == chosen
 
 
 def test_best_fit_keeps_large_domains_free() -> None:
     nodes = RACKS | {"e": {"at": "b2/r4/e", "has": {"gpu": 2, PODS: 9}}}
     two = {"count": 2, "needs": {"gpu": 1}, "request": {"required": "rack"}}
 
-    assert gets(place(a_tree(nodes), two).assignments[0]) == {"e": 2}
+    assert pods_by_domain(place_pods(a_tree(nodes), two).assignments[0]) == {"e": 2}
 
 
 def test_pods_that_form_no_whole_slices_do_not_fit() -> None:
     pods = {"count": 3, "needs": {"gpu": 1}, "request": {"required": "block", "slices": [["rack", 2]]}}
 
-    assert why_not(place(a_tree(RACKS), pods)) == "the count 3 is not a multiple of the slice size 2"
+    assert why_not(place_pods(a_tree(RACKS), pods)) == "the count 3 is not a multiple of the slice size 2"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,7 @@ def test_pods_that_form_no_whole_slices_do_not_fit() -> None:
 def test_group_without_exactly_one_leader_does_not_fit(counts: tuple[int, ...], reason: str) -> None:
     pods = [{"count": count, "needs": {"gpu": 1}, "request": {"required": "rack"}, "group": "g"} for count in counts]
 
-    assert why_not(place(a_tree(RACKS), *pods)) == reason
+    assert why_not(place_pods(a_tree(RACKS), *pods)) == reason
 
 
 def test_two_flavors_share_the_nodes_that_both_select() -> None:
@@ -184,8 +189,8 @@ def test_two_flavors_share_the_nodes_that_both_select() -> None:
 
     state.add([DomainUse(("g",), ("a",), {"gpu": 8, PODS: 1}, 1)])
 
-    assert gets(state.place([demand]).assignments[0]) == {"b": 1}
-    assert gets(state.place([demand], is_empty=True).assignments[0]) == {"a": 1}
+    assert pods_by_domain(state.place([demand]).assignments[0]) == {"b": 1}
+    assert pods_by_domain(state.place([demand], is_empty=True).assignments[0]) == {"a": 1}
 
 
 def test_use_of_a_removed_node_is_ignored() -> None:
@@ -246,7 +251,7 @@ def test_placement_never_exceeds_a_node_and_is_complete(seed: int) -> None:
         worker = _random_pods(rng, "g")
         request = worker["request"]
         pods += [worker, leader | {"request": request and {**request, "slices": []}}]
-    result = place(a_tree(nodes), *pods, least_free_capacity=rng.random() < 0.7)
+    result = place_pods(a_tree(nodes), *pods, least_free_capacity=rng.random() < 0.7)
     if result.failed is not None:
         assert result.assignments == {}
         assert result.reason
@@ -254,7 +259,7 @@ def test_placement_never_exceeds_a_node_and_is_complete(seed: int) -> None:
 
     used = {name: Counter(node["used"]) for name, node in nodes.items()}
     for number, given_pods in enumerate(pods):
-        chosen = gets(result.assignments[number])
+        chosen = pods_by_domain(result.assignments[number])
         assert sum(chosen.values()) == given_pods["count"]
         for name, count in chosen.items():
             used[name].update({key: amount * count for key, amount in {**given_pods["needs"], PODS: 1}.items()})
@@ -290,6 +295,6 @@ def test_pods_do_not_fit_only_if_no_domain_has_capacity(seed: int) -> None:
         depth = LEVELS.index(request["required"]) + 1 if request.get("required") else 0
         room[tuple(node["at"].split("/")[:depth])] += fitting
 
-    result = place(a_tree(nodes), pods, least_free_capacity=rng.random() < 0.7)
+    result = place_pods(a_tree(nodes), pods, least_free_capacity=rng.random() < 0.7)
 
     assert (result.failed is None) is (max(room.values()) >= pods["count"])

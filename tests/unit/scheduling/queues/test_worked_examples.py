@@ -12,8 +12,8 @@ from tests.unit.scheduling.queues.builders import (
     a_queue,
     a_scheduler,
     a_workload,
-    by_id,
-    holds,
+    an_admitted_workload,
+    decisions_by_workload,
     victims,
 )
 
@@ -39,19 +39,19 @@ def test_available_quota_follows_borrowing_and_lending_in_a_tree() -> None:
     assert fleet.at(KEY).use == 14
 
 
-def two_flavors(when_can_borrow: Fungible, nlp_holds: int) -> Scheduler:
+def decide_with_two_flavors(when_can_borrow: Fungible, nlp_holds: int) -> Scheduler:
     fungibility = Fungibility(when_can_borrow=when_can_borrow)
     return a_scheduler(
         a_queue("vision", {"hp": 8, "od": 8}, fungibility=fungibility, reclaim=ANY),
         a_queue("nlp", {"hp": 8, "od": 8}),
-        admitted=(holds("v", "vision", 4), holds("n", "nlp", nlp_holds)),
+        admitted=(an_admitted_workload("v", "vision", 4), an_admitted_workload("n", "nlp", nlp_holds)),
         waiting=(a_workload("new", "vision", 6),),
     )
 
 
 def test_when_can_borrow_decides_whether_the_search_stops() -> None:
-    stops = two_flavors(Fungible.STOP, 4).cycle()[0]
-    goes_on = two_flavors(Fungible.TRY_NEXT, 4).cycle()[0]
+    stops = decide_with_two_flavors(Fungible.STOP, 4).cycle()[0]
+    goes_on = decide_with_two_flavors(Fungible.TRY_NEXT, 4).cycle()[0]
 
     assert (stops.assignment.flavors[0][GPU], stops.assignment.level) == ("hp", 1)
     assert stops.assignment.progress is not None
@@ -62,37 +62,44 @@ def test_when_can_borrow_decides_whether_the_search_stops() -> None:
 
 
 def test_flavor_without_candidates_is_skipped() -> None:
-    decision = two_flavors(Fungible.STOP, 12).cycle()[0]
+    decision = decide_with_two_flavors(Fungible.STOP, 12).cycle()[0]
 
     assert (decision.result, decision.assignment.flavors[0][GPU]) == (Result.ADMITTED, "od")
 
 
-def reclaiming(gpus: int) -> Scheduler:
+def reclaiming_scheduler(gpus: int) -> Scheduler:
     return a_scheduler(
         a_queue("a", 8, reclaim=ANY),
         a_queue("b", 8, reclaim=ANY),
-        admitted=(holds("b1", "b", 6, at=10), holds("b3", "b", 4, at=20), holds("b2", "b", 1, at=30)),
+        admitted=(
+            an_admitted_workload("b1", "b", 6, at=10),
+            an_admitted_workload("b3", "b", 4, at=20),
+            an_admitted_workload("b2", "b", 1, at=30),
+        ),
         waiting=(a_workload("new", "a", gpus),),
     )
 
 
 def test_reclaim_preempts_the_latest_jobs_and_restores_unneeded_ones() -> None:
-    decision = reclaiming(8).cycle()[0]
+    decision = reclaiming_scheduler(8).cycle()[0]
 
     assert decision.result == Result.PREEMPTING
     assert victims(decision) == {"b3": "InCohortReclamation"}
 
 
 def test_request_above_nominal_reclaims_nothing() -> None:
-    decision = reclaiming(10).cycle()[0]
+    decision = reclaiming_scheduler(10).cycle()[0]
 
     assert (decision.result, decision.pending, victims(decision)) == (Result.NO_FIT, Pending.WAITING_FOR_QUOTA, {})
 
 
-def sharing(gpus: int, strategies: tuple[str, ...] | None = None) -> Scheduler:
+def fair_sharing_scheduler(gpus: int, strategies: tuple[str, ...] | None = None) -> Scheduler:
     return a_scheduler(
         *(a_queue(name, 4, reclaim=ANY) for name in "ABC"),
-        admitted=(*(holds(f"b{n}", "B", 2, at=n) for n in (1, 2, 3, 4)), holds("c", "C", 2)),
+        admitted=(
+            *(an_admitted_workload(f"b{n}", "B", 2, at=n) for n in (1, 2, 3, 4)),
+            an_admitted_workload("c", "C", 2),
+        ),
         waiting=(a_workload("new", "A", gpus),),
         fair=True,
         strategies=strategies,
@@ -100,23 +107,23 @@ def sharing(gpus: int, strategies: tuple[str, ...] | None = None) -> Scheduler:
 
 
 def test_fair_sharing_uses_final_share_then_initial_share() -> None:
-    decision = sharing(5).cycle()[0]
+    decision = fair_sharing_scheduler(5).cycle()[0]
 
     assert victims(decision) == {"b4": "InCohortFairSharing", "b3": "InCohortFairSharing"}
 
 
 def test_final_share_rule_alone_finds_too_few_victims() -> None:
-    decision = sharing(5, ("LessThanOrEqualToFinalShare",)).cycle()[0]
+    decision = fair_sharing_scheduler(5, ("LessThanOrEqualToFinalShare",)).cycle()[0]
 
     assert (decision.result, victims(decision)) == (Result.NO_CANDIDATES, {})
 
 
 def test_equal_shares_preempt_nothing() -> None:
-    assert victims(sharing(6).cycle()[0]) == {}
+    assert victims(fair_sharing_scheduler(6).cycle()[0]) == {}
 
 
 def test_preemptor_within_nominal_reclaims_unconditionally() -> None:
-    assert victims(sharing(4).cycle()[0]) == {"b4": "InCohortReclamation"}
+    assert victims(fair_sharing_scheduler(4).cycle()[0]) == {"b4": "InCohortReclamation"}
 
 
 def test_partial_admission_finds_the_largest_size() -> None:
@@ -138,10 +145,10 @@ def test_head_without_candidates_reserves_quota_for_the_cycle() -> None:
     scheduler = a_scheduler(
         a_queue("x", 6, reclaim=NEVER),
         a_queue("y", 6),
-        admitted=(holds("y1", "y", 8),),
+        admitted=(an_admitted_workload("y1", "y", 8),),
         waiting=(a_workload("big", "x", 6), a_workload("small", "y", 2)),
     )
-    decisions = by_id(scheduler.cycle())
+    decisions = decisions_by_workload(scheduler.cycle())
 
     assert (decisions["big"].result, dict(decisions["big"].reserved)) == (Result.NO_CANDIDATES, {KEY: 6})
     assert decisions["small"].result == Result.SKIPPED
@@ -151,10 +158,10 @@ def test_head_that_may_always_reclaim_reserves_nothing() -> None:
     scheduler = a_scheduler(
         a_queue("x", 6, reclaim=ANY),
         a_queue("y", 6),
-        admitted=(holds("y1", "y", 8),),
+        admitted=(an_admitted_workload("y1", "y", 8),),
         waiting=(a_workload("big", "x", 6), a_workload("small", "y", 2)),
     )
-    decisions = by_id(scheduler.cycle())
+    decisions = decisions_by_workload(scheduler.cycle())
 
     assert victims(decisions["big"]) == {"y1": "InCohortReclamation"}
     assert decisions["small"].result == Result.ADMITTED
@@ -165,7 +172,7 @@ def _used(node: QuotaNode) -> dict[tuple[str, str], int]:
 
 
 def test_simulated_changes_of_the_quota_tree_are_undone() -> None:
-    scheduler = sharing(5)
+    scheduler = fair_sharing_scheduler(5)
     before = {name: _used(queue.quota_node) for name, queue in scheduler.snapshot.queues.items()}
     scheduler.cycle()
 
