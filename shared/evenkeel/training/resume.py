@@ -170,7 +170,7 @@ def choose(
             verdict = Rejection(checkpoint, "DAMAGED", detail)
         if verdict is None:
             content = storage.get(checkpoint.manifest_key)
-            manifests[checkpoint] = _readable(checkpoint, content, job_id)
+            manifests[checkpoint] = _manifest_if_readable(checkpoint, content, job_id)
             outcome = _rejected_by_manifest(checkpoint, content, distrust, job_id) or verify(
                 checkpoint,
                 content,
@@ -245,7 +245,7 @@ def _claims_healthy(manifest: Manifest) -> bool:
     return manifest.is_finite is True or "loss" in manifest.metrics
 
 
-def _readable(checkpoint: Checkpoint, content: bytes | None, job_id: str) -> Manifest | None:
+def _manifest_if_readable(checkpoint: Checkpoint, content: bytes | None, job_id: str) -> Manifest | None:
     try:
         return None if content is None else own_manifest(checkpoint, content, job_id)
     except UnreadableError:

@@ -51,7 +51,7 @@ class SettleIncidentResult(Value):
 
 
 def run(request: SettleIncidentRequest, context: Context) -> SettleIncidentResult:
-    """Close an incident, and page if a person must act. A failure of Evenkeel closes it only with its last run.
+    """Close an incident, and alert people if they must act. A failure of Evenkeel closes it only with its last run.
 
     Idempotent: yes, the first outcome stands. The key of the page is the incident and its outcome, and it is recorded.
     """

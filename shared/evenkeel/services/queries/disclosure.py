@@ -106,13 +106,13 @@ class Reader(Value):
 
 def public_job(job: Job) -> Job:
     """Return the public part of a job. Every other field has its default."""
-    spec = JobSpec(**_only(job.spec, PUBLIC_SPEC))
-    return Job(spec=spec, reason=public_reason(job), namespace="", **_only(job, PUBLIC_JOB))
+    spec = JobSpec(**_fields_named(job.spec, PUBLIC_SPEC))
+    return Job(spec=spec, reason=public_reason(job), namespace="", **_fields_named(job, PUBLIC_JOB))
 
 
 def public_attempt(attempt: Attempt) -> Attempt:
     """Return the public part of an attempt. Every other field has its default."""
-    return Attempt(namespace="", **_only(attempt, PUBLIC_ATTEMPT))
+    return Attempt(namespace="", **_fields_named(attempt, PUBLIC_ATTEMPT))
 
 
 def public_reason(job: Job) -> str:
@@ -147,5 +147,5 @@ def _bare(entry: Json) -> Json:
     return read.replace(text="").to_json()
 
 
-def _only(value: Value, names: Iterable[str]) -> Mapping[str, Any]:
+def _fields_named(value: Value, names: Iterable[str]) -> Mapping[str, Any]:
     return {name: getattr(value, name) for name in names}

@@ -439,7 +439,7 @@ def _incidents(nodes: Iterable[FleetNode], work: Mapping[JobState, _JobCounts], 
 
 
 class _JobCache:
-    """The live jobs. An incident needs nothing more of a job that is not among them."""
+    """The live jobs, read once. An interrupted job that is not live needs nothing more."""
 
     def __init__(self, ledger: Ledger, work: Mapping[JobState, _JobCounts]) -> None:
         self._ledger = ledger
@@ -672,7 +672,7 @@ def _unmanaged_summary(context: Context) -> Json:
 
 
 def _class(name: str, states: Mapping[JobState, list[Json]], now: datetime) -> Json:
-    """Return the line of a class. A preempted job counts only as preempted until it starts again."""
+    """Return the counts of a priority class. A preempted job counts only as preempted until it starts again."""
     preempted = [doc for docs in states.values() for doc in docs if doc.get("isPreempted")]
     continuing = {state: [doc for doc in docs if not doc.get("isPreempted")] for state, docs in states.items()}
     running = [*continuing.get(JobState.RUNNING, ()), *continuing.get(JobState.STOPPING, ())]

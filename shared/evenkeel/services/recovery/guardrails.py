@@ -127,7 +127,8 @@ class GuardrailInputs:
                 group_facts=tuple(
                     fact
                     for fact in group_facts
-                    if self.context.now - fact.observed_at < self._window and (incident.is_drill or not fact.is_drill)
+                    if self.context.now - fact.observed_at < self._cause_window
+                    and (incident.is_drill or not fact.is_drill)
                 )
             )
         return GuardrailState(facts, register, version)
@@ -171,7 +172,7 @@ class GuardrailInputs:
         return self._rows[key]
 
     @property
-    def _window(self) -> timedelta:
+    def _cause_window(self) -> timedelta:
         return timedelta(seconds=self.context.policy.repair.guardrails.shared_cause_window_seconds)
 
     def _is_still_faulty(self, incident: Incident) -> bool:
@@ -200,7 +201,7 @@ class GuardrailInputs:
         )
         for row in newest_first:
             incident = rows.decode(row, Incident)
-            if state.is_settled and self.context.now - incident.opened_at >= self._window:
+            if state.is_settled and self.context.now - incident.opened_at >= self._cause_window:
                 return
             yield incident
 

@@ -180,7 +180,7 @@ def _pool_of(incident: Incident, node: KubernetesNode | None) -> str:
 
 
 def _is_delayed_by_same_obstacle(incident: Incident, plan: RecoveryPlan, request: incident_record.RecoveryRun) -> bool:
-    """Whether the same obstacle still delays the plan. That is no new decision."""
+    """Whether the same obstacle still delays the plan, so that no new decision is recorded."""
     stored = _plan_stored_for_run(incident, request)
     return plan.outcome is PlanOutcome.LATER and stored is not None and stored.reason == plan.reason
 

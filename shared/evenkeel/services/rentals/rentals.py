@@ -133,7 +133,7 @@ def record_of(placement: PlacementDecision, context: Context) -> Decision:
 def writes_of(
     change: RentalChange, version: int, context: Context, *, writer: str, record: Decision | None = None
 ) -> tuple[Write, ...]:
-    """Return everything that one transition writes. All of it belongs in one commit.
+    """Return all writes of one transition. They belong in one commit.
 
     Args:
         change: The transition.

@@ -77,12 +77,15 @@ def run(
     """
     if interrupted.job.local_queue:
         return ResumeOffers(
-            refused=(_unavailable(ResumeOption.PREEMPT, _KUEUE), _unavailable(ResumeOption.RENT, _KUEUE))
+            refused=(_unavailable_offer(ResumeOption.PREEMPT, _KUEUE), _unavailable_offer(ResumeOption.RENT, _KUEUE))
         )
     setup = team_setup.load(context.ledger).setup
     if not setup.has_teams and not context.policy.burst.pools:
         return ResumeOffers(
-            refused=(_unavailable(ResumeOption.PREEMPT, _NO_TEAMS), _unavailable(ResumeOption.RENT, _NO_POOLS))
+            refused=(
+                _unavailable_offer(ResumeOption.PREEMPT, _NO_TEAMS),
+                _unavailable_offer(ResumeOption.RENT, _NO_POOLS),
+            )
         )
     fleet = _load_fleet(interrupted, nodes, in_use, setup, context)
     preemption_victims, no_preemption = _find_preemption_victims(interrupted, fleet, context.policy, context.now)
@@ -95,7 +98,7 @@ _NO_POOLS = "not available here: the policy names no pool to rent from"
 _NO_PRICE = "the policy sets no price on the delay of its class"
 
 
-def _unavailable(option: ResumeOption, why_not: str) -> ResumeOffer:
+def _unavailable_offer(option: ResumeOption, why_not: str) -> ResumeOffer:
     return ResumeOffer(option=option, why_not=why_not.rstrip("."))
 
 
@@ -252,16 +255,16 @@ def _find_preemption_victims(
     interrupted: InterruptedJob, fleet: _Fleet, policy: Policy, now: datetime
 ) -> tuple[tuple[PreemptionCandidate, ...], ResumeOffer | None]:
     if not fleet.queue.setup.has_teams:
-        return (), _unavailable(ResumeOption.PREEMPT, _NO_TEAMS)
+        return (), _unavailable_offer(ResumeOption.PREEMPT, _NO_TEAMS)
     job = _as_pending(interrupted, ResumeOption.PREEMPT, now)
     decisions = _decide_as_cycle((*fleet.waiting, job), fleet.queue, policy, now)
     decided = next(decision for decision in decisions if decision.job_id == interrupted.job.job_id)
     if decided.action is Action.ADMIT:
-        return (), _unavailable(ResumeOption.PREEMPT, f"no job must stop for it: {decided.reason}")
+        return (), _unavailable_offer(ResumeOption.PREEMPT, f"no job must stop for it: {decided.reason}")
     charges = {charge.job_id: charge for charge in fleet.queue.charges}
     victims = [(charges[victim.job_id], fleet.holders.get(victim.job_id)) for victim in decided.victims]
     if not victims:
-        return (), _unavailable(ResumeOption.PREEMPT, f"no job may be preempted for it: {decided.reason}")
+        return (), _unavailable_offer(ResumeOption.PREEMPT, f"no job may be preempted for it: {decided.reason}")
     return tuple(_preemption_candidate(charge, holder, policy, now) for charge, holder in victims), None
 
 
@@ -285,14 +288,14 @@ def _find_rental(
 ) -> tuple[RentOption | None, ResumeOffer | None]:
     option, name = ResumeOption.RENT, interrupted.job.job_id
     if not context.policy.burst.pools:
-        return None, _unavailable(option, _NO_POOLS)
+        return None, _unavailable_offer(option, _NO_POOLS)
     price = context.policy.burst.delay_of(interrupted.job.spec.priority_class)
     if not price and interrupted.job.spec.deadline_at is None:
-        return None, _unavailable(option, f"{_NO_PRICE}, so Evenkeel rents no nodes for the job")
+        return None, _unavailable_offer(option, f"{_NO_PRICE}, so Evenkeel rents no nodes for the job")
     rental = fleet.rented.rental_by_holder.get(name)
     if rental is not None:
         what = "still serve it" if rental.state is RentalState.READY else "are starting"
-        return None, _unavailable(option, f"nodes rented for the job {what}")
+        return None, _unavailable_offer(option, f"nodes rented for the job {what}")
     job = _as_pending(interrupted, option, context.now)
     rental_context = PlacementContext(
         now=context.now,
@@ -313,7 +316,7 @@ def _find_rental(
     if row is None:
         return RentOption(placement=facts), None
     if not price and placement.action is not PlacementAction.RENT:
-        return None, _unavailable(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
+        return None, _unavailable_offer(option, f"{_NO_PRICE}, and the job meets its deadline without renting")
     pool = next(rented_pool for rented_pool in context.policy.burst.pools if rented_pool.name == row.pool)
     with_rented = (*fleet.queue.capacities, *nodes_to_rent(job, pool, context.now))
     jobs = (*fleet.waiting, job.replace(cluster=pool.cluster))

@@ -120,7 +120,7 @@ def read_missing(loaded: LoadedCycle, missing: MissingFacts, context: Context) -
         return _read_later_pages(loaded, missing.queues, context)
     stored = _read_jobs(context.ledger, map(job_rows.job_key, missing.jobs))
     loaded = loaded._replace(
-        snapshot=loaded.snapshot._replace(jobs_with_charge={**loaded.snapshot.jobs_with_charge, **_jobs_of(stored)}),
+        snapshot=loaded.snapshot._replace(jobs_with_charge={**loaded.snapshot.jobs_with_charge, **_jobs_by_id(stored)}),
         versions={**loaded.versions, **_versions_of(stored)},
     )
     jobs = (loaded.snapshot.known_job(name) for name in missing.attempts_of)
@@ -241,7 +241,7 @@ def _read_later_pages(loaded: LoadedCycle, teams: Iterable[str], context: Contex
             for name, entry in jobs.items()
             if entry[0].state is JobState.PENDING and name not in charged_jobs
         }
-        pending |= _jobs_of(waiting)
+        pending |= _jobs_by_id(waiting)
         versions |= _versions_of(waiting)
         if cursors is not None and team == ALL_JOBS:
             cursors = cursors._replace(
@@ -276,7 +276,7 @@ def _with_jobs(loaded: LoadedCycle, queues: _Queues, elastic_state: ElasticState
     charges = charges.agreed(jobs)
     snapshot = loaded.snapshot._replace(
         pending={name: job for name, (job, _) in jobs.items() if job.state is JobState.PENDING},
-        elastic=_jobs_of(elastic),
+        elastic=_jobs_by_id(elastic),
         live_charges=charges.held,
         released_charges=tuple(charge for charge, _ in charges.released),
         readable_further=queues.head_ends if queues.has_later_pages else {},
@@ -312,7 +312,7 @@ def _with_quotas(loaded: LoadedCycle, context: Context) -> LoadedCycle:
         return loaded
     stored = _read_jobs(context.ledger, (job_rows.job_key(charge.job_id) for charge in snapshot.live_charges))
     running = {name: entry for name, entry in stored.items() if name not in snapshot.pending}
-    jobs_with_charge, rented = _jobs_of(stored), snapshot.rented
+    jobs_with_charge, rented = _jobs_by_id(stored), snapshot.rented
     spent = rentals.spent_by_period(setup, context, rented.rentals)
     budgets_left = (
         remaining_by_team(setup, spent, snapshot.live_charges, rented.rentals, policy.economy, context.now)
@@ -351,7 +351,7 @@ def _read_jobs(ledger: Ledger, keys: Iterable[Key]) -> dict[str, tuple[Job, int]
     return {job.job_id: (job, row.version) for row, job in rows.readable(stored, Job)}
 
 
-def _jobs_of(stored: StoredJobs) -> dict[str, Job]:
+def _jobs_by_id(stored: StoredJobs) -> dict[str, Job]:
     return {name: job for name, (job, _) in stored.items()}
 
 
