@@ -22,12 +22,12 @@ from evenkeel_local.processes import interruptible
 BASELINE: Final = Path(__file__).parent / "results" / "event_to_cordon.json"
 RUN_DIR: Final = PROJECT / ".evenkeel" / "bench"
 BUSY: Final = 0.5
-"""Share of the processors in other hands above which a run is not compared."""
+"""Share of processor time of other programs above which a run is not compared."""
 OUTPUT: Final = PROJECT / ".evenkeel" / "event_to_cordon.json"
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Return 0; 1 where a ratio got worse than its baseline allows; 2 where nothing could be measured or compared."""
+    """Return 0; 1 if a ratio exceeds the limit of its baseline; 2 if nothing could be measured or compared."""
     arguments = _arguments(words)
     began = time.monotonic()
 

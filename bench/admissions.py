@@ -295,7 +295,7 @@ class _AdmissionBench:
         return [str(row.doc["jobId"]) for row in pending]
 
     def _check(self, prefix: str) -> None:
-        """Check that every job was admitted exactly once; otherwise the figure measures something else.
+        """Check that every job was admitted exactly once; otherwise the figure is meaningless.
 
         Raises:
             RuntimeError: A job has no charge, or is still pending.

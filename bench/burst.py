@@ -86,7 +86,7 @@ class TraceJob:
     estimate: float
     saves: bool
     value: int
-    """Micro-dollars an hour of delay."""
+    """Price of an hour of delay, in micro-dollars."""
     done: float = 0.0
     starts: int = 0
     ended: float = -1.0
@@ -199,12 +199,12 @@ class SimulatedProvider:
 
 @dataclass(frozen=True)
 class BaselinePolicy:
-    """A policy with its knobs."""
+    """A policy with its parameters."""
 
     name: str
     order: str
     patience_hours: float = math.inf
-    """Hours in the queue after which the policy rents for a job; infinite: never. `evenkeel` ignores it."""
+    """Hours in the queue after which the policy rents for a job; infinite if it never rents. `evenkeel` ignores it."""
     spot: bool = False
     most_gpus: int = 64
     value_factor: float = 1.0
@@ -430,7 +430,7 @@ class BurstSimulation:
         return 0
 
     def _pay(self, run: TraceJobRun, now: float) -> None:
-        assert run.pool is not None  # the caller checked
+        assert run.pool is not None  # the caller has checked the pool
         self.rented.discard(run.token)
         rate = run.pool.micros_per_node_hour * run.job.nodes
         self.rates[run.job.team] -= rate

@@ -1,8 +1,8 @@
-"""The burst benchmark through the service's own scheduling cycle, with only the knowledge that the service has.
+"""The burst benchmark with the service's own scheduling cycle, which knows only what the service knows.
 
 `decide_cycle` decides about admissions, rentals and departures. Its snapshot has the same facts as in the service
-(`services/scheduling/load_cycle.py`). It knows the policy of the site and what jobs have done so far. It knows no
-run time in advance. Jobs, nodes, markets and bills come from `bench.burst`, so every policy runs on the same month.
+(`services/scheduling/load_cycle.py`). It contains the site policy and the history of jobs, but no future run time.
+Jobs, nodes, markets and bills come from `bench.burst`, so every policy runs on the same month.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ class CycleSimulation(BurstSimulation):
             self.past.appendleft(PastRun(trace.team, "", "", now - self.first_start.pop(name)))
             return job
         trace.done = min(trace.run, trace.done + max(0.0, now - run.trains_at)) if trace.saves else 0.0
-        # Without checkpoints the work of an attempt is lost, so its run time says nothing about the next one.
+        # Without checkpoints the work of an attempt is lost, so its run time does not predict the next one.
         self.done_attempts.setdefault(name, []).append(ended)
         return job.replace(state=JobState.PENDING, stop_request=None)
 

@@ -34,9 +34,9 @@ MARGIN: Final = 0.1
 WIDEST: Final = 0.5
 """Width of an interval, as a share of the ratio, above which a lane that looks the same cannot be told from noise."""
 BUSY: Final = 0.5
-"""Share of the processors in other hands above which a run is neither compared nor a good baseline."""
+"""Share of processor time of other programs above which a run is neither compared nor a good baseline."""
 CALLS: Final = ", calls"
-"""End of the name of a lane that counts calls. Other programs cannot disturb it."""
+"""Suffix of the name of a lane that counts calls. Other programs cannot affect it."""
 ROUNDS: Final = 6
 _ALL: Final = {**IN_PROCESS, **ON_ENGINE}
 
@@ -70,7 +70,7 @@ class Figure:
 
 
 def compare(now: Figure, before: Figure | None) -> Verdict:
-    """Compare a figure with its baseline. Two intervals that come close to each other are the same."""
+    """Compare a figure with its baseline. Figures whose intervals are within the margin are equal."""
     if before is None:
         return Verdict.NEW
     if now.low > before.high * (1 + MARGIN):
@@ -129,7 +129,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _measured(group: str, baseline: Mapping[str, Figure], most: int) -> dict[str, Figure]:
-    """Measure a group of lanes; again with twice the rounds if one of them looks slower or is too noisy."""
+    """Measure a group of lanes. Repeat with twice the rounds if a lane seems slower or is too noisy."""
     measured = figures(_ALL[group](ROUNDS))
     for _ in range(1, most):
         doubtful = (Verdict.SLOWER, Verdict.CANNOT_TELL)
@@ -172,7 +172,7 @@ def table(
 
 
 def unguarded(baseline: Mapping[str, Figure]) -> Iterator[str]:
-    """Yield the report about lanes without a baseline, measured now or not."""
+    """Yield the report about lanes without a baseline, including unmeasured ones."""
     missing = {group: [lane for lane in lanes if lane not in baseline] for group, lanes in LANES.items()}
     missing = {group: lanes for group, lanes in missing.items() if lanes}
     if missing:

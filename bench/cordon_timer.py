@@ -1,4 +1,4 @@
-"""Times one event from the bus to an unschedulable node, in each of three lanes, and restores the node."""
+"""Measures the time from an event on the bus to an unschedulable node in each lane, and restores the node."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ class Sample:
 
     @property
     def pause_seconds(self) -> float:
-        """Fixed pause of the engine between the start of the workflow and its first state."""
+        """Return the fixed pause of the engine between the start of the workflow and its first state."""
         return self.marks["entered PlanRecovery"] - self.marks["started"] if self.marks else 0.0
 
     @property
     def moving_seconds(self) -> float:
-        """Seconds without that pause."""
+        """Return the seconds without that pause."""
         return self.seconds - self.pause_seconds
 
 
@@ -161,7 +161,7 @@ class CordonTimer:
         return replace(sample, execution=execution["name"], marks=marks)
 
     def chill(self, functions: Iterable[str]) -> None:
-        """Make the next call of each function a cold start: the engine ends its workers when a setting is written."""
+        """Make the next call of each function a cold start: the engine ends the workers of a changed function."""
         for name in functions:
             timeout = self._functions.get_function_configuration(FunctionName=name)["Timeout"]
             self._functions.update_function_configuration(FunctionName=name, Timeout=timeout)

@@ -9,7 +9,7 @@ from typing import Final
 
 _PROC: Final = Path("/proc")
 _IDLE_FIELDS: Final = (3, 4)  # of the line `cpu` in /proc/stat: idle, iowait
-_COUNTED_FIELDS: Final = 8  # the rest, guests, is counted in the first already
+_COUNTED_FIELDS: Final = 8  # the other values, for guests, are part of the first
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def _ticks_of_tree(root: int) -> int:
 
 
 def _stat_fields(process: Path) -> list[str] | None:
-    """Return /proc/<pid>/stat from the state on; the name before it may hold anything."""
+    """Return the fields of /proc/<pid>/stat from the state on; the name before them may contain any characters."""
     try:
         return (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(") ")[2].split()
     except OSError:

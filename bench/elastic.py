@@ -1,4 +1,4 @@
-"""A day on which inference leaves GPUs idle: the share of them that an elastic job uses, without foresight.
+"""A day on which inference leaves GPUs idle: the share of these GPUs that an elastic job uses without foresight.
 
     python -m bench.elastic
 

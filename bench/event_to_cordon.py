@@ -30,7 +30,7 @@ EMPTY: Final = "empty"
 BARE: Final = "bare"
 LANES: Final = (EVENKEEL, EMPTY, BARE)
 AIMED: Final = f"{EVENKEEL}/{EMPTY}"
-"""The comparison with an aim."""
+"""The comparison with a target."""
 AIM: Final = 1.5
 """Highest ratio at the median."""
 SOURCES: Final = {EVENKEEL: "aws.sagemaker", EMPTY: "evenkeel.bench.empty", BARE: "evenkeel.bench.bare"}
@@ -171,7 +171,7 @@ def _time_event(timer: CordonTimer, lane: str, machine: str | None, *, is_cold: 
     if machine is not None:
         sample = timer.with_execution(sample, machine)
     if lane != EVENKEEL:
-        timer.uncordon(node)  # the product uncordons its node itself
+        timer.uncordon(node)  # Evenkeel uncordons its node itself
     return sample
 
 

@@ -27,7 +27,7 @@ _RUNS = {"cycle": "schedule_jobs", "watch": "watch_cluster", "sweep": "sweep_fle
 
 
 class Pair(NamedTuple):
-    """A sample: the cost of a lane, and the cost of its yardstick, measured right beside it."""
+    """A sample: the cost of a lane, and the cost of its yardstick measured immediately before or after."""
 
     lane: float
     yardstick: float

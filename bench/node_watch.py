@@ -51,7 +51,7 @@ class NodeWatch:
     def _follow(self) -> None:
         version = ""
         while not self._ending:
-            with contextlib.suppress(TransientError):  # the connection ended: go on, or list again
+            with contextlib.suppress(TransientError):  # the connection ended: continue, or list again
                 try:
                     version = version or self._api.version(_NODES)
                     version = self._read(version)

@@ -171,7 +171,7 @@ def nominations(queued: int, wanted: int, *, fair: bool) -> QueueThroughput:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A job that will come, and how long it runs once it may."""
+    """A future job and its run time after its admission."""
 
     at: float
     workload: Workload
@@ -369,7 +369,7 @@ def _print_nominations(most: int, wanted: int, repeats: int) -> list[dict[str, A
         for queued in (10**power for power in range(3, 7) if 10**power <= most):
             runs = [nominations(queued, wanted, fair=fair).to_json() for _ in range(repeats)]
             document = {name: max(run[name] for run in runs) for name in runs[0]}
-            # A disturbed loop makes this figure too large, so its largest is not its best.
+            # A disturbed loop makes this figure too large, so the largest figure is not the best.
             document["referencePerSecond"] = round(statistics.median(run["referencePerSecond"] for run in runs))
             documents.append(document)
             print(

@@ -95,7 +95,7 @@ def named(resource: object) -> str:
 
 
 def event_picture() -> Iterator[str]:
-    """Yield the path of an event: rule, queue, function, and the states of the recovery that it starts."""
+    """Yield the path of an event: rule, queue, function, and the states of the recovery."""
     resources = template()
     yield "flowchart LR"
     for name, resource in resources.items():
@@ -116,7 +116,7 @@ RECOVERY_START = "PlanRecovery"
 
 
 def following(states: Mapping[str, Any], name: str, above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield the task and parallel states that can come next after a state, errors aside."""
+    """Yield the next possible task and parallel states after a state, without error paths."""
     state = states[name]
     nexts = [choice["Next"] for choice in state.get("Choices", ())]
     nexts += [state[key] for key in ("Next", "Default") if key in state]

@@ -31,7 +31,7 @@ def load(name: str) -> Json:
 
 
 def origin_lines(*names: str) -> Iterator[str]:
-    """Yield how the figures of the files were measured."""
+    """Yield the command, seeds and commit of the figures in these files."""
     for name in names:
         document = load(name)
         seeds = _numbers(document["seeds"])
@@ -47,7 +47,7 @@ def origin_lines(*names: str) -> Iterator[str]:
 
 
 def _numbers(numbers: Iterable[int]) -> str:
-    """Write whole numbers, with runs of successive numbers as a range."""
+    """Write whole numbers, with successive numbers as a range."""
     runs = []
     for _, run in itertools.groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0]):
         values = [value for _, value in run]
@@ -307,7 +307,7 @@ def grid_rows() -> Iterator[str]:
 
 
 def _grid_verdict(cells: Sequence[Json]) -> Iterator[str]:
-    """Say which aims the grid meets."""
+    """Return a sentence with the targets that the grid meets."""
     published = cells[0]
     worst = max(cells, key=lambda cell: float(cell["ratio"]))
     longer = [cell for cell in cells if cell["longestHours"] > cell["longestHoursOfGreedy"]]

@@ -1,4 +1,4 @@
-"""Unpack the pinned headless browser, the checker of accessibility, and the drawer of pictures.
+"""Unpack the pinned headless browser, the accessibility checker, and mermaid.
 
     .venv/bin/python tools/browser.py     into .tools/browser; immediate if nothing changed
 
@@ -26,7 +26,7 @@ _MACHINE = ("Linux", "x86_64")
 
 
 def main() -> int:
-    """Unpack the packages; return 0 also where they cannot be had, since only the tests of pages need them."""
+    """Unpack the packages. Return 0 even without them, because only the tests of the console's pages need them."""
     pins: dict[str, str] = json.loads(PINS.read_text(encoding="utf-8"))
     digest = hashlib.sha256(PINS.read_bytes()).hexdigest()
     stamp = FOLDER / ".made-from"

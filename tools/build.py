@@ -1,4 +1,4 @@
-"""Build the functions and their layer for an environment of samconfig.toml, and check what was built.
+"""Build the functions and their layer for an environment of samconfig.toml, and check the result.
 
 The parameters `PythonRuntime` and `Architecture` of the environment decide which wheels the layer has.
 """
@@ -120,7 +120,7 @@ def fits(tag: str, runtime: str, architecture: str) -> bool:
 
 
 def compiled(layer: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the interpreter tag of each compiled module, and whether the module loads without a look at its source."""
+    """Yield the interpreter tag of each compiled module, and whether Python loads it without reading its source."""
     for path in layer.rglob("__pycache__/*.pyc"):
         tag = path.stem.rpartition(".")[2]
         flags = int.from_bytes(path.read_bytes()[4:8], "little")  # PEP 552: bit 0 is a hash, bit 1 checks the source

@@ -25,7 +25,7 @@ _HEAD = """\
 
 
 def helm() -> Path | None:
-    """Return the helm program: `EVENKEEL_HELM`, else the helm of `make setup`; None where neither exists."""
+    """Return the helm program from `EVENKEEL_HELM` or `make setup`; None if neither has one."""
     named = os.environ.get("EVENKEEL_HELM")
     program = Path(named) if named else ROOT / ".tools" / "kubectl" / "helm"
     return program if program.is_file() else None
@@ -39,7 +39,7 @@ def files() -> dict[Path, str]:
 
 
 def access_manifest(program: Path) -> str:
-    """Return the objects that the chart's default values grant access with, in the order of the chart."""
+    """Return the objects with which the chart's default values grant access, in the order of the chart."""
     shown = ("--show-only", "templates/access.yaml", "--show-only", "templates/namespaces.yaml")
     done = subprocess.run(
         [program, "template", "evenkeel", CHART, *shown], capture_output=True, text=True, check=True, timeout=60

@@ -16,7 +16,7 @@ BEGIN, END = "  # dashboard: begin\n", "  # dashboard: end\n"
 _FLEET = "${FleetName}"
 _COLUMNS, _WIDTH, _HEIGHT = 24, 8, 6
 _MAX_ALARMS = 100
-"""Most alarms of one widget.
+"""Maximum number of alarms in one widget.
 
 Source: https://docs.aws.amazon.com/AmazonCloudWatch/latest/APIReference/CloudWatch-Dashboard-Body-Structure.html
 """
@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 
 class Series(NamedTuple):
-    """A metric in a graph, with a line for each value of its dimensions."""
+    """A metric in a graph, with one curve for each value of its dimensions."""
 
     metric: str
     stat: str
@@ -110,7 +110,10 @@ GRAPHS = (
 
 
 def metric_lines(series: Series) -> list[Any]:
-    """Return a series in the form of a dashboard. More dimensions become a search for all their values."""
+    """Return a series in the format of a dashboard.
+
+    A series with several dimensions becomes a search for all their values.
+    """
     metric = METRICS[series.metric]
     if not metric.dimensions:
         return [NAMESPACE, metric.name, FLEET_DIMENSION, _FLEET, {"stat": series.stat, "label": series.label}]
@@ -120,7 +123,7 @@ def metric_lines(series: Series) -> list[Any]:
 
 
 def of_aws(namespace: str, name: str, dimension: str, values: Mapping[str, str], stat: str = "Sum") -> list[Any]:
-    """Return a line for each resource: label → the value of the dimension."""
+    """Return the metric of each resource, from its label and the value of the dimension."""
     return [[namespace, name, dimension, value, {"stat": stat, "label": label}] for label, value in values.items()]
 
 

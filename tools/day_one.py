@@ -27,13 +27,13 @@ INPUTS: Mapping[str, Json] = {
     "run_job": {"schemaVersion": 1, "jobId": "job-dayone", "attempt": 1},
     "burst_capacity": {"schemaVersion": 1, "jobId": "job-dayone", "rental": 1},
 }
-"""An input that each workflow accepts, by the end of its name."""
+"""For each workflow, by the end of its name, an input that it accepts."""
 SIDS = ("RepairHyperPodNodes", "CheckHyperPodNodes", "ReadHyperPod")
 """Statements of the roles with calls of HyperPod."""
 
 
 class Call(NamedTuple):
-    """A call, with the judgement on its answer."""
+    """A call of AWS, with the check of its answer."""
 
     title: str
     service: str
@@ -52,7 +52,7 @@ class Machine(NamedTuple):
 
 
 def hyperpod_policy(cluster_arn: str) -> Json:
-    """Return the statements of all roles that call HyperPod, as one policy for one cluster."""
+    """Return the HyperPod statements of all roles, as one policy for one cluster."""
     actions: dict[str, set[str]] = {sid: set() for sid in SIDS}
     for resource in template().values():
         if resource["Type"] != "AWS::IAM::Role":

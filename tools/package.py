@@ -36,7 +36,7 @@ SBOM = ROOT / ".tools" / "sbom" / "bin" / "cyclonedx-py"
 CHECKSUMS = "SHA256SUMS"
 BUCKET, PREFIX = "ArtifactBucket", "ArtifactPrefix"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-"""The first time that a zip file can hold."""
+"""The earliest time that a zip file can store."""
 _URIS = {
     "AWS::Serverless::Function": ("CodeUri", "functions"),
     "AWS::Serverless::LayerVersion": ("ContentUri", "layers"),
@@ -47,7 +47,7 @@ _URIS = {
 Json = dict[str, Any]
 Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 Dumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-"""libyaml is many times as fast, where the wheel has it. Both write the same text."""
+"""libyaml is many times faster, if the wheel contains it. Both write the same text."""
 
 
 def main() -> int:
@@ -135,7 +135,7 @@ def store_artifact(source: Path, folder: Path, name: str) -> str:
 
 
 def write_zip(source: Path, target: Path) -> None:
-    """Write a zip file that depends on names, contents and executable bits alone."""
+    """Write a zip file that depends only on names, contents and executable bits."""
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for path in _files(source):
             member = zipfile.ZipInfo(path.relative_to(source).as_posix(), _EPOCH)

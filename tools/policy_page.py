@@ -89,7 +89,7 @@ def _table(title: str, text: str, kind: Json, kinds: Json) -> Iterator[str]:
 
 
 def _object(field: Json, kinds: Json) -> tuple[str, str] | None:
-    """Return the section that a field holds, and how its path goes on: `[]` in a list, `.NAME` in a map."""
+    """Return the section that a field contains, and the continuation of its path: `[]` in a list, `.NAME` in a map."""
     for suffix, part in (("", field), ("[]", field.get("items", {})), (".NAME", _values(field))):
         for candidate in (part, *part.get("anyOf", ())):
             name = candidate.get("$ref", "").rpartition("/")[2]

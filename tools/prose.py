@@ -106,7 +106,7 @@ RETIRED = {
     **dict.fromkeys(("anybody", "everybody", "nobody", "somebody"), "the person, the caller, the job"),
     **dict.fromkeys(("by others", "whoever", "whomever"), "the person, the caller, the job"),
 }
-"""Words and phrases that the vocabulary retired, or that hide the acting subject, each with the words to use instead.
+"""Retired words, and phrases that hide the acting subject, each with the words to use instead.
 
 `tests/unit/test_vocabulary.py` reads it for the names in the code.
 """

@@ -26,7 +26,7 @@ Client = Callable[[str], Any]
 
 
 class RollbackError(Exception):
-    """The stack cannot be rolled back. The message says why, and what to do."""
+    """The stack cannot be rolled back. The message gives the reason and the next step."""
 
 
 class DeployedFunction(NamedTuple):

@@ -1,4 +1,4 @@
-"""Build the documentation site in build/site: `make docs`. A link that leads nowhere ends it with an error."""
+"""Build the documentation site in build/site: `make docs`. A dead link is an error."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs for the documentation site: patterns in the navigation, links to the code, the drawing of pictures.
+"""Hooks of mkdocs for the documentation site: patterns in the navigation, links to the code, and mermaid.
 
 The pages in `docs/` are written for two readers: the site, and a browser of the repository. A link to a file outside
 `docs/` works in a repository only. The site links to that file if `EVENKEEL_REPOSITORY` names the repository's address,

@@ -30,13 +30,13 @@ _WITH_PORTS = (
     "tests/local/test_supervision.py",
     "tests/local/test_trainer_on_engine.py",
 )
-"""Local tests that do not use the shared data centre: they run in other lanes, so that all lanes end together."""
+"""Local tests without the shared data centre. They run in other lanes, so that all lanes end at about the same time."""
 LANES = {
     "small": ["tests/unit", "tests/template", "--ignore=tests/template/test_lint.py", *_WITH_UNITS],
     "ports": ["tests/contract", "tests/workflow", "tests/simulator", "tests/pytorch", *_WITH_PORTS],
     "whole": ["tests/local", *(f"--ignore={path}" for path in (*_WITH_UNITS, *_WITH_PORTS))],
 }
-"""Three lanes for two processors: `whole` waits for much of its time. A fourth lane cost more processor time."""
+"""Three lanes for two processors, because `whole` often waits. A fourth lane needed more processor time."""
 LINT = ("make", "--no-print-directory", "lint")
 """Runs beside the lanes, with `tests/template/test_lint.py`."""
 EACH_TIME = ("-m", "not drills and not exhaustive")

@@ -61,9 +61,9 @@ CALLED_BY_AWS = {
     "ec2": "Lambda makes the network interfaces of a function.",
     "kms": "SNS and S3 use the keys for the caller.",
 }
-"""Services in the roles that no function calls itself, with the caller."""
+"""Services in the roles that AWS calls for a function, each with its caller."""
 POLLED_BY_LAMBDA = ("ReceiveEvents", "ReceiveCycleRequests", "KeepFailedInvocations")
-"""Statements with which Lambda polls a queue, or keeps a failed invocation, in the name of the function."""
+"""Statements with which Lambda polls a queue, or stores a failed invocation, on behalf of the function."""
 
 
 @functools.cache

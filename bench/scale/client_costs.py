@@ -62,11 +62,11 @@ class ListMemory:
     """Bytes of memory that reading a list takes."""
 
     fixed: float
-    """At the peak, whatever the length of the list: one page."""
+    """Bytes at the peak for one page, independent of the length of the list."""
     per_object: float
-    """At the peak, for each object."""
+    """Bytes at the peak for each object."""
     kept: float
-    """For each object, after the adapter returned."""
+    """Bytes for each object after the adapter returned."""
 
     def peak(self, objects: int) -> float:
         """Return the peak for a number of objects."""
@@ -227,7 +227,7 @@ def _aws_costs(scale: float) -> dict[str, ClientCost]:
 
 
 def _seconds(work: Callable[[], object], repeats: int) -> float:
-    """Return the processor seconds of one run, the lesser of two series."""
+    """Return the processor seconds of one run: the minimum of two series."""
     work()
     series = []
     for _ in range(2):

@@ -75,7 +75,7 @@ def build(size: FleetSize) -> tuple[FakeWorld, tuple[str, ...]]:
 
 
 def build_long_queue(nodes: int, pending: int, teams: int) -> FakeWorld:
-    """Return the world of a fleet whose teams have queues that no cycle reads whole.
+    """Return the world of a fleet with queues that are too long for one cycle.
 
     Nine tenths of the nodes run a job of one node. In each queue, every tenth job fits, with its own number of nodes,
     and the other jobs ask for more nodes than are free.
@@ -194,7 +194,7 @@ def _workload_copy(workload: FakeWorkload, swap: Callable[[str], str], uid: str)
 
 
 def _set_usage(world: FakeWorld, running: int, teams: Iterable[str] = ("default",)) -> None:
-    """Let the usage of each team agree with its running jobs."""
+    """Set the usage of each team to the sum of its running jobs."""
     for team in teams:
         key = quota_rows.usage_key(team)
         row = world.ledger.get(key)

@@ -73,12 +73,12 @@ class FunctionLimits:
     memory_mb: int
     timeout_seconds: float
     concurrency: int = 1000
-    """Most environments at a time: of its queue, or of the account."""
+    """Maximum number of concurrent environments: of its queue, or of the account."""
     batch: int = 1
 
     @property
     def share(self) -> float:
-        """Part of a vCPU."""
+        """Return the share of a vCPU."""
         return self.memory_mb / FULL_SHARE_MB
 
 

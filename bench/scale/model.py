@@ -125,7 +125,7 @@ class Invocation:
     model: Model | None = None
 
     def resume(self) -> None:
-        """Count processor time of the present thread from now on."""
+        """Start counting the processor time of the current thread."""
         self.mark = time.thread_time()
 
     def own_seconds(self) -> float:
@@ -190,7 +190,7 @@ class Model:
 
     @contextmanager
     def outside(self) -> Iterator[None]:
-        """Leave the time inside out of the function's own."""
+        """Exclude the time inside this context from the function's own time."""
         invocation = self.time.context
         began = time.thread_time()
         try:
@@ -214,7 +214,7 @@ class Model:
         self.time.sleep(self.latencies.of(name).sample(self.dice))
 
     def _limited(self, call: ApiCall) -> float:
-        """Return the seconds that the rate limits of an API and of a partition hold a call back."""
+        """Return the seconds by which the rate limits of an API and of a partition delay a call."""
         waited = 0.0
         for name, tokens in self._limits_of(call):
             if name not in self._buckets:

@@ -40,7 +40,7 @@ class Verdict:
 
     @property
     def excess(self) -> float:
-        """How many times the limit."""
+        """Return the figure as a multiple of the limit."""
         return math.inf if math.isnan(self.seen) else self.seen / self.limit
 
     def __str__(self) -> str:

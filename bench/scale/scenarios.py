@@ -287,7 +287,7 @@ class Bench:
 
 
 class _Storm:
-    """Events through the queue, the functions and the workflows, until each node is cordoned or left alone."""
+    """Sends events through queue, functions and workflows until each node is cordoned or ignored."""
 
     def __init__(self, deployment: Deployment, events: Sequence[Mapping[str, Any]], within: float) -> None:
         self.deployment, self.events, self.within = deployment, events, within
@@ -324,7 +324,7 @@ class _Storm:
             model.time.spawn(self._poll)
 
     def _poll(self) -> None:
-        """Take batches from the queue until it is empty, as one place of the event source mapping does."""
+        """Take batches from the queue until it is empty, as one poller of the event source mapping does."""
         model, most = self.deployment.model, limits()["receive_event"].batch
         while self.queue:
             model.wait("sqs to lambda")

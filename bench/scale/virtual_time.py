@@ -1,4 +1,4 @@
-"""Modelled time: ordinary blocking code runs as processes, and only their waits move the clock.
+"""Modelled time: blocking code runs as processes, and only their waits advance the clock.
 
 Only the process runs whose wait ends first, so a run depends on its seed alone. A process is a
 thread, because the services are written as blocking code and are run unchanged.
@@ -56,13 +56,13 @@ class VirtualTime:
         self._wake(process, after)
 
     def sleep(self, seconds: float) -> None:
-        """Let the present process wait."""
+        """Make the current process wait."""
         process = self.current
         self._wake(process, max(0.0, seconds))
         self._pause(process)
 
     def park(self) -> Callable[[], None]:
-        """Return what wakes the present process; `pause` then waits for it."""
+        """Return the function that wakes the current process. Call `pause` to wait for it."""
         process = self.current
         return lambda: self._wake(process, 0.0)
 
@@ -134,7 +134,7 @@ class Slots:
 
 
 class Bucket:
-    """A token bucket: a burst, then a rate. A call without a token waits for its own."""
+    """A token bucket with a capacity and a refill rate. A call without a token waits for one."""
 
     def __init__(self, rate: float, burst: float) -> None:
         self.rate, self.burst = rate, burst
