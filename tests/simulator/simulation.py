@@ -1142,7 +1142,7 @@ class SimulatedOnCall:
 
     def alert(self, subject: str, message: str, *, key: str) -> None:
         self.simulation.log(f"PAGE {key}: {message.splitlines()[0][:160]}")
-        self.simulation.checks.paged(self.simulation, key)
+        self.simulation.checks.alert_sent(self.simulation, key)
         self.simulation.on_call.alert(subject, message, key=key)
         if "shared-cause-" in key:
             self.simulation.end_cause(key.partition("shared-cause-")[2])
