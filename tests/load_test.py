@@ -267,7 +267,7 @@ class _LoadTest:
             if launched is LaunchOutcome.LAUNCHED:
                 scenario.world.cluster.run_pods(job_id, attempt)
                 scenario.mark_running(job_id, attempt)
-            if launched is not LaunchOutcome.GIVE_UP:  # stopped right after its job was read
+            if launched is not LaunchOutcome.GIVE_UP:  # the attempt stopped after its job was read
                 return
         elif dice.random() < _RUNS_ON:
             return

@@ -19,7 +19,7 @@ URI = "s3://research-checkpoints/teams/vision/job-1"
 
 
 class CheckpointFolder:
-    """A store, and how training code puts an object there."""
+    """A store, and the writes of training code to it."""
 
     def __init__(self, store: CheckpointStore, uri: str, put: Put) -> None:
         self.store = store

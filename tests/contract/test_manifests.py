@@ -65,7 +65,7 @@ def on_a_claim(rules: ProofRules) -> LaunchSpec:
     return replace(spec, resume_from="", proof_rules=rules)
 
 
-def test_checkpoint_claim_is_mounted_at_its_address() -> None:
+def test_checkpoint_claim_is_mounted_at_the_path_of_its_uri() -> None:
     manifest = manifests.job(on_a_claim(ProofRules(None, False, False)), "research", "nvidia.com/gpu")
 
     kubernetes_validate.validate(manifest, "1.33", strict=True)

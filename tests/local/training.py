@@ -82,7 +82,7 @@ class TrainingJob:
         self._s3.delete_object(**self._shard(attempt, step, rank))
 
     def spoil_shard(self, attempt: int, step: int, rank: int, *, has_checksum: bool = True) -> None:
-        """Flip one bit of a shard; the store knows the new bytes' SHA-256, or none."""
+        """Flip one bit of a shard. The store has the SHA-256 of the new bytes, or no checksum."""
         shard_object = self._shard(attempt, step, rank)
         content = bytearray(self._s3.get_object(**shard_object)["Body"].read())
         content[len(content) // 2] ^= 1

@@ -111,5 +111,5 @@ def test_wrong_command_is_found(text: str, says: str) -> None:
     assert any(says in problem for problem in problems_of(AwsCommand("a page", text)))
 
 
-def test_pages_have_many_commands() -> None:
+def test_aws_commands_of_the_pages_are_found() -> None:
     assert len(COMMANDS) > 40

@@ -77,7 +77,7 @@ LAYER_RULES = (
         ("shared/evenkeel/runtime",),
         (
             *("evenkeel.runtime", "evenkeel.adapters", "evenkeel.ports", "evenkeel.domain", "evenkeel.__version__"),
-            "evenkeel.services.context",  # what it builds for every service
+            "evenkeel.services.context",  # the context that every function builds
         ),
         frozenset({"aws_lambda_powertools", "pydantic"}),
     ),

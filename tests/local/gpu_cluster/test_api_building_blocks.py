@@ -148,7 +148,7 @@ def test_indexes_survive_writing_and_reading(indexes: set[int]) -> None:
     assert read_indexes(write_indexes(indexes)) == indexes
 
 
-def test_indexes_are_written_as_in_kubernetes() -> None:
+def test_completion_indexes_are_written_as_in_kubernetes() -> None:
     assert write_indexes({0, 1, 2, 5, 7, 8}) == "0-2,5,7-8"
 
 

@@ -399,7 +399,7 @@ class PermissionBench:
         self.kubernetes.patch(f"/api/v1/nodes/{self.name_of(self.nodes[index])}", patch)
 
     def free(self, index: int) -> None:
-        """Let a node be in service: no cordon, no mark, no taint."""
+        """Put a node in service: remove its cordon, marks and taint."""
         metadata = {"annotations": {INCIDENT_ANNOTATION: None}, "labels": {FAULT_TYPES[0]: None}}
         self.patch_node(index, {"metadata": metadata, "spec": {"unschedulable": None, "taints": None}})
 
@@ -410,7 +410,7 @@ class PermissionBench:
 
     @contextmanager
     def marked(self, index: int) -> Iterator[None]:
-        """Set the health agent's mark on a node for a while, as an event that was not ingested yet."""
+        """Set the health agent's mark on a node in this context, as for an event that was not ingested yet."""
         self.patch_node(index, {"metadata": {"labels": {FAULT_TYPES[0]: "NvidiaErrorReboot"}}})
         self.forget(*(incident_rows.fact_key(fact.fact_key) for fact in self.facts_of(index)))
         try:

@@ -587,7 +587,7 @@ def plans_a_drill(stage: PermissionBench) -> Json:
 
 
 def registered(stage: PermissionBench, which: RegisterName, *indexes: int) -> None:
-    """Let exactly these nodes be in repair or have our cordon."""
+    """Register exactly these nodes as in repair or as cordoned by Evenkeel."""
     entries = tuple(
         RegisterEntry(life=machine.life.key, incident_id="inc-probe", pool=machine.pool, since=now())
         for machine in (stage.nodes[index] for index in indexes)

@@ -215,7 +215,7 @@ def test_demand_before_the_first_record_is_unknown(gateway: Gateway) -> None:
 
     (entry,) = read_report(gateway)["commitments"]
 
-    # The nodes exist since three days, until 10:15 o'clock; the part of the first and of the last hour is unknown.
+    # The nodes have existed for three days, until 10:15; the demand of the first and the last hour is unknown.
     assert (entry["instanceType"], entry["committedNodes"]) == ("p5.48xlarge", 5)
     assert (entry["hours"], entry["unknownHours"]) == (71, 27 * 24)
     assert sum(level["hours"] for level in entry["demand"]) == 71

@@ -227,7 +227,7 @@ def test_rollback_counts_no_lost_second_of_an_earlier_interruption_again() -> No
     assert (repeated.seconds, repeated.already_counted_seconds) == (1_200, 300)
 
 
-def test_attempt_that_ended_before_the_first_signal_only_waits() -> None:
+def test_job_between_attempts_at_the_first_signal_only_waits() -> None:
     attempts = [a_run(1, 0, 10, 1_000), a_run(2, 1_100, 1_200, None, **a_resume_point(900))]
     late = an_incident(first_signal_at=at(1_050), opened_at=at(1_060), stages=StageTimes(planned_at=at(1_070)))
 

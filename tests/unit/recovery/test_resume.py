@@ -257,7 +257,7 @@ def test_elastic_job_shrinks_if_that_loses_less_than_repair() -> None:
     decided = resume(3, nodes=4, offers=REFUSED[1:], fault=resume_elastic_job(3))
 
     assert (decided.option, decided.nodes, decided.shrinks_at) == (ResumeOption.SHRINK, 3, at(300))
-    # (100 s of standstill x 4 nodes + 1 node for 900 s + the way back: 4 nodes for 150 s) x 8 GPUs
+    # (100 s of standstill x 4 nodes + 1 node for 900 s + growing back: 4 nodes for 150 s) x 8 GPUs
     assert decided.gpu_hours_lost == pytest.approx((400 + 900 + 600) * 8 / 3600, abs=0.001)
     waits = next(
         alternative for alternative in decided.alternatives if alternative.option == ResumeOption.WAIT_FOR_REPAIR

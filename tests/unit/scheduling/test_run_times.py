@@ -45,7 +45,7 @@ def test_only_past_runs_longer_than_the_elapsed_time_count() -> None:
     learned = RunTimes(past_runs(*[60.0] * 50, *[10_060.0] * 10))
 
     assert learned.remaining(a_run(), 0).mean == pytest.approx(1726.7, rel=0.01)
-    assert learned.remaining(a_run(), 60).mean == 10_000  # a run that is not short is long
+    assert learned.remaining(a_run(), 60).mean == 10_000  # after 60 s only the long runs remain
 
 
 def test_run_longer_than_past_runs_takes_half_as_long_again() -> None:

@@ -30,7 +30,7 @@ def hours_from_now(renting: RentalScenario, hours: float) -> datetime:
 
 
 def waiting_job(renting: RentalScenario, hours: float | None, *, unseen_hours: float = 0, **changes: Any) -> Job:
-    """Return a job that waits behind a full fleet for about two hours, after the first pass that sees it."""
+    """Return a job that waits about two hours for a full fleet, after the first cycle that examined it."""
     first = renting.scenario.submit("first")
     renting.scenario.run_scheduling_cycle()
     renting.run(first.job_id, 1)
@@ -94,7 +94,7 @@ def test_missed_deadline_is_shown_until_the_job_ends() -> None:
 
 def test_late_job_rents_on_demand_until_it_is_well_ahead() -> None:
     renting = RentalScenario()
-    # An hour of four is gone, and nothing of its work is done.
+    # One hour of four has passed, and none of its work is done.
     job = waiting_job(renting, 4, unseen_hours=1)
 
     assert renting.rental(job.job_id).offer.pool == ON_DEMAND

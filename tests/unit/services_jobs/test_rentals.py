@@ -678,7 +678,7 @@ def test_rental_ends_the_same_after_any_crash(when: str, step: int) -> None:
 
 
 def _play(plan: CrashPlan) -> Any:
-    """Play both jobs to their ends: whatever crashes is done again by its workflow, the next pass or the sweep."""
+    """Run both jobs to their ends. The workflow, the next cycle or the sweep repeats a crashed step."""
     renting = RentalScenario(plan=CrashPlan())
     first, second = renting.full_fleet()
     renting.names = (first.job_id, second.job_id)  # type: ignore[attr-defined]

@@ -646,7 +646,7 @@ def test_spike_ends_the_same_after_any_crash(when: str, step: int, lands_first: 
 
 
 def _play(plan: CrashPlan, *, lands_first: bool) -> Any:
-    """Play a spike from its beginning to its end; whatever crashes is done again by workflow, pass or sweep."""
+    """Run a whole spike. The workflow, the next cycle or the sweep repeats a crashed step."""
     renting: Any = ServingSpike(plan=CrashPlan(), lands_first=lands_first)
     renting.spike(replicas=2)
     skipped = len(renting.plan.effects)

@@ -792,7 +792,7 @@ def test_nodes_of_an_unreadable_cluster_are_not_gone(lists: str) -> None:
 
 
 @pytest.mark.parametrize("blind", [CLUSTER, BURST])
-def test_unreadable_cluster_does_not_hide_the_other(blind: str) -> None:
+def test_readable_cluster_is_swept_beside_an_unreadable_one(blind: str) -> None:
     scenario = JobScenario()
     scenario.world.cluster.add_node(a_burst_node())
     scenario.sweep(CLUSTER, BURST)

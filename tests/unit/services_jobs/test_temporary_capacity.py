@@ -28,7 +28,7 @@ def scenario_with_temporary_capacity(**changes: Any) -> RentalScenario:
 
 
 def job_on_temporary_capacity(renting: RentalScenario) -> tuple[Job, Job]:
-    """Return a job that holds the whole fleet, and a job that a recovery restarted on rented nodes."""
+    """Return a job on the whole fleet, and a job that a recovery restarted on rented nodes."""
     first, second = renting.full_fleet()
     now = renting.world.clock.now()
     plan = ResumePlan(
@@ -50,7 +50,7 @@ def free_nodes_of(renting: RentalScenario, job: Job) -> None:
 
 
 def leave_rental(renting: RentalScenario, job: Job) -> None:
-    """Let a job that was asked to stop do so, and its rental end."""
+    """Stop a job that got a stop request, and end its rental."""
     renting.scenario.stop(job.job_id, 1)
     renting.scenario.settle(job.job_id, 1)
     renting.advance()

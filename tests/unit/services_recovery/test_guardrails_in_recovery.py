@@ -47,7 +47,7 @@ def guardrail_policy(**changes: Any) -> Policy:
 def recovery_of_fleet(
     size: int = 6, *, with_job: bool = False, policy: Policy | None = None, **settings: Any
 ) -> RecoveryScenario:
-    """A fleet that the sweep knows."""
+    """Return a recovery in a fleet that a sweep has recorded."""
     recovery = RecoveryScenario(size=size, with_job=with_job, policy=policy or guardrail_policy(), **settings)
     for number in range(1, size + 1):
         record_node(recovery, number)

@@ -46,7 +46,7 @@ HOUR = 3600
 
 
 def rental_policy(**changes: Any) -> Policy:
-    """Nodes take two hours to come back, and an hour's delay is worth $500."""
+    """Return a policy: a repair takes two hours, and an hour of delay costs $500."""
     economy = EconomyPolicy(expected_reboot_seconds=2 * HOUR)
     return QUICK.replace(burst=a_policy(**changes).burst, economy=economy)
 

@@ -100,7 +100,7 @@ def test_spot_notice_behind_nine_health_events_opens_first(world: FakeWorld) -> 
 
     assert incidents_in_order(world)[0].life.instance_id == instance_id(SPOT_MACHINE)
     assert calls_before_start[0] <= MOST_CALLS_BEFORE_SPOT
-    # Then each part of a large event is queued by itself. No machine of it is ingested in this invocation.
+    # Each part of a large event is queued separately. This invocation ingests no machine of the event.
     assert len(incidents_in_order(world)) == 1
     assert counted.calls["inbox.put"] == HEALTH_EVENTS * MACHINES / aws_health.MAX_ENTITIES
 

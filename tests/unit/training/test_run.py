@@ -287,7 +287,7 @@ class _Collective:
 
 
 class _SlowToShowManifests:
-    """A store in which rank 0's manifest is written after the other rank has looked for it."""
+    """A store that writes rank 0's manifest only after the other rank has looked for it."""
 
     def __init__(self, uri: str) -> None:
         self._real = open_storage(uri)

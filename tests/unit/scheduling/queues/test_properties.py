@@ -72,7 +72,7 @@ def test_tree_use_equals_job_use_and_removal_is_exact(deep: bool, seed: int) -> 
 def test_queue_within_nominal_loses_no_job_to_another_queue(deep: bool, seed: int) -> None:
     for decisions, over in RandomQueues(seed, deep=deep).history(30):
         for decision in decisions:
-            # A recomputed decision counts what its cycle had already given away, which may put a queue over nominal.
+            # A recomputed decision counts earlier admissions of its cycle, which may put a queue over nominal.
             for victim in () if decision.was_recomputed else decision.victims:
                 queue = victim.admitted.workload.queue
                 if queue != decision.workload.queue:
