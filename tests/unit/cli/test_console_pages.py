@@ -427,6 +427,32 @@ def test_policy_draft_shows_its_diff_and_replayed_decisions(served: CliFixture, 
     expect(dialog.get_by_role("status")).to_contain_text("Change 1 is in force.")
 
 
+@pytest.mark.parametrize("words", ["incidents/inc-0000000099", "jobs/job-0000000099"])
+def test_page_of_a_missing_item_shows_one_error(served: CliFixture, page: Page, words: str) -> None:
+    open_page(page, words)
+
+    expect(page.locator("main .problem")).to_have_count(1)
+    name, number = words.removesuffix("/").split("/")
+    expect(page.locator("main .problem")).to_contain_text(f"There is no {name[:-1]} {number}. NOT_FOUND")
+
+
+def test_team_without_settings_shows_no_error(served: CliFixture, page: Page) -> None:
+    busy_fleet(served.gateway)
+    open_page(page, "teams/default")
+
+    expect(page.get_by_text("The platform has not set up this team.")).to_be_visible()
+    expect(page.locator("main .problem")).to_have_count(0)
+
+
+def test_incident_shows_the_age_of_guardrail_readings_without_scrolling(served: CliFixture, page: Page) -> None:
+    busy_fleet(served.gateway)
+    open_page(page, "incidents/inc-0000000001")
+    guardrails = page.get_by_role("region", name="Guardrails")
+
+    expect(guardrails).to_be_visible()
+    assert guardrails.evaluate("region => region.scrollWidth <= region.clientWidth")
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_pages_are_accessible_and_fit_small_screens(served: CliFixture, page: Page, theme: str) -> None:
     busy_fleet(served.gateway)

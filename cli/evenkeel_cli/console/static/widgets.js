@@ -38,10 +38,12 @@ export function Panel({ title, live, more, children, id, wide }) {
   </section>`;
 }
 
+// Returns whether the API says that the item of a page does not exist. Then the other panels would only repeat it.
+export const isMissing = (live) => live.data === undefined && live.problem?.code === "NOT_FOUND";
+
 function Failed({ problem, since, hasData }) {
   return html`<p class="problem" role="status">
-    ${hasData ? `Not current since ${clockTime(new Date(since).toISOString())}. ` : ""}${problem.message}
-    <code>${problem.code}</code>${problem.hint ? html`<br />${problem.hint}` : null}
+    ${hasData ? `Not current since ${clockTime(new Date(since).toISOString())}. ` : ""}${problem.message} <code>${problem.code}</code>${problem.hint ? html`<br />${problem.hint}` : null}
   </p>`;
 }
 

@@ -51,7 +51,7 @@ def load_with(incident_id: str, context: Context, *keys: Key) -> tuple[Incident,
 
 def _incident_of(row: Row | None, incident_id: str) -> tuple[Incident, int]:
     if row is None:
-        raise NotFound(f"there is no incident {incident_id}")
+        raise NotFound(f"There is no incident {incident_id}.")
     return rows.decode(row, Incident), row.version
 
 

@@ -2,7 +2,7 @@
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { change, now, useLive } from "../api.js";
 import { duration, href, id, plain, shortNode } from "../format.js";
-import { Acts, Facts, IncidentState, Lane, Lanes, Link, NextStep, Panel, Table, Time, Timeline, Why } from "../widgets.js";
+import { Acts, Facts, IncidentState, Lane, Lanes, Link, NextStep, Panel, Table, Time, Timeline, Why, isMissing } from "../widgets.js";
 import { Execution } from "./execution.js";
 import { Filter, Pages, listPath } from "./lists.js";
 import { IncidentReceipt } from "./receipts.js";
@@ -17,7 +17,7 @@ export function Incidents({ filters }) {
       { title: "State", cell: (each) => html`<${IncidentState} incident=${each} />` },
       { title: "Fault", cell: (each) => each.fault.name },
       { title: "Node", cell: (each) => html`<${Link} to=${["nodes", each.node.instanceId]} title=${each.node.instanceId}>${shortNode(each.node.instanceId)}<//>` },
-      { title: "Pool", cell: (each) => each.node.pool },
+      { title: "Pool", whole: true, cell: (each) => each.node.pool },
       { title: "Opened", cell: (each) => html`<${Time} at=${each.openedAt} />` },
       { title: "Outcome", grow: true, cell: (each) => each.outcome || (each.block ? each.block.reason : "") },
     ]} />
@@ -30,6 +30,7 @@ export function Incident({ words, shell }) {
   const why = useLive(`${path}/why`);
   const timeline = useLive(`${path}/timeline`);
   const found = live.data;
+  if (isMissing(live)) return html`<${Panel} title=${words[1]} live=${live} />`;
   return html`<div class="grid">
     <${Panel} title=${found ? `${found.fault.name} on ${found.node.instanceId}` : words[1]} live=${live} wide=${true}
       more=${found ? html`<${Acts} acts=${acts(found, path)} isReadOnly=${shell.isReadOnly} />` : null}>${found
@@ -53,7 +54,7 @@ export function Incident({ words, shell }) {
           ${found.jobLanes.map((job) => html`<li><b>job</b> <${Lane} status=${job.status}><${Link} to=${["jobs", job.jobId]}>${job.name || job.jobId}<//> ${job.phase}${job.attempt ? `, attempt ${job.attempt}` : ""}<//></li>`)}
           ${found.jobLanes.length ? null : html`<li><b>job</b> <span class="dim">no job is known to have run on this node</span></li>`}</ul>`
         : null}<//>
-    <${Panel} title="Why" live=${why}>${why.data ? html`<${Why} why=${why.data} />` : null}<//>
+    <${Panel} title="Why" live=${why} wide=${true}>${why.data ? html`<${Why} why=${why.data} />` : null}<//>
     <${Panel} title="Time by stage" live=${live}>${found ? html`<${Table} label="Stages" rows=${found.took} empty="No stage is reached yet." columns=${[
       { title: "Reached", cell: (each) => each.stage },
       { title: "After", right: true, cell: (each) => `+${duration(each.seconds)}` },

@@ -2,7 +2,7 @@
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { change, useLive } from "../api.js";
 import { ENDED_JOBS, amount, href, id, secondsSince, duration, shortNode } from "../format.js";
-import { Acts, Facts, Link, Panel, State, Table, Time, Timeline, Why } from "../widgets.js";
+import { Acts, Facts, Link, Panel, State, Table, Time, Timeline, Why, isMissing } from "../widgets.js";
 import { Filter, Pages, listPath } from "./lists.js";
 import { JobReceipt } from "./receipts.js";
 
@@ -48,6 +48,7 @@ export function Job({ words, shell }) {
   const timeline = useLive(`${path}/timeline`);
   const job = live.data;
   const queue = job?.queue;
+  if (isMissing(live)) return html`<${Panel} title=${words[1]} live=${live} />`;
   return html`<div class="grid">
     <${Panel} title=${job ? job.name : words[1]} live=${live} wide=${true} more=${job && !job.isRedacted ? html`<${Acts} acts=${acts(job, path)} isReadOnly=${shell.isReadOnly} />` : null}>${job
       ? html`<p><${State} kind="job" state=${job.state} /> ${job.reason}</p>

@@ -95,7 +95,7 @@ export function Nodes({ filters, status }) {
       <${Table} label="Nodes" empty=${live.data?.nextPageToken ? "None on this page." : "No node matches."} rows=${live.data?.items || []} rowHref=${(node) => href(["nodes", node.instanceId])} sorting=${{ page: ["nodes"], filters }} columns=${[
         { title: "Node", sort: "instanceId", cell: (node) => html`<${Link} to=${["nodes", node.instanceId]} title=${node.name}>${node.instanceId}<//>` },
         { title: "State", sort: "state", cell: (node) => html`<${State} kind="node" state=${node.state} />` },
-        { title: "Pool", sort: "pool", cell: (node) => html`<${Link} to=${["nodes"]} filters=${{ pool: node.pool }}>${node.pool}<//>` },
+        { title: "Pool", sort: "pool", whole: true, cell: (node) => html`<${Link} to=${["nodes"]} filters=${{ pool: node.pool }}>${node.pool}<//>` },
         { title: "Type", sort: "instanceType", cell: (node) => node.instanceType },
         { title: "GPUs in use", sort: "gpusInUse", right: true, cell: (node) => `${node.gpusInUse} of ${amount(node.gpus)}` },
         { title: "Incident", whole: true, cell: (node) => (node.incidentId ? html`<${Link} to=${["incidents", node.incidentId]}>${node.incidentId}<//>` : "") },

@@ -2,7 +2,7 @@
 import { html } from "../vendor/htm-preact-standalone-3.1.1.js";
 import { useLive } from "../api.js";
 import { id, plain } from "../format.js";
-import { Facts, Link, Panel, Table } from "../widgets.js";
+import { Facts, Link, Panel, Table, isMissing } from "../widgets.js";
 import { TeamTable } from "./overview.js";
 
 export function Teams() {
@@ -29,7 +29,7 @@ export function Team({ words }) {
             { title: "Quota used", right: true, cell: (each) => (each.utilization === null ? "–" : `${each.utilization} %`) },
           ]} />`
         : html`<p class="empty">There is no team ${words[1]}.</p>`}<//>
-    <${Panel} title="Settings" live=${settings} wide=${true}>${settings.data
+    <${Panel} title="Settings" live=${isMissing(settings) ? null : settings} wide=${true}>${isMissing(settings) ? html`<p class="empty">The platform has not set up this team.</p>` : null}${settings.data
       ? html`<${Facts} rows=${Object.entries(settings.data.team || settings.data).filter(([, value]) => value !== null && typeof value !== "object").map(([name, value]) => [plain(name), String(value)])} />
         <details><summary>All settings</summary><pre tabindex="0">${JSON.stringify(settings.data, null, 2)}</pre></details>`
       : null}<//></div>`;
