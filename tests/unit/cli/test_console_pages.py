@@ -427,6 +427,15 @@ def test_policy_draft_shows_its_diff_and_replayed_decisions(served: CliFixture, 
     expect(dialog.get_by_role("status")).to_contain_text("Change 1 is in force.")
 
 
+def test_chart_names_its_peak_and_each_hour(served: CliFixture, page: Page) -> None:
+    busy_fleet(served.gateway)
+    open_page(page, "costs")
+    chart = page.locator(".chart svg")
+
+    expect(chart).to_have_attribute("aria-label", re.compile(r"Peak: [\d.]+ GPUs at .*Z\. Committed now: \d+ GPUs\."))
+    assert chart.locator("title").filter(has_text="GPUs on committed nodes").count() > 0
+
+
 @pytest.mark.parametrize("words", ["incidents/inc-0000000099", "jobs/job-0000000099"])
 def test_page_of_a_missing_item_shows_one_error(served: CliFixture, page: Page, words: str) -> None:
     open_page(page, words)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenkeel.domain.costs.commitment_report import NodeHourPrice, NodeType, TypeCommitment, type_commitments
-from evenkeel.domain.costs.demand import OTHER_POOLS, DayDemand, DemandSpan, hourly_demand, whole_hours
+from evenkeel.domain.costs.demand import OTHER_POOLS, DayDemand, DemandSpan, hourly_demand, use_by_hour, whole_hours
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.ports.ledger import document_text
 
@@ -150,3 +150,19 @@ def test_idle_type_is_known_to_be_idle() -> None:
     assert commitment.present
     assert commitment.best
     assert (commitment.peak_nodes, commitment.best.units, commitment.present.idle_reserved_hours) == (0, 0, 48)
+
+
+def test_use_by_hour_separates_rented_waiting_and_unknown_hours() -> None:
+    rented = DemandSpan("burst", "p5.48xlarge", True, 16, between(10, 11), False)
+    waiting = DemandSpan("p5", "ml.p5.48xlarge", False, 24, between(9.5, 10), True)
+    day = a_day(held(9, 11.5), rented, waiting, start=9, end=12)
+
+    hours = use_by_hour([day, (between(12, 13), None)], between(8.5, 13.2), max_hours=4)
+
+    assert [(hour.committed_gpus, hour.rented_gpus, hour.waiting_gpus) for hour in hours] == [
+        (8.0, 0.0, 12.0),
+        (8.0, 16.0, 0.0),
+        (4.0, 0.0, 0.0),
+        (None, None, None),
+    ]
+    assert [hour.at for hour in hours] == [BEGIN + number * HOUR for number in (9, 10, 11, 12)]

@@ -43,6 +43,16 @@ class DayDemand(Value):
     """Attempts of which it is unknown how long their jobs waited. Their waiting time is left out."""
 
 
+class HourOfUse(Value):
+    """The mean number of GPUs that jobs held, and waited for, in one hour. Null: unknown."""
+
+    at: Instant
+    committed_gpus: float | None
+    rented_gpus: float | None
+    waiting_gpus: float | None
+    """GPUs of attempts that started later. Jobs that have never started are not in it."""
+
+
 class DemandSpan(NamedTuple):
     """GPUs that an attempt held, or that its job waited for, in a time span."""
 
@@ -107,6 +117,37 @@ def _bounded(pools: Sequence[PoolDemand]) -> Iterator[PoolDemand]:
 
 def _added(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(map(sum, zip(*rows, strict=True)))
+
+
+def use_by_hour(days: Iterable[tuple[Span, DayDemand | None]], window: Span, max_hours: int) -> tuple[HourOfUse, ...]:
+    """Return the use of the last whole hours of a window, oldest first. An hour without records has unknown figures.
+
+    Args:
+        days: Days or parts of days with their demand; None: unknown.
+        window: The window.
+        max_hours: The number of hours, at most.
+    """
+    known: dict[datetime, tuple[PoolDemand, ...]] = {}
+    for span, demand in days:
+        if demand is not None:
+            recorded = Span(max(demand.since, span.start), span.end)
+            known |= dict.fromkeys(whole_hours(recorded), demand.pools)
+    return tuple(_hour_of_use(at, known.get(at)) for at in whole_hours(window)[-max_hours:])
+
+
+def _hour_of_use(at: datetime, pools: Sequence[PoolDemand] | None) -> HourOfUse:
+    if pools is None:
+        return HourOfUse(at=at, committed_gpus=None, rented_gpus=None, waiting_gpus=None)
+
+    def mean_gpus(gpu_seconds: Iterable[int]) -> float:
+        return round(sum(gpu_seconds) / _HOUR.total_seconds(), 2)
+
+    return HourOfUse(
+        at=at,
+        committed_gpus=mean_gpus(pool.held_gpu_seconds[at.hour] for pool in pools if not pool.is_rented),
+        rented_gpus=mean_gpus(pool.held_gpu_seconds[at.hour] for pool in pools if pool.is_rented),
+        waiting_gpus=mean_gpus(pool.waiting_gpu_seconds[at.hour] for pool in pools),
+    )
 
 
 def whole_hours(span: Span) -> list[datetime]:

@@ -18,6 +18,7 @@ from evenkeel.domain.costs.day_figures import (
     TeamTime,
     add_savings,
 )
+from evenkeel.domain.costs.demand import HourOfUse, use_by_hour
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.costs.node_time import NodeUse, PoolTime, pool_times
 from evenkeel.domain.costs.receipt import MICROSECONDS_PER_HOUR, Stage
@@ -164,6 +165,8 @@ class FleetReport(Value):
     rent: RentReport
     commitments: tuple[TypeCommitment, ...]
     """How many nodes of each instance type to commit, from the demand by the hour."""
+    hours: tuple[HourOfUse, ...]
+    """GPUs that jobs held and waited for, in each of the last whole hours: one week at most."""
     teams: tuple[TeamUse, ...]
     saved: tuple[SavedSum, ...]
     """Estimates. Each names its assumptions, and how many interruptions it leaves out."""
@@ -189,6 +192,8 @@ class ReportFacts(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+_CHARTED_HOURS = 7 * 24
+
 NOTES = (
     "GPU-hours lost count on all GPUs of the interrupted job, also where other jobs used them during the standstill.",
     "Saving checkpoints is not recorded, so it is in no loss. Restoring is known only of measured attempts.",
@@ -212,6 +217,7 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
     lost = _summed_loss("failures", failed)
     on_request = _summed_loss("requests", [group for group in groups if not group.is_failure])
     rent = sum_rents((day.rent for day in days), facts.cap_micros_per_hour)
+    demands = [(Span(day.since, day.until), day.demand) for day in days]
     return FleetReport(
         since=facts.window.start,
         until=facts.window.end,
@@ -231,9 +237,8 @@ def fleet_report(facts: ReportFacts) -> FleetReport:
         idle_committed_gpu_hours=idle_hours,
         idle_committed_usd_micros=idle,
         rent=rent,
-        commitments=type_commitments(
-            ((Span(day.since, day.until), day.demand) for day in days), facts.window, facts.node_types
-        ),
+        commitments=type_commitments(demands, facts.window, facts.node_types),
+        hours=use_by_hour(demands, facts.window, _CHARTED_HOURS),
         teams=_team_uses(days, rent),
         saved=tuple(add_savings((day.saved for day in days), baseline) for baseline in RecoveryBaseline),
         improvements=improvements(stages, failures, on_request, idle_hours, idle),

@@ -24,6 +24,7 @@ export function Costs({ filters }) {
     ${DAYS.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>`;
   return html`<div class="grid">
     <${Panel} title="Costs" live=${live} wide=${true} more=${more}>${found ? html`<${Summary} report=${found} />` : null}<//>
+    <${Panel} title="GPUs by the hour" live=${live} wide=${true}>${found ? html`<${HourChart} report=${found} />` : null}<//>
     <${Panel} title="What to change first" live=${live} wide=${true}>${found ? html`<${Table} label="Changes" rows=${found.improvements} empty="Nothing was lost, and no committed node was idle." columns=${[
       { title: "Change", grow: true, cell: (each) => html`${each.change}<br /><span class="dim">${each.method}</span>` },
       { title: "GPU-hours, at most", right: true, cell: (each) => hours(each.worthGpuHours) },
@@ -116,4 +117,34 @@ function Showback({ spent }) {
 
 function amount(budget, value) {
   return budget.quantity === "usd" ? usd(Math.round(value * 1e6)) : `${hours(value)} GPU-hours`;
+}
+
+// One column for each whole hour: GPUs of jobs on committed nodes, on rented nodes, and GPUs that waiting jobs needed.
+const SERIES = [["committedGpus", "on committed nodes"], ["rentedGpus", "on rented nodes"], ["waitingGpus", "of waiting jobs"]];
+
+function HourChart({ report }) {
+  const columns = report.hours;
+  const known = columns.filter((hour) => hour.committedGpus !== null);
+  if (!known.length) return html`<p class="empty">No whole hour of the window has a record.</p>`;
+  const sum = (hour) => SERIES.reduce((total, [name]) => total + hour[name], 0);
+  const committed = report.commitments.reduce((total, type) => total + type.committedNodes * (type.gpusPerNode || 0), 0);
+  const top = Math.max(committed, ...known.map(sum), 1);
+  const y = (gpus) => 100 - (100 * gpus) / top;
+  const bars = columns.map((hour, index) => {
+    const text = `${hour.at.slice(0, 10)} ${hour.at.slice(11, 16)}Z: ${hour.committedGpus === null ? "unknown" : SERIES.map(([name, label]) => `${hour[name]} GPUs ${label}`).join(", ")}`;
+    if (hour.committedGpus === null) return html`<rect class="unknown" x=${index} y="0" width="1" height="100"><title>${text}</title></rect>`;
+    let below = 0;
+    return html`<g><title>${text}</title>${SERIES.map(([name]) => {
+      const from = below;
+      below += hour[name];
+      return html`<rect class=${name} x=${index + 0.05} y=${y(below)} width="0.9" height=${y(from) - y(below)} />`;
+    })}</g>`;
+  });
+  const peak = known.reduce((most, hour) => (sum(hour) > sum(most) ? hour : most));
+  const label = `GPUs by the hour, ${columns.length} hours. Peak: ${Number(sum(peak).toFixed(1))} GPUs at ${peak.at.slice(0, 16)}Z. Committed now: ${committed} GPUs.`;
+  return html`<div class="chart"><span class="dim">${Math.round(top)} GPUs</span>
+    <svg role="img" aria-label=${label} viewBox="0 0 ${columns.length} 100" preserveAspectRatio="none">${bars}
+      ${committed ? html`<line x1="0" x2=${columns.length} y1=${y(committed)} y2=${y(committed)}><title>${committed} committed GPUs now</title></line>` : null}</svg>
+    <p class="line dim"><span>${columns[0].at.slice(0, 16)}Z</span><span class="space"></span><span>${columns[columns.length - 1].at.slice(0, 16)}Z</span></p>
+    <p class="legend dim">${SERIES.map(([name, text]) => html`<span class="key ${name}"></span> ${text}  `)}<span class="key unknown"></span> unknown  ${committed ? `— ${committed} committed GPUs now` : ""}</p></div>`;
 }
