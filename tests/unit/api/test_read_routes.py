@@ -306,8 +306,17 @@ def test_why_of_a_settled_incident_shows_its_recorded_readings(gateway: Gateway)
 
     after = guardrails_of(gateway)["POOL_REPAIRS"]
 
-    assert (before["reading"], before["limit"]) == (0, None), "the policy has changed since"
+    shown_before = (before["reading"], before["limit"], before["isBlocking"])
+    assert shown_before == (0, None, None), "the policy has changed since"
     assert (after["reading"], after["limit"], after["readAt"]) == (0, 2, rfc3339(ago(minutes=9)))
+
+
+def test_why_answers_beside_an_unreadable_record_of_guardrails(gateway: Gateway) -> None:
+    incident = an_incident(1)
+    record = a_decision(1, incident.incident_id, kind="REPAIR", facts={"guard": {"life": incident.life.key}})
+    stored(gateway.fakes.ledger, incident, record)
+
+    assert guardrails_of(gateway)["SHARED_CAUSE"]["reading"] is None
 
 
 def test_why_of_a_recovering_job_shows_the_resume_decision(gateway: Gateway) -> None:

@@ -14,6 +14,7 @@ from evenkeel.domain.recovery.guardrails import (
     GuardrailName,
     check_guardrails,
 )
+from tests.unit.recovery.facts import at
 from tests.unit.recovery.test_guardrails import (
     HOLD,
     POLICY,
@@ -83,3 +84,21 @@ def test_limit_of_a_pool_of_unknown_size_is_unknown() -> None:
     readings = readings_of(guardrail_facts(pool_nodes=0), GuardrailAction.REPLACE)
 
     assert readings[GuardrailName.POOL_REPAIRS].limit is None
+
+
+@pytest.mark.parametrize(("evidence_at", "minutes"), [(None, None), (10_030, 0), (9_000, 16)])
+def test_age_of_evidence_is_unknown_or_at_least_zero(evidence_at: int | None, minutes: int | None) -> None:
+    facts = guardrail_facts(evidence_at=None if evidence_at is None else at(evidence_at))
+
+    readings = readings_of(facts, GuardrailAction.REPLACE)
+
+    assert readings[GuardrailName.STALE_EVIDENCE].reading == minutes
+
+
+def test_shared_cause_of_incidents_far_apart_stays_below_its_limit() -> None:
+    apart = zone_cause().replace(open_at=tuple(at(seconds) for seconds in (-90_000, -50_000, 9_600)))
+    facts = guardrail_facts(causes=(apart,))
+
+    reading = readings_of(facts, GuardrailAction.REPLACE)[GuardrailName.SHARED_CAUSE]
+
+    assert (reading.reading, reading.limit, reading.is_blocking) == (1, 3, False)

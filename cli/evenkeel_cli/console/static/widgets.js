@@ -113,7 +113,7 @@ function Guardrails({ readings }) {
   return html`<${Table} label="Guardrails" rows=${readings} empty="" columns=${[
     { title: "Guardrail", cell: (each) => plain(each.guardrail) },
     { title: "For", cell: (each) => (each.action === "cordon" ? "cordon" : "repair") },
-    { title: "State", cell: (each) => (each.isBlocking ? html`<${Lane} status="warn">blocks<//>` : each.reading === null ? html`<${Lane} status="idle">not read yet<//>` : html`<${Lane} status="ok">passes<//>`) },
+    { title: "State", cell: (each) => (each.isBlocking ? html`<${Lane} status="warn">blocks<//>` : each.reading === null ? html`<${Lane} status="idle">not read yet<//>` : each.isBlocking === null ? html`<${Lane} status="idle">unknown<//>` : html`<${Lane} status="ok">passes<//>`) },
     { title: "Reading", right: true, cell: (each) => each.reading ?? "–" },
     { title: "Limit", right: true, cell: (each) => each.limit ?? "unknown" },
     { title: "Counts", grow: true, cell: (each) => each.unit },

@@ -32,13 +32,14 @@ class GuardrailReading(Value):
     """None if it is unknown, for example the share of a pool whose size was not read."""
     unit: str
     """The counted things, such as `nodes of the fleet in repair`."""
-    is_blocking: bool
+    is_blocking: bool | None
+    """None if the limits of that time are unknown."""
     read_at: Instant | None
     """None if it was not read."""
 
 
 class _Amount(NamedTuple):
-    reading: int
+    reading: int | None
     limit: int | None
     unit: str
 
@@ -76,17 +77,20 @@ def _shared_cause(facts: GuardrailFacts, policy: GuardrailPolicy) -> _Amount:
 
     def amount_of(cause: SharedCause) -> _Amount:
         recent = sum(facts.now - at < window for at in cause.faulted_at)
+        together = max(  # open incidents count if they began within one window, however long ago
+            (sum(timedelta() <= at - first < window for at in cause.open_at) for first in cause.open_at), default=0
+        )
         needed = max(policy.shared_cause_count, math.ceil(policy.shared_cause_share * cause.nodes))
-        return _Amount(max(recent, len(cause.open_at)), needed, f"unhealthy nodes of {cause.kind} {cause.name}")
+        return _Amount(max(recent, together), needed, f"unhealthy nodes of {cause.kind} {cause.name}")
 
     amounts = [amount_of(cause) for cause in facts.causes]
     none = _Amount(0, policy.shared_cause_count, "unhealthy nodes that share a cause")
-    return max(amounts, key=lambda amount: amount.reading / (amount.limit or 1), default=none)
+    return max(amounts, key=lambda amount: (amount.reading or 0) / (amount.limit or 1), default=none)
 
 
 def _stale_evidence(facts: GuardrailFacts, policy: GuardrailPolicy) -> _Amount:
-    age = facts.now - facts.evidence_at if facts.evidence_at else timedelta()
-    minutes = int(age.total_seconds()) // 60
+    age = max(facts.now - facts.evidence_at, timedelta()) if facts.evidence_at else None  # clocks differ
+    minutes = None if age is None else int(age.total_seconds()) // 60
     return _Amount(minutes, policy.stale_after_seconds // 60, "minutes since the last fault signal")
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic import ValidationError
+
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import Incident
 from evenkeel.domain.recovery.guardrail_readings import GuardrailReading, read_guardrails
@@ -17,8 +19,8 @@ def show(incident: Incident, decisions: Iterable[Decision], context: Context) ->
     """Return the reading of each guardrail against its limit, with the time of the reading.
 
     An open incident shows the readings of now. Only the reading of a shared cause is the recorded one, because it needs
-    every node of the fleet. A settled incident shows the readings of its last repair decision, with unknown limits if
-    the policy has changed since.
+    every node of the fleet. A settled incident shows the readings of its last repair decision. If the policy has
+    changed since, it is unknown what the limits were and what blocked.
 
     Args:
         incident: The incident.
@@ -27,17 +29,22 @@ def show(incident: Incident, decisions: Iterable[Decision], context: Context) ->
     """
     recorded, is_same_policy = _recorded(decisions, context)
     if incident.state.is_settled:
-        readings = recorded if is_same_policy else [reading.replace(limit=None) for reading in recorded]
+        readings = (
+            recorded if is_same_policy else [reading.replace(limit=None, is_blocking=None) for reading in recorded]
+        )
     else:
         readings = _current(incident, recorded, context)
     return [reading.to_json() for reading in readings]
 
 
 def _recorded(decisions: Iterable[Decision], context: Context) -> tuple[list[GuardrailReading], bool]:
-    """Return the readings of the last decision that recorded any, and whether its policy is still in force."""
+    """Return the readings of the last decision with facts, and whether its policy is in force. Unreadable: none."""
     for decision in decisions:
         if decision.kind == "REPAIR" and decision.facts.get("guard"):
-            facts = GuardrailFacts.model_validate(decision.facts["guard"])
+            try:
+                facts = GuardrailFacts.model_validate(decision.facts["guard"])
+            except ValidationError:  # the record of another release
+                return [], True
             readings = read_guardrails(GuardrailAction.REPLACE, facts, context.policy.repair.guardrails)
             return list(readings), decision.policy_hash == context.policy.hash
     return [], True
@@ -58,7 +65,7 @@ def _current(incident: Incident, recorded: list[GuardrailReading], context: Cont
     ]
     shared = {reading.guardrail: reading for reading in recorded if reading.guardrail is GuardrailName.SHARED_CAUSE}
     return [
-        shared.get(reading.guardrail, reading.replace(reading=None, read_at=None))
+        shared.get(reading.guardrail, reading.replace(reading=None, is_blocking=None, read_at=None))
         if reading.guardrail is GuardrailName.SHARED_CAUSE
         else reading
         for reading in readings
