@@ -44,7 +44,7 @@ def _ages() -> read_sources.Ages:
 
 def _seen(document: entry.Json) -> entry.Json:
     """Return an answer that says which of its facts are stale."""
-    return read_sources.marked(document, _ages())
+    return read_sources.with_staleness(document, _ages())
 
 
 @app.get("/v1/status")

@@ -148,7 +148,7 @@ def test_batches_stay_below_three_megabytes_and_a_hundred_writes() -> None:
     parts = write_groups(*[300_000] * 25, *[10] * 250)
     common_writes = (Put(Row(quota_rows.tree_key(), {"memory": "x" * 200_000})),)
 
-    cut_batches = list(batches.cut(parts, common_writes=common_writes, extra_writes=1))
+    cut_batches = list(batches.cut_into_batches(parts, common_writes=common_writes, extra_writes=1))
 
     assert [part for batch in cut_batches for part in batch] == parts
     assert all(2 * len(batch) + 1 <= 100 for batch in cut_batches)
@@ -164,7 +164,7 @@ def test_write_group_above_the_batch_limit_is_sent_alone() -> None:
         *write_groups(1),
     ]
 
-    assert [len(batch) for batch in batches.cut(parts)] == [1, 1]
+    assert [len(batch) for batch in batches.cut_into_batches(parts)] == [1, 1]
 
 
 @pytest.mark.parametrize("offenders", [(), (0,), (3, 4), (0, 1, 2, 3, 4, 5, 6)])

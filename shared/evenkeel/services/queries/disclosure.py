@@ -134,15 +134,15 @@ def public_decision(decision: Decision) -> Decision:
 
 def job_timeline(entries: Iterable[Json]) -> list[Json]:
     """Return the public part of a job's timeline."""
-    return [entry if entry.get("kind") in PUBLIC_ENTRIES else _bare(entry) for entry in entries]
+    return [entry if entry.get("kind") in PUBLIC_ENTRIES else _without_text(entry) for entry in entries]
 
 
 def incident_timeline(entries: Iterable[Json]) -> list[Json]:
-    """Return the public part of an incident's timeline. Only time and kind of its jobs are public."""
-    return [_bare(entry) if entry.get("kind") == "job" else entry for entry in entries]
+    """Return the public part of an incident's timeline. Entries about jobs keep only time and kind."""
+    return [_without_text(entry) if entry.get("kind") == "job" else entry for entry in entries]
 
 
-def _bare(entry: Json) -> Json:
+def _without_text(entry: Json) -> Json:
     read = TimelineEntry.model_validate(entry)
     return read.replace(text="").to_json()
 

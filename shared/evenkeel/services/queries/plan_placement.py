@@ -57,7 +57,9 @@ def run(
         run_times=run_times_of(past_runs.load(context.ledger), context.policy.economy.min_samples),
         holders=holders,
     )
-    return shown(choose_pool(with_decision(placement_facts(job, placement, context.policy), decision)), context.now)
+    return placement_document(
+        choose_pool(with_decision(placement_facts(job, placement, context.policy), decision)), context.now
+    )
 
 
 def with_decision(facts: PlacementFacts, decision: AdmissionDecision) -> PlacementFacts:
@@ -81,7 +83,7 @@ def with_decision(facts: PlacementFacts, decision: AdmissionDecision) -> Placeme
     return facts.replace(candidates=tuple(candidates))
 
 
-def shown(placement: PlacementDecision, now: datetime) -> Json:
+def placement_document(placement: PlacementDecision, now: datetime) -> Json:
     """Return a placement as the API shows it: dollars to the cent, times, the chosen row first."""
     return {
         "action": placement.action,

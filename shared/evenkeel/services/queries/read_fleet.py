@@ -83,7 +83,7 @@ class _JobCounts(TypedDict):
     is_lower_bound: bool
 
 
-def _works(incident: Incident) -> bool:
+def _acts_on_its_node(incident: Incident) -> bool:
     """Whether an open incident acts on its node. A drill does only if it may act."""
     acts = bool(incident.repairs) or (incident.plan is not None and incident.plan.is_carried_out)
     return acts or not incident.is_drill
@@ -91,7 +91,7 @@ def _works(incident: Incident) -> bool:
 
 def _by_node(incidents: Iterable[Incident]) -> dict[str, Incident]:
     """Node → its open incident that acts. Real incidents come last, so that a drill hides none."""
-    working = sorted(filter(_works, incidents), key=lambda incident: not incident.is_drill)
+    working = sorted(filter(_acts_on_its_node, incidents), key=lambda incident: not incident.is_drill)
     return {incident.life.key: incident for incident in working}
 
 
@@ -125,9 +125,9 @@ def status(sources: Sequence[SourceAge], context: Context) -> Json:
     automation = hold_automation.show(context)
     beats = load_heartbeats(context)
     recorded_unhealthy = unhealthy_nodes.load(context.ledger)
-    unhealthy = _untrusted(recorded_unhealthy)
+    unhealthy = _left_unhealthy(recorded_unhealthy)
     states = _states(nodes, incidents.in_work, recorded_unhealthy)
-    health, reasons = judge(incidents, automation, beats, Counter(states.values()), sources)
+    health, reasons = judge_health(incidents, automation, beats, Counter(states.values()), sources)
     blocked = outages(incidents.working)
     waits = _waits_by_team(work, context.now)
     reasons = [*(outage["headline"] for outage in blocked), *reasons]
@@ -141,7 +141,7 @@ def status(sources: Sequence[SourceAge], context: Context) -> Json:
             "working": len(incidents.working),
             "needYou": len(incidents.needing),
             "isLowerBound": incidents.is_lower_bound,
-            "items": _shown(incidents, context),
+            "items": _incident_documents(incidents, context),
         },
         "outages": blocked,
         "next": next_command(incidents, [node.incident_id for node in unhealthy.values()]),
@@ -156,7 +156,7 @@ def status(sources: Sequence[SourceAge], context: Context) -> Json:
         "cpu": _stated_amounts(nodes, states, lambda amounts: amounts.cpu),
         "memoryGib": _stated_amounts(nodes, states, lambda amounts: amounts.memory_gib),
         "cordons": _cordons(context.ledger, nodes),
-        "jobs": _jobs(work, context) | _sight_of_all(sources),
+        "jobs": _jobs(work, context) | _staleness_of_all(sources),
         "teams": [
             {name: value for name, value in team.items() if name != "resources"}
             | {"p90WaitSeconds": waits.get(team["team"])}
@@ -233,7 +233,7 @@ def list_nodes(
         )
 
     filters = keep if not shows_gone or node_filter.pool or node_filter.states else None
-    unhealthy = _untrusted(recorded_unhealthy)
+    unhealthy = _left_unhealthy(recorded_unhealthy)
     cordons = manual_cordons.load(ledger)
 
     def shown(stored_rows: Sequence[Row]) -> list[Json]:
@@ -254,7 +254,7 @@ def list_nodes(
     else:
         answer = pagination.newest_first(ledger, Table.FLEET, ["NODE"], page, filters)
         items, token = shown(answer.rows), answer.next_token
-    return {"items": items, "nextPageToken": token or None, "counts": fleet_counts.of_nodes(ledger)}
+    return {"items": items, "nextPageToken": token or None, "counts": fleet_counts.node_counts(ledger)}
 
 
 def show_node(instance_id: str, context: Context) -> Json:
@@ -322,7 +322,7 @@ def _node(
         "providerStatus": node.provider_status or None,
         "isReady": node.is_ready,
         "isCordoned": node.is_cordoned,
-        "cordon": shown_cordon(cordon) if cordon else None,
+        "cordon": cordon_document(cordon) if cordon else None,
         "isLemon": node.is_lemon,
         "isAwaitingValidation": node.is_awaiting_validation,
         "gpus": node.accelerators,
@@ -338,7 +338,7 @@ def _node(
     }
 
 
-def shown_cordon(cordon: ManualCordon) -> Json:
+def cordon_document(cordon: ManualCordon) -> Json:
     """Return who cordoned a node, why and when."""
     return {"by": cordon.by, "reason": cordon.reason, "at": rfc3339(cordon.at)}
 
@@ -354,7 +354,7 @@ def _cordons(ledger: Ledger, nodes: Iterable[FleetNode]) -> list[Json]:
     present = {node.life.key: node for node in nodes}
     cordoned = [(present[cordon.life], cordon) for _, cordon in newest_cordons(ledger) if cordon.life in present]
     return [
-        {"instanceId": node.life.instance_id, "name": node.node_name, "pool": node.pool, **shown_cordon(cordon)}
+        {"instanceId": node.life.instance_id, "name": node.node_name, "pool": node.pool, **cordon_document(cordon)}
         for node, cordon in cordoned[:_MAX_SHOWN]
     ]
 
@@ -402,7 +402,7 @@ def open_incidents(ledger: Ledger, *, at_most: int = _MAX_OPEN) -> tuple[list[In
     return list(incidents.values()), is_lower_bound
 
 
-def _untrusted(recorded_unhealthy: unhealthy_nodes.UnhealthyNodes) -> dict[str, UnhealthyNode]:
+def _left_unhealthy(recorded_unhealthy: unhealthy_nodes.UnhealthyNodes) -> dict[str, UnhealthyNode]:
     """Return the nodes that incidents left unhealthy, by node life."""
     return {node.life.key: node for node in recorded_unhealthy.values() if not node.trusted_by}
 
@@ -538,7 +538,7 @@ def _outage(cause: str, members: Sequence[Incident]) -> Json:
     }
 
 
-def _shown(incidents: IncidentsByNeed, context: Context) -> list[Json]:
+def _incident_documents(incidents: IncidentsByNeed, context: Context) -> list[Json]:
     needing = read_incidents.with_jobs(context.ledger, incidents.needing[:_MAX_SHOWN])
     working = read_incidents.with_jobs(context.ledger, incidents.working[:_MAX_SHOWN])
     return [_incident(incident, context, needs_you=True) for incident in needing] + [
@@ -573,13 +573,13 @@ def _pools(
                 "kind": "burst" if (cluster, pool) in rented_pools else "committed",
                 "total": len(members),
                 "states": {state: counts[state] for state in NodeState if counts[state]},
-                **_sight(cluster, sources),
+                **_staleness(cluster, sources),
             }
         )
     return {"total": len(nodes) if nodes or _has_seen_nodes(sources) else None, "pools": items}
 
 
-def _sight(cluster: str, sources: Iterable[SourceAge]) -> Json:
+def _staleness(cluster: str, sources: Iterable[SourceAge]) -> Json:
     """Return whether the facts about a cluster are stale, and since when."""
     ages = [age for age in sources if age.source == Source(kind=SourceKind.KUBERNETES_LIST, target=cluster)]
     is_stale = not all(age.is_trusted for age in ages)
@@ -587,7 +587,7 @@ def _sight(cluster: str, sources: Iterable[SourceAge]) -> Json:
     return {"isStale": is_stale, "lastSeenAt": rfc3339(seen_at) if seen_at else None}
 
 
-def _sight_of_all(sources: Iterable[SourceAge]) -> Json:
+def _staleness_of_all(sources: Iterable[SourceAge]) -> Json:
     """Return whether the facts about any cluster are stale, and the oldest answer of those."""
     ages = [age for age in sources if age.source.kind is SourceKind.KUBERNETES_LIST and not age.is_trusted]
     answers = [age.seen_at for age in ages if age.seen_at]
@@ -602,14 +602,14 @@ def _has_seen_nodes(sources: Iterable[SourceAge]) -> bool:
 
 def _gpus(nodes: Sequence[FleetNode], states: Mapping[str, NodeState], sources: Iterable[SourceAge]) -> Json:
     if not nodes and not _has_seen_nodes(sources):
-        return {"total": None, "inService": None, "inUse": None, "free": None, **_sight_of_all(sources)}
+        return {"total": None, "inService": None, "inUse": None, "free": None, **_staleness_of_all(sources)}
     serving = [node for node in nodes if states[node.life.key] is NodeState.IN_SERVICE]
     return {
         "total": sum(node.accelerators for node in nodes),
         "inService": sum(node.accelerators for node in serving),
         "inUse": sum(node.accelerators_in_use for node in nodes),
         "free": sum(max(0, node.accelerators - node.accelerators_in_use) for node in serving),
-        **_sight_of_all(sources),
+        **_staleness_of_all(sources),
     }
 
 
@@ -656,7 +656,7 @@ def _jobs(counts: Mapping[JobState, _JobCounts], context: Context) -> Json:
     return {
         "counts": {state: len(work["rows"]) for state, work in counts.items()},
         "isLowerBound": any(work["is_lower_bound"] for work in counts.values()),
-        "classes": [_class(name, classes[name], context.now) for name in sorted(classes, key=rank)],
+        "classes": [_class_counts(name, classes[name], context.now) for name in sorted(classes, key=rank)],
         "unmanaged": _unmanaged_summary(context),
     }
 
@@ -671,7 +671,7 @@ def _unmanaged_summary(context: Context) -> Json:
     }
 
 
-def _class(name: str, states: Mapping[JobState, list[Json]], now: datetime) -> Json:
+def _class_counts(name: str, states: Mapping[JobState, list[Json]], now: datetime) -> Json:
     """Return the counts of a priority class. A preempted job counts only as preempted until it starts again."""
     preempted = [doc for docs in states.values() for doc in docs if doc.get("isPreempted")]
     continuing = {state: [doc for doc in docs if not doc.get("isPreempted")] for state, docs in states.items()}
@@ -731,7 +731,7 @@ def is_off(sources: Iterable[SourceAge]) -> bool:
     return any(age.state is SourceState.OFF for age in sources)
 
 
-def judge(
+def judge_health(
     incidents: IncidentsByNeed,
     automation: Json,
     beats: Sequence[Json],

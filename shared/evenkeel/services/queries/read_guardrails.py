@@ -27,17 +27,17 @@ def show(incident: Incident, decisions: Iterable[Decision], context: Context) ->
         decisions: The decisions about it, newest first.
         context: The ledger, the policy and the time.
     """
-    recorded, is_same_policy = _recorded(decisions, context)
+    recorded, is_same_policy = _recorded_readings(decisions, context)
     if incident.state.is_settled:
         readings = (
             recorded if is_same_policy else [reading.replace(limit=None, is_blocking=None) for reading in recorded]
         )
     else:
-        readings = _current(incident, recorded, context)
+        readings = _read_now(incident, recorded, context)
     return [reading.to_json() for reading in readings]
 
 
-def _recorded(decisions: Iterable[Decision], context: Context) -> tuple[list[GuardrailReading], bool]:
+def _recorded_readings(decisions: Iterable[Decision], context: Context) -> tuple[list[GuardrailReading], bool]:
     """Return the readings of the last decision with facts, and whether its policy is in force. Unreadable: none."""
     for decision in decisions:
         if decision.kind == "REPAIR" and decision.facts.get("guard"):
@@ -50,7 +50,7 @@ def _recorded(decisions: Iterable[Decision], context: Context) -> tuple[list[Gua
     return [], True
 
 
-def _current(incident: Incident, recorded: list[GuardrailReading], context: Context) -> list[GuardrailReading]:
+def _read_now(incident: Incident, recorded: list[GuardrailReading], context: Context) -> list[GuardrailReading]:
     inputs = GuardrailInputs(context)
     policy = context.policy.repair.guardrails
     is_cordoned = incident.stages.cordoned_at is not None

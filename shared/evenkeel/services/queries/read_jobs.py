@@ -72,7 +72,7 @@ def list_jobs(
     """
     keep = filters.keeps if filters.team or filters.priority_class is not None else None
     partitions = [f"JOB#{state}" for state in LIST_ORDER if not filters.states or state in filters.states]
-    counts = fleet_counts.of_jobs(context.ledger)
+    counts = fleet_counts.job_states(context.ledger)
     if sort is not None:
         matching_rows = sorted_list.matching_rows(context.ledger, Table.JOBS, partitions, keep)
         if not matching_rows:

@@ -92,7 +92,7 @@ def show(sources: Sequence[SourceAge], context: Context) -> Json:
     incidents = IncidentsByNeed([*asking, *left], working, asking, is_cut)
     automation = hold_automation.show(context)
     beats = read_fleet.load_heartbeats(context)
-    health, reasons = read_fleet.judge(
+    health, reasons = read_fleet.judge_health(
         incidents, automation, beats, fleet_counts.node_states(counts) if counts else {}, sources
     )
     if counts is None and health is Health.OK:
@@ -124,7 +124,7 @@ def show(sources: Sequence[SourceAge], context: Context) -> Json:
             "items": _shown(incidents, counts["jobsOnNode"] if counts else {}, context),
         },
         "cordons": [
-            {"instanceId": instance_id, **read_fleet.shown_cordon(cordon)}
+            {"instanceId": instance_id, **read_fleet.cordon_document(cordon)}
             for instance_id, cordon in read_fleet.newest_cordons(ledger)[:MAX_SHOWN]
         ],
         "counts": _public(counts) | {"isStale": age is None or age > STALE_AFTER_SECONDS} if counts else None,

@@ -30,7 +30,7 @@ def run(context: Context) -> Ages:
     )
 
 
-def marked(document: Json, ages: Sequence[SourceAge]) -> Json:
+def with_staleness(document: Json, ages: Sequence[SourceAge]) -> Json:
     """Return a response that says which of its facts are stale.
 
     `stale` has one sentence for each source that cannot be trusted now. Each item of a cluster gets `isStale`, and

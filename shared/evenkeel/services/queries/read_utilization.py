@@ -54,12 +54,12 @@ class _Machine(NamedTuple):
 
     @property
     def vcpu(self) -> float | None:
-        """Virtual CPUs of the instance. If its type is unknown: the GPUs that pods can request."""
+        """Virtual CPUs of the instance. If its type is unknown: the vCPU that pods can request."""
         return self.type.vcpu if self.type else self.node.allocatable.cpu
 
     @property
     def memory_gib(self) -> float | None:
-        """GiB of the instance. If its type is unknown: the GPUs that pods can request."""
+        """Memory of the instance. If its type is unknown: the memory that pods can request."""
         return self.type.memory_gib if self.type else self.node.allocatable.memory_gib
 
     @property

@@ -145,7 +145,7 @@ def find_affected_jobs(incident: Incident, context: Context) -> tuple[AffectedJo
         for workload in context.cluster.workloads(cluster)
         if any(pod.node_name == incident.node_name for pod in workload.pods)
     ]
-    owned = attempt_record.owned(context.ledger, ((cluster, workload) for workload in workloads))
+    owned = attempt_record.owned_workloads(context.ledger, ((cluster, workload) for workload in workloads))
     candidates = {(attempt.job_id, attempt.attempt) for attempt, _ in owned}
     for attempt in (
         *_live_attempts(context.ledger),

@@ -332,7 +332,7 @@ def _drain_remaining_work(incident: Incident, context: Context, facts: RepairFac
         for workload in context.cluster.workloads(cluster)
         if any(pod.node_name == node.name for pod in workload.live_pods())
     ]
-    for attempt, _ in attempt_record.owned(context.ledger, ((cluster, workload) for workload in seen_here)):
+    for attempt, _ in attempt_record.owned_workloads(context.ledger, ((cluster, workload) for workload in seen_here)):
         row = context.ledger.get(job_rows.job_key(attempt.job_id))
         stop_request = rows.decode(row, Job).stop_of(attempt.attempt) if row else None
         if stop_request is not None:

@@ -147,7 +147,7 @@ def _commit_admissions(
     usage = [Add(quota_rows.usage_key(team), {}) for team in {attempt.team for attempt in attempts.values()}]
     has_few_teams = len(usage) <= _MAX_USAGE_ROWS
     common = (tree.put(tree.scheduler_state), *facts.unwritten, *(usage if has_few_teams else ()))
-    for batch in batches.cut(write_groups, common_writes=common, extra_writes=0 if has_few_teams else 1):
+    for batch in batches.cut_into_batches(write_groups, common_writes=common, extra_writes=0 if has_few_teams else 1):
         batches.commit_each(batch, commit, on_refused)
     return frozenset(refused_jobs)
 
@@ -346,7 +346,7 @@ def _commit_stops(
     Raises:
         Refused: the ledger refused a commit. Earlier commits stay.
     """
-    for batch in batches.cut(write_groups, common_writes=(tree.put(tree.scheduler_state), *job_writes)):
+    for batch in batches.cut_into_batches(write_groups, common_writes=(tree.put(tree.scheduler_state), *job_writes)):
         scheduler_state = after_stops([group.subject for group in batch])
         writes = (write for group in batch for write in group.writes)
         context.ledger.commit(tree.put(scheduler_state), *writes, *job_writes, token=token)
@@ -475,7 +475,7 @@ def _commit_reservation_stops(plan: CyclePlan, loaded: LoadedCycle, tree: QuotaT
         context.telemetry.count("JobsDrainedFromReservations", len(names))
         context.telemetry.info("ReservationStopsRequested", jobs=names)
 
-    for batch in batches.cut(write_groups, common_writes=(tree.put(tree.scheduler_state),)):
+    for batch in batches.cut_into_batches(write_groups, common_writes=(tree.put(tree.scheduler_state),)):
         batches.commit_each(
             batch, commit, lambda group, refused: batches.note_refusal(context.telemetry, group.subject, refused)
         )
@@ -526,7 +526,7 @@ class _ReasonBatch:
     def commit(self) -> None:
         """Commit the rest of the batch. A reason that the ledger refuses is counted and left out."""
         ledger, telemetry = self._context.ledger, self._context.telemetry
-        for batch in batches.cut(self._groups):
+        for batch in batches.cut_into_batches(self._groups):
             batches.commit_each(
                 batch,
                 lambda groups: ledger.commit(*(write for group in groups for write in group.writes)),

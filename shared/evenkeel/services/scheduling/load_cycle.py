@@ -466,4 +466,4 @@ def _owned_workloads(
         listed = read.result().attempts
     except EvenkeelError:
         return ()  # `_read_clusters` reports the error
-    return attempt_record.owned(context.ledger, ((name, workload) for workload in listed))
+    return attempt_record.owned_workloads(context.ledger, ((name, workload) for workload in listed))

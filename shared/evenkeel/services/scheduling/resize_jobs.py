@@ -73,7 +73,7 @@ class _ResizeCommit:
         records = {resize.job_id: self._record(resize) for resize in planned}
         parts = [self._stop_writes(resize, records[resize.job_id]) for resize in planned]
         # The next cycle asks the jobs that do not fit into one commit, and counts on the jobs that already stop.
-        first = next(batches.cut(parts, common_writes=(self.tree.put(scheduler_state),)))
+        first = next(batches.cut_into_batches(parts, common_writes=(self.tree.put(scheduler_state),)))
         names = {write_group.subject for write_group in first}
         resizes = [resize for resize in planned if resize.job_id in names]
         changed = self._state_after(resizes, scheduler_state)
@@ -150,7 +150,7 @@ class _ResizeCommit:
         parts = [
             batches.WriteGroup(name, (Put(subject_rows.decision_row(record)),)) for name, record in records.items()
         ]
-        for batch in batches.cut(parts, common_writes=(self.tree.put(changed),)):
+        for batch in batches.cut_into_batches(parts, common_writes=(self.tree.put(changed),)):
             writes = (write for write_group in batch for write in write_group.writes)
             token = records[batch[0].subject].decision_id
             self.context.ledger.commit(self.tree.put(changed), *writes, token=token)

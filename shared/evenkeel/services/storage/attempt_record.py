@@ -40,7 +40,9 @@ def load(ledger: Ledger, job_id: str, attempt: int) -> StoredAttempt:
     return StoredAttempt(rows.decode(job, Job), job.version, rows.decode(row, Attempt), row.version)
 
 
-def owned(ledger: Ledger, listed: Iterable[tuple[str, ObservedWorkload]]) -> list[tuple[Attempt, ObservedWorkload]]:
+def owned_workloads(
+    ledger: Ledger, listed: Iterable[tuple[str, ObservedWorkload]]
+) -> list[tuple[Attempt, ObservedWorkload]]:
     """Return the Jobs and pods that belong to attempts, each with its attempt from the ledger.
 
     Objects that only carry the labels of an attempt are left out (`Attempt.owns`).

@@ -29,7 +29,7 @@ def size_of(writes: Iterable[Write]) -> int:
     return sum(row_bytes(write.row) if isinstance(write, Put) else _UNKNOWN_BYTES for write in writes)
 
 
-def cut(
+def cut_into_batches(
     parts: Iterable[WriteGroup], *, common_writes: Sequence[Write] = (), extra_writes: int = 0
 ) -> Iterator[tuple[WriteGroup, ...]]:
     """Yield the groups in order, in batches that fit into one commit.

@@ -14,7 +14,7 @@ def load(ledger: Ledger) -> Json | None:
     return row.doc if row else None
 
 
-def of_jobs(ledger: Ledger) -> Json | None:
+def job_states(ledger: Ledger) -> Json | None:
     """Return the number of jobs by state, with the time of the count; None if it is unknown."""
     counts = load(ledger)
     if counts is None:
@@ -23,7 +23,7 @@ def of_jobs(ledger: Ledger) -> Json | None:
     return {"at": counts["at"], "byState": jobs["counts"], "isLowerBound": jobs["isLowerBound"]}
 
 
-def of_nodes(ledger: Ledger) -> Json | None:
+def node_counts(ledger: Ledger) -> Json | None:
     """Return the number of nodes by state, with the time of the count; None if it is unknown."""
     counts = load(ledger)
     if counts is None:

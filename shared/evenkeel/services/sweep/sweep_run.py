@@ -200,7 +200,7 @@ class SweepRun:
         Objects that only carry the labels of an attempt are logged and left out.
         """
         listed = [(name, workload) for name, workloads in self.workloads_of.items() for workload in workloads]
-        owned = attempt_record.owned(self.context.ledger, listed)
+        owned = attempt_record.owned_workloads(self.context.ledger, listed)
         proved = {(attempt.cluster, workload.job_uid) for attempt, workload in owned}
         unproven = [(cluster, workload) for cluster, workload in listed if (cluster, workload.job_uid) not in proved]
         if unproven:
