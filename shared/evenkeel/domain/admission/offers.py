@@ -183,18 +183,18 @@ class _PoolNodes(NamedTuple):
         closed, empty = Counter(self.counts.closed), self.counts.empty
         usable = list(self.usable)
         for before, now in changes:
-            if _choice_of(request, before, policy) is None:
+            if _rank_if_idle(request, before, policy) is None:
                 continue
-            reason = _why_closed(request, request.per_node, before, policy)
+            reason = _why_unusable(request, request.per_node, before, policy)
             if reason:
                 closed[reason] -= 1
             else:
-                del usable[bisect.bisect_left(usable, _order_of(before), key=_order_of)]
-            reason = _why_closed(request, request.per_node, now, policy)
+                del usable[bisect.bisect_left(usable, _packing_order(before), key=_packing_order)]
+            reason = _why_unusable(request, request.per_node, now, policy)
             if reason:
                 closed[reason] += 1
             else:
-                bisect.insort(usable, now, key=_order_of)
+                bisect.insort(usable, now, key=_packing_order)
             empty += now.is_unused - before.is_unused
         counts = self.counts.replace_unchecked(fitting=len(usable), empty=empty, closed=dict(+closed))
         return self._replace(counts=counts, usable=tuple(usable))
@@ -232,23 +232,23 @@ def _pool_nodes(
     for capacity in _reserved_or_shared(request, capacities):
         if counts_node is not None and not counts_node(capacity):
             continue
-        choice = _choice_of(request, capacity, policy)
+        choice = _rank_if_idle(request, capacity, policy)
         if choice is not None:
             pool_and_type = (capacity.pool, capacity.instance_type)
             nodes_by_type[pool_and_type].append(capacity)
             choices[pool_and_type] = min(choice, choices.get(pool_and_type, choice))
     return tuple(
-        _nodes_of(
+        _free_nodes_for(
             request, pool, instance_type, nodes_by_type[pool, instance_type], policy, choices[pool, instance_type]
         )
         for pool, instance_type in sorted(nodes_by_type)
     )
 
 
-def _choice_of(request: AdmissionRequest, capacity: NodeCapacity, policy: SchedulingPolicy) -> int | None:
-    """Return the rank of a node in the job's order of preference; None if the job could not run there when it is free.
+def _rank_if_idle(request: AdmissionRequest, capacity: NodeCapacity, policy: SchedulingPolicy) -> int | None:
+    """Return the rank of a node in the job's order of preference; None if even the idle node could not run the job.
 
-    It does not depend on free amounts.
+    The rank does not depend on free amounts.
     """
     if capacity.cluster != request.cluster:
         return None
@@ -406,7 +406,7 @@ def missing_efa(request: AdmissionRequest, capacity: NodeCapacity, policy: Sched
     return f"offering {capacity.efa} of {required} EFA interfaces" if capacity.efa < required else ""
 
 
-def _nodes_of(
+def _free_nodes_for(
     request: AdmissionRequest,
     pool: str,
     instance_type: str,
@@ -418,16 +418,16 @@ def _nodes_of(
     usable: list[NodeCapacity] = []
     resources = request.per_node
     for capacity in capacities:
-        if reason := _why_closed(request, resources, capacity, policy):
+        if reason := _why_unusable(request, resources, capacity, policy):
             closed[reason] += 1
         else:
             usable.append(capacity)
-    usable.sort(key=_order_of)
+    usable.sort(key=_packing_order)
     counts = PoolFit(
         pool=pool,
         instance_type=instance_type,
         total_nodes=len(capacities),
-        leaving=sum(not _is_needed_long_enough(request, capacity) for capacity in capacities),
+        leaving=sum(not _is_usable_long_enough(request, capacity) for capacity in capacities),
         fitting=len(usable),
         empty=sum(capacity.is_unused for capacity in capacities),
         reserved_spares=0 if request.is_recovery else policy.spare_nodes.get(pool, 0),
@@ -437,7 +437,7 @@ def _nodes_of(
     return _PoolNodes(counts, tuple(usable))
 
 
-def _order_of(capacity: NodeCapacity) -> tuple[int, int, str]:
+def _packing_order(capacity: NodeCapacity) -> tuple[int, int, str]:
     """Return the order in which gangs take nodes.
 
     The fullest node that still fits comes first, so that completely free nodes stay free for gangs that need them.
@@ -445,17 +445,17 @@ def _order_of(capacity: NodeCapacity) -> tuple[int, int, str]:
     return capacity.free.accelerators, capacity.free.cpu_millis, capacity.node_name
 
 
-def _is_needed_long_enough(request: AdmissionRequest, capacity: NodeCapacity) -> bool:
+def _is_usable_long_enough(request: AdmissionRequest, capacity: NodeCapacity) -> bool:
     return stays_long_enough(request, capacity) if capacity.usable_until else True
 
 
-def _why_closed(
+def _why_unusable(
     request: AdmissionRequest, requested: Resources, capacity: NodeCapacity, policy: SchedulingPolicy
 ) -> str:
     """Return in a few words why a pod of a job cannot use a node now; empty if it can."""
     if capacity.unschedulable_reason and not is_schedulable_for(request, capacity):
         return capacity.unschedulable_reason
-    if not _is_needed_long_enough(request, capacity):
+    if not _is_usable_long_enough(request, capacity):
         return f"usable only until {capacity.usable_until:%d %b %H:%M} UTC"
     if request.avoid and capacity.life.key in request.avoid:
         return "excluded by the resume plan"

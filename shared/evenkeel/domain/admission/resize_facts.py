@@ -14,7 +14,7 @@ MAY_SHRINK, NEEDS_IT = 0, 1
 
 
 class ShrinkFacts(Value):
-    """Facts of the decision which jobs shrink."""
+    """Facts for deciding which jobs shrink."""
 
     jobs: tuple[ElasticJob, ...]
     """Each job with the sizes that it may take. Jobs that may shrink have priority 0, all other jobs 1."""

@@ -68,7 +68,7 @@ class ElasticSpec(Value):
     sizes: Annotated[tuple[int, ...], Submitted(max_items=MAX_SIZES, unit="sizes")] = ()
     """The allowed node counts, instead of a step."""
     throughput: Annotated[tuple[SizeThroughput, ...], Submitted(max_items=MAX_POINTS, unit="sizes")] = ()
-    """Throughput at two or more sizes; growth weighs it. Empty: each node adds the same."""
+    """Throughput at two or more sizes. Evenkeel grows the job only where it rises. Empty: each node adds the same."""
 
 
 class JobSpec(Value):

@@ -99,12 +99,12 @@ class SchedulingCycle:
         for victim in preempted:
             root = self._snapshot.queue_of(victim.workload).quota_node.root
             self._preempted.setdefault(root, {})[victim.workload.workload_id] = victim
-        decisions = [self._process(entry) for entry in self._in_order(entries)]
+        decisions = [self._process(entry) for entry in self._entries_in_order(entries)]
         for taken_quota in reversed(self._taken):
             self._give_back(taken_quota)
         return decisions
 
-    def _in_order(self, entries: Mapping[str, Entry]) -> Iterator[Entry]:
+    def _entries_in_order(self, entries: Mapping[str, Entry]) -> Iterator[Entry]:
         if not self._snapshot.rules.fair_sharing:
             yield from sorted(entries.values(), key=_classical_order)
             return

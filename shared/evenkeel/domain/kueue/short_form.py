@@ -58,8 +58,8 @@ def _to_group(group: Group) -> ResourceGroup:
     return ResourceGroup(tuple(resources), tuple(flavors))
 
 
-def _of_groups(groups: tuple[ResourceGroup, ...]) -> tuple[Group, ...]:
-    def written(resource: str, quota: Quota) -> Quantity | QuotaLimits:
+def _groups_in_short_form(groups: tuple[ResourceGroup, ...]) -> tuple[Group, ...]:
+    def limits_of(resource: str, quota: Quota) -> Quantity | QuotaLimits:
         nominal, borrow, lend = (
             None if limit is None else to_quantity(resource, limit)
             for limit in (quota.nominal, quota.borrow, quota.lend)
@@ -68,7 +68,7 @@ def _of_groups(groups: tuple[ResourceGroup, ...]) -> tuple[Group, ...]:
 
     return tuple(
         {
-            flavor.flavor: {resource: written(resource, quota) for resource, quota in flavor.quotas.items()}
+            flavor.flavor: {resource: limits_of(resource, quota) for resource, quota in flavor.quotas.items()}
             for flavor in group.flavors
         }
         for group in groups
@@ -136,7 +136,7 @@ class ShortQueue(Document):
         return cls(
             name=queue.name,
             cohort=queue.cohort,
-            groups=_of_groups(queue.groups),
+            groups=_groups_in_short_form(queue.groups),
             weight=queue.fair_weight,
             preemption=ShortPreemption(
                 within=queue.preemption.within,
@@ -168,7 +168,12 @@ class ShortCohort(Document):
 
     @classmethod
     def of(cls, cohort: Cohort) -> "ShortCohort":
-        return cls(name=cohort.name, parent=cohort.parent, groups=_of_groups(cohort.groups), weight=cohort.fair_weight)
+        return cls(
+            name=cohort.name,
+            parent=cohort.parent,
+            groups=_groups_in_short_form(cohort.groups),
+            weight=cohort.fair_weight,
+        )
 
 
 class ShortFlavor(Document):

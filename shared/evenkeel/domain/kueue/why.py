@@ -173,18 +173,18 @@ def _changes(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Iterabl
             yield change
 
 
-def _smallest(upper_bound: int, works: Callable[[int], bool]) -> int | None:
-    """Return the smallest number from 1 to `most` that works, by binary search; None if `most` does not work."""
-    if upper_bound < 1 or not works(upper_bound):
+def _smallest(upper_bound: int, is_enough: Callable[[int], bool]) -> int | None:
+    """Return the smallest sufficient number from 1 to the bound, by binary search; None if the bound is not enough."""
+    if upper_bound < 1 or not is_enough(upper_bound):
         return None
     low, high = 1, upper_bound
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if works(middle) else (middle + 1, high)
+        low, high = (low, middle) if is_enough(middle) else (middle + 1, high)
     return low
 
 
-def _minimize_each(upper_bounds: dict[str, int], works: Callable[[dict[str, int]], bool]) -> dict[str, int]:
+def _minimize_each(upper_bounds: dict[str, int], is_admitted_with: Callable[[dict[str, int]], bool]) -> dict[str, int]:
     """Return amounts that work. No single amount can be smaller while all other amounts stay the same."""
     amounts, last_amounts = dict(upper_bounds), dict[str, int]()
     while amounts != last_amounts:  # a smaller amount of one resource may allow a smaller amount of another
@@ -192,10 +192,10 @@ def _minimize_each(upper_bounds: dict[str, int], works: Callable[[dict[str, int]
         for name in sorted(amounts):
             other_amounts = dict(amounts)
 
-            def enough(amount: int, name: str = name, other_amounts: dict[str, int] = other_amounts) -> bool:
-                return works({**other_amounts, name: amount})
+            def suffices(amount: int, name: str = name, other_amounts: dict[str, int] = other_amounts) -> bool:
+                return is_admitted_with({**other_amounts, name: amount})
 
-            amounts[name] = 0 if enough(0) else _smallest(amounts[name], enough) or amounts[name]
+            amounts[name] = 0 if suffices(0) else _smallest(amounts[name], suffices) or amounts[name]
     return {name: amount for name, amount in amounts.items() if amount}
 
 
@@ -214,15 +214,15 @@ def _by_quota(state: WhatIf, workload: Workload) -> AdmittingChange | None:
             name: requested[name] + shortfall.get(name, 0) for name in group.resources if requested.get(name)
         }
 
-        def works(addition: dict[str, int], flavor: str = flavor) -> bool:
+        def is_admitted_with(addition: dict[str, int], flavor: str = flavor) -> bool:
             changed = replace(
                 state, queues=tuple(_with_more(queue_spec, queue.name, flavor, addition) for queue_spec in state.queues)
             )
             return changed.decide(workload).result is Result.ADMITTED
 
-        if not upper_bounds or not works(upper_bounds):
+        if not upper_bounds or not is_admitted_with(upper_bounds):
             continue
-        addition = _minimize_each(upper_bounds, works)
+        addition = _minimize_each(upper_bounds, is_admitted_with)
         if addition and (smallest is None or sum(addition.values()) < smallest[0]):
             smallest = (sum(addition.values()), flavor, addition)
     if smallest is None:
@@ -321,10 +321,10 @@ def _by_waiting(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Admi
     )[:_SEARCH_LIMIT]
     names = [admitted_workload.workload.workload_id for admitted_workload in running]
 
-    def works(gone: Iterable[str]) -> bool:
+    def is_admitted_without(gone: Iterable[str]) -> bool:
         return state.decide(workload, frozenset(gone)).result is Result.ADMITTED
 
-    count = _smallest(len(names), lambda count: works(names[:count]))
+    count = _smallest(len(names), lambda count: is_admitted_without(names[:count]))
     if count is None:
         return None
     needed, earlier_names = names[:count], list[str]()
@@ -332,6 +332,6 @@ def _by_waiting(state: WhatIf, scheduler: Scheduler, workload: Workload) -> Admi
         earlier_names = needed
         for name in reversed(earlier_names):
             without = [resource for resource in needed if resource != name]
-            if without and works(without):
+            if without and is_admitted_without(without):
                 needed = without
     return AdmittingChange(kind="wait", message=f"The end of {', '.join(needed)}.", jobs=tuple(needed))

@@ -61,7 +61,7 @@ class DisplacementFacts(Value):
     other_option: str
     """The cheapest other option: a rented pool, or the committed pool that the job waits for."""
     other_parts: int
-    """Its cost, without the opportunity cost of committed hours."""
+    """Cost of the other option, without the opportunity cost of committed hours."""
     committed: tuple[CommittedNode, ...]
     movable: tuple[MovableJob, ...]
     team_left_micros: dict[str, int]
