@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 
 from evenkeel.domain.health.incidents import LIST_ORDER as INCIDENT_ORDER
-from evenkeel.domain.health.incidents import IncidentState
+from evenkeel.domain.health.incidents import IncidentState, StageTimes
 from evenkeel.domain.jobs.job import LIST_ORDER as JOB_ORDER
 from evenkeel.domain.jobs.job import JobState
 from evenkeel.ports import Put, Row
 from evenkeel.services.storage import incident_rows, job_rows
 from tests.fakes.ledger import InMemoryLedger
+from tests.fakes.system import A_MOMENT
 from tests.unit.api.gateway import Gateway
-from tests.unit.api.seeds import a_job, an_incident, store_heartbeats, stored
+from tests.unit.api.seeds import a_job, an_incident, store_fleet_counts, store_heartbeats, stored
 
 INCIDENT_CHANGES = (
     (IncidentState.OPEN, IncidentState.RECOVERING),
@@ -46,7 +47,7 @@ def change_before_list_read(ledger: InMemoryLedger, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("number", range(len(INCIDENT_ORDER)))
 @pytest.mark.parametrize(("before", "after"), INCIDENT_CHANGES)
-@pytest.mark.parametrize("path", ["/v1/incidents", "/v1/status"])
+@pytest.mark.parametrize("path", ["/v1/incidents", "/v1/status", "/v1/overview"])
 def test_incident_that_changes_state_between_pages_is_listed_once(
     gateway: Gateway,
     monkeypatch: pytest.MonkeyPatch,
@@ -65,6 +66,22 @@ def test_incident_that_changes_state_between_pages_is_listed_once(
 
     items: Sequence[Any] = answer["items"] if path == "/v1/incidents" else answer["incidents"]["items"]
     assert [incident["incidentId"] for incident in items] == ["inc-0000000001"]
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_incident_that_fails_during_the_overview_is_listed_once(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    store_heartbeats(gateway.fakes.ledger)
+    store_fleet_counts(gateway.fakes, minutes_ago=1)
+    stored(gateway.fakes.ledger, an_incident(1, state="RECOVERING"))
+    failed = an_incident(1, state="FAILED", stages=StageTimes(settled_at=A_MOMENT))
+    change_before_list_read(gateway.fakes.ledger, monkeypatch, number, incident_rows.incident_row(failed, 1))
+
+    incidents = gateway.get("/v1/overview").document["incidents"]
+
+    assert [incident["incidentId"] for incident in incidents["items"]] == ["inc-0000000001"]
+    assert incidents["working"] + incidents["needYou"] == 1
 
 
 @pytest.mark.parametrize("number", range(len(JOB_ORDER)))

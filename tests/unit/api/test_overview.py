@@ -115,6 +115,19 @@ def test_old_counts_are_marked_with_their_time(minutes: int, is_stale: bool) -> 
     assert (counts["isStale"], counts["at"]) == (is_stale, rfc3339(A_MOMENT - timedelta(minutes=minutes)))
 
 
+def test_fleet_with_old_counts_is_not_shown_as_healthy() -> None:
+    gateway = Gateway()
+    store_heartbeats(gateway.fakes.ledger)
+    store_fleet_counts(gateway.fakes, minutes_ago=1)
+    current = gateway.get(ROUTE).document
+    store_fleet_counts(gateway.fakes, minutes_ago=11)
+
+    old = gateway.get(ROUTE).document
+
+    assert (current["health"], old["health"]) == ("OK", "DEGRADED")
+    assert f"nodes and jobs were last counted at {rfc3339(ago(minutes=11))}" in old["reasons"]
+
+
 def test_open_incidents_are_current_and_questions_come_first() -> None:
     gateway = Gateway()
     store_heartbeats(gateway.fakes.ledger)

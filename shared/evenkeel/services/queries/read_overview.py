@@ -86,25 +86,32 @@ def show(sources: Sequence[SourceAge], context: Context) -> Json:
     if counts and "jobsOnNode" not in counts:
         counts = None  # a row of an earlier build: the next sweep replaces it
     listed, is_cut = read_fleet.open_incidents(ledger, at_most=MAX_SHOWN)
+    left = _left_for_person(counts, context)
+    failed = {incident.incident_id for incident in left}  # it may have failed since the open incidents were read
+    listed = [incident for incident in listed if incident.incident_id not in failed]
     asking = [incident for incident in listed if pending_approval(incident)]
     working = [incident for incident in listed if not pending_approval(incident)]
-    left = _left_for_person(counts, context)
     incidents = IncidentsByNeed([*asking, *left], working, asking, is_cut)
     automation = hold_automation.show(context)
     beats = read_fleet.load_heartbeats(context)
     health, reasons = read_fleet.judge_health(
         incidents, automation, beats, fleet_counts.node_states(counts) if counts else {}, sources
     )
-    if counts is None and health is Health.OK:
-        health = Health.DEGRADED
     age = (context.now - datetime.fromisoformat(counts["at"])).total_seconds() if counts else None
+    is_stale = age is None or age > STALE_AFTER_SECONDS
+    if is_stale and health is Health.OK:
+        health = Health.DEGRADED
+    if counts is None:
+        reasons = [*reasons, "no sweep has counted the fleet yet"]
+    elif is_stale and not read_fleet.is_off(sources):
+        reasons = [*reasons, f"nodes and jobs were last counted at {counts['at']}"]
     unhealthy = counts["unhealthy"] if counts else []
     nodes_changed = ledger.get(fleet_rows.nodes_changed_key())
     return {
         "asOf": rfc3339(context.now),
         "fleet": context.site.fleet,
         "health": health,
-        "reasons": [*reasons, *([] if counts else ["no sweep has counted the fleet yet"])],
+        "reasons": reasons,
         "stale": read_sources.warnings(sources),
         "isRunning": not read_fleet.is_off(sources),
         "sources": Counter(source.state for source in sources),
@@ -127,7 +134,7 @@ def show(sources: Sequence[SourceAge], context: Context) -> Json:
             {"instanceId": instance_id, **read_fleet.cordon_document(cordon)}
             for instance_id, cordon in read_fleet.newest_cordons(ledger)[:MAX_SHOWN]
         ],
-        "counts": _public(counts) | {"isStale": age is None or age > STALE_AFTER_SECONDS} if counts else None,
+        "counts": _public(counts) | {"isStale": is_stale} if counts else None,
     }
 
 
