@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _MAX_READ = 20_000
+_SINCE = "30d"
 _MAX_MEASURED = 40
 FleetOption = Annotated[bool, typer.Option("--fleet", help="Count failures and node-hours of the fleet itself.")]
 DaysOption = Annotated[float, typer.Option(metavar="N", help="Length of the window; at most 30.")]
@@ -104,7 +105,7 @@ def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
         Path | None, typer.Option(metavar="FILE", help="Demand by the hour: CSV, JSON or YAML. Needs no fleet.")
     ] = None,
     fleet: Annotated[bool, typer.Option("--fleet", help="Use the demand and prices that the fleet recorded.")] = False,
-    since: Annotated[str, typer.Option(metavar="WHEN", help="With --fleet: begin of the window.")] = "30d",
+    since: Annotated[str, typer.Option(metavar="WHEN", help="With --fleet: begin of the window.")] = _SINCE,
     until: Annotated[str, typer.Option(metavar="WHEN", help="With --fleet: end of the window; if omitted, now.")] = "",
     instance_type: Annotated[str, typer.Option(metavar="TYPE", help="With --fleet, if it has several types.")] = "",
     waiting: Annotated[
@@ -136,10 +137,9 @@ def commitment(  # noqa: PLR0913, PLR0917 - options, each given by its name
         raise CommandFailed(Exit.USAGE, "Give either --demand or --fleet.", code="WRONG_FIGURE")
     if fleet and gpus_per_node != 1:
         raise CommandFailed(Exit.USAGE, "--fleet excludes --gpus-per-node.", code="WRONG_FIGURE")
-    if demand is not None and (instance_type or waiting):
-        raise CommandFailed(
-            Exit.USAGE, "--demand excludes --instance-type and --waiting; these need --fleet.", code="WRONG_FIGURE"
-        )
+    only_fleet = {"--since": since != _SINCE, "--until": until, "--instance-type": instance_type, "--waiting": waiting}
+    if demand is not None and (given := " and ".join(name for name, value in only_fleet.items() if value)):
+        raise CommandFailed(Exit.USAGE, f"--demand excludes {given}: only --fleet has it.", code="WRONG_FIGURE")
     prices = {
         "reserved_usd_per_hour": reserved_usd_per_hour,
         "on_demand_usd_per_hour": on_demand_usd_per_hour,

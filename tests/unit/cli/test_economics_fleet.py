@@ -325,7 +325,8 @@ def test_list_price_is_the_on_demand_price(with_demand: CliFixture) -> None:
     [
         ((), 2, "Give either --demand or --fleet."),
         (("--fleet", "--demand", "x.csv"), 2, "Give either --demand or --fleet."),
-        (("--demand", "x.csv", "--waiting"), 2, "--demand excludes --instance-type and --waiting"),
+        (("--demand", "x.csv", "--waiting"), 2, "--demand excludes --waiting: only --fleet has it."),
+        (("--demand", "x.csv", "--since", "7d", "--until", "1d"), 2, "--demand excludes --since and --until"),
         (("--fleet", "--gpus-per-node", "8"), 2, "--fleet excludes --gpus-per-node."),
         (("--fleet", "--instance-type", "p4d.24xlarge", *PRICES), 2, "--instance-type must be one of p5.48xlarge"),
         (("--fleet", "--since", "10m", *PRICES), 4, "The demand is unknown. No whole hour of the window"),

@@ -1,3 +1,4 @@
+import contextlib
 from datetime import timedelta
 from typing import Any
 
@@ -18,7 +19,7 @@ from evenkeel.domain.recovery.leases import NodeReturn, RepairLease
 from evenkeel.domain.recovery.repair_policy import RepairPolicy
 from evenkeel.domain.sources import SourceState
 from evenkeel.domain.waiting import ConditionKind, Wait, WaitAnswer, WaitCondition, WaitState
-from evenkeel.ports import ExecutionState, Table, Throttled, Unreachable, WorkflowName
+from evenkeel.ports import ExecutionState, Put, Table, Throttled, Unreachable, WorkflowName
 from evenkeel.services.incidents import note_group_fact, receive_event
 from evenkeel.services.queries import read_jobs, read_sources
 from evenkeel.services.storage import fleet_rows, guardrail_registers, incident_rows, locks, rows, subject_rows
@@ -173,6 +174,33 @@ def test_sweep_records_when_nodes_changed_and_only_then() -> None:
 
     assert first == unchanged
     assert changed_at() > first
+
+
+def test_stored_change_is_recorded_if_a_later_row_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = JobScenario(size=3)
+    scenario.sweep()
+    ledger, key = scenario.world.ledger, fleet_rows.nodes_changed_key()
+    before = ledger.get(key)
+    assert before
+    scenario.world.clock.advance(60)
+    for number in (1, 2):
+        scenario.world.cluster.remove_node(a_node(number).name)
+        del scenario.world.provider.by_id[instance_id(number)]
+    commit, node_writes = ledger.commit, iter(range(1_000))
+
+    def fails_at_second_node(*writes: Any, **options: Any) -> None:
+        is_node = any(isinstance(write, Put) and write.row.key.pk.startswith("NODE#") for write in writes)
+        if is_node and next(node_writes) == 1:
+            raise Throttled("too many writes")
+        commit(*writes, **options)
+
+    monkeypatch.setattr(ledger, "commit", fails_at_second_node)
+    with contextlib.suppress(Throttled):
+        scenario.sweep()
+
+    after = ledger.get(key)
+    assert after
+    assert after.doc["at"] > before.doc["at"]
 
 
 def test_no_node_is_marked_gone_while_hyperpod_fails() -> None:

@@ -55,25 +55,27 @@ def refresh_fleet(sweep: SweepRun) -> int:
     }
     stored_keys: set[tuple[str, str]] = set()
     has_changed = False
-    for row, stored in sweep.readable(sweep.listed(Table.FLEET, "NODE"), FleetNode):
-        key = (stored.life.cluster, stored.life.instance_id)
-        stored_keys.add(key)
-        if key in stored_nodes:
-            has_changed |= _store_node(sweep, stored_nodes[key].with_history_of(stored), stored, row.version)
-        elif not stored.is_gone and (
-            stored.life.cluster in read or stored.life.cluster not in sweep.context.site.clusters
-        ):
-            fleet_node = stored.replace(is_gone=True, is_ready=False, changed_at=sweep.context.now)
-            expires_at = sweep.context.now + _GONE_KEPT
-            has_changed |= _store_node(sweep, fleet_node, stored, row.version, expires_at=expires_at)
-    for key, node in stored_nodes.items():
-        if key not in stored_keys:
-            with sweep.item("/".join(key)):
-                row_now = ledger.get(fleet_rows.node_key(*key))
-                stored_now = rows.decode(row_now, FleetNode) if row_now else None
-                has_changed |= _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
-    if has_changed:
-        _note_change(sweep)
+    try:
+        for row, stored in sweep.readable(sweep.listed(Table.FLEET, "NODE"), FleetNode):
+            key = (stored.life.cluster, stored.life.instance_id)
+            stored_keys.add(key)
+            if key in stored_nodes:
+                has_changed |= _store_node(sweep, stored_nodes[key].with_history_of(stored), stored, row.version)
+            elif not stored.is_gone and (
+                stored.life.cluster in read or stored.life.cluster not in sweep.context.site.clusters
+            ):
+                fleet_node = stored.replace(is_gone=True, is_ready=False, changed_at=sweep.context.now)
+                expires_at = sweep.context.now + _GONE_KEPT
+                has_changed |= _store_node(sweep, fleet_node, stored, row.version, expires_at=expires_at)
+        for key, node in stored_nodes.items():
+            if key not in stored_keys:
+                with sweep.item("/".join(key)):
+                    row_now = ledger.get(fleet_rows.node_key(*key))
+                    stored_now = rows.decode(row_now, FleetNode) if row_now else None
+                    has_changed |= _store_node(sweep, node, stored_now, row_now.version if row_now else 0)
+    finally:  # a failure ends the step after some rows were stored, and the next sweep finds them unchanged
+        if has_changed:
+            _note_change(sweep)
     if read == set(sweep.context.site.clusters):
         sweep.accelerators_in_use = sum(node.accelerators_in_use for node in stored_nodes.values())
         cordoned = frozenset(node.life.key for node in stored_nodes.values() if node.is_cordoned)
