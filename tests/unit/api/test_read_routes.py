@@ -311,6 +311,18 @@ def test_why_of_a_settled_incident_shows_its_recorded_readings(gateway: Gateway)
     assert (after["reading"], after["limit"], after["readAt"]) == (0, 2, rfc3339(ago(minutes=9)))
 
 
+@pytest.mark.parametrize(("minutes", "is_blocking"), [(1, False), (500, None)])
+def test_old_evidence_of_an_open_incident_blocks_perhaps(
+    gateway: Gateway, minutes: int, is_blocking: bool | None
+) -> None:
+    signal_at = ago(minutes=minutes)
+    stored(gateway.fakes.ledger, an_incident(1, first_signal_at=signal_at, last_fault_at=signal_at))
+
+    stale = guardrails_of(gateway)["STALE_EVIDENCE"]
+
+    assert (stale["reading"], stale["isBlocking"]) == (minutes, is_blocking), "whether it looks healthy is unknown"
+
+
 def test_why_answers_beside_an_unreadable_record_of_guardrails(gateway: Gateway) -> None:
     incident = an_incident(1)
     record = a_decision(1, incident.incident_id, kind="REPAIR", facts={"guard": {"life": incident.life.key}})

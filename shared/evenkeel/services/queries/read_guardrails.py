@@ -63,10 +63,15 @@ def _read_now(incident: Incident, recorded: list[GuardrailReading], context: Con
             action, inputs.read_counts(action, incident).facts.replace(pool_nodes=pool_nodes), policy
         )
     ]
-    shared = {reading.guardrail: reading for reading in recorded if reading.guardrail is GuardrailName.SHARED_CAUSE}
-    return [
-        shared.get(reading.guardrail, reading.replace(reading=None, is_blocking=None, read_at=None))
-        if reading.guardrail is GuardrailName.SHARED_CAUSE
-        else reading
-        for reading in readings
-    ]
+    shared = next((reading for reading in recorded if reading.guardrail is GuardrailName.SHARED_CAUSE), None)
+    return [_without_unread(reading, shared) for reading in readings]
+
+
+def _without_unread(reading: GuardrailReading, recorded_cause: GuardrailReading | None) -> GuardrailReading:
+    """Return a present reading without what was not read: shared causes, and whether the node looks healthy."""
+    if reading.guardrail is GuardrailName.SHARED_CAUSE:
+        return recorded_cause or reading.replace(reading=None, is_blocking=None, read_at=None)
+    is_old = (reading.reading or 0) >= (reading.limit or 0)
+    if reading.guardrail is GuardrailName.STALE_EVIDENCE and is_old:
+        return reading.replace(is_blocking=None)
+    return reading
