@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from evenkeel_client.client import ApiClient
@@ -47,6 +47,8 @@ WORK: Final = TrainingWork(nodes=3, steps=80, checkpoint_every=5, step_seconds=0
 INJECT_BETWEEN_STEPS: Final = (17, 28)
 INJECT_TIMEOUT_SECONDS: Final = 120.0
 RECOVERY_SECONDS: Final = 150.0
+_RECORDED_WITHIN: Final = timedelta(seconds=2.5)
+"""An entry of a timeline is recorded at most this long after its time, on this machine."""
 SETUP_STEPS: Final = 5
 """Steps that the data centre reports while it starts, and the validation of its nodes."""
 
@@ -127,26 +129,32 @@ class TimelinePrinter:
     def __init__(self, output: DemoOutput, client: ApiClient) -> None:
         self._output, self._client = output, client
         self._seen: set[str] = set()
+        self._waiting: list[tuple[str, str, dict[str, Any]]] = []
         self.injected_at: datetime | None = None
 
     def skip(self, path: str) -> None:
         """Mark the present entries of a timeline as printed."""
         self._seen.update(_entry_key(path, entry) for entry in self._client.get(path)["entries"])
 
-    def print_new(self, *paths: str) -> None:
-        """Print the new entries of these timelines in order of time."""
-        fresh = []
+    def print_new(self, *paths: str, until: datetime) -> None:
+        """Read the timelines, and print their new entries up to a time, in order.
+
+        Evenkeel records some entries a little later than their time. Later entries wait for the next call.
+        """
         for path in paths:
             lane = "job" if path.startswith("/jobs") else "node"
             for entry in self._client.get(path)["entries"]:
                 if _entry_key(path, entry) not in self._seen:
                     self._seen.add(_entry_key(path, entry))
-                    fresh.append((str(entry["at"]), lane, entry))
-        for at, lane, entry in sorted(fresh, key=lambda item: item[:2]):
-            since = (_parse_time(at) - (self.injected_at or _parse_time(at))).total_seconds()
-            glyph = GLYPHS.get(entry["kind"], "●")
-            head = f"  {since:+7.2f}s  {lane:<4} {glyph} {entry['kind']:<9} "
-            self._output.paragraph(_shorten_instance_ids(entry["text"]), head=head)
+                    self._waiting.append((str(entry["at"]), lane, entry))
+        self._waiting.sort(key=lambda item: (_parse_time(item[0]), item[1]))
+        while self._waiting and _parse_time(self._waiting[0][0]) <= until:
+            self._print(*self._waiting.pop(0))
+
+    def _print(self, at: str, lane: str, entry: dict[str, Any]) -> None:
+        since = (_parse_time(at) - (self.injected_at or _parse_time(at))).total_seconds()
+        head = f"  {since:+7.2f}s  {lane:<4} {GLYPHS.get(entry['kind'], '●')} {entry['kind']:<9} "
+        self._output.paragraph(_shorten_instance_ids(entry["text"]), head=head)
 
 
 def main() -> int:
@@ -222,20 +230,23 @@ def _recover(
     output.line(f"  {0:+7.2f}s  node ✖ fault     Xid 79: a GPU has fallen off the bus; the rank on it died")
     incident: dict[str, Any] = {}
 
+    def print_entries(until: datetime) -> None:
+        paths = [f"{path}/timeline", *([f"/incidents/{incident['incidentId']}/timeline"] if incident else [])]
+        timelines.print_new(*paths, until=until)
+
     def over() -> bool:
         nonlocal incident, job
         incidents = [item for item in client.get("/incidents")["items"] if item["node"]["name"] == node]
         incident = incidents[0] if incidents else {}
         job = client.get(path)
-        timelines.print_new(
-            f"{path}/timeline", *([f"/incidents/{incident['incidentId']}/timeline"] if incident else [])
-        )
+        print_entries(datetime.now(UTC) - _RECORDED_WITHIN)
         output.live(
             f"{job['state'].lower()}, attempt {job['currentAttempt']}  {_progress_text(last_step(client, job_id))}"
         )
         return job["state"] in ENDED and incident.get("state") in SETTLED
 
     wait_for("the job to end and the incident to settle", RECOVERY_SECONDS, over)
+    print_entries(datetime.max.replace(tzinfo=UTC))
     incident = client.get(f"/incidents/{incident['incidentId']}")
     checks = _check_result(output, centre, job, incident, reference)
     _print_durations(output, timelines.injected_at, job, incident)
