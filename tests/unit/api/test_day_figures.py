@@ -12,12 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from evenkeel.domain.costs.day_figures import DayRow, begin_of_day, day_of
+from evenkeel.domain.costs.day_figures import DayRow, StageDurations, begin_of_day, day_of
 from evenkeel.domain.costs.interruptions import Span
+from evenkeel.domain.costs.node_time import NodeUse
+from evenkeel.domain.costs.receipt import Stage
 from evenkeel.domain.health.incidents import AffectedJob, IncidentState, StageTimes
+from evenkeel.domain.jobs.attempt import Attempt
+from evenkeel.domain.nodes import NodeLife
 from evenkeel.domain.renting.rental import Rental
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Delete, Put, Table
+from evenkeel.ports import LARGEST_ROW, Delete, Put, Table
+from evenkeel.ports.ledger import document_text
 from evenkeel.services.queries import read_cost_records, read_cost_report
 from evenkeel.services.storage import fleet_rows, incident_rows, job_rows, rows
 from evenkeel.services.sweep.fold_days import fold_days
@@ -41,9 +46,16 @@ def store_random_history(seed: int, days: int = 12) -> FakeWorld:
     def at(least: float = 0) -> datetime:
         return A_MOMENT - timedelta(seconds=draw.randint(0, round((days - least) * 86_400)))
 
+    lives: dict[int, NodeLife] = {}
+
+    def on_present_lives(attempt: Attempt) -> Attempt:
+        numbers = (int(name[-2:]) for name in attempt.node_names)
+        return attempt.replace(nodes=tuple(lives[number] for number in numbers))
+
     for number in range(1, 7):
         launched = A_MOMENT - timedelta(days=draw.uniform(0, days + 5))
         life = a_life(number).model_copy(update={"launched_at": launched})
+        lives[number] = life
         gone = {"is_gone": True, "changed_at": launched + (A_MOMENT - launched) * draw.random()}
         stored(ledger, a_fleet_node(number, life=life, **(gone if draw.random() < 0.4 else {})))
     for number in range(1, 9):
@@ -59,11 +71,12 @@ def store_random_history(seed: int, days: int = 12) -> FakeWorld:
             "team": draw.choice("ab"),
         }
         times: dict[str, Any] = {"admitted_at": begun, "launched_at": begun, "running_at": begun, "ended_at": lost_at}
-        stored(ledger, job, an_attempt(job, 1, state=draw.choice(("LOST", "STOPPED", "FAILED")), **times, **price))
+        first = an_attempt(job, 1, state=draw.choice(("LOST", "STOPPED", "FAILED")), **times, **price)
+        stored(ledger, job, on_present_lives(first))
         if resumes:
             again: dict[str, Any] = {"admitted_at": back, "launched_at": back, "running_at": back, "is_pinned": True}
             again["resumed_work_from"] = lost_at - (lost_at - begun) * draw.random()
-            stored(ledger, an_attempt(job, 2, nodes=(2, 3), **again, **price))
+            stored(ledger, on_present_lives(an_attempt(job, 2, nodes=(2, 3), **again, **price)))
         stages = StageTimes(planned_at=signal, cordoned_at=signal, returned_at=back, settled_at=back)
         facts: dict[str, Any] = {"state": IncidentState.RECOVERED, "stages": stages, "plan": ACTS}
         facts |= {"first_signal_at": signal, "opened_at": signal}
@@ -279,7 +292,7 @@ def test_only_operators_see_spend_of_teams() -> None:
 
 
 def test_metrics_of_yesterday_are_emitted_once() -> None:
-    fakes = store_random_history(3)
+    fakes = store_random_history(5)
     fold(fakes)
     first = {(metric.name, metric.dimensions.get("use")): metric.value for metric in fakes.telemetry.metrics}
     fold(fakes)
@@ -289,7 +302,31 @@ def test_metrics_of_yesterday_are_emitted_once() -> None:
     figures = stored_days(fakes)[f"DAY#{day_of(TODAY - DAY)}"].figures
     nodes = sum(sum(pool.node_microseconds.values()) for pool in figures.pools)
     assert sum(uses) == pytest.approx(nodes / 1e6)
-    assert 0 <= first["DayTrainingTimeRatio", None] <= 1
+    productive = sum(pool.gpu_microseconds[NodeUse.PRODUCTIVE] for pool in figures.pools) / 3.6e9
+    lost = sum(group.gpu_hours for group in figures.losses if group.is_failure)
+    assert productive > 0 < lost
+    assert first["DayTrainingTimeRatio", None] == pytest.approx(productive / (productive + lost))
+
+
+def test_day_with_thousands_of_interruptions_is_stored() -> None:
+    fakes = store_random_history(3)
+    fold(fakes)
+    day = stored_days(fakes)[f"DAY#{day_of(TODAY - DAY)}"]
+    rng = random.Random(7)
+    figures = day.figures.replace(
+        stages=tuple(
+            StageDurations(
+                stage=stage, seconds=tuple(round(rng.random() * 900, 6) for _ in range(5000)), unknown=0, gpu_hours=1.0
+            )
+            for stage in list(Stage)[:8]
+        )
+    )
+    assert len(document_text(figures.to_json())) > LARGEST_ROW
+
+    row = fleet_rows.day_row(day.replace(figures=figures), 0)
+
+    assert len(document_text(row.doc)) < LARGEST_ROW
+    assert rows.decode(row, DayRow).figures == figures
 
 
 def test_unknown_figure_of_day_has_no_metric() -> None:

@@ -4,11 +4,16 @@ An interruption belongs to the day in which its attempt ended, with its whole lo
 the borders of the day. Lists of durations are kept, because percentiles of days cannot be added.
 """
 
+import base64
+import json
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, date, datetime, timedelta
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from pydantic import BeforeValidator
 
 from evenkeel.domain.costs.demand import DayDemand
 from evenkeel.domain.costs.interruptions import Span
@@ -96,6 +101,16 @@ class DayFigures(Value):
     """Demand by the hour; null if it is unknown, as in rows of earlier releases."""
 
 
+def compress_figures(document: dict[str, Any]) -> str:
+    """Return the JSON of large figures as a compressed text. `DayRow` reads both forms."""
+    text = json.dumps(document, separators=(",", ":"))
+    return base64.b85encode(zlib.compress(text.encode(), level=9)).decode("ascii")
+
+
+def _decompress_figures(document: Any) -> Any:
+    return json.loads(zlib.decompress(base64.b85decode(document))) if isinstance(document, str) else document
+
+
 class DayRow(Value):
     """The stored figures of a whole UTC day."""
 
@@ -104,7 +119,8 @@ class DayRow(Value):
     folded_at: Instant
     is_settled: bool
     """Whether the figures can no longer change: nothing of this day is still open."""
-    figures: DayFigures
+    figures: Annotated[DayFigures, BeforeValidator(_decompress_figures)]
+    """A row holds the figures of a day with thousands of interruptions as a compressed text."""
 
 
 class OwnedInterruption(NamedTuple):

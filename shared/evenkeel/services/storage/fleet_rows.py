@@ -4,12 +4,13 @@ from datetime import date, datetime, timedelta
 from typing import Any
 
 from evenkeel.domain.capacity.shortages import Shortages
-from evenkeel.domain.costs.day_figures import DayRow, day_of
+from evenkeel.domain.costs.day_figures import DayRow, compress_figures, day_of
 from evenkeel.domain.health.groups import GroupFact
 from evenkeel.domain.recovery.leases import RepairLease
 from evenkeel.domain.timeline import TimelineEntry
 from evenkeel.domain.values import rfc3339
-from evenkeel.ports import Key, Row, Table
+from evenkeel.ports import LARGEST_ROW, Key, Row, Table
+from evenkeel.ports.ledger import document_text
 from evenkeel.services.storage import rows
 
 GROUP_FACT_KEPT = timedelta(days=1)
@@ -155,9 +156,14 @@ def day_key(day: date) -> Key:
 
 
 def day_row(stored: DayRow, version: int) -> Row:
-    """Return the row. It outlives the records that it was computed from."""
-    since = stored.figures.since
-    return Row(day_key(day_of(since)), stored.to_json(), version, None, since + DAY_KEPT)
+    """Return the row. It outlives the records that it was computed from.
+
+    Figures that would fill more than half of a row are compressed, to about an eighth of their size.
+    """
+    document, since = stored.to_json(), stored.figures.since
+    if len(document_text(document)) > LARGEST_ROW / 2:
+        document["figures"] = compress_figures(document["figures"])
+    return Row(day_key(day_of(since)), document, version, None, since + DAY_KEPT)
 
 
 def heartbeat_key(function: str) -> Key:
