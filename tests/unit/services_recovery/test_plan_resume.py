@@ -4,9 +4,11 @@ from datetime import timedelta
 
 import pytest
 
+from evenkeel.domain.capacity.network_topology import NetworkLevel
 from evenkeel.domain.decisions import Decision
 from evenkeel.domain.health.incidents import IncidentState, StageTimes
 from evenkeel.domain.jobs.spec import ElasticSpec
+from evenkeel.domain.nodes import NETWORK_LAYER_LABEL
 from evenkeel.domain.policy_section import Mode
 from evenkeel.domain.recovery.resume import ResumeFacts
 from evenkeel.domain.recovery.resume import plan_resume as choose
@@ -129,6 +131,23 @@ def test_free_node_without_efa_does_not_resume_a_gang(offered: int, option: str)
     used, by_name = recovery.scenario.attempt(recovery.job_id).node_names, recovery.world.cluster.by_name
     (spare,) = (node_ref for node_ref in by_name if node_ref[1] not in used)
     by_name[spare] = by_name[spare].replace(efa=offered)
+    for service in (plan_recovery, drain_node, plan_resume):
+        recovery.state("", service)
+
+    assert resume_decision(recovery).action == option
+
+
+@pytest.mark.parametrize(("domain", "option"), [("nn-a", "FREE_NODE"), ("nn-b", "WAIT_FOR_REPAIR")])
+def test_free_node_of_another_domain_does_not_resume_a_gang(domain: str, option: str) -> None:
+    recovery = RecoveryScenario(size=3)
+    spec = recovery.job.spec.replace(required_network_level=NetworkLevel.LAYER_2)
+    recovery.scenario.set_job(recovery.job.replace(spec=spec))
+    recovery.report_fault(fault_key="hp:NvidiaErrorTerminate")
+    used, by_name = recovery.scenario.attempt(recovery.job_id).node_names, recovery.world.cluster.by_name
+    for node_ref, node in by_name.items():
+        layers = {f"{NETWORK_LAYER_LABEL}1": "nn-top", f"{NETWORK_LAYER_LABEL}2": "nn-a"}
+        free_layers = {**layers, f"{NETWORK_LAYER_LABEL}2": domain}
+        by_name[node_ref] = node.replace(labels=node.labels | (layers if node.name in used else free_layers))
     for service in (plan_recovery, drain_node, plan_resume):
         recovery.state("", service)
 

@@ -5,11 +5,13 @@ The plan is recorded on the job; only `schedule_jobs` acts on it.
 
 import contextlib
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from evenkeel.domain.capacity import efa
+from evenkeel.domain.capacity.network_topology import NetworkLevel
 from evenkeel.domain.decisions import Alternative, Decision
 from evenkeel.domain.economics.expected_durations import forecast, launch_durations, repair_durations, restore_durations
 from evenkeel.domain.elastic.grow_shrink import NodeLossFacts
@@ -497,12 +499,13 @@ def _pool_capacities(
 ) -> tuple[PoolCapacity, ...]:
     """Count, by pool, the nodes that are free now, or will be once the interrupted attempt has ended.
 
-    A rented node counts only for its own job.
+    A rented node counts only for its own job. If the job requires a network level, only the nodes of the domain with
+    most of them count.
     """
     allowed_types = job.spec.instance_types
     rented = {(pool.cluster, pool.name) for pool in policy.burst.pools}
     keeps_rented = _stays_in_service(incident) or incident.node_name not in attempt.node_names
-    usable: dict[str, int] = {}
+    usable: dict[str, list[KubernetesNode]] = {}
     for node in observed.nodes:
         is_sick = node.name == incident.node_name and not _stays_in_service(incident)
         if is_sick or not node.is_schedulable:
@@ -517,11 +520,24 @@ def _pool_capacities(
         own, by_pool = job.spec.accelerators_per_node, policy.scheduling.efa_interfaces
         has_efa = node.efa >= efa.interfaces_per_pod(efa.EfaNode.of(node), attempt.ranks, own, by_pool)
         if not why_too_small(attempt.per_node, free, node.allocatable) and has_efa:
-            usable[node.pool] = usable.get(node.pool, 0) + 1
+            usable.setdefault(node.pool, []).append(node)
+    level = job.spec.network_needs.required
     spares = policy.scheduling.spare_nodes
     # The pool of the last attempt first: the job's data and peers are near.
     order = sorted(usable, key=lambda pool: (pool != attempt.pool, pool))
-    return tuple(PoolCapacity(pool=pool, usable=usable[pool], spares=spares.get(pool, 0)) for pool in order)
+    return tuple(
+        PoolCapacity(pool=pool, usable=_count_close(usable[pool], level), spares=spares.get(pool, 0)) for pool in order
+    )
+
+
+def _count_close(nodes: Sequence[KubernetesNode], level: NetworkLevel | None) -> int:
+    """Return the number of nodes in the largest domain of a level. All nodes count without a level.
+
+    They also count if no node has a label of the level: HyperPod may know the UltraServer of a node without a label.
+    """
+    domains = Counter(node.labels.get(level.node_label, "") for node in nodes) if level else Counter[str]()
+    del domains[""]
+    return max(domains.values(), default=len(nodes))
 
 
 def _plan_writes(
