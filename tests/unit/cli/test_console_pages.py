@@ -349,6 +349,38 @@ def test_problem_comes_first_among_2000_nodes(served: CliFixture, page: Page) ->
     assert box["y"] < 800, "visible without scrolling"
 
 
+def test_long_word_in_an_outcome_fits_small_screens(served: CliFixture, page: Page) -> None:
+    outcome = f"The command of the lifecycle script failed: {'x' * 120}"
+    stored(served.gateway.fakes.ledger, an_incident(1, state="FAILED", outcome=outcome))
+    page.set_viewport_size({"width": 360, "height": 800})
+
+    for words in ("", "incidents/inc-0000000001"):
+        open_page(page, words)
+        expect(page.get_by_text("xxxxx").first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, words
+
+
+def test_grid_is_loading_until_the_nodes_are_read(
+    served: CliFixture, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(served.gateway.fakes.ledger, a_fleet_node(1))
+    inner, may_answer = served.answer, threading.Event()
+
+    def answer(method: str, path: str, body: str, headers: dict[str, str]) -> ApiResponse:
+        if path.startswith("/v1/nodes"):
+            may_answer.wait(20)
+        return inner(method, path, body, headers)
+
+    monkeypatch.setattr(served, "answer", answer)
+    page.reload()
+    grid = page.get_by_role("region", name="Nodes")
+    expect(grid).to_contain_text("Loading…")
+    expect(grid).not_to_contain_text("No node is known yet.")
+    may_answer.set()
+
+    expect(page.locator(".square")).to_have_count(1)
+
+
 def test_keyboard_shortcuts_move_the_selection_and_open_an_item(served: CliFixture, page: Page) -> None:
     recovery_at_work(served.gateway)
     page.keyboard.press("g")

@@ -13,7 +13,7 @@ const NODE_STATES = ["UNHEALTHY", "QUARANTINED", "BLOCKED", "WAITING", "NOT_READ
 // Reads all nodes when the signal changes, and once more 5 s later: an index may lag behind its rows. Pages whose tokens
 // are known are read in parallel. The answer for an unchanged page has no body.
 function useNodes(signal) {
-  const [state, set] = useState({ nodes: [], isWhole: false, problem: null });
+  const [state, set] = useState({ nodes: [], isWhole: false, problem: null, isRead: false });
   const tokens = useRef([""]);
   useEffect(() => {
     let stopped = false;
@@ -25,7 +25,7 @@ function useNodes(signal) {
       try {
         const found = await readPages(tokens.current);
         tokens.current = found.tokens;
-        if (!stopped) set({ ...found, problem: null });
+        if (!stopped) set({ ...found, problem: null, isRead: true });
       } catch (problem) {
         if (!(problem instanceof Problem)) throw problem;
         hasFailed = true;
@@ -66,7 +66,7 @@ async function readPages(known) {
 // One square for each node. Nodes and pools with problems come first. A short grid scrolls.
 export function NodeGrid({ status, isShort }) {
   const phases = status.incidents.items.map((incident) => `${incident.incidentId} ${incident.state} ${incident.nodeLane.phase}`);
-  const { nodes, isWhole, problem } = useNodes(`${status.changedAt} ${status.nodesChangedAt} ${status.counts?.at} ${status.incidents.open} ${phases}`);
+  const { nodes, isWhole, problem, isRead } = useNodes(`${status.changedAt} ${status.nodesChangedAt} ${status.counts?.at} ${status.incidents.open} ${phases}`);
   const pools = new Map();
   for (const node of nodes) pools.set(node.pool, [...(pools.get(node.pool) || []), node]);
   const rank = (node) => ORDER.indexOf(signOf("node", node.state));
@@ -80,7 +80,7 @@ export function NodeGrid({ status, isShort }) {
         return html`<span role="listitem" key=${node.instanceId}><a class="square ${sign}" href=${href(["nodes", node.instanceId])} title=${label} aria-label=${label}>${sign === "ok" ? "" : SIGNS[sign]}</a></span>`;
       })}</div>`)}</div>
     ${nodes.length && !isWhole ? html`<p class="dim">The first ${nodes.length} nodes.</p>` : null}
-    ${!nodes.length && !problem ? html`<p class="empty">No node is known yet.</p>` : null}
+    ${!nodes.length && !problem ? (isRead ? html`<p class="empty">No node is known yet.</p>` : html`<p class="loading">Loading…</p>`) : null}
     <p class="legend dim">${["ok", "working", "warn", "failed"].map((sign) => html`<span class="state ${sign}">${SIGNS[sign]}</span> ${{ ok: "in service", working: "starting or repairing", warn: "cordoned, blocked, waiting or not ready", failed: "unhealthy or quarantined" }[sign]}  `)}</p>
   </div>`;
 }
