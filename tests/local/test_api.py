@@ -238,6 +238,7 @@ def test_request_to_a_killed_function_takes_effect_once(people: People, data_cen
 
         return until(attempt, "an answer", patience_seconds=90)
 
+    node = operator.get("/nodes")["items"][0]["instanceId"]
     killer = threading.Thread(target=kill)
     killer.start()
     try:
@@ -246,6 +247,8 @@ def test_request_to_a_killed_function_takes_effect_once(people: People, data_cen
             acts = (("hold", {"reason": f"killed {run}", "forSeconds": 600}), ("release", {"reason": f"over {run}"}))
             for act, body in acts:
                 answered(partial(operator.post, f"{path}/{act}", body, key=f"{act}-{run}-{number}"))
+        for act in ("cordon", "uncordon"):
+            answered(partial(operator.post, f"/nodes/{node}/{act}", {"reason": f"{act} {run}"}, key=f"{act}-{run}"))
         job = {**SMALL, "name": f"killed-{run}"}
         submitted = answered(partial(operator.post, "/jobs", job, key=f"job-{run}"))
     finally:
@@ -254,8 +257,9 @@ def test_request_to_a_killed_function_takes_effect_once(people: People, data_cen
 
     assert killed, "functions were running when they were killed"
     recorded = [act for act in operator.get("/audit", pageSize=200)["items"] if run in act["text"]]
-    assert len(recorded) == 6, recorded
+    assert len(recorded) == 8, recorded
     assert operator.get(path)["isHeld"] is False
+    assert operator.get(f"/nodes/{node}")["cordon"] is None
     named = [
         named_job for named_job in operator.get("/jobs", pageSize=200)["items"] if named_job["name"] == job["name"]
     ]
