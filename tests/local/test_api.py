@@ -238,7 +238,7 @@ def test_request_to_a_killed_function_takes_effect_once(people: People, data_cen
 
         return until(attempt, "an answer", patience_seconds=90)
 
-    node = operator.get("/nodes")["items"][0]["instanceId"]
+    node = until(lambda: operator.get("/nodes")["items"], "a node", patience_seconds=60)[0]["instanceId"]
     killer = threading.Thread(target=kill)
     killer.start()
     try:
@@ -249,8 +249,10 @@ def test_request_to_a_killed_function_takes_effect_once(people: People, data_cen
                 answered(partial(operator.post, f"{path}/{act}", body, key=f"{act}-{run}-{number}"))
         for act in ("cordon", "uncordon"):
             answered(partial(operator.post, f"/nodes/{node}/{act}", {"reason": f"{act} {run}"}, key=f"{act}-{run}"))
-        job = {**SMALL, "name": f"killed-{run}"}
+        job = {**SMALL, "name": f"killed-{run}", "command": ["sleep", "600"]}
         submitted = answered(partial(operator.post, "/jobs", job, key=f"job-{run}"))
+        path_of_job, reason = f"/jobs/{submitted['jobId']}", {"reason": f"stop {run}"}
+        answered(partial(operator.post, f"{path_of_job}/cancel", reason, key=f"cancel-{run}"))
     finally:
         over.set()
         killer.join()
@@ -264,6 +266,11 @@ def test_request_to_a_killed_function_takes_effect_once(people: People, data_cen
         named_job for named_job in operator.get("/jobs", pageSize=200)["items"] if named_job["name"] == job["name"]
     ]
     assert [named_job["jobId"] for named_job in named] == [submitted["jobId"]]
+    until(
+        lambda: operator.get(path_of_job)["state"] == "CANCELLED", "the end of the cancelled job", patience_seconds=90
+    )
+    entries = operator.get(f"{path_of_job}/timeline")["entries"]
+    assert [entry["kind"] for entry in entries if run in entry["text"]] == ["cancelled"]
 
 
 def test_malformed_job_names_its_field(people: People) -> None:
