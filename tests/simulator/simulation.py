@@ -902,7 +902,7 @@ class Simulation:
         """Let a person clear a fault without telling Evenkeel."""
         node = self.node_of(instance_id)
         if node is not None and node.labels.get(FAULT_TYPES):
-            self.seen["deed mend"] += 1
+            self.seen["action mend"] += 1
             self.log(f"bo mends {instance_id}")
             self.cluster.set_node(node.name, labels=without_health_labels(node.labels))
 
@@ -911,7 +911,7 @@ class Simulation:
         node = self.node_of(instance_id)
         if node is None or not node.is_ready or instance_id in self.provider.running:
             return
-        self.seen["deed reboot"] += 1
+        self.seen["action reboot"] += 1
         self.log(f"bo reboots {instance_id}")
         self.cluster.kill_node(node.name)
 

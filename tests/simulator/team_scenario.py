@@ -291,7 +291,7 @@ class TeamScenario:
         winners = [by.removeprefix("schedule_jobs/") for by in stop_owners if by.startswith("schedule_jobs/job-")]
         if not winners or world.is_calm or whims.random() > _CHANGE_SHARE:
             return
-        world.seen["deed give back"] += 1
+        world.seen["action give back"] += 1
         suspended, resumed = whims.uniform(10, 60), whims.uniform(30, 90)
         world.loop.after(suspended, lambda: self._suspend(winners[0]))
         world.loop.after(suspended + resumed, lambda: self._resume(winners[0]))
@@ -306,7 +306,7 @@ class TeamScenario:
         if not charges:
             return
         self._overtakes -= 1
-        world.seen["deed overtake"] += 1
+        world.seen["action overtake"] += 1
         if self.rng.random() < 0.5:
             # No other cycle runs, so no job gets a new reason: only the version of the tree changes.
             world.loop.after(0.1, lambda: self._change(charges[0]["team"], _without_quota))
