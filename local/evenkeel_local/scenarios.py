@@ -94,10 +94,10 @@ class ScenarioRun:
         """Submit a job; `fields` are added to the request."""
         uri = f"s3://{CHECKPOINTS_BUCKET}/scenarios/{name}-{time.time_ns()}"
         job_id = self.client.post("/jobs", work.submission(name, uri) | fields)["jobId"]
-        act = ScenarioJob(self, name, str(job_id), uri, work)
-        self.jobs.append(act)
+        scenario_job = ScenarioJob(self, name, str(job_id), uri, work)
+        self.jobs.append(scenario_job)
         self.note("you", f"Submitted {name} on {work.nodes} {'node' if work.nodes == 1 else 'nodes'}: {job_id}.")
-        return act
+        return scenario_job
 
     def scale_deployment(self, name: str, replicas: int, *tolerations: Json) -> None:
         """Scale a serving Deployment that uses whole nodes."""
@@ -150,19 +150,19 @@ class ScenarioRun:
     def print_timeline(self) -> None:
         """Print the new timeline entries of the jobs in order of time."""
         fresh = []
-        for act in self.jobs:
-            for entry in self.client.get(f"/jobs/{act.job_id}/timeline")["entries"]:
-                entry_key = (act.job_id, f"{entry['at']} {entry['text']}")
+        for scenario_job in self.jobs:
+            for entry in self.client.get(f"/jobs/{scenario_job.job_id}/timeline")["entries"]:
+                entry_key = (scenario_job.job_id, f"{entry['at']} {entry['text']}")
                 # The submission has been printed before.
                 if entry_key not in self._seen_entries and entry["kind"] != "submitted":
                     self._seen_entries.add(entry_key)
-                    fresh.append((str(entry["at"]), act.name, str(entry["text"])))
+                    fresh.append((str(entry["at"]), scenario_job.name, str(entry["text"])))
         for at, name, text in sorted(fresh):
             self.note(name, self._with_job_names(text), at[11:19])
 
     def _with_job_names(self, text: str) -> str:
-        for act in self.jobs:
-            text = text.replace(act.job_id, act.name)
+        for scenario_job in self.jobs:
+            text = text.replace(scenario_job.job_id, scenario_job.name)
         return text
 
     def note(self, actor: str, text: str, at: str = "") -> None:
@@ -175,11 +175,11 @@ class ScenarioRun:
 
     def finish(self) -> None:
         """End all jobs, and check the outcome."""
-        for act in self.jobs:
-            if act.read()["state"] not in ENDED:
-                self.client.post(f"/jobs/{act.job_id}/cancel", {"reason": "the scenario is over"})
-        for act in self.jobs:
-            act.wait_for_end()
+        for scenario_job in self.jobs:
+            if scenario_job.read()["state"] not in ENDED:
+                self.client.post(f"/jobs/{scenario_job.job_id}/cancel", {"reason": "the scenario is over"})
+        for scenario_job in self.jobs:
+            scenario_job.wait_for_end()
         await_all_nodes_ready(self.client, self.centre)
         deadline = time.monotonic() + _LEFT_SECONDS
         while (leftovers := self._leftovers()) and time.monotonic() < deadline:
@@ -193,9 +193,9 @@ class ScenarioRun:
 
     def _leftovers(self) -> list[str]:
         unpaid = [
-            f"rental {rental['rental']} of {act.name}"
-            for act in self.jobs
-            for rental in act.read()["rentals"]
+            f"rental {rental['rental']} of {scenario_job.name}"
+            for scenario_job in self.jobs
+            for rental in scenario_job.read()["rentals"]
             if not rental["endedAt"]
         ]
         unpaid += [
@@ -205,7 +205,9 @@ class ScenarioRun:
 
     def _check_money(self, meter: CostMeter) -> None:
         """Check each bill and the cap against the price table and the observed nodes."""
-        rentals = [rental for act in self.jobs for rental in act.read()["rentals"]] + self.serving_rentals()
+        rentals = [
+            rental for scenario_job in self.jobs for rental in scenario_job.read()["rentals"]
+        ] + self.serving_rentals()
         wrong = [
             f"{rental['costUsd']} instead of {expected_cost_usd(rental)}"
             for rental in rentals

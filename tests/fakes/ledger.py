@@ -236,7 +236,7 @@ def _expect_sizes(changed: Mapping[Key, Row | None], before: Mapping[Key, Row], 
             raise Refused(f"{key.table} {key.pk} {key.sk}: the row has {size} bytes, at most 400 KB fit")
         total += size
     if total > 4_000_000:
-        raise Refused(f"commit {total} bytes: at most 4 MB are allowed")
+        raise Refused(f"the commit has {total} bytes, but at most 4 MB are allowed")
 
 
 def _item_bytes(row: Row) -> int:

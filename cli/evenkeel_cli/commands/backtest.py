@@ -40,7 +40,7 @@ def backtest(
         typer.Option(
             "--node-recovery",
             metavar="MODE",
-            help="Automatic or None. Default: the value in the events, if any, else None.",
+            help="HyperPod's NodeRecovery setting: Automatic or None. Default: the value in the events, else None.",
         ),
     ] = "",
     output: lookup.OutputOption = OutputFormat.TABLE,

@@ -283,7 +283,7 @@ def _check_sizes(items: list[dict[str, Any]], keys: list[Key]) -> None:
             raise Refused(f"write {key.table} {key.pk} {key.sk}: the row has {size} bytes, at most {LARGEST_ROW} fit")
         total += size
     if total > LARGEST_COMMIT:
-        raise Refused(f"commit {total} bytes: at most {LARGEST_COMMIT} are allowed")
+        raise Refused(f"the commit has {total} bytes, but at most {LARGEST_COMMIT} are allowed")
 
 
 _LONGEST_KEYS = {"pk": LONGEST_PK, "sk": LONGEST_SK, "stateKey": LONGEST_PK, "stateSort": LONGEST_SK}

@@ -86,8 +86,8 @@ class KubernetesCapacity:
     def claims(self, cluster: str, pool: str) -> tuple[NodeClaim, ...]:
         claims = self._all(cluster, _CLAIMS, labelSelector=f"{KARPENTER_LABEL}={pool}")
         return tuple(
-            NodeClaim(name=event["metadata"]["name"], node_name=(event.get("status") or {}).get("nodeName") or "")
-            for event in claims
+            NodeClaim(name=claim["metadata"]["name"], node_name=(claim.get("status") or {}).get("nodeName") or "")
+            for claim in claims
         )
 
     def delete_claim(self, cluster: str, name: str) -> None:

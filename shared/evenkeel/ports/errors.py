@@ -65,7 +65,7 @@ class Unreadable(PermanentError):
 
 
 class Refused(PermanentError):
-    """The provider rejects the request as invalid."""
+    """The other side, or its adapter, rejects the request. A repeat fails, too."""
 
 
 class TooLarge(Refused):

@@ -195,7 +195,7 @@ class ReportFacts(NamedTuple):
 _CHARTED_HOURS = 7 * 24
 
 NOTES = (
-    "GPU-hours lost count on all GPUs of the interrupted job, also where other jobs used them during the standstill.",
+    "GPU-hours lost count on all GPUs of the interrupted job, even if other jobs used them during the standstill.",
     "Saving checkpoints is not recorded, so it is in no loss. Restoring is known only of measured attempts.",
     "NO_JOB is idle at most: use by workloads outside Evenkeel is not recorded.",
     "Drills, continued incidents and faults of the classes application and info do not count as failures of nodes.",

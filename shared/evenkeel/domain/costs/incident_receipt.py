@@ -140,7 +140,7 @@ def incident_receipt(
 
 
 _NOTES = (
-    "While a job stands still, all its GPUs count as lost, also where other jobs use them.",
+    "While a job stands still, all its GPUs count as lost, even if other jobs use them.",
     "Evenkeel does not record how long restoring the checkpoint takes, so no sum includes this time.",
 )
 

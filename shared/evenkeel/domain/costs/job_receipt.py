@@ -100,7 +100,7 @@ def job_receipt(
 
 NOTES = (
     "Evenkeel does not record how long restoring and saving checkpoints takes. This time counts as PRODUCTIVE.",
-    "While a job stands still, all its GPUs count as lost, also where other jobs use them.",
+    "While a job stands still, all its GPUs count as lost, even if other jobs use them.",
 )
 
 

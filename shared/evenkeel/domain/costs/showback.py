@@ -16,8 +16,8 @@ from evenkeel.domain.quotas.teams import Budget
 from evenkeel.domain.values import Instant, Value
 
 
-class ChargeKind(StrEnum):
-    """The kind of a row."""
+class ShowbackKind(StrEnum):
+    """Kind of a showback row."""
 
     USE = "USE"
     """GPU time that attempts held. It costs nothing here on rented nodes."""
@@ -35,7 +35,7 @@ class ShowbackKey(NamedTuple):
     """Empty: the job has no such label. Null: withheld."""
     pool: str
     instance_type: str
-    kind: ChargeKind
+    kind: ShowbackKind
 
 
 class ChargedTime(NamedTuple):
@@ -52,7 +52,7 @@ class ChargedTime(NamedTuple):
 class ShowbackRow(Value):
     """The use and cost of one group."""
 
-    kind: ChargeKind
+    kind: ShowbackKind
     team: str
     user: str | None
     project: str | None

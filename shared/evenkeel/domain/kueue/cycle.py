@@ -55,7 +55,7 @@ class _TakenQuota(NamedTuple):
     domain_use: tuple[DomainUse, ...] = ()
 
 
-class SchedulingCycle:
+class KueueCycle:
     """A Kueue cycle over a snapshot."""
 
     def __init__(self, snapshot: Snapshot, number: int, node_fit: NodeFit | None) -> None:

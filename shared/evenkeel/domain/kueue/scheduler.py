@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from evenkeel.domain.kueue.capacity import QuotaNode, Tree
-from evenkeel.domain.kueue.cycle import Entry, SchedulingCycle
+from evenkeel.domain.kueue.cycle import Entry, KueueCycle
 from evenkeel.domain.kueue.decisions import NO_EARLIER_HEADS, CycleDecision, EarlierHeads, NodeFit, Result
 from evenkeel.domain.kueue.objects import Admitted, Cohort, Flavor, Queue, QueueingStrategy, Workload
 from evenkeel.domain.kueue.pending import PendingQueue, PendingWorkload, RequeueTrigger
@@ -261,7 +261,7 @@ class Scheduler:
             earlier: Quota and victims of earlier heads, if a recorded cycle is repeated for one head alone.
         """
         self.snapshot.now = now
-        cycle = SchedulingCycle(self.snapshot, self.cycles + 1, self._node_fit)
+        cycle = KueueCycle(self.snapshot, self.cycles + 1, self._node_fit)
         entries = cycle.nominate(self._heads(now))
         if not entries:
             return []  # does not count as a cycle: cursors of flavor scans expire by the number of cycles

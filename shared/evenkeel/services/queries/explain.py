@@ -194,7 +194,7 @@ def _incident_sentence(incident: Incident, now: datetime) -> str:
     match incident.state:
         case IncidentState.OPEN:
             return f"{begin} Its recovery begins."
-        case IncidentState.RECOVERING if incident.plan and read_incidents.waits(incident):
+        case IncidentState.RECOVERING if incident.plan and read_incidents.is_waiting(incident):
             return f"{begin} {_as_sentence(incident.plan.reason)}"
         case IncidentState.RECOVERING:
             lane = read_incidents.node_lane(incident)

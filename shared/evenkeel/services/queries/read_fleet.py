@@ -283,7 +283,7 @@ def node_state(node: FleetNode, open_incident: Incident | None, *, is_unhealthy:
     if open_incident is not None:
         if open_incident.block is not None:
             return NodeState.BLOCKED
-        return NodeState.WAITING if read_incidents.waits(open_incident) else NodeState.REPAIRING
+        return NodeState.WAITING if read_incidents.is_waiting(open_incident) else NodeState.REPAIRING
     if node.is_cordoned:
         return NodeState.QUARANTINED if node.incident_id else NodeState.CORDONED
     if node.is_ready and is_unhealthy:

@@ -205,7 +205,7 @@ def if_unanswered(incident: Incident, now: datetime) -> str | None:
     return str(_question(incident, now)["ifUnanswered"]) if pending_approval(incident) else None
 
 
-def waits(incident: Incident) -> bool:
+def is_waiting(incident: Incident) -> bool:
     """Whether an open incident does nothing yet: its plan awaits approval, or HyperPod is changing the cluster."""
     return pending_approval(incident) or (incident.plan is not None and incident.plan.outcome == PlanOutcome.LATER)
 
@@ -256,7 +256,7 @@ def node_lane(incident: Incident) -> Json:
         phase = f"waits: {incident.block.guardrail.lower().replace('_', ' ')}"
         rung = incident.block.action if incident.block.action in ("reboot", "replace") else None
         return {"phase": phase, "status": "warn", "since": _instant(incident.block.since), "rung": rung}
-    if waits(incident) and not incident.state.is_settled:
+    if is_waiting(incident) and not incident.state.is_settled:
         since = _instant(incident.stages.planned_at)
         return {"phase": "waits for HyperPod", "status": "warn", "since": since, "rung": None}
     if incident.plan is not None and incident.plan.is_carried_out and not incident.plan.repairs_node:

@@ -13,8 +13,8 @@ from evenkeel.domain.costs.rent_report import rented_times
 from evenkeel.domain.costs.showback import (
     BudgetForecast,
     ChargedTime,
-    ChargeKind,
     ShowbackKey,
+    ShowbackKind,
     ShowbackRow,
     budget_forecasts,
     showback_rows,
@@ -98,7 +98,7 @@ class _Charges:
             if span.start >= span.end:
                 continue
             pool_and_type = (attempt.pool, attempt.instance_type)
-            key, is_seen = self._key(attempt.job_id, attempt.team, pool_and_type, ChargeKind.USE)
+            key, is_seen = self._key(attempt.job_id, attempt.team, pool_and_type, ShowbackKind.USE)
             gpu_microseconds = attempt.accelerators * microseconds(span.end - span.start)
             yield ChargedTime(
                 key, attempt.job_id, gpu_microseconds, self._cost(attempt, gpu_microseconds) if is_seen else None
@@ -115,11 +115,11 @@ class _Charges:
         for rental in rentals:
             for hired in rented_times(rental, self._span):
                 pool_and_type = (hired.pool, hired.instance_type)
-                key, is_seen = self._key(rental.job_id, rental.team, pool_and_type, ChargeKind.RENT)
+                key, is_seen = self._key(rental.job_id, rental.team, pool_and_type, ShowbackKind.RENT)
                 yield ChargedTime(key, rental.job_id, 0, hired.usd_micros if is_seen else None)
 
     def _key(
-        self, job_id: str, team: str, pool_and_type: tuple[str, str], kind: ChargeKind
+        self, job_id: str, team: str, pool_and_type: tuple[str, str], kind: ShowbackKind
     ) -> tuple[ShowbackKey, bool]:
         job = self._jobs.get(job_id)
         pool, instance_type = pool_and_type

@@ -40,7 +40,7 @@ def block(
     Idempotent: yes. A guardrail has one entry for each action; its reason stays current.
     """
 
-    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+    def with_block(current: Incident) -> tuple[Incident, list[Write]] | None:
         before = current.block
         is_same = before is not None and (before.guardrail, before.action) == (verdict.guardrail, action)
         if current.state.is_settled or (is_same and before and before.reason == verdict.reason):
@@ -66,7 +66,7 @@ def block(
         return after, [line, *([Put(subject_rows.decision_row(record))] if record else [])]
 
     before = incident.block
-    incident_record.update(context.ledger, incident.incident_id, change)
+    incident_record.update(context.ledger, incident.incident_id, with_block)
     if before is None or before.guardrail != verdict.guardrail:
         context.telemetry.count("ActionsBlocked", guardrail=verdict.guardrail)
         context.telemetry.info("ActionBlocked", guardrail=verdict.guardrail, act=action, reason=verdict.reason)
@@ -78,11 +78,11 @@ def unblock(incident: Incident, ledger: Ledger) -> None:
     Idempotent: yes, no mark is success.
     """
 
-    def change(current: Incident) -> tuple[Incident, list[Write]] | None:
+    def with_block(current: Incident) -> tuple[Incident, list[Write]] | None:
         return None if current.block is None else (current.without_block(), [])
 
     if incident.block is not None:
-        incident_record.update(ledger, incident.incident_id, change)
+        incident_record.update(ledger, incident.incident_id, with_block)
 
 
 def alert_about_shared_cause(

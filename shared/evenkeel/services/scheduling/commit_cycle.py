@@ -45,7 +45,7 @@ from evenkeel.services.storage.quota_tree import QuotaTree
 
 WRITER = "schedule_jobs"
 _MAX_REASONS = 12
-"""Jobs whose reasons are in one commit, if `batches.cut` allows as many."""
+"""Jobs whose reasons are in one commit, if `batches.cut_into_batches` allows as many."""
 _MAX_USAGE_ROWS = 10
 """Each admission raises the usage row of its team. If the teams are few, each commit has room for all their rows."""
 _RETRY_AFTER_REFUSAL = timedelta(hours=1)

@@ -114,9 +114,8 @@ def _run(results: heartbeats.SourceResults, context: Context) -> tuple[ScheduleJ
         if loaded.errors.keys() >= set(context.site.clusters):
             # The reasons of the jobs are recorded. The error repeats the request for this cycle.
             raise loaded.errors[context.site.clusters[0]]
-        return ScheduleJobsResult(
-            admitted=tuple(admitted), waiting=plan.pending_count
-        ), None if loaded.errors else started_at
+        result = ScheduleJobsResult(admitted=tuple(admitted), waiting=plan.pending_count)
+        return result, None if loaded.errors else started_at
     context.telemetry.warning("CycleEndedEarly", tries=_MAX_TRIES)
     return ScheduleJobsResult(admitted=tuple(admitted), is_complete=False), None
 
