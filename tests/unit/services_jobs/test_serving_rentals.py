@@ -300,9 +300,9 @@ def test_elastic_job_shrinks_instead_of_a_rental() -> None:
     renting.scenario.run_scheduling_cycle()
     renting.scenario.run_scheduling_cycle()
 
-    wish = renting.scenario.job(renting.first).live_resize()
-    assert wish
-    assert wish.nodes == 1
+    resize = renting.scenario.job(renting.first).live_resize()
+    assert resize
+    assert resize.nodes == 1
     assert renting.holds() == 0
     assert "Committed nodes can run its replicas" in renting.notes()
 

@@ -6,11 +6,10 @@ HyperPod's `ml.p5.48xlarge` and EC2's `p5.48xlarge` are the same hardware. So th
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from typing import NamedTuple
 
 from evenkeel.domain.capacity.instance_types import HYPERPOD_PREFIX
-from evenkeel.domain.costs.demand import DayDemand, PoolDemand, whole_hours
+from evenkeel.domain.costs.demand import DayDemand, PoolDemand, known_hours, whole_hours
 from evenkeel.domain.costs.interruptions import Span
 from evenkeel.domain.economics.commitment import (
     CommitmentAdvice,
@@ -95,11 +94,7 @@ def type_commitments(
         window: The window; its hours that are in no day are unknown.
         types: By EC2's name.
     """
-    hours: dict[datetime, dict[str, tuple[int, int]]] = {}
-    for span, demand in days:
-        if demand is not None:
-            known = Span(max(demand.since, span.start), span.end)
-            hours |= {hour: _by_type(demand.pools, hour.hour) for hour in whole_hours(known)}
+    hours = {at: _by_type(pools, at.hour) for at, pools in known_hours(days).items()}
     unknown = len(whole_hours(window)) - len(hours)
     named = {name for amounts in hours.values() for name in amounts}
     committed = {name for name, node_type in types.items() if node_type.committed_nodes}

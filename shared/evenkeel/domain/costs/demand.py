@@ -119,6 +119,20 @@ def _added(rows: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(map(sum, zip(*rows, strict=True)))
 
 
+def known_hours(days: Iterable[tuple[Span, DayDemand | None]]) -> dict[datetime, tuple[PoolDemand, ...]]:
+    """Return the pools with demand of the day of each whole hour that has records.
+
+    Args:
+        days: Days or parts of days with their demand; None: unknown.
+    """
+    known: dict[datetime, tuple[PoolDemand, ...]] = {}
+    for span, demand in days:
+        if demand is not None:
+            recorded = Span(max(demand.since, span.start), span.end)
+            known |= dict.fromkeys(whole_hours(recorded), demand.pools)
+    return known
+
+
 def use_by_hour(days: Iterable[tuple[Span, DayDemand | None]], window: Span, max_hours: int) -> tuple[HourOfUse, ...]:
     """Return the use of the last whole hours of a window, oldest first. An hour without records has unknown figures.
 
@@ -127,11 +141,7 @@ def use_by_hour(days: Iterable[tuple[Span, DayDemand | None]], window: Span, max
         window: The window.
         max_hours: The number of hours, at most.
     """
-    known: dict[datetime, tuple[PoolDemand, ...]] = {}
-    for span, demand in days:
-        if demand is not None:
-            recorded = Span(max(demand.since, span.start), span.end)
-            known |= dict.fromkeys(whole_hours(recorded), demand.pools)
+    known = known_hours(days)
     return tuple(_hour_of_use(at, known.get(at)) for at in whole_hours(window)[-max_hours:])
 
 

@@ -68,7 +68,7 @@ def _read_now(incident: Incident, recorded: list[GuardrailReading], context: Con
 
 
 def _without_unread(reading: GuardrailReading, recorded_cause: GuardrailReading | None) -> GuardrailReading:
-    """Return a present reading without what was not read: shared causes, and whether the node looks healthy."""
+    """Return a present reading. Shared causes and the node's health are unknown: this call reads neither."""
     if reading.guardrail is GuardrailName.SHARED_CAUSE:
         return recorded_cause or reading.replace(reading=None, is_blocking=None, read_at=None)
     is_old = (reading.reading or 0) >= (reading.limit or 0)
